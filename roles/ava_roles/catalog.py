@@ -14,7 +14,7 @@ from types import MappingProxyType
 from ava_roles import BUILT_IN_SOURCE
 from ava_roles.errors import RoleFileError, UnknownRole
 from ava_roles.role import Role, first_sentence, parse_role
-from ava_roles.role_files import Folder, Remark, RoleFile, faults_of, read_folder
+from ava_roles.role_files import Folder, Remark, RoleFile, faults_of, packaged_text, read_folder
 from ava_roles.wrap import clean, one_line
 
 BUILT_IN = ("web_crawler", "code_reviewer", "data_extractor", "researcher", "coder", "custom")
@@ -171,7 +171,7 @@ def _built_in_files() -> tuple[RoleFile, ...]:
     """Read the role files of this version."""
     here = Folder(Path(__file__).parent, BUILT_IN_SOURCE)
     names = [f"{name}.md" for name in BUILT_IN]
-    return tuple(RoleFile(here, name, BUILT_IN_SOURCE, (here.path / name).read_bytes()) for name in names)
+    return tuple(RoleFile(here, name, BUILT_IN_SOURCE, packaged_text(name).encode()) for name in names)
 
 
 def _untrusted(found: RoleFile, *, changed: bool) -> UntrustedFile:

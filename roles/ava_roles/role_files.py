@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from ava_roles.errors import AccessRefused, RoleFileError, ToolFailed
-from ava_roles.role import MAX_FILE_CHARS, Role, meant_key, parse_role, read_document, read_role
+from ava_roles.role import MAX_FILE_CHARS, RESEARCH_TOOLS, Role, meant_key, parse_role, read_document, read_role
 from ava_roles.sandbox.path_access import EntryKind, NotRegular, read_small
 from ava_roles.sandbox.paths import Root
 from ava_roles.wrap import one_line
@@ -323,7 +323,12 @@ def faults_of(file: RoleFile) -> list[Remark]:
 
 def starting_text() -> str:
     """Return the text with which a new role file starts: every key, with an explanation."""
-    return Path(__file__).with_name("starting.txt").read_text("utf-8")
+    return packaged_text("starting.txt")
+
+
+def packaged_text(name: str) -> str:
+    """Return a role file of this package, with the names of the tools in place of `RESEARCH_TOOLS`."""
+    return Path(__file__).with_name(name).read_text("utf-8").replace("RESEARCH_TOOLS", ", ".join(RESEARCH_TOOLS))
 
 
 def rename_role(text: str, name: str) -> str:

@@ -3,31 +3,20 @@
 import json
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
+from support.tool_examples import EXAMPLES, example_of
 
-from ava_roles.tools.registry import builtin_tools
+from ava_roles.tool import ToolSpec
+from ava_roles.tools.registry import builtin_tools, tool_specs
 
-ACCESS = [  # name, network, files, read_only
-    ("http_get", True, False, True),
-    ("read_webpages", True, False, True),
-    ("web_search", True, False, True),
-    ("read_file", False, True, True),
-    ("find_files", False, True, True),
-    ("search_codebase", False, True, True),
-    ("search_and_read", False, True, True),
-    ("save_artifact", False, False, False),
-    ("recall", False, False, True),
-    ("run_bash", False, True, False),
-    ("python_exec", False, False, False),
-    ("edit_file", False, True, False),
-    ("write_file", False, True, False),
-]
+FLAGS = {item.name for item in fields(ToolSpec) if item.type == "bool"} - {"both_ends", "default", "program"}
 
 
 def test_lists_the_built_in_tools_by_name() -> None:
     tools = builtin_tools()
-    assert set(tools) == {name for name, *_access in ACCESS}
+    assert set(EXAMPLES) == set(tool_specs()) > set(tools)
     for name, tool in tools.items():
         assert tool.spec.name == name
         schema = tool.spec.schema()
@@ -35,12 +24,11 @@ def test_lists_the_built_in_tools_by_name() -> None:
         assert len(json.dumps(schema)) + len(tool.spec.description) < 1_500
 
 
-@pytest.mark.parametrize(("name", "network", "files", "read_only"), ACCESS)
-def test_each_tool_declares_what_it_accesses(name: str, network: bool, files: bool, read_only: bool) -> None:
-    spec = builtin_tools()[name].spec
-    assert (spec.network, spec.files, spec.read_only) == (network, files, read_only)
-    assert (spec.writes or spec.commands) is (not read_only)
-    assert spec.edits is (name in ("edit_file", "write_file"))
+@pytest.mark.parametrize("name", tool_specs())
+def test_each_tool_declares_what_it_accesses(name: str) -> None:
+    spec = tool_specs()[name]
+    assert {flag for flag in FLAGS if getattr(spec, flag)} == set(example_of(name).flags.split())
+    assert (spec.writes or spec.commands) is (not spec.read_only)
 
 
 def test_creating_the_tools_imports_no_heavy_modules() -> None:

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from support.tool_examples import EXAMPLES, HERE, must_list
 
 from ava_roles.catalog import BUILT_IN, Catalog, Folder
 from ava_roles.errors import UnknownRole
@@ -30,15 +31,6 @@ TABLE = {  # tier, seconds, cents, tokens, turns, tool calls, thinking, minutes
     "coder": ("balanced", 1800, 200, 5_000_000, 60, 120, False, (5, 20)),
     "custom": ("balanced", 600, 50, 2_000_000, 20, 25, False, (2, 8)),
 }
-FILES = {"read_file", "find_files", "search_codebase", "search_and_read"}
-TOOLS = {
-    "web_crawler": {"web_search", "read_webpages", "http_get", *FILES, "python_exec"},
-    "data_extractor": {"read_webpages", "http_get", *FILES, "python_exec"},
-    "researcher": {"web_search", "read_webpages", *FILES},
-    "code_reviewer": {*FILES, "run_bash", "python_exec"},
-    "coder": {*FILES, "edit_file", "write_file", "run_bash", "python_exec"},
-    "custom": {"web_search", "read_webpages", *FILES},
-}
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -48,7 +40,9 @@ def test_a_built_in_role_has_the_specified_limits_and_tools(name: str) -> None:
     role = catalog.get(name)
     limits = (role.model, role.timeout_s, role.max_cost_cents, role.max_tokens, role.max_iterations)
     assert (*limits, role.max_tool_calls, role.extended_thinking, role.estimated_minutes) == TABLE[name]
-    assert set(role.tools) == TOOLS[name] | set(COMMON_TOOLS)
+    named = {tool for tool, example in EXAMPLES.items() if name in example.roles}
+    must_list(HERE, EXAMPLES, role.tools)
+    assert set(role.tools) == named | set(COMMON_TOOLS)
     assert role.plan is (name == "coder")
     assert (role.source, role.ignored_keys, role.network, role.secrets) == ("built in", (), False, ())
     assert len(role.body) > 200

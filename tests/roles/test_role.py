@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from support.repository import REPOSITORY
 
-import ava_roles
 from ava_roles.errors import RoleFileError
 from ava_roles.role import COMMON_TOOLS, RESEARCH_TOOLS, Role, first_sentence, parse_role
+from ava_roles.role_files import starting_text
 
 
 def role(front: str, body: str = "Do it well.") -> Role:
@@ -52,7 +51,7 @@ def test_a_minimal_file_gets_custom_role_defaults_and_researcher_tools() -> None
 def test_a_new_file_and_the_page_explain_every_key() -> None:
     keys = {field.alias or name for name, field in Role.model_fields.items()}
     keys -= {"body", "source", "text", "ignored_keys"}
-    new = Path(ava_roles.__file__).with_name("starting.txt").read_text("utf-8")
+    new = starting_text()
     assert {key for key in keys if not re.search(rf"^(?:# )?{key}: ", new, re.MULTILINE)} == set()
     assert {tool for tool in RESEARCH_TOOLS if tool not in new} == set()
     page = (REPOSITORY / "docs" / "reference" / "roles.md").read_text("utf-8")

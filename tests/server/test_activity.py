@@ -11,6 +11,7 @@ import anyio
 import pytest
 from support.model_server import Gate, Raw, Say, events, slowly
 from support.runtime import DONE, arrived, hand_over, open_lab
+from support.tool_examples import EXAMPLES, HERE, must_list
 
 from ava_audit.events import Activity
 from ava_audit.store.backend import Activities
@@ -25,46 +26,7 @@ from ava_server.runs.questions import Ask
 from ava_server.runs.run_tools import ReadSubagentResult, run_tools
 from ava_server.service.runtime import stored_result_words
 
-LONG = "/".join(f"part-{number}" for number in range(20))
-SAYS: list[tuple[str, dict[str, Any], str]] = [
-    ("read_file", {"path": "docs/prices.md"}, "Reading docs/prices.md"),
-    ("read_file", {"path": "a\x1b[31m\nb\u202ec"}, "Reading a\ufffd[31m\ufffdb\ufffdc"),
-    ("read_file", {"path": LONG}, f"Reading {LONG}"[:79] + "…"),
-    ("find_files", {"pattern": "src/**/*.ts"}, "Looking for files src/**/*.ts"),
-    ("search_codebase", {"query": "def  main\n("}, "Searching for def main ("),
-    ("search_codebase", {"query": "x" * 500}, "Searching for " + "x" * 65 + "…"),
-    ("search_and_read", {"query": "What does it cost?"}, "Looking for What does it cost?"),
-    ("web_search", {"query": "what  does\nit cost?"}, "Searching the web for what does it cost?"),
-    ("read_webpages", {"urls": ["https://example.org/pricing?plan=1#top"]}, "Reading example.org/pricing"),
-    ("read_webpages", {"urls": ["https://example.org:8443/"]}, "Reading example.org"),
-    ("read_webpages", {"urls": ["https://a.org/x", "b.org/y", "c"]}, "Reading a.org/x and 2 more"),
-    ("read_webpages", {"urls": [f"https://a.org/{LONG}", "b"]}, f"Reading 2 pages, first a.org/{LONG}"[:79] + "…"),
-    ("read_webpages", {"urls": ["http://["]}, "Reading a page"),
-    ("http_get", {"url": "https://user:pass@example.org/feed.xml?key=abc"}, "Reading example.org/feed.xml"),
-    ("http_get", {"url": "http:\\\\user:pass@example.org/feed.xml"}, "Reading example.org/feed.xml"),
-    ("http_get", {"url": "user:pass@example.org/feed.xml"}, "Reading example.org/feed.xml"),
-    ("http_get", {"url": "//user:p@ss@example.org"}, "Reading example.org"),
-    (
-        "http_get",
-        {"url": "https://example.org/{{secret:KEY}}", "headers": {"Authorization": "Bearer {{secret:KEY}}"}},
-        "Reading example.org/{{secret:KEY}}",
-    ),
-    ("save_artifact", {"name": "prices.csv", "content": "never shown"}, "Saving prices.csv"),
-    ("recall", {"query": "What does it cost?"}, "Looking in memory for What does it cost?"),
-    ("recall", {"name": "prices\x1b[31m"}, "Recalling prices\ufffd[31m"),
-    ("recall", {}, "Looking at what is in memory"),
-    ("run_bash", {"command": "\n  pytest -q\necho done"}, "Running pytest -q"),
-    ("run_bash", {"command": "x" * 200}, "Running " + "x" * 71 + "…"),
-    ("python_exec", {"code": "import os\nprint(1)"}, "Running Python: import os"),
-    ("edit_file", {"path": "src/a.py", "old": "never shown", "new": "neither"}, "Editing src/a.py"),
-    ("edit_file", {"path": "a\x1b[31m\nb\u202ec", "old": "x", "new": "y"}, "Editing a\ufffd[31m\ufffdb\ufffdc"),
-    ("write_file", {"path": LONG, "content": "never shown"}, f"Writing {LONG}"[:79] + "…"),
-    ("scratchpad", {"note": "never shown"}, "Taking a note"),
-    ("scratchpad", {}, "Reading its notes"),
-    ("ask", {"question": "In which currency?\nEuro?", "options": ["EUR"]}, "Asking: In which currency? Euro?"),
-    ("read_tool_result", {"id": "R-12"}, "Reading an earlier result again"),
-    ("read_subagent_result", {"id": "S-7f3a2b"}, "Reading the result of an earlier subagent"),
-]
+SAYS = [(name, arguments, says) for name, example in EXAMPLES.items() for arguments, says in example.says]
 
 
 def every_tool() -> dict[str, Tool]:
@@ -76,16 +38,17 @@ def every_tool() -> dict[str, Tool]:
 
 
 @pytest.mark.requirement("S1-03")
-@pytest.mark.parametrize(("name", "given", "says"), SAYS)
-def test_each_tool_describes_its_activity_in_its_own_sentence(name: str, given: dict[str, Any], says: str) -> None:
+@pytest.mark.parametrize(("name", "arguments", "says"), SAYS)
+def test_each_tool_describes_its_activity_in_its_own_sentence(name: str, arguments: dict[str, Any], says: str) -> None:
     tool = every_tool()[name]
-    said = status_sentence(tool.activity(tool.spec.args.model_validate(given)))
+    said = status_sentence(tool.activity(tool.spec.args.model_validate(arguments)))
     assert said == says
     assert len(said) <= 80 and said.isprintable()
 
 
 def test_every_tool_has_an_activity_sentence() -> None:
-    assert {name for name, _given, _says in SAYS} == set(every_tool())
+    must_list(f"{HERE} (says)", {name for name, _arguments, _says in SAYS}, every_tool())
+    assert set(EXAMPLES) == set(every_tool())
 
 
 SECRET = "the-key-of-somebody-0123456789abcdef"

@@ -20,15 +20,13 @@ from support.model_server import Fail, Say, Step, running_model_server
 from support.network.web_site import Page, site
 from support.repositories.projects import checkout, git, tree
 from support.runtime import Lab, hand_over, open_lab, submits
+from support.tool_examples import HERE, PRICES, QUOTE, example_of, must_list
 
 from ava_audit.events import ToolResult
 from ava_roles.catalog import BUILT_IN, Catalog
 from ava_roles.sandbox.sandbox import Unavailable
 from ava_roles.sandbox.selection import find_sandbox
 
-HOST = "docs.example.com"
-PRICES = f"http://{HOST}/prices"
-QUOTE = "Otter charges twelve cents a minute for transcription."
 WORDS = f"<article><h1>Prices</h1><p>{QUOTE}</p><p>{'More about how it is charged. ' * 12}</p></article>"
 PAGES: dict[str, Any] = {
     "/robots.txt": Page("User-agent: Ava\nDisallow: /private\n", content_type="text/plain"),
@@ -47,32 +45,16 @@ PROJECT = {
     "long.txt": "".join(f"line {number}\n" for number in range(1, 5_001)),
     ".gitignore": "__pycache__/\n",
 }
-TABLE = "import csv\nprint(sum(int(row['cents']) for row in csv.DictReader(open('prices.csv'))))"
-
-CALLS: Mapping[str, Sequence[tuple[Mapping[str, Any], str]]] = {
-    "web_search": [({"query": "podcast transcription prices"}, PRICES)],
-    "read_webpages": [
-        ({"urls": [PRICES, f"http://{HOST}/list.pdf"]}, QUOTE),
-        ({"urls": [f"http://{HOST}/private"]}, "robots.txt"),
-    ],
-    "http_get": [({"url": f"http://{HOST}/feed.json"}, '{"minute": 12}')],
-    "read_file": [({"path": "prices.csv"}, "Otter"), ({"path": "long.txt"}, "line 17")],
-    "read_tool_result": [({"id": "R-0"}, "the latest are R-"), ({"id": "R-{latest}"}, "<tool_output_")],
-    "find_files": [({"pattern": "*.csv"}, "prices.csv (")],
-    "search_codebase": [({"query": "def add"}, "adding.py")],
-    "search_and_read": [({"query": "assertEqual"}, "self.assertEqual(add(1, 2), 3)")],
-    "run_bash": [({"command": "python3 -m unittest -q 2>&1 && echo changed > adding.py"}, "Ran 1 test")],
-    "python_exec": [({"code": TABLE}, "42")],
-    "save_artifact": [({"name": "prices.csv", "content": "Otter,12\n"}, "saved prices.csv")],
-    "scratchpad": [({"note": "twelve cents"}, "twelve cents")],
-    "ask": [({"question": "Which prices?"}, "Nobody has answered.")],
-    "recall": [({"query": "budget"}, "The budget is nine cents.")],
-    "read_subagent_result": [({"id": "{earlier}"}, "thirty cents")],
-}
-"""What is called of each tool, and what the model has to be shown for it."""
 LAST = ("read_tool_result", "save_artifact", "scratchpad")
 """They take up what others brought."""
 MORE: Mapping[str, Mapping[str, Any]] = {"custom": {"system_prompt": "You compare prices."}}
+
+
+def calls_of(tool: str) -> Sequence[tuple[Mapping[str, Any], str]]:
+    """What is called of a tool, and what the model has to be shown for it."""
+    work = example_of(tool).work
+    must_list(f"{HERE} (work)", [tool] if work else [], [tool])
+    return work
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -114,7 +96,7 @@ class Working:
         said = json.dumps(request["messages"])
         latest = re.findall(r"the latest are R-(\w+)", said)
         order = [*(name for name in self.tools if name not in LAST), *(name for name in LAST if name in self.tools)]
-        calls = [(name, given) for name in order for given, _shown in CALLS[name]]
+        calls = [(name, given) for name in order for given, _shown in calls_of(name)]
         if len(self.made) == len(calls):
             source = PRICES if "read_webpages" in self.tools else "prices.csv"
             quote = QUOTE if "read_webpages" in self.tools else "Otter"
@@ -145,10 +127,10 @@ async def test_a_built_in_role_works_with_all_its_tools(tmp_path: Path, role: st
         artifacts = tmp_path / "data" / "artifacts" / made.subagent_id
         assert (artifacts / "prices.csv").read_text() == "Otter,12\n"
     assert row.state == "success", result
-    wanted = [(name, expected) for name in model.made for given, expected in CALLS[name]]
+    wanted = [(name, expected) for name in model.made for given, expected in calls_of(name)]
     for name in dict.fromkeys(model.made):
         outputs = [each.output for each in shown if each.tool == name]
-        for expected, output in zip([text for _given, text in CALLS[name]], outputs, strict=True):
+        for expected, output in zip([text for _given, text in calls_of(name)], outputs, strict=True):
             assert expected in output, (name, output)
     assert len(wanted) >= len(set(made.tools)) and set(model.made) == set(made.tools)
     failed = {name: counts["failed"] for name, counts in result["tool_receipts"].items() if counts["failed"]}

@@ -29,6 +29,7 @@ from support.repositories.coding import asked
 from support.repositories.projects import checkout
 from support.runtime import PRICED, Lab, arrived, connect, hand_over, open_lab, submits
 from support.stdio import using
+from support.tool_examples import EXAMPLES, HOST, example_of
 
 from ava_audit.entries import HEADER
 from ava_audit.events import ENDINGS, FACTS, Channel, Who
@@ -70,28 +71,7 @@ UNSAID = {
 
 ROLE = "---\nname: jack\ndescription: Has every tool.\ntools: [{tools}]\n---\nDo it.\n"
 MASON = "---\nname: mason\ndescription: Edits.\ntools: [edit_file, write_file]\nsetup: 'true'\n---\nDo it.\n"
-PAGE_URL, LONG_URL = "http://docs.example.com/prices", "http://docs.example.com/long"
-
-GOOD: Mapping[str, Any] = {
-    "read_file": {"path": "a.md"},
-    "find_files": {"pattern": "*.md"},
-    "search_codebase": {"query": "twelve"},
-    "search_and_read": {"query": "twelve cents"},
-    "read_webpages": {"urls": [PAGE_URL]},
-    "http_get": {"url": PAGE_URL},
-    "web_search": {"query": "what otters charge"},
-    "edit_file": {"path": "b.md", "old": "twelve", "new": "thirteen"},
-    "write_file": {"path": "c.md", "content": "thirteen"},
-    "run_bash": {"command": "cat a.md"},
-    "python_exec": {"code": "print(12)"},
-    "save_artifact": {"name": "prices.csv", "content": "otter,12"},
-    "recall": {"query": "twelve"},
-    "scratchpad": {"note": "twelve"},
-    "ask": {"question": "Whose prices?", "options": ["Otter's"]},
-    "read_tool_result": {"id": "R-{sha}"},
-    "read_subagent_result": {"id": "S-{earlier}"},
-}
-"""A call of each tool of a run that succeeds."""
+LONG_URL = f"http://{HOST}/long"
 
 
 @pytest.fixture(scope="module")
@@ -124,14 +104,16 @@ def every_tool() -> list[Step]:
     """Each tool once as it should be called, and once with an argument that it does not have."""
     tools = [name for name in (*builtin_tools(), *RUN_TOOLS) if name not in CHANGING]
     steps: list[Step] = [Say("I look.", [("http_get", {"url": LONG_URL})], reasoning="where is it?")]
-    steps += [Say(calls=[(tool, GOOD[tool]), (tool, {"no_such_argument": 1})]) for tool in tools]
+    steps += [Say(calls=[(tool, example_of(tool).call), (tool, {"no_such_argument": 1})]) for tool in tools]
     steps.append(Say('<tool_call>{"name": "scratchpad", "arguments": {"note": "printed"}}</tool_call>'))
     return [*steps, Say(calls=[(SUBMIT, {"no_such_argument": 1})]), submits("all done")]
 
 
 def every_edit() -> list[Step]:
     """Each tool that changes files, as it should be called and as not; and work that passes when it is mended."""
-    steps: list[Step] = [Say(calls=[(tool, GOOD[tool]), (tool, {"no_such_argument": 1})]) for tool in CHANGING]
+    steps: list[Step] = [
+        Say(calls=[(tool, example_of(tool).call), (tool, {"no_such_argument": 1})]) for tool in CHANGING
+    ]
     mended = Say(calls=[("write_file", {"path": "d.md", "content": "there"})])
     return [*steps, hand_over(), mended, hand_over()]
 
@@ -214,7 +196,7 @@ def plays() -> dict[str, Sequence[Step]]:
         "edits": every_edit(),
         "group": [hand_over()],
         "gone": [hand_over()],
-        "provider": [Say(calls=[("web_search", GOOD["web_search"])]), hand_over()],
+        "provider": [Say(calls=[("web_search", example_of("web_search").call)]), hand_over()],
         "whole": [Say("Twelve.", stream=False)],
         "planned": [Say("It is about a price."), Say("1. read_file a.md."), Say("KEEP"), hand_over()],
         "told": TOLD,
@@ -224,7 +206,7 @@ def plays() -> dict[str, Sequence[Step]]:
             *(Say(calls=[("http_get", {"url": LONG_URL})], usage=counted(tokens)) for tokens in (4_000, 9_500)),
             hand_over(),
         ],
-        "asks": [*([Say(calls=[("ask", GOOD["ask"])]), hand_over()] * 4)],
+        "asks": [*([Say(calls=[("ask", example_of("ask").call)]), hand_over()] * 4)],
         "late": [note(0), Say("too late", gate=Gate()), submits("in time")],
         "paused": [Fail(429, retry_after="5", headers={"x-request-id": "req_limits01"}), hand_over()],
     }
@@ -615,7 +597,7 @@ async def test_logs_every_kind_of_model_error(root: Path) -> None:
 async def test_logs_call_result_and_refusal_of_every_tool_of_a_run(root: Path) -> None:
     calls, results = tool_entries(root, of_runs=True)
     tools = {*builtin_tools(), *RUN_TOOLS}
-    assert set(GOOD) == tools, "each has a call that succeeds"
+    assert set(EXAMPLES) == tools
     assert set(calls) == tools
     assert {tool for tool, outcomes in results.items() if outcomes == {True, False}} == {*tools, SUBMIT}
 
@@ -700,7 +682,7 @@ def test_model_and_tool_calls_have_one_wrapper_each() -> None:
     assert made == {
         "CostReserved": {"runs/model_call.py", "runs/reservation.py"},
         "CostUpdate": {"budget/caps.py"},
-        "ToolCall": {"runs/tool_calls.py", "service/service.py"},
+        "ToolCall": {"runs/tool_calls.py", "service/record.py"},
     }
 
 

@@ -31,6 +31,7 @@ from support.repositories.coding import coded
 from support.repositories.projects import checkout
 from support.repository import REPOSITORY
 from support.runtime import Lab, hand_over, open_lab, submits
+from support.tool_examples import must_list
 
 from ava_audit.events import RunStarted, ToolCall, WorktreeReady
 from ava_roles.sandbox.sandbox import Unavailable
@@ -293,7 +294,9 @@ def test_covers_forty_attacks_and_every_tool_that_returns_untrusted_text() -> No
     assert len(ATTACKS) == len(set(ATTACKS)) >= 40
     brings = {name for name, tool in builtin_tools().items() if tool.spec.reads or not tool.spec.writes}
     foreign = (brings | {*RUN_TOOLS}) - {"ask", "scratchpad", "write_file"}
-    assert foreign == {way.tool for way in WAYS.values()} | {*ELSEWHERE}, "give a new tool a way to be tried by"
+    attacked = {way.tool for way in WAYS.values()} | {*ELSEWHERE}
+    must_list("tests/server/test_injections.py: WAYS (how a text reaches the model through it)", attacked, foreign)
+    assert attacked == foreign
     assert sum(unseen(attack) > 0 for attack in ATTACKS) >= 9
 
 

@@ -1,0 +1,211 @@
+"""One row for each tool that a subagent can have: what the tests of all rooms must know of it.
+
+A new tool needs a row here. A tool that brings text from outside also needs a way to be attacked, in
+`tests/server/test_injections.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+HERE = "tests/support/tool_examples.py: EXAMPLES"
+HOST = "docs.example.com"
+PRICES = f"http://{HOST}/prices"
+QUOTE = "Otter charges twelve cents a minute for transcription."
+LONG = "/".join(f"part-{number}" for number in range(20))
+
+FILES = ("web_crawler", "data_extractor", "researcher", "code_reviewer", "coder", "custom")
+PAGES = ("web_crawler", "data_extractor", "researcher", "custom")
+_Calls = tuple[tuple[Mapping[str, Any], str], ...]
+
+
+@dataclass(frozen=True)
+class ToolExample:
+    """What tests know of a tool, and state a second time on purpose.
+
+    Attributes:
+        flags: The flags of its spec that are set: all that it can reach or change.
+        call: Arguments with which it succeeds in `tests/server/test_event_coverage.py`.
+        says: Arguments, and the sentence of its activity.
+        roles: The built-in roles that name it.
+        work: What a built-in role calls it with in `tests/server/test_builtin_roles.py`, and what it must be shown.
+    """
+
+    flags: str
+    call: Mapping[str, Any]
+    says: _Calls
+    roles: tuple[str, ...] = ()
+    work: _Calls = ()
+
+
+EXAMPLES: Mapping[str, ToolExample] = {
+    "read_file": ToolExample(
+        flags="read_only files",
+        call={"path": "a.md"},
+        says=(
+            ({"path": "docs/prices.md"}, "Reading docs/prices.md"),
+            ({"path": "a\x1b[31m\nb\u202ec"}, "Reading a\ufffd[31m\ufffdb\ufffdc"),
+            ({"path": LONG}, f"Reading {LONG}"[:79] + "…"),
+        ),
+        roles=FILES,
+        work=(({"path": "prices.csv"}, "Otter"), ({"path": "long.txt"}, "line 17")),
+    ),
+    "find_files": ToolExample(
+        flags="read_only files",
+        call={"pattern": "*.md"},
+        says=(({"pattern": "src/**/*.ts"}, "Looking for files src/**/*.ts"),),
+        roles=FILES,
+        work=(({"pattern": "*.csv"}, "prices.csv ("),),
+    ),
+    "search_codebase": ToolExample(
+        flags="read_only files",
+        call={"query": "twelve"},
+        says=(
+            ({"query": "def  main\n("}, "Searching for def main ("),
+            ({"query": "x" * 500}, "Searching for " + "x" * 65 + "…"),
+        ),
+        roles=FILES,
+        work=(({"query": "def add"}, "adding.py"),),
+    ),
+    "search_and_read": ToolExample(
+        flags="read_only files",
+        call={"query": "twelve cents"},
+        says=(({"query": "What does it cost?"}, "Looking for What does it cost?"),),
+        roles=FILES,
+        work=(({"query": "assertEqual"}, "self.assertEqual(add(1, 2), 3)"),),
+    ),
+    "web_search": ToolExample(
+        flags="read_only network search",
+        call={"query": "what otters charge"},
+        says=(({"query": "what  does\nit cost?"}, "Searching the web for what does it cost?"),),
+        roles=("web_crawler", "researcher", "custom"),
+        work=(({"query": "podcast transcription prices"}, PRICES),),
+    ),
+    "read_webpages": ToolExample(
+        flags="read_only network",
+        call={"urls": [PRICES]},
+        says=(
+            ({"urls": ["https://example.org/pricing?plan=1#top"]}, "Reading example.org/pricing"),
+            ({"urls": ["https://example.org:8443/"]}, "Reading example.org"),
+            ({"urls": ["https://a.org/x", "b.org/y", "c"]}, "Reading a.org/x and 2 more"),
+            ({"urls": [f"https://a.org/{LONG}", "b"]}, f"Reading 2 pages, first a.org/{LONG}"[:79] + "…"),
+            ({"urls": ["http://["]}, "Reading a page"),
+        ),
+        roles=PAGES,
+        work=(
+            ({"urls": [PRICES, f"http://{HOST}/list.pdf"]}, QUOTE),
+            ({"urls": [f"http://{HOST}/private"]}, "robots.txt"),
+        ),
+    ),
+    "http_get": ToolExample(
+        flags="read_only network",
+        call={"url": PRICES},
+        says=(
+            ({"url": "https://user:pass@example.org/feed.xml?key=abc"}, "Reading example.org/feed.xml"),
+            ({"url": "http:\\\\user:pass@example.org/feed.xml"}, "Reading example.org/feed.xml"),
+            ({"url": "user:pass@example.org/feed.xml"}, "Reading example.org/feed.xml"),
+            ({"url": "//user:p@ss@example.org"}, "Reading example.org"),
+            (
+                {
+                    "url": "https://example.org/{{secret:KEY}}",
+                    "headers": {"Authorization": "Bearer {{secret:KEY}}"},
+                },
+                "Reading example.org/{{secret:KEY}}",
+            ),
+        ),
+        roles=("web_crawler", "data_extractor"),
+        work=(({"url": f"http://{HOST}/feed.json"}, '{"minute": 12}'),),
+    ),
+    "edit_file": ToolExample(
+        flags="files edits writes",
+        call={"path": "b.md", "old": "twelve", "new": "thirteen"},
+        says=(
+            ({"path": "src/a.py", "old": "never shown", "new": "neither"}, "Editing src/a.py"),
+            ({"path": "a\x1b[31m\nb\u202ec", "old": "x", "new": "y"}, "Editing a\ufffd[31m\ufffdb\ufffdc"),
+        ),
+        roles=("coder",),
+    ),
+    "write_file": ToolExample(
+        flags="files edits writes",
+        call={"path": "c.md", "content": "thirteen"},
+        says=(({"path": LONG, "content": "never shown"}, f"Writing {LONG}"[:79] + "…"),),
+        roles=("coder",),
+    ),
+    "run_bash": ToolExample(
+        flags="files commands",
+        call={"command": "cat a.md"},
+        says=(
+            ({"command": "\n  pytest -q\necho done"}, "Running pytest -q"),
+            ({"command": "x" * 200}, "Running " + "x" * 71 + "…"),
+        ),
+        roles=("code_reviewer", "coder"),
+        work=(({"command": "python3 -m unittest -q 2>&1 && echo changed > adding.py"}, "Ran 1 test"),),
+    ),
+    "python_exec": ToolExample(
+        flags="commands",
+        call={"code": "print(12)"},
+        says=(({"code": "import os\nprint(1)"}, "Running Python: import os"),),
+        roles=("web_crawler", "data_extractor", "code_reviewer", "coder"),
+        work=(
+            (
+                {"code": "import csv\nprint(sum(int(row['cents']) for row in csv.DictReader(open('prices.csv'))))"},
+                "42",
+            ),
+        ),
+    ),
+    "save_artifact": ToolExample(
+        flags="artifacts writes common",
+        call={"name": "prices.csv", "content": "otter,12"},
+        says=(({"name": "prices.csv", "content": "never shown"}, "Saving prices.csv"),),
+        work=(({"name": "prices.csv", "content": "Otter,12\n"}, "saved prices.csv"),),
+    ),
+    "recall": ToolExample(
+        flags="read_only memory common",
+        call={"query": "twelve"},
+        says=(
+            ({"query": "What does it cost?"}, "Looking in memory for What does it cost?"),
+            ({"name": "prices\x1b[31m"}, "Recalling prices\ufffd[31m"),
+            ({}, "Looking at what is in memory"),
+        ),
+        work=(({"query": "budget"}, "The budget is nine cents."),),
+    ),
+    "scratchpad": ToolExample(
+        flags="read_only common",
+        call={"note": "twelve"},
+        says=(({"note": "never shown"}, "Taking a note"), ({}, "Reading its notes")),
+        work=(({"note": "twelve cents"}, "twelve cents"),),
+    ),
+    "ask": ToolExample(
+        flags="read_only common",
+        call={"question": "Whose prices?", "options": ["Otter's"]},
+        says=(({"question": "In which currency?\nEuro?", "options": ["EUR"]}, "Asking: In which currency? Euro?"),),
+        work=(({"question": "Which prices?"}, "Nobody has answered."),),
+    ),
+    "read_tool_result": ToolExample(
+        flags="read_only common",
+        call={"id": "R-{sha}"},
+        says=(({"id": "R-12"}, "Reading an earlier result again"),),
+        work=(({"id": "R-0"}, "the latest are R-"), ({"id": "R-{latest}"}, "<tool_output_")),
+    ),
+    "read_subagent_result": ToolExample(
+        flags="read_only results common",
+        call={"id": "S-{earlier}"},
+        says=(({"id": "S-7f3a2b"}, "Reading the result of an earlier subagent"),),
+        work=(({"id": "{earlier}"}, "thirty cents"),),
+    ),
+}
+
+
+def example_of(tool: str) -> ToolExample:
+    """Return the row of a tool; fails with what to add."""
+    must_list(HERE, EXAMPLES, [tool])
+    return EXAMPLES[tool]
+
+
+def must_list(table: str, listed: Iterable[str], tools: Iterable[str]) -> None:
+    """Fail with the table and the tools' names, unless a table of a test lists all these tools."""
+    listed = set(listed)
+    missing = [name for name in tools if name not in listed]
+    assert not missing, f"{table} must list the tool {', '.join(missing)}"
