@@ -24,9 +24,9 @@ from ava_audit.view import View
 from ava_server.approval.proposals import proposal_in, spawn_limits
 from ava_server.config.settings import Settings
 from ava_server.mcp_server import elicitation
-from ava_server.service.access import Access
+from ava_server.service.access import Access, Answerer, Asking
 from ava_server.service.run_tasks import RunTasks
-from ava_server.service.spawn import Spawns
+from ava_server.service.spawn import NEXT, Spawns
 
 
 @pytest.fixture(params=ERAS, ids=["handshake era", "modern era"])
@@ -303,6 +303,26 @@ async def test_a_slow_proposal_leaves_less_time_for_the_question(
         answer = await ask(at)
         assert anyio.current_time() - began < 1.5 + 2.0, "the question had the time that was left"
         assert answer["status"] == WAITING and "has not answered in time" in answer["message"]
+
+
+PERSON: Any = object()
+PAGES: Any = object()
+
+
+@pytest.mark.parametrize(
+    ("asking", "answerers"),
+    [
+        (Asking(), ("host", "host", "terminal")),
+        (Asking(person=PERSON), ("client", "client", "terminal")),
+        (Asking(pages=PAGES), ("host", "host", "page")),
+        (Asking(person=PERSON, pages=PAGES), ("client", "client", "page")),
+    ],
+)
+def test_who_answers_a_proposal_follows_from_the_client_and_the_policy(
+    asking: Asking, answerers: tuple[Answerer, ...]
+) -> None:
+    assert (asking.answerer("ask"), asking.answerer("auto"), asking.answerer("human")) == answerers
+    assert set(answerers) <= NEXT.keys(), "the caller is told what to do"
 
 
 # -- a log that fails -------------------------------------------------------------------------------------------------

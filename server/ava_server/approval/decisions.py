@@ -294,7 +294,8 @@ def hourly_refusal(
     if paid == 0:
         return None
     most = limits.spawns_per_hour
-    started = _counted_starts(view, user, now_us - HOUR_US)
+    runs = [run for channel in COUNTED_CHANNELS for run in view.approved_over(channel, user, now_us - HOUR_US)]
+    started = sorted(run.queued_us or 0 for run in runs if not is_free(run))
     if len(started) + paid <= most:
         return None
     if most == 0:
@@ -311,12 +312,6 @@ def hourly_refusal(
             f" ({limits.spawns_setting}); the next start is possible in {in_minutes} min, at {iso_second(next_us)}"
         )
     return f"{why}; `ava approve {' '.join(pending_ids)}` in a terminal is not limited"
-
-
-def _counted_starts(view: View, user: str, since_us: int) -> list[int]:
-    """Return when this user's paid runs were started without a person's answer, oldest first."""
-    runs = [run for channel in COUNTED_CHANNELS for run in view.approved_over(channel, user, since_us)]
-    return sorted(run.queued_us or 0 for run in runs if not is_free(run))
 
 
 def is_free(run: RunRow) -> bool:

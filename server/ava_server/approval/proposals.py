@@ -364,14 +364,9 @@ def pending_proposals(view: View, user: str, limits: SpawnLimits, now_us: int) -
 
 
 def changed_since(view: View, user: str, shown: Mapping[str, str]) -> str | None:
-    """Return why a decision would be about something else than what was shown, or None.
+    """Return why a decision would be about something else than what was shown, as digests by proposal, or None.
 
     An id that is unknown, or another user's, is left to the decision itself.
-
-    Args:
-        view: The state.
-        user: Who decides.
-        shown: The digest that each proposal had when it was shown, by the proposal's id.
     """
     for pending_id, digest_then in shown.items():
         row = view.proposal(pending_id)

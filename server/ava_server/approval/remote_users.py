@@ -42,18 +42,13 @@ def roles_over_http(settings: Settings, user: str, *, owner: bool) -> Catalog:
     def theirs(role: Role) -> bool:
         if named is not None:
             return role.name in named
-        return owner or role.source == BUILT_IN_SOURCE or not _acts_for_operator(role)
+        foreign = any(name.startswith(FOREIGN_TOOL) for name in (*role.tools, *role.needs))
+        return owner or role.source == BUILT_IN_SOURCE or not (role.secrets or role.network or foreign)
 
     found = RolePlaces(settings.paths, None, False, None).load()
     roles = {name: role for name, role in found.by_name.items() if theirs(role)}
     # Problems and paths of files are shown only to the owner, who can fix them.
     return replace(found, by_name=MappingProxyType(roles), problems=found.problems if owner else (), untrusted=())
-
-
-def _acts_for_operator(role: Role) -> bool:
-    return (
-        bool(role.secrets) or role.network or any(name.startswith(FOREIGN_TOOL) for name in (*role.tools, *role.needs))
-    )
 
 
 def workspace_over_http(asked: str | None, roots: tuple[Path, ...], data_root: Path, home: Path) -> Workspace:

@@ -356,7 +356,8 @@ class _Resolution:
 
     def _to_work_with(self) -> list[str]:
         """Return the role's tools that give it something to work with."""
-        return [name for name in self._role.tools if self._has([name], "reads", "commands")]
+        specs = [self._tools[name].spec for name in self._role.tools if name in self._tools]
+        return [spec.name for spec in specs if spec.reads or spec.commands]
 
     def _git_folder(self) -> str:
         """Return the git folder of the workspace's checkout, where it lies outside of that; else empty.
@@ -557,11 +558,7 @@ def _texts(args: SpawnArgs, role: Role) -> Texts:
 
 
 def _identity(workspace: str | None) -> str:
-    """Return the identity of a workspace, by which the run's start recognises it.
-
-    Raises:
-        Refused: It is gone.
-    """
+    """Return the identity of a workspace, by which the run's start recognises it."""
     if workspace is None:
         return ""
     try:

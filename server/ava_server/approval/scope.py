@@ -144,12 +144,7 @@ def git_folder_of(workspace: Path, home: Path, accept: Accept) -> str:
 
 
 def remove_workbenches(scratch: Path, up_to: int | None = None) -> None:
-    """Remove the command folders of a run's earlier owners, who were killed or have lost it. Blocks.
-
-    Args:
-        scratch: The run's folder.
-        up_to: The last generation to remove; None for all.
-    """
+    """Remove the command folders of a run's owners `up_to` a generation: they were killed or have lost it. Blocks."""
     for bench in scratch.glob(f"{_WORKBENCH}*"):
         generation = bench.name.removeprefix(_WORKBENCH)
         if up_to is None or (generation.isdecimal() and int(generation) <= up_to):

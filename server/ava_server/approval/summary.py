@@ -397,13 +397,7 @@ def _bought(config: RunConfig, what: str, micros: int) -> list[str]:
 
 
 def group_note(sum_micros: int, cap_micros: int, day: DayLeft) -> str:
-    """Return which cap keeps the members of a group from spending all of their own caps; empty where none does.
-
-    Args:
-        sum_micros: Their own caps together.
-        cap_micros: The group's.
-        day: What is left of the day.
-    """
+    """Return which cap keeps the members of a group from spending all of their own caps; empty where none does."""
     if sum_micros <= min(cap_micros, day.micros):
         return ""
     own = f"Their own caps are {format_usd(sum_micros, exact=True)} together"

@@ -228,15 +228,7 @@ class Subscriptions:
         tasks: Mapping[str, frozenset[str]],
         task_now: TaskNow,
     ) -> types.SubscriptionsListenResult:
-        """Serve a stream of the stateless era.
-
-        Args:
-            ctx: The request.
-            params: What the client asks to be told of.
-            user: The user.
-            uris: Those of the named resources that the user has.
-            tasks: Those of the named tasks that the user has, each with its runs.
-            task_now: Returns a task as it is now.
+        """Serve a stream of the stateless era, with those of the named resources and tasks that the user has.
 
         Raises:
             BadInput: There are too many.

@@ -131,24 +131,17 @@ class Access:
         self.store = runtime.store
 
     async def refuse_without_pin(self, why: str, *, of: str | None = None) -> None:
-        """Refuse a decision where only the approval PIN may decide and this session does not have it.
-
-        Args:
-            why: The text of the refusal.
-            of: The user of the run, where that may be another one, whose policy counts too.
+        """Refuse a decision with the text `why`, where only the approval PIN may decide and this session lacks it.
 
         Raises:
-            Refused: This session may not decide; the text is `why`.
+            Refused: See `needs_pin`.
             ConfigError: It is not known whether there is a PIN.
         """
         if await self.needs_pin(of):
             raise Refused(why)
 
     async def needs_pin(self, of: str | None = None) -> bool:
-        """Tell whether only the approval PIN may decide and this session does not have it.
-
-        Args:
-            of: The user of the run; None is the session's.
+        """Tell whether only the approval PIN may decide and this session lacks it, also by the policy of a run's user.
 
         Raises:
             ConfigError: It is not known whether there is a PIN.
@@ -158,11 +151,7 @@ class Access:
         return not (approval_needs("host", policy).nothing or self.session.pin_given)
 
     def refuse_without(self, scope: Scope, *, admin: bool = False) -> None:
-        """Refuse a call whose scope the session's token lacks; an auditor may read.
-
-        Args:
-            scope: The scope.
-            admin: The scope `admin` will do.
+        """Refuse a call whose scope the session's token lacks; an auditor may read, and `admin` may be enough.
 
         Raises:
             Refused: Names the missing scope.
@@ -411,7 +400,7 @@ class Asking:
 
     def answerer(self, policy: Policy) -> Answerer:
         """Return who answers under a policy."""
-        if policy == "human":
+        if not approval_needs("host", policy).nothing:
             return "terminal" if self.pages is None else "page"
         return "host" if self.person is None else "client"
 

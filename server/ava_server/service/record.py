@@ -78,13 +78,7 @@ def mentions(access: Access, news: News, shown: Sequence[str] = ()) -> Mentions:
 
 
 class CallRecord:
-    """The record of one call: the call is written once, before or with anything else.
-
-    Args:
-        access: The session that calls.
-        tool: The tool.
-        given: Its arguments.
-        redacted: The same without keys.
+    """The record of one call: the call is written once, without keys, before or with anything else.
 
     Attributes:
         answer: The answer, once it is in the log too.
@@ -121,12 +115,7 @@ class CallRecord:
         self._post(self._result(text, self._took_ms(), success=success))
 
     async def do(self, command: Command[T], answer_of: Callable[[T], Answer | None] | None = None) -> T:
-        """Run a command whose transaction also writes the call, unless it is there, and the answer.
-
-        Args:
-            command: The command.
-            answer_of: Returns the answer that follows from its value; None where that comes later.
-        """
+        """Run a command whose transaction also writes the call, unless it is there, and the answer that follows, if any."""
         mentioned = Mentions(None, frozenset())
         if answer_of is not None:
             mentioned = mentions(self._access, await self._store.look(self._access.news))
@@ -156,13 +145,7 @@ class CallRecord:
         return value
 
     async def finish(self, answer: Answer, news: News | None, *, reachable: bool) -> None:
-        """Say in an answer what else is news, and record the answer.
-
-        Args:
-            answer: The answer.
-            news: What is news, if it was read together with the answer.
-            reachable: The log could be reached; else the call has waited for it once.
-        """
+        """Say in an answer what else is `news`, and record it; without waiting, if the log could not be reached."""
         if news is None:
             news = await self._store.look(self._access.news)
         mentioned = mentions(self._access, news, _run_ids(answer))

@@ -332,18 +332,15 @@ class Spawns(Operations):
     async def renew(self, decision: OneDecision, run_id: str, caller: CallContext) -> None:
         """Add a new proposal to the refusal of an expired one, or why none can be made."""
         try:
-            fresh = await self._fresh(run_id, caller)
+            run = await self._store.read(lambda view: view.run(run_id))
+            texts = await self._store.read(lambda view: texts_of(view, run)) if run else None
+            if run is None or texts is None:
+                return
+            fresh = await self._propose(parse(SpawnArgs, _arguments(run, texts)), caller, fresh=True)
         except (AvaError, RolesError, AuditError) as error:  # the decision stands, and its answer is given
             decision.refused_because = f"it expired, and no new proposal can be made: {self._access.explained(error)}"
         else:
-            decision.fresh = fresh.structured() if fresh is not None else None
-
-    async def _fresh(self, run_id: str, caller: CallContext) -> SpawnAnswer | None:
-        run = await self._store.read(lambda view: view.run(run_id))
-        texts = await self._store.read(lambda view: texts_of(view, run)) if run else None
-        if run is None or texts is None:
-            return None
-        return await self._propose(parse(SpawnArgs, _arguments(run, texts)), caller, fresh=True)
+            decision.fresh = fresh.structured()
 
 
 def _proposal(made: Proposal) -> SpawnAnswer:
