@@ -115,7 +115,7 @@ class CallRecord:
         self._post(self._result(text, self._took_ms(), success=success))
 
     async def do(self, command: Command[T], answer_of: Callable[[T], Answer | None] | None = None) -> T:
-        """Run a command whose transaction also writes the call, unless it is there, and the answer that follows, if any."""
+        """Run a command in one transaction with the call, unless it is written, and the answer that follows, if any."""
         mentioned = Mentions(None, frozenset())
         if answer_of is not None:
             mentioned = mentions(self._access, await self._store.look(self._access.news))
