@@ -117,14 +117,6 @@ _LISTEN = "subscriptions/listen"
 class ConnectionInfo(Protocol):
     """A connection, as far as a request needs it."""
 
-    def let_in(self) -> None:
-        """Note that a valid token arrived on it."""
-        ...
-
-    def spare(self) -> contextlib.AbstractContextManager[None]:
-        """Count as idle although a request is in progress: it may be dropped."""
-        ...
-
     def abort(self) -> None:
         """Drop it."""
         ...
@@ -335,8 +327,7 @@ class RequestInProgress:
         if "expect" in Headers(scope=self._scope):
             return
         size = 0
-        spared = self._line.spare() if self._line is not None else contextlib.nullcontext()
-        with anyio.move_on_after(SKIP_WITHIN_S), spared:
+        with anyio.move_on_after(SKIP_WITHIN_S):
             while not self._whole and size < SKIP_BYTES:
                 message = await self._receive()
                 size += len(message.get("body", b""))
@@ -425,8 +416,6 @@ class Authentication:
             # Binds the SDK's sessions, and the request state that clients keep, to this token.
             known = AccessToken(token="", client_id=token.id, scopes=list(token.scopes), subject=token.user)
             scope["user"] = AuthenticatedUser(known)
-            if (line := connection_of(scope)) is not None:
-                line.let_in()
             if (sentence := self._limits.too_many(token.user, listens=request.listens)) is not None:
                 await too_many(sentence, _AGAIN_S)(scope, request.receive, request.send)
                 return
@@ -451,8 +440,6 @@ class Authentication:
         if (sentence := self._limits.too_many(user, listens=request.listens)) is not None:
             await too_many(sentence, _AGAIN_S)(scope, request.receive, request.send)
             return
-        if visitor is not None and (line := connection_of(scope)) is not None:
-            line.let_in()
 
         def counts() -> bool:
             signed_in: Visitor | None = scope[VISITOR]  # None after they have signed out

@@ -53,76 +53,40 @@ _FILES_FOR_OTHERS = 512 + 3 * AT_ONCE
 """Open files reserved for the log, tools, models and commands, and for connections being accepted."""
 
 
-class ConnectionLimits:
-    """All connections: their number, and the idle ones, longest idle first."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.open = 0
-        self._unknown: dict[Connection, None] = {}
-        self._known: dict[Connection, None] = {}
-
-    def idle(self, one: Connection) -> None:
-        """Note that it is idle from now on."""
-        self.busy(one)
-        (self._known if one.known else self._unknown)[one] = None
-
-    def busy(self, one: Connection) -> None:
-        """Note that it answers a request and must not be dropped."""
-        self._unknown.pop(one, None)
-        self._known.pop(one, None)
-
-    def make_room(self) -> Connection | None:
-        """Return the idle connection to drop, or None if all are busy."""
-        for among in (self._unknown, self._known):
-            if among:
-                return next(iter(among))
-        return None
-
-
 class Connection(H11Protocol):
-    """A connection with a deadline for request headers; uvicorn would wait for ever.
+    """A connection with a deadline for request headers, for which uvicorn would wait for ever.
 
-    When there are too many connections, an idle one is dropped: one without a valid token first, and among those the
-    longest idle. Addresses do not matter, because behind a proxy all clients have the same.
+    When there are too many, a new one is closed: no token was seen on it yet. A reverse proxy does better: it knows the
+    addresses of clients, and opens a connection here only for a whole request.
     """
 
-    def __init__(
-        self, limits: ConnectionLimits, config: Any, server_state: Any, app_state: dict[str, Any], _loop: Any = None
-    ) -> None:
+    def __init__(self, most: int, config: Any, server_state: Any, app_state: dict[str, Any], _loop: Any = None) -> None:
         super().__init__(config, server_state, {**app_state, CONNECTION: self}, _loop)
+        self._most = most
         self._header_deadline: asyncio.TimerHandle | None = None
-        self._limits = limits
-        self._gone = False
         self._idle = self.conn.our_state
-        self.known = self._spare = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the header deadline; drop an idle connection if there are too many."""
+        """Start the header deadline, unless there are too many connections."""
         super().connection_made(transport)
-        self._wait()
-        self._limits.open += 1
-        if self._limits.open > self._limits.most:
-            (self._limits.make_room() or self).abort()
-        if not self._gone:
-            self._limits.idle(self)
+        if len(self.connections) > self._most:
+            self.abort()
+        else:
+            self._wait()
 
     def data_received(self, data: bytes) -> None:
         """Take data; between requests it is headers, which have a deadline."""
-        self._limits.busy(self)
         super().data_received(data)
         if self.cycle_over:
             self._wait()
         else:
             self._stop_waiting()
-        if self.cycle_over or self._spare:
-            self._settle()
 
     def on_response_complete(self) -> None:
-        """Count as idle."""
+        """Give the rest of a request that was refused early as much time as headers."""
         super().on_response_complete()
-        if self.cycle_over:
-            self._settle()
+        if self.conn.our_state is not self._idle:
+            self._wait()
 
     def send_400_response(self, msg: str) -> None:
         """Answer malformed HTTP; during or after a request drop the connection, for it cannot get two answers."""
@@ -132,9 +96,8 @@ class Connection(H11Protocol):
             super().send_400_response(msg)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the deadline and free the place."""
+        """Stop the deadline."""
         self._stop_waiting()
-        self._leave()
         super().connection_lost(exc)
 
     @property
@@ -148,37 +111,9 @@ class Connection(H11Protocol):
         """Whether its client reads what it gets, so that sending does not wait."""
         return not self.flow.write_paused
 
-    def let_in(self) -> None:
-        """Note that a valid token arrived on it."""
-        self.known = True
-
-    @contextmanager
-    def spare(self) -> Generator[None]:
-        """Count as idle although a request is in progress: it may be dropped."""
-        self._spare = True
-        self._settle()
-        try:
-            yield
-        finally:
-            self._spare = False
-            if not self.cycle_over:
-                self._limits.busy(self)
-
     def abort(self) -> None:
         """Drop it."""
-        self._leave()
         self.transport.abort()
-
-    def _settle(self) -> None:
-        if not self._gone:
-            self._limits.idle(self)
-
-    def _leave(self) -> None:
-        """Free its place."""
-        self._limits.busy(self)
-        if not self._gone:
-            self._gone = True
-            self._limits.open -= 1
 
     def _wait(self) -> None:
         if self._header_deadline is None:
@@ -384,7 +319,7 @@ class _Server(uvicorn.Server):
         config = uvicorn.Config(
             cast("Any", authentication),
             loop="none",
-            http=cast("Any", partial(Connection, ConnectionLimits(most_connections()))),
+            http=cast("Any", partial(Connection, most_connections())),
             ws="none",
             lifespan="off",
             log_config=None,
