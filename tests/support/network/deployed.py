@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "docs" / "deploy"
+FOLDER = Path(__file__).parents[3] / "docs" / "deploy"
 
 
 def tool(name: str) -> str:
