@@ -635,6 +635,21 @@ class History:
                 item.turn = replace(item.turn, edited_before=True)
             edited = edited or item.seq in seqs
 
+    def _add_result_of(self, call: ToolUse, fact: ToolResult) -> None:
+        if call.name == SUBMIT and not fact.success:
+            self.drafts.append(call.raw_args if call.args is None else dict(call.args))
+            self.malformed += self.check is None  # what was checked had a valid form
+        key = call_key(call)
+        before = self.repeats.get(key)
+        sha = fact.output_sha or (before.output_sha if before else "")
+        self.repeats[key] = Repeat(sha, before.count + 1 if before and before.output_sha == sha else 1)
+        if fact.output_sha and (path := edited_path(call)) is not None:
+            self.failed_edits[path] = 0 if fact.success else self.failed_edits.get(path, 0) + 1
+        if self.answer is not None and not self.open_calls():
+            results = [self.results[each.call_id] for each in self.calls]
+            draft = any(each.name == SUBMIT for each in self.calls)
+            self._set_invalid(check_calls(self.answer, results, draft=draft))
+
     def _add_result(self, seq: int, fact: ToolResult) -> None:
         if fact.call_id is None:
             return
@@ -645,20 +660,8 @@ class History:
         counts = self.tool_counts.setdefault(fact.tool if known else "no such tool", [0, 0])
         counts[0 if fact.success else 1] += 1
         call = next((call for call in self.calls if call.call_id == fact.call_id), None)
-        if call is not None and call.name == SUBMIT and not fact.success:
-            self.drafts.append(call.raw_args if call.args is None else dict(call.args))
-            self.malformed += self.check is None  # what was checked had a valid form
         if call is not None:
-            key = call_key(call)
-            before = self.repeats.get(key)
-            sha = fact.output_sha or (before.output_sha if before else "")
-            self.repeats[key] = Repeat(sha, before.count + 1 if before and before.output_sha == sha else 1)
-        if call is not None and fact.output_sha and (path := edited_path(call)) is not None:
-            self.failed_edits[path] = 0 if fact.success else self.failed_edits.get(path, 0) + 1
-        if call is not None and self.answer is not None and not self.open_calls():
-            results = [self.results[each.call_id] for each in self.calls]
-            draft = any(each.name == SUBMIT for each in self.calls)
-            self._set_invalid(check_calls(self.answer, results, draft=draft))
+            self._add_result_of(call, fact)
         if fact.tool == SCRATCHPAD and fact.success:
             started = self.started.get(fact.call_id)
             note = dict[str, Any](started.args or {}).get("note") if started is not None else None

@@ -308,19 +308,13 @@ class Manager:
     async def _look(self, tasks: anyio.abc.TaskGroup) -> None:
         found = self._unended = await self._store.read(partial(read_unended, known=self._unended), short=True)
         rows, groups = [*found.runs.values()], found.groups
-        for noted in (self.waiting_for, self._notes):
-            for run_id in noted.keys() - found.runs.keys():
-                del noted[run_id]
-        self._adopted &= found.runs.keys()
         for row in rows:
             await self._check_owned(row)
         others = [row for row in rows if row.id not in self._owned and self._serves(row)]
         owned = others and any(row.instance not in (None, self.instance) for row in rows)
         gone = await anyio.to_thread.run_sync(self.control.gone, rows) if owned else frozenset[str]()
+        self._tidy_notes(found.runs, gone)
         free: list[RunRow] = []
-        for row in rows:
-            if row.id in self._notes and row.instance is not None and row.instance not in gone:  # somebody has it
-                self._notes[row.id].left_since = None
         for row in others:
             # A run that this process has dropped has no owner either, though its instance is alive.
             left = gone | {self.instance} if row.instance == self.instance else gone
@@ -333,6 +327,16 @@ class Manager:
         now = now_us()
         due = any((paused(row, now) and not is_held(row)) or row.id in self._full for row in others)
         self._note_idle(busy=bool(self._owned) or due)
+
+    def _tidy_notes(self, runs: Mapping[str, RunRow], gone: frozenset[str]) -> None:
+        """Forget the runs that have ended, and since when those that an instance has were left to a worker."""
+        for noted in (self.waiting_for, self._notes):
+            for run_id in noted.keys() - runs.keys():
+                del noted[run_id]
+        self._adopted &= runs.keys()
+        for run_id, notes in self._notes.items():
+            if runs[run_id].instance is not None and runs[run_id].instance not in gone:
+                notes.left_since = None
 
     def _serves(self, row: RunRow) -> bool:
         match self.mode.claims:

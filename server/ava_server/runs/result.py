@@ -16,7 +16,7 @@ from ava_audit.events import Ending, ToolResult
 from ava_audit.rows import RunRow
 from ava_audit.units import cents
 from ava_roles.tool import WEB_SEARCH
-from ava_server.budget.run_config import config_of
+from ava_server.budget.run_config import RunConfig, config_of
 from ava_server.models.prices import COST_PARTS, billed_advice
 from ava_server.runs.changes import KeptChanges, build_changes
 from ava_server.runs.submit import NAME as SUBMIT
@@ -245,10 +245,6 @@ def build_result(
         changes, theirs = build_changes(coding, history.worktree, history.last_check, kept, verified=verified)
         untrusted["changed"] = hide(theirs)
     calls = {name: {"ok": counts[0], "failed": counts[1]} for name, counts in sorted(history.tool_counts.items())}
-    parts = {name: history.cost_by.get(name, 0) for name in COST_PARTS}
-    parts["input"] += run.cost_micros - sum(parts.values())  # what the history assigns to no tokens counts as input
-    costs = {name: micros for name, micros in parts.items() if micros}
-    billed = run.cost_micros - costs.get("search", 0) if config.price.free else 0
     return {
         "status": ended.status,
         "stop_reason": ended.stop_reason,
@@ -265,13 +261,23 @@ def build_result(
         "iterations": run.turns,
         "error": error,
         "tool_receipts": calls,
-        "cost_by": {name: cents(micros) for name, micros in costs.items()},
-        "uncosted": run.uncosted_micros > 0,
-        "overrun": bool(run.overrun),
-        **({"advice": billed_advice(config.model, billed)} if billed else {}),
+        **_money(run, history, config),
         "quotes_checked": quotes,
         **({"changes": changes} if changes is not None else {}),
         "untrusted_result": untrusted,
+    }
+
+
+def _money(run: RunRow, history: History, config: RunConfig) -> dict[str, Any]:
+    """Return what a result says of the run's money beside its sum; the parts sum to the run's cost."""
+    parts = {name: history.cost_by.get(name, 0) for name in COST_PARTS}
+    parts["input"] += run.cost_micros - sum(parts.values())  # what the history assigns to no tokens counts as input
+    billed = run.cost_micros - parts["search"] if config.price.free else 0
+    return {
+        "cost_by": {name: cents(micros) for name, micros in parts.items() if micros},
+        "uncosted": run.uncosted_micros > 0,
+        "overrun": bool(run.overrun),
+        **({"advice": billed_advice(config.model, billed)} if billed else {}),
     }
 
 
