@@ -300,13 +300,16 @@ class ToolCalls:
     async def _work(
         self, call: ToolUse, tool: Tool, args: object, injected: tuple[InjectedSecret, ...], hide: _Redaction
     ) -> ToolOutput:
+        def say(doing: str) -> None:
+            self._run.say(status_sentence(doing, self._hidden))
+
         searches = self._searches
         place = replace(
             self.place,
             call_id=call.call_id,
             secrets=injected,
             hide=hide.hide_in_lines,
-            say=lambda doing: self._run.say(status_sentence(doing, self._hidden)),
+            say=say,
             search=partial(searches.search, call.call_id) if searches is not None else self.place.search,
         )
         await self._context.secret_injection.refresh()  # for what the tool hides itself, and for the rest below
