@@ -39,7 +39,7 @@ from ava_server.cli.terminal import (
 from ava_server.core.data_root import find_data_root, os_user
 from ava_server.core.errors import BadInput, ConfigError
 from ava_server.core.ids import parse_id
-from ava_server.render.report import NOT_FAILED, Report, Sum, fold_empty, months_of, report_json, report_of
+from ava_server.render.report import NOT_FAILED, Report, Sum, folded, months_of, report_json, report_of
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
@@ -185,13 +185,12 @@ def _head(report: Report) -> Iterator[str]:
 
 def _folded(days: Sequence[Sum]) -> Iterator[Row]:
     """Yield a row for each day; many empty days in a row are one."""
-    for group in fold_empty(days):
-        first, last = group[0], group[-1]
-        if first.empty:
-            yield Row(first.name if first is last else f"{first.name} to {last.name}", ("-", "-", "-", "-"))
+    for name, day in folded(days):
+        if day is None:
+            yield Row(name, ("-", "-", "-", "-"))
             continue
-        failed = f"{first.failed:,}" if first.failed else "-"
-        yield Row(first.name, (format_usd(first.cost), f"{first.calls:,}", f"{first.ended:,}", failed), first.cost)
+        failed = f"{day.failed:,}" if day.failed else "-"
+        yield Row(name, (format_usd(day.cost), f"{day.calls:,}", f"{day.ended:,}", failed), day.cost)
 
 
 def _row(one: Sum, total: Sum, by: str) -> Row:

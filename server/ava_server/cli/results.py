@@ -55,11 +55,6 @@ def exit_code(run: RunRow) -> int:
     return _ERROR_CODES.get(run.error_kind or "", _MODEL) if run.state == "error" else ENDING_CODES[run.state]
 
 
-def results_json(runs: Iterable[RunAnswer]) -> list[dict[str, Any]]:
-    """Return runs with their results as plain JSON."""
-    return [run.model_dump(mode="json", exclude_none=True) for run in runs]
-
-
 @dataclass(frozen=True)
 class Part:
     """A part of a result.

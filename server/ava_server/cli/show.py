@@ -15,10 +15,11 @@ from ava_server.cli.app import in_event_loop
 from ava_server.cli.log_access import checked_root, find_run, open_log, read_settings
 from ava_server.cli.options import EndedRunId, Json, LastRunId, TokenFile, Url, Utc, absolute_path
 from ava_server.cli.remote import chosen_server
-from ava_server.cli.results import results_json, show_results
+from ava_server.cli.results import show_results
 from ava_server.cli.terminal import heading, place_json, present, say_json, write
 from ava_server.core.data_root import find_data_root, home_folder
 from ava_server.core.errors import BadInput
+from ava_server.render.responses import answers_json
 
 
 @in_event_loop
@@ -59,7 +60,7 @@ async def show_command(
             return present(place, as_json, cost_json(run, answer, costs), cost_screen(run, answer, costs, utc))
         entries = await records.entries(run.id)
         fields = {
-            "run": results_json([answer])[0],
+            "run": answers_json([answer])[0],
             "asked": texts.model_dump(mode="json", exclude_none=True) if texts else None,
             "entries": [json.loads(line) for line in await records.lines(entries)] if as_json else [],
         }

@@ -17,7 +17,7 @@ from ava_server.cli.app import in_event_loop, refuse_in_subagent
 from ava_server.cli.log_access import find_run, open_log, read_settings
 from ava_server.cli.options import Json, RunIdsOrLast, TokenFile, UnendedRunId, Url
 from ava_server.cli.remote import RemoteServer, chosen_server
-from ava_server.cli.results import results_json, show_results
+from ava_server.cli.results import show_results
 from ava_server.cli.secret_input import ask_pin, needed_pin
 from ava_server.cli.service_client import open_service
 from ava_server.cli.terminal import agrees, heading, place_json, say, say_json, someone_there, tell
@@ -26,6 +26,7 @@ from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import label
 from ava_server.core.shutdown import prepare_to_run
+from ava_server.render.responses import answers_json
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
@@ -76,7 +77,7 @@ async def cancel_command(
         answers = [(await records.record(run.id)).answer for run in before]
     ended_before = [run.id for run in before if run.ended]
     if as_json:
-        say_json({**place_json(records.place), "runs": results_json(answers), "ended_before": ended_before})
+        say_json({**place_json(records.place), "runs": answers_json(answers), "ended_before": ended_before})
     elif results := [answer for answer in answers if answer.subagent_id not in ended_before]:
         show_results(results)
     else:

@@ -28,12 +28,13 @@ from ava_server.cli.app import CONFIGURATION, INTERRUPTED, NOT_APPROVED, READER_
 from ava_server.cli.log_access import note_fetched, read_settings
 from ava_server.cli.options import LastRunIds, TokenFile, Url, parse_seconds
 from ava_server.cli.remote import RemoteServer, chosen_server
-from ava_server.cli.results import SavedFiles, exit_code, result_text, results_json, save_artifacts, show_results
+from ava_server.cli.results import SavedFiles, exit_code, result_text, save_artifacts, show_results
 from ava_server.cli.service_client import LocalApprovals
 from ava_server.cli.terminal import say, someone_there, tell
 from ava_server.core.errors import AvaError, BadInput
 from ava_server.core.ids import label
 from ava_server.core.threads import received
+from ava_server.render.responses import answers_json
 
 if TYPE_CHECKING:
     from ava_server.cli.records import Records
@@ -104,7 +105,7 @@ async def _show_ended(records: Records, seen: Sequence[RunView], as_json: bool) 
     found = [await records.record(run.row.id) for run in seen]
     over = [run.row.id for run in seen if run.over]
     if as_json:
-        answers = results_json(one.answer for one in found)
+        answers = answers_json(one.answer for one in found)
         terminal.say_json({**terminal.place_json(records.place), "runs": answers})
     else:
         expired = [
@@ -517,7 +518,7 @@ async def _save_all(runtime: Runtime, answers: Sequence[RunAnswer], artifacts: P
 
 
 def _json_of(runtime: Runtime, answers: Sequence[RunAnswer], saved: dict[str, SavedFiles]) -> str:
-    values = results_json(answers)
+    values = answers_json(answers)
     for value in values:
         if copied := saved.get(value["subagent_id"]):
             value["artifacts_saved"] = copied.as_json()

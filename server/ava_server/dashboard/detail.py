@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ava_server.budget.run_config import Texts
     from ava_server.config.settings import Settings
     from ava_server.dashboard.live import LivePage
-    from ava_server.render.responses import RunAnswer
     from ava_server.render.run_view import Processes
 
 STEPS, ENTRIES, LINE_CHARS = 100, 1_000, 1_000
@@ -54,11 +53,6 @@ class RunDetail:
     tools: Counter[str]
     waiting: Pending | WaitingExtension | None
 
-    @property
-    def answer(self) -> RunAnswer:
-        """The run as commands show it."""
-        return run_answer(self.run)
-
 
 def read_detail(view: View, run_id: str, processes: Processes, settings: Settings, *, served: bool) -> RunDetail | None:
     """Return a run with everything that its screen shows, or None. Blocking."""
@@ -81,7 +75,7 @@ def read_detail(view: View, run_id: str, processes: Processes, settings: Setting
 
 def detail_lines(detail: RunDetail, page: LivePage) -> Iterator[Text]:
     """Yield a run's screen, for the width of a page."""
-    run, answer = detail.run, detail.answer
+    run, answer = detail.run, run_answer(detail.run)
     row, width = run.row, page.width
     words = run.wait.for_people() if run.wait is not None else why_ended(run)
     yield from folded("\n".join(filter(None, (run.activity, words))), width)

@@ -20,11 +20,7 @@ from ava_roles.wrap import clean
 from ava_server.core.ids import AGENT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ava_audit.entries import Entry
     from ava_audit.redaction import Redactor
-    from ava_audit.view import View
 
 
 BOOKKEEPING = (
@@ -108,8 +104,7 @@ def _what(entry: Entry) -> str:
         case events.ToolCall(tool=tool, args=args):
             return f"{tool} {arguments_text(args)}"
         case events.ToolResult() as result:
-            count = "" if result.count is None else f", {result.count} {'result' if result.count == 1 else 'results'}"
-            return f"{result.tool} ({'success' if result.success else 'failed'}{count}) {unmarked(result.output)}"
+            return f"{result.tool} ({_success(result)}) {unmarked(result.output)}"
         case events.CostUpdate() as spent:
             return f"turn {spent.turn}: {spent.tokens} tokens, {spent.settlement}{', overrun' if spent.overrun else ''}"
         case events.CostReserved() as held:
@@ -227,7 +222,11 @@ def _steps(entries: Iterable[Entry]) -> Iterable[Step]:
 
 
 def _outcome(result: events.ToolResult, duration_ms: int | None) -> str:
-    count = "" if result.count is None else f", {result.count} result{'' if result.count == 1 else 's'}"
     took = "" if duration_ms is None else f", {format_duration(duration_ms / 1000)}"
     why = "" if result.success else f": {compact(unmarked(result.output), REASON_CHARS)}"
-    return f"{'success' if result.success else 'failed'}{count}{took}{why}"
+    return f"{_success(result)}{took}{why}"
+
+
+def _success(result: events.ToolResult) -> str:
+    count = "" if result.count is None else f", {result.count} result{'' if result.count == 1 else 's'}"
+    return f"{'success' if result.success else 'failed'}{count}"

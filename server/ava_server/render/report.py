@@ -184,14 +184,14 @@ def months_of(days: Iterable[Sum]) -> list[Sum]:
     return list(months.values())
 
 
-def fold_empty(days: Iterable[Sum]) -> Iterator[list[Sum]]:
-    """Yield each day by itself, but many empty days in a row together."""
-    for empty, group in groupby(days, key=lambda day: day.empty):
+def folded(periods: Iterable[Sum]) -> Iterator[tuple[str, Sum | None]]:
+    """Yield days or months with their names, None in place of an empty one; many empty ones in a row are one."""
+    for empty, group in groupby(periods, key=lambda period: period.empty):
         alike = list(group)
         if empty and len(alike) >= FOLDED_DAYS:
-            yield alike
+            yield f"{alike[0].name} to {alike[-1].name}", None
         else:
-            yield from ([day] for day in alike)
+            yield from ((period.name, None if empty else period) for period in alike)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ form (`host_text.py`), so that the two agree.
 
 # No `from __future__ import annotations`: pydantic would compile each of the fields' annotations again at every start.
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -138,6 +139,11 @@ class RunAnswer(BaseModel):
     changes: Any = None
     untrusted_result: Untrusted | None = None
     cursor: str | None = Field(default=None, description="It goes on: check_subagent with it.")
+
+
+def answers_json(runs: Iterable[RunAnswer]) -> list[dict[str, Any]]:
+    """Return runs with their results as plain JSON."""
+    return [run.model_dump(mode="json", exclude_none=True) for run in runs]
 
 
 class RunStep(BaseModel):

@@ -14,7 +14,7 @@ from ava_audit.view import View
 from ava_server.approval.requests import CancelArgs, CheckArgs, MessageArgs, parse, shown
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label, parse_id
-from ava_server.render.responses import Answer, CancelAnswer, CheckAnswer, MessageAnswer, RunAnswer
+from ava_server.render.responses import Answer, CancelAnswer, CheckAnswer, MessageAnswer, RunAnswer, answers_json
 from ava_server.render.run_view import (
     INTERRUPTED,
     Processes,
@@ -91,7 +91,8 @@ class RunChecks(Operations):
         decided, known = None, list[RunRow]()
         if args.wait_seconds or caller.asking.person is not None or caller.asking.pages is not None:
             known = await self._store.look(lambda view: self._named(view, args))
-            known = await self._waited_for(known, args.wait_seconds, caller.progress)
+            if args.wait_seconds:
+                known = await self.wait([row.id for row in known], args.wait_seconds, caller.progress)
             # A question and a wait share the time of a call: after a long wait, the next call asks.
             in_time = time.monotonic() - began <= self._session.wait_s - ASKED_S
             decided = await self._questions.send(known, caller.asking.pages if in_time else None)
@@ -190,9 +191,6 @@ class RunChecks(Operations):
         """Tell whether only the approval PIN can approve. Blocking."""
         return self._runtime.policy_now(self._session.user) == "human"
 
-    async def _waited_for(self, rows: list[RunRow], wait_s: float, progress: Progress) -> list[RunRow]:
-        return await self.wait([row.id for row in rows], wait_s, progress) if wait_s else rows
-
     async def wait(self, run_ids: list[str], wait_s: float, progress: Progress) -> list[RunRow]:
         """Wait until all of these have ended or wait for something else, or the time is over.
 
@@ -264,11 +262,6 @@ def fit_runs(runs: list[RunAnswer]) -> tuple[list[RunAnswer], str | None]:
 def name_of(run: RunAnswer) -> str:
     """Return a run's name and id."""
     return f"{run.name} ({run.subagent_id})" if run.name else run.subagent_id
-
-
-def dumped(runs: list[RunAnswer]) -> list[dict[str, Any]]:
-    """Return runs as plain JSON."""
-    return [run.model_dump(mode="json", exclude_none=True) for run in runs]
 
 
 def _cursor(given: str | None) -> int:
@@ -370,4 +363,4 @@ class RunSteering(Operations):
         runs, message = fit_runs(runs)
         if over:
             message = " ".join(part for part in (f"Ended before already: {', '.join(over)}.", message) if part)
-        return CancelAnswer(status=status, message=message, runs=dumped(runs))
+        return CancelAnswer(status=status, message=message, runs=answers_json(runs))

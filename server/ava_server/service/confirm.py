@@ -19,10 +19,10 @@ from ava_server.approval.summary import normalize_typography
 from ava_server.budget.run_caps import stored_caps
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label, new_id, parse_id
-from ava_server.render.responses import Answer, ConfirmAnswer, OneDecision
+from ava_server.render.responses import Answer, ConfirmAnswer, OneDecision, answers_json
 from ava_server.runs.lifecycle import NotResumed, is_held, resume_line
 from ava_server.service.access import Access, Operations, Progress
-from ava_server.service.check import RunChecks, dumped, fit_runs
+from ava_server.service.check import RunChecks, fit_runs
 from ava_server.service.client_approval import CONFIRM_AGAIN, NEXT_STEPS, ClientApprovals, not_started_next
 from ava_server.service.record import CallContext
 from ava_server.service.spawn import Spawns, started_next
@@ -141,7 +141,7 @@ class Confirmations(Operations):
         ended = [run for run, row in zip(shown_runs, rows, strict=True) if row.ended]
         if ended:
             shown, message = fit_runs(ended)
-            answer.runs = dumped(shown)
+            answer.runs = answers_json(shown)
             _add_message(answer, message)
         if len(ended) == len(started):
             answer.next = "It has ended." if len(started) == 1 else "All of them have ended."

@@ -30,6 +30,7 @@ from ava_server.web.requests import HEADERS
 from ava_server.web.site import VISITOR, Site, Visitor
 
 if TYPE_CHECKING:
+    from ava_audit.rows import RunRow
     from ava_audit.store.store import Store
     from ava_audit.view import View
     from ava_server.mcp_server.app import App
@@ -89,6 +90,15 @@ class PageContext:
         """Return today's budgets: the visitor's, and all users' for a visitor who may see or is looking at all."""
         caps = self.runtime.day_caps(visitor.user)
         return todays_budgets(view, visitor.user, "you", caps, at_us, everybody=everybody or visitor.admin)
+
+    async def named_run(self, request: Request) -> RunRow:
+        """Return the run that an address names, if the visitor may see it.
+
+        Raises:
+            BadInput: There is none.
+        """
+        access = self.access(reader_of(request))
+        return await access.run(request.path_params["run_id"], "subagent", reading=True)
 
     def text_of(self, error: Exception) -> str:
         """Return an error's text; on another machine nobody learns where the server keeps its files."""
@@ -152,6 +162,17 @@ def asked_for(request: Request) -> str:
     """Return the path and query of a request, as an address of this site."""
     path, query = quote(request.scope["path"]), quote(request.scope["query_string"], safe=_IN_ADDRESS)
     return f"{path}?{query}" if query else path
+
+
+def number_in(given: str, problem: str) -> int:
+    """Return a number of the log that an address names.
+
+    Raises:
+        BadInput: It is none; `problem` says so.
+    """
+    if not (given.isascii() and given.isdecimal() and len(given) <= 18):
+        raise BadInput(problem)
+    return int(given)
 
 
 def go_to(path: str) -> Response:

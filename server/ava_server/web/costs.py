@@ -24,7 +24,7 @@ from ava_audit.view import View
 from ava_roles.wrap import clean
 from ava_server.core.errors import BadInput
 from ava_server.render.approvals import decisions_of, totals_line
-from ava_server.render.report import Report, Share, Sum, fold_empty, months_of, report_of, shares_of
+from ava_server.render.report import Report, Share, Sum, folded, months_of, report_of, shares_of
 from ava_server.service.records import Budget
 from ava_server.web.context import PageContext, reader_of
 from ava_server.web.site import Visitor
@@ -179,18 +179,15 @@ class Costs:
         return Found(report, periods, shares, budgets, found.first_us is None)
 
 
-def everybody_of(request: Request, visitor: Visitor) -> bool:
-    """Tell whether everybody's are asked for by somebody who may see them."""
-    return "all" in request.query_params and visitor.reads_all
-
-
 def lenient(request: Request, visitor: Visitor) -> tuple[Asked, str]:
     """Return what the address asks for; what cannot be understood is the usual time, with the problem."""
     today = now_us() // DAY_US
     try:
         return asked_of(request.query_params, today, visitor), ""
     except BadInput as error:
-        return Asked(today - USUAL + 1, today, USUAL, "role", everybody_of(request, visitor)), str(error)
+        return Asked(today - USUAL + 1, today, USUAL, "role", "all" in request.query_params and visitor.reads_all), str(
+            error
+        )
 
 
 def asked_of(query: QueryParams, today: int, visitor: Visitor) -> Asked:
@@ -230,13 +227,12 @@ def lines_of(found: Found, *, everybody: bool) -> list[Line]:
     """Return the rows of the table of days or months, oldest first."""
     index = {period.name: number for number, period in enumerate(found.periods)}
     lines: list[Line] = []
-    for group in fold_empty(found.periods):
-        first, last = group[0], group[-1]
-        if first.empty:
-            lines.append(Line(first.name if first is last else f"{first.name} to {last.name}", None))
+    for name, period in folded(found.periods):
+        if period is None:
+            lines.append(Line(name, None))
             continue
-        parts = tuple(share.costs[index[first.name]] for share in found.shares)
-        lines.append(Line(first.name, first, parts, _entries_of(first.name, everybody)))
+        parts = tuple(share.costs[index[name]] for share in found.shares)
+        lines.append(Line(name, period, parts, _entries_of(name, everybody)))
     return lines
 
 

@@ -24,7 +24,7 @@ from ava_audit.view import View
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import AGENT, parse_id
 from ava_server.render.entries import BOOKKEEPING, entry_text, is_trouble, names_of
-from ava_server.web.context import NotFound, PageContext, page, reader_of
+from ava_server.web.context import NotFound, PageContext, number_in, page, reader_of
 from ava_server.web.site import Visitor
 
 AT_ONCE = 100
@@ -32,7 +32,6 @@ TEXT_CHARS = 240
 WORDS_CHARS = 1_000
 MOST_RUNS = 100
 """Runs of a role that are searched, the newest ones."""
-_DIGITS = 18
 _FILTERS = ("q", "type", "level", "run", "agent", "user", "since", "until")
 """The fields of the form, apart from its checkbox."""
 
@@ -275,9 +274,7 @@ def asked_of(query: QueryParams, visitor: Visitor) -> Asked:
 
 
 def _number(name: str, given: str) -> int:
-    if not (given.isascii() and given.isdecimal() and len(given) <= _DIGITS):
-        raise BadInput(f"{name}: {given[:40]!r} is not a number of the log")
-    return int(given)
+    return number_in(given, f"{name}: {given[:40]!r} is not a number of the log")
 
 
 def _time(name: str, asked: Asked, zone: Any) -> int | None:

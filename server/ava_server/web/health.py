@@ -65,9 +65,8 @@ class Health:
         sandbox = await anyio.to_thread.run_sync(self._context.runtime.sandbox)
         errors = await self._errors(visitor)
         findings = await self._findings(visitor, now, sandbox) if everybody else []
-        facts = [*self._facts(sandbox), *(self._server_facts(now) if everybody else ())]
         values = {
-            "facts": facts,
+            "facts": list(self._facts(now, sandbox, everybody=everybody)),
             "findings": sorted(findings, key=lambda found: WORST_FIRST.index(found.state)),
             "problems": sum(found.state in ("fault", "warning") for found in findings),
             "started_us": self._started_us,
@@ -92,19 +91,17 @@ class Health:
         found = await search(self._context.store, query)
         return await self._context.store.read(lambda view: rows_of(view, found.entries))
 
-    def _facts(self, sandbox: Sandbox | Unavailable) -> Iterator[tuple[str, str]]:
-        """Yield what everybody may know."""
+    def _facts(self, now: LogState, sandbox: Sandbox | Unavailable, *, everybody: bool) -> Iterator[tuple[str, str]]:
+        """Yield what everybody may know, and what only those may who may see all; paths, only on this machine."""
         yield "Version", version("ava-subagents")
         yield "Running for", format_duration((now_us() - self._started_us) / US_PER_S)
         yield "Sandbox", "none" if isinstance(sandbox, Unavailable) else sandbox.kind
-
-    def _server_facts(self, now: LogState) -> Iterator[tuple[str, str]]:
-        """Yield what only those may know who may see all; paths, only on this machine."""
-        store = self._context.store
-        yield "Log", f"{now.head:,} entries, {format_bytes(now.bytes)}"
-        yield "Free on its disk", format_bytes(shutil.disk_usage(store.path.parent).free)
-        if self._context.site.local:
-            yield "Data root", str(store.path.parent)
+        if everybody:
+            folder = self._context.store.path.parent
+            yield "Log", f"{now.head:,} entries, {format_bytes(now.bytes)}"
+            yield "Free on its disk", format_bytes(shutil.disk_usage(folder).free)
+            if self._context.site.local:
+                yield "Data root", str(folder)
 
     async def _findings(self, visitor: Visitor, now: LogState, sandbox: Sandbox | Unavailable) -> list[Finding]:
         """Return what the checks find."""

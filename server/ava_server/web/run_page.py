@@ -24,7 +24,7 @@ from ava_audit.view import View
 from ava_server.approval.proposals import texts_of
 from ava_server.budget.run_config import RunConfig, config_of
 from ava_server.core.data_root import home_folder
-from ava_server.core.errors import BadInput, Refused
+from ava_server.core.errors import Refused
 from ava_server.core.ids import AGENT
 from ava_server.render.approvals import decisions_in
 from ava_server.render.responses import RunAnswer
@@ -34,7 +34,7 @@ from ava_server.runs.costs import Costs, costs_of
 from ava_server.runs.extension_answer import WaitingExtension, waiting_extension
 from ava_server.service.artifacts import RunFiles
 from ava_server.service.records import changes_in, diff_of, run_record
-from ava_server.web.context import NotFound, PageContext, found_or_404, go_to, page, reader_of
+from ava_server.web.context import NotFound, PageContext, found_or_404, go_to, number_in, page, reader_of
 from ava_server.web.deciding import DONE
 from ava_server.web.requests import HEADERS
 from ava_server.web.site import Visitor
@@ -62,7 +62,7 @@ class RunPage:
 
     async def whole(self, request: Request) -> Response:
         """Show one run."""
-        visitor, run = await self._run(request)
+        visitor, run = reader_of(request), await self._context.named_run(request)
         place = place_of(request.query_params, _order(run))
         values = await self._context.store.read(lambda view: self._whole(view, run.id, visitor, place))
         done = DONE.get(request.query_params.get("done", ""), "")
@@ -71,7 +71,7 @@ class RunPage:
 
     async def head(self, request: Request) -> Response:
         """Send the part that changes while the run goes on; at its end, the page fetches the result too."""
-        visitor, run = await self._run(request)
+        visitor, run = reader_of(request), await self._context.named_run(request)
         if not _part(request):
             return go_to(f"/subagents/{run.id}")
         answer = page("run_head.html", await self._context.store.read(lambda view: self._shown(view, run.id, visitor)))
@@ -82,7 +82,7 @@ class RunPage:
 
     async def decide(self, request: Request) -> Response:
         """Send what a person can decide, unless it is what the page shows: a form in use stays as it is."""
-        visitor, run = await self._run(request)
+        visitor, run = reader_of(request), await self._context.named_run(request)
         if not _part(request):
             return go_to(f"/subagents/{run.id}")
         values = await self._context.store.read(lambda view: self._decisions(view, run.id, visitor))
@@ -92,14 +92,14 @@ class RunPage:
 
     async def result(self, request: Request) -> Response:
         """Send the result."""
-        visitor, run = await self._run(request)
+        visitor, run = reader_of(request), await self._context.named_run(request)
         if not _part(request):
             return go_to(f"/subagents/{run.id}")
         return page("run_result.html", await self._context.store.read(lambda view: self._shown(view, run.id, visitor)))
 
     async def timeline(self, request: Request) -> Response:
         """Send a page of the timeline, or with `newer` what was written since."""
-        _visitor, run = await self._run(request)
+        run = await self._context.named_run(request)
         place = place_of(request.query_params, _order(run))
         if not _part(request):
             return go_to(f"/subagents/{run.id}?{place.query}#timeline")
@@ -110,11 +110,6 @@ class RunPage:
         return page("run_items.html", {**values, "first": False})
 
     # -- what the parts show ------------------------------------------------------------------------------------------
-
-    async def _run(self, request: Request) -> tuple[Visitor, RunRow]:
-        visitor = reader_of(request)
-        access = self._context.access(visitor)
-        return visitor, await access.run(request.path_params["run_id"], "subagent", reading=True)
 
     def _shown(self, view: View, run_id: str, visitor: Visitor) -> dict[str, Any]:
         row = view.run(run_id)
@@ -224,7 +219,6 @@ WHOLE_ENTRIES = 10_000
 """Of a run with more entries, only the last calls are read: everything would take seconds."""
 LAST_ENTRIES = 2_500
 MOST_ATTEMPTS = 400
-_SEQ_DIGITS = 18
 _PARTS = {
     "input": "Prompts",
     "cache": "Cache",
@@ -255,10 +249,9 @@ class RunDetails:
 
     async def entry(self, request: Request) -> Response:
         """Show the whole text of one entry."""
-        run, given = await self._run(request), request.path_params["seq"]
-        if not (given.isascii() and given.isdecimal() and len(given) <= _SEQ_DIGITS):
-            raise BadInput("there is no such entry")
-        entry = await self._context.store.read(lambda view: view.entry(int(given)))
+        run, given = await self._context.named_run(request), request.path_params["seq"]
+        seq = number_in(given, "there is no such entry")
+        entry = await self._context.store.read(lambda view: view.entry(seq))
         shown = describe(entry) if entry is not None and entry.run_id == run.id else None
         if shown is None:
             raise NotFound("there is no such entry")
@@ -266,7 +259,7 @@ class RunDetails:
 
     async def file(self, request: Request) -> Response:
         """Show a delivered file, or send it to be saved."""
-        run, name = await self._run(request), request.path_params["name"]
+        run, name = await self._context.named_run(request), request.path_params["name"]
         record = await self._record(run)
         result = record.answer.untrusted_result
         known = next((file for file in result.artifacts if file.get("name") == name), None) if result else None
@@ -292,7 +285,7 @@ class RunDetails:
 
     async def diff(self, request: Request) -> Response:
         """Show what a coder has changed."""
-        run = await self._run(request)
+        run = await self._context.named_run(request)
         record, known = await self._record(run), self._context.runtime.credentials.redactor
         changes = changes_in(record.row, record.answer)
         try:
@@ -306,16 +299,12 @@ class RunDetails:
 
     async def costs(self, request: Request) -> Response:
         """Show what each call has cost, and for what."""
-        run = await self._run(request)
+        run = await self._context.named_run(request)
         record = await self._record(run)
         costs, whole = await self._context.store.read(lambda view: _costs(view, run))
         values = {"row": record.row, "costs": costs, "attempts": costs.attempts[-MOST_ATTEMPTS:], "whole": whole}
         parts = costs.cost_by if whole else micros_by_part(record.answer)
         return self._context.show(request, "run_costs.html", {**values, "spent_on": spent_on(parts)})
-
-    async def _run(self, request: Request) -> RunRow:
-        access = self._context.access(reader_of(request))
-        return await access.run(request.path_params["run_id"], "subagent", reading=True)
 
     async def _record(self, run: RunRow) -> Any:
         processes = self._context.runtime.instances

@@ -18,11 +18,10 @@ from ava_audit.search import LogQuery, search
 from ava_audit.units import now_us
 from ava_audit.view import RunGroup, View
 from ava_server.approval.proposals import Pending, pending_proposals
-from ava_server.core.errors import BadInput
 from ava_server.render.run_view import RunView, view_run
 from ava_server.runs.extension_answer import PendingExtension, waiting_extensions
 from ava_server.service.records import Budget, current_runs
-from ava_server.web.context import PageContext, found_or_404, reader_of
+from ava_server.web.context import PageContext, found_or_404, number_in, reader_of
 from ava_server.web.run_page import RunDetails, RunPage
 from ava_server.web.site import Visitor
 
@@ -30,6 +29,7 @@ PAGE_RUNS = 50
 _SEARCHED = 200
 """Entries of one search; several of them can belong to one run."""
 _SEARCHES = 10
+_NO_PLACE = "the address names no place of the list"
 _TEXT_CHARS = 200
 _GROUPS: dict[str, RunGroup] = {"waiting": "waiting", "running": "running", "ended": "ended"}
 
@@ -104,7 +104,7 @@ class Runs:
         before = None
         if after:
             created, _, run_id = after.partition("-")
-            before = (_number(created), run_id)
+            before = (number_in(created, _NO_PLACE), run_id)
         user, role = None if wanted.everybody else visitor.user, wanted.role or None
         rows = await self._context.store.read(
             lambda view: view.newest_runs(
@@ -117,7 +117,7 @@ class Runs:
     async def _with_text(self, wanted: Filter, visitor: Visitor, after: str) -> Found:
         """Search the log for the proposals of runs, and for their tasks."""
         rows: dict[str, RunRow] = {}
-        before = _number(after) if after else None
+        before = number_in(after, _NO_PLACE) if after else None
         users = () if wanted.everybody else (visitor.user,)
         for _ in range(_SEARCHES):
             asked = LogQuery(
@@ -167,12 +167,6 @@ def _fits(row: RunRow, wanted: Filter) -> bool:
     groups = {"awaiting_approval": "waiting", "queued": "waiting", "running": "running"}
     group = groups.get(row.state, "ended")
     return wanted.group in (None, group) and wanted.role in ("", row.role)
-
-
-def _number(given: str) -> int:
-    if not (given.isascii() and given.isdecimal() and len(given) <= 18):
-        raise BadInput("the address names no place of the list")
-    return int(given)
 
 
 MOST_RUNS = 100

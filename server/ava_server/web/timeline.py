@@ -18,12 +18,12 @@ from ava_audit import events
 from ava_audit.entries import Entry
 from ava_audit.view import View
 from ava_roles.wrap import clean
-from ava_server.core.errors import BadInput
 from ava_server.core.ids import AGENT
 from ava_server.render.approvals import CHANNELS
 from ava_server.render.entries import entry_text, unmarked
 from ava_server.runs.changes import describe_command
 from ava_server.runs.extension import cap_amount, cap_name
+from ava_server.web.context import number_in
 
 Order = Literal["newest", "oldest"]
 
@@ -32,7 +32,6 @@ PAGE_CHARS = 26_000
 """Characters of texts on one page; longer texts are cut, and open on a page of their own."""
 _CUTS = (600, 400, 300, 200, 140, 100)
 _LINE_CHARS = 160
-_DIGITS = 18
 
 
 @dataclass(frozen=True)
@@ -112,10 +111,8 @@ def place_of(query: QueryParams, default: Order) -> Place:
     order: Order = {"newest": "newest", "oldest": "oldest"}.get(query.get("order", ""), default)  # type: ignore[assignment]
     if "from" not in query:
         return Place(order)
-    given = [query["from"], query.get("spent", "0")]
-    if not all(each.isascii() and each.isdecimal() and len(each) <= _DIGITS for each in given):
-        raise BadInput("the address names no place of the timeline")
-    return Place(order, int(given[0]), int(given[1]))
+    where = "the address names no place of the timeline"
+    return Place(order, number_in(query["from"], where), number_in(query.get("spent", "0"), where))
 
 
 def read_page(view: View, run_id: str, place: Place, spent: int) -> TimelinePage:
