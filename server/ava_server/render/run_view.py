@@ -19,6 +19,7 @@ from ava_audit.view import View
 from ava_roles.wrap import clean, escape_result
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.summary import task_excerpt
+from ava_server.budget.run_caps import COST, TIME, TOKENS, TOOL_CALLS, TURNS
 from ava_server.budget.run_config import config_of
 from ava_server.core.ids import label
 from ava_server.render.responses import LastTool, RunAnswer, Untrusted
@@ -432,11 +433,8 @@ def cost_of(shown: RunView) -> str:
 
 def limits_of(shown: RunView) -> dict[str, float] | None:
     """Return a run's caps by the names of its arguments; a free run has no cost cap."""
-    names = {"seconds": "timeout", "turns": "max_iterations", "tool_calls": "max_tool_calls", "tokens": "max_tokens"}
-    limits: dict[str, float] = {names[cap.name]: cap.most for cap in shown.caps if cap.name in names}
-    if shown.caps and not shown.free:
-        limits["max_cost_cents"] = shown.caps[-1].most / 10_000
-    return limits or None
+    caps = zip((TIME, TURNS, TOOL_CALLS, TOKENS, COST), shown.caps, strict=False)  # a newer Ava's are not known
+    return {cap.argument: cap.given(each.most) for cap, each in caps if cap is not COST or not shown.free} or None
 
 
 def tokens_short(tokens: int) -> str:

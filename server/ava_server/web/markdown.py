@@ -27,10 +27,10 @@ _FIRST_HEADING = 3
 """The page has its own headings above those of a result."""
 
 
-def is_web_address(text: str) -> bool:
+def is_web_address(value: str) -> bool:
     """Tell whether a text is an address that a link may have."""
     try:
-        parts = urlsplit(text)
+        parts = urlsplit(value)
         return parts.scheme in ("http", "https") and bool(parts.hostname)
     except ValueError:
         return False
