@@ -87,10 +87,6 @@ def change_settings(path: Path, changes: Mapping[Place, Any]) -> list[Any]:
 
     The file is created if it is missing. Blocking.
 
-    Args:
-        path: The file.
-        changes: The new values.
-
     Raises:
         BadInput: There is no such setting.
         ConfigError: The value or the file is invalid, or the file cannot be read or written; nothing is changed.

@@ -253,13 +253,7 @@ def refuse_looser(
 
 
 def may_loosen(path: tuple[str, ...], before: BaseModel, after: BaseModel) -> bool:
-    """Tell whether a setting of `config.toml` may allow more than another: all do that are not known to tighten.
-
-    Args:
-        path: The setting.
-        before: The settings to compare with.
-        after: The settings that have it.
-    """
+    """Tell whether a setting of `config.toml` may allow more than another: all do that are not known to tighten."""
     old, new = _at(before, path), _at(after, path)
     if path[0] == "users":  # a user's table only restricts, but for its folders
         return path[-1] == "workspaces"

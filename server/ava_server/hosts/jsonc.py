@@ -231,7 +231,6 @@ def _skip_blanks(plain: str, at: int) -> int:
 
 
 def _in_line_comment(text: str) -> bool:
-    """Tell whether a text ends in a `//` comment."""
     last = None
     for last in _TEXT_OR_COMMENT.finditer(text):  # noqa: B007 - the last one is wanted
         pass

@@ -153,5 +153,4 @@ def _filled_in(step: str, request: Request) -> str:
 
 
 def _inside(text: str) -> str:
-    """Return a text as it stands inside a JSON string."""
     return json.dumps(text)[1:-1]

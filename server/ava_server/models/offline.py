@@ -87,7 +87,6 @@ def _asked(task: str) -> str:
 
 
 def _first_calls(task: str, request: Request) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the tool calls that the task suggests, using the tools on offer."""
     offered = {tool.name for tool in request.tools}
     context = _CONTEXT.search(request.system)
     named = f"{task}\n{context[1] if context else ''}"
@@ -176,7 +175,6 @@ def _listing(words: Sequence[str]) -> str:
 
 
 def _fitting(*sentences: str) -> str:
-    """Return the sentences that fit into a summary."""
     text = ""
     for each in filter(None, sentences):
         longer = f"{text} {each}".strip()
@@ -227,7 +225,6 @@ def _shown(piece: Passage) -> str:
 
 
 def _failures(results: list[ToolTurn]) -> list[str]:
-    """Return what could not be read or was read in part, in the tools' own words."""
     said = (failures(result.name, result.text) for result in results if result.name != SUBMIT)
     partly = (note for result in results for note in left_out(result.name, result.text))
     return [*partly, *[line for lines in said for line in lines][:_NAMED_MOST]]

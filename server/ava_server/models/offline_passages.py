@@ -177,7 +177,6 @@ def _pages(body: str) -> Iterator[Passage]:
 
 
 def _headed(head: re.Pattern[str], body: str) -> Iterator[tuple[re.Match[str], str]]:
-    """Yield each heading, and the text below it."""
     heads = list(head.finditer(body))
     ends = [found.start() for found in heads[1:]] + [len(body)]
     for found, end in zip(heads, ends, strict=False):
@@ -308,7 +307,6 @@ def _form(text: str) -> float:
 
 
 def _together(text: str, query: Query, weigh: Weighing) -> float:
-    """Return the share of the question that one sentence has."""
     sentences = (query.matches(sentence).counts for sentence in _SENTENCE.findall(text))
     return max(map(weigh.coverage, sentences), default=0.0)
 

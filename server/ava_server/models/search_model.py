@@ -40,14 +40,7 @@ _REFUSED = "refusal"
 
 
 def search_model(name: str, choice: Choice, results: int, clients: ClientPool) -> HttpModel:
-    """Return the model that searches, ready to be called.
-
-    Args:
-        name: The engine.
-        choice: The model.
-        results: The most results of one search.
-        clients: Where HTTP clients come from.
-    """
+    """Return the model that searches, ready to be called."""
     assert choice.base_url is not None, "providers have addresses"
     wire = _wire(name, choice, results)
     return HttpModel(

@@ -342,7 +342,6 @@ _VERSION = re.compile("[0-9]|latest")
 
 
 def _similar(wanted: str, settings: ModelSettings, providers: Mapping[str, Provider]) -> str:
-    """Return `; did you mean …?` with the most similar models and providers, or empty text."""
     prefix, colon, rest = wanted.partition(":")
     names = {*settings.tiers.values(), settings.model or ""}
     for name, provider in providers.items():
@@ -369,10 +368,6 @@ def unknown_prices(settings: ModelSettings, named: Iterable[str]) -> dict[str, s
     """Return the user's prices that are of no known model, each with the most similar name, or empty text.
 
     Known are the models in the price table, and those that settings, roles and calls name.
-
-    Args:
-        settings: What is configured.
-        named: The models that roles and calls name.
     """
     providers = configured(settings)
     own = f"{CUSTOM}:{settings.model}" if settings.base_url else settings.model or ""

@@ -117,7 +117,6 @@ def _is_number(value: Any) -> TypeGuard[int | float]:
 
 
 def _shown(value: Any) -> str:
-    """Return a wrong value so that a note can hold it."""
     return join_surrogates(str(value)[:40])[0]
 
 

@@ -85,11 +85,6 @@ def provider_search(name: str, provider: str, settings: ModelSettings) -> Provid
     It calls the provider's fast model: which one picks the words changes little, because the query is given, and the
     results that it has to read cost least with it.
 
-    Args:
-        name: The engine.
-        provider: The provider's name in the settings.
-        settings: What is configured.
-
     Raises:
         AvaError: Its model has no price, or its address cannot be used.
     """

@@ -393,12 +393,7 @@ def pause(fence: Fence, who: Who, fact: RunPaused | ExtensionAsked | QuestionAsk
 
 
 def hold(run_id: str, gone: frozenset[str]) -> Command[bool]:
-    """Hold an unfinished run of a restored data root until a person resumes it; False where nothing is to be held.
-
-    Args:
-        run_id: The run.
-        gone: Instances whose locks were found free.
-    """
+    """Hold an unfinished run of a restored data root until a person resumes it; False where nothing is to be held."""
 
     def command(view: View, now_us: int) -> Outcome[bool]:
         run = view.run(run_id)

@@ -282,7 +282,6 @@ def _money(run: RunRow, history: History, config: RunConfig) -> dict[str, Any]:
 
 
 def _untrusted(submitted: SubmitArgs, quotes: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return everything that the subagent wrote, with Ava's caveat on its quotes."""
     caveats = list(submitted.caveats)
     lost = [quote for quote in quotes if quote["verdict"] == "not_found"]
     if lost:

@@ -281,7 +281,6 @@ class RunSetup:
         roots: tuple[Root | None, ...],
         ended: bool,
     ) -> None:
-        """Close a run's folders; after its end, remove them. Blocks."""
         if worktree is not None:
             worktree.close()
         if bench is not None:

@@ -279,7 +279,6 @@ class MessagesAnswer(Answer):
 
 
 def _sent_back(raw: Mapping[str, Any], *, with_thinking: bool) -> list[Any]:
-    """Return the blocks of an earlier answer that the API accepts."""
     blocks = as_list(raw.get("content"))
     blanks = [number for number, block in enumerate(blocks) if _is_blank(block)]
     if blanks and any(_is_thought(block) for block in blocks[blanks[0] :]):
