@@ -18,10 +18,12 @@ from ava_audit.units import minutes
 from ava_audit.view import View
 from ava_roles.catalog import Catalog, Folder
 from ava_server.approval.decisions import Approval, GroupLimits, approve, refuse
+from ava_server.approval.questions import Question, Reply
 from ava_server.approval.summary import task_excerpt
+from ava_server.budget.run_config import RunConfig
 from ava_server.render.host_text import text_of
 from ava_server.runs.mode import LOOKING
-from ava_server.service.access import Session
+from ava_server.service.access import Asking, Session
 from ava_server.service.runtime import open_runtime
 from ava_server.service.service import Service
 
@@ -44,6 +46,36 @@ def why(answer: Any) -> str:
 
 
 # -- what is approved -----------------------------------------------------------------------------------------------
+
+
+class Lowering:
+    """A person who agrees, with a lower limit on the time."""
+
+    fills_forms = True
+
+    async def ask(self, question: Question, use: Callable[[Reply], object]) -> Reply:
+        return Reply("accept", {"max_minutes": 2})
+
+
+@pytest.mark.parametrize("asking", [Asking(), Asking(Lowering())], ids=["by the host", "by the person"])
+async def test_an_approval_copies_the_configuration_at_most_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asking: Asking
+) -> None:
+    copies: list[RunConfig] = []
+    copied = RunConfig.model_copy
+
+    def copy(config: RunConfig, **more: Any) -> RunConfig:
+        copies.append(config)
+        return copied(config, **more)
+
+    async with open_lab(tmp_path, runs=False) as lab:
+        made = await lab.propose()
+        monkeypatch.setattr(RunConfig, "model_copy", copy)
+        changes = {made.pending_id: {"caps": {"timeout": 200, "max_tokens": 300_000, "max_iterations": 7}}}
+        given = {"pending_ids": [made.pending_id], "approving": [made.approval_line], "changes": changes}
+        answer = await lab.service.call("confirm_spawn", given, quiet, asking=asking)
+        assert answer.status == "approved", answer
+    assert 1 <= len(copies) <= 2
 
 
 async def test_nothing_runs_before_approval(tmp_path: Path) -> None:

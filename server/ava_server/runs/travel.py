@@ -124,12 +124,11 @@ class Travel:
         """
         if self.blobs is None or config.workspace is None:
             return config
-        config = config.model_copy(update={"origin": self.origin})
-        coding = config.coding
+        origin, coding = {"origin": self.origin}, config.coding
         name = "repository_mb" if coding is not None else "folder_mb"
         limit_mb = int(getattr(self._settings.travel, name))
         if not limit_mb:
-            return config.model_copy(update={"travel_note": f"travel.{name} is 0"})
+            return config.model_copy(update={**origin, "travel_note": f"travel.{name} is 0"})
         with temporary_folder("ava-travel-") as aside:
             path = aside / "packed"
             try:
@@ -138,12 +137,12 @@ class Travel:
                 why = str(error)
             if why is not None:
                 note = f"what it works on is not copied (travel.{name} is {limit_mb}): {why}"
-                return config.model_copy(update={"travel_note": note})
+                return config.model_copy(update={**origin, "travel_note": note})
             stored = self.blobs.put(path, runs, "input")
         file = StoredFile(sha256=stored.sha256, size=stored.size)
         if coding is None:
-            return config.model_copy(update={"folder": file})
-        return config.model_copy(update={"coding": coding.model_copy(update={"snapshot": file})})
+            return config.model_copy(update={**origin, "folder": file})
+        return config.model_copy(update={**origin, "coding": coding.model_copy(update={"snapshot": file})})
 
     def _pack(self, config: RunConfig, limit: int, aside: Path, path: Path) -> str | None:
         """Write what a run needs to a file; return why it does not travel, or None."""
