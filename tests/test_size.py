@@ -38,14 +38,14 @@ FIGURES = {
 }
 
 
-def tree(folder: Path, rooms: str = '"audit/ava_audit" = 7', **changed: int) -> Path:
+def tree(folder: Path, changed: dict[str, int] | None = None, rooms: str = '"audit/ava_audit" = 7') -> Path:
     """Make a checkout with one file, whose budget is just enough where it is not changed."""
     (folder / "audit/ava_audit").mkdir(parents=True)
     (folder / "audit/ava_audit/module.py").write_text(SOURCE)
     (folder / "docs/reference").mkdir(parents=True)
     (folder / "docs/page.md").write_text("three words here")
     (folder / "docs/reference/made.md").write_text("generated, so not counted")
-    budget = "\n".join(f"{name} = {number}" for name, number in (FIGURES | changed).items())
+    budget = "\n".join(f"{name} = {number}" for name, number in (FIGURES | (changed or {})).items())
     (folder / "pyproject.toml").write_text(
         f'[project]\ndependencies = ["mcp>=2", "psycopg[binary]>=3", "mcp"]\n'
         f"[tool.ava.size]\n{budget}\nextras = []\n[tool.ava.size.rooms]\n{rooms}\n"
@@ -63,7 +63,7 @@ def test_what_fits_exactly_passes(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_each_figure_that_exceeds_its_budget_fails(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert size.main(tree(tmp_path, **{name: FIGURES[name] - 1})) == 1
+    assert size.main(tree(tmp_path, {name: FIGURES[name] - 1})) == 1
     assert f"{name}: {FIGURES[name]}, and the budget is {FIGURES[name] - 1}." in capsys.readouterr().err
 
 
