@@ -35,10 +35,6 @@ _SLICE = (
 def intact_slices(path: Path, size: int) -> Generator[Iterator[tuple[int, bytes]]]:
     """Have a process check the entries of a log from the first one on, until the context ends.
 
-    Args:
-        path: The database file.
-        size: How many entries it checks before it tells so.
-
     Returns:
         The last `seq` and hash of each slice that is intact. They end before the first fault, at the end of the log, or
         when the process fails for any reason.

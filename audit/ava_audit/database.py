@@ -103,11 +103,7 @@ class Database(Protocol):
         ...
 
     def begin_bulk(self) -> None:
-        """Begin a transaction that writes much and reads much of what it wrote.
-
-        Raises:
-            Busy: As for `begin_write`.
-        """
+        """Begin a transaction that writes much and reads much of what it wrote. Raises Busy: as for `begin_write`."""
         ...
 
     def commit(self, head: tuple[int, bytes] | None = None, /) -> None:

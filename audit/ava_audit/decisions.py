@@ -49,14 +49,7 @@ class FoundDecision:
 
 
 def decision_page(view: View, period: Period, before: tuple[int, int] | None, limit: int) -> list[FoundDecision]:
-    """Return the decisions of a period, newest first; at most `limit`.
-
-    Args:
-        view: The state.
-        period: The time range, and whose runs.
-        before: Only those before this time and `seq`, which continues a page.
-        limit: At most so many.
-    """
+    """Return the decisions of a period, newest first; at most `limit`."""
     ts_us, seq = before if before is not None else (period.until_us, 0)
     left = replace(period, until_us=min(period.until_us, ts_us + 1))  # the index starts there, however long the period
     then = " AND (events.ts_us < :ts OR events.seq < :seq) ORDER BY events.ts_us DESC, events.seq DESC LIMIT :limit"

@@ -247,11 +247,7 @@ def checked_row(line: bytes) -> list[Any] | str:
 
 
 def entry_of_line(line: bytes) -> Entry:
-    """Return the entry of a mirror line; its hashes are not checked.
-
-    Raises:
-        ValueError: It is not a line of the log.
-    """
+    """Return the entry of a mirror line; its hashes are not checked. Raises ValueError: it is not a line of the log."""
     try:
         return entry_of(_parsed(line)[1])
     except _NO_LINE as error:
@@ -392,7 +388,6 @@ def _moved(near: list[Row], seq: int, hashes: dict[int, bytes]) -> bool:
 
 
 def _place_of(row: Row, near: list[Row], hashes: dict[int, bytes]) -> int | None:
-    """Return the number under which an entry was written, if it differs and is near."""
     for other in near:
         if other[0] != row[0]:
             for before in hashes.values():

@@ -130,7 +130,6 @@ async def _finish(store: Store, mirror: Mirror | None) -> None:
 
 
 async def _erase(store: Store, mirror: Mirror, mirrored: bool, retention: Retention) -> None:
-    """Erase expired content now and every hour, and finish at once every erasure that was begun."""
     finish = partial(_retry, "erasing", partial(finish_erasures, store, mirror, retention.folders, mirrored=mirrored))
     expire = partial(erase_expired, store, retention.days, batches=ERASE_BATCHES)
     while True:
@@ -155,7 +154,6 @@ async def _remove_quarantined(store: Store, folder: Path, days: int) -> None:
 
 
 async def _follow(name: str, store: Store, work: Callable[[], Awaitable[None]]) -> None:
-    """Run a duty now, and again whenever the log has new entries."""
     while True:
         head = store.head
         await _retry(name, work)

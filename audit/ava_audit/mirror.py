@@ -51,12 +51,7 @@ _LINE_END = re.compile(rb'\},"seq":(\d{1,18}),[^{}]*"hash":"([0-9a-f]{64})"\}\s*
 
 
 class Mirror:
-    """The mirror files of one data root, for the process that maintains them.
-
-    Args:
-        store: The log.
-        folder: `$AVA_DATA_ROOT/logs`.
-    """
+    """The mirror files of one data root, for the process that maintains them."""
 
     def __init__(self, store: Store, folder: Path) -> None:
         self._store = store
@@ -137,7 +132,6 @@ class Mirror:
         return [file for file, size in sizes.items() if file_size(self.folder / file) != size]
 
     def _find_damaged(self, view: View) -> list[str]:
-        """Return the files whose length or last line is wrong."""
         sizes = view.mirrored()
         damaged = self._find_wrong_lengths(sizes)
         whole = sizes.keys() - set(damaged) - {file for file, size in sizes.items() if size == 0}

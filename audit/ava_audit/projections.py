@@ -128,11 +128,7 @@ class ProjectionTable(Generic[R]):
         return row
 
     def add(self, row: R) -> None:
-        """Add a row.
-
-        Raises:
-            Contradiction: A row with this key exists.
-        """
+        """Add a row. Raises Contradiction: a row with this key exists."""
         key = self._spec.values(row)[0]
         if self.peek(key) is not None:
             raise Contradiction(f"{self._spec.name} already has {key}; nothing was written; use another id")
@@ -334,13 +330,6 @@ def note_mirrored(db: Database, *, after: int, upto: int, before: Mapping[str, i
     """Note that the mirror has the entries up to `upto`, and the new lengths of the changed files.
 
     A file marked for repair stays marked: the appended lines may have been read before the erasure.
-
-    Args:
-        db: The writer's connection.
-        after: The `seq` up to which the mirror had the entries.
-        upto: The `seq` up to which it has them now.
-        before: The stored length (bytes) of each changed file before the change.
-        sizes: The new lengths.
 
     Returns:
         False if another process has noted progress meanwhile; then nothing is noted.

@@ -49,11 +49,7 @@ class Rows(Protocol[R]):
         """Return the row of a key, which the caller may change, or None."""
 
     def add(self, row: R) -> None:
-        """Add a row.
-
-        Raises:
-            Contradiction: A row with this key exists.
-        """
+        """Add a row. Raises Contradiction: a row with this key exists."""
 
 
 class State(Protocol):
@@ -169,11 +165,7 @@ class MemoryRows(Generic[R]):
         return None if key is None else self.rows.get(key)
 
     def add(self, row: R) -> None:
-        """Add a row.
-
-        Raises:
-            Contradiction: A row with this key exists.
-        """
+        """Add a row. Raises Contradiction: a row with this key exists."""
         key = self._key(row)
         if key in self.rows:
             raise Contradiction(f"{key} exists already")

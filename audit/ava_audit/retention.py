@@ -167,12 +167,6 @@ async def finish_erasures(store: Store, mirror: Mirror, folders: Iterable[Path],
 
     Every step can be repeated. After a kill, the next process starts again from the first step.
 
-    Args:
-        store: The open log.
-        mirror: The mirror files of the log.
-        folders: Folders in which runs have their own folders.
-        mirrored: Whether the mirror is on.
-
     Raises:
         StoreUnavailable: The log cannot be read or written.
         OSError: A file cannot be written, or a folder not removed.
@@ -275,7 +269,6 @@ def _next_batch(view: View, *, upto: int, limit: int) -> _Batch | None:
 
 
 def _was_over(view: View, run_id: str, upto: int, limit: int) -> bool:
-    """Tell whether a run was over at the horizon."""
     run = view.run(run_id)
     if run is None or not run.ended:
         return run is None or is_over(view, run, limit)
@@ -325,7 +318,6 @@ async def _transact(store: Store, work: Callable[[Database], Outcome[T]]) -> T:
 
 
 async def _merge_index(store: Store) -> None:
-    """Merge the text index in small steps."""
     more = await store.maintain(partial(merge_words, pages=-MERGE_PAGES))
     while more:
         await anyio.sleep(PAUSE_S)

@@ -58,8 +58,6 @@ def sanitize_json(value: object, max_bytes: int = MAX_BYTES) -> tuple[Any, tuple
 
 
 class _Cleaner:
-    """One walk through a value, which counts each kind of change."""
-
     def __init__(self) -> None:
         self.changes: Counter[str] = Counter()
         self._nodes = 0

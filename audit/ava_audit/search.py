@@ -211,12 +211,10 @@ class Conditions:
 
 
 def _joined(parts: Sequence[tuple[str, Sequence[Any]]]) -> tuple[str, list[Any]]:
-    """Return conditions as one, with all their values."""
     return " AND ".join([ALWAYS, *(part for part, _ in parts)]), [value for _, values in parts for value in values]
 
 
 def _page(view: View, *, query: LogQuery, conditions: Conditions) -> Page:
-    """Return a page from one consistent state of the log."""
     head, indexed = view.head(), view.progress("words")
     low, high = _bounds(view, query, head)
     wanted = query.limit + 1

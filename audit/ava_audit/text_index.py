@@ -65,11 +65,7 @@ class TypeFilter:
 
 
 def type_filter(names: Iterable[str]) -> TypeFilter:
-    """Return the filter for type names: exact ones in any case, or short ones.
-
-    Raises:
-        BadQuery: A name is unknown.
-    """
+    """Return the filter for type names: exact ones in any case, or short ones. Raises BadQuery: a name is unknown."""
     exact = {name.lower(): name for name in FACTS}
     types: set[str] = set()
     failed = False
@@ -210,5 +206,4 @@ def _any_of(column: str, tokens: Iterable[str]) -> tuple[str, tuple[str, ...]]:
 
 @lru_cache(maxsize=4_096)
 def _token(value: str) -> str:
-    """Return the token for an id or a name."""
     return "x" + hashlib.blake2s(value.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

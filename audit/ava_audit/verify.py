@@ -113,11 +113,7 @@ def verify_backend(
 
 
 def hash_of(digest: str) -> bytes:
-    """Return the bytes of a hash as `ava verify` shows it.
-
-    Raises:
-        BadQuery: The hash is invalid.
-    """
+    """Return the bytes of a hash as `ava verify` shows it. Raises BadQuery: the hash is invalid."""
     try:
         value = bytes.fromhex(digest)
     except ValueError:
@@ -184,7 +180,6 @@ class _Walk:
         self._recorded = 0
 
     def run(self, on_progress: ProgressCallback) -> list[Fault]:
-        """Walk to the end of the log, compare rebuilt projections, and return the faults."""
         start = self.seq
         differences: list[Fault] = []
         try:
@@ -320,7 +315,6 @@ class _Walk:
 
 
 def _differences(db: Database, rebuilt: MemoryState, seq: int) -> Iterator[Fault]:
-    """Yield the differences between the stored projections and the rebuilt ones."""
     yield from _table_differences(PROPOSALS, db, rebuilt.proposals, seq)
     yield from _table_differences(RUNS, db, rebuilt.runs, seq)
     yield from _table_differences(GROUPS, db, rebuilt.groups, seq)

@@ -242,13 +242,7 @@ class View:
         return next(self._entries("seq = ?", seq), None)
 
     def entries(self, run_id: str, after: int = 0, types: Sequence[str] | None = None) -> list[Entry]:
-        """Return the entries that belong to a run, in order.
-
-        Args:
-            run_id: The run.
-            after: Only those with a greater `seq`.
-            types: Only these types.
-        """
+        """Return the entries that belong to a run, in order."""
         # The plus stops SQLite from walking all entries of the type: a run has few, the log may have a million.
         only = f" AND +type IN ({placeholders(types)})" if types else ""
         return [*self._entries(f"run_id = ? AND seq > ?{only} ORDER BY seq", run_id, after, *(types or ()))]
@@ -279,13 +273,7 @@ class View:
         return [*self._entries("type = ? ORDER BY seq", type_name)]
 
     def last_entry(self, run_id: str, type_name: str, *, own: bool = False) -> Entry | None:
-        """Return the newest entry of a type that belongs to a run, or None.
-
-        Args:
-            run_id: The run.
-            type_name: The type.
-            own: Only entries that the run itself wrote.
-        """
+        """Return the newest entry of a type that belongs to a run, or None."""
         only = " AND generation IS NOT NULL" if own else ""
         where = f"run_id = ? AND +type = ?{only} ORDER BY seq DESC LIMIT 1"
         return next(self._entries(where, run_id, type_name), None)

@@ -120,11 +120,7 @@ class Catalog:
         )
 
     def get(self, name: str) -> Role:
-        """Return the role of that name.
-
-        Raises:
-            UnknownRole: There is none; names the known roles and the closest.
-        """
+        """Return the role of that name. Raises UnknownRole: there is none; names the known roles and the closest."""
         if name in self.by_name:
             return self.by_name[name]
         waiting = [untrusted for untrusted in self.untrusted if untrusted.name == name]
@@ -168,7 +164,6 @@ def _files(folders: Sequence[Folder]) -> Iterator[RoleFile | RoleFileError]:
 
 @lru_cache(maxsize=1)
 def _built_in_files() -> tuple[RoleFile, ...]:
-    """Read the role files of this version."""
     here = Folder(Path(__file__).parent, BUILT_IN_SOURCE)
     names = [f"{name}.md" for name in BUILT_IN]
     return tuple(RoleFile(here, name, BUILT_IN_SOURCE, packaged_text(name).encode()) for name in names)
@@ -196,7 +191,6 @@ def _cut(sentence: str, length: int) -> str:
 
 
 def _listed(names: Sequence[str], limit: int) -> str:
-    """Return as many names as fit, and the number of the others."""
     for count in range(len(names), 0, -1):
         left = len(names) - count
         line = ", ".join(names[:count]) + (f" and {left} more" if left else "")

@@ -35,14 +35,7 @@ _DEVICES = re.compile(r"con|prn|aux|nul|com[0-9]|lpt[0-9]")  # Windows takes the
 
 @dataclass(frozen=True)
 class Note:
-    """A note.
-
-    Attributes:
-        name: The file's name without `.md`.
-        text: The whole text.
-        size: Bytes.
-        changed_s: When the file was last changed, seconds since 1970.
-    """
+    """A note."""
 
     name: str
     text: str
@@ -108,11 +101,7 @@ class Memory:
             return True
 
     def read(self) -> Notes:
-        """Return all notes.
-
-        Raises:
-            ToolFailed: The folder cannot be read, or other users can write to it.
-        """
+        """Return all notes. Raises ToolFailed: the folder cannot be read, or other users can write to it."""
         notes: list[Note] = []
         passed_over: list[PassedOver] = []
         with self._opened() as root:
@@ -220,14 +209,7 @@ class Memory:
 
 
 def best_notes(notes: Sequence[Note], query: str, most: int, hide: Callable[[str], str]) -> tuple[FileMatch, ...]:
-    """Return the notes that match a question best, with their best passages; `path` is the note's name.
-
-    Args:
-        notes: The notes to search.
-        query: Words or a question.
-        most: The most notes to return.
-        hide: Replaces secrets in a whole note, before it is split into passages.
-    """
+    """Return the notes that match a question best, with their best passages; `path` is the note's name."""
     from ava_roles.words import Query
 
     words = Query(query)

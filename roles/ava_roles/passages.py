@@ -134,12 +134,7 @@ def weights_of(spread: Sequence[int], total: int) -> list[float]:
 
 @dataclass(frozen=True)
 class Weighing:
-    """Ranks texts by BM25; those with more of the question's words, or with two of them together, rank higher.
-
-    Attributes:
-        weights: How much each word tells.
-        average: The average length of the texts, in words.
-    """
+    """Ranks texts by BM25; those with more of the question's words, or with two of them together, rank higher."""
 
     weights: Sequence[float]
     average: float
@@ -236,7 +231,6 @@ def split_passages(text: str) -> Generator[Passage]:
 
 
 def _split_line(line: str) -> Generator[str]:
-    """Yield a long line in pieces, split between words where possible."""
     start = 0
     while start < len(line):
         end = start + _PASSAGE_CHARS

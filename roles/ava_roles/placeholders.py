@@ -98,11 +98,7 @@ _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def label(value: str) -> str:
-    """Return a label.
-
-    Raises:
-        ValueError: It is not one word of at most 64 characters.
-    """
+    """Return a label. Raises ValueError: it is not one word of at most 64 characters."""
     if not _LABEL.fullmatch(value):
         raise ValueError("must be labels of letters, digits, . - and _, each of at most 64 characters")
     return value

@@ -47,11 +47,6 @@ class RoleDocument:
 def read_document(text: str, source: str, known: frozenset[str]) -> RoleDocument:
     """Split a file into frontmatter and body, and read the values of the known keys.
 
-    Args:
-        text: The whole file.
-        source: The file's name in messages.
-        known: The keys to read; of other keys only the line is kept.
-
     Raises:
         RoleFileError: The file is malformed; names file, line and key.
     """
@@ -136,7 +131,6 @@ _COMMA_OUTSIDE_PARENTHESES = re.compile(r",(?![^(]*\))")
 
 
 def _names(value: Any) -> tuple[str, ...]:
-    """Return the names in a list or in a comma-separated text, each once."""
     items = _COMMA_OUTSIDE_PARENTHESES.split(value) if isinstance(value, str) else value
     if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in cast("list[Any]", items)):
         raise ValueError("must be a list of names, e.g. [first, second]")
@@ -194,8 +188,6 @@ _Command = Annotated[str, AfterValidator(command_line)]
 
 
 class _Keys(BaseModel):
-    """The keys that Ava reads, as files spell them, and their defaults."""
-
     model_config = ConfigDict(strict=True, frozen=True, str_strip_whitespace=True, populate_by_name=True)
 
     name: Annotated[str, AfterValidator(_name)]
@@ -291,11 +283,6 @@ def meant_key(unknown: str) -> str | None:
 @lru_cache(maxsize=256)
 def parse_role(text: str, source: str, default_name: str) -> Role:
     """Return the role that a file's text describes. Equal texts are parsed once.
-
-    Args:
-        text: The whole file.
-        source: The file's name, in messages and in the role.
-        default_name: The role's name if the file gives none.
 
     Raises:
         RoleFileError: It is not a valid role file; names file, line and key of its first fault.

@@ -47,14 +47,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class RoleFile:
-    """A file that was read.
-
-    Attributes:
-        folder: The folder that it is in.
-        name: Its path in that folder.
-        source: Its name in messages.
-        data: Its content.
-    """
+    """A file that was read."""
 
     folder: Folder
     name: str
@@ -68,20 +61,12 @@ class RoleFile:
 
     @property
     def text(self) -> str:
-        """Its text.
-
-        Raises:
-            RoleFileError: It is not UTF-8.
-        """
+        """Its text. Raises RoleFileError: it is not UTF-8."""
         return text_of(self.data, self.source)
 
 
 def text_of(data: bytes, source: str) -> str:
-    """Return a role file's text.
-
-    Raises:
-        RoleFileError: It is not UTF-8.
-    """
+    """Return a role file's text. Raises RoleFileError: it is not UTF-8."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -37,8 +37,6 @@ _threads: RunVar[_Threads] = RunVar("ava_tool_threads")
 
 
 class _Call:
-    """A call in a thread, and how to end what it waits for there."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._over = False

@@ -103,11 +103,7 @@ class ToolSpec:
     aliases: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse flags that contradict each other.
-
-        Raises:
-            ValueError: A flag lacks the one that it implies.
-        """
+        """Refuse flags that contradict each other. Raises ValueError: a flag lacks the one that it implies."""
         for flag, given, implied, there in (
             ("search", self.search, "network", self.network),
             ("edits", self.edits, "files", self.files),
@@ -223,11 +219,7 @@ class Tool(Protocol):
         ...
 
     async def __call__(self, args: Any, at: ToolContext) -> ToolOutput:
-        """Do the work.
-
-        Raises:
-            ToolFailed: It failed; the text tells the model what happened and what it can do.
-        """
+        """Do the work. Raises ToolFailed: it failed; the text tells the model what happened and what it can do."""
         ...
 
 

@@ -45,7 +45,6 @@ def filler_words() -> frozenset[str]:
 
 @cache
 def _fillers() -> dict[str, frozenset[str]]:
-    """Return the filler words by language."""
     found: dict[str, set[str]] = {}
     for line in files("ava_roles").joinpath("filler_words.txt").read_text(encoding="utf-8").splitlines():
         language, colon, words = line.partition(":")
@@ -173,7 +172,6 @@ class _Stems(dict[str, int]):
 
 
 def _split(text: str) -> Iterable[str]:
-    """Yield the words of a text in lower case."""
     for token in _WORD.findall(text):
         if _UNSPACED_RUN.search(token) is None:
             yield token

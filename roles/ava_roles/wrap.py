@@ -179,7 +179,6 @@ def _is_joined(three: str) -> bool:
 
 
 def _is_picture(char: str) -> bool:
-    """Tell whether a character and another one can be one emoji."""
     return char != "" and any(first <= ord(char) <= last for first, last in _pictographs())
 
 

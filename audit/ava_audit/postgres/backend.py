@@ -59,15 +59,7 @@ UNION ALL SELECT 'function', proname::text, prosrc FROM pg_proc WHERE pronamespa
 
 
 class PostgresBackend:
-    """A Postgres database with the log of a data root.
-
-    Args:
-        root: The data root.
-        url: Its address, `postgresql://…` or the `key=value` form.
-
-    Raises:
-        DataRootRefused: The address is invalid.
-    """
+    """A Postgres database with the log of a data root. Raises DataRootRefused: the address is invalid."""
 
     error: type[Exception] = psycopg.Error
     is_near = False
@@ -121,7 +113,6 @@ class PostgresBackend:
 
     @contextmanager
     def _opened(self) -> Generator[tuple[PostgresDatabase, psycopg.Connection[Any]]]:
-        """Open a connection for a moment, whose errors become sentences."""
         try:
             with contextlib.closing(PostgresDatabase(self._conninfo, self._place)) as db:
                 yield db, db.open()
@@ -129,7 +120,6 @@ class PostgresBackend:
             raise StoreUnavailable(f"{self.place} cannot be opened: {_explained(error)}") from error
 
     def _refuse_two_logs(self, fresh: bool, *, made: bool) -> None:
-        """Refuse a database for a data root that has its log elsewhere."""
         if (self._root / MARK).exists():
             if made:  # `_claim` compares the two
                 return
@@ -191,11 +181,7 @@ class PostgresBackend:
         return nullcontext()
 
     def check_location(self) -> None:
-        """Tell what the last connection met.
-
-        Raises:
-            LogMoved: It was another log than before.
-        """
+        """Tell what the last connection met. Raises LogMoved: it was another log than before."""
         if self._place.moved is not None:
             raise LogMoved(self._place.moved)
 
@@ -363,7 +349,6 @@ def _newer(place: str, version: int) -> str:
 
 
 def _explained(error: BaseException) -> str:
-    """Return what a server's error means and what to do about it."""
     text = first_line(error)
     match getattr(error, "sqlstate", None):
         case "53100":

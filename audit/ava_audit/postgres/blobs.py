@@ -44,13 +44,7 @@ DELETE FROM blob_uses WHERE purpose = 'input' AND EXISTS (
 
 
 class PostgresBlobs:
-    """The files beside a log in Postgres.
-
-    Args:
-        conninfo: How to connect.
-        place: The log of this process: another database has other blobs.
-        name: What a person calls the database.
-    """
+    """The files beside a log in Postgres."""
 
     def __init__(self, conninfo: Mapping[str, Any], place: Place, name: str) -> None:
         self._conninfo, self._place, self._name = conninfo, place, name
@@ -110,11 +104,7 @@ class PostgresBlobs:
         return self._transact(lambda conn: b"".join(_parts(conn, blob, run_id)))
 
     def has(self, run_id: str, use: Use) -> bool:
-        """Tell whether a run has a blob for this use.
-
-        Raises:
-            StoreUnavailable: The database cannot be read.
-        """
+        """Tell whether a run has a blob for this use. Raises StoreUnavailable: the database cannot be read."""
         sql = "SELECT 1 FROM blob_uses WHERE run_id = %s AND purpose = %s LIMIT 1"
         return self._transact(lambda conn: conn.execute(sql, (run_id, use)).fetchone() is not None)
 

@@ -76,13 +76,7 @@ REWRITE_BYTES = 100_000_000
 
 
 class PostgresDatabase:
-    """A connection as `Database` describes it; it is opened when it is first needed, and again after a loss.
-
-    Args:
-        conninfo: How to connect.
-        place: The log of this process.
-        readonly: Refuse to write.
-    """
+    """A connection as `Database` describes it; it is opened when it is first needed, and again after a loss."""
 
     words_key = "words.entry"
     words_in_order = False
@@ -120,11 +114,7 @@ class PostgresDatabase:
         return None if self._conn is None or self._conn.closed else self._conn.fileno()
 
     def open(self) -> psycopg.Connection[Any]:
-        """Return the connection, a new one after a loss.
-
-        Raises:
-            psycopg.Error: It cannot be made.
-        """
+        """Return the connection, a new one after a loss. Raises psycopg.Error: it cannot be made."""
         if self._conn is not None and not self._conn.closed:
             return self._conn
         self._conn, self._seen = None, -1
@@ -425,7 +415,6 @@ def _is_refusal(error: psycopg.Error) -> bool:
 
 
 def _drain(conn: psycopg.Connection[Any]) -> list[int]:
-    """Return the heads that other processes have told of."""
     return [int(notice.payload) for notice in conn.notifies(timeout=0) if notice.payload.isdecimal()]
 
 

@@ -21,13 +21,7 @@ _LOCKED = "55P03"
 
 
 class PostgresDocuments:
-    """The documents of one database. Every method blocks.
-
-    Args:
-        conninfo: How to connect.
-        place: What a person calls the database.
-        prepare: Makes the tables; called when they are missing.
-    """
+    """The documents of one database. Every method blocks."""
 
     def __init__(self, conninfo: Mapping[str, Any], place: str, prepare: Callable[[], None]) -> None:
         self._conninfo = conninfo

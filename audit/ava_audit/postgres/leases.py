@@ -61,11 +61,7 @@ class SessionConnection:
         self._conn: psycopg.Connection[Any] | None = None
 
     def run(self, sql: LiteralString, values: Values = ()) -> list[Any]:
-        """Run a statement and return its rows.
-
-        Raises:
-            psycopg.Error: It failed twice.
-        """
+        """Run a statement and return its rows. Raises psycopg.Error: it failed twice."""
         with self._lock:
             try:
                 return self._run(sql, values)
@@ -122,11 +118,7 @@ class LeaseMembership:
         self._released = False
 
     def announce(self, address: str) -> None:
-        """Write the address into the lease.
-
-        Raises:
-            StoreUnavailable: The database cannot be written.
-        """
+        """Write the address into the lease. Raises StoreUnavailable: the database cannot be written."""
         self._address = address
         self.renew()
 
@@ -135,11 +127,7 @@ class LeaseMembership:
         return steady_s() < self._renew_by
 
     def renew(self) -> None:
-        """Renew the lease.
-
-        Raises:
-            StoreUnavailable: The database cannot be written.
-        """
+        """Renew the lease. Raises StoreUnavailable: the database cannot be written."""
         if self._released:
             return
         began = steady_s()
@@ -203,11 +191,7 @@ class LeasedInstances:
         self._activities: tuple[float, Activities] = (float("-inf"), {})
 
     def join(self, told: Announcement = QUIET, /) -> LeaseMembership:
-        """Become an instance.
-
-        Raises:
-            StoreUnavailable: The database cannot be written.
-        """
+        """Become an instance. Raises StoreUnavailable: the database cannot be written."""
         membership = LeaseMembership(self._files.join(), told, self._lease_s, self._conninfo, self._place)
         try:
             membership.renew()
@@ -249,11 +233,7 @@ class LeasedInstances:
             return True
 
     def live(self) -> list[LiveInstance]:
-        """Return the live instances.
-
-        Raises:
-            StoreUnavailable: The database cannot be read.
-        """
+        """Return the live instances. Raises StoreUnavailable: the database cannot be read."""
         sql = f"SELECT name, host, kind, address, offers FROM leases WHERE {_EXPIRES} > clock_timestamp()"  # noqa: S608
         try:
             rows = self._connection.run(sql)

@@ -86,11 +86,6 @@ class Place:
 def dial(conninfo: Mapping[str, Any], *, readonly: bool, channel: str | None) -> psycopg.Connection[Any]:
     """Open a connection: explicit transactions, durable commits, no wait without an end.
 
-    Args:
-        conninfo: How to connect.
-        readonly: Refuse to write.
-        channel: Hear what is told there.
-
     Raises:
         psycopg.Error: It cannot be made.
     """

@@ -61,7 +61,6 @@ def find_headers(text: str) -> Iterator[SecretSpan]:
 
 
 def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
-    """Return the end of the pattern's match at a position."""
     match = pattern.match(text, at)
     return match.end() if match else at
 
@@ -162,7 +161,6 @@ def _element(text: str, after: int, before: str, name: str) -> tuple[int, int] |
 
 
 def _phrase(text: str, after: int) -> tuple[int, int] | None:
-    """Return the place of a password of several words in quotes."""
     match = _PHRASE.match(text, after)
     if match is None:
         return None

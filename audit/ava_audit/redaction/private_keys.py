@@ -103,7 +103,6 @@ def _key_words(text: str, at: int, end: int) -> tuple[list[KeyWord], int]:
 
 
 def _is_key_line(word: str) -> bool:
-    """Tell whether a word can be any line of a private key."""
     varied = UPPER.search(word) is not None and LOWER.search(word) is not None
     return varied and (len(word) >= _KEY_WIDTH or (len(word) >= _SHORT_KEY_WIDTH and DIGIT.search(word) is not None))
 

@@ -56,13 +56,7 @@ QUIET = Announcement()
 
 @dataclass(frozen=True)
 class LiveInstance:
-    """An instance that lives.
-
-    Attributes:
-        name: Its name.
-        host: The name of its machine.
-        told: What it has told.
-    """
+    """An instance that lives."""
 
     name: str
     host: str

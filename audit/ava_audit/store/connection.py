@@ -42,11 +42,7 @@ class SqliteDatabase(sqlite3.Connection):
         self.execute("BEGIN")
 
     def begin_write(self) -> None:
-        """Begin a transaction that writes.
-
-        Raises:
-            Busy: Another program writes.
-        """
+        """Begin a transaction that writes. Raises Busy: another program writes."""
         try:
             self.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
@@ -55,11 +51,7 @@ class SqliteDatabase(sqlite3.Connection):
             raise
 
     def begin_bulk(self) -> None:
-        """Begin a transaction that writes much and reads much of what it wrote.
-
-        Raises:
-            Busy: Another program writes.
-        """
+        """Begin a transaction that writes much and reads much of what it wrote. Raises Busy: another program writes."""
         self.begin_write()
 
     def commit(self, _head: tuple[int, bytes] | None = None, /) -> None:

@@ -73,11 +73,7 @@ def network_file_system(path: Path) -> str | None:
 
 
 def mount_table() -> str:
-    """Return the kernel's list of mounts.
-
-    Raises:
-        UnsupportedSystem: This is not Linux, or /proc cannot be read.
-    """
+    """Return the kernel's list of mounts. Raises UnsupportedSystem: this is not Linux, or /proc cannot be read."""
     try:
         if sys.platform.startswith("linux"):
             return _MOUNTS.read_text("utf-8", "surrogateescape")
@@ -87,7 +83,6 @@ def mount_table() -> str:
 
 
 def _network_kind(mounts: str, path: Path) -> str | None:
-    """Return the type of the mount that covers an absolute path, if it is a network file system."""
     place, kind = Path("/"), ""
     for line in mounts.splitlines():
         before, found, after = line.partition(" - ")

@@ -37,12 +37,7 @@ class _Reading:
 
 
 class Readers:
-    """Threads that answer queries.
-
-    Args:
-        backend: The log's database.
-        loop: The event loop of the callers.
-    """
+    """Threads that answer queries."""
 
     def __init__(self, backend: Backend, loop: asyncio.AbstractEventLoop) -> None:
         self._backend = backend
@@ -59,10 +54,6 @@ class Readers:
 
     def look(self, query: Query[T], *, bounded: bool = False) -> T:
         """Run a short query in this thread.
-
-        Args:
-            query: What to read.
-            bounded: Stop it after `LOOK_S`.
 
         Raises:
             StoreUnavailable: The database cannot be read.

@@ -32,12 +32,7 @@ PREPARE_S = 20.0
 
 
 class SqliteBackend:
-    """The file `ava.db` of a data root.
-
-    Args:
-        root: The data root.
-        path: Another file than `ava.db` in it, to check it.
-    """
+    """The file `ava.db` of a data root."""
 
     error: type[Exception] = sqlite3.Error
     is_near = True
@@ -229,9 +224,6 @@ def copy_log(path: Path, target: Path, on_progress: ProgressCallback | None = No
 
 class LogLocation:
     """Notices if the open log is removed, moved or replaced; anything written after that would be lost.
-
-    Args:
-        path: The database file, which exists now.
 
     Raises:
         OSError: It cannot be read.

@@ -48,11 +48,7 @@ _CLOSED = "the log is closed: this server is shutting down"
 
 
 class Store:
-    """The log of one data root, open in this process.
-
-    Attributes:
-        path: The database file of the embedded database.
-    """
+    """The log of one data root, open in this process."""
 
     def __init__(self, root: Path, backend: Backend, loop: asyncio.AbstractEventLoop) -> None:
         self.path = root / "ava.db"

@@ -95,11 +95,7 @@ class Appender:
 
 
 def content_within(event: Event) -> bytes:
-    """Return an event's content as it is stored.
-
-    Raises:
-        EntryTooLarge: It is over 2 MB.
-    """
+    """Return an event's content as it is stored. Raises EntryTooLarge: it is over 2 MB."""
     try:
         content = content_of(event.fact)
     except ValueError:  # a lone surrogate that nobody replaced: store it replaced rather than lose the event
@@ -141,15 +137,7 @@ class Checkpoint:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A command on its way through the writer.
-
-    Attributes:
-        command: What to do.
-        future: Who waits for it; None if nobody does.
-        state: How far it has come.
-        value: Its result.
-        error: Why it failed.
-    """
+    """A command on its way through the writer."""
 
     command: Command[Any] | MaintenanceJob | Checkpoint
     future: asyncio.Future[Any] | None

@@ -35,11 +35,7 @@ _SHEET = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 
 
 def check_office_file(data: bytes) -> None:
-    """Check that an office file can be parsed safely.
-
-    Raises:
-        ToolFailed: It would take too much memory or time.
-    """
+    """Check that an office file can be parsed safely. Raises ToolFailed: it would take too much memory or time."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         parts = archive.infolist()
         if sum(part.file_size for part in parts) > _MAX_UNPACKED_BYTES:
@@ -79,15 +75,12 @@ def _count_elements(head: bytes, file: Any, size: int) -> None:
 
 
 class _Counter:
-    """Counts elements, in total and in one row of a sheet."""
-
     def __init__(self) -> None:
         self._depth = self._elements = self._in_row = 0
         self._row_depth = 0
         self._limit = _MAX_ELEMENTS
 
     def start(self, name: str, attributes: dict[str, str]) -> None:
-        """Count an element that opens."""
         self._depth += 1
         self._elements += 1
         if self._depth == 1 and name == f"{_SHEET}}}worksheet":
@@ -104,7 +97,6 @@ class _Counter:
             raise _too_large("elements with too many attributes, or nested too deep")
 
     def end(self, _name: str) -> None:
-        """Count an element that closes."""
         if self._depth == self._row_depth:
             self._row_depth = self._in_row = 0
         self._depth -= 1

@@ -37,7 +37,6 @@ MAX_LIFE_S = 24 * 3600.0
 
 
 def _files_among(args: tuple[str, ...]) -> Iterator[Path]:
-    """Yield the files that arguments name by their full path, such as an interpreter's script."""
     for arg in args:
         path = Path(arg)
         try:
@@ -53,13 +52,7 @@ MAX_BLOCKS = 500
 
 
 def render_result(content: Sequence[Any], structured: Any, *, failed: bool) -> ToolOutput:
-    """Return a result for the model.
-
-    Args:
-        content: The SDK's content blocks.
-        structured: The structured content, any JSON; None if there is none.
-        failed: The tool reports a failure.
-    """
+    """Return a result for the model."""
     parts: list[str] = []
     length = 0
     for number, block in enumerate(content):
@@ -140,11 +133,6 @@ class LaunchContext:
         The server sees the system's programs, its own program with the installation around it, the files that its
         arguments name, `sandbox.read_only`, and its `read_write` folders. Its home is a temporary folder.
 
-        Args:
-            entry: Its configuration.
-            env: Its environment, secrets inserted.
-            folder: Its home, empty.
-
         Raises:
             ToolFailed: Its program, or one of its folders, is missing.
         """
@@ -182,11 +170,7 @@ class McpConnection:
         self._session = session
 
     async def tools(self) -> tuple[OfferedTool, ...]:
-        """Return the tools that it offers.
-
-        Raises:
-            ToolFailed: It is Ava itself.
-        """
+        """Return the tools that it offers. Raises ToolFailed: it is Ava itself."""
         from mcp_types import PaginatedRequestParams
 
         listed: list[Any] = []
@@ -346,11 +330,7 @@ class ToolListing:
 
 
 class ToolDiscovery:
-    """Lists the tools of servers, and caches each listing for a while; a server is never asked twice at a time.
-
-    Args:
-        launch: Makes what a server is started with.
-    """
+    """Lists the tools of servers, and caches each listing for a while; a server is never asked twice at a time."""
 
     def __init__(self, launch: Callable[[ServerEntry], Awaitable[LaunchContext]]) -> None:
         self._launch = launch

@@ -27,8 +27,6 @@ CANCEL_S = 3.0
 
 @dataclass
 class _StartedServer:
-    """One start of one server."""
-
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     ready: anyio.Event = field(default_factory=anyio.Event)
     leave: anyio.Event = field(default_factory=anyio.Event)
@@ -246,10 +244,6 @@ class McpTool:
         return f"Asking {self._server}: {self.spec.name.removeprefix(f'mcp__{self._server}__')}"
 
     async def __call__(self, args: Any, at: ToolContext) -> ToolOutput:
-        """Call it.
-
-        Raises:
-            ToolFailed: Its server cannot do it.
-        """
+        """Call it. Raises ToolFailed: its server cannot do it."""
         assert isinstance(args, McpToolArgs)
         return await self._servers.call(self._server, self._offered, args.model_extra or {})

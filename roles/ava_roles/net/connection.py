@@ -129,12 +129,7 @@ class PooledTransport(httpx2.AsyncHTTPTransport):
 
 
 class _KeptConnection(httpcore2.AsyncConnectionPool):
-    """A pool for one request at a time: it has one connection, and searches no list of them.
-
-    Args:
-        context: The TLS context.
-        keep_alive_s: Seconds for which an idle connection is kept.
-    """
+    """A pool for one request at a time: it has one connection, and searches no list of them."""
 
     def __init__(self, context: ssl.SSLContext, keep_alive_s: float) -> None:
         super().__init__(ssl_context=context, keepalive_expiry=keep_alive_s, network_backend=NetworkBackend())
@@ -151,7 +146,6 @@ class _KeptConnection(httpcore2.AsyncConnectionPool):
         return await kept.handle_async_request(request)
 
     async def aclose(self) -> None:
-        """Close the connection."""
         kept, self._kept = self._kept, None
         if kept is not None:
             with anyio.move_on_after(_CLOSE_S, shield=True):
@@ -184,11 +178,7 @@ class SystemResolver:
         self._under_way = 0
 
     async def __call__(self, host: str, port: int) -> Sequence[str]:
-        """Return the addresses of a host.
-
-        Raises:
-            OSError: There are none, or too many lookups are hanging.
-        """
+        """Return the addresses of a host. Raises OSError: there are none, or too many lookups are hanging."""
         return await anyio.to_thread.run_sync(self._look_up, host, port, abandon_on_cancel=True, limiter=self._limiter)
 
     def _look_up(self, host: str, port: int) -> list[str]:
@@ -262,11 +252,7 @@ class UnusableProxy(httpx2.AsyncBaseTransport):
         self._why = why
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Refuse.
-
-        Raises:
-            ProxyRefused: Always.
-        """
+        """Refuse. Raises ProxyRefused: always."""
         raise ProxyRefused(self._why)
 
 
@@ -360,7 +346,6 @@ class _Progress:
         self.scope = anyio.CancelScope()
 
     async def trace(self, event: str, _info: Any) -> None:
-        """Note a trace event."""
         if event == "connection.connect_tcp.started":
             self.opening = True
             if self.seconds is not None:
@@ -374,7 +359,6 @@ class _Progress:
             self.scope.deadline = float("inf")
 
     def describe_failure(self, error: Exception) -> str:
-        """Say at which step a connection failed."""
         why = str(error) or type(error).__name__
         if not self._reached:
             return f"cannot be reached ({why})"

@@ -90,8 +90,6 @@ _HOSTS_KEPT = 256
 
 
 class _Queue:
-    """The requests to one host."""
-
     def __init__(self) -> None:
         self.lock = anyio.Lock()
         self.users = 0
@@ -311,7 +309,6 @@ class Fetcher:
         return target
 
     async def _transport(self) -> httpx2.AsyncHTTPTransport:
-        """Return the transport for one request."""
         if self._context is None:
             self._context = await run_sync(ssl.create_default_context)
         if self._proxy is not None:

@@ -73,13 +73,7 @@ class SearchRequest:
 
 @dataclass(frozen=True)
 class SearchReply:
-    """A response.
-
-    Attributes:
-        status: The HTTP status.
-        headers: The headers, names in lower case.
-        body: The whole body, decompressed.
-    """
+    """A response; names of headers are in lower case, and the body is decompressed."""
 
     status: int
     headers: Mapping[str, str]
@@ -102,13 +96,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class SearchResults:
-    """The results of a search.
-
-    Attributes:
-        engine: The engine's title.
-        hits: The results, best first.
-        note: A note for the reader on how they were found; may be empty.
-    """
+    """The results of a search."""
 
     engine: str
     hits: tuple[Hit, ...]
@@ -162,11 +150,7 @@ class Engine(ABC):
 
 
 async def search(engine: Engine, query: str, count: int, send: Send) -> SearchResults:
-    """Search once.
-
-    Raises:
-        ToolFailed: There are no results; says why and what to do.
-    """
+    """Search once. Raises ToolFailed: there are no results; says why and what to do."""
     try:
         with anyio.fail_after(DEADLINE_S):
             reply = await send(engine.ask(query, count))
@@ -183,13 +167,7 @@ async def search(engine: Engine, query: str, count: int, send: Send) -> SearchRe
 
 
 def pick_hits(rows: Iterable[Mapping[str, Any]], fields: Sequence[str], count: int) -> tuple[Hit, ...]:
-    """Return the first results that have an address, each once, as plain text.
-
-    Args:
-        rows: The results as they came; they are not trusted.
-        fields: What they call their URL, title, words and dates.
-        count: How many at most.
-    """
+    """Return the first results that have an address, each once, as plain text."""
     by_url: dict[str, Hit] = {}
     for row in rows:
         if len(by_url) == count:
@@ -201,11 +179,7 @@ def pick_hits(rows: Iterable[Mapping[str, Any]], fields: Sequence[str], count: i
 
 
 def _answer(engine: Engine, reply: SearchReply) -> Mapping[str, Any]:
-    """Return the JSON object in a response.
-
-    Raises:
-        ToolFailed: It is an error, or not a JSON object.
-    """
+    """Return the JSON object in a response. Raises ToolFailed: it is an error, or not a JSON object."""
     try:
         answer: object = json.loads(reply.body)
     except (ValueError, RecursionError):

@@ -56,7 +56,6 @@ def _works(attempt: Callable[[], object]) -> bool:
 
 
 def _same_namespace(namespace: str) -> bool:
-    """Tell whether the server's process ids are valid here."""
     try:
         return os.readlink("/proc/self/ns/pid") == namespace
     except OSError:

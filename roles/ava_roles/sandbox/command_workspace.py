@@ -244,11 +244,7 @@ class CopiedWorkspace:
         return ""
 
     def close(self) -> None:
-        """Remove the copy, also while it is being made. Blocks.
-
-        Raises:
-            OSError: Something in it cannot be removed.
-        """
+        """Remove the copy, also while it is being made. Blocks. Raises OSError: something in it cannot be removed."""
         self._closing = True
         self._remove()
 

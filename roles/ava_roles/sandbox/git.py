@@ -207,14 +207,6 @@ def list_checkout(
 ) -> Checkout:
     """Return the names in a folder of a repository. Blocks; stops at once when `check` raises.
 
-    Args:
-        repository: The folder that contains `.git`.
-        folder: The folder to list, within the repository.
-        aside: A folder for a temporary git directory.
-        home: The user's home folder, for the names that they ignore in every repository.
-        check: Called repeatedly.
-        git_folder: The approved git folder outside of the repository.
-
     Raises:
         ToolFailed: git is not installed, fails, or would follow something elsewhere.
     """

@@ -98,7 +98,6 @@ def _ask(accept: Accept, pointer: Path, folder: Path, *, inside: bool) -> None:
 
 
 def _pointer(file: Path, before: str = "") -> str:
-    """Return the path that a small file names."""
     text = _text(file, _SMALL).strip()
     if not text.startswith(before) or "\0" in text or "\n" in text:
         raise NoGitFolder(f"{file} names no repository; {_CLONE}")
@@ -134,7 +133,6 @@ def _is_checkout_of(root: Path, folder: Path, common: Path) -> bool:
 
 
 def _not_its_checkout(root: Path, folder: Path, common: Path) -> str:
-    """Return why a git folder is refused, and the command that mends one that is the checkout's."""
     words = ["git", f"--git-dir={common}", "worktree", "repair", str(root)]
     if folder == common:
         words = ["git", "-C", str(root), "config", "core.worktree", str(root)]

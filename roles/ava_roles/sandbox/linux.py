@@ -135,11 +135,7 @@ def limit_memory(most: int) -> None:
 
 
 def landlock_abi() -> int:
-    """Return the kernel's Landlock version, 0 for none.
-
-    Raises:
-        NotOnThisSystem: This is not Linux.
-    """
+    """Return the kernel's Landlock version, 0 for none. Raises NotOnThisSystem: this is not Linux."""
     libc, _get_errno = _libc("Landlock")
     return max(0, int(libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, _ASK_VERSION)))
 
@@ -159,11 +155,7 @@ def kernel_setting(name: str) -> int | None:
 
 
 def _prctl(option: int, value: int) -> None:
-    """Call prctl.
-
-    Raises:
-        NotOnThisSystem: This is not Linux, or a sandbox forbids it.
-    """
+    """Call prctl. Raises NotOnThisSystem: this is not Linux, or a sandbox forbids it."""
     libc, get_errno = _libc("prctl")
     if libc.prctl(option, value, 0, 0, 0) != 0:
         raise NotOnThisSystem("prctl", get_errno())

@@ -194,9 +194,6 @@ class PlainPaths:
     Each step is checked for links, and the result is compared with the folder, before it is used. Another process could
     replace a folder by a link between the check and the use; such systems offer nothing better.
 
-    Args:
-        path: The folder.
-
     Raises:
         OSError: It is not a folder.
     """
@@ -298,7 +295,6 @@ def _closing(descriptor: int) -> Generator[int]:
 
 
 def _open_stepwise(folder: int, parts: Sequence[str], flags: int) -> int:
-    """Open a name beneath a folder, one part at a time and through no link."""
     here = os.dup(folder)
     try:
         for part in parts[:-1]:

@@ -33,11 +33,7 @@ class Root:
 
     @classmethod
     def open(cls, path: Path) -> Root:
-        """Open a folder.
-
-        Raises:
-            OSError: It is not a folder, or cannot be opened.
-        """
+        """Open a folder. Raises OSError: it is not a folder, or cannot be opened."""
         return cls(path, DescriptorPaths(path) if path_access.has_folder_descriptors() else PlainPaths(path))
 
     @classmethod
@@ -85,10 +81,6 @@ class Root:
 
     def read(self, rel: str, cap: int = 2_000_000) -> tuple[bytes, bool]:
         """Return the first `cap` bytes of a regular file, and whether there is more.
-
-        Args:
-            rel: A path relative to the root, or an absolute one beneath it.
-            cap: Bytes.
 
         Raises:
             AccessRefused: It leads outside or through a link, or is not a regular file.
@@ -242,7 +234,6 @@ class Root:
         return found
 
     def _entry(self, parts: Sequence[str]) -> Entry:
-        """Return the entry of a path, as its folder lists it."""
         with _translate_errors(parts, folder=True):
             for entry in self._access.entries(parts[:-1]):
                 if entry.name == parts[-1]:
@@ -251,11 +242,7 @@ class Root:
 
 
 def folder_identity(path: Path) -> str:
-    """Return what distinguishes a folder from any other that is put in its place.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """Return what distinguishes a folder from any other that is put in its place. Raises OSError: it cannot be read."""
     return identity_of(path.lstat())
 
 

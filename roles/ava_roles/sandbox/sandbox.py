@@ -138,12 +138,7 @@ class Sandbox(Protocol):
 
 @dataclass(frozen=True)
 class Unavailable:
-    """No sandbox can confine commands on this machine.
-
-    Attributes:
-        why: The reason.
-        what_to_do: What would change it.
-    """
+    """No sandbox can confine commands on this machine."""
 
     why: str
     what_to_do: str

@@ -154,12 +154,7 @@ def _probe_in_thread(sandbox: Sandbox, state: Path) -> str | None:
 
 
 def probe_sandbox(sandbox: Sandbox, state: Path) -> str | None:
-    """Attack a sandbox; return what is wrong with it, or None where every attack failed. Blocks.
-
-    Args:
-        sandbox: The sandbox.
-        state: A folder for decoys.
-    """
+    """Attack a sandbox; return what is wrong with it, or None where every attack failed. Blocks."""
     with temporary_folder("probe-", state) as decoys, ExitStack() as stack:
         work, readable, outside = (decoys / each for each in ("here", "readable", "outside"))
         for folder in (work, readable, outside):

@@ -53,18 +53,7 @@ class Machine:
 
 
 class SupervisedSandbox:
-    """A sandbox of one kind.
-
-    Args:
-        kind: What confines the commands.
-        machine: The facts about this machine.
-        state: A folder for temporary files, where a command has no mounts of its own.
-        limits: The resources that a command may use.
-
-    Attributes:
-        kind: What confines the commands.
-        mounts: A command sees its binds at their targets.
-    """
+    """A sandbox of one kind."""
 
     def __init__(self, kind: Kind, machine: Machine, state: Path, limits: Limits | None = None) -> None:
         self.kind: Kind = kind
@@ -212,7 +201,6 @@ class _Report:
         self._ended = False
 
     async def wait(self) -> None:
-        """Wait for the report, or for the end of the supervisor."""
         if not self._ended:
             with suppress(anyio.EndOfStream):
                 self.text = (await self._reader.receive(65_536)).decode("utf-8", "replace")
@@ -221,8 +209,6 @@ class _Report:
 
 @dataclass(frozen=True)
 class _Running:
-    """A command under its supervisor, and the server's ends of its streams."""
-
     supervisor: Supervisor
     report: _Report
     stdin: PipeWriter
@@ -262,7 +248,6 @@ class _End:
         return self._descriptor
 
     async def aclose(self) -> None:
-        """Close it."""
         self.close()
 
     def close(self) -> None:

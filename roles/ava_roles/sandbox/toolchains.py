@@ -88,7 +88,6 @@ def _read_links(descriptor: int) -> tuple[list[str], list[str]]:
 
 
 def _entries(descriptor: int, at: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield the tag and the value of each entry in a dynamic section."""
     data = _read(descriptor, at, min(size, _DYNAMIC_MAX))
     for tag, value in _ENTRY.iter_unpack(data[: len(data) // _ENTRY.size * _ENTRY.size]):
         if tag == _END:
@@ -97,16 +96,11 @@ def _entries(descriptor: int, at: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _text(descriptor: int, at: int) -> str:
-    """Return the zero-terminated text at an offset."""
     return _read(descriptor, at, _TEXT_MAX).partition(b"\0")[0].decode()
 
 
 def _read(descriptor: int, at: int, size: int) -> bytes:
-    """Return bytes of a file from an offset, fewer at its end.
-
-    Raises:
-        OSError, OverflowError: The offset is invalid.
-    """
+    """Return bytes of a file from an offset, fewer at its end. Raises OSError, OverflowError: the offset is invalid."""
     os.lseek(descriptor, at, os.SEEK_SET)
     return os.read(descriptor, size)
 
@@ -154,14 +148,7 @@ class HostFolders:
 def find_toolchains(
     workspace: Path | None, dependencies: Sequence[str], host: HostFolders, env: Mapping[str, str] | None = None
 ) -> Toolchains:
-    """Return the toolchains of a project. Blocks: reads the file system, and starts nothing.
-
-    Args:
-        workspace: The project, if any.
-        dependencies: Its folders of installed packages, relative to it.
-        host: The folders of this machine.
-        env: The server's environment, for its PATH.
-    """
+    """Return the toolchains of a project. Blocks: reads the file system, and starts nothing."""
     env = os.environ if env is None else env
     workspace = workspace.resolve() if workspace is not None else None
     programs = path_outside(env.get("PATH", os.defpath), workspace)
@@ -177,13 +164,7 @@ def find_toolchains(
 
 
 def find_installation(program: Path, files: Iterable[Path], host: HostFolders) -> Toolchains:
-    """Return what one program needs beside the system's own. Blocks: reads the file system, and starts nothing.
-
-    Args:
-        program: Its absolute path.
-        files: Further files that its arguments name.
-        host: The folders of this machine.
-    """
+    """Return what one program needs beside the system's own. Blocks: reads the file system, and starts nothing."""
     search = _Search(host, os.defpath)
     search.add_installation(program)
     for file in files:
@@ -200,7 +181,6 @@ class _Search:
         self.found = Toolchains()
 
     def add_project(self, workspace: Path, dependencies: Sequence[str]) -> None:
-        """Add what a project's own files ask for."""
         environments = [workspace / name for name in dependencies if (workspace / name / "pyvenv.cfg").is_file()]
         modules = [name for name in dependencies if name.rpartition("/")[2] == "node_modules"]
         self.found.path += [str(environment / "bin") for environment in environments]
@@ -236,7 +216,6 @@ class _Search:
             self.found.shown[file] = real
 
     def add_configured(self) -> None:
-        """Show the folders from the settings."""
         for folder in self.read_only:
             if not folder.is_dir():
                 self.found.refused.append(f"{folder} (sandbox.read_only) is not a folder")
@@ -303,7 +282,6 @@ class _Search:
                     return
 
     def _add_go(self) -> None:
-        """Show Go and its modules."""
         program = shutil.which("go", path=self.programs) or "/usr/local/go/bin/go"
         real = Path(program).resolve()
         if real.is_file() and (real.parent.parent / "pkg").is_dir():
@@ -315,7 +293,6 @@ class _Search:
     # -- showing ------------------------------------------------------------------------------------------------------
 
     def _add_program(self, real: Path) -> None:
-        """Show the folder that a program was installed into, and add its bin folder to the PATH."""
         shown = _in_system(real) or self._show(real.parent.parent, real.parent.parent)
         if shown and str(real.parent) not in SYSTEM_PATH:  # those come last on the PATH anyway
             self.found.path.append(str(real.parent))
@@ -394,7 +371,6 @@ def _is_file(path: Path) -> bool:
 
 
 def _link_chain(program: Path) -> Iterator[Path]:
-    """Yield the paths in a chain of links from a program."""
     for _ in range(_LINKS_MAX):
         try:
             target = program.readlink()
@@ -405,7 +381,6 @@ def _link_chain(program: Path) -> Iterator[Path]:
 
 
 def _interpreter_folder(environment: Path) -> Path | None:
-    """Return the folder of the interpreter that an environment was made with, from its pyvenv.cfg."""
     with suppress(OSError, UnicodeDecodeError):
         for line in read_small(environment / "pyvenv.cfg", 10_000).decode().splitlines():
             key, _, value = line.partition("=")
@@ -415,7 +390,6 @@ def _interpreter_folder(environment: Path) -> Path | None:
 
 
 def _version_numbers(program: Path) -> tuple[int, ...]:
-    """Return the numbers in the name of the folder that a program was installed into, for sorting by version."""
     return tuple(map(int, re.findall(r"\d+", program.parent.parent.name)))
 
 

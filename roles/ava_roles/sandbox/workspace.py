@@ -339,14 +339,11 @@ def _repository(places: WorkspaceRule, folder: Path) -> Path | None:
 
 
 class _User(NamedTuple):
-    """This user, as the user database has it."""
-
     name: str
     home: Path
 
 
 def _user() -> _User | None:
-    """Return this user's entry in the user database, if there is one."""
     number = getattr(os, "getuid", None)
     try:
         import pwd
@@ -385,11 +382,9 @@ class _Look:
         self._known: dict[str, _Identity] = {}
 
     def is_within(self, path: Path, folders: Iterable[str]) -> bool:
-        """Tell whether a resolved path is one of the folders or lies in one, even if letters differ in case."""
         return self._any_same(_upwards(str(path)), folders)
 
     def is_any(self, path: str, folders: Iterable[str]) -> bool:
-        """Tell whether a path names one of the folders, by its text or in the file system."""
         return self._any_same((path,), folders)
 
     def _any_same(self, paths: Iterable[str], folders: Iterable[str]) -> bool:
@@ -410,5 +405,4 @@ class _Look:
 
 @lru_cache(maxsize=64)
 def _upwards(path: str) -> tuple[str, ...]:
-    """Return a path and all folders above it."""
     return (path, *map(str, Path(path).parents))

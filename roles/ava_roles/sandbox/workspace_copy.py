@@ -136,7 +136,6 @@ class _Copy:
         return self.report
 
     def copy_checkout(self, checkout: Checkout, carried: list[str]) -> CopyReport:
-        """Copy the part of a checkout that is the project."""
         names = self.split_names(checkout, carried)
         beneath = tuple(f"{name}/" for name in self.report.dependencies)
         wanted = (name for name in names if not name.startswith(beneath)) if beneath else iter(names)
@@ -301,14 +300,6 @@ _SEPARATORS = {"\0", *("\\:" if os.name == "nt" else "")}
 def pack_folder(root: Root, home: Path, limit: int, aside: Path, path: Path, git_folder: str = "") -> str | None:
     """Write the archive of a folder. Blocking.
 
-    Args:
-        root: The folder.
-        home: The user's home folder, for the names that they ignore in every repository.
-        limit: Most bytes of the files in it.
-        aside: An empty folder.
-        path: The new file.
-        git_folder: The approved git folder outside of the folder's checkout.
-
     Returns:
         None, or why the folder does not travel.
 
@@ -336,12 +327,6 @@ def pack_folder(root: Root, home: Path, limit: int, aside: Path, path: Path, git
 
 def unpack_folder(archive: Path, place: Path, beneath: Path, limit: int) -> None:
     """Make the folder of an archive whose bytes were checked. Blocking; a folder that is complete is left as it is.
-
-    Args:
-        archive: The file.
-        place: The new folder.
-        beneath: The folder above it that has to exist.
-        limit: Most bytes of the files in it.
 
     Raises:
         FolderReplaced: It is not an archive of a folder; nothing of it is left.

@@ -105,11 +105,7 @@ class Document:
 
     @classmethod
     def of(cls, data: bytes) -> Document:
-        """Return the text that bytes hold.
-
-        Raises:
-            NotEditable: They are not UTF-8.
-        """
+        """Return the text that bytes hold. Raises NotEditable: they are not UTF-8."""
         if data.startswith(_WIDE):
             raise NotEditable("it is UTF-16 or UTF-32, and only UTF-8 is edited")
         if b"\0" in data:

@@ -127,7 +127,6 @@ def _difference(here: Sequence[str], wanted: Sequence[str], start: int) -> tuple
 
 
 def _describe_difference(line: str, other: str, name: str) -> str:
-    """Return how a line of the file differs from a line of old."""
     if line.strip() == other.strip():
         if line.rstrip() != other.rstrip():
             return f"{name} begins with {_blanks(_leading(line))}, in old with {_blanks(_leading(other))}"
@@ -172,7 +171,6 @@ def _without_lookalikes(line: str) -> str:
 
 
 def _tokens(line: str) -> list[str]:
-    """Return the words, numbers and signs of a line, of a long one of its beginning."""
     return _TOKEN.findall(line[:_LINE_CHARS].casefold())
 
 
@@ -356,7 +354,6 @@ def _seen(document: Document, hide: Callable[[str], str]) -> Document:
 
 
 def _require_text(text: str) -> None:
-    """Refuse a text that no text file can contain."""
     if "\0" in text:
         raise ToolFailed("a zero byte would make the file binary; write it as an escape sequence of the language")
     try:
@@ -366,7 +363,6 @@ def _require_text(text: str) -> None:
 
 
 def _refuse_redaction_marks(text: str, before: str, name: str) -> None:
-    """Refuse to replace a hidden value by the mark that stands for it."""
     for mark in set(_REDACTED.findall(text)):
         if text.count(mark) > before.count(mark):
             raise ToolFailed(
@@ -414,7 +410,6 @@ def _bytes(data: bytes) -> str:
 
 
 def _note_on_last_line(before: Document, after: Document) -> str:
-    """Return a note if the last line has lost or gained its line break."""
     if not after.text or before.ends_in_line_break == after.ends_in_line_break:
         return ""
     return "\n[the file now ends {} a line break]".format("with" if after.ends_in_line_break else "without")

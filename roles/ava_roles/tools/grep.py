@@ -137,7 +137,6 @@ def _matcher(query: Query) -> Callable[[str], Generator[tuple[int, str]]]:
 
 
 def _around(line: str, at: int) -> str:
-    """Return a line, or the part of a long line around the match."""
     if len(line) <= _LINE_CHARS:
         return line.strip()
     start = max(0, at - _LINE_CHARS // 3)

@@ -63,12 +63,7 @@ def _read_text(what: str, data: bytes, hide: Callable[[str], str]) -> str:
 
 
 class _Limits:
-    """What one file may cost this process.
-
-    Args:
-        what: What the file is.
-        hide: Replaces secrets in a text.
-    """
+    """What one file may cost this process."""
 
     def __init__(self, what: str, hide: Callable[[str], str] = str) -> None:
         self._what = what
@@ -81,11 +76,7 @@ class _Limits:
         return max(0.0, self._until - time.monotonic())
 
     def hide(self, text: str) -> str:
-        """Return a text of the file without secrets.
-
-        Raises:
-            ToolFailed: It costs too much.
-        """
+        """Return a text of the file without secrets. Raises ToolFailed: it costs too much."""
         self._chars -= len(text)
         if self._chars < 0:
             raise self.failed(f"it has more than {HIDDEN_CHARS:,} characters to hide secrets in; ask for a smaller one")
@@ -98,7 +89,6 @@ class _Limits:
         return ToolFailed(f"this {self._what} cannot be read: {why}")
 
     def late(self) -> ToolFailed:
-        """Return that the file takes too long."""
         return self.failed(f"its parser takes longer than {SECONDS} s; ask for another copy")
 
 

@@ -124,11 +124,7 @@ class Recall:
         return f"Recalling {shown(args.name)}" if args.name else "Looking at what is in memory"
 
     async def __call__(self, args: RecallArgs, at: ToolContext) -> ToolOutput:
-        """List, search or read.
-
-        Raises:
-            ToolFailed: There is no memory, no such note, or nothing at the offset.
-        """
+        """List, search or read. Raises ToolFailed: there is no memory, no such note, or nothing at the offset."""
         return await run_sync(_recall, need_memory(at), args, at.hide)
 
 
@@ -152,11 +148,7 @@ def _recall(memory: Memory, args: RecallArgs, hide: Callable[[str], str]) -> Too
 
 
 def _find_note(memory: Memory, name: str) -> Note:
-    """Return the note of this name.
-
-    Raises:
-        ToolFailed: There is none; names the existing ones.
-    """
+    """Return the note of this name. Raises ToolFailed: there is none; names the existing ones."""
     note = memory.note(name.strip().removesuffix(".md"))
     if note is None:
         names = [each.name for each in memory.read().notes]

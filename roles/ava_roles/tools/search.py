@@ -257,7 +257,6 @@ def _not_searched(found: SearchResult) -> str:
 
 
 def _spread(found: SearchResult) -> str:
-    """Return in how many passages each word is."""
     words = [f"{word} {count:,}" for word, count in zip(found.words, found.spread, strict=True)]
     return f"\nOf {found.passages:,} passages have: {', '.join(words) or 'no word to look for'}"
 
@@ -296,14 +295,6 @@ def search_passages(
     root: Root, question: str, path: str, max_files: int, hide: Callable[[str], str], check: Callable[[], None]
 ) -> SearchResult:
     """Return the files whose passages match a question's words best. Blocks.
-
-    Args:
-        root: The workspace.
-        question: Words or a question.
-        path: The folder to search.
-        max_files: The most files to return.
-        hide: Replaces secrets in a whole file, and keeps its number of lines.
-        check: Called for each file; raises to stop.
 
     Raises:
         ToolFailed: The path cannot be searched.

@@ -38,10 +38,6 @@ def parsing(what: str) -> Generator[None]:
 def read_csv(data: bytes, hide: Callable[[str], str] = str) -> str:
     """Return a CSV file as a table; its cells are separated by `,`, `;`, tab or `|`.
 
-    Args:
-        data: The file.
-        hide: Replaces secrets in its text.
-
     Raises:
         ToolFailed: It is not text.
     """

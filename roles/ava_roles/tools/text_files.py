@@ -130,12 +130,7 @@ _PRIVATE_KEYS = ("PRIVATE KEY", "LS0tLS1CRUdJTi")
 
 
 def find_private_key_files(root: Root, check: Callable[[], None] = lambda: None) -> Iterator[str]:
-    """Yield the texts of files that may contain a PEM private key, except in installed packages. Blocks.
-
-    Args:
-        root: The workspace.
-        check: Called for each entry; raises to stop.
-    """
+    """Yield the texts of files that may contain a PEM private key, except in installed packages. Blocks."""
 
     def keep(entry: Entry) -> bool:
         check()
@@ -161,15 +156,7 @@ _BETWEEN = re.compile(rf"{_STAR}((?:{_CHARACTER.pattern})*)(?={_STAR})", re.DOTA
 
 
 class WalkFilter:
-    """Decides which entries of one walk are visited.
-
-    Args:
-        root: The workspace; its `.gitignore` files apply.
-        check: Called for each entry; raises to stop the walk.
-
-    Attributes:
-        asked: How many entries were considered.
-    """
+    """Decides which entries of one walk are visited."""
 
     def __init__(self, root: Root, check: Callable[[], None] = lambda: None) -> None:
         self.asked = 0

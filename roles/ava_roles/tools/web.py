@@ -136,7 +136,6 @@ class _PageRead:
         return self.page.text[:_PAGE_CHARS] if self.page else ""
 
     def head(self) -> str:
-        """Return the lines above the text."""
         if self.got is None or self.page is None:
             return f"# {masked(self.url)}\nNot read: {self.failed}"
         facts = [f"status {self.got.status}", self.got.content_type or "no stated type"]
@@ -372,8 +371,6 @@ _ROBOTS_DEADLINE_S = 10.0
 
 @dataclass
 class _Site:
-    """The rules of one site, or why it is closed."""
-
     lock: anyio.Lock = field(default_factory=anyio.Lock)
     until: float = float("-inf")
     rules: Protego | None = None
@@ -381,11 +378,7 @@ class _Site:
 
 
 class Robots:
-    """Asks each site once an hour which pages may be read.
-
-    Args:
-        clock: Monotonic seconds.
-    """
+    """Asks each site once an hour which pages may be read."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -447,11 +440,7 @@ _TEXTUAL = re.compile(r"text/.*|application/(.*\+)?(json|xml|yaml|toml|javascrip
 
 
 def read_page(got: Response) -> Page:
-    """Return the content of a response.
-
-    Raises:
-        ToolFailed: It is neither HTML, PDF nor text.
-    """
+    """Return the content of a response. Raises ToolFailed: it is neither HTML, PDF nor text."""
     if is_pdf(got.body):
         return _pdf(got)
     if is_html(got):

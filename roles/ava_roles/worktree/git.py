@@ -80,11 +80,7 @@ class Git:
     inherited: tuple[int, ...] = ()
 
     def run(self, *words: str, stdin: bytes = b"") -> GitOutput:
-        """Run git, and return how it ended.
-
-        Raises:
-            WorktreeFailed: It could not be started, or took too long.
-        """
+        """Run git, and return how it ended. Raises WorktreeFailed: it could not be started, or took too long."""
         at = [f"--git-dir={self.own}", *([f"--work-tree={self.tree}"] if self.tree is not None else [])]
         settings = [part for each in SAFE_CONFIG for part in ("-c", each)]
         index = {"GIT_INDEX_FILE": str(self.index)} if self.index is not None else {}
@@ -111,11 +107,7 @@ class Git:
         return done
 
     def __call__(self, *words: str, stdin: bytes = b"") -> GitOutput:
-        """Run git, which must succeed.
-
-        Raises:
-            WorktreeFailed: It failed; quotes git.
-        """
+        """Run git, which must succeed. Raises WorktreeFailed: it failed; quotes git."""
         done = self.run(*words, stdin=stdin)
         if done.code != 0:
             places = [self.own, *(Path(place) for place in self.variables.values() if place.startswith("/"))]
@@ -148,7 +140,6 @@ def _is_full(place: Path) -> bool:
 
 
 def _explain_failure(what: str, done: GitOutput, *, full: bool) -> str:
-    """Return what failed, why, and what to do."""
     why = " ".join(done.errors.split())[:400] or f"exit code {done.code}"
     if done.code == -_FILE_SIZE_SIGNAL:
         why = "File too large: a limit on the file size is set here"
@@ -370,7 +361,6 @@ class UserRepository:
         return read_small(head, 5_000)
 
     def _configuration(self, joined: bool) -> str:
-        """Return a configuration that says how objects and files are written, and runs nothing."""
         extensions = {
             name: self.settings[f"extensions.{name}"]
             for name, known in _EXTENSIONS.items()

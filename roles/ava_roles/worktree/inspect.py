@@ -138,8 +138,6 @@ def find_verify_commands(repository: Path, home: Path, accept: Accept = NOTHING_
 
 
 class _Project:
-    """The files of a commit, and the checkout that it is from."""
-
     def __init__(self, git: Git, commit: str, root: Path) -> None:
         self._git, self._commit, self._root = git, commit, root
         self.names = frozenset(git("ls-tree", "-r", "-z", "--name-only", "--full-tree", commit).names())
@@ -213,6 +211,5 @@ _LEVELS: tuple[tuple[Callable[[_Project], VerifyCommand | None], ...], ...] = (
 
 
 def _table(value: object, key: str) -> Mapping[str, Any]:
-    """Return a table inside a table, or an empty one."""
     inner: object = cast("dict[str, Any]", value).get(key) if isinstance(value, dict) else None
     return cast("dict[str, Any]", inner) if isinstance(inner, dict) else {}

@@ -77,7 +77,6 @@ def _names_file(word: str, path: str) -> bool:
 
 
 def _command_words(git: Git, commit: str, commands: Sequence[str]) -> set[str]:
-    """Return the words of commands, and of the files of a commit that they name or that define what they run."""
     words = {word for line in commands for word in _SEPARATORS.split(line) if word}
     files = set(git("ls-tree", "-r", "-z", "--name-only", "--full-tree", commit).names())
     for name in files & {*_RUNNERS, *(word.removeprefix("./") for word in words)}:
@@ -154,7 +153,6 @@ def publish_branch(trees: Trees, message: str) -> Branch | None:
 
 
 def _commit(repository: UserRepository, git: Git, tree: str, base: str, message: str, notes: list[str]) -> str:
-    """Make the commit in Ava's git directory, in the name of the user."""
     settings = repository.settings
     name, email = _valid_ident(settings.get("user.name", "")), _valid_ident(settings.get("user.email", ""))
     if not name or not email:
@@ -185,7 +183,6 @@ def _tree_of(git: Git, commit: str) -> str:
 
 
 def _record_branch(trees: Trees, record: WorktreeRecord, head: str, branches: Mapping[str, str]) -> WorktreeRecord:
-    """Choose the branch's name, and save it before the branch is made."""
     if record.branch is not None:
         at = branches.get(record.branch)
         if at in (record.head, record.previous) if at is not None else _is_free(record.branch, branches):
@@ -201,11 +198,7 @@ def names_of(run_id: str) -> tuple[str, ...]:
 
 
 def free_name(root: Path, run_id: str, branches: Iterable[str]) -> str:
-    """Return a name for a run's branch that no branch of the repository has.
-
-    Raises:
-        WorktreeFailed: All are taken.
-    """
+    """Return a name for a run's branch that no branch of the repository has. Raises WorktreeFailed: all are taken."""
     name = next((name for name in names_of(run_id) if _is_free(name, branches)), None)
     if name is None:
         raise WorktreeFailed(f"{root} already has all branches from ava/{run_id} to -{_MAX_BRANCHES - 1}; remove some")
@@ -269,7 +262,6 @@ def _lines(objects: Sequence[str]) -> bytes:
 
 
 def _give_to_owner(repository: UserRepository, created: Sequence[Path]) -> None:
-    """Give what root created in a repository to the repository's owner."""
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         return
     with translate_os_errors("changing the owner of the branch"):

@@ -149,11 +149,7 @@ class WorktreeSession:
 
     @property
     def prepared(self) -> PreparedWorktree:
-        """What exists once `prepare` has ended.
-
-        Raises:
-            WorktreeFailed: It has not.
-        """
+        """What exists once `prepare` has ended. Raises WorktreeFailed: it has not."""
         if self._prepared is None:
             raise WorktreeFailed("the worktree does not exist; prepare it first")
         return self._prepared
@@ -176,7 +172,6 @@ class WorktreeSession:
             self._prepared = PreparedWorktree(trees, sandboxes, root, edits)
 
     async def _check(self, tree: str) -> Verdict:
-        """Run the setup and the verify command on a candidate."""
         await run_sync(self.prepared.trees.check_out, tree, check_cancelled, abandon_on_cancel=False)
         setup = await self._run_setup(tree)
         if setup is not None and not setup.passed:
@@ -201,7 +196,6 @@ class WorktreeSession:
         return verdict
 
     async def _run(self, line: str, tree: str) -> Verdict:
-        """Run a command line in the check tree."""
         self.say(f"Running {line}")
         sandbox = await run_sync(self.prepared.sandboxes.for_check, abandon_on_cancel=False)
         finished = await self._sandbox.run(
@@ -221,12 +215,7 @@ class WorktreeSession:
 
 
 class WorktreeSandbox:
-    """Where the commands of a run with a worktree run: in the worktree. Used in place of a CopiedWorkspace.
-
-    Args:
-        session: The session.
-        network: Commands reach the host's network.
-    """
+    """Where the commands of a run with a worktree run: in the worktree. Used in place of a CopiedWorkspace."""
 
     def __init__(self, session: WorktreeSession, network: bool) -> None:
         self.network = network
@@ -301,14 +290,6 @@ def remove_worktree(path: Path) -> None:
 
 def branch_diff(repository: Path, base: str, head: str, home: Path, context: int = 3, git_folder: str = "") -> str:
     """Return the unified diff of two commits of a repository. Blocking; runs nothing of the repository's.
-
-    Args:
-        repository: The repository.
-        base: The older commit.
-        head: The newer commit.
-        home: The user's home folder.
-        context: Unchanged lines to show around each change.
-        git_folder: The approved git folder outside of the repository.
 
     Raises:
         NoRepository: The repository is gone.

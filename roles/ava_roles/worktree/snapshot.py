@@ -100,12 +100,6 @@ def pack_snapshot(
 def unpack_snapshot(snapshot: Path, place: Path, beneath: Path, commit: str) -> None:
     """Make the repository of a snapshot whose bytes were checked. Blocking; a place that is complete is left as it is.
 
-    Args:
-        snapshot: The file.
-        place: The new checkout, which has no files.
-        beneath: The folder above it that has to exist.
-        commit: The commit that it has to have.
-
     Raises:
         WorktreeFailed: The snapshot is not one of this commit; nothing of it is left.
     """
@@ -301,7 +295,6 @@ def _unpack(snapshot: Path, own: Path, later: Path, beneath: Path, commit: str) 
 
 
 def _config_text(given: Any, ignore: Path) -> str:
-    """Return a configuration with nothing but the settings that travel."""
     values = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
     settings = {name: str(values.get(name, default)) for name, default in _DEFAULTS.items()}
     settings["core.excludesfile"] = str(ignore)
@@ -326,11 +319,7 @@ def _index(git: Git, pack: Path, *, strict: bool) -> None:
 
 
 def _check_complete(git: Git, commit: str) -> None:
-    """Check that a git directory has all objects of a commit.
-
-    Raises:
-        WorktreeFailed: It has not.
-    """
+    """Check that a git directory has all objects of a commit. Raises WorktreeFailed: it has not."""
     git("index-pack", str(git.own / "objects" / "pack" / f"pack-{commit}.pack"))
     objects = _objects_of(git, commit)
     listed = git("cat-file", "--batch-check=%(objectname)", stdin=_lines(objects)).out.split(b"\n")

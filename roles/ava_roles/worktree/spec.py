@@ -81,7 +81,6 @@ def _first(lines: Sequence[str], patterns: Sequence[re.Pattern[str]]) -> int | N
 
 
 def _cut_middle(text: str, limit: int) -> str:
-    """Return a text cut in the middle, at line ends if possible."""
     if len(text) <= limit:
         return text
     room = max(0, limit - len(_CUT) - 2)

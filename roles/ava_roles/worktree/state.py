@@ -50,9 +50,6 @@ class WorktreeRecord:
 class WorktreeFolder:
     """The folder of a session, locked by one owner at a time.
 
-    Args:
-        path: The folder; created if missing.
-
     Raises:
         WorktreeFailed: It cannot be created, or a git process of an earlier owner is still using it.
     """
@@ -86,11 +83,7 @@ class WorktreeFolder:
             return None
 
     def record(self) -> WorktreeRecord:
-        """Return the record of trees that exist.
-
-        Raises:
-            WorktreeFailed: It is gone.
-        """
+        """Return the record of trees that exist. Raises WorktreeFailed: it is gone."""
         record = self.load()
         if record is None:
             raise WorktreeFailed(f"the record of the worktree is gone from {self.path}; start the run again")
@@ -239,7 +232,6 @@ def _trash_folder(trash: Path) -> Generator[None]:
 
 
 def _clean_folder(folder: int, prefix: str, deepest: bool, trash: Path, removed: list[str]) -> list[str]:
-    """Clean one folder, and return the folders in it."""
     subfolders: list[str] = []
     with os.scandir(folder) as scan:
         names = [entry.name for entry in scan]
@@ -274,7 +266,6 @@ def _remove(name: str, folder: int, trash: Path) -> None:
 
 @contextmanager
 def _open_folder(tree: Path, parts: list[str]) -> Generator[int]:
-    """Open a folder of a tree, name by name."""
     folder = os.open(tree, _FOLDER)
     try:
         for part in parts:

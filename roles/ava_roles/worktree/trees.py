@@ -51,13 +51,7 @@ def _no_check() -> None:
 
 
 class Trees:
-    """The trees of one run. Everything here blocks.
-
-    Args:
-        spec: What was approved.
-        folder: The folder that holds them, locked.
-        repository: The user's repository.
-    """
+    """The trees of one run. Everything here blocks."""
 
     def __init__(self, spec: WorktreeSpec, folder: WorktreeFolder, repository: UserRepository) -> None:
         self.spec, self.folder, self.repository = spec, folder, repository
@@ -214,7 +208,6 @@ class Trees:
         return [name for name in names if not self.may_change(name)]
 
     def _changed(self, git: Git) -> list[str]:
-        """Return the names of the index whose files differ, or are missing."""
         found = self._without_dependencies(git("ls-files", "-z", "--modified", "--deleted").names())
         written = self._protected.written
         if not written or git.tree is None:
@@ -226,7 +219,6 @@ class Trees:
             root.close()
 
     def _untracked(self, git: Git) -> list[str]:
-        """Return the files that are neither in the index nor ignored."""
         found = self._without_dependencies(git("ls-files", "-z", "--others", "--exclude-standard").names())
         return [name for name in found if not any(map(is_git_name, name.split("/")))]
 

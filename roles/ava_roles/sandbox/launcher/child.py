@@ -24,15 +24,7 @@ _OBSTRUCTED = (errno.ENOTDIR, errno.ELOOP, errno.ENOENT)
 
 
 def exec_command(spec: LaunchSpec, status_at: int) -> NoReturn:
-    """Confine this process and execute the command.
-
-    Args:
-        spec: The command.
-        status_at: The descriptor that bubblewrap reports its status to.
-
-    Raises:
-        OSError: The command cannot be confined.
-    """
+    """Confine this process and execute the command. Raises OSError: the command cannot be confined."""
     os.setsid()
     kernel.reset_signals()
     if spec.kind != "none" and os.getuid() == 0 and spec.uid == 0:
@@ -68,14 +60,7 @@ def _exec_bubblewrap(spec: LaunchSpec, status_at: int) -> NoReturn:
 
 
 def _bubblewrap_options(spec: LaunchSpec, sources: list[str], filter_at: int, status_at: int) -> list[bytes]:
-    """Return bubblewrap's options.
-
-    Args:
-        spec: The command.
-        sources: Where the sources of its binds are mounted now.
-        filter_at: The descriptor that the seccomp filter is read from.
-        status_at: The descriptor that bubblewrap reports its status to.
-    """
+    """Return bubblewrap's options."""
     words = ["--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     words += ["--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     words += [] if spec.network else ["--unshare-net"]
@@ -159,11 +144,7 @@ def _in_memory(data: bytes) -> int:
 
 
 def _drop_to_user(uid: int) -> None:
-    """Become another user permanently.
-
-    Raises:
-        PermissionError: The process would keep an id of root.
-    """
+    """Become another user permanently. Raises PermissionError: the process would keep an id of root."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)

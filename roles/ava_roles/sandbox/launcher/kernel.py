@@ -266,7 +266,6 @@ def reset_signals() -> None:
 
 
 def _count_tasks(uid: int) -> int:
-    """Return the number of processes and threads of a user."""
     count = 0
     for name in os.listdir("/proc"):
         if name.isdecimal():
@@ -347,7 +346,6 @@ def _measure_below(folder: str, seen: set[tuple[int, int]], owner: int) -> int:
 
 
 def _list(name: str, parent: int | None) -> tuple[int, list[str]]:
-    """Open a folder, and return its descriptor and the names in it."""
     flags = _FOLDER if parent is not None else _FOLDER & ~os.O_NOFOLLOW
     descriptor = os.open(name, flags, dir_fd=parent)
     try:

@@ -196,7 +196,6 @@ def _guard(pid: int, server: socket, supervisor: socket) -> None:
 
 
 def _run_commands(control: socket, guard_at: int) -> None:
-    """Run commands one after another."""
     signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # without a handler nothing is written to the pipe
     opened = _count_open()
     for number in range(1, _COMMANDS + 1):
@@ -233,7 +232,6 @@ def _receive(control: socket, guard_at: int) -> list[int]:
 
 
 def _count_open() -> int:
-    """Return the number of open descriptors."""
     return len(os.listdir("/proc/self/fd"))
 
 
@@ -260,7 +258,6 @@ class _Supervisor:
         self._measure_at = 0.0
 
     def supervise(self) -> str:
-        """Run the command to its end, and return the report."""
         os.set_blocking(self._wakeup, False)
         os.set_blocking(self._child_ended, False)
         signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
