@@ -79,7 +79,7 @@ class LogQuery:
 
 
 @dataclass(frozen=True)
-class Page:
+class EntryPage:
     """One page of results.
 
     Attributes:
@@ -110,7 +110,7 @@ class ExportSlice:
     of: int
 
 
-async def search(store: Readable, query: LogQuery) -> Page:
+async def search(store: Readable, query: LogQuery) -> EntryPage:
     """Return the newest entries that match a query.
 
     Raises:
@@ -214,7 +214,7 @@ def _joined(parts: Sequence[tuple[str, Sequence[Any]]]) -> tuple[str, list[Any]]
     return " AND ".join([ALWAYS, *(part for part, _ in parts)]), [value for _, values in parts for value in values]
 
 
-def _page(view: View, *, query: LogQuery, conditions: Conditions) -> Page:
+def _page(view: View, *, query: LogQuery, conditions: Conditions) -> EntryPage:
     head, indexed = view.head(), view.progress("words")
     low, high = _bounds(view, query, head)
     wanted = query.limit + 1
@@ -226,7 +226,7 @@ def _page(view: View, *, query: LogQuery, conditions: Conditions) -> Page:
             rows += _indexed(view, conditions, low, min(high, indexed), wanted - len(rows))
     entries = tuple(entry_of(row) for row in rows[: query.limit])
     more = len(rows) > query.limit and bool(entries)
-    return Page(entries, entries[-1].seq if more else None, head)
+    return EntryPage(entries, entries[-1].seq if more else None, head)
 
 
 def _indexed(view: View, conditions: Conditions, low: int, high: int, wanted: int) -> list[Any]:

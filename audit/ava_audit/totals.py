@@ -1,8 +1,8 @@
 """Totals of the log for reports and metrics: counts and sums, without any content.
 
-Totals of runs come from the projection each time. Entries are counted once: a `Tally` continues where it stopped, so
-that each update costs only the new entries. Types whose content stays are counted from the start of the log;
-transcripts, whose content is erased some day, from the start of the tally.
+Totals of runs come from the projection each time. Entries are counted once: `EntryCounts` continue where they stopped,
+so that each update costs only the new entries. Types whose content stays are counted from the start of the log;
+transcripts, whose content is erased some day, from the start of the counts.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ NO_COUNT = Counted(0, 0)
 
 
 @dataclass
-class Tally:
+class EntryCounts:
     """Counts of entries by type and labels.
 
     Attributes:
@@ -263,7 +263,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class NewCounts:
-    """The entries of (`after`, `upto`] that a tally lacks, counted by type and labels."""
+    """The entries of (`after`, `upto`] that the counts lack, by type and labels."""
 
     after: int
     upto: int
@@ -353,14 +353,16 @@ def current_runs(view: View, now_us: int) -> CurrentRuns:
     )
 
 
-def count_new_entries(view: View, tally: Tally) -> NewCounts:
-    """Return the counts that a tally lacks."""
-    after, upto = tally.upto, view.head()
+def count_new_entries(view: View, entry_counts: EntryCounts) -> NewCounts:
+    """Return the counts of the entries that were not counted yet."""
+    after, upto = entry_counts.upto, view.head()
     counts: list[tuple[str, Labels, int, int]] = []
     for type_name, names in PERMANENT.items():
         counts += _counted(view, type_name, names, after, upto, "")
     for type_name, names in ERASABLE.items():
-        counts += _counted(view, type_name, names, max(after, tally.since), upto, " AND events.generation IS NOT NULL")
+        counts += _counted(
+            view, type_name, names, max(after, entry_counts.since), upto, " AND events.generation IS NOT NULL"
+        )
     return NewCounts(after, upto, tuple(counts))
 
 

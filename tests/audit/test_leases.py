@@ -134,7 +134,7 @@ async def test_a_process_that_has_just_joined_is_alive_for_everybody_who_looked_
 async def test_a_process_that_leaves_is_dead_at_once(tmp_path: Path, here: Instances, there: Instances) -> None:
     own = here.join(Announcement("worker", "http://10.0.0.1:8642", {"providers": ["anthropic"]}))
     (seen,) = there.live()
-    assert (seen.name, seen.told) == (
+    assert (seen.name, seen.announcement) == (
         own.name,
         Announcement("worker", "http://10.0.0.1:8642", {"providers": ["anthropic"]}),
     )

@@ -30,7 +30,7 @@ from ava_audit.store import backend, location, locks, store
 from ava_audit.store import store as stores
 from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.store.store import Outcome
-from ava_audit.totals import Tally, count_new_entries, current_runs, run_sums, spending, start_waits, user_sums
+from ava_audit.totals import EntryCounts, count_new_entries, current_runs, run_sums, spending, start_waits, user_sums
 from ava_audit.transfer import export_log, import_log
 from ava_audit.verify import verify
 from ava_audit.view import RunGroup, View
@@ -716,7 +716,7 @@ QUERIES: dict[str, Callable[[View], object]] = {
         current_runs(view, 0),
         start_waits(view, (1, 10**9)),
     ),
-    "tally": lambda view: count_new_entries(view, Tally(0)),
+    "tally": lambda view: count_new_entries(view, EntryCounts(0)),
 }
 
 

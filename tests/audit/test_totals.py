@@ -18,8 +18,8 @@ from ava_audit.store.schema import open_in_memory
 from ava_audit.totals import (
     ERASABLE,
     Counted,
+    EntryCounts,
     StartWaits,
-    Tally,
     count_new_entries,
     current_runs,
     run_sums,
@@ -90,22 +90,22 @@ def lived(run_id: str) -> list[Event]:
     ]  # fmt: skip
 
 
-def brought_up_to_date(log: Log, tally: Tally) -> Tally:
-    tally.add(count_new_entries(log.view, tally))
-    return tally
+def brought_up_to_date(log: Log, entry_counts: EntryCounts) -> EntryCounts:
+    entry_counts.add(count_new_entries(log.view, entry_counts))
+    return entry_counts
 
 
 @given(st.lists(st.integers(min_value=1, max_value=12), max_size=8))
 def test_incremental_counting_equals_counting_everything_at_once(steps: list[int]) -> None:
     events = [event for number in range(3) for event in lived(f"S-aaaaa{number}")]
-    on = Tally(since=0)
+    on = EntryCounts(since=0)
     with closing(Log()) as log:
         for step in steps:
             log.add(*events[:step])
             del events[:step]
             brought_up_to_date(log, on)
         log.add(*events)
-        assert brought_up_to_date(log, on) == brought_up_to_date(log, Tally(since=0))
+        assert brought_up_to_date(log, on) == brought_up_to_date(log, EntryCounts(since=0))
     assert on.of("ToolResult") == {
         ("test:model", "read_file", 1, None): Counted(3, 120), ("test:model", "read_file", 0, None): Counted(3, 120)
     }  # fmt: skip
@@ -115,26 +115,26 @@ def test_incremental_counting_equals_counting_everything_at_once(steps: list[int
 
 
 def test_does_not_count_the_same_entries_twice(log: Log) -> None:
-    tally = Tally(since=0)
+    entry_counts = EntryCounts(since=0)
     log.add(*lived("S-aaaaaa"))
-    news = count_new_entries(log.view, tally)
-    tally.add(news)
-    before = dict(tally.counts)
-    tally.add(news)
-    assert tally.counts == before
+    news = count_new_entries(log.view, entry_counts)
+    entry_counts.add(news)
+    before = dict(entry_counts.counts)
+    entry_counts.add(news)
+    assert entry_counts.counts == before
 
 
 def test_erasable_entries_count_from_the_tally_start_and_others_from_the_log_start(log: Log) -> None:
     log.add(*lived("S-aaaaaa"))
-    tally = brought_up_to_date(log, Tally(since=log.head))
-    assert not any(tally.of(name) for name in ERASABLE)
-    assert tally.of("GuardrailTripped") and tally.of("SessionStart")
+    entry_counts = brought_up_to_date(log, EntryCounts(since=log.head))
+    assert not any(entry_counts.of(name) for name in ERASABLE)
+    assert entry_counts.of("GuardrailTripped") and entry_counts.of("SessionStart")
 
 
 def test_counts_a_call_whose_content_was_erased_before_counting(log: Log) -> None:
     log.add(*lived("S-aaaaaa"))
     log.erase("ToolResult")
-    assert brought_up_to_date(log, Tally(since=0)).of("ToolResult") == {
+    assert brought_up_to_date(log, EntryCounts(since=0)).of("ToolResult") == {
         ("test:model", None, None, None): Counted(2, 80)
     }  # fmt: skip
 
@@ -142,9 +142,9 @@ def test_counts_a_call_whose_content_was_erased_before_counting(log: Log) -> Non
 def test_actions_on_a_run_do_not_count_as_its_tool_calls(log: Log) -> None:
     life = Life("S-aaaaaa")
     log.add(*lived("S-aaaaaa"))
-    before = brought_up_to_date(log, Tally(since=0))
+    before = brought_up_to_date(log, EntryCounts(since=0))
     log.add(Event(run_who(life.run_id), ToolResult(tool="check_subagent", success=True), run_id=life.run_id))
-    assert brought_up_to_date(log, Tally(since=0)).of("ToolResult") == before.of("ToolResult")
+    assert brought_up_to_date(log, EntryCounts(since=0)).of("ToolResult") == before.of("ToolResult")
 
 
 def test_groups_runs_by_state_with_count_and_cost(log: Log) -> None:
@@ -166,12 +166,12 @@ def test_groups_runs_by_state_with_count_and_cost(log: Log) -> None:
 
 
 def test_reads_no_entry_that_was_already_counted(log: Log) -> None:
-    tally = Tally(since=0)
+    entry_counts = EntryCounts(since=0)
     log.add(*lived("S-aaaaaa"))
-    brought_up_to_date(log, tally)
+    brought_up_to_date(log, entry_counts)
     asked: list[str] = []
     log.db.set_trace_callback(asked.append)
-    count_new_entries(log.view, tally)
+    count_new_entries(log.view, entry_counts)
     log.db.set_trace_callback(None)
     of_events = [sql for sql in asked if "FROM events" in sql and "GROUP BY" in sql]
     assert len(of_events) == 7

@@ -15,8 +15,8 @@ import pytest
 from support.repositories.projects import checkout, git, tree, write
 
 from ava_roles.errors import FolderReplaced, NoRepository, RolesError, WorktreeFailed
-from ava_roles.worktree.git import UserRepository
 from ava_roles.worktree.inspect import inspect_checkout
+from ava_roles.worktree.repository import UserRepository
 from ava_roles.worktree.snapshot import (
     PACK,
     SETTINGS,

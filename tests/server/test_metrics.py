@@ -119,7 +119,7 @@ async def test_scraped_activity_and_cost_of_a_run_match_the_log(tmp_path: Path) 
         for bound in ("0.05", "1.0", "1800.0"):
             assert value(found, "ava_run_start_wait_seconds_bucket", le=bound) == (waited_s <= float(bound))
         assert value(found, "ava_log_bytes", file="database") > 0
-        assert "payroll" not in str(lab.runtime.tally), "what a model invents is not kept"
+        assert "payroll" not in str(lab.runtime.entry_counts), "what a model invents is not kept"
         assert value(found, "ava_log_head") == lab.store.head
         assert value(found, "ava_sessions_open") == 2
 

@@ -25,7 +25,15 @@ from ava_audit.errors import StoreUnavailable
 from ava_audit.postgres.session import dial, first_line
 from ava_audit.store.activity_file import KNOWN_S as SHOWN_KNOWN_S
 from ava_audit.store.activity_file import activities_in
-from ava_audit.store.backend import LEASE_S, QUIET, SHOWN_S, Activities, Announcement, LiveInstance, Membership
+from ava_audit.store.backend import (
+    LEASE_S,
+    NO_ANNOUNCEMENT,
+    SHOWN_S,
+    Activities,
+    Announcement,
+    LiveInstance,
+    Membership,
+)
 from ava_audit.store.locks import LockedInstances, LockMembership, keep_renewing
 from ava_audit.units import steady_s
 
@@ -93,23 +101,23 @@ class LeaseMembership:
 
     Args:
         held: Its lock file, from which others on this machine see at once that it ended.
-        told: What it tells about itself.
+        announcement: What it tells about itself.
         lease_s: How long it counts as alive after a renewal.
         conninfo: How to connect.
         place: What a person calls the database.
     """
 
     def __init__(
-        self, held: LockMembership, told: Announcement, lease_s: float, conninfo: Mapping[str, Any], place: str
+        self, held: LockMembership, announcement: Announcement, lease_s: float, conninfo: Mapping[str, Any], place: str
     ) -> None:
         self.name = held.name
         self._held = held
         self._row: dict[str, object] = {
-            "name": held.name, "kind": told.kind, "host": socket.gethostname(), "pid": os.getpid(),
-            "offers": json.dumps(dict(told.offers)), "lease_ms": int(lease_s * 1000),
+            "name": held.name, "kind": announcement.kind, "host": socket.gethostname(), "pid": os.getpid(),
+            "offers": json.dumps(dict(announcement.offers)), "lease_ms": int(lease_s * 1000),
         }  # fmt: skip
         self._connection = SessionConnection(conninfo, lease_s / 2)
-        self._address = told.address
+        self._address = announcement.address
         self._place = place
         self._lock = threading.Lock()
         self._shown = False
@@ -190,9 +198,9 @@ class LeasedInstances:
         self._read_s = float("-inf")
         self._activities: tuple[float, Activities] = (float("-inf"), {})
 
-    def join(self, told: Announcement = QUIET, /) -> LeaseMembership:
+    def join(self, announcement: Announcement = NO_ANNOUNCEMENT, /) -> LeaseMembership:
         """Become an instance. Raises StoreUnavailable: the database cannot be written."""
-        membership = LeaseMembership(self._files.join(), told, self._lease_s, self._conninfo, self._place)
+        membership = LeaseMembership(self._files.join(), announcement, self._lease_s, self._conninfo, self._place)
         try:
             membership.renew()
         except StoreUnavailable:

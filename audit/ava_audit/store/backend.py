@@ -50,7 +50,7 @@ class Announcement:
     offers: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-QUIET = Announcement()
+NO_ANNOUNCEMENT = Announcement()
 """A process that tells nothing about itself."""
 
 
@@ -60,7 +60,7 @@ class LiveInstance:
 
     name: str
     host: str
-    told: Announcement
+    announcement: Announcement
 
 
 Activities = Mapping[tuple[str, str], str]
@@ -116,7 +116,7 @@ class Membership(Protocol):
 class Instances(Protocol):
     """The live processes on one log."""
 
-    def join(self, told: Announcement = QUIET, /) -> Membership:
+    def join(self, announcement: Announcement = NO_ANNOUNCEMENT, /) -> Membership:
         """Become an instance. Blocking.
 
         Raises:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import resources
 
 from ava_audit.database import Database
@@ -38,29 +39,11 @@ INDEXES = (*_RUN_INDEXES, *_DECISION_INDEXES)
 def _first(db: Database) -> None:
     """Version 1: the log, its projections, and the progress of background maintenance."""
     script = resources.files("ava_audit.store").joinpath("schema.sql").read_text("utf-8")
-    for statement in _statements(script):
-        db.execute(statement)
+    _execute(list(_statements(script)), db)
 
 
-def _extension(db: Database) -> None:
-    """Version 2: what a run near a cap asks a person for."""
-    db.execute("ALTER TABLE runs ADD COLUMN extension TEXT")
-
-
-def _question(db: Database) -> None:
-    """Version 3: what a run asks a person."""
-    db.execute("ALTER TABLE runs ADD COLUMN question TEXT")
-
-
-def _indexes(db: Database) -> None:
-    """Version 4: further indexes of runs."""
-    for statement in _RUN_INDEXES:
-        db.execute(statement)
-
-
-def _decisions(db: Database) -> None:
-    """Version 5: indexes of decisions."""
-    for statement in _DECISION_INDEXES:
+def _execute(statements: Sequence[str], db: Database) -> None:
+    for statement in statements:
         db.execute(statement)
 
 
@@ -87,10 +70,10 @@ def reducers_changed(_db: Database) -> None:
 
 MIGRATIONS: tuple[Callable[[Database], None], ...] = (
     _first,
-    _extension,
-    _question,
-    _indexes,
-    _decisions,
+    partial(_execute, ["ALTER TABLE runs ADD COLUMN extension TEXT"]),  # what a run near a cap asks a person for
+    partial(_execute, ["ALTER TABLE runs ADD COLUMN question TEXT"]),  # what a run asks a person
+    partial(_execute, _RUN_INDEXES),
+    partial(_execute, _DECISION_INDEXES),
     _activities,
     _no_answer,
 )

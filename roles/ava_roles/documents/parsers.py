@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from xml.parsers import expat
 
 from ava_roles.errors import ToolFailed
-from ava_roles.tools.pages import PAGE_CHARS, Page, Pdf
+from ava_roles.tools.pages import PAGE_CHARS, Pdf, WebPage
 from ava_roles.tools.tables import MAX_COLUMNS, PARSING_S, TableBudget, parsing, render_table
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def read_xlsx(data: bytes, hide: Callable[[str], str] = str) -> str:
         book.close()
 
 
-def read_article(html: str, url: str) -> Page:
+def read_article(html: str, url: str) -> WebPage:
     """Return the article of a page as Markdown; empty if none is found."""
     import trafilatura
     from trafilatura.settings import Document
@@ -259,7 +259,7 @@ def read_article(html: str, url: str) -> Page:
         found = trafilatura.extract_metadata(html, default_url=url)
     except Exception:  # the extractor has no list of its exceptions; the page's words remain
         text = None
-    return Page((text or "").strip(), _text(found, "title"), _text(found, "date"))
+    return WebPage((text or "").strip(), _text(found, "title"), _text(found, "date"))
 
 
 def _text(found: object, name: str) -> str | None:

@@ -97,7 +97,7 @@ _ONLY_WORDS = "these are all its words, without headings and links, because Ava 
 
 
 @dataclass(frozen=True)
-class Page:
+class WebPage:
     """The content of a page.
 
     Attributes:
@@ -113,13 +113,13 @@ class Page:
     note: str | None = None
 
 
-def read_html(html: str, url: str) -> Page:
+def read_html(html: str, url: str) -> WebPage:
     """Return the content of a page: its article as Markdown, or else its words."""
     if html.count("<") > _MAX_TAGS:
         words, _hollow = page_words(html[:_HUGE_CHARS])
-        return Page(words[:PAGE_CHARS], note="it is very large: this is its beginning, without headings and links")
+        return WebPage(words[:PAGE_CHARS], note="it is very large: this is its beginning, without headings and links")
     finds_articles = has_extra("documents")
-    article: Page = load("documents").read_article(html, url) if finds_articles else Page("", note=_ONLY_WORDS)
+    article: WebPage = load("documents").read_article(html, url) if finds_articles else WebPage("", note=_ONLY_WORDS)
     text, note = article.text, article.note
     if len(text) < _SHORT_CHARS:
         whole, hollow = page_words(html)
@@ -128,4 +128,4 @@ def read_html(html: str, url: str) -> Page:
             note = "it seems to need JavaScript, which is not run here; look for another source"
         elif not text:
             note = "it contains no text"
-    return Page(text[:PAGE_CHARS], article.title, article.date, note)
+    return WebPage(text[:PAGE_CHARS], article.title, article.date, note)

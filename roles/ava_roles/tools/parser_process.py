@@ -24,7 +24,7 @@ from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.linux import NotOnThisSystem, limit_memory
 from ava_roles.threads import ended_with_call
 from ava_roles.tools import child, pages
-from ava_roles.tools.pages import Page, Pdf
+from ava_roles.tools.pages import Pdf, WebPage
 
 SECONDS = 30
 """A child is ended after this many seconds, whatever its parser does; hiding secrets counts too."""
@@ -52,9 +52,9 @@ def read_xlsx(data: bytes, hide: Callable[[str], str] = str) -> str:
     return _read_text("workbook", data, hide)
 
 
-def read_html(html: str, url: str) -> Page:
+def read_html(html: str, url: str) -> WebPage:
     """Return the content of a page, as `pages.read_html` does."""
-    return Page(**_parse("page", html.encode("utf-8", "replace"), url))
+    return WebPage(**_parse("page", html.encode("utf-8", "replace"), url))
 
 
 def _read_text(what: str, data: bytes, hide: Callable[[str], str]) -> str:

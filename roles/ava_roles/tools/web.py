@@ -34,7 +34,7 @@ from ava_roles.tool import (
     need_search,
 )
 from ava_roles.tools import parser_process
-from ava_roles.tools.pages import Page, is_pdf
+from ava_roles.tools.pages import WebPage, is_pdf
 
 if TYPE_CHECKING:
     from protego import Protego
@@ -128,7 +128,7 @@ class _PageRead:
 
     url: str
     got: Response | None
-    page: Page | None
+    page: WebPage | None
     failed: str | None
 
     @property
@@ -215,7 +215,7 @@ class ReadWebpages:
         return _PageRead(url, got, page, None)
 
 
-def _readable(got: Response, hide: Callable[[str], str]) -> Page:
+def _readable(got: Response, hide: Callable[[str], str]) -> WebPage:
     page = read_page(got)
     title = page.title and hide(page.title)[:_TITLE_CHARS]
     # Before the text is cut for the answer; a secret that begins in what is shown ends in twice as much.
@@ -439,7 +439,7 @@ class Robots:
 _TEXTUAL = re.compile(r"text/.*|application/(.*\+)?(json|xml|yaml|toml|javascript|x-ndjson|x-yaml|sql)")
 
 
-def read_page(got: Response) -> Page:
+def read_page(got: Response) -> WebPage:
     """Return the content of a response. Raises ToolFailed: it is neither HTML, PDF nor text."""
     if is_pdf(got.body):
         return _pdf(got)
@@ -447,7 +447,7 @@ def read_page(got: Response) -> Page:
         return parser_process.read_html(got.text(), got.url)
     if not is_text(got):
         raise ToolFailed(f"it is {got.content_type or 'of no stated type'} ({len(got.body):,} bytes), not text")
-    return Page(got.text())
+    return WebPage(got.text())
 
 
 def is_html(got: Response) -> bool:
@@ -463,7 +463,7 @@ def is_text(got: Response) -> bool:
     return stated and b"\0" not in got.body[:65_536]
 
 
-def _pdf(got: Response) -> Page:
+def _pdf(got: Response) -> WebPage:
     if got.truncated:
         raise ToolFailed(f"it is a PDF of more than {len(got.body):,} bytes, too large to read")
     pdf = parser_process.read_pdf(got.body)
@@ -471,4 +471,4 @@ def _pdf(got: Response) -> Page:
     note = f"only pages 1 to {len(pdf.pages)} of {pdf.total} were read" if pdf.unread else None
     if not any(text for _, text in pdf.pages):
         note = "its pages contain no text: they may be scanned images, which cannot be read here"
-    return Page(text, pdf.title, None, note)
+    return WebPage(text, pdf.title, None, note)

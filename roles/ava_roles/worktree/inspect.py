@@ -16,7 +16,7 @@ from typing import Any, cast
 from ava_roles.sandbox.git import copy_file
 from ava_roles.sandbox.git_folder import NOTHING_OUTSIDE, Accept
 from ava_roles.sandbox.paths import shown
-from ava_roles.worktree.git import (
+from ava_roles.worktree.repository import (
     CommitFiles,
     Git,
     UserRepository,

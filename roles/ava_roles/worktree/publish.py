@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from ava_roles.errors import WorktreeFailed
-from ava_roles.worktree.git import Git, UserRepository, filtered_files, translate_os_errors
+from ava_roles.worktree.repository import Git, UserRepository, filtered_files, translate_os_errors
 from ava_roles.worktree.spec import Branch, ChangedFile
 from ava_roles.worktree.state import WorktreeRecord
 from ava_roles.worktree.trees import Trees

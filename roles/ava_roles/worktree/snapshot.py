@@ -22,7 +22,6 @@ from ava_roles.sandbox.git import git_program
 from ava_roles.sandbox.git_folder import NOTHING_OUTSIDE, Accept, only
 from ava_roles.sandbox.path_access import make_folders, remove_tree
 from ava_roles.sandbox.paths import Root, shown
-from ava_roles.worktree.git import NO_GIT, Git, UserRepository, temporary_folder, translate_os_errors
 from ava_roles.worktree.publish import (
     changed_files,
     copy_objects,
@@ -32,6 +31,7 @@ from ava_roles.worktree.publish import (
     new_objects,
     update_branch,
 )
+from ava_roles.worktree.repository import NO_GIT, Git, UserRepository, temporary_folder, translate_os_errors
 from ava_roles.worktree.spec import Branch, within
 
 PACK, SETTINGS = "commit.pack", "settings.json"

@@ -12,7 +12,7 @@ from typing import Literal
 from ava_roles.errors import BadNamespace
 from ava_roles.sandbox.paths import shown
 from ava_roles.sandbox.sandbox import Ended
-from ava_roles.worktree.git import Git
+from ava_roles.worktree.repository import Git
 
 _PYTEST = re.compile(r"^=+ (FAILURES|ERRORS) =+$")
 _PYTEST_SUMMARY = re.compile(r"^=+ short test summary info =+$")

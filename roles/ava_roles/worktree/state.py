@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ava_roles.errors import WorktreeFailed
 from ava_roles.sandbox.path_access import make_folders, remove_tree
-from ava_roles.worktree.git import translate_os_errors
+from ava_roles.worktree.repository import translate_os_errors
 
 _LOCK_TIMEOUT_S = 30.0
 """A git process that a killed server left behind has ended by then."""

@@ -22,7 +22,7 @@ from ava_roles.sandbox.path_access import make_folders, remove_tree
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.sandbox.toolchains import HostFolders, find_toolchains
 from ava_roles.sandbox.workspace_copy import find_dependencies
-from ava_roles.worktree.git import (
+from ava_roles.worktree.repository import (
     Git,
     ProtectedPaths,
     UserRepository,

@@ -20,8 +20,8 @@ from ava_roles.sandbox.paths import folder_identity
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.workspace import Workspace
 from ava_roles.tool import Tool
-from ava_roles.tools.records import NAME as RECALL
 from ava_roles.tools.registry import specs_of, tool_specs
+from ava_roles.tools.run_files import NAME as RECALL
 from ava_roles.tools.run_specs import ASK
 from ava_roles.wrap import show_controls
 from ava_server.approval.coding import changes_files, refuse_coding, resolve_coding

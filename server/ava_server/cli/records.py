@@ -17,7 +17,7 @@ import anyio.to_thread
 
 from ava_audit.entries import Entry, entry_of_line
 from ava_audit.errors import StoreUnavailable
-from ava_audit.search import LogQuery, Page
+from ava_audit.search import EntryPage, LogQuery
 from ava_audit.units import now_us
 from ava_roles.wrap import clean
 from ava_server.cli.app import leaves_of
@@ -169,7 +169,7 @@ class LocalRecords:
         """Return all entries of a run, in order."""
         return await self._log.read(lambda view: view.entries(run_id))
 
-    async def search(self, query: LogQuery) -> Page:
+    async def search(self, query: LogQuery) -> EntryPage:
         """Return the newest entries that match a query.
 
         Raises:
@@ -307,7 +307,7 @@ class RemoteRecords:
         page = await self.search(LogQuery(runs=(run_id,), limit=1_000_000))
         return list(page.entries[::-1])
 
-    async def search(self, query: LogQuery) -> Page:
+    async def search(self, query: LogQuery) -> EntryPage:
         """Return the newest entries that match a query, from as many answers as that takes."""
         from pydantic import TypeAdapter
 
@@ -323,7 +323,7 @@ class RemoteRecords:
             if found.next is not None and found.next >= (query.before_seq or found.next + 1):
                 raise ValueError("the pages do not come to an end")
             if found.next is None or not found.lines or len(entries) >= query.limit:
-                return Page(tuple(entries), found.next, found.upto if query.upto_seq is None else query.upto_seq)
+                return EntryPage(tuple(entries), found.next, found.upto if query.upto_seq is None else query.upto_seq)
             query = replace(query, before_seq=found.next, upto_seq=query.upto_seq or found.upto)
 
     def _entry(self, line: str) -> Entry:

@@ -35,11 +35,11 @@ from ava_audit.totals import (
     NO_COUNT,
     Counted,
     CurrentRuns,
+    EntryCounts,
     Labels,
     NewCounts,
     RunSums,
     StartWaits,
-    Tally,
     UserSums,
     WaitingRuns,
     count_new_entries,
@@ -135,7 +135,7 @@ class Families:
         self._log = log
         self._live = live
         self._runtime = runtime
-        self._tally = runtime.tally
+        self._entry_counts = runtime.entry_counts
         self._now_us = now_us
         self._open_sessions = open_sessions
         runs = log.runs
@@ -193,7 +193,7 @@ class Families:
             " person is asked."
         )
         yield _gauge("ava_runs", text, ("state",), states)
-        kinds = Counter((one.told.kind,) for one in self._live)
+        kinds = Counter((one.announcement.kind,) for one in self._live)
         text = "Live processes on the log: servers, workers and commands."
         yield _gauge("ava_instances", text, ("kind",), {("server",): 0, ("worker",): 0, **kinds})
         oldest = {("awaiting_approval",): self._age(now.waiting), ("queued",): self._age(now.queued)}
@@ -264,7 +264,7 @@ class Families:
     def _calls(self) -> Iterator[Metric]:
         calls, retries = Counter[LabelNames](), Counter[LabelNames]()
         took: dict[LabelNames, Counted] = {}
-        for (model, settlement, attempt), counted in self._tally.of("CostUpdate").items():
+        for (model, settlement, attempt), counted in self._entry_counts.of("CostUpdate").items():
             provider = self._provider(model)
             calls[provider, self._model(model or ""), str(settlement)] += counted.entries
             retries[provider,] += counted.entries if (attempt or 1) > 1 else 0
@@ -274,13 +274,13 @@ class Families:
         yield _counter("ava_model_retries", "Attempts of a turn after its first.", ("provider",), retries)
         yield _summary("ava_model_call_seconds", "How long model calls took.", ("provider",), took)
         errors = Counter[LabelNames]()
-        for (model, kind), counted in self._tally.of("ErrorOccurred").items():
+        for (model, kind), counted in self._entry_counts.of("ErrorOccurred").items():
             errors[self._provider(model), str(kind or "erased")] += counted.entries
         text = f"Failed model calls, and internal errors of Ava (internal).{_SINCE}"
         yield _counter("ava_model_errors", text, ("provider", "kind"), errors)
         outcomes = Counter[LabelNames]()
         took = {}
-        for (_model, tool, success, unusable), counted in self._tally.of("ToolResult").items():
+        for (_model, tool, success, unusable), counted in self._entry_counts.of("ToolResult").items():
             name = tool or OTHER
             outcome = "erased" if tool is None else "success" if success else "unusable" if unusable else "failed"
             outcomes[name, outcome] += counted.entries
@@ -292,7 +292,7 @@ class Families:
     def _count(self, type_name: str) -> Counter[LabelNames]:
         """Return the events of a type by their labels, whatever the model."""
         found = Counter[LabelNames]()
-        for (_model, *labels), counted in self._tally.of(type_name).items():
+        for (_model, *labels), counted in self._entry_counts.of(type_name).items():
             found[tuple("none" if label is None else str(label) for label in labels)] += counted.entries
         return found
 
@@ -344,17 +344,18 @@ async def render(runtime: Runtime, *, open_sessions: int | None = None) -> bytes
     Raises:
         StoreUnavailable: The log cannot be read.
     """
-    async with runtime.counting:  # one at a time, because threads read the tally
+    async with runtime.counting:  # one at a time, because threads read the counts
         at_us = now_us()
+        by_user = runtime.settings.metrics.by_user
         log = await runtime.store.read(
-            partial(_read_log, now_us=at_us, tally=runtime.tally, by_user=runtime.settings.metrics.by_user)
+            partial(_read_log, now_us=at_us, entry_counts=runtime.entry_counts, by_user=by_user)
         )
-        runtime.tally.add(_with_tool_labels(log.news, runtime))
+        runtime.entry_counts.add(_with_tool_labels(log.news, runtime))
         live = await anyio.to_thread.run_sync(runtime.instances.live)
         return await anyio.to_thread.run_sync(generate_latest, Families(log, runtime, live, at_us, open_sessions))
 
 
-def _read_log(view: View, now_us: int, tally: Tally, *, by_user: bool) -> LogState:
+def _read_log(view: View, now_us: int, entry_counts: EntryCounts, *, by_user: bool) -> LogState:
     users = user_sums(view) if by_user else []
     day = utc_day(now_us)
     return LogState(
@@ -365,7 +366,7 @@ def _read_log(view: View, now_us: int, tally: Tally, *, by_user: bool) -> LogSta
         users=users,
         days={user: view.bucket(user_scope(user, day)).spent_micros for user in {sums.user for sums in users}},
         now=current_runs(view, now_us),
-        news=count_new_entries(view, tally),
+        news=count_new_entries(view, entry_counts),
         day=view.bucket(installation_scope(day)),
         indexed=view.progress("words"),
         mirrored=view.progress("mirror"),

@@ -414,7 +414,8 @@ class Manager:
         """Leave a run to the workers; where there is none, its status says so."""
         if anyio.current_time() - self._workers_seen_s > WORKERS_EVERY_S:
             live = await anyio.to_thread.run_sync(self._instances.live)
-            self._workers_seen_s, self._workers = anyio.current_time(), any(one.told.kind == "worker" for one in live)
+            self._workers_seen_s = anyio.current_time()
+            self._workers = any(each.announcement.kind == "worker" for each in live)
         if not self._workers:
             self._waits(run_id, NO_WORKER)
         else:  # from now on the workers say what it waits for

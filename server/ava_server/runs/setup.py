@@ -32,7 +32,7 @@ from ava_roles.sandbox.workspace import recheck_workspace
 from ava_roles.tool import Tool, ToolContext
 from ava_roles.tools.registry import builtin_tools, specs_of
 from ava_roles.tools.shell import RunBash
-from ava_roles.worktree.git import UserRepository
+from ava_roles.worktree.repository import UserRepository
 from ava_roles.worktree.session import WorktreeSession
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.scope import (

@@ -127,7 +127,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class LogLines:
-    """A page of the log as mirror lines, newest first; `names` and `next` are as in `names_of` and `Page`."""
+    """A page of the log as mirror lines, newest first; `names` and `next` are as in `names_of` and `EntryPage`."""
 
     lines: tuple[str, ...]
     names: dict[str, str]

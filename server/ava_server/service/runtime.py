@@ -18,9 +18,9 @@ from ava_audit.events import Who
 from ava_audit.maintenance import run_maintenance
 from ava_audit.retention import Retention
 from ava_audit.rows import UNENDED, RunRow
-from ava_audit.store.backend import QUIET, Announcement, Instances, Membership
+from ava_audit.store.backend import NO_ANNOUNCEMENT, Announcement, Instances, Membership
 from ava_audit.store.store import Store
-from ava_audit.totals import Tally
+from ava_audit.totals import EntryCounts
 from ava_audit.units import now_us
 from ava_audit.view import T, View
 from ava_roles.catalog import Catalog
@@ -84,7 +84,7 @@ class Runtime(RunResources):
         manager: The run manager.
         activities: Notices what all runs do.
         proposed: Set once something was proposed here.
-        tally: What metrics have counted in the log; counting needs the lock `counting`.
+        entry_counts: What metrics have counted in the log; counting needs the lock `counting`.
     """
 
     instances: Instances
@@ -93,14 +93,14 @@ class Runtime(RunResources):
     activities: ActivityWatch = field(init=False)
     closing: Drain = field(default_factory=Drain)
     proposed: anyio.Event = field(default_factory=anyio.Event)
-    tally: Tally = field(init=False)
+    entry_counts: EntryCounts = field(init=False)
     counting: anyio.Lock = field(default_factory=anyio.Lock)
 
     def __post_init__(self) -> None:
         """Make the shared objects now: two threads that need one at the same time would make two."""
         super().__post_init__()
         self.activities = ActivityWatch(self.instances)
-        self.tally = Tally(since=self.store.head)
+        self.entry_counts = EntryCounts(since=self.store.head)
         pin = PinFile(self.settings.paths.approval_file)
         self._has_pin = WatchedFile(pin.path, lambda: pin.is_set)
 
@@ -334,7 +334,9 @@ async def _open(
         settings = await anyio.to_thread.run_sync(with_shared_users, settings)
         instances = store.instances(settings.paths.instances, settings.lease_s)
         runtime = Runtime(settings, store, os_user(), ClientPool(), instances)
-        own = await anyio.to_thread.run_sync(instances.join, announce(runtime) if announce is not None else QUIET)
+        own = await anyio.to_thread.run_sync(
+            instances.join, announce(runtime) if announce is not None else NO_ANNOUNCEMENT
+        )
         runtime.membership = own
         runtime.manager = manager = Manager(mode, runtime, instances, own, runtime.run_setup)
         if mode.keeps_root and (why := find_shortage(RUN_RESERVE + SERVER_RESERVE)) is not None:

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from ava_audit.entries import Entry
 from ava_audit.errors import BadQuery
 from ava_audit.events import FACTS, Severity
-from ava_audit.search import LogQuery, Page, search
+from ava_audit.search import EntryPage, LogQuery, search
 from ava_audit.text_index import SHORT_TYPES
 from ava_audit.units import now_us, parse_time
 from ava_audit.view import View
@@ -102,7 +102,7 @@ class Events:
         """Show the newest entries that match, or the next older ones."""
         visitor = reader_of(request)
         asked, problem = lenient(request.query_params, visitor), ""
-        found, rows = Page((), None, 0), list[Row]()
+        found, rows = EntryPage((), None, 0), list[Row]()
         try:
             asked = asked_of(request.query_params, visitor)
             found = await self._search(await self._query(asked, visitor))
@@ -148,7 +148,7 @@ class Events:
             raise missing
         return self._context.show(request, "entry.html", {"entry": entry, "fields": fields_of(entry)})
 
-    async def _search(self, query: LogQuery) -> Page:
+    async def _search(self, query: LogQuery) -> EntryPage:
         try:
             return await search(self._context.store, query)
         except BadQuery as error:
