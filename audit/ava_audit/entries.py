@@ -357,23 +357,31 @@ def diagnose(row: Row, near: list[Row]) -> Fault:
     if twin is not None and _follows(row, hashes.get(twin - 1, b""), twin):
         return Fault("inserted", seq, f"entry {seq} was inserted: it is a copy of entry {twin}")
     after = [other for other in near if other[0] > seq]
-    if after and _follows(after[0], row[_HASH], after[0][0]):
-        return Fault("changed", seq, f"entry {seq} was changed")
-    for gone in range(1, WINDOW):  # renumbered down: the entry and its successor are still chained
-        if after and _follows(after[0], row[_HASH], seq + 1 + gone):
-            which = "an entry is" if gone == 1 else f"{gone} entries are"
-            return Fault("missing", seq, f"{which} missing before entry {seq}")
-    for other in (row, *after):  # renumbered up: the entry continues the chain from before the inserted ones
-        for more in range(1, WINDOW):
-            first = other[0] - more
-            if 1 <= first <= seq and _follows(other, hashes.get(first - 1, b""), first):
-                which = f"entry {first} was" if more == 1 else f"entries {first} to {other[0] - 1} were"
-                if not _moved(near, first, hashes):
-                    return Fault("inserted", first, f"{which} inserted")
+    if after:
+        if _follows(after[0], row[_HASH], after[0][0]):
+            return Fault("changed", seq, f"entry {seq} was changed")
+        for gone in range(1, WINDOW):  # renumbered down: the entry and its successor are still chained
+            if _follows(after[0], row[_HASH], seq + 1 + gone):
+                which = "an entry is" if gone == 1 else f"{gone} entries are"
+                return Fault("missing", seq, f"{which} missing before entry {seq}")
+    inserted = _find_inserted(row, after, near, hashes)
+    if inserted is not None:
+        return inserted
     place = _place_of(row, near, hashes)
     if place is not None:
         return Fault("reordered", seq, f"entry {seq} was entry {place}: entries were reordered")
     return Fault("changed", seq, f"entry {seq} was changed or replaced")
+
+
+def _find_inserted(row: Row, after: list[Row], near: list[Row], hashes: dict[int, bytes]) -> Fault | None:
+    for other in (row, *after):  # renumbered up: the entry continues the chain from before the inserted ones
+        for more in range(1, WINDOW):
+            first = other[0] - more
+            chained = 1 <= first <= row[0] and _follows(other, hashes.get(first - 1, b""), first)
+            if chained and not _moved(near, first, hashes):
+                which = f"entry {first} was" if more == 1 else f"entries {first} to {other[0] - 1} were"
+                return Fault("inserted", first, f"{which} inserted")
+    return None
 
 
 def _follows(row: Row, before: bytes, seq: int) -> bool:

@@ -240,21 +240,25 @@ def _bounded_part(value: Any, depth: int, *, named: bool = False) -> Any:
     if depth > SCHEMA_DEPTH:
         raise _Rejected(f"its schema is nested more than {SCHEMA_DEPTH} deep")
     if isinstance(value, dict):
-        found: dict[str, Any] = {}
-        for key, item in cast("dict[str, Any]", value).items():
-            if clean(key)[1]:
-                raise _Rejected("its schema has names with invisible characters")
-            if key in ("$ref", "$dynamicRef") and not named and not str(item).startswith("#"):
-                raise _Rejected("its schema refers to another document")
-            if not named and isinstance(item, str) and key in ("title", "$comment", "$schema", "$id"):
-                continue
-            if not named and isinstance(item, str) and key == "description":
-                found[key] = one_line(item[: FIELD_DESCRIPTION_CHARS * 4], FIELD_DESCRIPTION_CHARS)
-            else:
-                found[key] = _bounded_part(item, depth + 1, named=not named and key in _NAMED)
-        return found
+        return _bounded_object(cast("dict[str, Any]", value), depth, named)
     if isinstance(value, list):
         return [_bounded_part(item, depth + 1) for item in cast("list[Any]", value)]
     if isinstance(value, str) and clean(value)[1]:
         raise _Rejected("its schema has values with invisible characters")
     return value
+
+
+def _bounded_object(value: dict[str, Any], depth: int, named: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        if clean(key)[1]:
+            raise _Rejected("its schema has names with invisible characters")
+        if key in ("$ref", "$dynamicRef") and not named and not str(item).startswith("#"):
+            raise _Rejected("its schema refers to another document")
+        if not named and isinstance(item, str) and key in ("title", "$comment", "$schema", "$id"):
+            continue
+        if not named and isinstance(item, str) and key == "description":
+            found[key] = one_line(item[: FIELD_DESCRIPTION_CHARS * 4], FIELD_DESCRIPTION_CHARS)
+        else:
+            found[key] = _bounded_part(item, depth + 1, named=not named and key in _NAMED)
+    return found

@@ -254,14 +254,9 @@ class Fetcher:
     ) -> Response:
         """Fetch a URL, following redirects, each checked like the first.
 
-        Args:
-            url: An http or https URL.
-            accept: The Accept header.
-            max_bytes: Bytes of the decompressed body to read and keep.
-            deadline_s: Seconds for everything: the host's queue, name lookups, all redirects, the body.
-            max_redirects: The most redirects to follow.
-            headers: More headers, sent to the first origin only.
-            before: Called with each URL before it is requested; an error that it raises stops the fetch.
+        At most `max_bytes` of the decompressed body are read. The deadline is for everything: the host's queue, name
+        lookups, all redirects, the body. Further `headers` are sent to the first origin only. `before` is called with
+        each URL before it is requested; an error that it raises stops the fetch.
 
         Raises:
             AccessRefused: The URL, or one that it redirects to, is not of a public site.

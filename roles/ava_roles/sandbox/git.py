@@ -96,19 +96,8 @@ def run_git(
 ) -> GitOutput:
     """Run git to its end. Blocks; git is ended when `check` raises, when it takes too long, or with this process.
 
-    Args:
-        command: The program and its arguments.
-        folder: The working folder.
-        env: The whole environment.
-        aside: A folder for temporary files without a name.
-        within_s: Seconds.
-        check: Called repeatedly.
-        stdin: What git reads.
-        held: Descriptors that git inherits.
-        outlives: Git goes on if this process is killed.
-
-    Raises:
-        OSError: It cannot be started.
+    `env` is its whole environment, and `aside` a folder for temporary files without a name. It inherits the descriptors
+    `held`. With `outlives`, it goes on if this process is killed. Raises OSError: it cannot be started.
     """
     with (
         tempfile.TemporaryFile(dir=aside) as given,

@@ -203,13 +203,14 @@ class Root:
             if entry.kind == "file" or (links and entry.kind == "link"):
                 yield entry
             elif entry.kind == "folder":
-                above = f"{entry.name}/" if entry.name else ""
+                names = entry.name.split("/") if entry.name else []
                 try:
-                    inside = self._access.entries(entry.name.split("/") if entry.name else [])
+                    inside = self._access.entries(names)
                 except OSError as error:
-                    if entry.name == "/".join(start):
+                    if names == start:
                         raise _tool_error(error, start, folder=True) from None
                     continue
+                above = "/".join((*names, ""))
                 found = (Entry(above + each.name, each.kind, each.size) for each in inside)
                 wanted = [each for each in found if keep is None or keep(each)]
                 pending += sorted(wanted, key=_order, reverse=True)

@@ -68,34 +68,26 @@ def resolve_workspace(
     the folder that the rule found count as roots. Without any of these, every folder is accepted that is not always
     refused, and the approval, which shows the path, decides.
 
-    `WorkspaceRule` defines which folders are refused, no matter who names them.
+    `WorkspaceRule` defines which folders are refused, no matter who names them. Blocks: it reads the file system.
 
-    Blocks: it reads the file system.
-
-    Args:
-        asked: The call's `workspace`: an absolute path, one from `~`, one relative to what the rule found, or a
-            `file://` URI; blank for none.
-        client_roots: The MCP client's roots, as `file://` URIs or paths.
-        env: The value of `AVA_WORKSPACE`.
-        cwd: The server's working folder.
-        roots: The configured roots.
-        data_root: Ava's own folder.
-        home: The user's home folder.
-        allow: Folders that settings name as workspaces; see `WorkspaceRule`.
-        only_roots: Without configured roots there is no workspace at all, as over HTTP.
+    `asked` is the call's `workspace`: an absolute path, one from `~`, one relative to what the rule found, or a
+    `file://` URI; blank for none. The client's roots are `file://` URIs or paths, and `env` is `AVA_WORKSPACE`. With
+    `only_roots`, as over HTTP, there is no workspace at all without configured roots.
 
     Raises:
         WorkspaceRefused: The folder that the call names is refused; says why, and which folders are allowed.
     """
+    asked = asked or ""
+    named = asked.strip() != ""
     if only_roots and not roots:
         missing = "no folder is set for this user; a person can add one to workspaces in [users.NAME]"
-        if asked and asked.strip():
+        if named:
             raise WorkspaceRefused(f"workspace: {missing}")
         return Workspace(None, False, f"no workspace: {missing}")
     places = WorkspaceRule.of(home, data_root, allow)
     roots = tuple(root.resolve() for root in roots)
     found, clients = _found(places, roots, client_roots, env, cwd)
-    if asked is None or not asked.strip():
+    if not named:
         return found
     if env and env.strip() and found.path is None:  # a wrong setting has to be corrected
         raise WorkspaceRefused(f"workspace: cannot be given: {found.why}")
@@ -104,11 +96,9 @@ def resolve_workspace(
         folder = _folder(places, asked, allowed, relative_to=found.path)
     except WorkspaceRefused as refusal:
         beneath = f"beneath {' or '.join(map(str, allowed))}" if allowed else "of one project"
-        if isinstance(refusal, _NoFolder):
-            hint = f"give a folder {beneath} that exists and can be read"
-        else:
-            hint = f"give a folder {beneath}, or have a person set other roots ([workspace] in config.toml)"
-        raise WorkspaceRefused(f"workspace: {refusal}; {hint}") from None
+        others = ", or have a person set other roots ([workspace] in config.toml)"
+        hint = " that exists and can be read" if isinstance(refusal, _NoFolder) else others
+        raise WorkspaceRefused(f"workspace: {refusal}; give a folder {beneath}{hint}") from None
     return Workspace(folder, True, "given in the call", named=bool(allowed))
 
 

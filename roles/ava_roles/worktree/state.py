@@ -237,18 +237,18 @@ def _clean_folder(folder: int, prefix: str, deepest: bool, trash: Path, removed:
         names = [entry.name for entry in scan]
     for name in names:
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        mode = stat.S_IMODE(found.st_mode)
-        is_folder = stat.S_ISDIR(found.st_mode)
+        mode, kind = stat.S_IMODE(found.st_mode), stat.S_IFMT(found.st_mode)
+        is_folder = kind == stat.S_IFDIR
         if is_folder and mode & stat.S_IRWXU != stat.S_IRWXU:
             os.chmod(name, mode | stat.S_IRWXU, dir_fd=folder)
-        wanted = is_folder or stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)
-        linked = name.lower() == ".gitmodules" and stat.S_ISLNK(found.st_mode)
+        wanted = kind in (stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK)
+        linked = name.lower() == ".gitmodules" and kind == stat.S_IFLNK
         if is_git_name(name) or linked or not wanted or (is_folder and deepest):
             _remove(name, folder, trash)
             removed.append(prefix + name)
         elif is_folder:
             subfolders.append(name)
-        elif stat.S_ISREG(found.st_mode):
+        elif kind == stat.S_IFREG:
             plain = (mode | stat.S_IRUSR | stat.S_IWUSR) & 0o777
             if mode != plain:
                 os.chmod(name, plain, dir_fd=folder)
