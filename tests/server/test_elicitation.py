@@ -31,6 +31,7 @@ from ava_audit.rows import WAITING
 from ava_audit.store.store import Store
 from ava_audit.view import View
 from ava_server.approval.questions import LimitField, Question
+from ava_server.budget.run_caps import COST, TIME
 from ava_server.mcp_server import elicitation
 from ava_server.mcp_server.server import build_server
 from ava_server.service import access
@@ -550,8 +551,9 @@ async def test_a_tampered_state_asks_again(tmp_path: Path, how: str) -> None:
 def _bare(form: dict[str, Any]) -> str:
     """The hash of a question, as a client that knows our code can make it, without the seal."""
     fields = form["requestedSchema"]["properties"]
-    limits = tuple(LimitField(name, each["title"], each["minimum"], each["maximum"]) for name, each in fields.items())
-    return Question(form["message"], limits).sha()
+    caps = {"max_cost_dollars": COST, "max_minutes": TIME}
+    limits = (LimitField(caps[name], each["title"], each["minimum"], each["maximum"]) for name, each in fields.items())
+    return Question(form["message"], tuple(limits)).sha()
 
 
 async def test_a_state_from_a_call_with_other_arguments_asks_again(tmp_path: Path) -> None:

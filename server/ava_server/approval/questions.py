@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
@@ -22,12 +22,16 @@ from ava_server.approval.decisions import (
     lowered_words,
 )
 from ava_server.approval.summary import approval_line, group_line, group_note, proposal_message
-from ava_server.budget.run_caps import COST as COST_CAP
-from ava_server.budget.run_caps import TIME as TIME_CAP
+from ava_server.budget.run_caps import COST, TIME, TOKENS, RunCap
 from ava_server.budget.run_config import RunConfig
 from ava_server.core.errors import BadInput
 
-COST, TIME = "max_cost_dollars", "max_minutes"
+_IN_FORM: Mapping[RunCap, tuple[str, str, float]] = {
+    COST: ("max_cost_dollars", "dollars", MICROS_PER_USD),
+    TOKENS: ("max_tokens", "tokens", 1),
+    TIME: ("max_minutes", "minutes", 60),
+}
+"""The field of a cap in the form, its unit there, and how many of the cap's own units that is."""
 CHOICE, YES, NO = "decision", "Yes", "No"
 LEAST_MINUTES = 0.5
 _LARGEST = 1e15
@@ -44,16 +48,36 @@ NOT_AGREED: Mapping[NotAgreed, str] = {
 
 @dataclass(frozen=True)
 class LimitField:
-    """A limit in the form: its name, its title, its lowest value, and its highest, which is also the default."""
+    """A limit in the form, in its unit there.
 
-    name: str
+    Attributes:
+        cap: What it limits.
+        title: Its title.
+        least: The lowest value.
+        most: The highest, which is also the default.
+        now: The limit as it is, as the configuration has it.
+    """
+
+    cap: RunCap
     title: str
     least: float
     most: float
+    now: float = 0
+
+    @property
+    def name(self) -> str:
+        """The name of the field."""
+        return _IN_FORM[self.cap][0]
 
     def words(self, value: float) -> str:
         """Return a value of this limit for people: dollars, or a number of minutes."""
-        return format_usd(round(value * MICROS_PER_USD), exact=True) if self.name == COST else f"{value:.10g}"
+        return format_usd(round(value * MICROS_PER_USD), exact=True) if self.cap is COST else f"{value:.10g}"
+
+    def stored(self, value: float) -> Any:
+        """Return a value of the form as the configuration has it; dollars are rounded down to cents."""
+        if self.cap is COST:
+            return entered_micros(value)
+        return value * 60 if self.cap is TIME else math.floor(round(value, 3))
 
     def schema(self) -> dict[str, Any]:
         """Return the field as JSON schema."""
@@ -248,7 +272,9 @@ def apply_reply(checked: CheckedApproval, asked: Approval, reply: Reply) -> Appr
     Raises:
         BadInput: One of them is not a number, or not one that the form offers; nothing is started.
     """
-    found: dict[str, float] = {}
+    found: dict[RunCap, Any] = {}
+    lowered = list(lowered_by_call(checked))
+    group = checked.group_cap is not None
     for limit in _fields(checked):
         given = number_in(limit, reply, "nothing was started")
         if given is None:
@@ -259,33 +285,16 @@ def apply_reply(checked: CheckedApproval, asked: Approval, reply: Reply) -> Appr
                 f" {limit.words(limit.most)}; nothing was started"
             )
         if given < limit.most:
-            found[limit.name] = float(given)
+            value = found[limit.cap] = limit.stored(float(given))
+            lowered.append(lowered_words("The person", limit.cap, limit.now, value, of=" of the group" * group))
     if not found:
         return asked
-    micros = entered_micros(found[COST]) if COST in found else None
-    seconds = found[TIME] * 60 if TIME in found else None
-    asked = replace(asked, lowered=(*lowered_by_call(checked), *_lowered_in_form(checked, micros, seconds)))
-    if checked.group_cap is not None:
-        return replace(asked, group_lowered=GroupLimits(micros, seconds))
-    (member,) = checked.members
-    changes = dict(asked.changes.get(member.row.pending_id, {}))
-    if micros is not None:
-        changes[COST_CAP.field] = micros
-    if seconds is not None:
-        changes[TIME_CAP.field] = seconds
-    return replace(asked, changes={**asked.changes, member.row.pending_id: changes})
-
-
-def _lowered_in_form(checked: CheckedApproval, micros: int | None, seconds: float | None) -> Iterator[str]:
-    """Yield a sentence for each limit that the person has lowered."""
-    group = checked.group_cap is not None
-    config, of = checked.members[0].changed, " of the group" if group else ""
-    cap = checked.group_cap if checked.group_cap is not None else config.max_cost_micros
-    clock = checked.group_timeout_s if group else config.timeout_s
-    if micros is not None:
-        yield lowered_words("The person", COST_CAP, cap, micros, of=of)
-    if seconds is not None and clock is not None:
-        yield lowered_words("The person", TIME_CAP, clock, seconds, of=of)
+    asked = replace(asked, lowered=tuple(lowered))
+    if group:
+        return replace(asked, group_lowered=GroupLimits(found.get(COST), found.get(TIME)))
+    pending_id = checked.members[0].row.pending_id
+    changes = {**asked.changes.get(pending_id, {}), **{cap.field: value for cap, value in found.items()}}
+    return replace(asked, changes={**asked.changes, pending_id: changes})
 
 
 def number_in(limit: LimitField, reply: Reply, outcome: str) -> float | None:
@@ -321,10 +330,16 @@ def limit_fields(configs: Sequence[RunConfig], most_micros: int, most_s: float |
     fields: list[LimitField] = []
     together = ", all together" if len(configs) > 1 else ""
     if not all(config.free for config in configs):
-        least = min(max(MICROS_PER_CENT, *(config.least_micros for config in configs)), most_micros)
-        title = f"At most{together}, in dollars"
-        fields.append(LimitField(COST, title, least / MICROS_PER_USD, most_micros / MICROS_PER_USD))
+        least = max(MICROS_PER_CENT, *(config.least_micros for config in configs))
+        fields.append(limit_field(COST, min(least, most_micros), most_micros, together))
     if most_s is not None:
         most = math.floor(most_s / 60 * 10_000) / 10_000  # rounded down, so that the shown value is allowed
-        fields.append(LimitField(TIME, f"At most{together}, in minutes", min(LEAST_MINUTES, most), most))
+        time = limit_field(TIME, 0, most_s, together)
+        fields.append(replace(time, least=min(LEAST_MINUTES, most), most=most))
     return tuple(fields)
+
+
+def limit_field(cap: RunCap, least: float, most: float, together: str = "") -> LimitField:
+    """Return the field of a limit, from bounds as the configuration has them."""
+    _name, unit, per = _IN_FORM[cap]
+    return LimitField(cap, f"At most{together}, in {unit}", least / per, most / per, most)

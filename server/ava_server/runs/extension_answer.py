@@ -5,21 +5,19 @@ Only a person's own answer raises a cap, and only to the value that was shown or
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import BaseModel
 
-from ava_audit.events import Channel, Event, ExtendedCap, ExtensionAsked, ExtensionDecided, UserMessage, Who
+from ava_audit.events import Channel, Event, ExtensionAsked, ExtensionDecided, UserMessage, Who
 from ava_audit.rows import RunRow
-from ava_audit.units import MICROS_PER_CENT, MICROS_PER_USD, local_second
+from ava_audit.units import local_second
 from ava_audit.view import Command, Outcome, View
 from ava_server.approval.decide import Shown
 from ava_server.approval.decisions import PERSON_CHANNELS
 from ava_server.approval.proposals import texts_of
-from ava_server.approval.questions import COST, TIME, LimitField, Question, Reply, number_in
+from ava_server.approval.questions import LimitField, Question, Reply, limit_field, number_in
 from ava_server.approval.summary import approval_line
 from ava_server.budget.run_caps import CAP_OF_ARGUMENT
 from ava_server.budget.run_config import RunConfig, Texts, config_of, digest
@@ -36,14 +34,6 @@ from ava_server.runs.extension import (
     with_cap,
 )
 from ava_server.runs.lifecycle import situation, transition
-
-_TOKENS = "max_tokens"
-_FORM: Mapping[ExtendedCap, tuple[str, str, float]] = {
-    "max_cost_cents": (COST, "At most, in dollars", MICROS_PER_USD),
-    "max_tokens": (_TOKENS, "At most, in tokens", 1),
-    "timeout": (TIME, "At most, in minutes", 60),
-}
-"""The field of the form, its title, and how many of the cap's units one unit of the field is."""
 
 
 class PendingExtension(BaseModel):
@@ -112,9 +102,8 @@ class WaitingExtension:
     def field(self) -> LimitField:
         """The new cap in the form."""
         asked = self.asked
-        name, title, unit = _FORM[asked.cap]
         least = min(asked.limit + UNITS[asked.cap], asked.proposed)
-        return LimitField(name, title, least / unit, asked.proposed / unit)
+        return limit_field(CAP_OF_ARGUMENT[asked.cap], least, asked.proposed)
 
     def question(self) -> Question:
         """Return the question for a host; in its form the new cap may be lowered."""
@@ -129,14 +118,12 @@ class WaitingExtension:
         given = number_in(self.field, reply, "nothing was raised")
         if given is None or given == self.field.most:
             return self.asked.proposed
-        cap = self.asked.cap
-        value = given * _FORM[cap][2]
-        unit = MICROS_PER_CENT if cap == "max_cost_cents" else 1
-        value = value if cap == "timeout" else math.floor(round(value, 3) / unit) * unit
+        cap, value = self.asked.cap, self.field.stored(given)
         if not self.asked.limit < value <= self.asked.proposed:
             low, high = cap_amount(cap, self.asked.limit, exact=True), cap_amount(cap, self.asked.proposed, exact=True)
             raise BadInput(f"{self.field.name}: give more than {low} and at most {high}; nothing was raised")
-        return value
+        allowed: int | float = value
+        return allowed
 
 
 def waiting_extension(view: View, run: RunRow, now_us: int) -> WaitingExtension | str:

@@ -15,11 +15,12 @@ from starlette.routing import Route
 
 from ava_audit.errors import AuditError
 from ava_audit.rows import RunRow
-from ava_audit.units import cents, entered_micros, now_us
+from ava_audit.units import now_us
 from ava_roles.errors import RolesError
 from ava_server.approval.decide import PersonAnswer, Shown
 from ava_server.approval.proposals import Pending, agreement, together_line, together_note, waiting_proposal
-from ava_server.approval.questions import COST, TIME, LimitField, limit_fields
+from ava_server.approval.questions import LimitField, limit_fields
+from ava_server.budget.run_caps import COST, TIME
 from ava_server.budget.run_config import config_of
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import parse_id
@@ -104,13 +105,11 @@ class Deciding:
                 raise Refused(one)
             rows.append(row)
             pending.append(one)
-        fields = {field.name: field for field in _fields(rows)}
-        cost, minutes = _entered(form, "cost", fields.get(COST)), _entered(form, "minutes", fields.get(TIME))
+        fields = {field.cap: field for field in _fields(rows)}
         group, limits = "group_" if len(pending) > 1 else "", dict[str, Any]()
-        if cost is not None:
-            limits[f"{group}max_cost_cents"] = cents(entered_micros(cost))
-        if minutes is not None:
-            limits[f"{group}timeout"] = minutes * 60
+        for name, cap in (("cost", COST), ("minutes", TIME)):
+            if (value := _entered(form.one(name), fields.get(cap))) is not None:
+                limits[f"{group}{cap.argument}"] = cap.given(value)
         if limits and not group:
             limits = {"changes": {pending[0].pending_id: {"caps": limits}}}
         return agreement(pending, limits)
@@ -219,9 +218,8 @@ def _fields(rows: Sequence[RunRow]) -> tuple[LimitField, ...]:
     return limit_fields(configs, sum(config.max_cost_micros for config in configs), most_s) if configs else ()
 
 
-def _entered(form: Form, name: str, field: LimitField | None) -> float | None:
+def _entered(text: str, field: LimitField | None) -> float | None:
     """Return a lower limit that was entered, None where the field is empty or has the limit as it is."""
-    text = form.one(name)
     if not text:
         return None
     if field is None or not _AMOUNT.fullmatch(text):
@@ -230,4 +228,5 @@ def _entered(form: Form, name: str, field: LimitField | None) -> float | None:
     if not field.least <= value <= field.most:
         low, high = field.words(field.least), field.words(field.most)
         raise BadInput(f"{text[:20]} is not between {low} and {high}; nothing was approved")
-    return value if value < field.most else None
+    stored: float = field.stored(value)
+    return stored if value < field.most else None
