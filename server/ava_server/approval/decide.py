@@ -58,12 +58,7 @@ class PersonAnswer:
 
 
 def tool_call(shown: Sequence[Shown], answer: PersonAnswer) -> tuple[str, dict[str, Any]]:
-    """Return the call that carries out a decision: the tool and its arguments. No tool raises a cap (`extend`).
-
-    Args:
-        shown: What the person was shown: one, or several proposals, which are approved as one group.
-        answer: What they have answered.
-    """
+    """Return the call that carries out a decision: the tool and its arguments. No tool raises a cap (`extend`)."""
     [one, *_others] = shown
     match one.kind:
         case "start":

@@ -48,14 +48,9 @@ NOT_AGREED: Mapping[NotAgreed, str] = {
 
 @dataclass(frozen=True)
 class LimitField:
-    """A limit in the form, in its unit there.
+    """A limit in the form: its lowest value and its highest, which is also the default, in its unit there.
 
-    Attributes:
-        cap: What it limits.
-        title: Its title.
-        least: The lowest value.
-        most: The highest, which is also the default.
-        now: The limit as it is, as the configuration has it.
+    `now` is the limit as it is, as the configuration has it.
     """
 
     cap: RunCap
@@ -66,7 +61,7 @@ class LimitField:
 
     @property
     def name(self) -> str:
-        """The name of the field."""
+        """Its name."""
         return _IN_FORM[self.cap][0]
 
     def words(self, value: float) -> str:
@@ -322,10 +317,7 @@ def _fields(checked: CheckedApproval) -> tuple[LimitField, ...]:
 def limit_fields(configs: Sequence[RunConfig], most_micros: int, most_s: float | None) -> tuple[LimitField, ...]:
     """Return the limits that an approval may lower: the cost, from the least that buys useful work, and the time.
 
-    Args:
-        configs: What is proposed; several share their limits.
-        most_micros: The cost cap, of all together.
-        most_s: The time cap, in seconds; None where there is none to lower.
+    Several share them; without a time cap (None), there is none to lower.
     """
     fields: list[LimitField] = []
     together = ", all together" if len(configs) > 1 else ""

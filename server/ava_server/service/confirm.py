@@ -29,13 +29,12 @@ from ava_server.service.spawn import Spawns, started_next
 
 
 class Confirmations(Operations):
-    """Carries out decisions on proposals."""
+    """Carries out decisions on proposals, and resumes interrupted and held runs."""
 
     def __init__(self, access: Access, checks: RunChecks, spawns: Spawns) -> None:
         super().__init__(access)
         self._checks = checks
         self._spawns = spawns
-        self._resumptions = Resumptions(access)
         self._client = ClientApprovals(access)
 
     async def confirm(self, given: dict[str, Any], caller: CallContext) -> Answer:
@@ -48,10 +47,10 @@ class Confirmations(Operations):
         """
         began = time.monotonic()
         args = parse(ConfirmArgs, given)
-        if (run := await self._resumptions.interrupted(args)) is not None:
+        if (run := await self._interrupted(args)) is not None:
             self._runtime.closing.refuse_new()
             await caller.record.begin()
-            answer = await self._resumptions.resume(args, run, caller.asking.person)
+            answer = await self._resume(args, run, caller.asking.person)
             if answer.status == "resumed":
                 await self._wait_for(answer, [run.id], _left(args, began, self._session.wait_s), caller.progress)
             return answer
@@ -59,13 +58,84 @@ class Confirmations(Operations):
         approves = args.decision == "approve" and self._session.channel == "browser"
         self._access.refuse_without("approve" if approves else "spawn")
         ids = tuple(dict.fromkeys([await self._access.pending_id(given) for given in args.pending_ids]))
-        if args.decision == "approve":
-            self._runtime.closing.refuse_new()
         if args.decision == "reject":
             decided = await caller.record.do(reject(ids, self._session.who, self._session.channel))
         else:
+            self._runtime.closing.refuse_new()
             decided = await self._approve(args, ids, caller)
         return await self._answer(args, decided, _left(args, began, self._session.wait_s), caller)
+
+    async def _interrupted(self, args: ConfirmArgs) -> RunRow | None:
+        """Return the interrupted or held run that the ids name, or None where they name proposals."""
+        for given in args.pending_ids:
+            if not given.strip().lower().startswith("s-"):
+                continue
+            run = await self._access.run(given, "pending_ids", steering=True)
+            gone = self._runtime.manager.control.gone
+            if is_held(run) or (run.state == RUNNING and bool(await anyio.to_thread.run_sync(gone, [run]))):
+                if len(args.pending_ids) > 1:
+                    raise BadInput(f"pending_ids: {label(run)} is resumed alone; give only its id")
+                return run
+        return None
+
+    async def _resume(self, args: ConfirmArgs, run: RunRow, person: Person | None) -> ConfirmAnswer:
+        """Resume a run if `approving` is right, and the person agrees where one can be asked."""
+        settings = self._runtime.settings
+        if args.decision == "reject":
+            raise BadInput(f"decision: {label(run)} has started and cannot be rejected; cancel_subagent ends it")
+        for field in ("changes", "group_max_cost_cents", "group_timeout"):
+            if getattr(args, field) is not None:
+                raise BadInput(f"{field}: {label(run)} has started and continues as it was approved; leave it out")
+        if not settings.enabled:
+            raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was resumed")
+        only_there = ONLY_PERSON["resume"].format(ids=run.id)
+        await self._access.refuse_without_pin(only_there, of=run.user_id)
+        decision = OneDecision(
+            pending_id=run.pending_id, subagent_id=run.id, name=run.name, task_id=run.task_id, status="resumed"
+        )
+
+        def refused(why: str, following: str, lines: list[str] | None = None) -> ConfirmAnswer:
+            decision.status, decision.refused_because = "refused", why
+            return ConfirmAnswer(status="refused", decisions=[decision], approval_lines=lines, next=following)
+
+        approving, channel = "\n".join(args.approving or [""]), self._session.channel
+        line = await self._store.read(lambda view: resume_line(view, run))
+        right = line is not None and normalize_typography(approving) == normalize_typography(line)
+        if person is not None and right:  # a wrong line is refused without a question
+            # The time, not how long ago: an answer counts for exactly the text that was shown.
+            at = format_ts(run.last_us or run.created_us)
+            what = "is held because it was restored or imported" if is_held(run) else f"was interrupted at {at}"
+            text = f"{label(run)} {what}. Resume it? \n{line}"
+            reply = await person.ask(Question(text, ()), lambda _reply: None)
+            if reply.action != "accept":
+                then = NEXT_STEPS[reply.action].format(again=CONFIRM_AGAIN)
+                following = (
+                    f"Nothing was resumed. {then}. A person can also resume it in a terminal, with"
+                    f" `ava resume {run.id}`."
+                )
+                return refused(NOT_AGREED[reply.action], self._access.adapt_text(following))
+            channel = "elicitation"
+            # A PIN may have been set while the question was open.
+            await self._access.refuse_without_pin(only_there, of=run.user_id)
+        found = await self._runtime.manager.control.resume(
+            run.id,
+            self._session.who,
+            channel,
+            self._runtime.spawn_limits_of(run.user_id),
+            line=approving if person is None or right else "",  # only what the person was asked about may be right
+            anyones=self._session.administers,
+        )
+        if isinstance(found, NotResumed):
+            if found.line is None:
+                return refused(found.why, "Nothing was resumed.")
+            return refused(found.why, "Show the person approval_lines and give exactly that.", [found.line])
+        self._runtime.manager.adopt_run(run.id)
+        self._runtime.manager.wake()
+        return ConfirmAnswer(
+            status="resumed",
+            decisions=[decision],
+            next=f'It continues where it was. Call check_subagent with subagent_id "{run.id}" for news.',
+        )
 
     async def _approve(self, args: ConfirmArgs, ids: tuple[str, ...], caller: CallContext) -> ConfirmOutcome:
         """Approve, once the person at the client has agreed; where it can ask nobody, its call is the approval."""
@@ -174,87 +244,3 @@ def _refuse_ineffective(args: ConfirmArgs, ids: tuple[str, ...], changes: dict[s
                 f"{field}: it is for two or more together, and one was given; lower its own caps with"
                 f' changes {{"{ids[0]}": {{"caps": …}}}}'
             )
-
-
-class Resumptions(Operations):
-    """Resumes interrupted and held runs."""
-
-    async def interrupted(self, args: ConfirmArgs) -> RunRow | None:
-        """Return the interrupted or held run that the ids name, or None where they name proposals."""
-        for given in args.pending_ids:
-            if not given.strip().lower().startswith("s-"):
-                continue
-            run = await self._access.run(given, "pending_ids", steering=True)
-            if is_held(run) or (run.state == RUNNING and await anyio.to_thread.run_sync(self._gone, run)):
-                if len(args.pending_ids) > 1:
-                    raise BadInput(f"pending_ids: {label(run)} is resumed alone; give only its id")
-                return run
-        return None
-
-    def _gone(self, run: RunRow) -> bool:
-        return bool(self._runtime.manager.control.gone([run]))
-
-    async def resume(self, args: ConfirmArgs, run: RunRow, person: Person | None) -> ConfirmAnswer:
-        """Resume a run if `approving` is right, and the person agrees where one can be asked.
-
-        Raises:
-            BadInput: The call asks for what a started run does not allow.
-            Refused: It may not be resumed now, or not over this channel.
-            AnsweredLater: The client asks the person and calls again.
-        """
-        settings = self._runtime.settings
-        if args.decision == "reject":
-            raise BadInput(f"decision: {label(run)} has started and cannot be rejected; cancel_subagent ends it")
-        for field in ("changes", "group_max_cost_cents", "group_timeout"):
-            if getattr(args, field) is not None:
-                raise BadInput(f"{field}: {label(run)} has started and continues as it was approved; leave it out")
-        if not settings.enabled:
-            raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was resumed")
-        only_there = ONLY_PERSON["resume"].format(ids=run.id)
-        await self._access.refuse_without_pin(only_there, of=run.user_id)
-        decision = OneDecision(
-            pending_id=run.pending_id, subagent_id=run.id, name=run.name, task_id=run.task_id, status="resumed"
-        )
-
-        def refused(why: str, following: str, lines: list[str] | None = None) -> ConfirmAnswer:
-            decision.status, decision.refused_because = "refused", why
-            return ConfirmAnswer(status="refused", decisions=[decision], approval_lines=lines, next=following)
-
-        approving, channel = "\n".join(args.approving or [""]), self._session.channel
-        line = await self._store.read(lambda view: resume_line(view, run))
-        right = line is not None and normalize_typography(approving) == normalize_typography(line)
-        if person is not None and right:  # a wrong line is refused without a question
-            # The time, not how long ago: an answer counts for exactly the text that was shown.
-            at = format_ts(run.last_us or run.created_us)
-            what = "is held because it was restored or imported" if is_held(run) else f"was interrupted at {at}"
-            text = f"{label(run)} {what}. Resume it? \n{line}"
-            reply = await person.ask(Question(text, ()), lambda _reply: None)
-            if reply.action != "accept":
-                then = NEXT_STEPS[reply.action].format(again=CONFIRM_AGAIN)
-                following = (
-                    f"Nothing was resumed. {then}. A person can also resume it in a terminal, with"
-                    f" `ava resume {run.id}`."
-                )
-                return refused(NOT_AGREED[reply.action], self._access.adapt_text(following))
-            channel = "elicitation"
-            # A PIN may have been set while the question was open.
-            await self._access.refuse_without_pin(only_there, of=run.user_id)
-        found = await self._runtime.manager.control.resume(
-            run.id,
-            self._session.who,
-            channel,
-            self._runtime.spawn_limits_of(run.user_id),
-            line=approving if person is None or right else "",  # only what the person was asked about may be right
-            anyones=self._session.administers,
-        )
-        if isinstance(found, NotResumed):
-            if found.line is None:
-                return refused(found.why, "Nothing was resumed.")
-            return refused(found.why, "Show the person approval_lines and give exactly that.", [found.line])
-        self._runtime.manager.adopt_run(run.id)
-        self._runtime.manager.wake()
-        return ConfirmAnswer(
-            status="resumed",
-            decisions=[decision],
-            next=f'It continues where it was. Call check_subagent with subagent_id "{run.id}" for news.',
-        )
