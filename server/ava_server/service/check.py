@@ -11,6 +11,7 @@ import anyio.to_thread
 from ava_audit.rows import QUEUED, RUNNING, UNENDED, WAITING, RunRow
 from ava_audit.units import HOUR_US, now_us
 from ava_audit.view import View
+from ava_server.approval.decide import approval_needs
 from ava_server.approval.requests import CancelArgs, CheckArgs, MessageArgs, parse, shown
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label, parse_id
@@ -189,7 +190,7 @@ class RunChecks(Operations):
 
     def _by_pin(self) -> bool:
         """Tell whether only the approval PIN can approve. Blocking."""
-        return self._runtime.policy_now(self._session.user) == "human"
+        return not approval_needs("host", self._runtime.policy_now(self._session.user)).nothing
 
     async def wait(self, run_ids: list[str], wait_s: float, progress: Progress) -> list[RunRow]:
         """Wait until all of these have ended or wait for something else, or the time is over.
