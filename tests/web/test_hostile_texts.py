@@ -17,7 +17,7 @@ from support.runtime import hand_over
 from support.stdio import logged
 
 from ava_server.render.document import UntrustedText
-from ava_server.web.context import environment, foreign
+from ava_server.web.context import environment, finalize
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -56,10 +56,10 @@ def test_there_are_enough_different_texts() -> None:
 def test_a_template_escapes_it(text: str) -> None:
     template = environment().from_string("<p title=\"{{ text }}\">{{ text }}</p><p title='{{ text }}'></p>")
     found = Parts(template.render(text=UntrustedText(text)))
-    assert found.tags == [("p", [("title", foreign(text))])] * 2
+    assert found.tags == [("p", [("title", finalize(text))])] * 2
     assert template.render(text=text) == template.render(text=UntrustedText(text)), "nor can a template forget it"
-    assert "".join(found.texts) == foreign(text)
-    assert not re.search("[\x00-\x08\x1b\u200b\u202a-\u202e\u2066-\u2069]", foreign(text))
+    assert "".join(found.texts) == finalize(text)
+    assert not re.search("[\x00-\x08\x1b\u200b\u202a-\u202e\u2066-\u2069]", finalize(text))
 
 
 class Parts(HTMLParser):

@@ -198,14 +198,11 @@ TYPES: Mapping[str, str] = {".js": "text/javascript", ".css": "text/css", ".svg"
 _CHARSET = "; charset=utf-8"
 
 
-def foreign(text: object) -> str:
-    """Return a text that a model or a page wrote, without control characters and what nobody sees."""
-    return clean(str(text))[0]
-
-
-def finalize(value: object) -> object:
+def finalize(value: object) -> str:
     """Return a value of a template for autoescape, without what nobody sees; `Markup` has been escaped already."""
-    return value if isinstance(value, Markup) else foreign(value.text if isinstance(value, UntrustedText) else value)
+    if isinstance(value, Markup):
+        return value
+    return clean(value.text if isinstance(value, UntrustedText) else str(value))[0]
 
 
 def when(us: int | None) -> str:
@@ -234,7 +231,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(foreign=foreign, when=when, second=second, usd=usd, duration=format_duration)
+    made.filters.update(when=when, second=second, usd=usd, duration=format_duration)
     made.filters["markdown"], made.tests["web_address"] = html, is_web_address
     made.globals["static"] = static_url
     return made
