@@ -100,15 +100,8 @@ def propose(
     """Make a proposal, or return why not.
 
     The same `task_id` and configuration returns the first one, until its run has ended. The same `task_id` with another
-    configuration supersedes a proposal that still waits.
-
-    Args:
-        config: The resolved configuration.
-        texts: Its texts.
-        who: The session and the user that propose.
-        candidates: New `(pending_id, subagent_id)` pairs; the first unused one is taken.
-        limits: A proposal waits for `ttl_us`; a day of which too little is left refuses it.
-        retry_of: The ended run that this one repeats.
+    configuration supersedes a proposal that still waits. The first unused pair of `candidates` (new `pending_id` and
+    `subagent_id`) is taken. A proposal waits for the `ttl_us` of `limits`, and a day with too little left refuses it.
     """
     sha = digest(config, texts)
     line = approval_line(config, texts)
@@ -123,7 +116,9 @@ def propose(
         if not config.free and (why := day_refusal(day, config.least_micros)):
             return Outcome(why)
         superseded, ends = _superseded(view, who, config.task_id)
-        if superseded is None and _waiting(view, who.user_id, now_us) >= MOST_WAITING:
+        rows = (view.proposal(run.pending_id) for run in view.runs(user=who.user_id, states=(WAITING,), limit=-1))
+        waiting = sum(row is not None and row.expires_us > now_us for row in rows) if superseded is None else 0
+        if waiting >= MOST_WAITING:
             return Outcome(
                 f"{MOST_WAITING} proposals of {who.user_id} are waiting, which is the most. Confirm or reject some with"
                 " confirm_spawn, or wait until they expire"
@@ -167,11 +162,6 @@ def _proposal_events(made: Proposal, proposed: SpawnProposed, texts: Texts, who:
         Event(agent, task, run_id=made.subagent_id),
         Event(who, shown, run_id=made.subagent_id),
     )
-
-
-def _waiting(view: View, user: str, now_us: int) -> int:
-    rows = (view.proposal(run.pending_id) for run in view.runs(user=user, states=(WAITING,), limit=-1))
-    return sum(row is not None and row.expires_us > now_us for row in rows)
 
 
 def _superseded(view: View, who: Who, task_id: str | None) -> tuple[str | None, tuple[Event, ...]]:

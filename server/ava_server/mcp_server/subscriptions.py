@@ -9,7 +9,7 @@ listens, nothing is checked.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -284,7 +284,8 @@ class Subscriptions:
                     looking.enter_context(ends)
                 head = await runtime.store.wait_for_entry_after(self._seen)
             active, shown = runtime.activities.changed_since(shown), runtime.activities.now
-            self._tell_of_activities(active)
+            for listener in list(self._listeners) if active else ():  # each has been checked to be its run's user
+                _tell(listener, active.__contains__)
             if head == self._seen:
                 await anyio.sleep(ACTIVITIES_EVERY_S)
                 continue
@@ -300,11 +301,6 @@ class Subscriptions:
     def _followed(self) -> set[str]:
         runs = {run_id for one in self._listeners for run_id in one.uris.values() if run_id is not None}
         return runs.union(*(run_ids for one in self._listeners for run_ids in one.tasks.values()))
-
-    def _tell_of_activities(self, run_ids: Set[str]) -> None:
-        """Notify followers of runs with a new activity; each follower has been checked to be its user."""
-        for listener in list(self._listeners) if run_ids else ():
-            _tell(listener, run_ids.__contains__)
 
     def _tell_of_runs(self, runtime: Runtime, changed: Sequence[tuple[str, str, bool]]) -> None:
         owners = {run_id: user for run_id, user, _listed in changed}

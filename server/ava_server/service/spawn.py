@@ -32,7 +32,7 @@ from ava_server.approval.questions import AnsweredLater
 from ava_server.approval.requests import SpawnArgs, check_context_from, parse
 from ava_server.approval.resolve import ResolveContext, resolve_run_config
 from ava_server.budget.run_caps import COST
-from ava_server.budget.run_config import RUN_TOOLS, EarlierRun, RunConfig, Texts, config_of
+from ava_server.budget.run_config import RUN_TOOLS, RunConfig, Texts, config_of
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import label, new_id
 from ava_server.models.selection import OFFLINE, is_configured
@@ -112,20 +112,22 @@ class Spawns(Operations):
         answerer = caller.asking.answerer(await self._runtime.policy(self._session.user))
         answer = _proposal(made)
         self._advise(answer, answerer, as_task=caller.asking.as_task)
-        return await self._ask(answer, caller) if answerer == "client" and answer.status == WAITING else answer
+        return await self._ask(answer, caller) if answerer == "client" else answer
 
     def _proposal_in(self, view: View, pending_id: str) -> Proposal | None:
         user = self._session.user
         return proposal_in(view, pending_id, user, self._runtime.spawn_limits_of(user), now_us())
 
     async def _ask(self, answer: SpawnAnswer, caller: CallContext) -> SpawnAnswer:
-        """Have the person decide on a proposal, and return its answer with what they decided.
+        """Have the person decide on a proposal that waits, and return its answer with what they decided.
 
         An error is part of the answer: without the ids, a caller would propose and pay for the same again.
 
         Raises:
             AnsweredLater: The client asks the person and calls again.
         """
+        if answer.status != WAITING:
+            return answer
         pending_id, run_id, line = str(answer.pending_id), str(answer.subagent_id), str(answer.approval_line)
         try:
             decided = await self._client.decide(Approval((pending_id,), (line,)), caller)
@@ -176,11 +178,7 @@ class Spawns(Operations):
     ) -> SpawnAnswer:
         """Make a proposal, and have it answered at once where the policy or the call says so.
 
-        Args:
-            args: The arguments of the spawn.
-            caller: Whose call it is.
-            retry_of: The ended run that it repeats.
-            fresh: It replaces an expired one in the answer of another call: nobody answers it now.
+        A `fresh` one replaces an expired one in the answer of another call: nobody answers it now.
         """
         self._runtime.closing.refuse_new()
         session, record = self._session, caller.record
@@ -228,10 +226,12 @@ class Spawns(Operations):
         if starts:
             await self._start_automatically(made, answer)
             await self._store.look(lambda view: advise(view, now_us(), made, answer))
-        return await self._ask(answer, caller) if asks_now and answer.status == WAITING else answer
+        return await self._ask(answer, caller) if asks_now else answer
 
     async def _resolved(self, args: SpawnArgs, context: ResolveContext, degraded: bool) -> tuple[RunConfig, Texts]:
-        earlier = await self._earlier(args.context_from) if args.context_from else ()
+        named = [await self._access.run(run_id, "context_from") for run_id in dict.fromkeys(args.context_from or ())]
+        rows = tuple({row.id: row for row in named}.values())
+        earlier = await self._store.read(lambda view: check_context_from(view, rows)) if rows else ()
 
         def resolve() -> tuple[RunConfig, Texts]:
             config, texts = resolve_run_config(args, context, earlier, degraded)
@@ -313,10 +313,6 @@ class Spawns(Operations):
         user, ids, paid = self._session.user, (made.pending_id,), int(not made.config.free)
         why = hourly_refusal(view, user, ids, paid, self._runtime.spawn_limits_of(user), at_us)
         return why and self._access.adapt_text(why)
-
-    async def _earlier(self, given: Sequence[str]) -> tuple[EarlierRun, ...]:
-        rows = {row.id: row for row in [await self._access.run(each, "context_from") for each in given]}
-        return await self._store.read(lambda view: check_context_from(view, tuple(rows.values())))
 
     async def _retry(self, given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         run = await self._access.run(str(given["retry_of"]), "retry_of")
