@@ -289,13 +289,11 @@ class Spawns(Operations):
         if why is None and await self._runtime.policy(self._session.user) != "auto":  # a PIN may have been set since
             why = "the policy has changed"
         if why is None:
-            command = auto_approve(
-                made.pending_id, self._session.who, self._runtime.spawn_limits_of(self._session.user), ceilings
-            )
+            limits = self._runtime.spawn_limits_of(self._session.user)
+            command = auto_approve(made.pending_id, self._session.who, limits, ceilings)
             (decision,) = (await self._store.do(command)).decisions
-            started = (
-                decision.status == "approved" or decision.running
-            )  # started just now by a call with the same task_id
+            # It is running where a call with the same task_id has just started it.
+            started = decision.status == "approved" or decision.running
             why = None if started else decision.refused_because
         if why is not None:
             why = self._access.adapt_text(why)
