@@ -256,11 +256,9 @@ class CapExtensions:
     async def _more(self, short: Shortage) -> Paused | None:
         def query(view: View) -> ExtensionAsked | None:
             run = view.run(self._log.run.id)
-            return (
-                extension_request(view, run, short, self._limits, new_id("extension_id"), now_us())
-                if run is not None
-                else None
-            )
+            if run is None:
+                return None
+            return extension_request(view, run, short, self._limits, new_id("extension_id"), now_us())
 
         asked = await self._log.read(query) if self._limits.wait_s else None
         return None if asked is None else Paused(asked)
