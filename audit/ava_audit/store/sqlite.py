@@ -157,7 +157,20 @@ class SqliteBackend:
 
     def translate_error(self, error: BaseException) -> BaseException:
         """Turn an SQLite error of a write into one that says what to do, and any error into one for a future."""
-        return translate_error(error)
+        if isinstance(error, StopIteration):  # a future rejects it, which would leave a whole batch unanswered
+            return RuntimeError("StopIteration in a command: next() found nothing")
+        if not isinstance(error, sqlite3.Error):
+            return error
+        text = str(error)
+        if "full" in text:
+            text = "the disk of the data root is full, so nothing was written: free some space and try again"
+        elif "readonly" in text:
+            text = "the data root is read-only, so nothing was written: make it writable and try again"
+        elif is_damaged(error):
+            text = f"the log could not be written ({text}), so nothing was; {DAMAGED}"
+        else:
+            text = f"the log could not be written ({text}), so nothing was; fix that and try again"
+        return StoreUnavailable(text)
 
     def advice(self, error: Exception) -> str:
         """Return what to do about an error of a read."""
@@ -256,21 +269,3 @@ class LogLocation:
     def _read(self) -> tuple[int, int]:
         status = self._path.stat()
         return status.st_dev, status.st_ino
-
-
-def translate_error(error: BaseException) -> BaseException:
-    """Turn an SQLite error of a write into one that says what to do, and any error into one that a future accepts."""
-    if isinstance(error, StopIteration):  # a future rejects it, which would leave a whole batch unanswered
-        return RuntimeError("StopIteration in a command: next() found nothing")
-    if not isinstance(error, sqlite3.Error):
-        return error
-    text = str(error)
-    if "full" in text:
-        text = "the disk of the data root is full, so nothing was written: free some space and try again"
-    elif "readonly" in text:
-        text = "the data root is read-only, so nothing was written: make it writable and try again"
-    elif is_damaged(error):
-        text = f"the log could not be written ({text}), so nothing was; {DAMAGED}"
-    else:
-        text = f"the log could not be written ({text}), so nothing was; fix that and try again"
-    return StoreUnavailable(text)
