@@ -96,9 +96,8 @@ class Database(Protocol):
     def begin_write(self) -> None:
         """Begin a transaction that writes.
 
-        Raises:
-            Busy: Another process writes, or the database starts; try again.
-            LogMoved: It is another log than before.
+        Raises Busy: another process writes, or the database starts; try again. Raises LogMoved: it is another log than
+        before.
         """
         ...
 
@@ -112,9 +111,8 @@ class Database(Protocol):
         Args:
             head: The `seq` and hash of the newest entry, if the transaction has appended any.
 
-        Raises:
-            Busy: The connection was lost, and nothing was written; try again.
-            OutcomeUnknown: The connection was lost, and whether the commit was done cannot be found out.
+        Raises Busy: the connection was lost, and nothing was written; try again. Raises OutcomeUnknown: the connection
+        was lost, and whether the commit was done cannot be found out.
         """
         ...
 

@@ -31,8 +31,7 @@ def entry_hash(previous: bytes, header: Sequence[object], sha: bytes) -> bytes:
         header: The header columns in the order of the table, `seq` to `duration_ms`.
         sha: The content's hash.
 
-    Raises:
-        TypeError: The header holds a value of a type that no header has.
+    Raises TypeError: the header holds a value of a type that no header has.
     """
     return hashlib.sha256(previous + _header_json(header) + sha).digest()
 
@@ -123,8 +122,7 @@ class Entry(_Columns):
     def fact(self) -> Fact | None:
         """What happened; None if the content was erased. Parsed on first use, because most facts are never used.
 
-        Raises:
-            ValueError: The content is invalid for the type: it was changed.
+        Raises ValueError: the content is invalid for the type: it was changed.
         """
         return None if self.content is None else read_fact(self.type, self.version, self.content)
 
@@ -150,8 +148,7 @@ def limit_content(rows: Iterable[Sequence[Any]], max_chars: int) -> Iterator[Any
 def content_of(fact: Fact) -> bytes:
     """Return a fact as the JSON that an entry stores, without fields that are None.
 
-    Raises:
-        ValueError: A text has a lone surrogate, which UTF-8 cannot encode.
+    Raises ValueError: a text has a lone surrogate, which UTF-8 cannot encode.
     """
     return fact.__pydantic_serializer__.to_json(fact, exclude_none=True)
 

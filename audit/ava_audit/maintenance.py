@@ -182,8 +182,7 @@ async def _retry(name: str, work: Callable[[], Awaitable[T]]) -> T:
 async def index_new_entries(store: Store) -> None:
     """Add all entries that the text index lacks now; those written meanwhile come next time, in one batch.
 
-    Raises:
-        StoreUnavailable: The log cannot be read or written.
+    Raises StoreUnavailable: the log cannot be read or written.
     """
     while True:
         after, erased, rows, whole = await store.read(_next_index_rows)

@@ -72,9 +72,7 @@ class Mirror:
         Args:
             create: Write missing files too; False if the mirror is off and only old files are left.
 
-        Raises:
-            StoreUnavailable: The log cannot be read, or the progress not noted.
-            OSError: A file cannot be written.
+        Raises StoreUnavailable: the log cannot be read, or the progress not noted; OSError: a file cannot be written.
         """
         while True:
             sizes = await self._store.read(View.mirrored)
@@ -89,9 +87,7 @@ class Mirror:
     async def catch_up(self) -> None:
         """Write the lines of all entries that the mirror does not have now; those written meanwhile come next time.
 
-        Raises:
-            StoreUnavailable: The log cannot be read, or the progress not noted.
-            OSError: A file cannot be written.
+        Raises StoreUnavailable: the log cannot be read, or the progress not noted; OSError: a file cannot be written.
         """
         if not self._checked:
             await self.repair_all()

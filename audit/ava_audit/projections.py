@@ -204,8 +204,7 @@ class Projections:
 def rebuild_projections(db: Database) -> None:
     """Rebuild the projections from the whole log, in the caller's transaction and with few rows in memory.
 
-    Raises:
-        StoreUnavailable: A reducer rejects an entry; the text names it.
+    Raises StoreUnavailable: a reducer rejects an entry; the text names it.
     """
     for table in PROJECTIONS:
         db.execute(f"DELETE FROM {table}")  # noqa: S608

@@ -111,8 +111,7 @@ def reduce(state: State, header: Header, fact: Fact | None) -> None:
         header: The entry's header.
         fact: What happened; None if no reducer reads the content, which may have been erased.
 
-    Raises:
-        Contradiction: The entry contradicts the log, e.g. it approves something that was never proposed.
+    Raises Contradiction: the entry contradicts the log, e.g. it approves something that was never proposed.
     """
     run = state.runs.get(header.run_id)
     if run is not None and (by_header := _BY_HEADER.get(header.type)) is not None:
@@ -130,9 +129,7 @@ def reduce(state: State, header: Header, fact: Fact | None) -> None:
 def fold(state: State, row: Sequence[Any]) -> None:
     """Apply a stored entry, given as the columns of its header and its content, to the projections.
 
-    Raises:
-        Contradiction: As for `reduce`.
-        ValueError: Its content is invalid for its type.
+    Raises Contradiction: as for `reduce`; ValueError: its content is invalid for its type.
     """
     type_name, run_id, generation = row[5], row[7], row[8]
     if type_name in REDUCED_TYPES:

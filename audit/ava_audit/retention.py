@@ -115,8 +115,7 @@ def retention_horizon(view: View, now_us: int, days: int) -> tuple[int, int]:
 async def erase_expired(store: Store, days: int, *, batches: int) -> bool:
     """Erase what is older than so many days, at most so many batches of it; True if nothing is left.
 
-    Raises:
-        StoreUnavailable: The log cannot be read or written.
+    Raises StoreUnavailable: the log cannot be read or written.
     """
     upto, limit = await store.read(partial(retention_horizon, now_us=now_us(), days=days))
     for _ in range(batches):
@@ -139,8 +138,7 @@ async def erase_run(store: Store, run_id: str, also: Sequence[int], who: Who, wh
         who: Who asked for it.
         why: The reason, for the log.
 
-    Raises:
-        StoreUnavailable: The log cannot be read or written.
+    Raises StoreUnavailable: the log cannot be read or written.
     """
     total = 0
     while True:
@@ -165,11 +163,8 @@ def erasure_requested(view: View) -> bool:
 async def finish_erasures(store: Store, mirror: Mirror, folders: Iterable[Path], *, mirrored: bool) -> None:
     """Finish all erasures: the rest of each run, the mirror, the index, folders, and the database file.
 
-    Every step can be repeated. After a kill, the next process starts again from the first step.
-
-    Raises:
-        StoreUnavailable: The log cannot be read or written.
-        OSError: A file cannot be written, or a folder not removed.
+    Every step can be repeated. After a kill, the next process starts again from the first step. Raises
+    StoreUnavailable: the log cannot be read or written; OSError: a file cannot be written, or a folder not removed.
     """
     while await store.read(erasure_pending):
         unfinished = await store.read(_unfinished)
@@ -192,9 +187,7 @@ async def finish_erasures(store: Store, mirror: Mirror, folders: Iterable[Path],
 async def remove_erased_folders(store: Store, folders: Iterable[Path]) -> None:
     """Remove the folders of runs that were erased by a process on another machine.
 
-    Raises:
-        StoreUnavailable: The log cannot be read.
-        OSError: A folder cannot be removed.
+    Raises StoreUnavailable: the log cannot be read; OSError: a folder cannot be removed.
     """
     names = await anyio.to_thread.run_sync(_folder_names, list(folders))
     erased = await store.read(lambda view: [name for name in names if view.is_erased(name)])

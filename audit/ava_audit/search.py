@@ -113,9 +113,7 @@ class ExportSlice:
 async def search(store: Readable, query: LogQuery) -> EntryPage:
     """Return the newest entries that match a query.
 
-    Raises:
-        BadQuery: The query names an unknown event type.
-        StoreUnavailable: The log cannot be read.
+    Raises BadQuery: the query names an unknown event type; StoreUnavailable: the log cannot be read.
     """
     page = partial(_page, query=query, conditions=Conditions(query))
     return await store.read(page, within_s=SEARCH_S, short=query.limit <= FEW)
@@ -128,9 +126,7 @@ async def follow(store: Store, query: LogQuery) -> AsyncIterator[Entry]:
         store: The open log.
         query: The query. It starts after `after_seq`, or else at the current end of the log.
 
-    Raises:
-        BadQuery: The query names an unknown event type.
-        StoreUnavailable: The log cannot be read.
+    Raises BadQuery: the query names an unknown event type; StoreUnavailable: the log cannot be read.
     """
     conditions = Conditions(query)
     seen = store.head if query.after_seq is None else query.after_seq
@@ -146,12 +142,9 @@ async def follow(store: Store, query: LogQuery) -> AsyncIterator[Entry]:
 async def export_lines(store: Store, query: LogQuery) -> AsyncGenerator[ExportSlice]:
     """Yield everything that matches a query, oldest first, as mirror lines; `limit` and cursors are ignored.
 
-    The export ends at the current end of the log. Each slice is read in a transaction of its own, so that a long
-    export blocks nobody, and the write-ahead log can be emptied. Meanwhile, entries change only by erasure.
-
-    Raises:
-        BadQuery: The query names an unknown event type.
-        StoreUnavailable: The log cannot be read.
+    The export ends at the current end of the log. Each slice is read in a transaction of its own, so that a long export
+    blocks nobody, and the write-ahead log can be emptied. Meanwhile, entries change only by erasure. Raises BadQuery:
+    the query names an unknown event type; StoreUnavailable: the log cannot be read.
     """
     conditions = Conditions(query)
     low, high = await store.read(lambda view: _bounds(view, query, view.head()), within_s=SEARCH_S)

@@ -37,11 +37,8 @@ class ImportRefused(BadQuery):
 async def export_log(store: Store, file: IO[bytes], on_progress: ProgressCallback) -> tuple[int, str]:
     """Write all entries of a log as lines; return their number, and the hash of the newest in hex.
 
-    It ends at the current end of the log; other processes may go on writing.
-
-    Raises:
-        StoreUnavailable: The log cannot be read.
-        OSError: The file cannot be written.
+    It ends at the current end of the log; other processes may go on writing. Raises StoreUnavailable: the log cannot be
+    read; OSError: the file cannot be written.
     """
     head = await store.read(View.head)
     seq, digest = 0, GENESIS
@@ -123,8 +120,7 @@ def _fill(
 def _chained(lines: BinaryIO) -> Iterator[tuple[Any, ...]]:
     """Yield the row of each line, as long as each is the next entry of one chain.
 
-    Raises:
-        ImportRefused: A line is not.
+    Raises ImportRefused: a line is not.
     """
     seq, digest = 0, GENESIS
     while line := lines.readline(LONGEST_LINE):

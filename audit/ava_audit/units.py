@@ -53,8 +53,7 @@ def parse_time(text: str, now_us: int, tz: tzinfo | None = None) -> int:
         now_us: The time from which `1h`, `today` and the like count, in microseconds UTC.
         tz: The zone for days and for times without a zone; None is this machine's zone.
 
-    Raises:
-        ValueError: The text has none of the forms; the message lists them.
+    Raises ValueError: the text has none of the forms; the message lists them.
     """
     words = " ".join(text.split()).lower()
     try:
@@ -154,10 +153,8 @@ CAP_STEP_MICROS = 100
 def micros_from_cents(cents: float | Decimal) -> int:
     """Return cents as micro-USD, rounded up.
 
-    A float counts as the decimal it is written as: 0.1 cents are 1,000 micro-USD, not 1,001.
-
-    Raises:
-        ValueError: The amount is negative, infinite or not a number.
+    A float counts as the decimal it is written as: 0.1 cents are 1,000 micro-USD, not 1,001. Raises ValueError: the
+    amount is negative, infinite or not a number.
     """
     amount = Decimal(repr(cents)) if isinstance(cents, float) else Decimal(cents)
     if not amount.is_finite() or amount < 0:
@@ -168,8 +165,7 @@ def micros_from_cents(cents: float | Decimal) -> int:
 def cap_micros(cents: float | Decimal) -> int:
     """Return a cap in cents as micro-USD, rounded down to a hundredth of a cent; a lower cap stays as it is.
 
-    Raises:
-        ValueError: As for `micros_from_cents`.
+    Raises ValueError: as for `micros_from_cents`.
     """
     micros = micros_from_cents(cents)
     return micros - micros % CAP_STEP_MICROS if micros >= CAP_STEP_MICROS else micros

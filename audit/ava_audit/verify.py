@@ -82,9 +82,7 @@ def verify(
             must match the log too.
         on_progress: Called after each slice with the number of checked entries, and of all entries.
 
-    Raises:
-        BadQuery: A hash is invalid.
-        StoreUnavailable: There is no log, or it cannot be read now.
+    Raises BadQuery: a hash is invalid; StoreUnavailable: there is no log, or it cannot be read now.
     """
     wanted, trusted = (None if given is None else hash_of(given) for given in (head, since))
     return verify_backend(backend_at(log), wanted, trusted, mirror, on_progress)
@@ -99,8 +97,7 @@ def verify_backend(
 ) -> Report:
     """Check the log of a backend as `verify` does.
 
-    Raises:
-        StoreUnavailable: There is no log, or it cannot be read now.
+    Raises StoreUnavailable: there is no log, or it cannot be read now.
     """
     try:
         with contextlib.closing(backend.open_to_check()) as db:
@@ -355,8 +352,7 @@ def verify_lines(lines: Path | BinaryIO, on_progress: ProgressCallback | None = 
         lines: The file, or a stream.
         on_progress: Called from time to time with the number of checked bytes, and of all bytes (0: unknown).
 
-    Raises:
-        OSError: The file cannot be read.
+    Raises OSError: the file cannot be read.
     """
     if isinstance(lines, Path):
         with lines.open("rb") as opened:

@@ -432,8 +432,7 @@ class Readable(Protocol):
     async def read(self, query: Query[T], /, *, within_s: float | None = None, short: bool = False) -> T:
         """Run a query on one consistent state, as `Store.read` does.
 
-        Raises:
-            StoreUnavailable: The database cannot be read.
+        Raises StoreUnavailable: the database cannot be read.
         """
         ...
 

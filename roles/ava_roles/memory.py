@@ -86,8 +86,7 @@ class Memory:
     def check(self) -> None:
         """Check that the folder, if it exists, can be read.
 
-        Raises:
-            ToolFailed: It cannot be read, or other users can write to it.
+        Raises ToolFailed: it cannot be read, or other users can write to it.
         """
         with self._opened():
             pass
@@ -120,8 +119,7 @@ class Memory:
     def note(self, name: str) -> Note | None:
         """Return one note; None if there is none of this name.
 
-        Raises:
-            ToolFailed: It cannot be read, or other users can write to it.
+        Raises ToolFailed: it cannot be read, or other users can write to it.
         """
         if not is_note_name(name):
             return None
@@ -139,8 +137,7 @@ class Memory:
     def _opened(self) -> Generator[Root | None]:
         """Hold the folder open; None if it does not exist.
 
-        Raises:
-            ToolFailed: It cannot be opened, or other users can write to it.
+        Raises ToolFailed: it cannot be opened, or other users can write to it.
         """
         try:
             status = self.folder.lstat()

@@ -65,8 +65,7 @@ def secret_names(value: object) -> tuple[str, ...]:
 def fill_query(url: str, secrets: Collection[InjectedSecret]) -> str:
     """Return a URL with the placeholders in its query replaced by the values, quoted so that they change nothing else.
 
-    Raises:
-        ToolFailed: A placeholder is elsewhere in the URL.
+    Raises ToolFailed: a placeholder is elsewhere in the URL.
     """
     rest, fragment_mark, fragment = url.partition("#")
     place, mark, query = rest.partition("?")
@@ -79,8 +78,7 @@ def fill_query(url: str, secrets: Collection[InjectedSecret]) -> str:
 def fill_header(text: str, secrets: Collection[InjectedSecret]) -> str:
     """Return a header's value with the placeholders replaced by the values.
 
-    Raises:
-        ToolFailed: A value has characters that no header can carry.
+    Raises ToolFailed: a value has characters that no header can carry.
     """
     for secret in secrets:
         if secret.name in PLACEHOLDER.findall(text) and not secret.value.isascii():

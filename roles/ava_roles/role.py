@@ -47,8 +47,7 @@ class RoleDocument:
 def read_document(text: str, source: str, known: frozenset[str]) -> RoleDocument:
     """Split a file into frontmatter and body, and read the values of the known keys.
 
-    Raises:
-        RoleFileError: The file is malformed; names file, line and key.
+    Raises RoleFileError: the file is malformed; names file, line and key.
     """
     if len(text) > MAX_FILE_CHARS:
         raise RoleFileError(source, f"has {len(text):,} characters; a role file has at most {MAX_FILE_CHARS:,}")
@@ -284,8 +283,7 @@ def meant_key(unknown: str) -> str | None:
 def parse_role(text: str, source: str, default_name: str) -> Role:
     """Return the role that a file's text describes. Equal texts are parsed once.
 
-    Raises:
-        RoleFileError: It is not a valid role file; names file, line and key of its first fault.
+    Raises RoleFileError: it is not a valid role file; names file, line and key of its first fault.
     """
     role, faults = read_role(text, source, default_name)
     if role is None:

@@ -108,8 +108,7 @@ def folder_fingerprint(folder: Folder) -> tuple[object, ...]:
 def read_chosen_file(path: Path, source: str) -> bytes:
     """Return the content of a role file that a person chose; links are followed. Blocking.
 
-    Raises:
-        RoleFileError: It is not a regular file, is too large, or cannot be read.
+    Raises RoleFileError: it is not a regular file, is too large, or cannot be read.
     """
     try:
         data = read_small(path, _MAX_BYTES + 1)
@@ -319,8 +318,7 @@ def packaged_text(name: str) -> str:
 def rename_role(text: str, name: str) -> str:
     """Return a role file's text with another name in its frontmatter.
 
-    Raises:
-        RoleFileError: The name cannot be replaced.
+    Raises RoleFileError: the name cannot be replaced.
     """
     lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
     end = next((number for number, line in enumerate(lines[1:], start=1) if line.rstrip() == "---"), 0)

@@ -205,8 +205,7 @@ def wrap_tool_output(text: str, *, tool: str, nonce: str, source: str | None = N
         source: The URL or path that the output comes from.
         removed: How many invisible characters were removed before; the opening tag gives the total.
 
-    Raises:
-        ValueError: The nonce is not of that form.
+    Raises ValueError: the nonce is not of that form.
     """
     if not _NONCE.fullmatch(nonce):
         raise ValueError("a nonce is 8 to 64 letters and digits")

@@ -160,9 +160,7 @@ class PostgresBackend:
     def open_to_check(self) -> PostgresDatabase:
         """Open a connection that only reads a log, to verify it.
 
-        Raises:
-            StoreUnavailable: There is no log, or its schema is older.
-            SchemaNewer: A newer program has migrated it.
+        Raises StoreUnavailable: there is no log, or its schema is older; SchemaNewer: a newer program has migrated it.
         """
         with self._opened() as (db, _conn):
             version = db.schema_version()
@@ -287,8 +285,7 @@ def _newest(db: PostgresDatabase) -> int | None:
 def _migrate(db: PostgresDatabase, place: str) -> None:
     """Bring a database to the newest version; the caller holds the lock.
 
-    Raises:
-        SchemaNewer: A newer program has migrated it.
+    Raises SchemaNewer: a newer program has migrated it.
     """
     before = version = db.schema_version()
     if version > schema.SCHEMA_VERSION:
@@ -317,8 +314,7 @@ def _migrate(db: PostgresDatabase, place: str) -> None:
 def _refuse_server(conn: psycopg.Connection[Any], place: str) -> None:
     """Refuse a server that cannot hold the log.
 
-    Raises:
-        StoreUnavailable: It is too old or a replica that only reads, or its clock differs.
+    Raises StoreUnavailable: it is too old or a replica that only reads, or its clock differs.
     """
     if conn.info.server_version < OLDEST_SERVER * 10_000:
         raise StoreUnavailable(

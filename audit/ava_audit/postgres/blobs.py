@@ -97,9 +97,8 @@ class PostgresBlobs:
     def read(self, blob: Blob, run_id: str) -> bytes:
         """Return the bytes of a run's blob.
 
-        Raises:
-            BlobRefused: It is missing, has another size, or was changed.
-            StoreUnavailable: The database cannot be read.
+        Raises BlobRefused: it is missing, has another size, or was changed; StoreUnavailable: the database cannot be
+        read.
         """
         return self._transact(lambda conn: b"".join(_parts(conn, blob, run_id)))
 
@@ -111,8 +110,7 @@ class PostgresBlobs:
     def release(self, runs: Sequence[str], use: Use | None = None) -> None:
         """Forget that runs use blobs, and remove those that no run uses.
 
-        Raises:
-            StoreUnavailable: The database cannot be written.
+        Raises StoreUnavailable: the database cannot be written.
         """
         ids = list(runs)
 
@@ -130,8 +128,7 @@ class PostgresBlobs:
     def sweep(self, now_us: int) -> None:
         """Remove the inputs of ended runs and expired proposals, and what belongs to proposals that were never made.
 
-        Raises:
-            StoreUnavailable: The database cannot be written.
+        Raises StoreUnavailable: the database cannot be written.
         """
 
         def work(conn: psycopg.Connection[Any]) -> None:
@@ -201,8 +198,7 @@ def _insert(conn: psycopg.Connection[Any], blob: Blob, file: IO[bytes]) -> None:
 def _parts(conn: psycopg.Connection[Any], blob: Blob, run_id: str) -> Iterator[bytes]:
     """Yield the parts of a blob. No byte counts before the last one was checked.
 
-    Raises:
-        BlobRefused: It is missing, has another size, or was changed.
+    Raises BlobRefused: it is missing, has another size, or was changed.
     """
     used = conn.execute("SELECT 1 FROM blob_uses WHERE run_id = %s AND sha256 = %s LIMIT 1", (run_id, blob.sha256))
     if used.fetchone() is None:

@@ -193,9 +193,8 @@ class PostgresDatabase:
     def begin_write(self) -> None:
         """Begin a transaction that writes, once no other process does.
 
-        Raises:
-            Busy: Another process writes, or the server cannot be reached right now.
-            LogMoved: It is another log than before.
+        Raises Busy: another process writes, or the server cannot be reached right now; LogMoved: it is another log than
+        before.
         """
         known = self._place.head
         try:
@@ -235,8 +234,7 @@ class PostgresDatabase:
     def begin_bulk(self) -> None:
         """Begin a transaction that writes much and reads much of what it wrote, and may take long.
 
-        Raises:
-            Busy: As for `begin_write`.
+        Raises Busy: as for `begin_write`.
         """
         self.begin_write()
         self._leave()
@@ -246,9 +244,8 @@ class PostgresDatabase:
     def commit(self, head: tuple[int, bytes] | None = None, /) -> None:
         """Commit, and tell other processes about new entries.
 
-        Raises:
-            Busy: The connection was lost, and nothing was written.
-            OutcomeUnknown: The connection was lost, and whether the commit was done cannot be found out.
+        Raises Busy: the connection was lost, and nothing was written; OutcomeUnknown: the connection was lost, and
+        whether the commit was done cannot be found out.
         """
         assert self._conn is not None
         if head is not None:
@@ -303,8 +300,7 @@ class PostgresDatabase:
     def _leave(self) -> None:
         """Leave the pipeline; what failed in it raises.
 
-        Raises:
-            psycopg.Error: A statement failed, or the connection was lost.
+        Raises psycopg.Error: a statement failed, or the connection was lost.
         """
         pipeline, self._pipeline = self._pipeline, None
         if pipeline is not None:
@@ -352,9 +348,7 @@ class PostgresDatabase:
     def newest(self) -> int:
         """Return the newest `seq`, after everything that was heard of until now.
 
-        Raises:
-            psycopg.Error: The server cannot be asked.
-            LogMoved: It is another log than before.
+        Raises psycopg.Error: the server cannot be asked; LogMoved: it is another log than before.
         """
         replaced, conn = self.lost, self.open()
         heard, known = _drain(conn), self._place.head

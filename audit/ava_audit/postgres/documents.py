@@ -34,8 +34,7 @@ class PostgresDocuments:
     def newer(self, known: Mapping[str, int]) -> dict[str, tuple[int, str]]:
         """Return the version and the text of each document whose version is not the known one.
 
-        Raises:
-            StoreUnavailable: The database cannot be read.
+        Raises StoreUnavailable: the database cannot be read.
         """
 
         def query(conn: psycopg.Connection[Any]) -> dict[str, tuple[int, str]]:
@@ -52,8 +51,7 @@ class PostgresDocuments:
     def take_over(self, texts: Mapping[str, str]) -> bool:
         """Store the first texts of all documents, if there is none yet; tell whether they were stored.
 
-        Raises:
-            StoreUnavailable: The database cannot be written.
+        Raises StoreUnavailable: the database cannot be written.
         """
 
         def store(conn: psycopg.Connection[Any]) -> bool:
@@ -83,9 +81,8 @@ class PostgresDocuments:
             name: The document.
             edit: Returns the new text for the old one; whatever it raises leaves the document alone.
 
-        Raises:
-            StoreUnavailable: Another process changes it, or the database cannot be written.
-            OutcomeUnknown: The connection was lost at the end; the change may be stored.
+        Raises StoreUnavailable: another process changes it, or the database cannot be written. Raises OutcomeUnknown:
+        the connection was lost at the end; the change may be stored.
         """
 
         def store(conn: psycopg.Connection[Any]) -> tuple[int, str]:

@@ -67,8 +67,7 @@ class Place:
             head: The newest `seq` there.
             known: `head` of this process, before the database was asked.
 
-        Raises:
-            LogMoved: It is another log, or an older state of it.
+        Raises LogMoved: it is another log, or an older state of it.
         """
         if self.log_id is None:
             self.log_id = log_id
@@ -86,8 +85,7 @@ class Place:
 def dial(conninfo: Mapping[str, Any], *, readonly: bool, channel: str | None) -> psycopg.Connection[Any]:
     """Open a connection: explicit transactions, durable commits, no wait without an end.
 
-    Raises:
-        psycopg.Error: It cannot be made.
+    Raises psycopg.Error: it cannot be made.
     """
     conn: psycopg.Connection[Any] = psycopg.connect(**conninfo, autocommit=True)
     try:

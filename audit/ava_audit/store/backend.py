@@ -79,9 +79,7 @@ class Membership(Protocol):
     def announce(self, address: str) -> None:
         """Say where this process answers the others; empty takes that back. Blocking, for a moment.
 
-        Raises:
-            StoreUnavailable: The database cannot be written.
-            OSError: The file cannot be written.
+        Raises StoreUnavailable: the database cannot be written; OSError: the file cannot be written.
         """
         ...
 
@@ -99,8 +97,7 @@ class Membership(Protocol):
     def renew(self) -> None:
         """Let others see that it lives, also if they have not for a while; not after `release`. Blocking.
 
-        Raises:
-            StoreUnavailable: They cannot.
+        Raises StoreUnavailable: they cannot.
         """
         ...
 
@@ -119,9 +116,7 @@ class Instances(Protocol):
     def join(self, announcement: Announcement = NO_ANNOUNCEMENT, /) -> Membership:
         """Become an instance. Blocking.
 
-        Raises:
-            StoreUnavailable: The database cannot be written.
-            OSError: The lock file cannot be made.
+        Raises StoreUnavailable: the database cannot be written; OSError: the lock file cannot be made.
         """
         ...
 
@@ -144,8 +139,7 @@ class Instances(Protocol):
     def live(self) -> list[LiveInstance]:
         """Return the live instances, as far as they announce themselves. Blocking, for a moment.
 
-        Raises:
-            StoreUnavailable: The database cannot be read.
+        Raises StoreUnavailable: the database cannot be read.
         """
         ...
 
@@ -214,16 +208,14 @@ class Documents(Protocol):
     def newer(self, known: Mapping[str, int]) -> dict[str, tuple[int, str]]:
         """Return the version and the text of each document whose version is not the known one.
 
-        Raises:
-            StoreUnavailable: They cannot be read.
+        Raises StoreUnavailable: they cannot be read.
         """
         ...
 
     def take_over(self, texts: Mapping[str, str]) -> bool:
         """Store the first texts of all documents, if there is none yet; tell whether they were stored.
 
-        Raises:
-            StoreUnavailable: They cannot be written.
+        Raises StoreUnavailable: they cannot be written.
         """
         ...
 
@@ -237,9 +229,8 @@ class Documents(Protocol):
             name: The document.
             edit: Returns the new text for the old one; whatever it raises leaves the document alone.
 
-        Raises:
-            StoreUnavailable: Another process changes it, or it cannot be written.
-            OutcomeUnknown: It may have been written.
+        Raises StoreUnavailable: another process changes it, or it cannot be written; OutcomeUnknown: it may have been
+        written.
         """
         ...
 
@@ -282,9 +273,7 @@ class Backend(Protocol):
     def open_to_check(self) -> Database:
         """Open a connection that only reads a log, to verify it. Blocking.
 
-        Raises:
-            StoreUnavailable: There is no log, or its schema is older.
-            SchemaNewer: A newer program has migrated it.
+        Raises StoreUnavailable: there is no log, or its schema is older; SchemaNewer: a newer program has migrated it.
         """
         ...
 
@@ -306,8 +295,7 @@ class Backend(Protocol):
     def check_location(self) -> None:
         """Check that the log still is where it was opened; takes a few microseconds.
 
-        Raises:
-            LogMoved: It was removed, moved or replaced.
+        Raises LogMoved: it was removed, moved or replaced.
         """
         ...
 

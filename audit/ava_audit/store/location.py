@@ -21,8 +21,7 @@ def backend_of(root: Path, url: str | None = None) -> Backend:
         url: The address of a Postgres database, empty for the embedded one. None looks it up in the environment and
             in `config.toml`.
 
-    Raises:
-        DataRootRefused: The address is invalid, or the log of this data root is elsewhere.
+    Raises DataRootRefused: the address is invalid, or the log of this data root is elsewhere.
     """
     from ava_audit.store.sqlite import SqliteBackend
 
@@ -49,8 +48,7 @@ def _postgres(root: Path, address: str) -> Backend:
 def backend_at(log: Path) -> Backend:
     """Return the database of a data root's log, or of one file, e.g. of a copy.
 
-    Raises:
-        DataRootRefused: As for `backend_of`.
+    Raises DataRootRefused: as for `backend_of`.
     """
     from ava_audit.store.sqlite import SqliteBackend
 
@@ -66,8 +64,7 @@ def _setting_in(path: Path, _state: tuple[int, ...]) -> object:
 def database_url(root: Path) -> str:
     """Return the address of the data root's Postgres database, empty if its log is in the embedded one.
 
-    Raises:
-        DataRootRefused: `config.toml` cannot be read.
+    Raises DataRootRefused: `config.toml` cannot be read.
     """
     given = os.environ.get(VARIABLE)
     if given is not None:

@@ -48,8 +48,7 @@ class UnsupportedSystem(OSError):
 def refuse_unfit(root: Path) -> None:
     """Refuse a folder that cannot be the data root.
 
-    Raises:
-        DataRootRefused: It is not a folder, or is on a network file system.
+    Raises DataRootRefused: it is not a folder, or is on a network file system.
     """
     if not root.is_dir():
         raise DataRootRefused(f"the data root {root} is not a folder: create it, or choose another AVA_DATA_ROOT")
@@ -125,8 +124,7 @@ class WriteLock:
         Args:
             within_s: The most seconds to wait, out of turn. Without a limit, the wait is in turn.
 
-        Raises:
-            TimeoutError: Others have held it all the time.
+        Raises TimeoutError: others have held it all the time.
         """
         _wait_for(self._file, within_s)
         try:
@@ -268,8 +266,7 @@ class LockMembership:
     def renew(self) -> None:
         """Take the lock again, under the same name, if its file was removed: to others this process was dead.
 
-        Raises:
-            StoreUnavailable: It cannot be taken; the whole data root may have been moved.
+        Raises StoreUnavailable: it cannot be taken; the whole data root may have been moved.
         """
         with self._renewing:
             if self._released or self.holds():

@@ -55,9 +55,7 @@ class Readers:
     def look(self, query: Query[T], *, bounded: bool = False) -> T:
         """Run a short query in this thread.
 
-        Raises:
-            StoreUnavailable: The database cannot be read.
-            TimeoutError: It was stopped.
+        Raises StoreUnavailable: the database cannot be read; TimeoutError: it was stopped.
         """
         began = time.monotonic()
         try:
@@ -74,8 +72,7 @@ class Readers:
     async def read(self, query: Query[T], *, interrupt: bool) -> T:
         """Run a query. With `interrupt`, a cancelled caller returns at once, and the query is interrupted.
 
-        Raises:
-            StoreUnavailable: The database cannot be read.
+        Raises StoreUnavailable: the database cannot be read.
         """
         reading = _Reading()
         try:

@@ -90,8 +90,7 @@ def schema_version(db: sqlite3.Connection) -> int:
 def migrate(db: SqliteDatabase) -> None:
     """Migrate a database to the newest version; the caller holds the write lock.
 
-    Raises:
-        SchemaNewer: A newer program has migrated the database.
+    Raises SchemaNewer: a newer program has migrated the database.
     """
     version = schema_version(db)
     if version > SCHEMA_VERSION:

@@ -88,9 +88,7 @@ class SqliteBackend:
     def open_to_check(self) -> SqliteDatabase:
         """Open a connection that only reads a log, to verify it.
 
-        Raises:
-            StoreUnavailable: There is no log, or its schema is older.
-            SchemaNewer: A newer program has migrated it.
+        Raises StoreUnavailable: there is no log, or its schema is older; SchemaNewer: a newer program has migrated it.
         """
         path = self.path
         if not path.is_file():
@@ -141,8 +139,7 @@ class SqliteBackend:
     def check_location(self) -> None:
         """Compare the file at the path with the one that was opened.
 
-        Raises:
-            LogMoved: Another file, or none, is at the path.
+        Raises LogMoved: another file, or none, is at the path.
         """
         assert self._location is not None
         self._location.check()
@@ -211,8 +208,7 @@ def copy_log(path: Path, target: Path, on_progress: ProgressCallback | None = No
         target: The copy, which must not exist.
         on_progress: Called with the number of copied pages, and of all pages.
 
-    Raises:
-        StoreUnavailable: The log cannot be read, or the copy cannot be written.
+    Raises StoreUnavailable: the log cannot be read, or the copy cannot be written.
     """
 
     def progress(_status: int, remaining: int, total: int) -> None:
@@ -238,8 +234,7 @@ def copy_log(path: Path, target: Path, on_progress: ProgressCallback | None = No
 class LogLocation:
     """Notices if the open log is removed, moved or replaced; anything written after that would be lost.
 
-    Raises:
-        OSError: It cannot be read.
+    Raises OSError: it cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -249,8 +244,7 @@ class LogLocation:
     def check(self) -> None:
         """Compare the file at the path with the one that was opened; takes a few microseconds.
 
-        Raises:
-            LogMoved: Another file, or none, is at the path.
+        Raises LogMoved: another file, or none, is at the path.
         """
         try:
             moved = self._read() != self._identity

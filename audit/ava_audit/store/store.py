@@ -123,10 +123,8 @@ class Store:
     async def maintain(self, work: Callable[[Database], T]) -> T:
         """Run work that is not a command (text index, `live`, progress) on the writer's connection.
 
-        The work must not write projections: the writer has some of their rows in memory.
-
-        Raises:
-            StoreUnavailable: As for `do`.
+        The work must not write projections: the writer has some of their rows in memory. Raises StoreUnavailable: as
+        for `do`.
         """
         value: T = await self._submit(MaintenanceJob(work))
         return value
@@ -134,8 +132,7 @@ class Store:
     async def maintain_with_events(self, work: Callable[[Database], Outcome[T]]) -> T:
         """Run such work, and append the events of its outcome in the same transaction.
 
-        Raises:
-            StoreUnavailable: As for `do`.
+        Raises StoreUnavailable: as for `do`.
         """
         value: T = await self._submit(MaintenanceJob(work))
         return value
@@ -153,8 +150,7 @@ class Store:
         Returns:
             True if the log was emptied; False if a reader still needs a part of it: try again later.
 
-        Raises:
-            StoreUnavailable: As for `do`.
+        Raises StoreUnavailable: as for `do`.
         """
         return bool(await self._submit(Checkpoint(rewrite)))
 
@@ -175,9 +171,7 @@ class Store:
             short: It usually takes little time: it is tried like a `look` first, which saves the way to a thread and
                 back. After `LOOK_S` it is stopped, and starts again in a thread.
 
-        Raises:
-            LogMoved: The log was removed, moved or replaced.
-            StoreUnavailable: The database cannot be read.
+        Raises LogMoved: the log was removed, moved or replaced; StoreUnavailable: the database cannot be read.
         """
         await self._let_others_run(looks=short)
         self._refuse_reading()
@@ -197,11 +191,8 @@ class Store:
         """Run a query that reads a few rows by their keys, which takes less time than the way to a thread and back.
 
         It is run at once, in the event loop's thread. Where the database is another machine's, or the disk was slow
-        just now, it is like `read`.
-
-        Raises:
-            LogMoved: The log was removed, moved or replaced.
-            StoreUnavailable: The database cannot be read.
+        just now, it is like `read`. Raises LogMoved: the log was removed, moved or replaced; StoreUnavailable: the
+        database cannot be read.
         """
         await self._let_others_run(looks=True)
         self._refuse_reading()
@@ -235,8 +226,7 @@ class Store:
     def check_location(self) -> None:
         """Check that the log still is where it was opened, before a file beside it is written.
 
-        Raises:
-            LogMoved: It was removed, moved or replaced.
+        Raises LogMoved: it was removed, moved or replaced.
         """
         self._backend.check_location()
 

@@ -55,9 +55,8 @@ class Appender:
     def check(self, events: tuple[Event, ...]) -> list[bytes]:
         """Return the content of each event, or raise before anything is written.
 
-        Raises:
-            StaleOwner: A fence is older than the run's claim, or the run is not running.
-            EntryTooLarge: A content is over 2 MB.
+        Raises StaleOwner: a fence is older than the run's claim, or the run is not running; EntryTooLarge: a content is
+        over 2 MB.
         """
         checked: Fence | None = None
         for event in events:
@@ -262,8 +261,7 @@ class Writer:
     def _transact(self, db: Database, projections: Projections, batch: list[Job], *, together: bool) -> int:
         """Run jobs in one transaction and return the new head; a failure is stored in its job.
 
-        Raises:
-            _RetryOneByOne: Applying failed and everything was rolled back.
+        Raises _RetryOneByOne: applying failed and everything was rolled back.
         """
         if not self._begin(db, batch):
             return 0

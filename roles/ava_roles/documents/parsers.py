@@ -120,8 +120,7 @@ _META_CHARS = 2_000  # of a title or a date
 def read_pdf(data: bytes, first: int = 1, count: int | None = None, max_chars: int = 200_000) -> Pdf:
     """Return the text of pages, from page `first` on, until `count`, `max_chars` or the time limit is reached.
 
-    Raises:
-        ToolFailed: It cannot be read.
+    Raises ToolFailed: it cannot be read.
     """
     import pypdf
 
@@ -170,8 +169,7 @@ def read_docx(data: bytes, hide: Callable[[str], str] = str) -> str:
         data: The file.
         hide: Replaces secrets in cells that are cut; the caller does so in the whole text.
 
-    Raises:
-        ToolFailed: It cannot be read.
+    Raises ToolFailed: it cannot be read.
     """
     import docx
     from docx.table import Table
@@ -222,8 +220,7 @@ def read_xlsx(data: bytes, hide: Callable[[str], str] = str) -> str:
         data: The file.
         hide: Replaces secrets in cells that are cut; the caller does so in the whole text.
 
-    Raises:
-        ToolFailed: It cannot be read.
+    Raises ToolFailed: it cannot be read.
     """
     import openpyxl
 

@@ -131,10 +131,8 @@ class LaunchContext:
         """Return the command that starts a stdio server. Blocking.
 
         The server sees the system's programs, its own program with the installation around it, the files that its
-        arguments name, `sandbox.read_only`, and its `read_write` folders. Its home is a temporary folder.
-
-        Raises:
-            ToolFailed: Its program, or one of its folders, is missing.
+        arguments name, `sandbox.read_only`, and its `read_write` folders. Its home is a temporary folder. Raises
+        ToolFailed: its program, or one of its folders, is missing.
         """
         assert entry.command is not None
         path = env.get("PATH") or os.environ.get("PATH") or os.defpath
@@ -188,8 +186,7 @@ class McpConnection:
     async def call(self, tool: str, args: Mapping[str, Any]) -> ToolOutput:
         """Call a tool; a cancellation is sent to the server.
 
-        Raises:
-            ToolFailed: The server asked for input from a person or a model.
+        Raises ToolFailed: the server asked for input from a person or a model.
         """
         from mcp_types import CallToolRequest, CallToolRequestParams, CallToolResult, InputRequiredResult
         from pydantic import TypeAdapter

@@ -104,8 +104,7 @@ class RunMcpServers:
     async def call(self, server: str, tool: OfferedTool, args: Mapping[str, Any]) -> ToolOutput:
         """Call a tool; a server that has ended is started again.
 
-        Raises:
-            ToolFailed: The server failed; says what happened, in Ava's own words.
+        Raises ToolFailed: the server failed; says what happened, in Ava's own words.
         """
         started = await self._ensure_started(server)
         connection = started.connection

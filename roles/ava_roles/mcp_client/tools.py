@@ -212,8 +212,7 @@ def _description(server: str, text: str) -> str:
 def _bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema of a tool's arguments as models see it.
 
-    Raises:
-        _Rejected: It is too large, nested too deep, or of a form that providers refuse.
+    Raises _Rejected: it is too large, nested too deep, or of a form that providers refuse.
     """
     if schema.get("type", "object") != "object":
         raise _Rejected("its arguments are not an object")

@@ -104,8 +104,7 @@ def checked_url(text: str, ports: Collection[int] = PORTS) -> URL:
         text: The URL from a model or a `Location` header.
         ports: The ports that may be connected to.
 
-    Raises:
-        AccessRefused: It is malformed, not http or https, or not of a public host; says why.
+    Raises AccessRefused: it is malformed, not http or https, or not of a public host; says why.
     """
     import httpx2
 
@@ -194,8 +193,7 @@ def allow_only_hosts_of(secrets: Collection[InjectedSecret]) -> Callable[[str], 
 def bound_host(given: str) -> str:
     """Return a host that a person typed, in the form that secrets are bound to: `host`, or `host:port`.
 
-    Raises:
-        ValueError: No tool could reach it; says why.
+    Raises ValueError: no tool could reach it; says why.
     """
     text = given.strip()
     if not text or any(char in text for char in "/?#@\\*[]") or text.count(":") > 1:
@@ -220,8 +218,7 @@ _EXAMPLE = "an address such as http://proxy.example:3128, or http://user:passwor
 def proxy_url(text: str) -> str:
     """Check the address of an HTTP proxy and return it unchanged.
 
-    Raises:
-        ValueError: It is not one. The text says what is allowed and repeats nothing of the address.
+    Raises ValueError: it is not one. The text says what is allowed and repeats nothing of the address.
     """
     parts = _parts(text)
     if PLACEHOLDER.search(text):

@@ -109,8 +109,7 @@ class NetworkBackend(httpcore2.AsyncNetworkBackend):
 class PooledTransport(httpx2.AsyncHTTPTransport):
     """The HTTP client's transport, over a network backend of Ava's.
 
-    Raises:
-        TypeError: This version of the client keeps its pool elsewhere, so that it cannot be replaced: fails closed.
+    Raises TypeError: this version of the client keeps its pool elsewhere, so that it cannot be replaced: fails closed.
     """
 
     def __init__(self, context: ssl.SSLContext, backend: httpcore2.AsyncNetworkBackend) -> None:
@@ -215,9 +214,7 @@ class PublicNetworkBackend(NetworkBackend):
     async def addresses(self, host: str, port: int) -> Sequence[str]:
         """Return the addresses of a host.
 
-        Raises:
-            AccessRefused: One of them is not public.
-            ToolFailed: The name has no address.
+        Raises AccessRefused: one of them is not public; ToolFailed: the name has no address.
         """
         reason = ""
         try:

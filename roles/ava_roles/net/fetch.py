@@ -51,8 +51,7 @@ class Body:
     def add(self, chunk: bytes) -> bool:
         """Add a piece as it was received; return False when no more is needed.
 
-        Raises:
-            zlib.error: It is not a gzip stream, although the header says so.
+        Raises zlib.error: it is not a gzip stream, although the header says so.
         """
         self._raw += len(chunk)
         if self._gzip is None:

@@ -61,8 +61,7 @@ class CommandWorkspace(Protocol):
     async def ready(self) -> tuple[CommandSandbox, bool]:
         """Make the working folder at the first call; return what commands are given, and whether it was made now.
 
-        Raises:
-            ToolFailed: It cannot be made; says what to do.
+        Raises ToolFailed: it cannot be made; says what to do.
         """
         ...
 
@@ -220,8 +219,7 @@ class CopiedWorkspace:
     async def ready(self) -> tuple[CommandSandbox, bool]:
         """Make the copy at the first call; return what commands are given, and whether it was made now.
 
-        Raises:
-            ToolFailed: It cannot be made; says what to do.
+        Raises ToolFailed: it cannot be made; says what to do.
         """
         async with self._turn:
             if self.files is not None and not await run_sync(self.files.is_in_place):

@@ -196,8 +196,7 @@ def list_checkout(
 ) -> Checkout:
     """Return the names in a folder of a repository. Blocks; stops at once when `check` raises.
 
-    Raises:
-        ToolFailed: git is not installed, fails, or would follow something elsewhere.
+    Raises ToolFailed: git is not installed, fails, or would follow something elsewhere.
     """
     git = git_program(repository)
     if git is None:
@@ -242,8 +241,7 @@ def _beneath(above: str, names: Iterable[str]) -> Iterator[str]:
 def _isolated_git_folder(repository: Path, aside: Path, git_folder: str) -> Generator[Path]:
     """Hold a git directory with the repository's index, and with nothing of it that git could execute.
 
-    Raises:
-        ToolFailed: The repository cannot be read.
+    Raises ToolFailed: the repository cannot be read.
     """
     own = aside / "git"
     make_folders(own / "objects" / "info", aside)

@@ -66,9 +66,8 @@ def find_git_folders(repository: Path, accept: Accept = NOTHING_OUTSIDE) -> GitF
         repository: The root of the checkout.
         accept: Decides about a git folder outside of it that names it as its checkout.
 
-    Raises:
-        NoGitFolder: `.git` does not lead to a repository, or git would follow something in it elsewhere.
-        OSError: It cannot be read.
+    Raises NoGitFolder: `.git` does not lead to a repository, or git would follow something in it elsewhere; OSError: it
+    cannot be read.
     """
     root = repository.resolve()
     git = root / ".git"

@@ -34,9 +34,7 @@ class NotOnThisSystem(OSError):
 def openat2(folder: int, name: str, flags: int, mode: int = 0) -> int:
     """Open a name beneath a folder in one call, through no link and no mount point.
 
-    Raises:
-        NotOnThisSystem: The kernel has no openat2, or a sandbox forbids it.
-        OSError: The kernel refuses.
+    Raises NotOnThisSystem: the kernel has no openat2, or a sandbox forbids it; OSError: the kernel refuses.
     """
     libc, get_errno = _libc("openat2")
     how = struct.pack("QQQ", flags, mode, _RESOLVE)
@@ -55,8 +53,7 @@ def openat2(folder: int, name: str, flags: int, mode: int = 0) -> int:
 def end_with_parent() -> None:
     """Make the kernel kill this process when its parent ends for any reason.
 
-    Raises:
-        NotOnThisSystem: This is not Linux, or a sandbox forbids it.
+    Raises NotOnThisSystem: this is not Linux, or a sandbox forbids it.
     """
     _prctl(_PR_SET_PDEATHSIG, int(KILL))
 
@@ -64,8 +61,7 @@ def end_with_parent() -> None:
 def hide_from_others() -> None:
     """Hide this process's memory and environment from other processes of the same user; this also stops core dumps.
 
-    Raises:
-        NotOnThisSystem: This is not Linux, or a sandbox forbids it.
+    Raises NotOnThisSystem: this is not Linux, or a sandbox forbids it.
     """
     _prctl(_PR_SET_DUMPABLE, 0)
 
@@ -73,8 +69,7 @@ def hide_from_others() -> None:
 def boot_id() -> str:
     """Return an id that changes with every boot of the machine.
 
-    Raises:
-        NotOnThisSystem: This is not Linux, or /proc is hidden.
+    Raises NotOnThisSystem: this is not Linux, or /proc is hidden.
     """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
@@ -91,8 +86,7 @@ def is_root() -> bool:
 def in_memory(data: bytes) -> int:
     """Return a descriptor from which the data can be read; it is on no disk.
 
-    Raises:
-        NotOnThisSystem: There is no memfd.
+    Raises NotOnThisSystem: there is no memfd.
     """
     make = getattr(os, "memfd_create", None)
     if make is None:
@@ -110,8 +104,7 @@ def in_memory(data: bytes) -> int:
 def end_within(seconds: int) -> None:
     """Make the kernel end this process after a number of seconds.
 
-    Raises:
-        NotOnThisSystem: There is no alarm (Windows).
+    Raises NotOnThisSystem: there is no alarm (Windows).
     """
     if sys.platform == "win32" or not hasattr(signal, "alarm"):
         raise NotOnThisSystem("alarm")
@@ -122,8 +115,7 @@ def end_within(seconds: int) -> None:
 def limit_memory(most: int) -> None:
     """Limit this process's address space, in bytes, and let the kernel end it first when memory runs out.
 
-    Raises:
-        NotOnThisSystem: This is not Linux; other systems do not enforce such a limit.
+    Raises NotOnThisSystem: this is not Linux; other systems do not enforce such a limit.
     """
     if sys.platform != "linux":
         raise NotOnThisSystem("RLIMIT_AS")
@@ -143,8 +135,7 @@ def landlock_abi() -> int:
 def kernel_setting(name: str) -> int | None:
     """Return a number from the kernel's settings, such as `user/max_user_namespaces`; None if there is none.
 
-    Raises:
-        NotOnThisSystem: This is not Linux.
+    Raises NotOnThisSystem: this is not Linux.
     """
     if not sys.platform.startswith("linux"):
         raise NotOnThisSystem(name)
@@ -164,8 +155,7 @@ def _prctl(option: int, value: int) -> None:
 def _libc(what: str) -> tuple[Any, Any]:
     """Return the C library, and a function that returns the error number of its last call.
 
-    Raises:
-        NotOnThisSystem: This is not Linux.
+    Raises NotOnThisSystem: this is not Linux.
     """
     if not sys.platform.startswith("linux"):
         raise NotOnThisSystem(what)

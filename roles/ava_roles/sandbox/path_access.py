@@ -52,8 +52,7 @@ def has_folder_descriptors() -> bool:
 def make_folders(path: Path, beneath: Path, mode: int = 0o700) -> None:
     """Make a folder and its missing parents below `beneath`, which is never made: it may have been removed or moved.
 
-    Raises:
-        OSError: It cannot be made, or `beneath` is gone.
+    Raises OSError: it cannot be made, or `beneath` is gone.
     """
     try:
         path.mkdir(mode, exist_ok=True)
@@ -71,8 +70,7 @@ class DescriptorPaths:
         folder: The folder's path, or a descriptor of it, which is closed in the end.
         kernel: Use openat2 if there is one; tests of the other way set this to False.
 
-    Raises:
-        OSError: It is not a folder, or cannot be opened.
+    Raises OSError: it is not a folder, or cannot be opened.
     """
 
     def __init__(self, folder: Path | int, *, kernel: bool = True) -> None:
@@ -85,8 +83,7 @@ class DescriptorPaths:
     def open_without_links(cls, path: Path) -> DescriptorPaths:
         """Open a folder by an absolute path in which no part is a link.
 
-        Raises:
-            OSError: There is none; ENOTDIR or ELOOP where a part is a link or a file.
+        Raises OSError: there is none; ENOTDIR or ELOOP where a part is a link or a file.
         """
         above = os.open(path.anchor, _FOLDER)
         with _closing(above):
@@ -192,10 +189,8 @@ class PlainPaths:
     """A folder held by its path. The methods are those of `DescriptorPaths`.
 
     Each step is checked for links, and the result is compared with the folder, before it is used. Another process could
-    replace a folder by a link between the check and the use; such systems offer nothing better.
-
-    Raises:
-        OSError: It is not a folder.
+    replace a folder by a link between the check and the use; such systems offer nothing better. Raises OSError: it is
+    not a folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -207,8 +202,7 @@ class PlainPaths:
     def open_without_links(cls, path: Path) -> PlainPaths:
         """Open a folder by an absolute path in which no part is a link.
 
-        Raises:
-            OSError: There is none; ELOOP where a part is a link.
+        Raises OSError: there is none; ELOOP where a part is a link.
         """
         found = cls(path)
         if any(map(is_link, (path, *path.parents))):
@@ -347,11 +341,8 @@ class NotRegular(OSError):
 def read_small(path: Path, most: int) -> bytes:
     """Return the beginning of a regular file, following links. Blocks, but never waits for a writer.
 
-    A link could lead to a device that yields data without end, or to one that the server itself reads from.
-
-    Raises:
-        NotRegular: It is not a regular file.
-        OSError: It cannot be read.
+    A link could lead to a device that yields data without end, or to one that the server itself reads from. Raises
+    NotRegular: it is not a regular file; OSError: it cannot be read.
     """
     if not stat.S_ISREG(path.stat().st_mode):  # opening a device can have effects
         raise NotRegular(errno.EINVAL, "it is not a regular file", str(path))
@@ -370,10 +361,7 @@ def remove_tree(folder: Path) -> None:
     """Remove one of Ava's folders with everything in it, following no link; a missing folder is fine.
 
     No process may use it any more. Each folder in it is given permissions and moved to the top before it is opened, so
-    that no path gets too long.
-
-    Raises:
-        OSError: Something in it cannot be removed.
+    that no path gets too long. Raises OSError: something in it cannot be removed.
     """
     if not has_folder_descriptors():
         shutil.rmtree(folder, ignore_errors=not folder.exists())

@@ -44,9 +44,7 @@ class Root:
             path: Its absolute path; no part of it was a link.
             identity: What `folder_identity` returned at the approval; empty if that was not recorded.
 
-        Raises:
-            FolderReplaced: Another folder, a link or a file is there.
-            OSError: It cannot be opened.
+        Raises FolderReplaced: another folder, a link or a file is there; OSError: it cannot be opened.
         """
         try:
             access = (DescriptorPaths if path_access.has_folder_descriptors() else PlainPaths).open_without_links(path)
@@ -82,9 +80,8 @@ class Root:
     def read(self, rel: str, cap: int = 2_000_000) -> tuple[bytes, bool]:
         """Return the first `cap` bytes of a regular file, and whether there is more.
 
-        Raises:
-            AccessRefused: It leads outside or through a link, or is not a regular file.
-            ToolFailed: It does not exist or cannot be read.
+        Raises AccessRefused: it leads outside or through a link, or is not a regular file; ToolFailed: it does not
+        exist or cannot be read.
         """
         parts = self.parts(rel)
         if not parts:
@@ -99,9 +96,8 @@ class Root:
     def open_file(self, rel: str) -> Generator[int]:
         """Hold the descriptor of a regular file that is open for reading.
 
-        Raises:
-            AccessRefused: It leads outside or through a link, or is not a regular file.
-            ToolFailed: It does not exist or cannot be read.
+        Raises AccessRefused: it leads outside or through a link, or is not a regular file; ToolFailed: it does not
+        exist or cannot be read.
         """
         parts = self.parts(rel)
         with ExitStack() as stack:
@@ -119,9 +115,7 @@ class Root:
     def make_link(self, rel: str, target: str) -> None:
         """Make a link in an existing folder.
 
-        Raises:
-            AccessRefused: The folder is outside, or behind another link.
-            ToolFailed: The link cannot be made.
+        Raises AccessRefused: the folder is outside, or behind another link; ToolFailed: the link cannot be made.
         """
         parts = self.parts(rel)
         with _translate_errors(parts):
@@ -140,9 +134,8 @@ class Root:
             aside: A folder of Ava's on the same file system for the temporary file; without it that is beside the
                 target, where a killed process leaves it.
 
-        Raises:
-            AccessRefused: It leads outside or through a link, or something other than a regular file has the name.
-            ToolFailed: It cannot be written.
+        Raises AccessRefused: it leads outside or through a link, or something other than a regular file has the name;
+        ToolFailed: it cannot be written.
         """
         parts = self.parts(rel)
         if not parts:
@@ -153,9 +146,7 @@ class Root:
     def entries(self, rel: str = "") -> list[Entry]:
         """Return what is in a folder, sorted by name.
 
-        Raises:
-            AccessRefused: It leads outside or through a link.
-            ToolFailed: It does not exist, or is not a folder.
+        Raises AccessRefused: it leads outside or through a link; ToolFailed: it does not exist, or is not a folder.
         """
         parts = self.parts(rel)
         with _translate_errors(parts, folder=True):
@@ -164,9 +155,7 @@ class Root:
     def kind(self, rel: str) -> EntryKind:
         """Return what a path is.
 
-        Raises:
-            AccessRefused: It leads outside or through a link.
-            ToolFailed: It does not exist.
+        Raises AccessRefused: it leads outside or through a link; ToolFailed: it does not exist.
         """
         parts = self.parts(rel)
         return self._entry(parts).kind if parts else "folder"
@@ -190,9 +179,7 @@ class Root:
                 everything in it.
             links: Also yield links.
 
-        Raises:
-            AccessRefused: `rel` leads outside or through a link.
-            ToolFailed: `rel` does not exist.
+        Raises AccessRefused: `rel` leads outside or through a link; ToolFailed: `rel` does not exist.
         """
         start = self.parts(rel)
         pending = [self._entry(start)] if start else [Entry("", "folder", 0)]
@@ -218,8 +205,7 @@ class Root:
     def parts(self, rel: str) -> list[str]:
         """Return the names from the root to a path; an empty list for the root itself.
 
-        Raises:
-            AccessRefused: The path cannot lie beneath the root.
+        Raises AccessRefused: the path cannot lie beneath the root.
         """
         text = rel.replace("\\", "/") if os.name == "nt" else rel
         if "\0" in text or len(text) > 4096:

@@ -122,16 +122,14 @@ class Sandbox(Protocol):
     async def run(self, command: Command) -> Finished:
         """Run a command to its end. A cancellation ends all its processes and waits until they are gone.
 
-        Raises:
-            ToolFailed: The command could not be started; says why.
+        Raises ToolFailed: the command could not be started; says why.
         """
         ...
 
     def start(self, command: Command) -> AbstractAsyncContextManager[Pipes]:
         """Run a command with open stdin and stdout. Leaving ends all its processes and waits until they are gone.
 
-        Raises:
-            ToolFailed: On entering: the command could not be started; says why.
+        Raises ToolFailed: on entering: the command could not be started; says why.
         """
         ...
 

@@ -66,8 +66,7 @@ class SupervisedSandbox:
     async def run(self, command: Command) -> Finished:
         """Run a command to its end. A cancellation ends all its processes and waits until they are gone.
 
-        Raises:
-            ToolFailed: The command could not be started; says why.
+        Raises ToolFailed: the command could not be started; says why.
         """
         began = time.monotonic()
         output = Output(command.max_output)
@@ -90,8 +89,7 @@ class SupervisedSandbox:
     async def start(self, command: Command) -> AsyncGenerator[Pipes]:
         """Run a command with open stdin and stdout. Leaving ends all its processes and waits until they are gone.
 
-        Raises:
-            ToolFailed: On entering: the command could not be started; says why.
+        Raises ToolFailed: on entering: the command could not be started; says why.
         """
         errors = Output(command.max_output)
         async with (
@@ -350,8 +348,7 @@ class Supervisor:
     Attributes:
         pid: The process id of the guard.
 
-    Raises:
-        OSError: No process could be started.
+    Raises OSError: no process could be started.
     """
 
     def __init__(self, errors: int) -> None:
@@ -409,8 +406,7 @@ class Supervisors:
     def give(self, descriptors: Sequence[int], errors: int) -> Supervisor:
         """Give a command to an idle supervisor or a new one; see `Supervisor`.
 
-        Raises:
-            OSError: No process could be started.
+        Raises OSError: no process could be started.
         """
         while True:
             try:

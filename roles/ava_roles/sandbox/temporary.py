@@ -41,8 +41,7 @@ def temporary_folder(prefix: str, place: Path | None = None) -> Generator[Path]:
         place: Where it is made. None: in the newest `temporary_files_in` whose data root exists, else in the system's
             folder.
 
-    Raises:
-        OSError: It cannot be made.
+    Raises OSError: it cannot be made.
     """
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place or _current_place()))
     lock = _try_lock(folder)

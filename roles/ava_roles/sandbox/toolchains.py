@@ -50,8 +50,7 @@ def python_library(program: Path) -> Path | None:
 def _locate(program: Path, needed: Sequence[str], folders: Sequence[str]) -> Path | None:
     """Return the path where the loader finds the library, unless that is relative to the program.
 
-    Raises:
-        OSError: A folder cannot be read.
+    Raises OSError: a folder cannot be read.
     """
     name = next((each for each in needed if _LIBRARY.fullmatch(each)), None)
     for folder in folders if name is not None else ():
@@ -65,8 +64,7 @@ def _locate(program: Path, needed: Sequence[str], folders: Sequence[str]) -> Pat
 def _read_links(descriptor: int) -> tuple[list[str], list[str]]:
     """Return the names of the libraries that a program needs, and the folders where the loader looks for them.
 
-    Raises:
-        OSError, OverflowError, ValueError, struct.error: It is not a valid ELF program.
+    Raises OSError, OverflowError, ValueError, struct.error: it is not a valid ELF program.
     """
     header = _HEADER.unpack(_read(descriptor, 0, _HEADER.size))
     if not header[0].startswith(_ELF):
@@ -359,8 +357,7 @@ def _is_python(real: Path) -> bool:
 def _is_file(path: Path) -> bool:
     """Tell whether a path is a file. From Python 3.14 on, `Path.is_file` calls what it may not look at no file.
 
-    Raises:
-        PermissionError: It lies in a folder that is closed to this user.
+    Raises PermissionError: it lies in a folder that is closed to this user.
     """
     try:
         return stat.S_ISREG(path.stat().st_mode)

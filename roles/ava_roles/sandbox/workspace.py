@@ -72,10 +72,8 @@ def resolve_workspace(
 
     `asked` is the call's `workspace`: an absolute path, one from `~`, one relative to what the rule found, or a
     `file://` URI; blank for none. The client's roots are `file://` URIs or paths, and `env` is `AVA_WORKSPACE`. With
-    `only_roots`, as over HTTP, there is no workspace at all without configured roots.
-
-    Raises:
-        WorkspaceRefused: The folder that the call names is refused; says why, and which folders are allowed.
+    `only_roots`, as over HTTP, there is no workspace at all without configured roots. Raises WorkspaceRefused: the
+    folder that the call names is refused; says why, and which folders are allowed.
     """
     asked = asked or ""
     named = asked.strip() != ""
@@ -114,8 +112,7 @@ def recheck_workspace(
         home: The user's home folder.
         allow: Folders that settings name as workspaces.
 
-    Raises:
-        WorkspaceRefused: It is refused now; says why.
+    Raises WorkspaceRefused: it is refused now; says why.
     """
     if roots is not None and not _Look().is_within(folder, (str(root.resolve()) for root in roots)):
         raise WorkspaceRefused(f"{folder} is outside the allowed folders")
@@ -127,10 +124,8 @@ def project_at(given: str, *, holding: Sequence[str], data_root: Path, home: Pat
     """Return the project that a folder belongs to.
 
     That is the nearest folder, from this one up to the root of its git repository, that has one of the folders in
-    `holding`; if there is none, the folder itself. Blocks.
-
-    Raises:
-        WorkspaceRefused: It is not a folder, or is always refused as a workspace; says why.
+    `holding`; if there is none, the folder itself. Blocks. Raises WorkspaceRefused: it is not a folder, or is always
+    refused as a workspace; says why.
     """
     return project_above(_folder(WorkspaceRule.of(home, data_root, None), given, ()), holding=holding, home=home)
 
@@ -275,10 +270,8 @@ def _found(
 def _folder(places: WorkspaceRule, given: str, allowed: Sequence[Path], *, relative_to: Path | None = None) -> Path:
     """Return the folder that a text names, links resolved.
 
-    Its existence is checked last, so that a refusal reveals nothing about what lies outside.
-
-    Raises:
-        WorkspaceRefused: The folder is refused; says why, and no more.
+    Its existence is checked last, so that a refusal reveals nothing about what lies outside. Raises WorkspaceRefused:
+    the folder is refused; says why, and no more.
     """
     path = _path(given.strip(), places.home, relative_to)
     try:

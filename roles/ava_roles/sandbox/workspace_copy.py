@@ -85,8 +85,7 @@ def copy_workspace(
         most_bytes: Copy no more than this, if it is less than usual.
         git_folder: The approved git folder outside of the repository.
 
-    Raises:
-        ToolFailed: It cannot be copied; says what to do.
+    Raises ToolFailed: it cannot be copied; says what to do.
     """
     copy = _Copy(root, into, check, most_bytes)
     carried = [name for name in carry if _is_folder(root, name)]
@@ -184,8 +183,7 @@ class _Copy:
     def _copy_all(self, names: Iterable[str], most_files: int, most_bytes: int, most_each: int) -> None:
         """Copy files by name; a folder among them (a submodule) with everything in it.
 
-        Raises:
-            ToolFailed: It is too much.
+        Raises ToolFailed: it is too much.
         """
         pending = list(names)
         pending.reverse()
@@ -264,8 +262,7 @@ def _is_folder(root: Root, name: str) -> bool:
 def _unsafe_entries(folder: Path, check: Callable[[], None]) -> Iterable[str]:
     """Yield what commands must not see in a folder that is shown itself: version control, pipes, sockets, devices.
 
-    Raises:
-        ToolFailed: The folder has too many entries.
+    Raises ToolFailed: the folder has too many entries.
     """
     pending = [folder]
     seen = 0
@@ -303,8 +300,7 @@ def pack_folder(root: Root, home: Path, limit: int, aside: Path, path: Path, git
     Returns:
         None, or why the folder does not travel.
 
-    Raises:
-        OSError: The archive cannot be written.
+    Raises OSError: the archive cannot be written.
     """
     copy = aside / "copy"
     copy.mkdir()
@@ -328,9 +324,8 @@ def pack_folder(root: Root, home: Path, limit: int, aside: Path, path: Path, git
 def unpack_folder(archive: Path, place: Path, beneath: Path, limit: int) -> None:
     """Make the folder of an archive whose bytes were checked. Blocking; a folder that is complete is left as it is.
 
-    Raises:
-        FolderReplaced: It is not an archive of a folder; nothing of it is left.
-        OSError: The folder cannot be made.
+    Raises FolderReplaced: it is not an archive of a folder; nothing of it is left. Raises OSError: the folder cannot be
+    made.
     """
     if place.exists():
         return
@@ -359,8 +354,7 @@ def _files(folder: Path) -> list[str]:
 def _unpack(tar: tarfile.TarFile, into: Path, limit: int) -> None:
     """Write the members of an archive: regular files with plain names, and nothing else.
 
-    Raises:
-        ValueError: Another member, or more than the limits.
+    Raises ValueError: another member, or more than the limits.
     """
     size = 0
     for number, member in enumerate(tar):

@@ -290,8 +290,7 @@ def _edit(edits: Edits, args: EditFileArgs, hide: Callable[[str], str]) -> ToolO
 def _as_written(text: str, old: str) -> str:
     """Return `old` as the file has it, with the invisible characters; unchanged if it is there as given, or nowhere.
 
-    Raises:
-        ToolFailed: The file has it in several ways.
+    Raises ToolFailed: the file has it in several ways.
     """
     if old in text or old not in (seen := clean(text)[0]):
         return old

@@ -72,8 +72,7 @@ def search(
         hide: Replaces secrets in a whole file, and keeps its number of lines.
         check: Called for each file; raises to stop.
 
-    Raises:
-        ToolFailed: The expression, the glob or the path cannot be used.
+    Raises ToolFailed: the expression, the glob or the path cannot be used.
     """
     matching = _matcher(query)
     wanted_names = patterns(query.glob) if query.glob else None

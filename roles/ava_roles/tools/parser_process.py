@@ -95,8 +95,7 @@ class _Limits:
 def _parse(what: str, data: bytes, *given: object, limits: _Limits | None = None) -> Any:
     """Return what a child makes of a file. Blocks.
 
-    Raises:
-        ToolFailed: The file cannot be read; or its parser crashed, took too long, or needed too much.
+    Raises ToolFailed: the file cannot be read; or its parser crashed, took too long, or needed too much.
     """
     from ava_roles.sandbox.sandbox import child_environment
 

@@ -296,8 +296,7 @@ def search_passages(
 ) -> SearchResult:
     """Return the files whose passages match a question's words best. Blocks.
 
-    Raises:
-        ToolFailed: The path cannot be searched.
+    Raises ToolFailed: the path cannot be searched.
     """
     query = Query(question)
     walk = WalkFilter(root, check)

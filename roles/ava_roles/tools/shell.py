@@ -129,8 +129,7 @@ async def _run(
         timeout_s: The time limit of the command.
         importable: Python modules in the working folder can be imported, although the program is elsewhere.
 
-    Raises:
-        ToolFailed: It could not be started.
+    Raises ToolFailed: it could not be started.
     """
     sandbox, workbench = need_sandbox(at)
     bench, fresh = await workbench.ready()

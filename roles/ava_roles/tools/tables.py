@@ -38,8 +38,7 @@ def parsing(what: str) -> Generator[None]:
 def read_csv(data: bytes, hide: Callable[[str], str] = str) -> str:
     """Return a CSV file as a table; its cells are separated by `,`, `;`, tab or `|`.
 
-    Raises:
-        ToolFailed: It is not text.
+    Raises ToolFailed: it is not text.
     """
     text = decode_text(data)
     if text is None:

@@ -30,9 +30,7 @@ def read_unpacked(root: Root, name: str, cap: int) -> tuple[bytes, bool]:
     """Return the first `cap` bytes of a file, of a `.gz` file its unpacked bytes, and whether there is more. Blocks.
 
     A damaged file has more, too. zlib holds only a window and what was asked for: no child process need bound it.
-
-    Raises:
-        AccessRefused, ToolFailed: As `Root.read` does.
+    Raises AccessRefused, ToolFailed: as `Root.read` does.
     """
     data, more = root.read(name, cap)
     if not data.startswith(_GZIP):

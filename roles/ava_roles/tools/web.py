@@ -387,8 +387,7 @@ class Robots:
     async def check(self, fetcher: Fetcher, url: str) -> None:
         """Return if a URL may be read.
 
-        Raises:
-            AccessRefused: The site's robots.txt excludes it, or could not be read.
+        Raises AccessRefused: the site's robots.txt excludes it, or could not be read.
         """
         parts = urlsplit(url)
         if parts.path == "/robots.txt":

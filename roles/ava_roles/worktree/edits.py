@@ -46,8 +46,7 @@ class Edits:
     def allowed(self, path: str) -> str:
         """Return a path in its normal form, if the run may change the file.
 
-        Raises:
-            AccessRefused: It may not; says what it may change, and what to do.
+        Raises AccessRefused: it may not; says what it may change, and what to do.
         """
         parts = self._root.parts(path)
         name = "/".join(parts)
@@ -91,9 +90,8 @@ class Edits:
     def write(self, path: str, data: bytes) -> None:
         """Write a file atomically; missing folders are created, and an existing file keeps its permissions.
 
-        Raises:
-            AccessRefused: It may not be changed.
-            ToolFailed: It cannot be written, or would be too large; the old content is still there.
+        Raises AccessRefused: it may not be changed. Raises ToolFailed: it cannot be written, or would be too large; the
+        old content is still there.
         """
         name = self.allowed(path)
         if len(data) > BYTES_MAX:

@@ -53,9 +53,8 @@ def inspect_checkout(repository: Path, home: Path, accept: Accept = NOTHING_OUTS
         home: The user's home folder, for their own git configuration.
         accept: Decides about a git folder outside of the checkout.
 
-    Raises:
-        NoRepository: There is no commit to begin at; says what to do.
-        WorktreeFailed: git is not installed, or fails.
+    Raises NoRepository: there is no commit to begin at; says what to do. Raises WorktreeFailed: git is not installed,
+    or fails.
     """
     checkout = UserRepository.at(repository, home, accept=accept)
     with temporary_folder("inspecting the repository") as folder:
@@ -122,11 +121,8 @@ def find_verify_commands(repository: Path, home: Path, accept: Accept = NOTHING_
     """Return which of pytest, npm test, cargo test, go test and make test verify a project. Blocking; runs nothing.
 
     A configured test runner goes before Python test files, and those before a Makefile. Several commands fit equally
-    well.
-
-    Raises:
-        NoRepository: There is no commit to look at; says what to do.
-        WorktreeFailed: git is not installed, or fails.
+    well. Raises NoRepository: there is no commit to look at; says what to do. Raises WorktreeFailed: git is not
+    installed, or fails.
     """
     checkout = UserRepository.at(repository, home, accept=accept)
     with checkout.joined() as git:

@@ -124,10 +124,8 @@ def unified_diff(git: Git, base: str, head: str, context: int) -> str:
 def publish_branch(trees: Trees, message: str) -> Branch | None:
     """Commit what differs from the base, and make the branch; None if nothing differs. Blocking.
 
-    Calling it again, also after a crash, leads to the same branch; after further work the branch moves on.
-
-    Raises:
-        WorktreeFailed: The work cannot be published.
+    Calling it again, also after a crash, leads to the same branch; after further work the branch moves on. Raises
+    WorktreeFailed: the work cannot be published.
     """
     tree = trees.candidate()
     record = trees.folder.record()

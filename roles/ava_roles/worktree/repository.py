@@ -218,8 +218,7 @@ class UserRepository:
     def identity(self) -> tuple[str, ...]:
         """What distinguishes the checkout and its two git folders from any that are put in their places.
 
-        Raises:
-            WorktreeFailed: One of them cannot be read.
+        Raises WorktreeFailed: one of them cannot be read.
         """
         with translate_os_errors("looking at the repository"):
             return tuple(map(folder_identity, (self.root, self.folder, self.common)))
@@ -227,9 +226,7 @@ class UserRepository:
     def recheck(self) -> None:
         """Check that this is still the approved repository.
 
-        Raises:
-            FolderReplaced: It is a different one.
-            WorktreeFailed: It cannot be read.
+        Raises FolderReplaced: it is a different one; WorktreeFailed: it cannot be read.
         """
         if self.approved and not all(map(is_same_folder, self.approved, self.identity)):
             raise FolderReplaced(f"{self.root} is now a different repository")
@@ -239,10 +236,8 @@ class UserRepository:
         """What git's configuration says, the user's own included. It is only read: git never runs with it.
 
         The repository's own part comes with the repository, and may name files of anybody. So files that it includes
-        are not read, and its list of names to ignore counts only if it lies in the repository.
-
-        Raises:
-            WorktreeFailed: git cannot read it.
+        are not read, and its list of names to ignore counts only if it lies in the repository. Raises WorktreeFailed:
+        git cannot read it.
         """
         with temporary_folder("reading git's configuration") as aside:
             shared = aside / "common"
@@ -286,9 +281,7 @@ class UserRepository:
             joined: It shares this repository's branches, HEAD and object store. Otherwise it has no branches, and
                 stores new objects itself.
 
-        Raises:
-            FolderReplaced: This is not the repository that was approved.
-            WorktreeFailed: It cannot be created.
+        Raises FolderReplaced: this is not the repository that was approved; WorktreeFailed: it cannot be created.
         """
         self.recheck()
         if (found := _find_folders(self.root, self.accept)).folder != self.folder or found.common != self.common:
@@ -331,8 +324,7 @@ class UserRepository:
         Args:
             git: A git directory that is joined to this repository.
 
-        Raises:
-            NoRepository: There is no commit.
+        Raises NoRepository: there is no commit.
         """
         commit = git.run("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
         branch = git.run("symbolic-ref", "--quiet", "HEAD")

@@ -105,11 +105,8 @@ class WorktreeSession:
         """Run the verify command on what would be committed, in the check tree.
 
         The setup command runs before, unless it has passed since the project's dependencies changed. If a candidate
-        passes after others were checked in the same tree, it is checked again in an empty one: only that counts.
-
-        Raises:
-            WorktreeFailed: The trees cannot be read or written.
-            ToolFailed: The command cannot be started.
+        passes after others were checked in the same tree, it is checked again in an empty one: only that counts. Raises
+        WorktreeFailed: the trees cannot be read or written; ToolFailed: the command cannot be started.
         """
         trees = self.prepared.trees
         tree = await run_sync(trees.candidate, check_cancelled, abandon_on_cancel=False)
@@ -126,9 +123,8 @@ class WorktreeSession:
     def keep(self, message: str) -> Branch | None:
         """Commit what differs, and make the branch; None if nothing differs. Blocking.
 
-        Raises:
-            FolderReplaced: The repository is not the one that was approved.
-            WorktreeFailed: It cannot be published; the worktree is unchanged.
+        Raises FolderReplaced: the repository is not the one that was approved. Raises WorktreeFailed: it cannot be
+        published; the worktree is unchanged.
         """
         with self._publishing:
             return publish_branch(self.prepared.trees, message)
@@ -232,8 +228,7 @@ class WorktreeSandbox:
     async def renew(self) -> str:
         """Free space: remove ignored files, and the home of the commands. The work itself stays.
 
-        Raises:
-            WorktreeFailed: They cannot be removed.
+        Raises WorktreeFailed: they cannot be removed.
         """
         async with self._lock:
             await run_sync(self._session.prepared.trees.free_space, abandon_on_cancel=False)
@@ -242,10 +237,8 @@ class WorktreeSandbox:
     async def after_command(self) -> str:
         """Undo what a command changed outside of the namespace; return a sentence for the model, or an empty text.
 
-        Also remove what cannot be in a worktree: `.git`, pipes, devices; and setuid bits.
-
-        Raises:
-            WorktreeFailed: The worktree cannot be read or written.
+        Also remove what cannot be in a worktree: `.git`, pipes, devices; and setuid bits. Raises WorktreeFailed: the
+        worktree cannot be read or written.
         """
         async with self._lock:
             return await run_sync(self._session.prepared.trees.undo_outside, check_cancelled, abandon_on_cancel=False)
@@ -257,9 +250,8 @@ class WorktreeSandbox:
 def publish_leftover(spec: WorktreeSpec, path: Path, home: Path, message: str) -> Branch | None:
     """Publish what an ended run left in its worktree; None if there is nothing. Blocking; needs no sandbox.
 
-    Raises:
-        FolderReplaced: The repository is not the one that was approved.
-        WorktreeFailed: It cannot be published; the worktree is unchanged.
+    Raises FolderReplaced: the repository is not the one that was approved. Raises WorktreeFailed: it cannot be
+    published; the worktree is unchanged.
     """
     if not (path / "kept.json").is_file():
         return None
@@ -275,8 +267,7 @@ def publish_leftover(spec: WorktreeSpec, path: Path, home: Path, message: str) -
 def remove_worktree(path: Path) -> None:
     """Remove a session's folder, with what commands left in it. Blocking; a missing folder is fine.
 
-    Raises:
-        WorktreeFailed: It cannot be removed, or is still in use.
+    Raises WorktreeFailed: it cannot be removed, or is still in use.
     """
     if not path.exists():
         return
@@ -291,9 +282,7 @@ def remove_worktree(path: Path) -> None:
 def branch_diff(repository: Path, base: str, head: str, home: Path, context: int = 3, git_folder: str = "") -> str:
     """Return the unified diff of two commits of a repository. Blocking; runs nothing of the repository's.
 
-    Raises:
-        NoRepository: The repository is gone.
-        WorktreeFailed: One of the commits is gone, or git fails.
+    Raises NoRepository: the repository is gone; WorktreeFailed: one of the commits is gone, or git fails.
     """
     for commit in (base, head):
         if not commit or not all(char in "0123456789abcdef" for char in commit):

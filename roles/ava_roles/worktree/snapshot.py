@@ -67,9 +67,7 @@ def pack_snapshot(
     Returns:
         None, or why the commit does not travel.
 
-    Raises:
-        NoRepository: The repository is gone.
-        WorktreeFailed: The objects cannot be read, or the file not be written.
+    Raises NoRepository: the repository is gone; WorktreeFailed: the objects cannot be read, or the file not be written.
     """
     checkout = UserRepository.at(repository, home, accept=only(git_folder))
     with temporary_folder("packing the repository") as aside:
@@ -100,8 +98,7 @@ def pack_snapshot(
 def unpack_snapshot(snapshot: Path, place: Path, beneath: Path, commit: str) -> None:
     """Make the repository of a snapshot whose bytes were checked. Blocking; a place that is complete is left as it is.
 
-    Raises:
-        WorktreeFailed: The snapshot is not one of this commit; nothing of it is left.
+    Raises WorktreeFailed: the snapshot is not one of this commit; nothing of it is left.
     """
     if place.exists():
         return
@@ -120,8 +117,7 @@ def unpack_snapshot(snapshot: Path, place: Path, beneath: Path, commit: str) -> 
 def pack_branch(repository: Path, home: Path, branch: Branch, path: Path) -> None:
     """Write the new objects of a branch to a file. Blocking.
 
-    Raises:
-        WorktreeFailed: They cannot be read, or the file not be written.
+    Raises WorktreeFailed: they cannot be read, or the file not be written.
     """
     with UserRepository.at(repository, home).joined() as git, temporary_folder("packing the branch") as aside:
         wanted = new_objects(git, branch.base, branch.head)
@@ -204,8 +200,7 @@ def bring_branch(
 def _check_branch(git: Git, branch: TravelledBranch) -> None:
     """Check that a commit follows the approved one, and changes only what was approved.
 
-    Raises:
-        WorktreeFailed: It does not.
+    Raises WorktreeFailed: it does not.
     """
     if git.run("cat-file", "-e", f"{branch.head}^{{commit}}").code != 0:
         raise WorktreeFailed(f"what was stored as the branch of {branch.run_id} lacks its commit {branch.head}")

@@ -158,10 +158,7 @@ class WorktreeSpec:
 def namespace_of(given: str | Sequence[str]) -> tuple[str, ...]:
     """Return paths in their normal form: relative to the repository's root, with `/`; "." is all of it.
 
-    A path inside another one of them is left out.
-
-    Raises:
-        BadNamespace: One of them cannot be used; says why.
+    A path inside another one of them is left out. Raises BadNamespace: one of them cannot be used; says why.
     """
     texts = [given] if isinstance(given, str) else list(given)
     if not texts:

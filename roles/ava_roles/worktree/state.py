@@ -50,8 +50,7 @@ class WorktreeRecord:
 class WorktreeFolder:
     """The folder of a session, locked by one owner at a time.
 
-    Raises:
-        WorktreeFailed: It cannot be created, or a git process of an earlier owner is still using it.
+    Raises WorktreeFailed: it cannot be created, or a git process of an earlier owner is still using it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -174,8 +173,7 @@ def remove_unwanted(tree: Path, trash: Path, check: Callable[[], None] = lambda:
     Returns:
         What was removed, relative to the tree.
 
-    Raises:
-        OSError: Something cannot be read or removed.
+    Raises OSError: something cannot be read or removed.
     """
     removed: list[str] = []
     stack: list[tuple[int, str, list[str]]] = []
@@ -206,8 +204,7 @@ def remove_unwanted(tree: Path, trash: Path, check: Callable[[], None] = lambda:
 def remove_names(tree: Path, names: Iterable[str], trash: Path) -> None:
     """Remove files or folders of a tree, and the folders that become empty.
 
-    Raises:
-        OSError: Something cannot be removed.
+    Raises OSError: something cannot be removed.
     """
     with _trash_folder(trash):
         for name in names:

@@ -169,10 +169,8 @@ def _make_mount_points(spec: LaunchSpec) -> None:
     """Make the folders and files on which binds within other binds are mounted; follow no link.
 
     A bind is dropped where an earlier command has put something else at its mount point, in a folder that commands may
-    write to. No command may be running in these folders meanwhile.
-
-    Raises:
-        OSError: Something else is at a mount point in a read-only folder: what the bind was to hide would be visible.
+    write to. No command may be running in these folders meanwhile. Raises OSError: something else is at a mount point
+    in a read-only folder: what the bind was to hide would be visible.
     """
     kept: list[tuple[str, str, bool]] = []
     for source, target, writable in spec.binds:
@@ -199,8 +197,7 @@ def _make_mount_points(spec: LaunchSpec) -> None:
 def _mount_sources(spec: LaunchSpec) -> list[str]:
     """Mount each source where every user can reach it, and return these places.
 
-    Raises:
-        OSError: Mounts are refused, as in a container.
+    Raises OSError: mounts are refused, as in a container.
     """
     _leave_mounts()
     places = [os.open(source, os.O_PATH | os.O_CLOEXEC) for source, _target, _writable in spec.binds]
@@ -211,8 +208,7 @@ def _mount_sources(spec: LaunchSpec) -> list[str]:
 def _enter_new_root(spec: LaunchSpec) -> None:
     """Make a root of the system's programs and the binds, each at its target, and enter it.
 
-    Raises:
-        OSError: Mounts are refused, as in a container.
+    Raises OSError: mounts are refused, as in a container.
     """
     _leave_mounts()
     shown = [path for path in SYSTEM if not os.path.islink(path)]
@@ -254,10 +250,8 @@ def _cover_place() -> None:
 def _bind(place: int, target: str, *, writable: bool) -> str:
     """Mount a descriptor's folder or file at a target beneath `_PLACE`, and return the whole path.
 
-    It follows no link: a command may have made what is mounted there already.
-
-    Raises:
-        OSError: A link or something else is in the way.
+    It follows no link: a command may have made what is mounted there already. Raises OSError: a link or something else
+    is in the way.
     """
     *folders, last = target.strip("/").split("/")
     parent = _walk(os.open(_PLACE, _FOLDER), folders, owner=0)
@@ -289,10 +283,8 @@ def _walk(top: int, names: list[str], *, owner: int | None) -> int:
 def _open_or_make(parent: int, name: str, *, is_folder: bool, owner: int | None) -> int:
     """Return a descriptor of a folder, or of a file of any kind; follow no link.
 
-    A missing one is made, unless `owner` is None, and given to the owner, unless that is 0.
-
-    Raises:
-        OSError: Something of the other kind or a link has the name, or it cannot be made.
+    A missing one is made, unless `owner` is None, and given to the owner, unless that is 0. Raises OSError: something
+    of the other kind or a link has the name, or it cannot be made.
     """
     if owner is not None:
         try:

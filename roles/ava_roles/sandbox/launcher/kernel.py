@@ -192,8 +192,7 @@ def seccomp_filter(families: tuple[int, ...], *, attributes: bool = False, by_pa
         attributes: Also refuse to change extended attributes.
         by_path: Also refuse to change modes, owners and times by path.
 
-    Raises:
-        OSError: The call numbers of this machine are unknown.
+    Raises OSError: the call numbers of this machine are unknown.
     """
     name = os.uname().machine
     if name not in _MACHINES:
@@ -294,8 +293,7 @@ def measure(folders: list[str], owner: int = 0) -> int:
         folders: The paths; missing ones count nothing.
         owner: The user who becomes the owner of what root or another of `USERS` owns there; 0 changes no owner.
 
-    Raises:
-        TooDeep: Folders are nested too deep.
+    Raises TooDeep: folders are nested too deep.
     """
     seen: set[tuple[int, int]] = set()
     total = 0
