@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
@@ -157,15 +157,6 @@ class ToolOutput:
     own: bool = False
 
 
-def _say_nothing(_sentence: str) -> None:
-    """Say nothing: the default where nothing shows the sentence."""
-
-
-def _hide_nothing(text: str) -> str:
-    """Return the text: the default where there are no secrets."""
-    return text
-
-
 @dataclass(frozen=True)
 class ToolContext:
     """What a tool call may use, and nothing else.
@@ -195,11 +186,11 @@ class ToolContext:
     sandbox: Sandbox | None = None
     bench: CommandWorkspace | None = None
     edits: Edits | None = None
-    say: Callable[[str], None] = field(default=_say_nothing)
+    say: Callable[[str], None] = lambda _sentence: None
     run_id: str = ""
     call_id: str = ""
     secrets: tuple[InjectedSecret, ...] = ()
-    hide: Callable[[str], str] = field(default=_hide_nothing)
+    hide: Callable[[str], str] = str  # hides nothing
 
 
 class Tool(Protocol):

@@ -269,7 +269,9 @@ class _Search:
     def _add_rust(self, workspace: Path) -> None:
         """Show a toolchain of rustup and cargo's packages, but not the rest of cargo's folder, where keys lie."""
         toolchains = self.home / ".rustup" / "toolchains"
-        names = [_rust_channel(workspace), _rust_default(self.home / ".rustup" / "settings.toml"), ""]
+        settings = self.home / ".rustup" / "settings.toml"
+        default = _find_version(settings, 100_000, r'default_toolchain\s*=\s*"([^"]+)"') or "none"
+        names = [_rust_channel(workspace), default, ""]
         for name in names:
             for folder in sorted(toolchains.glob(f"{name}*" if name else "*")):
                 if (folder / "bin" / "cargo").is_file():
@@ -402,11 +404,6 @@ def _rust_channel(workspace: Path) -> str:
         if version is not None:
             return version or "none"
     return "none"
-
-
-def _rust_default(settings: Path) -> str:
-    """Return rustup's default toolchain, or `none`."""
-    return _find_version(settings, 100_000, r'default_toolchain\s*=\s*"([^"]+)"') or "none"
 
 
 def _find_version(file: Path, most: int, *patterns: str) -> str | None:

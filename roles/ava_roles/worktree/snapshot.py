@@ -207,13 +207,11 @@ def _check_branch(git: Git, branch: TravelledBranch) -> None:
     parents = git.line("rev-parse", f"{branch.head}^@").split()
     if parents != [branch.base]:
         raise WorktreeFailed(f"the commit {branch.head} does not follow the approved commit {branch.base}")
-    outside = [each.path for each in changed_files(git, branch.base, branch.head) if not _may(branch, each.path)]
+    outside = [
+        each.path for each in changed_files(git, branch.base, branch.head) if not within(branch.namespace, each.path)
+    ]
     if outside:
         raise WorktreeFailed(f"the branch changes {shown(outside[0])}, which {branch.run_id} may not change")
-
-
-def _may(branch: TravelledBranch, path: str) -> bool:
-    return within(branch.namespace, path)
 
 
 def _objects_of(git: Git, commit: str) -> list[str]:
