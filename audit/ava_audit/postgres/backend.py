@@ -239,9 +239,7 @@ class PostgresBackend:
     # -- errors and checks --------------------------------------------------------------------------------------------
 
     def translate_error(self, error: BaseException) -> BaseException:
-        """Turn a server's error of a write into one that says what to do, and any error into one for a future."""
-        if isinstance(error, StopIteration):  # a future rejects it, which would leave a whole batch unanswered
-            return RuntimeError("StopIteration in a command: next() found nothing")
+        """Turn a server's error of a write into one that says what to do."""
         if isinstance(error, Busy):
             return StoreUnavailable(f"{error}, so nothing was written; try again")
         if not isinstance(error, psycopg.Error):

@@ -313,7 +313,7 @@ class Backend(Protocol):
         ...
 
     def translate_error(self, error: BaseException) -> BaseException:
-        """Turn a driver's error of a write into one that says what to do, and any error into one for a future."""
+        """Turn a driver's error of a write into one that says what to do; others stay."""
         ...
 
     def advice(self, error: Exception) -> str:

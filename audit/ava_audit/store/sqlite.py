@@ -153,9 +153,7 @@ class SqliteBackend:
         return nullcontext()
 
     def translate_error(self, error: BaseException) -> BaseException:
-        """Turn an SQLite error of a write into one that says what to do, and any error into one for a future."""
-        if isinstance(error, StopIteration):  # a future rejects it, which would leave a whole batch unanswered
-            return RuntimeError("StopIteration in a command: next() found nothing")
+        """Turn an SQLite error of a write into one that says what to do."""
         if not isinstance(error, sqlite3.Error):
             return error
         text = str(error)

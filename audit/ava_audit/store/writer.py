@@ -305,7 +305,7 @@ class Writer:
             if not db.in_transaction:  # the database itself has rolled back, including the jobs before
                 raise
             # Nothing of this job was written; the rest of the batch goes on.
-            job.error = self._backend.translate_error(error)
+            job.error = self._for_future(error)
             return
         appender.append(outcome.events, contents)
         job.value = outcome.value
@@ -322,7 +322,7 @@ class Writer:
             self._backend.check_location()
             job.value = db.empty_log(how.rewrite)
         except (self._backend.error, LogMoved) as error:
-            job.error = self._backend.translate_error(error)
+            job.error = self._for_future(error)
 
     def _begin(self, db: Database, batch: list[Job]) -> bool:
         """Open a write transaction; False if that fails or every caller has gone."""
@@ -344,7 +344,12 @@ class Writer:
     def _fail(self, batch: list[Job], error: BaseException) -> None:
         for job in batch:
             if self._start(job, again=True):
-                job.error = self._backend.translate_error(error)
+                job.error = self._for_future(error)
+
+    def _for_future(self, error: BaseException) -> BaseException:
+        if isinstance(error, StopIteration):  # a future rejects it, which would leave a whole batch unanswered
+            return RuntimeError("StopIteration in a command: next() found nothing")
+        return self._backend.translate_error(error)
 
     def _start(self, job: Job, *, again: bool = False) -> bool:
         """Mark a job as running; False if its caller has withdrawn it."""
