@@ -375,7 +375,8 @@ def _find_inserted(row: Row, after: list[Row], near: list[Row], hashes: dict[int
         for more in range(1, WINDOW):
             first = other[0] - more
             chained = 1 <= first <= row[0] and _follows(other, hashes.get(first - 1, b""), first)
-            if chained and not _moved(near, first, hashes):
+            place = next((each for each in near if each[0] == first), None) if chained else None
+            if chained and (place is None or _place_of(place, near, hashes) is None):
                 which = f"entry {first} was" if more == 1 else f"entries {first} to {other[0] - 1} were"
                 return Fault("inserted", first, f"{which} inserted")
     return None
@@ -384,12 +385,6 @@ def _find_inserted(row: Row, after: list[Row], near: list[Row], hashes: dict[int
 def _follows(row: Row, before: bytes, seq: int) -> bool:
     """Tell whether an entry was written as entry `seq`, after the entry with the hash `before`."""
     return bool(entry_hash(before, (seq, *row[1:_N]), row[_SHA]) == row[_HASH])
-
-
-def _moved(near: list[Row], seq: int, hashes: dict[int, bytes]) -> bool:
-    """Tell whether the entry at `seq` was written under another number."""
-    row = next((other for other in near if other[0] == seq), None)
-    return row is not None and _place_of(row, near, hashes) is not None
 
 
 def _place_of(row: Row, near: list[Row], hashes: dict[int, bytes]) -> int | None:

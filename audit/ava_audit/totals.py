@@ -353,16 +353,14 @@ def current_runs(view: View, now_us: int) -> CurrentRuns:
     )
 
 
-def count_new_entries(view: View, entry_counts: EntryCounts) -> NewCounts:
+def count_new_entries(view: View, known: EntryCounts) -> NewCounts:
     """Return the counts of the entries that were not counted yet."""
-    after, upto = entry_counts.upto, view.head()
+    after, upto = known.upto, view.head()
     counts: list[tuple[str, Labels, int, int]] = []
     for type_name, names in PERMANENT.items():
         counts += _counted(view, type_name, names, after, upto, "")
     for type_name, names in ERASABLE.items():
-        counts += _counted(
-            view, type_name, names, max(after, entry_counts.since), upto, " AND events.generation IS NOT NULL"
-        )
+        counts += _counted(view, type_name, names, max(after, known.since), upto, " AND events.generation IS NOT NULL")
     return NewCounts(after, upto, tuple(counts))
 
 

@@ -25,15 +25,7 @@ from ava_audit.errors import StoreUnavailable
 from ava_audit.postgres.session import dial, first_line
 from ava_audit.store.activity_file import KNOWN_S as SHOWN_KNOWN_S
 from ava_audit.store.activity_file import activities_in
-from ava_audit.store.backend import (
-    LEASE_S,
-    NO_ANNOUNCEMENT,
-    SHOWN_S,
-    Activities,
-    Announcement,
-    LiveInstance,
-    Membership,
-)
+from ava_audit.store.backend import LEASE_S, SHOWN_S, UNANNOUNCED, Activities, Announcement, LiveInstance, Membership
 from ava_audit.store.locks import LockedInstances, LockMembership, keep_renewing
 from ava_audit.units import steady_s
 
@@ -198,7 +190,7 @@ class LeasedInstances:
         self._read_s = float("-inf")
         self._activities: tuple[float, Activities] = (float("-inf"), {})
 
-    def join(self, announcement: Announcement = NO_ANNOUNCEMENT, /) -> LeaseMembership:
+    def join(self, announcement: Announcement = UNANNOUNCED, /) -> LeaseMembership:
         """Become an instance. Raises StoreUnavailable: the database cannot be written."""
         membership = LeaseMembership(self._files.join(), announcement, self._lease_s, self._conninfo, self._place)
         try:

@@ -50,7 +50,7 @@ class Announcement:
     offers: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-NO_ANNOUNCEMENT = Announcement()
+UNANNOUNCED = Announcement()
 """A process that tells nothing about itself."""
 
 
@@ -113,7 +113,7 @@ class Membership(Protocol):
 class Instances(Protocol):
     """The live processes on one log."""
 
-    def join(self, announcement: Announcement = NO_ANNOUNCEMENT, /) -> Membership:
+    def join(self, announcement: Announcement = UNANNOUNCED, /) -> Membership:
         """Become an instance. Blocking.
 
         Raises StoreUnavailable: the database cannot be written; OSError: the lock file cannot be made.

@@ -26,7 +26,7 @@ import portalocker
 
 from ava_audit.errors import DataRootRefused, StoreUnavailable
 from ava_audit.store.activity_file import KNOWN_S, SUFFIX, ActivityFile, read_activities
-from ava_audit.store.backend import NO_ANNOUNCEMENT, Activities, Announcement, LiveInstance, Membership
+from ava_audit.store.backend import UNANNOUNCED, Activities, Announcement, LiveInstance, Membership
 
 # fmt: off
 _NETWORK = frozenset({
@@ -329,7 +329,7 @@ class LockedInstances:
         self._activities: tuple[float, Activities] = (-math.inf, {})
         self._check_location = check_location
 
-    def join(self, announcement: Announcement = NO_ANNOUNCEMENT, /) -> LockMembership:
+    def join(self, announcement: Announcement = UNANNOUNCED, /) -> LockMembership:
         """Become an instance; nothing is announced, because nobody elsewhere is on this log."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
         while True:
@@ -368,7 +368,7 @@ class LockedInstances:
     def live(self) -> list[LiveInstance]:
         """Return the live instances; a lock file says no more about one than its name."""
         names = (path.stem for path in sorted(self.folder.glob("*.lock")))
-        return [LiveInstance(name, "", NO_ANNOUNCEMENT) for name in names if self.alive(name)]
+        return [LiveInstance(name, "", UNANNOUNCED) for name in names if self.alive(name)]
 
     def activities(self) -> Activities:
         """Return what runs on this machine are doing, as it was read within `KNOWN_S`."""

@@ -18,7 +18,7 @@ from ava_audit.events import Who
 from ava_audit.maintenance import run_maintenance
 from ava_audit.retention import Retention
 from ava_audit.rows import UNENDED, RunRow
-from ava_audit.store.backend import NO_ANNOUNCEMENT, Announcement, Instances, Membership
+from ava_audit.store.backend import UNANNOUNCED, Announcement, Instances, Membership
 from ava_audit.store.store import Store
 from ava_audit.totals import EntryCounts
 from ava_audit.units import now_us
@@ -334,9 +334,7 @@ async def _open(
         settings = await anyio.to_thread.run_sync(with_shared_users, settings)
         instances = store.instances(settings.paths.instances, settings.lease_s)
         runtime = Runtime(settings, store, os_user(), ClientPool(), instances)
-        own = await anyio.to_thread.run_sync(
-            instances.join, announce(runtime) if announce is not None else NO_ANNOUNCEMENT
-        )
+        own = await anyio.to_thread.run_sync(instances.join, announce(runtime) if announce is not None else UNANNOUNCED)
         runtime.membership = own
         runtime.manager = manager = Manager(mode, runtime, instances, own, runtime.run_setup)
         if mode.keeps_root and (why := find_shortage(RUN_RESERVE + SERVER_RESERVE)) is not None:

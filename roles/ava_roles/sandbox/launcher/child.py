@@ -29,7 +29,9 @@ def exec_command(spec: LaunchSpec, status_at: int) -> NoReturn:
     kernel.reset_signals()
     if spec.kind != "none" and os.getuid() == 0 and spec.uid == 0:
         raise PermissionError(errno.EPERM, "nothing is confined that runs as root", "setresuid")
-    _drop_linked_binds(spec)
+    # No bind from a folder that others may write to, where the path now leads through a link.
+    dropped = {source for source in spec.direct if os.path.realpath(source) != source}
+    spec.binds = [bind for bind in spec.binds if bind[0] not in dropped]
     if spec.kind == "bubblewrap" or (spec.kind == "landlock" and spec.uid):
         _make_mount_points(spec)
     if spec.kind == "bubblewrap":
@@ -157,12 +159,6 @@ def _drop_to_user(uid: int) -> None:
 _PLACE = "/tmp"  # noqa: S108 - exists everywhere; covered by a mount that no other process sees
 _PLACE_SIZE = 1024 * 1024
 _PLAIN = kernel.NO_SUID | kernel.NO_DEVICES
-
-
-def _drop_linked_binds(spec: LaunchSpec) -> None:
-    """Drop binds from folders that others may write to, where the path now leads through a link."""
-    dropped = {source for source in spec.direct if os.path.realpath(source) != source}
-    spec.binds = [bind for bind in spec.binds if bind[0] not in dropped]
 
 
 def _make_mount_points(spec: LaunchSpec) -> None:
