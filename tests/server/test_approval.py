@@ -21,8 +21,10 @@ from ava_server.approval.decisions import Approval, GroupLimits, approve, refuse
 from ava_server.approval.questions import Question, Reply
 from ava_server.approval.summary import task_excerpt
 from ava_server.budget.run_config import RunConfig
+from ava_server.cli.service_client import LocalApprovals
 from ava_server.render.host_text import text_of
 from ava_server.runs.mode import LOOKING
+from ava_server.runs.worker_process import WorkerProcesses
 from ava_server.service.access import Asking, Session
 from ava_server.service.runtime import open_runtime
 from ava_server.service.service import Service
@@ -762,6 +764,25 @@ async def test_lowers_a_request_above_a_hard_cap_and_says_so(tmp_path: Path) -> 
         proposal = await lab.propose(max_cost_cents=900, timeout=9_000)
         assert proposal.max_cost_cents == 500 and proposal.limits["timeout"] == 3_600
         assert "$9.00" in proposal.message and "hard cap" in proposal.message
+        many = await lab.propose(max_tokens=100_000_000)
+        assert "max_tokens was asked as 100,000,000, and lowered" in many.message.lower()
+
+
+@pytest.mark.parametrize(
+    ("config", "starts"),
+    [("", 1), ("background = false\n", 0), ('runs_on = "workers"\n', 0)],
+)
+async def test_a_person_who_approves_starts_a_worker_only_where_runs_are_left_to_this_machines(
+    config: str, starts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def start(_self: WorkerProcesses) -> None:
+        started.append(True)
+
+    started: list[bool] = []
+    monkeypatch.setattr(WorkerProcesses, "__call__", start)
+    async with open_lab(tmp_path, config=config + PRICED, mode=lambda _settings: LOOKING) as lab:
+        await LocalApprovals(lab.runtime, lab.session).describe_start([])
+    assert len(started) == starts
 
 
 async def test_refuses_unpriced_models_and_shows_the_lines_to_add(tmp_path: Path) -> None:

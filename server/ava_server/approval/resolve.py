@@ -90,7 +90,7 @@ def caps_of(args: SpawnArgs, role: Role, choice: Choice, hard: Limits) -> tuple[
         wanted, most = given or cap.default(role), cap.most(hard, choice.tier)
         caps[cap.field] = cap.stored(min(wanted, most))
         if wanted > most and not (cap is COST and choice.price.free):
-            above, limit = (COST.text(COST.stored(n)) if cap is COST else f"{n:,g}" for n in (wanted, most))
+            above, limit = (COST.text(COST.stored(n)) if cap is COST else f"{n:,.15g}" for n in (wanted, most))
             whose = "was asked as" if given else f"of role {role.name} is"
             notes.append(f"{cap.argument} {whose} {above}, and lowered to the hard cap of {limit}")
     return caps, tuple(notes)

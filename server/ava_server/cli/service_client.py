@@ -171,7 +171,7 @@ class LocalApprovals:
         if answer.agrees:
             await self.unlock(f"Nothing was {'raised' if extends else 'started'}; it still waits.")
         decided = await decide(Service(self._runtime, self._session), shown, answer)
-        if extends and self._runtime.settings.background:
+        if extends:
             await self._start_worker()
         return decided
 
@@ -197,8 +197,7 @@ class LocalApprovals:
         self, waiting: Sequence[Pending], *, then: str = "; `ava status` shows the progress"
     ) -> str:
         """Return a sentence on whether the approved runs start, after watching for a moment."""
-        if self._runtime.settings.background:
-            await self._start_worker()
+        await self._start_worker()
         ids = [one.subagent_id for one in waiting]
         with anyio.move_on_after(STARTS_WITHIN_S):
             while True:
@@ -213,9 +212,12 @@ class LocalApprovals:
         )
 
     async def _start_worker(self) -> None:
-        """Start a worker, which runs belong to here: there may be no host."""
+        """Start a worker if runs belong to one on this machine: there may be no host."""
+        from ava_server.runs.mode import serving
         from ava_server.runs.worker_process import WorkerProcesses
 
+        if serving(self._runtime.settings).leaves_to != "the worker":
+            return
         try:
             await WorkerProcesses(self._runtime.settings.paths)()
         except OSError as error:
