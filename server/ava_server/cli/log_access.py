@@ -114,13 +114,13 @@ async def last_run(store: Readable | None, *, unended: bool = False) -> RunRow |
     return rows[0] if rows else None
 
 
-async def find_runs(store: Readable | None, given: list[str]) -> list[RunRow]:
-    """Return the runs with these ids of subagents, proposals and groups, each once.
+async def find_runs(store: Readable | None, given: list[str], *, groups: bool = True) -> list[RunRow]:
+    """Return the runs with these ids of subagents, proposals and (with `groups`) groups, each once.
 
     Raises:
         BadInput: One is not an id, or nothing has it.
     """
-    found = [run for one in given for run in await _find(store, one, groups=True)]
+    found = [run for one in given for run in await _find(store, one, groups=groups)]
     return list({run.id: run for run in found}.values())
 
 

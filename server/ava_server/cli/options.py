@@ -195,12 +195,14 @@ def read_schema(option: str, file: Path | None) -> dict[str, Any] | None:
     return cast("dict[str, Any]", schema)
 
 
+def spawn_option(field: str) -> str:
+    """Return the option of `ava run` for an argument of `spawn_subagent`."""
+    return _OPTIONS.get(field, f"--{field.replace('_', '-')}")
+
+
 def name_options(sentence: str) -> str:
     """Return sentences about arguments of `spawn_subagent`, a line each, with the names of `ava run`'s options."""
     from ava_server.approval.requests import SpawnArgs
-
-    def option(field: str) -> str:
-        return _OPTIONS.get(field, f"--{field.replace('_', '-')}")
 
     arguments = SpawnArgs.model_fields.keys() - {"ask"}  # `ava run` always asks
     lines = sentence.split("\n")
@@ -208,6 +210,6 @@ def name_options(sentence: str) -> str:
         field, colon, rest = line.partition(":")
         name, dot, below = field.partition(".")
         if colon and name in arguments:
-            lines[number] = f"{option(name)}{dot}{below}:{rest}"
+            lines[number] = f"{spawn_option(name)}{dot}{below}:{rest}"
     sentence = _CENTS.sub(r"--max-cost \1 or more", "\n".join(lines))
-    return _QUOTED.sub(lambda found: f"`{option(found[1])}`" if found[1] in arguments else found[0], sentence)
+    return _QUOTED.sub(lambda found: f"`{spawn_option(found[1])}`" if found[1] in arguments else found[0], sentence)

@@ -1,6 +1,7 @@
 """Where commands read runs and the log: from this machine's data root, or from the server of `--url`.
 
-`LocalRecords` and `RemoteRecords` have the same methods, so a screen does not know which of them it shows.
+A command sends the same requests to either; in process, `service/records.py` answers them, on a server the same handler
+over HTTP. A screen does not know which of them it shows.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import anyio
@@ -17,12 +19,10 @@ import anyio.to_thread
 
 from ava_audit.entries import Entry, entry_of_line
 from ava_audit.errors import StoreUnavailable
-from ava_audit.search import EntryPage, LogQuery
-from ava_audit.units import now_us
+from ava_audit.search import EntryPage, LogQuery, follow, search
 from ava_roles.wrap import clean
 from ava_server.cli.app import leaves_of
 from ava_server.cli.log_access import (
-    find_run,
     find_runs,
     last_run,
     note_fetched,
@@ -32,8 +32,7 @@ from ava_server.cli.log_access import (
 )
 from ava_server.cli.options import parse_any_id
 from ava_server.cli.remote import Connection, RemoteServer, Unreachable, connected
-from ava_server.cli.terminal import tell
-from ava_server.core.data_root import home_folder
+from ava_server.cli.terminal import Place, tell
 from ava_server.core.errors import AvaError, BadInput, ConfigError
 from ava_server.render.entries import mirror_lines, names_of
 
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_audit.store.backend import Instances
     from ava_audit.store.store import Store
-    from ava_audit.view import Readable, View
+    from ava_audit.view import Readable
     from ava_server.core.data_root import DataRoot
     from ava_server.render.run_view import RunView
     from ava_server.runs.costs import Costs
@@ -59,7 +58,117 @@ _WRONG = (ValueError, TypeError, LookupError, OverflowError, AttributeError)
 """What showing an answer raises that no Ava of this version gives."""
 
 
-class LocalRecords:
+class Records:
+    """The runs and the log that a command shows: of this machine's data root, or of the server of `--url`.
+
+    Both answer the same requests.
+    """
+
+    every_s = 0.2
+    """How often a screen that waits should look."""
+    place: Place
+    store: Readable | None = None
+
+    async def get(self, kind: type[T], path: str, **params: Any) -> T:
+        """Return the answer to a request.
+
+        Raises:
+            AvaError: It cannot be answered.
+        """
+        raise NotImplementedError
+
+    async def find(self, ids: list[str], *, groups: bool = True) -> list[RunRow]:
+        """Return the runs with these ids of subagents, proposals and (with `groups`) groups, each once.
+
+        Raises:
+            BadInput: One is not an id, or nothing has it.
+        """
+        raise NotImplementedError
+
+    async def find_one(self, given: str | None, *, unended: bool = False) -> RunRow:
+        """Return the run with this id, or of the proposal with this id; without an id, what `find_last` returns.
+
+        Raises:
+            BadInput: It is not an id, or there is no such run.
+        """
+        if given is not None:
+            return (await self.find([given], groups=False))[0]
+        if (run := await self.find_last(unended=unended)) is not None:
+            return run
+        at = f" at {self.place}" if isinstance(self.place, str) else ""
+        if unended:
+            raise BadInput(f"You have no unfinished subagent{at}. To end another user's, give its id.")
+        raise BadInput(f"You have no subagent{at} yet. Start one with `ava run`, or give the id of another user's.")
+
+    async def find_last(self, *, unended: bool = False) -> RunRow | None:
+        """Return this user's last run, or that of the token's user; with `unended`, of those that have not ended."""
+        raise NotImplementedError
+
+    async def views(self, run_ids: Sequence[str]) -> list[RunView]:
+        """Return runs as they are now, without their results."""
+        from ava_server.service.records import ListedRuns
+
+        return (await self.get(ListedRuns, "/runs", id=list(run_ids))).runs
+
+    async def record(self, run_id: str, *, shown: bool = True) -> RunRecord:
+        """Return a run with its whole result; if it is `shown`, a server notes that it was fetched."""
+        from ava_server.service.records import RunRecord
+
+        return await self.get(RunRecord, f"/runs/{run_id}", shown=shown)
+
+    async def costs(self, run: RunRow) -> Costs:
+        """Return what a run has cost, and for what."""
+        from ava_server.runs.costs import Costs
+
+        return await self.get(Costs, f"/runs/{run.id}/costs")
+
+    async def diff(self, run: RunRow) -> str:
+        """Return what a coder changed, as a unified diff."""
+        from ava_server.service.records import RunDiff
+
+        return (await self.get(RunDiff, f"/runs/{run.id}/diff")).text
+
+    async def search(self, query: LogQuery) -> EntryPage:
+        """Return the newest entries that match a query.
+
+        Raises:
+            BadQuery: The query names an unknown event type.
+        """
+        raise NotImplementedError
+
+    async def entries(self, run_id: str) -> list[Entry]:
+        """Return all entries of a run, in order."""
+        return list((await self.search(LogQuery(runs=(run_id,), limit=1_000_000))).entries[::-1])
+
+    async def steps(self, run_id: str, after: int) -> list[Entry]:
+        """Return the last things that a run has done since an entry, oldest first."""
+        query = LogQuery(runs=(run_id,), types=("Activity",), after_seq=after or None, limit=20)
+        return list((await self.search(query)).entries[::-1])
+
+    def follow(self, query: LogQuery) -> AsyncIterator[Entry]:
+        """Yield entries that match a query as they are written, without end."""
+        raise NotImplementedError
+
+    async def names(self, entries: Sequence[Entry]) -> Mapping[str, str]:
+        """Return the names of the runs that these entries mention."""
+        raise NotImplementedError
+
+    async def lines(self, entries: Sequence[Entry]) -> list[bytes]:
+        """Return entries as lines of the mirror."""
+        raise NotImplementedError
+
+    async def note_shown(self, command: str, shown: Sequence[RunRecord]) -> None:
+        """Log which results a command has shown; a server has done that."""
+
+    def wait_for_server(self, tell_gone: Callable[[str], None] | None) -> None:
+        """From now on, wait up to `GONE_S` for a server that does not answer, because it may be restarting.
+
+        Args:
+            tell_gone: Called with a sentence at each try; None ends it.
+        """
+
+
+class LocalRecords(Records):
     """The runs and the log of a data root.
 
     Args:
@@ -69,13 +178,10 @@ class LocalRecords:
         manager: This process's own, where it has one: it knows more than the log.
     """
 
-    every_s = 0.2
-    """How often a screen that waits should look."""
-
     def __init__(
         self, root: DataRoot, store: Readable | None, instances: Instances | None, manager: Manager | None = None
     ) -> None:
-        self.place = root
+        self.place = self._root = root
         self.store = store
         self._instances = instances
         self._manager = manager
@@ -85,60 +191,24 @@ class LocalRecords:
         assert self.store is not None, "a run was found, so there is a log"
         return self.store
 
-    @property
-    def _processes(self) -> Instances:
-        assert self._instances is not None, "as above"
-        return self._instances
+    async def get(self, kind: type[T], path: str, **params: Any) -> T:
+        """Return the answer of this process's own handler."""
+        from ava_server.service.records import RecordsHandler
 
-    async def find(self, ids: list[str]) -> list[RunRow]:
-        """Return the runs with these ids of subagents, proposals and groups, each once.
+        instances, redactor = self._instances, partial(_known_secrets, self._root)
+        assert instances is not None, "as above"
+        handler = RecordsHandler(self._log, instances, redactor, served=instances.any_alive, manager=self._manager)
+        answer = await handler.answer(path, params)
+        assert isinstance(answer, kind)
+        return answer
 
-        Raises:
-            BadInput: One is not an id, or nothing has it.
-        """
-        return await find_runs(self.store, ids)
-
-    async def find_one(self, given: str | None, *, unended: bool = False) -> RunRow:
-        """Return the run with this id, or of the proposal with this id; without an id, what `find_last` returns.
-
-        Raises:
-            BadInput: It is not an id, or there is no such run.
-        """
-        if given is not None:
-            return await find_run(self.store, given)
-        return _yours(await self.find_last(unended=unended), unended=unended)
+    async def find(self, ids: list[str], *, groups: bool = True) -> list[RunRow]:
+        """Return the runs with these ids."""
+        return await find_runs(self.store, ids, groups=groups)
 
     async def find_last(self, *, unended: bool = False) -> RunRow | None:
-        """Return this user's last run; with `unended`, of those that have not ended."""
+        """Return this user's last run."""
         return await last_run(self.store, unended=unended)
-
-    async def steps(self, run_id: str, after: int) -> list[Entry]:
-        """Return what a run has done since an entry, oldest first."""
-        return await self._log.read(lambda view: view.entries(run_id, after, ("Activity",)))
-
-    async def views(self, run_ids: Sequence[str]) -> list[RunView]:
-        """Return runs as they are now, without their results.
-
-        Raises:
-            StoreUnavailable: The log cannot be read.
-        """
-        from ava_server.render.run_view import view_run
-
-        def query(view: View) -> list[RunView]:
-            rows = [row for row in map(view.run, run_ids) if row is not None]
-            now, processes, served = now_us(), self._processes, self._processes.any_alive
-            more: dict[str, Any] = {"served": served, "manager": self._manager, "result": False}
-            more["task"] = len(rows) > 1
-            return [view_run(view, row, processes, now, **more) for row in rows]
-
-        return await self._log.read(query)
-
-    async def record(self, run_id: str, *, shown: bool = True) -> RunRecord:
-        """Return a run with its whole result; `shown` says that a person will see that."""
-        del shown  # `note_shown` does it
-        from ava_server.service.records import run_record
-
-        return await self._log.read(lambda view: run_record(view, run_id, self._processes))
 
     async def note_shown(self, command: str, shown: Sequence[RunRecord]) -> None:
         """Log which results a command has shown at this terminal; if the log cannot be written, say so."""
@@ -150,43 +220,20 @@ class LocalRecords:
                 except StoreUnavailable as error:
                     tell(f"The log does not say that this was shown: {error}")
 
-    async def costs(self, run: RunRow) -> Costs:
-        """Return what a run has cost, and for what."""
-        from ava_server.runs.costs import costs_of  # loads the settings and all roles' tools
-
-        return await self._log.read(lambda view: costs_of(run, view.entries(run.id), view.of_type("SettingsChanged")))
-
-    async def diff(self, _run: RunRow, changes: Mapping[str, Any]) -> str:
-        """Return what a coder changed, as a unified diff."""
+    async def diff(self, run: RunRow) -> str:
+        """Return what a coder changed; git's own files are in the data root."""
         from ava_roles.sandbox.temporary import temporary_files_in
-        from ava_server.service.records import diff_of
 
-        known = await anyio.to_thread.run_sync(_known_secrets, self.place)
-        with temporary_files_in(self.place.temporary):
-            return await anyio.to_thread.run_sync(diff_of, changes, home_folder(), known)
-
-    async def entries(self, run_id: str) -> list[Entry]:
-        """Return all entries of a run, in order."""
-        return await self._log.read(lambda view: view.entries(run_id))
+        with temporary_files_in(self._root.temporary):
+            return await super().diff(run)
 
     async def search(self, query: LogQuery) -> EntryPage:
-        """Return the newest entries that match a query.
-
-        Raises:
-            BadQuery: The query names an unknown event type.
-        """
-        from ava_audit.search import search
-
+        """Return the newest entries that match a query."""
         return await search(self._log, query)
 
     def follow(self, query: LogQuery) -> AsyncIterator[Entry]:
-        """Yield entries that match a query as they are written, without end."""
-        from ava_audit.search import follow
-
+        """Yield entries as any process writes them."""
         return follow(cast("Store", self._log), query)
-
-    def wait_for_server(self, _tell_gone: Callable[[str], None] | None) -> None:
-        """Do nothing: nothing can be out of reach for long."""
 
     async def names(self, entries: Sequence[Entry]) -> Mapping[str, str]:
         """Return the names of the runs that these entries mention."""
@@ -197,7 +244,7 @@ class LocalRecords:
         return await mirror_lines(self._log, entries)
 
 
-class RemoteRecords:
+class RemoteRecords(Records):
     """The runs and the log of a server, as far as the token's user may read them.
 
     What it returns is cleaned: the server's texts cannot steer a terminal.
@@ -211,7 +258,6 @@ class RemoteRecords:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.place = connection.address
-        self.store = None
         self._tell_gone: Callable[[str], None] | None = None
         self._names: dict[str, str] = {}
         self._lines: dict[int, bytes] = {}
@@ -232,44 +278,20 @@ class RemoteRecords:
                 self._tell_gone(f"Waiting for the server: {error}")
             await anyio.sleep(AGAIN_S)
 
-    async def find(self, ids: list[str]) -> list[RunRow]:
-        """Return the runs with these ids of subagents, proposals and groups, each once.
-
-        Raises:
-            BadInput: One is not an id, or nothing has it.
-        """
-        given = [parse_any_id(one, groups=True)[1] for one in ids]
-        return [run.row for run in await self.views(given)]
-
-    async def find_one(self, given: str | None, *, unended: bool = False) -> RunRow:
-        """Return the run with this id, or of the proposal with this id; without an id, what `find_last` returns.
-
-        Raises:
-            BadInput: It is not an id, or there is no such run.
-        """
-        if given is None:
-            return _yours(await self.find_last(unended=unended), f" at {self.place}", unended=unended)
-        [run] = await self.views([parse_any_id(given)[1]])
-        return run.row
+    async def find(self, ids: list[str], *, groups: bool = True) -> list[RunRow]:
+        """Return the runs with these ids."""
+        return [run.row for run in await self.views([parse_any_id(one, groups=groups)[1] for one in ids])]
 
     async def find_last(self, *, unended: bool = False) -> RunRow | None:
-        """Return the token's user's last run; with `unended`, of those that have not ended."""
-        found = await self._listed(last="unended" if unended else "any")
-        return found[0].row if found else None
-
-    async def steps(self, run_id: str, after: int) -> list[Entry]:
-        """Return what a run has done since an entry, oldest first."""
-        query = LogQuery(runs=(run_id,), types=("Activity",), after_seq=after or None, limit=20)
-        return list((await self.search(query)).entries[::-1])
-
-    async def views(self, run_ids: Sequence[str]) -> list[RunView]:
-        """Return runs as they are now, without their results."""
-        return await self._listed(id=list(run_ids))
-
-    async def _listed(self, **which: Any) -> list[RunView]:
+        """Return the token's user's last run."""
         from ava_server.service.records import ListedRuns
 
-        return self.there((await self.get(ListedRuns, "/runs", **which)).runs)
+        runs = (await self.get(ListedRuns, "/runs", last="unended" if unended else "any")).runs
+        return runs[0].row if runs else None
+
+    async def views(self, run_ids: Sequence[str]) -> list[RunView]:
+        """Return runs as they are now."""
+        return self.there(await super().views(run_ids))
 
     def there(self, runs: Iterable[RunView]) -> list[RunView]:
         """Return runs of the server, whose commands name it."""
@@ -277,35 +299,14 @@ class RemoteRecords:
         return [replace(run, wait=replace(run.wait, command=command)) if run.wait is not None else run for run in runs]
 
     async def record(self, run_id: str, *, shown: bool = True) -> RunRecord:
-        """Return a run with its whole result; if it is `shown`, the server notes that it was fetched."""
+        """Return a run with its whole result."""
         from ava_server.budget.run_config import config_of
-        from ava_server.service.records import RunRecord
 
-        found = await self.get(RunRecord, f"/runs/{run_id}", shown=shown)
+        found = await super().record(run_id, shown=shown)
         config_of(found.row.config)  # of a newer Ava, it could not be shown
         if found.answer.waits_for is not None:
             found.answer.waits_for = found.answer.waits_for.replace("`ava ", f"`{self.connection.command} ")
         return found
-
-    async def note_shown(self, _command: str, _shown: Sequence[RunRecord]) -> None:
-        """Do nothing: the server has noted it."""
-
-    async def costs(self, run: RunRow) -> Costs:
-        """Return what a run has cost, and for what."""
-        from ava_server.runs.costs import Costs
-
-        return await self.get(Costs, f"/runs/{run.id}/costs")
-
-    async def diff(self, run: RunRow, _changes: Mapping[str, Any]) -> str:
-        """Return what a coder changed, as a unified diff."""
-        from ava_server.service.records import RunDiff
-
-        return (await self.get(RunDiff, f"/runs/{run.id}/diff")).text
-
-    async def entries(self, run_id: str) -> list[Entry]:
-        """Return all entries of a run, in order."""
-        page = await self.search(LogQuery(runs=(run_id,), limit=1_000_000))
-        return list(page.entries[::-1])
 
     async def search(self, query: LogQuery) -> EntryPage:
         """Return the newest entries that match a query, from as many answers as that takes."""
@@ -354,11 +355,7 @@ class RemoteRecords:
             await anyio.sleep(AGAIN_S)
 
     def wait_for_server(self, tell_gone: Callable[[str], None] | None) -> None:
-        """From now on, wait up to `GONE_S` for a server that does not answer, because it may be restarting.
-
-        Args:
-            tell_gone: Called with a sentence at each try; None ends it.
-        """
+        """Wait for a server that does not answer, or no longer."""
         self._tell_gone = tell_gone
 
     async def names(self, entries: Sequence[Entry]) -> Mapping[str, str]:
@@ -368,19 +365,6 @@ class RemoteRecords:
     async def lines(self, entries: Sequence[Entry]) -> list[bytes]:
         """Return entries as lines of the mirror."""
         return [self._lines[entry.seq] for entry in entries]
-
-
-def _yours(run: RunRow | None, at: str = "", *, unended: bool) -> RunRow:
-    """Return the run that a command without an id means.
-
-    Raises:
-        BadInput: This user has none.
-    """
-    if run is not None:
-        return run
-    if unended:
-        raise BadInput(f"You have no unfinished subagent{at}. To end another user's, give its id.")
-    raise BadInput(f"You have no subagent{at} yet. Start one with `ava run`, or give the id of another user's.")
 
 
 def _validated(kind: type[T], answer: Any) -> T:
@@ -416,9 +400,6 @@ def _known_secrets(root: DataRoot) -> Redactor:
     with contextlib.suppress(AvaError):
         _secrets = credentials.secrets
     return credentials.redactor
-
-
-Records = LocalRecords | RemoteRecords
 
 
 @asynccontextmanager

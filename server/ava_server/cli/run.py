@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 
 import anyio
 import typer
@@ -21,6 +22,7 @@ from ava_audit.errors import AuditError
 from ava_audit.rows import WAITING
 from ava_roles.errors import RolesError
 from ava_server.approval.decide import PersonAnswer, Shown, approval_needs
+from ava_server.approval.requests import SpawnArgs
 from ava_server.cli import options
 from ava_server.cli.app import NOT_APPROVED, refuse_in_subagent
 from ava_server.cli.approve import check_group_cap, choose, show_table
@@ -46,7 +48,7 @@ MOST_TOGETHER = 20
 SHOWN_CHARS = 60
 """Characters of a task that name one of several."""
 STDIN = "-"
-_OPTIONS_FOR_ONE = {"retry_of": "--retry", "task_id": "--task-id", "name": "--name"}
+_FOR_ONE = ("retry_of", "task_id", "name")
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,75 @@ class RunRequest:
     artifacts: Path | None = None
 
 
+class _Option(NamedTuple):
+    """The option of an argument: its help, and what differs from the argument. `read` is given its name and value."""
+
+    help: str
+    metavar: str | None = None
+    short: str | None = None
+    complete: Callable[..., Any] | None = None
+    kind: Any = None
+    read: Callable[[str, Any], Any] | None = None
+
+
+def _split(_option: str, given: list[str]) -> list[str] | None:
+    return options.split_names(given)
+
+
+_OPTIONS: Mapping[str, _Option] = {
+    "retry_of": _Option("Repeat an ended run; options given here replace its own.", "S-ID", complete=ended_runs),
+    "context": _Option("Background that it needs."),
+    "context_from": _Option("Ended runs whose results it may read.", "S-…,…", complete=runs_with_result, read=_split),
+    "workspace": _Option(
+        "Folder that it may read.",
+        "FOLDER",
+        "-w",
+        read=lambda option, given: str(options.absolute_path(option, given)) if given else None,
+    ),
+    "namespace": _Option("Path that a coder may change; repeat it for more.", "PATH"),
+    "verify": _Option("Command that a coder's work must pass, e.g. 'pytest -q'.", "COMMAND"),
+    "timeout": _Option("The longest time: 90, 90s, 10m, 1h.", "TIME", kind=str, read=options.parse_seconds),
+    "max_cost_cents": _Option(
+        "The most US dollars it may cost, e.g. 0.50.", "DOLLARS", kind=str, read=options.parse_cents
+    ),
+    "max_tokens": _Option("The most tokens."),
+    "max_iterations": _Option("The most turns."),
+    "max_tool_calls": _Option("The most tool calls."),
+    "model": _Option("fast, balanced, deep, a model id, or provider:id.", short="-m", complete=tiers),
+    "system_prompt": _Option("What kind of subagent it is; required for the role custom.", "TEXT"),
+    "tools": _Option("Use only these of the role's tools.", "TOOL,…", read=_split),
+    "blocked_tools": _Option("Do not use these of the role's tools.", "TOOL,…", read=_split),
+    "plan": _Option("Plan before the work; default: as the role says."),
+    "extended_thinking": _Option("Let the model think before it answers; default: as the role says."),
+    "degraded": _Option("Run even if a tool that the role needs is missing.", kind=bool),
+    "output_schema": _Option("JSON schema that the output must match.", "FILE", kind=Path, read=options.read_schema),
+    "name": _Option("A label, shown wherever the run is."),
+    "task_id": _Option("Your own reference."),
+    "rationale": _Option("Why; the proposal shows it."),
+}
+"""The options for arguments of `spawn_subagent`, in the order of the help; `degraded` is none of its arguments."""
+
+
+def _with_spawn_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Put an option for each argument of `spawn_subagent` in the place of `spawn`; its type is the argument's."""
+    kinds = get_type_hints(SpawnArgs)
+
+    def parameter(argument: str, option: _Option) -> Parameter:
+        name = options.spawn_option(argument)
+        kind = kinds[argument] if option.kind is None else option.kind | None
+        declared = f"{name}/--no-{name[2:]}" if kind == bool | None and option.kind is None else name
+        names = [declared] if option.short is None else [option.short, declared]
+        made = typer.Option(*names, metavar=option.metavar, help=option.help, autocompletion=option.complete)
+        return Parameter(argument, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, made])
+
+    own = list(signature(command, eval_str=True).parameters.values())
+    first = next(number for number, each in enumerate(own) if each.kind is Parameter.KEYWORD_ONLY)
+    spawn = [parameter(argument, option) for argument, option in _OPTIONS.items()]
+    command.__signature__ = Signature([*own[:first], *spawn, *own[first:-1]])  # type: ignore[attr-defined]
+    return command
+
+
+@_with_spawn_options
 def run_command(
     role: Annotated[
         str | None, typer.Argument(metavar="ROLE", help="Kind of subagent, e.g. researcher.", autocompletion=roles)
@@ -94,71 +165,14 @@ def run_command(
     ] = None,
     group_max_cost: options.GroupMaxCost = None,
     group_timeout: options.GroupTimeout = None,
-    retry: Annotated[
-        str | None,
-        typer.Option(
-            metavar="S-ID", help="Repeat an ended run; options given here replace its own.", autocompletion=ended_runs
-        ),
-    ] = None,
-    context: Annotated[str | None, typer.Option(help="Background that it needs.")] = None,
-    context_from: Annotated[
-        list[str] | None,
-        typer.Option(metavar="S-…,…", help="Ended runs whose results it may read.", autocompletion=runs_with_result),
-    ] = None,
-    workspace: Annotated[
-        str | None, typer.Option("-w", "--workspace", metavar="FOLDER", help="Folder that it may read.")
-    ] = None,
-    namespace: Annotated[
-        list[str] | None, typer.Option(metavar="PATH", help="Path that a coder may change; repeat it for more.")
-    ] = None,
-    verify: Annotated[
-        str | None, typer.Option(metavar="COMMAND", help="Command that a coder's work must pass, e.g. 'pytest -q'.")
-    ] = None,
-    timeout: Annotated[str | None, typer.Option(metavar="TIME", help="The longest time: 90, 90s, 10m, 1h.")] = None,
-    max_cost: Annotated[
-        str | None, typer.Option(metavar="DOLLARS", help="The most US dollars it may cost, e.g. 0.50.")
-    ] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="The most tokens.")] = None,
-    max_iterations: Annotated[int | None, typer.Option(help="The most turns.")] = None,
-    max_tool_calls: Annotated[int | None, typer.Option(help="The most tool calls.")] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("-m", "--model", help="fast, balanced, deep, a model id, or provider:id.", autocompletion=tiers),
-    ] = None,
-    system_prompt: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="What kind of subagent it is; required for the role custom.")
-    ] = None,
-    tools: Annotated[
-        list[str] | None, typer.Option(metavar="TOOL,…", help="Use only these of the role's tools.")
-    ] = None,
-    blocked_tools: Annotated[
-        list[str] | None, typer.Option(metavar="TOOL,…", help="Do not use these of the role's tools.")
-    ] = None,
-    plan: Annotated[
-        bool | None, typer.Option("--plan/--no-plan", help="Plan before the work; default: as the role says.")
-    ] = None,
-    extended_thinking: Annotated[
-        bool | None,
-        typer.Option(
-            "--extended-thinking/--no-extended-thinking",
-            help="Let the model think before it answers; default: as the role says.",
-        ),
-    ] = None,
-    degraded: Annotated[
-        bool, typer.Option("--degraded", help="Run even if a tool that the role needs is missing.")
-    ] = False,
-    output_schema: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="JSON schema that the output must match.")
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="A label, shown wherever the run is.")] = None,
-    task_id: Annotated[str | None, typer.Option(help="Your own reference.")] = None,
-    rationale: Annotated[str | None, typer.Option(help="Why; the proposal shows it.")] = None,
+    *,
     as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
     out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="Write the result to a file.")] = None,
     artifacts: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Copy the files that it delivers to a folder.")
     ] = None,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Start without asking; requires --max-cost.")] = False,
+    **spawn: Any,
 ) -> None:
     """Propose a subagent, ask whether to start it, and wait for its result.
 
@@ -168,34 +182,15 @@ def run_command(
     """
     prepare_to_run()
     refuse_in_subagent("ava run")
-    if yes and max_cost is None:
+    if yes and spawn["max_cost_cents"] is None:
         raise BadInput("--yes skips the question, so --max-cost is required; such as --max-cost 0.50")
-    common = {
-        "retry_of": retry,
-        "context": context,
-        "context_from": options.split_names(context_from),
-        "workspace": str(options.absolute_path("--workspace", workspace)) if workspace else None,
-        "namespace": namespace or None,
-        "verify": verify,
-        "timeout": options.parse_seconds("--timeout", timeout),
-        "max_cost_cents": options.parse_cents("--max-cost", max_cost),
-        "max_tokens": max_tokens,
-        "max_iterations": max_iterations,
-        "max_tool_calls": max_tool_calls,
-        "model": model,
-        "system_prompt": system_prompt,
-        "tools": options.split_names(tools),
-        "blocked_tools": options.split_names(blocked_tools),
-        "plan": plan,
-        "extended_thinking": extended_thinking,
-        "output_schema": options.read_schema("--output-schema", output_schema),
-        "name": name,
-        "task_id": task_id,
-        "rationale": rationale,
-    }
+    degraded = bool(spawn.pop("degraded"))
+    for argument, value in spawn.items():
+        if value is not None and (read := _OPTIONS[argument].read) is not None:
+            spawn[argument] = read(options.spawn_option(argument), value)
     request = RunRequest(
         spawn_requests(
-            role, [*_tasks(task or ()), *map(_task_in, file or ())], also or (), parallel=parallel, common=common
+            role, [*_tasks(task or ()), *map(_task_in, file or ())], also or (), parallel=parallel, common=spawn
         ),
         options.parse_group_limits(group_max_cost, group_timeout),
         degraded=degraded,
@@ -299,8 +294,10 @@ def spawn_requests(
     pairs = [*((role, task) for task in tasks), *map(_role_and_task, also)]
     if len(pairs) > MOST_TOGETHER:
         raise BadInput(f"TASK: {len(pairs)} were given, and at most {MOST_TOGETHER} are approved together")
-    if len(pairs) > 1 and (option := next((_OPTIONS_FOR_ONE[key] for key in _OPTIONS_FOR_ONE if key in given), None)):
-        raise BadInput(f"{option}: it is for one subagent, and {len(pairs)} were given; leave it out")
+    if len(pairs) > 1 and (field := next((each for each in _FOR_ONE if each in given), None)):
+        raise BadInput(
+            f"{options.spawn_option(field)}: it is for one subagent, and {len(pairs)} were given; leave it out"
+        )
     if parallel and len(pairs) < 2:
         raise BadInput('--parallel: one task was given; give each of them in quotes: researcher "task 1" "task 2"')
     return tuple({"role": one, "task": task, **given} for one, task in pairs) or (given,)

@@ -50,7 +50,7 @@ async def show_command(
         run, answer, texts, place = record.row, record.answer, record.texts, records.place
         if diff:
             changes = changes_in(run, answer)
-            text = await records.diff(run, changes)
+            text = await records.diff(run)
             if as_json:
                 return say_json({**place_json(place), "subagent_id": run.id, "changes": changes, "diff": text})
             heading(place)

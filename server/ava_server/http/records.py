@@ -7,14 +7,12 @@ as fetched, as with `ava show` on this machine.
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import anyio
-import anyio.to_thread
 from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,19 +21,17 @@ from ava_audit.decisions import Period
 from ava_audit.errors import AuditError, BadQuery
 from ava_audit.rows import UNENDED, RunRow
 from ava_audit.search import LogQuery
-from ava_audit.totals import UserSpending, group_sum, spending
+from ava_audit.totals import GroupSum, UserSpending, group_sum, spending
 from ava_audit.units import DAY_US, now_us
 from ava_audit.view import View, append
 from ava_server.budget.user_limits import day_caps
-from ava_server.core.data_root import home_folder
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import UNKNOWN_ID, parse_id
 from ava_server.http.limits import error_response, forbidden, refusal
 from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
-from ava_server.render.approvals import decisions_of
+from ava_server.render.approvals import Decisions, decisions_of
 from ava_server.render.entries import PAGE_ENTRIES
-from ava_server.render.run_view import carried, view_run
-from ava_server.runs.costs import Costs, costs_of
+from ava_server.render.run_view import carried
 from ava_server.service import records
 from ava_server.service.access import Access
 
@@ -44,12 +40,14 @@ if TYPE_CHECKING:
 
     from ava_server.config.tokens import Token
 
-T = TypeVar("T")
 CLIENT = "ava"
 ANSWER_S = 30.0
 """Seconds that an answer may take."""
 MOST_RUNS, MOST_IDS = 1_000, 200
 _LAST: Mapping[str, tuple[str, ...] | None] = {"any": None, "unended": UNENDED}
+
+
+_NO_PATH = "Not found. See docs/http.md for the paths."
 
 
 class _UnknownId(BadInput):
@@ -74,7 +72,8 @@ async def answer_records(app: App, scope: Scope, receive: Receive, send: Send) -
             response = forbidden(token, "read")
         else:
             with anyio.fail_after(ANSWER_S):
-                response = await _Reader(app, token, request).answer(path)
+                found = await _Reader(app, token, request).answer(path, dict(request.query_params))
+            response = _json(found) if found is not None else error_response(404, _NO_PATH, error="not found")
     except TimeoutError:
         response = error_response(503, f"the log did not answer within {ANSWER_S:.0f} s; try again")
     except _NeedsAudit:
@@ -88,34 +87,32 @@ async def answer_records(app: App, scope: Scope, receive: Receive, send: Send) -
     await response(scope, receive, send)
 
 
-class _Reader:
-    """Answers one request of a user."""
+class _Reader(records.RecordsHandler):
+    """Answers one request of a user, who sees what `Access` shows them."""
 
     def __init__(self, app: App, token: Token, request: Request) -> None:
+        runtime = app.runtime
+        super().__init__(
+            runtime.store, runtime.instances, lambda: runtime.credentials.redactor, manager=runtime.manager
+        )
         self._app = app
-        self._runtime = app.runtime
-        self._store = app.runtime.store
+        self._store = runtime.store
         self._token = token
         self._asked = request.query_params
         self._session = replace(session_over_http(token, CLIENT), url=app.url)
-        self._access = Access(app.runtime, self._session)
+        self._access = Access(runtime, self._session)
 
-    async def answer(self, path: str) -> Response:
-        """Return the answer to a path with its query.
+    async def answer(self, path: str, params: Mapping[str, Any]) -> object:
+        """Return the answer to a path with its query; None for an unknown path.
 
         Raises:
             AvaError: It cannot be answered; says why.
         """
-        parts = path.strip("/").split("/")
-        match parts:
-            case ["runs"]:
-                return await (self._listed() if {"id", "last"} & set(self._asked) else self._current())
-            case ["runs", run_id]:
-                return await self._record(await self._run(run_id))
-            case ["runs", run_id, "costs"]:
-                return await self._costs(await self._run(run_id))
-            case ["runs", run_id, "diff"]:
-                return await self._diff(await self._run(run_id))
+        match path.strip("/").split("/"):
+            case ["runs"] if "last" in params:
+                return await self.listed(self._last)
+            case ["runs"] if "id" not in params:
+                return await self._current()
             case ["log"]:
                 return await self._log()
             case ["report"]:
@@ -123,7 +120,7 @@ class _Reader:
             case ["report", "approvals"]:
                 return await self._decisions()
             case _:
-                return error_response(404, "Not found. See docs/http.md for the paths.", error="not found")
+                return await super().answer(path, {**params, "id": self._asked.getlist("id")[:MOST_IDS]})
 
     def _whose(self) -> str | None:
         """Return whose runs are asked for; None is everybody's, for an auditor."""
@@ -133,27 +130,42 @@ class _Reader:
             raise _NeedsAudit("it is not your own")
         return None
 
-    async def _run(self, given: str) -> RunRow:
-        return await self._known(given, "subagent", partial(self._access.run, given, "subagent_id", reading=True))
-
-    async def _known(self, given: str, what: str, find: Callable[[], Awaitable[T]]) -> T:
-        """Return what `find` finds.
+    def runs_in(self, view: View, given: str) -> Sequence[RunRow]:
+        """Return the runs with an id, as far as this user may see them.
 
         Raises:
-            _UnknownId: Nothing.
+            _UnknownId: There is none.
         """
+        of_group = given.upper().startswith("G-")
         try:
-            return await find()
+            if of_group:
+                return self._access.group_in(view, given, reading=True)
+            return [self._access.run_in(view, given, "subagent_id", reading=True)]
         except BadInput:
             raise _UnknownId(
-                f"There is no {what} {given[:40]} of {self._token.user} here; `ava logs --type spawn` lists all that"
-                " were proposed."
+                f"There is no {'group' if of_group else 'subagent'} {given[:40]} of {self._token.user} here;"
+                " `ava logs --type spawn` lists all that were proposed."
             ) from None
 
-    async def _current(self) -> Response:
+    def _last(self, view: View) -> Sequence[RunRow]:
+        found = view.runs(user=self._token.user, states=_LAST.get(self._asked["last"]), limit=-1)
+        return [max(found, key=lambda row: row.created_us)] if found else []
+
+    async def record(self, run_id: str, *, shown: bool = False) -> records.RunRecord:
+        """Return a run with its whole result; its user's first look at it counts as fetching it."""
+        found = await super().record(run_id)
+        answer = found.answer
+        answer.waits_for = answer.waits_for and self._access.adapt_text(answer.waits_for)
+        if shown and answer.untrusted_result is not None and self._access.owns(found.row):
+            service = self._app.service_for((self._token, CLIENT), lambda: self._session)
+            self._app.begin(service.session)
+            await self._store.do(append(carried(service.session.who, "ava show", found.row.id)))
+        return found
+
+    async def _current(self) -> records.CurrentRuns:
         user, at_us = self._whose(), now_us()
-        own, caps = self._token.user, day_caps(self._runtime.settings, self._token.user)
-        processes = self._runtime.instances
+        own, caps = self._token.user, day_caps(self._access.runtime.settings, self._token.user)
+        processes = self._access.runtime.instances
 
         def query(view: View) -> records.CurrentRuns:
             counts, runs = records.current_runs(view, user, processes, at_us, served=lambda: True, most=MOST_RUNS)
@@ -161,59 +173,12 @@ class _Reader:
             others = 0 if user is None else view.unended_of_others(user)
             return records.CurrentRuns(at_us, counts, runs, budgets, _facts(self._token), others)
 
-        return _json(await self._store.read(query))
+        return await self._store.read(query)
 
-    async def _listed(self) -> Response:
-        rows: list[RunRow] = []
-        if "last" in self._asked:
-            states, user = _LAST.get(self._asked["last"]), self._token.user
-            found = await self._store.read(lambda view: view.runs(user=user, states=states, limit=-1))
-            rows = [max(found, key=lambda row: row.created_us)] if found else []
-        for given in self._asked.getlist("id")[:MOST_IDS]:
-            if given.upper().startswith("G-"):
-                rows += await self._known(given, "group", partial(self._access.group, given, reading=True))
-            else:
-                rows.append(await self._run(given))
-        at_us, manager = now_us(), self._runtime.manager
-        processes, unique = self._runtime.instances, {row.id: row for row in rows}.values()
-
-        def query(view: View) -> records.ListedRuns:
-            return records.ListedRuns(
-                [
-                    view_run(view, row, processes, at_us, manager=manager, result=False, task=len(unique) > 1)
-                    for row in unique
-                ]
-            )
-
-        return _json(await self._store.read(query))
-
-    async def _record(self, run: RunRow) -> Response:
-        processes = self._runtime.instances
-        found = await self._store.read(lambda view: records.run_record(view, run.id, processes))
-        answer = found.answer
-        answer.waits_for = answer.waits_for and self._access.adapt_text(answer.waits_for)
-        if "shown" in self._asked and answer.untrusted_result is not None and self._access.owns(run):
-            service = self._app.service_for((self._token, CLIENT), lambda: self._session)
-            self._app.begin(service.session)
-            await self._store.do(append(carried(service.session.who, "ava show", run.id)))
-        return _json(found)
-
-    async def _costs(self, run: RunRow) -> Response:
-        def query(view: View) -> Costs:
-            return costs_of(run, view.entries(run.id), view.of_type("SettingsChanged"))
-
-        return _json(await self._store.read(query))
-
-    async def _diff(self, run: RunRow) -> Response:
-        processes, known = self._runtime.instances, self._runtime.credentials.redactor
-        found = await self._store.read(lambda view: records.run_record(view, run.id, processes))
-        changes = records.changes_in(found.row, found.answer)
-        text = await anyio.to_thread.run_sync(records.diff_of, changes, home_folder(), known, abandon_on_cancel=True)
-        return _json(records.RunDiff(text))
-
-    async def _log(self) -> Response:
+    async def _log(self) -> records.LogLines:
         given = TypeAdapter(LogQuery).validate_json(self._asked.get("query", "{}"))
-        runs = tuple([(await self._run(run_id)).id for run_id in given.runs[:MOST_IDS]])
+        named = given.runs[:MOST_IDS]
+        runs = await self._store.look(lambda view: tuple(run.id for one in named for run in self.runs_in(view, one)))
         users, own = given.users, self._token.user
         if not self._session.audits:
             if users and set(users) != {own}:
@@ -221,21 +186,21 @@ class _Reader:
             # Of a run of one's own, all is one's own; the condition would only make the search slower.
             users = () if runs else (own,)
         limit = max(1, min(given.limit, PAGE_ENTRIES))
-        return _json(await records.log_lines(self._store, replace(given, runs=runs, users=users, limit=limit)))
+        return await records.log_lines(self._store, replace(given, runs=runs, users=users, limit=limit))
 
-    async def _report(self) -> Response:
+    async def _report(self) -> GroupSum | UserSpending:
         user = self._whose()
         if "group" in self._asked:
             group_id = parse_id("group_id", self._asked["group"], "--group")
             group = await self._store.read(lambda view: group_sum(view, group_id))
             if group is None or user not in (None, group.group.user_id):
                 raise _UnknownId(f"There is no group {group_id} of {self._token.user} here.")
-            return _json(group)
+            return group
         first, last = (_day(self._asked.get(name, "")) for name in ("first", "last"))
         found = await self._store.read(lambda view: spending(view, first * DAY_US, (last + 1) * DAY_US, user))
-        return _json(UserSpending(user, found))
+        return UserSpending(user, found)
 
-    async def _decisions(self) -> Response:
+    async def _decisions(self) -> Decisions:
         since_us, until_us = (_number(self._asked.get(name, "")) for name in ("since", "until"))
         user, before = self._asked.get("user", self._whose()), None
         if user not in (None, self._token.user) and not self._session.audits:
@@ -243,7 +208,7 @@ class _Reader:
         period = Period(since_us, until_us, user)
         if "before_us" in self._asked:
             before = _number(self._asked["before_us"]), _number(self._asked.get("before_seq", ""))
-        return _json(await self._store.read(lambda view: decisions_of(view, period, before)))
+        return await self._store.read(lambda view: decisions_of(view, period, before))
 
 
 def _facts(token: Token) -> records.TokenFacts:

@@ -1,16 +1,18 @@
-"""What a person's screens show of runs and spending: read by a command from its data root, or by a server for `--url`.
+"""What a person's screens show of runs and spending, and the handler of the requests for it.
 
-The screens take these values from either, so that both look the same.
+A command calls the handler in its own process, or over HTTP with `--url`, so that both look the same.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import anyio.to_thread
 
 from ava_audit.rows import UNENDED, WAITING, RunRow
 from ava_audit.units import HOUR_US, now_us
@@ -20,6 +22,7 @@ from ava_roles.wrap import clean, show_controls
 from ava_server.approval.proposals import texts_of
 from ava_server.budget.caps import DayCaps, installation_scope, user_scope, utc_day
 from ava_server.budget.run_config import Texts, config_of
+from ava_server.core.data_root import home_folder
 from ava_server.core.errors import Refused
 from ava_server.core.ids import label
 from ava_server.render.entries import mirror_lines, names_of
@@ -40,7 +43,9 @@ if TYPE_CHECKING:
     from ava_audit.redaction import Redactor
     from ava_audit.search import LogQuery
     from ava_audit.store.store import Store
-    from ava_server.render.responses import RunAnswer
+    from ava_audit.view import Readable
+    from ava_server.runs.costs import Costs
+    from ava_server.runs.manager import Manager
 
 
 ORDER = (WAITING, AWAITING_EXTENSION, AWAITING_ANSWER, HELD, INTERRUPTED, "running", "queued", EXPIRED)
@@ -177,6 +182,82 @@ def run_record(view: View, run_id: str, processes: Processes) -> RunRecord:
     if shown.wait is not None and shown.wait.line is not None:  # the tools' answer says what a host calls
         answer.waits_for = shown.wait.for_people()
     return RunRecord(run, answer, texts_of(view, run))
+
+
+class RecordsHandler:
+    """Answers requests for runs: to a command in its own process, and to `--url` over HTTP.
+
+    Args:
+        store: The log.
+        processes: The processes on it.
+        redactor: Returns what hides the stored keys and secrets. Blocking.
+        served: Tells whether any server works on this data root.
+        manager: This process's own, where it has one: it knows more than the log.
+    """
+
+    def __init__(
+        self,
+        store: Readable,
+        processes: Processes,
+        redactor: Callable[[], Redactor],
+        *,
+        served: Callable[[], bool] = lambda: True,
+        manager: Manager | None = None,
+    ) -> None:
+        self.store = store
+        self._processes = processes
+        self._redactor = redactor
+        self._served = served
+        self._manager = manager
+
+    def runs_in(self, view: View, given: str) -> Sequence[RunRow]:
+        """Return the runs with an id, as far as this reader may see them."""
+        run = view.run(given)
+        return [] if run is None else [run]
+
+    async def answer(self, path: str, params: Mapping[str, Any]) -> object:
+        """Return the answer to a request; None for an unknown path.
+
+        Raises:
+            AvaError: It cannot be answered; says why.
+        """
+        match path.strip("/").split("/"):
+            case ["runs"]:
+                return await self.listed(lambda view: [run for one in params["id"] for run in self.runs_in(view, one)])
+            case ["runs", run_id]:
+                return await self.record(run_id, shown=bool(params.get("shown")))
+            case ["runs", run_id, "costs"]:
+                return await self.store.read(lambda view: self._costs(view, run_id))
+            case ["runs", run_id, "diff"]:
+                found = await self.record(run_id)
+                changes = changes_in(found.row, found.answer)
+                known = await anyio.to_thread.run_sync(self._redactor)
+                text = await anyio.to_thread.run_sync(diff_of, changes, home_folder(), known, abandon_on_cancel=True)
+                return RunDiff(text)
+            case _:
+                return None
+
+    async def listed(self, find: Callable[[View], Iterable[RunRow]]) -> ListedRuns:
+        """Return some runs as they are now, each once."""
+        at_us = now_us()
+
+        def query(view: View) -> ListedRuns:
+            rows = {row.id: row for row in find(view)}.values()
+            more: dict[str, Any] = {"served": self._served, "manager": self._manager, "task": len(rows) > 1}
+            return ListedRuns([view_run(view, row, self._processes, at_us, result=False, **more) for row in rows])
+
+        return await self.store.read(query)
+
+    async def record(self, run_id: str, *, shown: bool = False) -> RunRecord:
+        """Return a run with its whole result; `shown` says that a person will see it."""
+        del shown  # a command notes it once it has shown it
+        return await self.store.read(lambda view: run_record(view, self.runs_in(view, run_id)[0].id, self._processes))
+
+    def _costs(self, view: View, run_id: str) -> Costs:
+        from ava_server.runs.costs import costs_of  # loads the settings and all roles' tools
+
+        run = self.runs_in(view, run_id)[0]
+        return costs_of(run, view.entries(run.id), view.of_type("SettingsChanged"))
 
 
 async def log_lines(store: Store, query: LogQuery) -> LogLines:
