@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import os
-import shlex
-import shutil
-import signal
-import subprocess
 import sys
-import tempfile
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any
 
 import anyio
@@ -22,11 +16,10 @@ from ava_roles.sandbox.paths import shown
 from ava_server.cli.completion import notes as note_names
 from ava_server.cli.log_access import checked_root, read_settings
 from ava_server.cli.options import Json
-from ava_server.cli.terminal import agrees, aligned, columns, confirm, cut, heading, present, say, someone_there, tell
+from ava_server.cli.terminal import aligned, columns, confirm, cut, heading, present, say, tell
 from ava_server.config.memory_notes import Notebook, note_name, text_of
 from ava_server.core.data_root import DataRoot
-from ava_server.core.errors import BadInput, ConfigError, Refused
-from ava_server.core.files import create_file
+from ava_server.core.errors import BadInput
 
 memory_command = typer.Typer(invoke_without_command=True)
 
@@ -99,7 +92,7 @@ def add_command(
     root, book = _open_for_writing()
     heading(root)
     before = book.find(name)
-    note = book.add(name, _read_pipe(name) if text in (None, "-") else str(text), append=append)
+    note = book.add(name, _read_pipe(name, book) if text in (None, "-") else str(text), append=append)
     say(f"{'Wrote' if before is None else 'Added to'} {note.name}: {note.size:,} bytes in {book.memory.path(name)}.")
 
 
@@ -110,16 +103,6 @@ def show_command(name: _Name, as_json: Json = False) -> None:
     note = Notebook(Memory(root.memory)).get(note_name(name))
     head = f"{note.name}: {note.size:,} bytes, changed {_day(note)}\n"
     present(root, as_json, {**_fields(note), "text": note.text}, [head, note.text.removesuffix("\n")])
-
-
-@memory_command.command("edit", short_help="Open a note in your editor.")
-def edit_command(name: _Name) -> None:
-    """Open a copy of a note, or a new one, in $VISUAL or $EDITOR, and store what is saved, checked as with add."""
-    name = note_name(name)
-    root, book = _open_for_writing()
-    heading(root)
-    note = edit_note(book, name)
-    say(f"{name} is unchanged." if note is None else f"Wrote {name}: {note.size:,} bytes in {book.memory.path(name)}.")
 
 
 @memory_command.command("remove", short_help="Remove a note, after a question.")
@@ -181,7 +164,7 @@ def _open_for_writing() -> tuple[DataRoot, Notebook]:
     return root, Notebook(Memory(root.memory), credentials.redactor)
 
 
-def _read_pipe(name: str) -> str:
+def _read_pipe(name: str, book: Notebook) -> str:
     """Return the text from standard input.
 
     Raises:
@@ -189,8 +172,8 @@ def _read_pipe(name: str) -> str:
     """
     if sys.stdin.isatty():
         raise BadInput(
-            f"Give the text after the name, or pipe it in (ava memory add {name} < FILE), or write it with"
-            f" `ava memory edit {name}`."
+            f"Give the text after the name, or pipe it in (ava memory add {name} < FILE), or write the file yourself:"
+            f" {book.memory.path(name)}"
         )
     return text_of(sys.stdin.buffer.read(NOTE_BYTES + 1))
 
@@ -209,78 +192,3 @@ def _tell_skipped(found: Notes) -> None:
         tell(f"Skipped: {shown(each.file)}: {each.why}.")
     if len(found.passed_over) > _MOST_SKIPPED:
         tell(f"Skipped: {len(found.passed_over) - _MOST_SKIPPED:,} more; `ava memory list --json` has all.")
-
-
-# -- the editor -------------------------------------------------------------------------------------------------------
-
-
-def edit_note(book: Notebook, name: str) -> Note | None:
-    """Open a copy of a note in an editor and return the note as saved; None if it is unchanged.
-
-    Raises:
-        ConfigError: There is no editor, or it failed.
-        BadInput: The saved text cannot be a note.
-        Refused: The note was changed meanwhile; the saved text is kept, and the error says where.
-    """
-    editor = _editor(book.memory.path(name))
-    before = book.find(name)
-    old = before.text if before is not None else ""
-    book.make_folder()
-    folder = Path(tempfile.mkdtemp(prefix=".edit-", dir=book.memory.folder))  # only its owner may read it
-    draft = folder / f"{name}.md"
-    kept = False
-    try:
-        create_file(draft, old.encode())
-        while True:
-            _run_editor(editor, draft)
-            try:
-                text = text_of(draft.read_bytes())
-                return book.replace(name, text, before) if text != old else None
-            except BadInput as refused:
-                if not someone_there():
-                    raise
-                tell(str(refused))
-                if not anyio.run(agrees, "Open it again?"):
-                    raise Refused("The saved text is discarded; the note is unchanged.") from None
-            except Refused as changed:
-                kept = True
-                raise Refused(f"{changed} The text that you saved is in {draft}.") from None
-            except OSError as failed:
-                raise ConfigError(f"The saved text cannot be read: {failed.strerror}.") from failed
-    finally:
-        if not kept:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _editor(note: Path) -> list[str]:
-    """Return the editor's command.
-
-    Raises:
-        ConfigError: None is set; names the file to edit instead.
-    """
-    given = os.environ.get("VISUAL", "").strip() or os.environ.get("EDITOR", "").strip()
-    if not given:
-        raise ConfigError(f"No editor is set. Set VISUAL or EDITOR, or edit the file yourself: {note}")
-    try:
-        return shlex.split(given, posix=os.name != "nt")
-    except ValueError:
-        raise ConfigError(
-            f"VISUAL or EDITOR is not a valid command line. Correct it, or edit the file yourself: {note}"
-        ) from None
-
-
-def _run_editor(editor: list[str], draft: Path) -> None:
-    """Run the editor until it ends; Ctrl-C is for the editor.
-
-    Raises:
-        ConfigError: It could not be started, or failed.
-    """
-    before = signal.signal(signal.SIGINT, lambda _number, _frame: None)
-    try:
-        code = subprocess.run([*editor, str(draft)], check=False).returncode  # noqa: S603 - the user's own editor
-    except OSError as failed:
-        raise ConfigError(f"The editor {editor[0]} could not be started: {failed.strerror}. Set EDITOR.") from failed
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if code:
-        raise ConfigError(f"The editor {editor[0]} ended with code {code}; nothing was changed.")

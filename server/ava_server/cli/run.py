@@ -138,7 +138,9 @@ def _with_spawn_options(command: Callable[..., None]) -> Callable[..., None]:
     own = list(signature(command, eval_str=True).parameters.values())
     first = next(number for number, each in enumerate(own) if each.kind is Parameter.KEYWORD_ONLY)
     spawn = [parameter(argument, option) for argument, option in _OPTIONS.items()]
-    command.__signature__ = Signature([*own[:first], *spawn, *own[first:-1]])  # type: ignore[attr-defined]
+    every = [*own[:first], *spawn, *own[first:-1]]
+    command.__signature__ = Signature(every)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in every}
     return command
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ava_roles.errors import ToolFailed
 from ava_roles.memory import MAX_NOTES, NAME_RULE, NOTE_BYTES, Memory, Note, Notes, is_note_name
-from ava_server.core.errors import BadInput, ConfigError, Refused
+from ava_server.core.errors import BadInput, ConfigError
 from ava_server.core.files import make_private_folder, reason, replace_file
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def note_name(given: str) -> str:
 
 
 def text_of(data: bytes) -> str:
-    """Return the text that was piped in or edited, with Unix line ends.
+    """Return the text that was piped in, with Unix line ends.
 
     Raises:
         BadInput: It is too long, or not UTF-8 text.
@@ -105,28 +105,12 @@ class Notebook:
             before = self.find(name)
             if before is not None and not append:
                 raise BadInput(
-                    f"There is a note {name} already ({before.size:,} bytes). Add to it with --append, change it with"
-                    f" `ava memory edit {name}`, or choose another name."
+                    f"There is a note {name} already ({before.size:,} bytes). Add to it with --append, change it in"
+                    f" an editor ({self.memory.path(name)}), or choose another name."
                 )
             old = before.text if before is not None else ""
             gap = "\n" if old and not old.endswith("\n") else ""
             return self._write(name, old + gap + text, new=before is None)
-
-    def replace(self, name: str, text: str, instead_of: Note | None) -> Note:
-        """Replace a note that was read before; None means that there was none.
-
-        Raises:
-            Refused: It has changed since.
-            BadInput: The text is invalid, or contains a secret.
-            ConfigError: The folder is not safe to use, or cannot be read or written.
-        """
-        if not text.strip():
-            raise BadInput(f"The note would be empty. `ava memory remove {name}` removes a note.")
-        with self._locked():
-            now = self.find(name)
-            if (now.text if now else None) != (instead_of.text if instead_of else None):
-                raise Refused(f"{name} was changed by somebody else in the meantime; nothing was replaced.")
-            return self._write(name, text, new=now is None)
 
     def remove(self, name: str) -> None:
         """Remove a note, even one that cannot be read.
@@ -140,16 +124,6 @@ class Notebook:
                 self.memory.path(name).unlink()
             except FileNotFoundError:
                 raise BadInput(_MISSING.format(name)) from None
-
-    def make_folder(self) -> None:
-        """Make the folder, for its owner alone, if it is missing.
-
-        Raises:
-            ConfigError: It cannot be made, or is not safe to use.
-        """
-        make_private_folder(self.memory.folder)
-        with self._for_person():
-            self.memory.check()
 
     def _write(self, name: str, text: str, *, new: bool) -> Note:
         text = text if text.endswith("\n") else f"{text}\n"
@@ -197,8 +171,10 @@ class Notebook:
         """
         import portalocker
 
-        self.make_folder()
         folder = self.memory.folder
+        make_private_folder(folder)
+        with self._for_person():
+            self.memory.check()
         try:
             with portalocker.Lock(folder / ".lock", timeout=LOCK_TIMEOUT_S), self._for_person():
                 yield
