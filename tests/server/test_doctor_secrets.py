@@ -6,10 +6,10 @@ import pytest
 from support.commands.doctor import doctor
 from support.terminal import ava
 
-from ava_server.cli.doctor.roles import secrets
 from ava_server.config.secrets import set_secret
 from ava_server.core.data_root import DataRoot
 from ava_server.service.checks import Setup
+from ava_server.service.checks.roles import secrets
 
 VALUE = "tickets-value-9f2c41d7"
 ROLE = """---

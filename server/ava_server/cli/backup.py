@@ -1,76 +1,30 @@
 """`ava backup DIR` and `ava restore DIR`: copy the data root, and restore it.
 
-A backup is a folder with the log as it was at one moment, the settings, keys, secrets, roles, notes, artifacts and kept
-tool outputs, and `backup.json`, which lists every file with its SHA-256. It appears under its name only when it is
-complete and verified; so does a restored data root. Unfinished runs are held after a restore: each
-continues, and spends, only after a person resumes it. `backup_trust.py` asks about everything else in the backup.
+Unfinished runs are held after a restore: each continues, and spends, only after a person resumes it. `backup_trust.py`
+asks about everything else in the backup; `service/backup.py` copies and checks.
 """
 
 from __future__ import annotations
 
-import errno
-import glob
-import hashlib
-import json
 import os
-import shutil
-import sqlite3
-import stat
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated
 
-import anyio
 import typer
 
-from ava_audit.errors import AuditError
 from ava_server.cli.backup_trust import ASIDE, keep_aside
 from ava_server.cli.log_access import checked_root
 from ava_server.cli.options import Json, absolute_path
 from ava_server.cli.terminal import heading, progress_on_terminal, say, say_json
-from ava_server.core.data_root import DataRoot, in_postgres
-from ava_server.core.errors import BadInput, ConfigError, Refused
+from ava_server.core.data_root import in_postgres
+from ava_server.core.errors import BadInput
 from ava_server.core.ids import label
+from ava_server.service import backup
 
 if TYPE_CHECKING:
-    from ava_audit.entries import ProgressCallback, Report
     from ava_audit.rows import RunRow
-
-MANIFEST = "backup.json"
-LOG = "ava.db"
-_PARTS = ("config.toml", "keys.toml", "secrets", "roles", "memory", "artifacts")
-_LINKED = ("config.toml", "keys.toml", "roles")
-"""Where a link to a file counts as that file, because only the person writes there."""
-_OUTPUTS = "scratch"
-"""Of a run's scratch folder, only the files in it: long tool outputs that it may still read."""
-_LEFT_OUT = frozenset({"secrets/local_token", "secrets/browser.toml"})
-"""What each server makes for itself, and the sessions of browsers: one that has ended must not count again."""
-_BLOCK = 1 << 20
-_Show = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class _Manifest:
-    """The list in `backup.json`: the program, the time, the log's size and head, and each file's SHA-256."""
-
-    ava: str
-    made: str
-    entries: int
-    head: str
-    files: dict[str, str]
-
-
-@dataclass(frozen=True)
-class _Restored:
-    manifest: _Manifest
-    held: list[RunRow]
-    waiting: list[RunRow]
-    back: list[RunRow] | None = None
-    """Runs that were erased after the backup; None if there is no old data root to compare with."""
-    aside: list[str] = field(default_factory=list[str])
-
 
 _Folder = Annotated[str, typer.Argument(metavar="DIR", help="The backup's folder.")]
 
@@ -94,11 +48,11 @@ def backup_command(folder: _Folder, as_json: Json = False) -> None:
         )
     if not root.db.exists():
         raise BadInput(f"The data root {root.path} has no log yet, so there is nothing to back up.")
-    _refuse_overlap(root.path, target)
-    if not _is_free(target):
+    backup.refuse_overlap(root.path, target)
+    if not backup.is_free(target):
         raise BadInput(f"{target} exists and is not empty; give a new folder. Nothing was written.")
-    with progress_on_terminal() as show, _prepared(target, "backup") as partial:
-        manifest = _back_up(root, partial, show)
+    with progress_on_terminal() as show, backup.prepared(target, "backup") as partial:
+        manifest = backup.back_up(root, partial, show)
     if as_json:
         return say_json({"folder": str(target), "files": len(manifest.files), **_summary(manifest)})
     say(f"Backed up {manifest.entries:,} entries and {len(manifest.files):,} files to {target}, and verified them.")
@@ -120,14 +74,14 @@ def restore_command(
     """
     root = checked_root("ava restore", show=False)
     source = _folded(folder)
-    _refuse_overlap(root.path, source)
-    _refuse_used(root)
-    manifest = _read_manifest(source)
-    with _prepared(root.path, "restored data root") as partial:
+    backup.refuse_overlap(root.path, source)
+    backup.refuse_used(root)
+    manifest = backup.read_manifest(source)
+    with backup.prepared(root.path, "restored data root") as partial:
         with progress_on_terminal() as show:
-            restored = _restore(manifest, source, partial, show)
+            restored = backup.restore(manifest, source, partial, show)
         restored = replace(
-            restored, aside=keep_aside(partial, yes=yes), back=_erased_since(root.path, partial, manifest)
+            restored, aside=keep_aside(partial, yes=yes), back=backup.erased_since(root.path, partial, manifest)
         )
     if as_json:
         held, back = ([run.id for run in runs] if runs is not None else None for runs in (restored.held, restored.back))
@@ -137,11 +91,11 @@ def restore_command(
     return say("\n".join(_restored_lines(restored)))
 
 
-def _summary(manifest: _Manifest) -> dict[str, object]:
+def _summary(manifest: backup.Manifest) -> dict[str, object]:
     return {"made": manifest.made, "entries": manifest.entries, "head": manifest.head}
 
 
-def _restored_lines(restored: _Restored) -> list[str]:
+def _restored_lines(restored: backup.Restored) -> list[str]:
     manifest = restored.manifest
     lines = [f"Restored and verified: {manifest.entries:,} entries, up to {manifest.made}. Anything later is missing."]
     if restored.aside:
@@ -170,280 +124,3 @@ def held_lines(held: Sequence[RunRow]) -> Iterator[str]:
         yield "Held until you resume or cancel them, because they had not ended:"
     for run in held:
         yield f"  {label(run)}: `ava resume {run.id}` or `ava cancel {run.id}`"
-
-
-# -- folders ----------------------------------------------------------------------------------------------------------
-
-
-def _is_free(folder: Path) -> bool:
-    """Tell whether a folder is missing or empty."""
-    try:
-        return not any(folder.iterdir())
-    except FileNotFoundError:
-        return not folder.is_symlink()
-    except NotADirectoryError:
-        return False
-    except OSError as failed:
-        raise BadInput(f"{folder} cannot be read: {failed.strerror}") from None
-
-
-def _refuse_overlap(root: Path, folder: Path) -> None:
-    inner, outer = folder.resolve(), root.resolve()
-    if inner.is_relative_to(outer) or outer.is_relative_to(inner):
-        raise BadInput(f"{folder}: a backup cannot be in the data root {root} or contain it; give another folder")
-
-
-def _refuse_used(root: DataRoot) -> None:
-    from ava_audit.store.locks import is_held
-
-    if _is_free(root.path):
-        return
-    locks = [*root.instances.glob("*.lock"), root.http_lock, root.pages_lock, root.worker_lock]
-    if any(is_held(path) for path in locks):
-        raise Refused(
-            f"{root.path} is in use: an Ava process works on it. Quit your hosts, servers and workers; then move the"
-            " folder away and restore again. Nothing was changed."
-        )
-    raise Refused(
-        f"{root.path} is not empty. Move it away first, e.g. with `mv {root.path} {root.path}.before`, or set"
-        " AVA_DATA_ROOT to a new folder. Nothing was changed."
-    )
-
-
-@contextmanager
-def _prepared(target: Path, what: str) -> Generator[Path]:
-    """Give a folder to fill, which becomes the target when the block ends, and is removed if it fails.
-
-    It lies beside the target; in it where that exists, because an empty mount point can be neither replaced nor left.
-    The log is moved last: a folder without it is not a data root.
-
-    Raises:
-        ConfigError: It cannot be written.
-    """
-    target = target.resolve()  # where the target is a link, the folder that it names
-    there = target.is_dir()
-    partial = (target if there else target.parent) / f".{target.name}.{os.getpid()}.partial"
-    try:
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        partial.mkdir(mode=0o700)
-        try:
-            yield partial
-            if not there:
-                partial.rename(target)
-                return
-            if list(target.iterdir()) != [partial]:
-                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
-            for part in sorted(partial.iterdir(), key=lambda each: (each.name in (LOG, MANIFEST), each.name)):
-                part.rename(target / part.name)
-            partial.rmdir()
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-    except OSError as failed:
-        raise ConfigError(
-            f"The {what} {target} cannot be written: {failed.strerror or failed}. Nothing was left there."
-        ) from failed
-
-
-def _place(folder: Path, name: str) -> Path:
-    """Return the path of a file in a folder, and make the folders above it for this user alone.
-
-    Raises:
-        OSError: One cannot be made.
-    """
-    *above, _last = Path(name).parts
-    for part in above:
-        folder = folder / part
-        folder.mkdir(mode=0o700, exist_ok=True)
-    return folder / _last
-
-
-def _opened(path: Path, *, links: bool) -> BinaryIO:
-    """Open a file and then check it, so that nobody can replace it in between; a pipe does not block.
-
-    Raises:
-        FileNotFoundError: There is no file, or it is something else.
-        OSError: It cannot be read.
-    """
-    follow = 0 if links else getattr(os, "O_NOFOLLOW", 0)
-    try:
-        fd = os.open(path, os.O_RDONLY | follow | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    except OSError as failed:
-        if failed.errno == errno.ELOOP:
-            raise FileNotFoundError(errno.ENOENT, "it is a link", str(path)) from None
-        raise
-    file = os.fdopen(fd, "rb")
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        file.close()
-        raise FileNotFoundError(errno.ENOENT, "it is not a file", str(path))
-    return file
-
-
-def _copy_file(source: Path, target: Path, *, links: bool = False) -> str:
-    """Copy a file with its mode, and return its SHA-256.
-
-    Raises:
-        FileNotFoundError: There is no file; with `links`, a link to one will do.
-        OSError: It cannot be read or written.
-    """
-    digest = hashlib.sha256()
-    with _opened(source, links=links) as read, target.open("xb") as written:
-        target.chmod(0o600)
-        while block := read.read(_BLOCK):
-            digest.update(block)
-            written.write(block)
-        written.flush()
-        os.fsync(written.fileno())
-        mode = os.fstat(read.fileno()).st_mode
-    target.chmod(mode & 0o700)
-    return digest.hexdigest()
-
-
-# -- backup -----------------------------------------------------------------------------------------------------------
-
-
-def _back_up(root: DataRoot, partial: Path, show: _Show) -> _Manifest:
-    from importlib.metadata import version
-
-    from ava_audit.store.sqlite import copy_log
-    from ava_audit.units import iso_second, now_us
-    from ava_audit.verify import verify
-
-    made = iso_second(now_us())
-    copy_log(root.db, partial / LOG, lambda done, of: show(f"{done:,} of {of:,} pages copied"))
-    report = verify(partial / LOG, on_progress=lambda done, of: show(f"{done:,} of {of:,} entries checked"))
-    _refuse_faults(report, f"the log of {root.path}", "Nothing was kept. `ava verify` and `ava doctor` tell more")
-    # After the log: it names only files that were there before it was copied, or that were erased since.
-    files = {LOG: _sha256(partial / LOG)}
-    for path in _files_of(root.path):
-        name = path.relative_to(root.path).as_posix()
-        target = _place(partial, name)
-        try:
-            name.encode()
-            files[name] = _copy_file(path, target, links=Path(name).parts[0] in _LINKED)
-        except UnicodeEncodeError:
-            shown = os.fsencode(name).decode("utf-8", "backslashreplace")
-            raise BadInput(
-                f"{root.path / shown}: the name is not UTF-8, so no backup can list it; rename it. Nothing was kept."
-            ) from None
-        except FileNotFoundError:  # erased meanwhile
-            target.unlink(missing_ok=True)
-        show(f"{len(files):,} files copied")
-    manifest = _Manifest(ava=version("ava-subagents"), made=made, entries=report.seq, head=report.head, files=files)
-    (partial / MANIFEST).touch(mode=0o600)
-    (partial / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2) + "\n", "utf-8")
-    return manifest
-
-
-def _files_of(root: Path) -> Iterator[Path]:
-    """Yield the files of a data root that a backup has, without the log."""
-    for part in (*_PARTS, _OUTPUTS):
-        place = root / part
-        if place.is_file():
-            yield place
-        for folder, folders, names in os.walk(place):
-            if part == _OUTPUTS and Path(folder) != place:
-                folders.clear()  # the copies of workspaces
-            for name in sorted(names):
-                path = Path(folder, name)
-                left_out = path.relative_to(root).as_posix() in _LEFT_OUT
-                if not left_out and path.is_file() and (part in _LINKED or not path.is_symlink()):
-                    yield path
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _refuse_faults(report: Report, what: str, then: str) -> None:
-    if not report.ok:
-        raise Refused(f"The check of {what} found a fault: {report.faults[0].text}. {then}.")
-
-
-# -- restore ----------------------------------------------------------------------------------------------------------
-
-
-def _read_manifest(source: Path) -> _Manifest:
-    from pydantic import TypeAdapter, ValidationError
-
-    try:
-        manifest = TypeAdapter(_Manifest).validate_json((source / MANIFEST).read_bytes())
-    except FileNotFoundError:
-        raise BadInput(f"{source} is not a backup: it has no {MANIFEST}. `ava backup DIR` makes one.") from None
-    except OSError as failed:
-        raise BadInput(f"{source} cannot be read: {failed.strerror}") from None
-    except ValidationError:
-        raise BadInput(f"{source / MANIFEST} is damaged, so the backup cannot be checked; use another one") from None
-    if LOG not in manifest.files or any(not _is_inside(name) for name in manifest.files):
-        raise BadInput(f"{source / MANIFEST} names files that no backup has; use another one")
-    return manifest
-
-
-def _is_inside(name: str) -> bool:
-    path = Path(name)
-    inside = not path.is_absolute() and "\0" not in name and ".." not in path.parts
-    return inside and (name == LOG or next(iter(path.parts), "") in (*_PARTS, _OUTPUTS))
-
-
-def _restore(manifest: _Manifest, source: Path, partial: Path, show: _Show) -> _Restored:
-    from ava_audit.store.sqlite import SqliteBackend
-    from ava_audit.verify import verify
-
-    for done, (name, digest) in enumerate(manifest.files.items()):
-        show(f"{done:,} of {len(manifest.files):,} files copied")
-        if name in _LEFT_OUT:
-            continue
-        target = _place(partial, name)
-        try:
-            found = _copy_file(source / name, target)
-        except FileNotFoundError:
-            found = ""
-        if found != digest:
-            why = "differs from what was backed up" if found else "is missing"
-            raise Refused(f"{source / name} {why}, so nothing was restored; use another backup.")
-    checked: ProgressCallback = lambda done, of: show(f"{done:,} of {of:,} entries checked")  # noqa: E731
-    what, then = f"the log in {source}", "Nothing was restored; use another backup"
-    try:
-        with closing(SqliteBackend(partial)) as backend:
-            backend.prepare()  # brings an older schema to this one
-        # Before anything is written, which would mend a state that differs from the log instead of finding it.
-        _refuse_faults(verify(partial / LOG, head=manifest.head, on_progress=checked), what, then)
-        held, waiting = anyio.run(_hold_runs, partial)
-        _refuse_faults(verify(partial / LOG, head=manifest.head, on_progress=checked), what, then)
-    except AuditError as error:
-        raise Refused(f"The log in {source} cannot be restored: {error}. Nothing was restored.") from error
-    return _Restored(manifest, held, waiting)
-
-
-async def _hold_runs(root: Path) -> tuple[list[RunRow], list[RunRow]]:
-    """Hold every unfinished run, and return these and the ones that wait for approval."""
-    from ava_audit.store.store import Store
-    from ava_server.runs.lifecycle import hold_all, waiting_runs
-
-    async with Store.open(root, "") as store:  # wherever the backup's settings, or a variable, have the log
-        return await store.do(hold_all), await store.read(waiting_runs)
-
-
-def _erased_since(former: Path, restored: Path, manifest: _Manifest) -> list[RunRow] | None:
-    """Return the runs that were erased in the old data root after the backup, and whose content is back now.
-
-    The old data root is beside the new one, with the same name and an ending, such as `ava.before`. Blocking.
-    """
-    from ava_audit.events import LogErased
-    from ava_audit.store.sqlite import SqliteBackend
-    from ava_audit.view import View
-
-    for folder in sorted(former.parent.glob(f"{glob.escape(former.name)}.*/")):
-        with suppress(AuditError, sqlite3.Error), closing(SqliteBackend(folder).open_to_check()) as db:
-            entry = db.execute("SELECT hash FROM events WHERE seq = ?", (manifest.entries,)).fetchone()
-            if entry is None or entry[0].hex() != manifest.head:
-                continue
-            erased = {
-                fact.run_id
-                for each in View(db).of_type("LogErased")
-                if isinstance(fact := each.fact, LogErased) and fact.whole and each.seq > manifest.entries
-            }
-            with closing(SqliteBackend(restored).open_to_check()) as now:
-                return [run for run in map(View(now).run, sorted(filter(None, erased))) if run is not None]
-    return None

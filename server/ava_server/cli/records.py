@@ -231,6 +231,14 @@ class LocalRecords(Records):
         """Return the newest entries that match a query."""
         return await search(self._log, query)
 
+    async def entries(self, run_id: str) -> list[Entry]:
+        """Return all entries of a run, found by its id alone."""
+        return await self._log.read(lambda view: view.entries(run_id))
+
+    async def steps(self, run_id: str, after: int) -> list[Entry]:
+        """Return what a run has done since an entry: five times a second, so without the text index."""
+        return await self._log.read(lambda view: view.entries(run_id, after, ("Activity",)))
+
     def follow(self, query: LogQuery) -> AsyncIterator[Entry]:
         """Yield entries as any process writes them."""
         return follow(cast("Store", self._log), query)

@@ -20,7 +20,6 @@ from ava_server.approval.requests import SpawnArgs
 from ava_server.approval.resolve import caps_of
 from ava_server.approval.summary import reach, why_unavailable
 from ava_server.budget.run_caps import CAPS, COST, limits_for_model
-from ava_server.cli.doctor.roles import tools_on_this_machine
 from ava_server.cli.terminal import one_line, wrapped_lines
 from ava_server.config.credentials import model_settings
 from ava_server.config.keys import read_keys
@@ -28,6 +27,7 @@ from ava_server.config.role_folders import RolePlaces
 from ava_server.config.search_engines import any_search
 from ava_server.config.settings import Settings
 from ava_server.models.listing import ResolvedModel
+from ava_server.service.checks.roles import tools_on_this_machine
 
 WIDTH = 80
 _NO_MODEL = "cannot run: no language model is set up, and this role needs one (`ava doctor` says how)"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 
 from ava_audit.redaction import Redactor
-from ava_server.cli.doctor import log, machine, roles
+from ava_server.cli.doctor import log
 from ava_server.config.keys import is_placeholder, key_variables, list_keys
 from ava_server.config.secrets import read_secrets
 from ava_server.core.errors import AvaError
-from ava_server.service.checks import Check, Setup, data, models
+from ava_server.service.checks import Check, Setup, data, machine, models, roles
 
 CHECKS: tuple[tuple[str, Check], ...] = (
     ("python", machine.python),

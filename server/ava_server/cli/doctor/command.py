@@ -63,8 +63,8 @@ def doctor_command(
 def _findings(setup: Setup, online: bool, as_json: bool) -> list[Finding]:
     """Run all checks, print each finding at once, and return them."""
     from ava_server.cli.doctor.checks import CHECKS, redactor_of
-    from ava_server.cli.doctor.roles import remote_servers_not_asked, servers
     from ava_server.service.checks import run_checks
+    from ava_server.service.checks.roles import remote_servers_not_asked, servers
 
     redactor = redactor_of(setup)
     findings: list[Finding] = []

@@ -221,7 +221,7 @@ class SandboxProbe:
 
     def _try(self) -> None:
         from ava_roles.sandbox.sandbox import Unavailable
-        from ava_server.cli.doctor.machine import sandbox
+        from ava_server.service.checks.machine import sandbox
 
         try:
             found = sandbox(self._mode)

@@ -1,7 +1,8 @@
-"""Checks that are cheap and safe in a running server, for `ava doctor` and the page `/health`.
+"""Checks of everything that Ava needs, for `ava doctor` and the page `/health`.
 
-A check takes a `Setup` and yields `Finding`s, each with what to do. It reads files and tries locks, and creates, writes
-and sends nothing.
+A check takes a `Setup` and yields `Finding`s, each with what to do. It reads files and tries locks, and creates and
+writes nothing. `data` and `models` are cheap and safe in a running server; `machine` and `roles` start programs for a
+moment.
 """
 
 from __future__ import annotations

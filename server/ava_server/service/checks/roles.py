@@ -20,7 +20,6 @@ from ava_roles.tools.registry import builtin_tools, specs_of
 from ava_server.approval.coding import lacks_model
 from ava_server.approval.scope import usable_here
 from ava_server.budget.run_config import RUN_TOOLS
-from ava_server.cli.doctor.machine import sandbox
 from ava_server.config.checks import setting_name
 from ava_server.config.role_folders import places_here
 from ava_server.config.search_engines import without_search
@@ -31,6 +30,7 @@ from ava_server.models.prices import unknown_price_words
 from ava_server.models.selection import Choice, unknown_prices
 from ava_server.models.web_search import ProviderSearch
 from ava_server.service.checks import Finding, Setup, from_error
+from ava_server.service.checks.machine import sandbox
 from ava_server.service.checks.models import models_of, search_engine
 
 if TYPE_CHECKING:
