@@ -18,9 +18,9 @@ from ava_roles.sandbox.paths import Root
 from ava_roles.tools import pages, parser_process
 from ava_roles.tools.passage_reader import PassageReader
 from ava_server.cli import app
-from ava_server.cli.doctor import machine
 from ava_server.http import server
 from ava_server.http.settings import Reach
+from ava_server.service.checks import machine
 
 
 @pytest.fixture(autouse=True)

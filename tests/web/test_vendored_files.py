@@ -13,10 +13,7 @@ _MOST_BYTES = 150_000
 
 
 def test_each_copied_file_is_the_one_in_the_documentation_and_has_its_licence() -> None:
-    listed = {
-        name: sha
-        for name, _licence, sha in _ROW.findall((REPOSITORY / "docs" / "dependencies.md").read_text())
-    }
+    listed = {name: sha for name, _licence, sha in _ROW.findall((REPOSITORY / "docs" / "dependencies.md").read_text())}
     assert {each.name for each in STATIC.iterdir() if ".min." in each.name} == set(listed)
     for name, sha in listed.items():
         assert hashlib.sha256((STATIC / name).read_bytes()).hexdigest() == sha, name
