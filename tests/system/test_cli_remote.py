@@ -295,6 +295,16 @@ async def test_a_token_does_what_its_scopes_allow(
         assert state_of(there.root, there.works) == "running" and not logged(there.root, "CancelRequested")
 
 
+async def test_to_resume_a_proposal_that_waits_does_not_approve_it(tmp_path: Path) -> None:
+    async with shared(tmp_path) as there:
+        waiting = {"role": "custom", "system_prompt": "x", "task": "Another"}
+        proposal = told(await there.ana.call_tool("spawn_subagent", waiting))[0]
+        for given in (proposal["subagent_id"], proposal["pending_id"]):
+            done = await there.there("resume", given)
+            assert done.returncode == 10 and "waits for approval" in done.stderr, done
+        assert state_of(there.root, proposal["subagent_id"]) == "awaiting_approval"
+
+
 async def test_a_shown_result_counts_as_fetched_and_a_look_does_not(tmp_path: Path) -> None:
     async with shared(tmp_path) as there:
         run = await start(there.ana, "Another")
