@@ -15,7 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import anyio
-import anyio.to_thread
 
 from ava_audit.entries import Entry, entry_of_line
 from ava_audit.errors import StoreUnavailable

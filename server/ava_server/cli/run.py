@@ -85,6 +85,10 @@ class _Option(NamedTuple):
     read: Callable[[str, Any], Any] | None = None
 
 
+def _folder(option: str, given: str) -> str | None:
+    return str(options.absolute_path(option, given)) if given else None
+
+
 def _split(_option: str, given: list[str]) -> list[str] | None:
     return options.split_names(given)
 
@@ -93,12 +97,7 @@ _OPTIONS: Mapping[str, _Option] = {
     "retry_of": _Option("Repeat an ended run; options given here replace its own.", "S-ID", complete=ended_runs),
     "context": _Option("Background that it needs."),
     "context_from": _Option("Ended runs whose results it may read.", "S-…,…", complete=runs_with_result, read=_split),
-    "workspace": _Option(
-        "Folder that it may read.",
-        "FOLDER",
-        "-w",
-        read=lambda option, given: str(options.absolute_path(option, given)) if given else None,
-    ),
+    "workspace": _Option("Folder that it may read.", "FOLDER", "-w", read=_folder),
     "namespace": _Option("Path that a coder may change; repeat it for more.", "PATH"),
     "verify": _Option("Command that a coder's work must pass, e.g. 'pytest -q'.", "COMMAND"),
     "timeout": _Option("The longest time: 90, 90s, 10m, 1h.", "TIME", kind=str, read=options.parse_seconds),
