@@ -255,7 +255,7 @@ async def test_a_decision_made_elsewhere_meanwhile_is_the_one_that_the_answer_te
 
 
 @pytest.mark.parametrize("then", [accept(), decline, cancel])
-@pytest.mark.parametrize(("decision", "says"), [("approve", "is running: call check_subagent"), ("reject", "rejected")])
+@pytest.mark.parametrize(("decision", "says"), [("approve", "was approved already"), ("reject", "rejected")])
 async def test_a_decision_made_elsewhere_during_the_question_of_confirm_spawn_is_told_too(
     tmp_path: Path, decision: str, says: str, then: Answering
 ) -> None:
@@ -265,7 +265,7 @@ async def test_a_decision_made_elsewhere_during_the_question_of_confirm_spawn_is
         at.person.answers = decides_elsewhere(at, decision, then)
         answer = await at.confirm(pending)
         assert answer["status"] == "refused", "this call started nothing"
-        assert says in str(answer["decisions"])
+        assert says in str(answer["decisions"])  # by then it may be queued or running
         gate.released.set()
 
 
