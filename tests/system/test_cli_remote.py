@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
+import httpx2
 import pytest
 from mcp import Client
 from support.http_server import HttpServer, serving_http, token
@@ -264,6 +265,11 @@ async def test_a_group_is_named_by_its_id_and_only_for_its_user(tmp_path: Path) 
         group = started["group_id"]
         waited = await there.there("wait", group)
         assert waited.returncode == 0 and waited.stdout.count("The answer is 42.") == 2, waited.stderr
+        async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {there.text}"}) as client:
+            base = f"{there.server.base}/runs"
+            assert (await client.get(base, params={"id": group})).status_code == 200, "a list may name a group"
+            for path in (group, f"{group}/costs", f"{group}/diff"):
+                assert (await client.get(f"{base}/{path}")).status_code == 404, "a run is named by its own id"
         report = await there.there("report", "--group", group)
         assert report.returncode == 0 and f"{group} of ana" in report.stdout
         theirs = await there.there("report", "--group", group, text=token(there.root, "ben", name="bens-two"))

@@ -7,7 +7,8 @@ as fetched, as with `ava show` on this machine.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -130,21 +131,34 @@ class _Reader(records.RecordsHandler):
             raise _NeedsAudit("it is not your own")
         return None
 
-    def runs_in(self, view: View, given: str) -> Sequence[RunRow]:
-        """Return the runs with an id, as far as this user may see them.
+    def run_in(self, view: View, given: str) -> RunRow:
+        """Return the run with an id.
 
         Raises:
-            _UnknownId: There is none.
+            _UnknownId: This user may see none.
         """
-        of_group = given.upper().startswith("G-")
+        with self._known(given, "subagent"):
+            return self._access.run_in(view, given, "subagent_id", reading=True)
+
+    def runs_in(self, view: View, given: str) -> Sequence[RunRow]:
+        """Return the runs that an id of a list means: one, or those of a group.
+
+        Raises:
+            _UnknownId: This user may see none.
+        """
+        if not given.upper().startswith("G-"):
+            return [self.run_in(view, given)]
+        with self._known(given, "group"):
+            return self._access.group_in(view, given, reading=True)
+
+    @contextmanager
+    def _known(self, given: str, what: str) -> Generator[None]:
         try:
-            if of_group:
-                return self._access.group_in(view, given, reading=True)
-            return [self._access.run_in(view, given, "subagent_id", reading=True)]
+            yield
         except BadInput:
             raise _UnknownId(
-                f"There is no {'group' if of_group else 'subagent'} {given[:40]} of {self._token.user} here;"
-                " `ava logs --type spawn` lists all that were proposed."
+                f"There is no {what} {given[:40]} of {self._token.user} here; `ava logs --type spawn` lists all that"
+                " were proposed."
             ) from None
 
     def _last(self, view: View) -> Sequence[RunRow]:
@@ -178,7 +192,7 @@ class _Reader(records.RecordsHandler):
     async def _log(self) -> records.LogLines:
         given = TypeAdapter(LogQuery).validate_json(self._asked.get("query", "{}"))
         named = given.runs[:MOST_IDS]
-        runs = await self._store.look(lambda view: tuple(run.id for one in named for run in self.runs_in(view, one)))
+        runs = await self._store.look(lambda view: tuple(self.run_in(view, one).id for one in named))
         users, own = given.users, self._token.user
         if not self._session.audits:
             if users and set(users) != {own}:

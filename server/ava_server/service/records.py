@@ -210,8 +210,14 @@ class RecordsHandler:
         self._served = served
         self._manager = manager
 
+    def run_in(self, view: View, given: str) -> RunRow:
+        """Return the run with an id, which the command has found before."""
+        run = view.run(given)
+        assert run is not None
+        return run
+
     def runs_in(self, view: View, given: str) -> Sequence[RunRow]:
-        """Return the runs with an id, as far as this reader may see them."""
+        """Return the runs that an id of a list means."""
         run = view.run(given)
         return [] if run is None else [run]
 
@@ -251,12 +257,12 @@ class RecordsHandler:
     async def record(self, run_id: str, *, shown: bool = False) -> RunRecord:
         """Return a run with its whole result; `shown` says that a person will see it."""
         del shown  # a command notes it once it has shown it
-        return await self.store.read(lambda view: run_record(view, self.runs_in(view, run_id)[0].id, self._processes))
+        return await self.store.read(lambda view: run_record(view, self.run_in(view, run_id).id, self._processes))
 
     def _costs(self, view: View, run_id: str) -> Costs:
         from ava_server.runs.costs import costs_of  # loads the settings and all roles' tools
 
-        run = self.runs_in(view, run_id)[0]
+        run = self.run_in(view, run_id)
         return costs_of(run, view.entries(run.id), view.of_type("SettingsChanged"))
 
 
