@@ -44,6 +44,7 @@ USERS = 10
 ERA = "2026-07-28"
 Call = Callable[[], Awaitable[str | None]]
 LIMITS = """
+approval = "ask"
 [limits]
 running = 1000
 running_per_user = 1000

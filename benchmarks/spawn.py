@@ -73,6 +73,7 @@ print(server.server_port, flush=True)
 server.serve_forever()
 """
 CONFIG = """
+approval = "ask"
 background = {background}
 [limits]
 spawns_per_hour = 100000

@@ -25,6 +25,7 @@ import typer
 from mcp import Client
 from support.commands import jq
 from support.repository import REPOSITORY
+from support.stdio import made
 from support.terminal import ava, environment
 
 from ava_server.cli.app import TWO_WORDS, build
@@ -194,11 +195,13 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     agent = "---\nname: changelog_reader\ndescription: Reads changelogs.\n---\n\nYou read changelogs.\n"
     (work / ".claude" / "agents" / "changelog_reader.md").write_text(agent)
     (work / "prices.md").write_text("Otter: 1.4 %.\n")
-    root = place / "data"
+    root = made(place / "data", config_toml='approval = "ask"\n')
     with contextlib.chdir(place):  # in no repository, so that nothing but the call says where the files are
         runs, group, pending = anyio.run(_runs, root, work / "shop")
     tiers = "".join(f'{tier} = "local:qwen3"\n' for tier in ("fast", "balanced", "deep"))
-    (root / "config.toml").write_text(f'[providers.local]\nbase_url = "http://127.0.0.1:9/v1"\n[models]\n{tiers}')
+    (root / "config.toml").write_text(
+        f'approval = "ask"\n[providers.local]\nbase_url = "http://127.0.0.1:9/v1"\n[models]\n{tiers}'
+    )
     found = re.search(r"^Head: (\w+)$", ava(root, "verify").stdout, re.MULTILINE)
     assert found is not None
     return Prepared(place, runs, group, pending, found[1])

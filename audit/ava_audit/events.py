@@ -288,7 +288,8 @@ class SpawnProposed(Fact):
     """A proposal with its complete resolved configuration, without the texts.
 
     Task, context and role specialisation are in the run's first `UserMessage`, where they can be erased. The digest
-    covers them.
+    covers them. `policy` was in force for the client that proposed it: under `human`, a person proves who they are
+    wherever they approve it.
     """
 
     pending_id: str
@@ -298,6 +299,7 @@ class SpawnProposed(Fact):
     config: dict[str, Any]
     retry_of: str | None = None
     supersedes: str | None = None
+    policy: str | None = None
 
     def search_text(self) -> str:
         """Return ids, role, name and task id."""

@@ -27,6 +27,7 @@ from ava_server.service.service import Service
 from loop_parts.child import TASK, serve
 
 CONFIG = """
+approval = "ask"
 mirror = true
 [limits]
 running_per_user = 10000

@@ -53,6 +53,7 @@ from ava_server.mcp_server import elicitation
 from ava_server.mcp_server.app import HTTP, OF_REQUEST
 from ava_server.runs.extension import ExtensionLimits
 from ava_server.runs.extension_answer import decide_extension
+from ava_server.service import access
 
 HUMAN = f'approval = "human"\n{PRICED}'
 ADDRESS = "http://localhost:8643"
@@ -241,17 +242,42 @@ async def test_without_a_decision_the_call_ends_and_the_next_one_waits_on(tmp_pa
         await at.started_once(made)
 
 
-async def test_a_host_that_opens_no_pages_is_given_the_address_and_then_waits(tmp_path: Path, era: str) -> None:
+async def test_a_host_that_opens_no_pages_is_given_the_link_with_the_proposal_and_then_waits(
+    tmp_path: Path, era: str
+) -> None:
     async with host(tmp_path, era, name="codex-mcp-client") as at:
         made = await at.propose()
-        with anyio.fail_after(10):
-            answer = await at.confirm(made)
-        assert f"{ADDRESS}/proposals/{made['pending_id']}" in answer["next"] and at.browser.opened == []
+        assert f"{ADDRESS}/enter?code=" in made["next"] and f"ava approve {made['pending_id']}" in made["next"]
         await at.nothing_started()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(at.decide, made)
             assert (await at.confirm(made))["status"] == "approved"
         assert at.browser.opened == []
+        await at.started_once(made)
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("pages", [True, False])
+async def test_a_host_without_questions_is_told_the_ways_to_decide_and_not_to_wait_in_a_loop(
+    tmp_path: Path, era: str, pages: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(_root: DataRoot) -> str:
+        raise ConfigError("the pages are not installed")
+
+    monkeypatch.setattr(access, "WAIT_LIMIT_S", 0.5)
+    if not pages:
+        monkeypatch.setattr(local_server, "start_pages", missing)
+    async with connect(tmp_path, [hand_over()], config=HUMAN, mode=era, name="some host") as (client, models):
+        at = At(client, Person(decline), models, tmp_path / "data", tmp_path / "workspace")
+        made = await at.propose()
+        assert ("/enter?code=" in made["next"]) == pages and f"ava approve {made['pending_id']}" in made["next"]
+        answer = await at.confirm(made)
+        assert reason(answer) == "it still waits for the person"
+        assert "Do not wait in a loop" in answer["next"] and f"ava approve {made['pending_id']}" in answer["next"]
+        await at.nothing_started()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(at.decide, made)
+            assert (await at.confirm(made))["status"] == "approved"
         await at.started_once(made)
 
 
@@ -610,6 +636,8 @@ async def test_only_a_host_of_this_machine_is_sent_to_the_pages_of_this_machine(
     named_alike = Token("local-aa", user, ("spawn",), "0" * 64, 0, None)
     app = SimpleNamespace(transport=HTTP, url="https://ava.example", runtime=MagicMock())
     request = SimpleNamespace(scope={OF_REQUEST: named_alike})
-    ctx: Any = SimpleNamespace(session=SimpleNamespace(client_params=None), request=request, lifespan_context=app)
+    ctx: Any = SimpleNamespace(
+        session=SimpleNamespace(client_params=None, client_capabilities=None), request=request, lifespan_context=app
+    )
     person = elicitation.ClientPerson(ctx, CallToolRequestParams(name="confirm_spawn"))
     assert await person.address() == address

@@ -31,7 +31,7 @@ def refused(root: Path, toml: str = "", **env: str) -> str:
 def test_all_settings_have_the_designed_defaults_without_a_file(tmp_path: Path) -> None:
     settings = load_settings(tmp_path / "nothing-there", {})
 
-    assert (settings.enabled, settings.approval, settings.proposal_ttl_s) == (True, "ask", 600)
+    assert (settings.enabled, settings.approval, settings.proposal_ttl_s) == (True, "by_host", 600)
     assert (settings.auto_approve_cents, settings.auto_approve_daily_cents) == (0, 0)
     assert (settings.background, settings.mirror, settings.retention_days, settings.on_event) == (
         True,

@@ -13,6 +13,7 @@ import anyio
 from anyio.abc import Process
 
 from ava_audit.store.locks import WriteLock
+from ava_server.core.data_root import DataRoot
 
 
 def children_of(pid: int) -> list[int]:
@@ -78,3 +79,11 @@ async def end(process: Process) -> None:
             process.kill()
         await process.wait()
         await process.aclose()
+
+
+def end_started_pages(root: Path) -> None:
+    """End the server of the pages that a host's server of this data root has started, if it has."""
+    with suppress(OSError, ValueError, IndexError):
+        pid = int(DataRoot(root).pages_port.read_text().split()[1])
+        if b"--idle" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGTERM)

@@ -46,6 +46,7 @@ from ava_server.service.runtime import Runtime, open_runtime
 from ava_server.service.service import Service
 from support.databases import write_config
 from support.model_server import ModelServer, Received, Say, Script, running_model_server
+from support.processes import end_started_pages
 
 F = TypeVar("F", bound=Fact)
 
@@ -301,6 +302,7 @@ async def connect(
         client = Client(
             mcp, mode=mode, elicitation_callback=asks, message_handler=hears, client_info=info, extensions=extensions
         )
+        stack.callback(end_started_pages, tmp / "data")
         yield await stack.enter_async_context(client), server
     await check_requests(tmp / "data", server.requests)
 

@@ -26,9 +26,9 @@ from mcp_types import CallToolResult, Implementation
 
 from ava_audit.store.backend import MARK
 from ava_audit.verify import verify
-from support.databases import POSTGRES, write_config
+from support.databases import write_config
 from support.log import looking
-from support.processes import end
+from support.processes import end, end_started_pages
 
 AVA = (str(Path(sys.executable).with_name("ava")), "serve")
 """The installed command."""
@@ -78,13 +78,17 @@ async def connected(
     root: Path, *, mode: str = "legacy", cwd: Path, env: Mapping[str, str] | None = None, name: str = "test-host"
 ) -> AsyncGenerator[Client]:
     """The SDK's own client with a server of its own; nothing may be a traceback on the server's stderr."""
+    prepare(root)
     command, *args = AVA
     server = StdioServerParameters(command=command, args=args, env=environment(root, **(env or {})), cwd=cwd)
     with Stderr().checked() as stderr:
         transport = stdio_client(server, errlog=stderr.file)
         info = Implementation(name=name, version="1.0")
-        async with Client(transport, mode=mode, client_info=info, read_timeout_seconds=60, cache=None) as client:
-            yield client
+        try:
+            async with Client(transport, mode=mode, client_info=info, read_timeout_seconds=60, cache=None) as client:
+                yield client
+        finally:
+            end_started_pages(root)
 
 
 def told(result: CallToolResult) -> tuple[dict[str, Any], str]:
@@ -229,6 +233,8 @@ async def serving(
     `before` is a program that starts it, with its arguments; `command` is another way to start it; `own_group` makes
     it the first of a process group.
     """
+    if initialize:
+        prepare(root)
     with Stderr().checked() as stderr:
         child = await anyio.open_process(
             [*before, *command],
@@ -244,6 +250,7 @@ async def serving(
             yield wire
         finally:
             await end(child)
+            end_started_pages(root)
 
 
 # -- what is on the record --------------------------------------------------------------------------------------------
@@ -290,9 +297,14 @@ def made(root: Path, mode: int = 0o700, **files: str) -> Path:
     root.mkdir(mode=mode)
     for name, text in files.items():
         (root / name.replace("_", ".")).write_text(text)
-    if POSTGRES:
-        write_config(root, files.get("config_toml", ""))
+    write_config(root, files.get("config_toml", ""))
     return root
+
+
+def prepare(root: Path) -> None:
+    """Make a data root, unless there is one or something else is in its place."""
+    if not os.path.lexists(root) and root.parent.is_dir():
+        made(root)
 
 
 async def until(found: Callable[[], Any], within_s: float = 10.0) -> Any:

@@ -331,7 +331,7 @@ def test_the_policy_human_without_a_pin_approves_nothing(tmp_path: Path) -> None
     with open_pages(tmp_path / "data", f'approval = "human"\n{PAID}') as there:
         proposed, visitor = there.host.propose(), there.signed_in()
         refused = visitor.decide(proposed["pending_id"], "approve")
-        assert refused.status_code == 409 and "ava pin set" in refused.text and there.starts(proposed) == 0
+        assert refused.status_code == 409 and "Choose an approval PIN" in refused.text and there.starts(proposed) == 0
         set_pin(there.root)
         assert visitor.decide(proposed["pending_id"], "approve").status_code == 409, "a PIN counts at once"
         assert visitor.decide(proposed["pending_id"], "approve", pin=PIN).status_code == 303

@@ -279,7 +279,7 @@ def test_with_a_pin_a_passkey_and_the_pin_both_approve(there: There) -> None:
 def test_a_passkey_is_asked_for_where_the_policy_is_human_without_a_pin(tmp_path: Path) -> None:
     with open_pages(tmp_path / "data", f'approval = "human"\n{PAID}') as there:
         visitor, proposed = there.signed_in(), there.host.propose()
-        assert "nothing can be approved" in visitor.get(f"/proposals/{proposed['pending_id']}").text
+        assert "Choose your approval PIN" in visitor.get(f"/proposals/{proposed['pending_id']}").text
         key = added(there, visitor, HERE)
         decision = Decision(visitor, proposed["pending_id"])
         assert decision.send(key.get(decision.options()))[0] == 303

@@ -175,12 +175,12 @@ async def test_resuming_another_users_run_takes_what_that_users_policy_demands(
         assert '<form method="post"' in await decide_part(browser, run_id), "under ask, the owner's session is enough"
         lab.runtime.settings.users[lab.runtime.user] = UserSettings(approval="human")
         part = await decide_part(browser, run_id)
-        assert "there is no approval PIN and no passkey" in part and "<form" not in part
+        assert "Choose your approval PIN" in part
         line = re.search(r'<p class="line" dir="auto">([^<]*)</p>', part)
         assert line is not None
         fields = {**await csrf(browser), "line": unescape(line[1])}
         refused = await browser.post(f"/subagents/{run_id}/resume", fields)
-        assert refused.status_code == 409 and "no approval PIN" in refused.text
+        assert refused.status_code == 409 and "Choose an approval PIN" in refused.text
         assert not await lab.facts(run_id, RunResumed)
         set_pin(lab)
         answer = await browser.post(f"/subagents/{run_id}/resume", {**fields, "pin": PIN})

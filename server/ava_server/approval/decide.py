@@ -138,16 +138,20 @@ Where = Literal["host", "terminal", "browser", "token"]
 
 @dataclass(frozen=True)
 class Needs:
-    """What a person has to give for an approval: the PIN, a passkey, either of them; or why they cannot give one."""
+    """What a person has to give for an approval: the PIN, a passkey, either of them; or why they cannot give one.
+
+    With `new_pin` there is no PIN yet, and the person chooses one with the approval.
+    """
 
     pin: bool = False
     passkey: bool = False
+    new_pin: bool = False
     refusal: str | None = None
 
     @property
     def nothing(self) -> bool:
         """Whether an approval takes nothing more than the session."""
-        return not (self.pin or self.passkey or self.refusal)
+        return not (self.pin or self.passkey or self.new_pin or self.refusal)
 
 
 def approval_needs(
@@ -165,7 +169,7 @@ def approval_needs(
     |---|---|---|---|---|---|
     | ask, auto | nothing | nothing | a session opened from a terminal | scope | scope |
     | human, with a PIN | refused | PIN | PIN | scope, and PIN | scope |
-    | human, without a PIN | refused | refused (`PinFile.ready`) | refused | scope | scope |
+    | human, without a PIN | refused | a new PIN | a new PIN | scope | scope |
     | any, for a user with a passkey for this site | | | passkey or PIN | scope, and passkey or PIN | refused |
 
     Scope is a token's scope `approve`. While there is a PIN, the policy is `human`. To reject, to cancel and to answer
@@ -190,5 +194,5 @@ def approval_needs(
     if scope:
         return Needs()
     if policy == "human":
-        return Needs(refusal=NO_MEANS)
+        return Needs(new_pin=True) if scope is None and where == "browser" else Needs(refusal=NO_MEANS)
     return Needs(refusal=NOT_FROM_TERMINAL if where == "browser" and not from_terminal else None)

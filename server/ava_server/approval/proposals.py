@@ -40,7 +40,7 @@ from ava_server.budget.run_config import RunConfig, Texts, config_of, digest
 from ava_server.core.ids import AGENT, label
 
 if TYPE_CHECKING:
-    from ava_server.config.settings import Settings
+    from ava_server.config.settings import Policy, Settings
 
 MOST_WAITING = 200
 """Most proposals of one user that may wait at once."""
@@ -95,6 +95,7 @@ def propose(
     candidates: tuple[tuple[str, str], ...],
     limits: SpawnLimits,
     *,
+    policy: Policy | None = None,
     retry_of: str | None = None,
 ) -> Command[Proposal | str]:
     """Make a proposal, or return why not.
@@ -130,6 +131,7 @@ def propose(
         proposed = SpawnProposed(
             pending_id=pending_id, subagent_id=run_id, digest=sha, expires_us=made.expires_us,
             config=config.model_dump(mode="json", exclude_none=True), retry_of=retry_of, supersedes=superseded,
+            policy=policy,
         )  # fmt: skip
         return Outcome(made, (*ends, *_proposal_events(made, proposed, texts, who)))
 
@@ -351,6 +353,14 @@ def pending_proposals(view: View, user: str, limits: SpawnLimits, now_us: int) -
     """Return a user's waiting proposals that have not expired, oldest first."""
     found = [pending_proposal(view, run, limits, now_us) for run in view.runs(user=user, states=(WAITING,), limit=-1)]
     return [one for one in found if isinstance(one, Pending) and one.expires_us > now_us]
+
+
+def made_under_human(view: View, ids: Sequence[str]) -> bool:
+    """Tell whether the policy was `human` for the client that proposed one of these proposals or runs."""
+    proposals = {given: view.proposal(given) for given in ids}
+    runs = [given if proposal is None else proposal.run_id for given, proposal in proposals.items()]
+    facts = (entry.fact for run_id in runs for entry in view.entries(run_id, 0, ("SpawnProposed",)))
+    return any(isinstance(fact, SpawnProposed) and fact.policy == "human" for fact in facts)
 
 
 def changed_since(view: View, user: str, shown: Mapping[str, str]) -> str | None:

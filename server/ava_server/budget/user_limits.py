@@ -11,6 +11,7 @@ from ava_server.config.checks import setting_name
 from ava_server.config.pin import PinFile
 from ava_server.config.settings import Policy, Settings, UserSettings
 from ava_server.config.users import with_shared_users
+from ava_server.hosts.clients import Connection
 
 STRICTEST_FIRST: tuple[Policy, ...] = ("human", "ask", "auto")
 
@@ -64,16 +65,27 @@ def slots(settings: Settings) -> Slots:
     return Slots(settings.limits.running_per_user, settings.limits.running, MappingProxyType(own))
 
 
-def policy_in_force(settings: Settings, *users: str, pin: bool | None = None) -> tuple[Policy, str]:
+def policy_in_force(
+    settings: Settings,
+    *users: str,
+    pin: bool | None = None,
+    through: Connection | None = None,
+    made_under_human: bool = False,
+) -> tuple[Policy, str]:
     """Return who may approve, and what says so, such as `approval = "human"`. Blocking.
 
-    That is the strictest of the general policy and these users' own, and `human` while there is a PIN. Nothing else
-    says who may approve. A decision about another user's run names both users.
+    That is the strictest of the general policy and these users' own, and `human` while there is a PIN. The general
+    policy is that of the host, `[hosts.NAME]`, where there is one; under `by_host` it follows what the client is known
+    to show. Nothing else says who may approve. A decision about another user's run names both users.
 
     Args:
         settings: The settings.
         users: Whose policies count.
         pin: Whether there is a PIN, where the caller knows that and the limits of users; None looks both up.
+        through: The client's connection through which the approval would come; None is a person's own terminal or
+            browser.
+        made_under_human: The policy was `human` for the client that has proposed what is decided: under `by_host` a
+            person's own terminal or browser asks for the PIN too, because that client's model may use them.
 
     Raises:
         ConfigError: The PIN's file or the limits of users cannot be read.
@@ -82,12 +94,25 @@ def policy_in_force(settings: Settings, *users: str, pin: bool | None = None) ->
         settings, pin = with_shared_users(settings), PinFile(settings.paths.approval_file).is_set
     if pin:
         return "human", "there is an approval PIN"
-    policies: list[tuple[Policy, str]] = [(settings.approval, "")]
+    policies = [_general_policy(settings, through)]
+    if made_under_human and settings.approval == "by_host":
+        policies.append(("human", 'approval = "by_host", and its host is not known to show you what it starts'))
     for user in users:
         if (own := user_settings(settings, user).approval) is not None:
-            policies.append((own, f"[{setting_name(('users', user))}] "))
-    policy, table = min(policies, key=lambda each: STRICTEST_FIRST.index(each[0]))
-    return policy, f'{table}approval = "{policy}"'
+            policies.append((own, f'[{setting_name(("users", user))}] approval = "{own}"'))
+    return min(policies, key=lambda each: STRICTEST_FIRST.index(each[0]))
+
+
+def _general_policy(settings: Settings, through: Connection | None) -> tuple[Policy, str]:
+    general = settings.approval
+    for name in through.settings_names if through is not None else ():
+        own = settings.hosts[name].approval if name in settings.hosts else None
+        # A variable of the process only tightens.
+        if own is not None and (("approval",) not in settings.from_environment or own == "human"):
+            return own, f'[{setting_name(("hosts", name))}] approval = "{own}"'
+    if general != "by_host":
+        return general, f'approval = "{general}"'
+    return through.policy() if through is not None else ("ask", 'approval = "by_host"')
 
 
 def workspace_roots(settings: Settings, user: str, *, owner: bool) -> tuple[Path, ...] | None:

@@ -77,7 +77,7 @@ async def approve_command(
     async with _open_client(server, "ava approve", asked=True, on_terminal=bool(ids)) as client:
         asking, waiting = await _waiting(client, ids or [])
         if (waiting or asking) and someone_there():  # an error comes before any question
-            await client.check_can_approve()
+            await client.check_can_approve([*(one.shown for one in waiting), *(one.shown for one in asking)])
         if ids:
             codes = [await _extend(client, one) for one in asking]
             code = max([*codes, await _approve_together(client, waiting, limits) if waiting else 0])
@@ -190,7 +190,7 @@ async def _start_each(client: ApprovalClient, waiting: list[Pending]) -> list[bo
     """Approve each by itself, all after one PIN; return which were."""
     from ava_server.approval.proposals import agreement  # not needed to read the command line
 
-    await client.unlock("Nothing was started; they still wait.")
+    await client.unlock([one.shown for one in waiting], "Nothing was started; they still wait.")
 
     async def approve(one: Pending) -> None:
         decided = await client.decide([one.shown], agreement([one], {}))

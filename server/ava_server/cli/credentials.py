@@ -13,11 +13,11 @@ from ava_server.cli.app import in_event_loop
 from ava_server.cli.completion import providers
 from ava_server.cli.log_access import checked_root, read_settings, record_setting
 from ava_server.cli.options import Json
-from ava_server.cli.secret_input import NameOnlyCommand, ask_hidden, read_secret
+from ava_server.cli.secret_input import NameOnlyCommand, ask_hidden, ask_twice, choose_pin, read_secret
 from ava_server.cli.terminal import aligned, heading, present, say
 from ava_server.config import keys
 from ava_server.config.keys import SEARCHES, WELL_KNOWN, provider_name, why_unused
-from ava_server.config.pin import NONE_YET, SET_ALREADY, PinFile, refuse_weak
+from ava_server.config.pin import NONE_YET, SET_ALREADY, PinFile
 from ava_server.config.secrets import Secret, hosts_of, read_secrets, remove_secret, secret_name, set_secret
 from ava_server.core.data_root import DataRoot, find_data_root, os_user
 from ava_server.core.errors import AvaError, BadInput, Refused
@@ -241,12 +241,7 @@ async def set_pin_command() -> None:
     file = PinFile(root.approval_file)
     if file.is_set:  # an error comes before any question
         raise Refused(SET_ALREADY)
-    new = await _ask_twice("New approval PIN")
-    root.create()
-    file.set(new)
-    await record_setting(root, "approval_pin", None, "set")
-    say(f"The PIN is set in {file.place}, as a hash. The policy is now human: `ava approve` starts proposals.")
-    say("It is only asked for at a terminal. It cannot be read back: if you forget it, remove that file.")
+    await choose_pin(file)
 
 
 @pin_command.command("change", short_help="Replace the PIN.")
@@ -255,7 +250,7 @@ async def change_pin_command() -> None:
     """Replace the approval PIN: the old one is asked for, then the new one twice."""
     root, file = _existing_pin()
     old = await ask_hidden("Current approval PIN")
-    file.change(old, await _ask_twice("New approval PIN"))
+    file.change(old, await ask_twice("New approval PIN"))
     await record_setting(root, "approval_pin", "set", "changed")
     say("The PIN is changed.")
 
@@ -269,7 +264,7 @@ async def remove_pin_command() -> None:
     file.remove(await ask_hidden("Approval PIN"))
     await record_setting(root, "approval_pin", "set", None)
     policy, why = policy_in_force(settings, os_user())
-    after = ", so nothing can be approved until there is a PIN again" if policy == "human" else ""
+    after = ", so the next approval asks you to choose a new PIN" if policy == "human" else ""
     say(f"The PIN is removed. config.toml decides again who approves: {why}{after}.")
 
 
@@ -284,11 +279,3 @@ def _existing_pin() -> tuple[DataRoot, PinFile]:
     if not file.is_set:
         raise Refused(NONE_YET)
     return root, file
-
-
-async def _ask_twice(question: str) -> str:
-    first = await ask_hidden(question)
-    refuse_weak(first)
-    if await ask_hidden(f"{question} once more") != first:
-        raise BadInput("The two are not the same; nothing was stored.")
-    return first

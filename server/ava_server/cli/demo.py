@@ -114,6 +114,7 @@ def demo_command(
         with _temporary_folder(keep) as place:
             root = DataRoot(place / "data")
             root.create()
+            root.config.write_text('approval = "ask"\n')  # the demo is a host that asks, at this terminal
             # A copy: an installed package often lies in a hidden folder of a home, where no subagent may read.
             where = named or Path(shutil.copytree(shipped_docs(), place / "docs", ignore=_TABLES))
             question = question_about(where) if named or task else DOCS_QUESTION

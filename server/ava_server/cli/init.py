@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
     from ava_server.hosts.change import Change
     from ava_server.hosts.known import Host, Launch, UserPlace
 
-_HOSTS = "claude-desktop, claude-code, codex, cursor, vscode, opencode or gemini"
+_HOSTS = (
+    "claude-desktop, claude-code, codex, copilot, cursor, vscode, opencode, gemini, qwen-code, cline, continue or goose"
+)
+HANDSHAKE_S = 30.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}")
 """What every host accepts: Gemini CLI takes no `_`, and several build tool names from it."""
 
@@ -34,6 +38,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}")
 def init_command(
     context: typer.Context,
     host: Annotated[str | None, typer.Argument(metavar="HOST", help=f"{_HOSTS}.", autocompletion=hosts)] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Add Ava to every host that is found on this machine, after one question.")
+    ] = False,
     only_print: Annotated[bool, typer.Option("--print", help="Only show what would change.")] = False,
     remove: Annotated[bool, typer.Option("--remove", help="Remove Ava.")] = False,
     workspace: Annotated[
@@ -76,6 +83,10 @@ def init_command(
     from ava_server.hosts.known import find_host
     from ava_server.hosts.launching import launch, over_http
 
+    if every:
+        if host is not None or remove or http or url is not None or file is not None:
+            raise BadInput("--all takes no HOST, and none of --remove, --http, --url and --file")
+        return _add_to_all(name, launch(workspace), only_print=only_print)
     if host is None:
         raise BadInput(f"ava init needs a host: {_HOSTS}. For any other, docs/hosts.md has the common form.")
     known = find_host(host)
@@ -111,10 +122,10 @@ def init_command(
     if not remove:
         _offer_tool_rules(known, name, path, allow_tools, only_print)
     if change.nothing or only_print:
-        return
+        return None
     if remove:
         say(f"{known.title} no longer has Ava after its next start.")
-        return
+        return None
     if server is not None and known.remote is not None:
         say(known.remote.token)
     say(known.next)
@@ -124,7 +135,93 @@ def init_command(
             " process of your user can read the token, which stays in the data root."
         )
     if server is None:
+        _offer_pin([known])
         _show_next_steps(started)
+    return None
+
+
+def _add_to_all(name: str, started: Launch, *, only_print: bool) -> None:
+    """Show what would change in each host that is found, ask once, write it, and connect as each host would.
+
+    Raises:
+        BadInput: No host is found.
+    """
+    heading(find_data_root())
+    planned = list(_planned(name, started))
+    if not planned:
+        raise BadInput(f"No configuration of a known host was found. Name one: ava init HOST, with {_HOSTS}.")
+    if only_print or all(change.nothing for _host, change in planned):
+        return
+    if not someone_there():
+        raise Refused("There is no terminal to ask on, so nothing was changed. Name one host: ava init HOST")
+    if not anyio.run(agrees, f"Change {len([1 for _host, change in planned if not change.nothing])} files?"):
+        say("Nothing was changed.")
+        return
+    for host, change in planned:
+        if not change.nothing:
+            _write(change)
+            say(f"{host.title}: {host.next}")
+    say(anyio.run(_handshake, started))
+    _offer_pin([host for host, _change in planned])
+    _show_next_steps(started)
+
+
+def _planned(name: str, started: Launch) -> Iterator[tuple[Host, Change]]:
+    """Show and yield what would change in each host whose configuration, or the folder for it, exists."""
+    from ava_server.hosts.change import adding
+    from ava_server.hosts.known import HOSTS
+
+    place = _place()
+    for host in HOSTS.values():
+        file = host.file(place)
+        if not (file.exists() or (file.parent.is_dir() and file.parent != place.home)):
+            continue
+        say(f"{host.title}: {file}")
+        try:
+            change = adding(host, name, started, file)
+        except ConfigError as error:
+            say(f"It is left out: {error}")
+            continue
+        _show(change, host, name, False)
+        yield host, change
+
+
+async def _handshake(started: Launch) -> str:
+    """Start the server as the hosts do and ask for its tools; return what came of it."""
+    from mcp import Client, StdioServerParameters, stdio_client
+
+    env = {**os.environ, **started.env}
+    server = StdioServerParameters(command=started.command, args=list(started.args), env=env)
+    try:
+        with anyio.fail_after(HANDSHAKE_S), open(os.devnull, "w") as nowhere:  # noqa: ASYNC230, PTH123
+            async with Client(stdio_client(server, errlog=nowhere)) as client:
+                tools = await client.list_tools()
+        return f"Ava answers, started as these hosts start it, with {len(tools.tools)} tools."
+    except Exception as error:  # whatever it is, the files are written and doctor says more
+        return f"Ava did not answer when it was started as these hosts start it ({type(error).__name__}): ava doctor"
+
+
+def _offer_pin(added: Sequence[Host]) -> None:
+    """Offer to choose the approval PIN, where a person approves in Ava in one of these hosts."""
+    from ava_server.budget.user_limits import policy_in_force
+    from ava_server.cli.secret_input import choose_pin
+    from ava_server.config.pin import PinFile
+    from ava_server.hosts.clients import connection_of
+
+    titles: list[str] = []
+    with suppress(AvaError):  # the first call, or `ava doctor`, says what is wrong
+        settings = read_settings()
+        pin = PinFile(settings.paths.approval_file)
+        for host in added:
+            if policy_in_force(settings, os_user(), through=connection_of(host.name))[0] == "human":
+                titles.append(host.title)
+        if not titles or pin.is_set:
+            return
+        say(f"In {', '.join(titles)} you approve in Ava, with a PIN: by a link, or `ava approve`.")
+        if not someone_there():
+            say("Choose it before the first approval: ava pin set")
+        elif anyio.run(agrees, "Choose the PIN now?"):
+            anyio.run(choose_pin, pin)
 
 
 def _write(change: Change) -> None:

@@ -233,9 +233,11 @@ class Connection:
         from mcp.client.streamable_http import streamable_http_client
         from mcp_types import Implementation
 
+        from ava_server.hosts.clients import COMMAND_LINE
+
         logging.getLogger("mcp").setLevel(logging.CRITICAL)  # its warnings are our errors
         transport = streamable_http_client(f"{self.address}/mcp", http_client=self._client)
-        info = Implementation(name="ava", version=version("ava-subagents"))
+        info = Implementation(name=COMMAND_LINE, version=version("ava-subagents"))
         try:
             with anyio.fail_after(WHOLE_ANSWER_S):
                 async with Client(transport, client_info=info, cache=None) as client:

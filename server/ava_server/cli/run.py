@@ -353,7 +353,7 @@ async def _folder_of(settings: Settings, retried: str | None) -> str | None:
 async def _approve(runtime: Runtime, service: Service, request: RunRequest) -> list[str]:
     """Propose, ask, and approve or reject; return the ids of the runs, none if they were not approved."""
     client = LocalApprovals(runtime, service.session)
-    await client.check_can_approve()  # an error comes before any question
+    await client.check_can_approve(())  # an error comes before any question
     made = await _propose_all(service, client, request)
     if len(made) == 1:
         tell(made[0].message or "")
@@ -402,7 +402,7 @@ async def _chosen(
         else:
             chosen, together = (proposals if await agrees("Start it?") else []), limits
         if chosen:
-            await client.unlock("Nothing was started.")
+            await client.unlock([one.shown for one in chosen], "Nothing was started.")
         return chosen, together
 
     chosen = await unless_interrupted(choice, None)

@@ -15,7 +15,9 @@ import anyio.to_thread
 from typer.core import TyperCommand
 
 from ava_server.approval.decide import approval_needs
-from ava_server.cli.terminal import someone_there, tell
+from ava_server.cli.log_access import record_setting
+from ava_server.cli.terminal import say, someone_there, tell
+from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.shutdown import ending_signals
 from ava_server.core.threads import read_apart
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from ava_server.config.pin import PinFile
     from ava_server.config.settings import Policy
     from ava_server.core.data_root import DataRoot
-    from ava_server.service.access import Session
 
 LONGEST_LINE = 16_384
 _TERMINAL = "/dev/tty"
@@ -114,28 +115,54 @@ def needed_pin(root: DataRoot, policy: Policy) -> PinFile | None:
     return PinFile(root.approval_file) if approval_needs("terminal", policy).pin else None
 
 
-async def unlock_session(pin_file: PinFile, session: Session, read: ReadPin = read_pin) -> None:
-    """Ask for the approval PIN once per session, so that the session may approve under the policy `human`.
+async def ask_pin(pin_file: PinFile, read: ReadPin = read_pin, *, choosing: bool = False) -> None:
+    """Ask for the approval PIN and check it; with `choosing`, where there is none yet, have the person choose it.
 
     Raises:
+        BadInput: The new PIN is too weak, or was not repeated.
         Refused: There is no terminal or no PIN, or the PIN is wrong or locked.
         ConfigError: The PIN's file cannot be used.
     """
-    if not session.pin_given:
-        await ask_pin(pin_file, read)
-        session.pin_given = True
-
-
-async def ask_pin(pin_file: PinFile, read: ReadPin = read_pin) -> None:
-    """Ask for the approval PIN and check it.
-
-    Raises:
-        Refused: There is no terminal or no PIN, or the PIN is wrong or locked.
-        ConfigError: The PIN's file cannot be used.
-    """
+    if choosing and read is read_pin and not await anyio.to_thread.run_sync(lambda: pin_file.is_set):
+        tell("There is no approval PIN yet. Choose one now: only who knows it starts subagents, in every host.")
+        await choose_pin(pin_file)
+        return
     await anyio.to_thread.run_sync(pin_file.ready)
     pin = await read()
     await anyio.to_thread.run_sync(pin_file.check, pin)
+
+
+async def choose_pin(pin_file: PinFile) -> None:
+    """Have a person choose the first PIN, asked for twice at the terminal, and log that there is one.
+
+    Raises:
+        BadInput: It is too weak, or was not repeated.
+        Refused: There is no terminal, or there is a PIN already.
+        ConfigError: It cannot be stored.
+    """
+    new = await ask_twice("New approval PIN")
+    root = DataRoot(pin_file.path.parent.parent)
+    root.create()
+    await anyio.to_thread.run_sync(pin_file.set, new)
+    await record_setting(root, "approval_pin", None, "set")
+    say(f"The PIN is set in {pin_file.place}, as a hash. The policy is now human: you approve with it, in every host,")
+    say("in a terminal with `ava approve` or on a page. It cannot be read back: if you forget it, remove that file.")
+
+
+async def ask_twice(question: str) -> str:
+    """Return a new PIN that a person has typed twice.
+
+    Raises:
+        BadInput: It is too weak, or was not repeated.
+        Refused: There is no terminal.
+    """
+    from ava_server.config.pin import refuse_weak
+
+    first = await ask_hidden(question)
+    refuse_weak(first)
+    if await ask_hidden(f"{question} once more") != first:
+        raise BadInput("The two are not the same; nothing was stored.")
+    return first
 
 
 async def require_person(root: DataRoot, command: str) -> None:

@@ -19,7 +19,7 @@ from ava_server.approval.decide import Decided, PersonAnswer, Shown, tool_call
 from ava_server.cli.log_access import find_runs
 from ava_server.cli.options import parse_any_id
 from ava_server.cli.remote import Connection, RemoteServer, connected
-from ava_server.cli.secret_input import ReadPin, needed_pin, read_pin, unlock_session
+from ava_server.cli.secret_input import ReadPin, ask_pin, needed_pin, read_pin
 from ava_server.cli.terminal import tell
 from ava_server.core.data_root import working_folder
 from ava_server.core.errors import AvaError, BadInput, Refused
@@ -169,29 +169,33 @@ class LocalApprovals:
 
         extends = shown[0].kind == "extend"
         if answer.agrees:
-            await self.unlock(f"Nothing was {'raised' if extends else 'started'}; it still waits.")
+            await self.unlock(shown, f"Nothing was {'raised' if extends else 'started'}; it still waits.")
         decided = await decide(Service(self._runtime, self._session), shown, answer)
         if extends:
             await self._start_worker()
         return decided
 
-    async def check_can_approve(self) -> None:
+    async def check_can_approve(self, shown: Sequence[Shown]) -> None:
         """Check before any question that the PIN can be given, where an approval takes it."""
-        if (pin := await self._needed_pin()) is not None:
-            await anyio.to_thread.run_sync(pin.ready)
+        if (pin := await self._needed_pin(shown)) is not None:
+            await anyio.to_thread.run_sync(pin.refuse_locked)
 
-    async def unlock(self, outcome: str) -> None:
+    async def unlock(self, shown: Sequence[Shown], outcome: str) -> None:
         """Ask for the PIN, once in a session, where an approval takes it; a refusal ends with the `outcome`."""
-        if (pin := await self._needed_pin()) is not None:
+        if not self._session.pin_given and (pin := await self._needed_pin(shown)) is not None:
             try:
-                await unlock_session(pin, self._session, self._read_pin)
+                await ask_pin(pin, self._read_pin, choosing=True)
             except AvaError as error:
                 raise Refused(f"{error} {outcome}") from error
+            self._session.pin_given = True
 
-    async def _needed_pin(self) -> PinFile | None:
+    async def _needed_pin(self, shown: Sequence[Shown]) -> PinFile | None:
+        from ava_server.approval.proposals import made_under_human
+
         if self._session.channel != "terminal":  # no person decides here, so none could give it
             return None
-        return needed_pin(self._runtime.settings.paths, await self._runtime.policy())
+        human = await self._runtime.store.read(lambda view: made_under_human(view, [one.id for one in shown]))
+        return needed_pin(self._runtime.settings.paths, await self._runtime.policy(made_under_human=human))
 
     async def describe_start(
         self, waiting: Sequence[Pending], *, then: str = "; `ava status` shows the progress"
@@ -271,10 +275,10 @@ class RemoteApprovals:
             body["digests"] = {one.id: one.digest for one in shown}
         return Decided(self._valid(ConfirmAnswer, await self._post(body)).structured())
 
-    async def check_can_approve(self) -> None:
+    async def check_can_approve(self, shown: Sequence[Shown]) -> None:
         """Do nothing: the token replaces the PIN, and the server says what is missing."""
 
-    async def unlock(self, outcome: str) -> None:
+    async def unlock(self, shown: Sequence[Shown], outcome: str) -> None:
         """Do nothing: the token replaces the PIN."""
 
     async def describe_start(self, waiting: Sequence[Pending]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,8 @@ class BrowserSession:
         terminal: It was opened with what only a person has: a terminal, the PIN or a passkey.
         created_us: When it was made, in microseconds since 1970.
         expires_us: When it ends.
-        name: The name of the passkey that the code is for, or what the challenge is for.
+        name: The name of the passkey that the code is for, what the challenge is for, or the only proposals that a code
+            and its session show.
     """
 
     hash: str
@@ -57,6 +58,11 @@ class BrowserSession:
     def id(self) -> str:
         """Names it in the log."""
         return self.hash[:12]
+
+    @property
+    def only(self) -> frozenset[str]:
+        """The only proposals that a session shows and decides on; empty is everything."""
+        return frozenset((self.name or "").split()) if self.kind == "session" else frozenset()
 
     @property
     def is_valid(self) -> bool:
@@ -87,13 +93,18 @@ class BrowserSessions:
         self._file = PrivateFile(path, "browser sessions", "ava ui", "ava ui")
         self._watched = WatchedFile(path, self._read)
 
-    def issue_code(self, user: str, *, terminal: bool) -> str:
+    def issue_code(self, user: str, *, terminal: bool = False, only: Sequence[str] = ()) -> str:
         """Make a one-time code for this machine's user, and return it.
+
+        Args:
+            user: The user.
+            terminal: Somebody at a terminal asked for it.
+            only: The proposals that its session may show and decide on; empty is everything.
 
         Raises:
             ConfigError: It cannot be stored.
         """
-        return self._make("code", user, CODE_US, terminal=terminal)
+        return self._make("code", user, CODE_US, terminal=terminal, name=" ".join(only) or None)
 
     def issue_passkey_code(self, user: str, name: str) -> str:
         """Make a one-time code with which a user can add one passkey, and return it.
@@ -140,13 +151,13 @@ class BrowserSessions:
         found = self._take(challenge, "challenge")
         return None if found is None else found.name
 
-    def open(self, user: str, *, token: str | None = None, terminal: bool = False) -> str:
-        """Begin a session, and return the value of its cookie.
+    def open(self, user: str, *, token: str | None = None, terminal: bool = False, only: str | None = None) -> str:
+        """Begin a session, perhaps for `only` some proposals, and return the value of its cookie.
 
         Raises:
             ConfigError: It cannot be stored.
         """
-        return self._make("session", user, SESSION_US, token=token, terminal=terminal)
+        return self._make("session", user, SESSION_US, token=token, terminal=terminal, name=only)
 
     def redeem(self, code: str) -> str | None:
         """Exchange a code for a session, once, and return the value of its cookie; None if the code is not valid.
@@ -155,7 +166,7 @@ class BrowserSessions:
             ConfigError: The file cannot be read or written.
         """
         found = self._take(code, "code")
-        return None if found is None else self.open(found.user, terminal=found.terminal)
+        return None if found is None else self.open(found.user, terminal=found.terminal, only=found.name)
 
     def find(self, cookie: str) -> BrowserSession | None:
         """Return the session with this cookie, None if there is none or it has expired.

@@ -33,15 +33,15 @@ OWN_NAMES = frozenset(
 )
 """Variables that are not settings: they belong to one process, never to `config.toml`."""
 
-FILE_ONLY = ("on_event", "prices", "users", "mcp_servers")
-"""Settings that run programs, set prices or admit users: the environment of one process may not set them."""
+FILE_ONLY = ("on_event", "prices", "users", "hosts", "mcp_servers")
+"""Settings that run programs, set prices, admit users or trust hosts: no process's environment may set them."""
 
 PROXY = ("fetch", "proxy")
 """A setting whose value may hold a user and a password."""
 
 _STRICTEST_FIRST: dict[tuple[str, ...], tuple[object, ...]] = {
     ("enabled",): (False, True),
-    ("approval",): ("human", "ask", "auto"),
+    ("approval",): ("human", "by_host", "ask", "auto"),
     ("sandbox", "mode"): ("auto", "none"),
 }
 _LOWER_IS_STRICTER = (("limits",), ("auto_approve_cents",), ("auto_approve_daily_cents",))

@@ -100,10 +100,20 @@ class PinFile:
             Refused: There is none, or it is locked.
             ConfigError: The file cannot be used.
         """
-        stored = self._stored()
-        if stored is None:
+        if not self.is_set:
             raise Refused(NONE_YET)
-        _refuse_locked(stored.locked_until - time.time())
+        self.refuse_locked()
+
+    def refuse_locked(self) -> None:
+        """Refuse while the PIN is locked; without one, a person can choose it.
+
+        Raises:
+            Refused: It is locked; says for how long.
+            ConfigError: The file cannot be used.
+        """
+        stored = self._stored()
+        if stored is not None:
+            _refuse_locked(stored.locked_until - time.time())
 
     def check(self, pin: str) -> None:
         """Check a PIN that a person has given.

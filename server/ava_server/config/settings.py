@@ -43,13 +43,14 @@ if TYPE_CHECKING:
     from ava_audit.view import View
 
 Policy = Literal["ask", "human", "auto"]
+ApprovalSetting = Literal["by_host", "ask", "human", "auto"]
 RunsOn = Literal["here", "workers"]
 """What runs approved subagents: this machine, or processes of `ava worker`, which may be on others."""
 TTL_UNDER_HUMAN_S = 86_400
 BUNDLE_DAILY_USD = "5"
 """The day cap that the bundle's install dialog suggests; it also applies when the field was emptied."""
 _IN_ENVIRONMENT = "where Ava is given its variables"
-FOR_EVERYBODY = ("enabled", "approval", "auto_approve_cents", "auto_approve_daily_cents", "limits", "sandbox")
+FOR_EVERYBODY = ("enabled", "approval", "hosts", "auto_approve_cents", "auto_approve_daily_cents", "limits", "sandbox")
 """The limits for all users. The log records every change of them and of `workspace.allow`, and the environment may only
 tighten them."""
 SELF_KNOWN_PROVIDERS = frozenset({"custom", *(name for name, known in PROVIDERS.items() if known.models)})
@@ -255,11 +256,17 @@ class UserSettings(Table):
     approval: Policy | None = None
 
 
+class HostSettings(Table):
+    """What counts for one host, by its name in `ava hosts` or what it calls itself."""
+
+    approval: Policy | None = None
+
+
 class Configured(Table):
     """The settings that `config.toml` may have, with their defaults."""
 
     enabled: bool = True
-    approval: Policy = "ask"
+    approval: ApprovalSetting = "by_host"
     auto_approve_cents: Count = 0
     auto_approve_daily_cents: Count = 0
     proposal_ttl_s: Cap = 600
@@ -270,6 +277,7 @@ class Configured(Table):
     mirror: bool = True
     retention_days: Cap = 90
     on_event: tuple[str, ...] = ()
+    desktop_notifications: bool = True
     database_url: DatabaseUrl = Field(default="", repr=False)
     limits: Limits = Limits()
     models: Tiers = Tiers()
@@ -284,6 +292,7 @@ class Configured(Table):
     travel: TravelSettings = TravelSettings()
     mcp_servers: dict[str, McpServerSettings] = Field(default_factory=dict)
     users: dict[str, UserSettings] = Field(default_factory=dict)
+    hosts: dict[str, HostSettings] = Field(default_factory=dict)
 
     @field_serializer("database_url")
     def _without_password(self, url: str) -> str:
@@ -349,7 +358,7 @@ class Settings(Configured):
         """Seconds that a proposal waits under the configured policy."""
         return self.lifetime_under(self.approval)
 
-    def lifetime_under(self, policy: Policy) -> int:
+    def lifetime_under(self, policy: ApprovalSetting) -> int:
         """Return the seconds that a proposal waits: 24 hours under `human`, unless `proposal_ttl_s` is set."""
         if policy == "human" and "proposal_ttl_s" not in self.model_fields_set:
             return TTL_UNDER_HUMAN_S

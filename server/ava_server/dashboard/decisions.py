@@ -13,7 +13,7 @@ from ava_audit.rows import WAITING
 from ava_audit.units import format_usd, now_us
 from ava_roles.wrap import add_bars
 from ava_server.approval.decide import PersonAnswer, Shown
-from ava_server.approval.proposals import spawn_limits, texts_of, waiting_proposal
+from ava_server.approval.proposals import made_under_human, spawn_limits, texts_of, waiting_proposal
 from ava_server.budget.user_limits import policy_in_force
 from ava_server.cli.app import refuse_in_subagent
 from ava_server.cli.approve import approve_proposals, reject_proposal
@@ -112,7 +112,8 @@ def _approval(kind: Kind, run: RunRow, settings: Settings, user: str, view: View
         title = f"{extension.id}: {label(run)} asks for more"
         declines = "Decline it, so that the run hands in what it has?"
         question, done = ("Raise the cap?", "raised") if approves else (declines, "declined")
-    pin = needed_pin(settings.paths, policy_in_force(settings, user)[0]) if approves else None
+    policy, _why = policy_in_force(settings, user, made_under_human=made_under_human(view, [run.id]))
+    pin = needed_pin(settings.paths, policy) if approves else None
     if pin is not None:
         pin.ready()
     return Decision(kind, run, title, text, question, shown, f"Nothing was {done}; it still waits.", pin is not None)

@@ -26,7 +26,7 @@ from ava_server.hosts.known import TOKEN, TOKEN_INPUT, Host, Launch, Rule, ToolR
 
 BACKUP = "ava-backup"
 _OURS = frozenset({"ava", "ava-subagents", "ava_server"})
-_START = ("command", "args", "url", "headersHelper")
+_START = ("command", "cmd", "args", "url", "headersHelper")
 """The fields of an entry that say how the host starts the server and reaches it."""
 _VARIABLE = re.compile(r"[A-Z_]+=")
 _TOKEN_REFERENCE = re.compile(rf"Bearer \$?\{{?(env:)?{TOKEN}\}}?|Bearer \$\{{input:{TOKEN_INPUT}\}}")
@@ -67,7 +67,7 @@ def adding(host: Host, name: str, launch: Launch, path: Path) -> Change:
         ConfigError: The configuration cannot be changed, or has another server of that name; it is left alone.
     """
     file = Configuration.read(path, host.format)
-    before, where = file.text, (host.servers, name)
+    before, where = file.text, place_of(file, host, name)
     old = file.get(where)
     if old is NOTHING:
         lines, notes = _added(file, host, name, host.entry(launch)), list[str]()
@@ -106,7 +106,7 @@ def removing(host: Host, name: str, path: Path) -> Change:
         ConfigError: The configuration cannot be changed, or the server of that name is not Ava; it is left alone.
     """
     file = Configuration.read(path, host.format)
-    before, where = file.text, (host.servers, name)
+    before, where = file.text, place_of(file, host, name)
     old = file.get(where)
     if old is NOTHING:
         return Change(path, file.target, before, before)
@@ -202,12 +202,24 @@ def servers_of(host: Host, path: Path) -> list[Server]:
         ConfigError: It cannot be read.
     """
     table = Configuration.read(path, host.format, to_change=False).get((host.servers,))
-    servers = cast("dict[str, object]", table) if isinstance(table, dict) else {}
+    servers = list(cast("dict[str, object]", table).values()) if isinstance(table, dict) else table
     return [
         Server(_words(entry)[0], _keys_without_address(host, cast("Mapping[str, object]", entry)))
-        for entry in servers.values()
+        for entry in (cast("list[object]", servers) if isinstance(servers, list) else ())
         if is_ours(entry)
     ]
+
+
+def place_of(file: Configuration, host: Host, name: str) -> Steps:
+    """Return where a configuration has the server of this name, or would have it."""
+    if not host.in_list:
+        return (host.servers, name)
+    listed = file.get((host.servers,))
+    servers = cast("list[object]", listed) if isinstance(listed, list) else []
+    for number, entry in enumerate(servers):
+        if isinstance(entry, Mapping) and cast("Mapping[str, object]", entry).get("name") == name:
+            return (host.servers, number)
+    return (host.servers, len(servers))
 
 
 def _keys_without_address(host: Host, entry: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
@@ -239,14 +251,15 @@ def _words(entry: object) -> list[str]:
         except ValueError:  # an open quotation mark
             return []
     words: list[object] = []
-    for part in (table.get("command"), table.get("args", [])):
+    for part in (table.get("command", table.get("cmd")), table.get("args", [])):
         words += cast("list[object]", part) if isinstance(part, list) else [part]
     return [word for word in words if isinstance(word, str)] if all(isinstance(word, str) for word in words) else []
 
 
 def _added(file: Configuration, host: Host, name: str, entry: dict[str, Any]) -> list[str]:
     """Add the server, the element it refers to, and what makes the host ask; returns the lines of the change."""
-    where, asks = (host.servers, name), host.asking(name)
+    where, asks = place_of(file, host, name), host.asking(name)
+    entry = {"name": name, **entry} if host.in_list else entry
     if asks is not None and asks[0][:2] == where:
         put_in(entry, asks[0][2:], asks[1])
     file.put(where, entry)
@@ -305,7 +318,7 @@ def _as_before(host: Host, name: str, entry: dict[str, Any], file: Configuration
     """Return the text of a file after Ava was removed: the exact text from before it was added, if that is certain."""
 
     def add(earlier: Configuration) -> bool:
-        if earlier.get((host.servers, name)) is not NOTHING:
+        if earlier.get(place_of(earlier, host, name)) is not NOTHING:
             return False
         return bool(_added(earlier, host, name, copy.deepcopy(entry)))
 

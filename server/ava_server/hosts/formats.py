@@ -106,6 +106,102 @@ class Toml:
         return self.put("", path, value).splitlines()
 
 
+class Yaml:
+    """YAML in block style, which is how people and their programs write configurations."""
+
+    def parse(self, text: str) -> Any:
+        """Return what a text says."""
+        import yaml
+
+        try:
+            return yaml.safe_load(text) or {}
+        except (yaml.YAMLError, RecursionError) as wrong:
+            raise ValueError(" ".join(str(wrong).split())[:200]) from None
+
+    def put(self, text: str, path: KeyPath, value: Any) -> str:
+        """Return the text with a value set: as lines of their own, behind what their parent has."""
+        try:
+            at(self.parse(text), path)
+        except LookupError:
+            pass
+        else:
+            text = self.remove(text, path)
+        lines = _LINE.findall(text)
+        if lines and not lines[-1].endswith("\n"):
+            lines[-1] += "\n"
+        parent, depth = self._deepest(text, path)
+        for step in reversed(path[depth + 1 :]):
+            value = [value] if isinstance(step, int) else {step: value}
+        added = [value] if isinstance(path[depth], int) else {path[depth]: value}
+        indent, line = 0, len(lines)
+        if parent is not None:
+            if parent.flow_style:
+                raise ValueError("a table in one line")
+            indent, line = parent.start_mark.column, _last_line(parent) + 1
+        lines[line:line] = [" " * indent + one for one in _block(added).splitlines(keepends=True)]
+        return _with_every_comment(text, "".join(lines))
+
+    def remove(self, text: str, path: KeyPath) -> str:
+        """Return the text without the value at a place."""
+        parent, depth = self._deepest(text, path)
+        if parent is None or depth != len(path) - 1 or parent.flow_style:
+            raise ValueError("it is not there")
+        if len(parent.value) == 1 and depth > 0:  # without its last line, it would be null
+            return self.put(text, path[:-1], [] if isinstance(path[-1], int) else {})
+        lines = _LINE.findall(text)
+        for number, item in enumerate(cast("list[Any]", parent.value)):
+            pair = cast("tuple[Any, Any]", item) if isinstance(item, tuple) else (item, item)
+            key, value = pair
+            if path[-1] == (key.value if isinstance(item, tuple) else number):
+                del lines[key.start_mark.line : _last_line(value) + 1]
+                break
+        return "".join(lines)
+
+    def is_bare(self, text: str, path: KeyPath) -> bool:
+        """Tell whether the line of an empty table or list has no comment."""
+        parent, depth = self._deepest(text, path)
+        if parent is None or depth != len(path) - 1:
+            return False
+        found = next((value for key, value in parent.value if key.value == path[-1]), None)
+        return found is not None and not found.value and "#" not in _LINE.findall(text)[found.start_mark.line]
+
+    def shown(self, path: KeyPath, value: Any) -> list[str]:
+        """Return the lines that a value takes in a file."""
+        return self.put("", [0 if isinstance(step, int) else step for step in path], value).splitlines()
+
+    def _deepest(self, text: str, path: KeyPath) -> tuple[Any, int]:
+        """Return the deepest table or list on the way to a place, and how many steps lead to it."""
+        import yaml
+
+        node, depth = yaml.compose(text, Loader=yaml.SafeLoader), 0
+        while node is not None and depth < len(path) - 1:
+            step, below = path[depth], None
+            if isinstance(node, yaml.MappingNode):
+                below = next((value for key, value in node.value if key.value == step), None)
+            elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
+                below = node.value[step]
+            if not isinstance(below, yaml.CollectionNode) or not below.value:
+                break
+            node, depth = below, depth + 1
+        return node, depth
+
+
+def _last_line(node: Any) -> int:
+    """Return the number of the last line of a node; a table ends with its last value, not at the comments below."""
+    value = node.value
+    if isinstance(value, list) and value:
+        last = cast("list[Any]", value)[-1]
+        return _last_line(last[1] if isinstance(last, tuple) else last)
+    end = node.end_mark
+    return int(end.line - 1 if end.column == 0 and end.line > node.start_mark.line else end.line)
+
+
+def _block(value: Any) -> str:
+    import yaml
+
+    return str(yaml.safe_dump(value, allow_unicode=True, sort_keys=False, default_flow_style=False, width=1000))
+
+
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 
@@ -248,6 +344,9 @@ class Configuration:
         """Tell whether a value can be put at a place: everything on the way to it is a table, if it exists."""
         data: object = self.data
         for step in path[:-1]:
+            if isinstance(data, list) and isinstance(step, int):
+                data = cast("list[object]", data)[step]
+                continue
             if not isinstance(data, dict):
                 return False
             if step not in data:

@@ -16,7 +16,7 @@ from typing import Any
 from ava_server.config.keys import WELL_KNOWN, address_variables
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import nearest
-from ava_server.hosts.formats import Format, Toml
+from ava_server.hosts.formats import Format, Toml, Yaml
 from ava_server.hosts.jsonc import Json
 
 
@@ -132,12 +132,12 @@ class Host:
     """A host.
 
     Attributes:
-        name: The argument of `ava init`.
+        name: The argument of `ava init`, and the id of its row in `clients.toml`.
         title: Its name for people.
-        clients: How its names as an MCP client begin.
         format: The format of its configuration.
         files: Where its configuration can be: the first that exists, else the first.
         servers: The table of servers in it.
+        in_list: It is a list, whose elements have their server's name.
         entry: Makes the server's entry in that table.
         http_entry: Makes the entry for an HTTP server that the host starts before it connects, from the server's URL
             and the command that starts it and prints its headers; None if the host runs no such command.
@@ -147,13 +147,6 @@ class Host:
         element: What the entry refers to elsewhere in the configuration.
         asks: What makes it ask before each `confirm_spawn`: a place, with `{name}` for the server's name, and a value.
             None if that is not part of its configuration.
-        asks_by_hints: It asks before each tool whose hints say that it destroys something or reaches beyond this
-            machine. Where Ava asks as well, the tool is listed without them.
-        question_s: Seconds that it waits for a person's answer to Ava's question; None if it is not known to wait
-            longer than for any other call.
-        wait_s: Seconds that a call may wait for a run; None if it is not known to wait longer than a minute.
-        shows_forms: It shows the form of such a question, not only yes and no.
-        opens_pages: If it declares that it opens pages, it does; else it declines each without asking its person.
         tool_rules: Where it keeps rules for single tools; None if no file has any.
         quiet: What its person may do so that it asks less often, besides those rules.
         remote: How it connects to another machine's server; None if its configuration takes no such server.
@@ -161,7 +154,6 @@ class Host:
 
     name: str
     title: str
-    clients: tuple[str, ...]
     format: Format
     files: Callable[[UserPlace], Sequence[Path]]
     servers: str
@@ -169,13 +161,9 @@ class Host:
     next: str
     key: str
     env: str = "env"
+    in_list: bool = False
     element: Element | None = None
     asks: tuple[tuple[str, ...], str] | None = None
-    asks_by_hints: bool = False
-    question_s: float | None = None
-    wait_s: float | None = None
-    shows_forms: bool = True
-    opens_pages: bool = True
     http_entry: Callable[[str, str], dict[str, Any]] | None = None
     tool_rules: ToolRules | None = None
     quiet: str = ""
@@ -230,8 +218,10 @@ INPUT = "ava-openrouter-key"
 TOKEN = "AVA_TOKEN"  # noqa: S105 - a variable's name
 TOKEN_INPUT = "ava-token"  # noqa: S105 - an input's name
 _SET_TOKEN = f"Set {TOKEN} to the token in the environment that starts {{title}}, which reads it from there."
-LONG_QUESTION_S = 240.0
-"""Seconds for a question in hosts that let a call wait at least 300 s."""
+_IN_AVA = (
+    "It may start tools without asking you, so you approve in Ava, with a link or `ava approve`. Its own rules may"
+    " allow Ava's tools; never confirm_spawn where you have set approval to ask."
+)
 
 
 def _claude_desktop(place: UserPlace) -> Sequence[Path]:
@@ -264,6 +254,15 @@ def _vscode_entry(launch: Launch) -> dict[str, Any]:
 def _opencode_entry(launch: Launch) -> dict[str, Any]:
     entry: dict[str, Any] = {"type": "local", "command": [launch.command, *launch.args], "enabled": True}
     return {**entry, "environment": dict(launch.env)} if launch.env else entry
+
+
+def _cline_data(place: UserPlace) -> Path:
+    return place.folder("CLINE_DATA_DIR", place.folder("CLINE_DIR", place.home / ".cline") / "data")
+
+
+def _goose_entry(launch: Launch) -> dict[str, Any]:
+    entry = {"name": "Ava", "type": "stdio", "enabled": True, "cmd": launch.command, "args": list(launch.args)}
+    return {**entry, "envs": dict(launch.env), "timeout": 300}
 
 
 def _claude_settings(place: UserPlace, config: Path) -> Path:
@@ -302,7 +301,6 @@ HOSTS: Mapping[str, Host] = {
         Host(
             name="claude-desktop",
             title="Claude Desktop",
-            clients=("claude-ai", "local-agent-mode-"),
             format=Json(),
             files=_claude_desktop,
             servers="mcpServers",
@@ -317,7 +315,6 @@ HOSTS: Mapping[str, Host] = {
         Host(
             name="claude-code",
             title="Claude Code",
-            clients=("claude-code",),
             format=Json(),
             files=lambda place: [place.folder("CLAUDE_CONFIG_DIR", place.home) / ".claude.json"],
             servers="mcpServers",
@@ -326,10 +323,8 @@ HOSTS: Mapping[str, Host] = {
                 "Restart Claude Code; /mcp shows the server. A Claude Code that was running may have overwritten the"
                 " change: then quit all of them and run this again."
             ),
-            question_s=LONG_QUESTION_S,
             http_entry=lambda url, command: {"type": "http", "url": url, "headersHelper": command},
             remote=RemoteForm(_with_headers(f"${{{TOKEN}}}", type="http"), _SET_TOKEN.format(title="Claude Code")),
-            wait_s=100,  # from two minutes on, it puts a call into the background, where it ends with the session
             key="Or set {variable} before you start Claude Code, which passes all variables on.",
             tool_rules=ToolRules(Json(), _claude_settings, _claude_rules),
             quiet=(
@@ -341,7 +336,6 @@ HOSTS: Mapping[str, Host] = {
         Host(
             name="codex",
             title="Codex",
-            clients=("codex",),
             format=Toml(),
             files=lambda place: [place.folder("CODEX_HOME", place.home / ".codex") / "config.toml"],
             servers="mcp_servers",
@@ -351,11 +345,6 @@ HOSTS: Mapping[str, Host] = {
                 "Or set {variable} before Codex and its background process start (`codex app-server daemon stop` ends"
                 " that): they pass on the variables in the server's `env_vars`."
             ),
-            asks_by_hints=True,
-            wait_s=LONG_QUESTION_S,
-            question_s=LONG_QUESTION_S,  # its limit for a call is 300 s, and does not run while a question is open
-            shows_forms=False,
-            opens_pages=False,  # 0.169
             tool_rules=ToolRules(Toml(), lambda _place, config: config, _codex_rules, needed=False),
             quiet=(
                 "Codex asks about none of them, and leaves the question before a start to Ava, unless the approval_mode"
@@ -369,7 +358,6 @@ HOSTS: Mapping[str, Host] = {
         Host(
             name="cursor",
             title="Cursor",
-            clients=("cursor",),
             format=Json(comments=True, trailing_commas=True),
             files=lambda place: [place.home / ".cursor" / "mcp.json"],
             servers="mcpServers",
@@ -391,7 +379,6 @@ HOSTS: Mapping[str, Host] = {
         Host(
             name="vscode",
             title="VS Code",
-            clients=("Visual Studio Code",),
             format=Json(comments=True, trailing_commas=True),
             files=lambda place: [place.config / "Code" / "User" / "mcp.json"],
             servers="servers",
@@ -428,7 +415,6 @@ HOSTS: Mapping[str, Host] = {
         Host(
             name="opencode",
             title="opencode",
-            clients=("opencode",),
             format=Json(comments=True, trailing_commas=True),
             files=_opencode,
             servers="mcp",
@@ -452,7 +438,6 @@ HOSTS: Mapping[str, Host] = {
         Host(
             name="gemini",
             title="Gemini CLI",
-            clients=("gemini-cli",),
             format=Json(comments=True),
             files=lambda place: [_gemini_home(place) / "settings.json"],
             servers="mcpServers",
@@ -467,6 +452,66 @@ HOSTS: Mapping[str, Host] = {
                 _SET_TOKEN.format(title="Gemini CLI")
                 + " When it changes this file itself, it may write the token in place of the variable.",
             ),
+        ),
+        Host(
+            name="copilot",
+            title="Copilot CLI",
+            format=Json(comments=True),
+            files=lambda place: [place.folder("COPILOT_HOME", place.home / ".copilot") / "mcp-config.json"],
+            servers="mcpServers",
+            entry=lambda launch: {"type": "local", **_entry(launch), "tools": ["*"]},
+            next="Restart Copilot CLI; /mcp shows the server.",
+            key="Or set {variable} before you start Copilot CLI, and name it under `env` of the server.",
+            quiet=(
+                "Copilot CLI asks before each tool, and then Ava asks. Choose not to be asked again for spawn_subagent,"
+                " check_subagent and read_ava_logs, and never confirm_spawn."
+            ),
+        ),
+        Host(
+            name="qwen-code",
+            title="qwen-code",
+            format=Json(comments=True),
+            files=lambda place: [place.folder("QWEN_HOME", place.home / ".qwen") / "settings.json"],
+            servers="mcpServers",
+            entry=_entry,
+            next="Restart qwen-code; /mcp shows the server.",
+            key="Or set {variable} before you start qwen-code.",
+            quiet=_IN_AVA,
+        ),
+        Host(
+            name="cline",
+            title="Cline CLI",
+            format=Json(),
+            files=lambda place: [_cline_data(place) / "settings" / "cline_mcp_settings.json"],
+            servers="mcpServers",
+            entry=_entry,
+            next="Restart Cline.",
+            key="Or set {variable} before you start Cline.",
+            quiet=_IN_AVA,
+        ),
+        Host(
+            name="continue",
+            title="Continue CLI",
+            format=Yaml(),
+            files=lambda place: [place.folder("CONTINUE_GLOBAL_DIR", place.home / ".continue") / "config.yaml"],
+            servers="mcpServers",
+            in_list=True,
+            entry=_entry,
+            next="Restart Continue.",
+            key="Or set {variable} before you start Continue, and name it under `env` of the server.",
+            quiet=_IN_AVA,
+        ),
+        Host(
+            name="goose",
+            title="goose",
+            format=Yaml(),
+            files=lambda place: [place.xdg_config / "goose" / "config.yaml"],
+            servers="extensions",
+            entry=_goose_entry,
+            next="Restart goose.",
+            key="Or set {variable} before you start goose, and list it under `env_keys` of the extension.",
+            env="envs",
+            quiet=_IN_AVA,
         ),
     )
 }
@@ -485,9 +530,3 @@ def find_host(name: str) -> Host:
         hint = f" Did you mean {near}?" if near else ""
         raise BadInput(f"There is no host {name!r}.{hint} Known: {', '.join(HOSTS)}. For others see docs/hosts.md.")
     return host
-
-
-def host_of(client: str | None) -> Host | None:
-    """Return the host with this name as an MCP client, if it is a known one."""
-    name = (client or "").lower()
-    return next((host for host in HOSTS.values() if name.startswith(tuple(map(str.lower, host.clients)))), None)

@@ -18,7 +18,8 @@ from ava_server.config.keys import OWN_PREFIX, WELL_KNOWN, provider_name
 from ava_server.config.settings import http_url
 from ava_server.core.data_root import absolute_folder, find_data_root
 from ava_server.core.errors import BadInput, ConfigError
-from ava_server.hosts.known import Host, Launch, host_of
+from ava_server.hosts.clients import client_of
+from ava_server.hosts.known import HOSTS, Host, Launch
 from ava_server.models.selection import CUSTOM
 
 _PLACES = ("AVA_DATA_ROOT", "XDG_DATA_HOME")
@@ -148,7 +149,7 @@ def key_advice(provider: str, client: str | None, env: Mapping[str, str] | None 
     root = env.get("AVA_DATA_ROOT", "").strip()
     where = f" (with AVA_DATA_ROOT set to {root})" if root else ""
     stored = f"In a terminal{where}, run `{command}`; it takes effect with the next call."
-    host = host_of(client)
+    host = HOSTS.get(client_of(client).id)
     if host is None:
         return stored
     name = provider_name(provider)

@@ -16,6 +16,8 @@ from ava_server.core.data_root import NOWHERE, home_folder, working_folder
 from ava_server.mcp_server.subscriptions import Subscriptions
 
 if TYPE_CHECKING:
+    from mcp_types import ElicitationCapability
+
     from ava_roles.catalog import Catalog
     from ava_server.config.role_folders import RolePlaces
     from ava_server.config.settings import Settings
@@ -61,7 +63,7 @@ class App:
         self._starting = anyio.Lock()
         self._keeping = anyio.CancelScope(shield=True)
         self._runtime: Runtime | None = None
-        self._services: dict[tuple[Token | None, str | None], Service] = {}
+        self._services: dict[tuple[Token | None, *tuple[object, ...]], Service] = {}
         self.updates = Subscriptions(self._role_places)
         self._opened = anyio.Event()
         self._telling = anyio.CancelScope()
@@ -184,13 +186,16 @@ class App:
         token = token_of(ctx)
         client = ctx.session.client_params
         name = client.client_info.name[:CLIENT_CHARS] if client is not None else ""
-        return self.service_for((token, name), lambda: replace(session_over_http(token, name), url=self.url))
+        forms = can_ask(ctx)
+        return self.service_for(
+            (token, name, forms), lambda: replace(session_over_http(token, name, forms=forms), url=self.url)
+        )
 
-    def service_for(self, key: tuple[Token | None, str | None], session: Callable[[], Session]) -> Service:
+    def service_for(self, key: tuple[Token | None, *tuple[object, ...]], session: Callable[[], Session]) -> Service:
         """Return the service of a session, and make it if there is none; the data root has to be open.
 
         Args:
-            key: The token with its current scopes, and the client's name; a name of None is a person in a browser.
+            key: The token with its current scopes, and what else tells its sessions apart.
             session: Makes the session.
         """
         from ava_server.service.service import Service
@@ -245,7 +250,7 @@ class App:
         if client is not None:
             session.client = client.client_info.name[:CLIENT_CHARS]
             session.client_version = client.client_info.version[:CLIENT_CHARS]
-        session.protocol = ctx.protocol_version
+        session.protocol, session.forms = ctx.protocol_version, can_ask(ctx)
         self.begin(session)
         if not session.remote:  # the folders of another machine
             session.roots = await _roots(ctx)
@@ -278,12 +283,31 @@ class App:
         runtime.manager.forget_session(service.session.id)
 
 
-def session_over_http(token: Token, client: str) -> Session:
-    """Return the session of a token and a client's name; it has the same id after a restart."""
+def session_over_http(token: Token, client: str, *, forms: bool = False) -> Session:
+    """Return the session of a token and a client, which may ask its person; it has the same id after a restart."""
     from ava_server.service.access import Session
 
-    label = hashlib.sha256(f"{token.id}\0{client}".encode("utf-8", "replace")).hexdigest()[:12]
-    return Session(user=token.user, transport=HTTP, id=f"sess-{label}", client=client or None, token=token)
+    whole = f"{token.id}\0{client}{chr(0) if forms else ''}"
+    label = hashlib.sha256(whole.encode("utf-8", "replace")).hexdigest()[:12]
+    return Session(user=token.user, transport=HTTP, id=f"sess-{label}", client=client or None, forms=forms, token=token)
+
+
+def _elicitation(ctx: ServerRequestContext[App, Any]) -> ElicitationCapability | None:
+    capabilities = ctx.session.client_capabilities
+    return capabilities.elicitation if capabilities is not None else None
+
+
+def can_ask(ctx: ServerRequestContext[App, Any]) -> bool:
+    """Tell whether the client says that it can show a form to a person."""
+    kinds = _elicitation(ctx)
+    # A client of before 2025-11-25 names no kinds, and means forms.
+    return kinds is not None and (kinds.form is not None or kinds.url is None)
+
+
+def can_open(ctx: ServerRequestContext[App, Any]) -> bool:
+    """Tell whether the client says that it can open a page for a person."""
+    kinds = _elicitation(ctx)
+    return kinds is not None and kinds.url is not None
 
 
 def token_of(ctx: ServerRequestContext[App, Any]) -> Token:

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Container, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 import anyio
 import anyio.to_thread
@@ -29,6 +30,7 @@ from mcp_types.methods import is_input_required
 from pydantic import ValidationError
 
 from ava_server.core.errors import AvaError, BadInput, ConfigError
+from ava_server.mcp_server.app import can_ask, can_open
 from ava_server.render.responses import FAILED, Answer
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
     from ava_server.approval.decisions import NotAgreed
     from ava_server.approval.questions import AnsweredLater, PageQuestion, Question, Reply
-    from ava_server.hosts.known import Host
+    from ava_server.hosts.clients import McpClient
     from ava_server.mcp_server.app import App
 
 log = logging.getLogger("ava.eliciting")
@@ -56,29 +58,12 @@ _ANSWER = "approval"
 _STATE, _RESPONSES = "requestState", "inputResponses"
 
 
-def _elicitation(ctx: ServerRequestContext[App, Any]) -> types.ElicitationCapability | None:
-    capabilities = ctx.session.client_capabilities
-    return capabilities.elicitation if capabilities is not None else None
-
-
-def _host(ctx: ServerRequestContext[App, Any]) -> Host | None:
-    from ava_server.hosts.known import host_of  # not needed before `initialize` was answered
+def client_of_call(ctx: ServerRequestContext[App, Any]) -> McpClient:
+    """Return what is known of the client of a call."""
+    from ava_server.hosts.clients import UNKNOWN, client_of  # not needed before `initialize` was answered
 
     client = ctx.session.client_params
-    return host_of(client.client_info.name if client is not None else None)
-
-
-def can_ask(ctx: ServerRequestContext[App, Any]) -> bool:
-    """Tell whether the client says that it can show a form to a person."""
-    kinds = _elicitation(ctx)
-    # A client of before 2025-11-25 names no kinds, and means forms.
-    return kinds is not None and (kinds.form is not None or kinds.url is None)
-
-
-def can_open(ctx: ServerRequestContext[App, Any]) -> bool:
-    """Tell whether the client says that it can open a page for a person."""
-    kinds = _elicitation(ctx)
-    return kinds is not None and kinds.url is not None
+    return UNKNOWN if client is None else client_of(client.client_info.name, client.client_info.version)
 
 
 def asks_alone(ctx: ServerRequestContext[App, Any]) -> bool:
@@ -89,9 +74,8 @@ def asks_alone(ctx: ServerRequestContext[App, Any]) -> bool:
     """
     from ava_server.mcp_server.app import HTTP
 
-    host = _host(ctx)
     connected = ctx.session.can_send_request and ctx.lifespan_context.transport != HTTP
-    return host is not None and host.asks_by_hints and connected and can_ask(ctx)
+    return connected and can_ask(ctx) and client_of_call(ctx).hints
 
 
 class ClientPerson:
@@ -101,8 +85,9 @@ class ClientPerson:
         self._ctx = ctx
         self._params = params
         self._began = anyio.current_time()
-        self._host = _host(ctx)
-        self.fills_forms = self._host is None or self._host.shows_forms
+        self._client = client_of_call(ctx)
+        self.fills_forms = self._client.question != "yes or no"
+        self.opens = can_open(ctx) and self._client.pages
 
     @property
     def proposal(self) -> str | None:
@@ -164,6 +149,19 @@ class ClientPerson:
             log.warning("the pages could not be served: %s", error)
         return None
 
+    async def link(self, ids: Sequence[str]) -> str | None:
+        """Return the address of the page for proposals; on this machine whoever opens it first is signed in."""
+        from ava_server.config.browser_sessions import BrowserSessions
+        from ava_server.service.client_approval import page_of
+
+        address, app = await self.address(), self._ctx.lifespan_context
+        if address is None or address == app.url:
+            return None if address is None else page_of(address, ids)
+        sessions = BrowserSessions(app.runtime.settings.paths.browser_sessions)
+        user = app.runtime.user
+        code = await anyio.to_thread.run_sync(lambda: sessions.issue_code(user, only=ids))
+        return f"{address}/enter?{urlencode({'code': code, 'to': page_of('', ids)})}"
+
     def knows(self, question: PageQuestion, opened: Container[str]) -> bool:
         """Tell whether this client has asked the question already."""
         return question.sha() in opened or self._answer(question) is not None
@@ -171,15 +169,9 @@ class ClientPerson:
     async def open(
         self, question: PageQuestion, decided: Callable[[], Awaitable[None]], opened: set[str]
     ) -> NotAgreed | None:
-        """Send the person to a page, and wait while the call may last; see `PageOpener`.
-
-        A host that opens none gets the address as the answer, and its next call waits.
-        """
+        """Send the person to a page, and wait while the call may last; see `PageOpener`."""
         from ava_server.approval.questions import AnsweredLater
 
-        if self._host is not None and not self._host.opens_pages and question.sha() not in opened:
-            opened.add(question.sha())
-            return "silent"
         pushes = self._ctx.session.can_send_request
         answer = None if pushes else self._answer(question)
         if answer is not None and answer.action != "accept":
@@ -241,14 +233,14 @@ class ClientPerson:
     @property
     def _question_s(self) -> float:
         """Seconds that a question may take."""
-        return (self._host.question_s if self._host is not None else None) or ASK_S
+        return self._client.question_s or ASK_S
 
     @property
     def _wait_s(self) -> float:
         """Seconds that a call may wait without a question."""
         from ava_server.approval.requests import WAIT_LIMIT_S
 
-        return (self._host.wait_s if self._host is not None else None) or WAIT_LIMIT_S
+        return self._client.wait_s or WAIT_LIMIT_S
 
     def _answer(self, question: Question | PageQuestion, again: int = 0) -> types.ElicitResult | None:
         """Return the answer that the call came with, if it is to this question, asked again so often or more."""
@@ -289,12 +281,18 @@ def reply_of(answer: types.ElicitResult) -> Reply:
     return Reply(answer.action, dict(answer.content or {}) if answer.action == "accept" else {})
 
 
-def result_of(answer: Answer) -> types.CallToolResult:
-    """Return an answer as hosts get it, in both forms."""
+def result_of(answer: Answer, client: McpClient | None = None) -> types.CallToolResult:
+    """Return an answer as hosts get it, in both forms.
+
+    A client that passes both to its model would have it pay for the same twice: there the text is only the first line.
+    """
     from ava_server.render.host_text import text_of
 
+    text = text_of(answer)
+    if client is not None and client.results == "both":
+        text = f"{text.partition(chr(10))[0]}\n(complete in the structured form)"
     return types.CallToolResult(
-        content=[types.TextContent(type="text", text=text_of(answer))],
+        content=[types.TextContent(type="text", text=text)],
         structured_content=answer.structured(),
         is_error=answer.status == FAILED,
     )

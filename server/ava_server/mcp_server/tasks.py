@@ -18,7 +18,8 @@ from mcp.shared.inbound import MCP_NAME_HEADER, decode_header_value
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import Field, ValidationError
 
-from ava_server.mcp_server.elicitation import can_ask, reply_of, request_of, result_of
+from ava_server.mcp_server.app import can_ask
+from ava_server.mcp_server.elicitation import reply_of, request_of, result_of
 
 if TYPE_CHECKING:
     from mcp.server.lowlevel import Server

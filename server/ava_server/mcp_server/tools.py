@@ -18,8 +18,9 @@ from mcp.shared.exceptions import MCPError
 from mcp.shared.inbound import X_MCP_HEADER_KEY
 
 from ava_server.core.errors import AvaError, Refused
+from ava_server.mcp_server.app import can_ask
 from ava_server.mcp_server.card import declares_apps, with_card
-from ava_server.mcp_server.elicitation import ClientPerson, asked_back, asks_alone, can_ask, can_open, result_of
+from ava_server.mcp_server.elicitation import ClientPerson, asked_back, asks_alone, client_of_call, result_of
 from ava_server.mcp_server.resources import refuse_cursor
 from ava_server.mcp_server.tasks import as_task, declares_tasks
 from ava_server.render.responses import FAILED, Answer
@@ -41,6 +42,7 @@ _UNHINTED = types.ToolAnnotations(
     read_only_hint=False, destructive_hint=False, idempotent_hint=False, open_world_hint=False
 )
 """What makes no host ask. A server that has listed them starts nothing without its own question."""
+_ASK = "With ask: true, the person decides in this very call; no confirm_spawn follows."
 NO_QUESTION = (
     "this connection can no longer show Ava's question, so nothing was decided; a person decides in a terminal, with"
     " `ava approve P-…`"
@@ -61,9 +63,15 @@ async def list_tools(
             more["annotations"] = _UNHINTED
         asked = _ASKED.keys()
         listed = [tool.model_copy(update=more) if (tool.meta or {}).keys() >= asked else tool for tool in listed]
+        if not client_of_call(ctx).instructions:  # they would have said so
+            listed = [_with_ask(tool) if "ask" in tool.input_schema["properties"] else tool for tool in listed]
     if declares_apps(ctx):
         listed = [with_card(tool) for tool in listed]
     return types.ListToolsResult(tools=listed)
+
+
+def _with_ask(tool: types.Tool) -> types.Tool:
+    return tool.model_copy(update={"description": f"{tool.description} {_ASK}"})
 
 
 async def call_tool(
@@ -106,20 +114,20 @@ async def call_tool(
         else:
             log.exception("%s failed", params.name)
             answer = Answer(status=FAILED, message=f"{params.name}: {FAULT}")
-    return result_of(answer)
+    return result_of(answer, client_of_call(ctx))
 
 
 def asking_of(ctx: ServerRequestContext[App, Any], params: types.CallToolRequestParams) -> Asking:
     """Return who can answer a proposal through the client of a call."""
     from ava_server.service.access import Asking
 
-    asks, opens = can_ask(ctx), can_open(ctx)
-    client = ClientPerson(ctx, params) if asks or opens else None
+    client = ClientPerson(ctx, params)
     return Asking(
-        client if asks else None,
-        client if opens else None,
-        declares_tasks(ctx),
-        client.proposal if client is not None else None,
+        person=client if can_ask(ctx) else None,
+        pages=client if client.opens else None,
+        link=client.link,
+        as_task=declares_tasks(ctx),
+        proposal=client.proposal,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import AGENT, parse_id
 from ava_server.hosts import launching
-from ava_server.hosts.known import host_of
+from ava_server.hosts.clients import Connection, client_of
 from ava_server.runs.lifecycle import awaited, waits_for_resume
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class Session:
             policy `human`.
         token: Its token, over HTTP.
         client: The client's name and version, once they are known.
+        forms: The client declares that it can show Ava's own question to a person.
         roots: Folders that the client named.
         url: The server's address; only over HTTP.
         unanswered: Questions of runs that its person has closed or not seen: they are not asked again.
@@ -60,6 +61,7 @@ class Session:
     id: str = field(default_factory=lambda: f"sess-{secrets.token_hex(6)}")
     client: str | None = None
     client_version: str | None = None
+    forms: bool = False
     protocol: str | None = None
     roots: tuple[str, ...] = ()
     url: str | None = None
@@ -97,8 +99,15 @@ class Session:
     @property
     def wait_s(self) -> float:
         """Seconds that a call of this session may wait for a run."""
-        host = host_of(self.client) if self.transport != "terminal" else None
-        return (host.wait_s if host is not None else None) or WAIT_LIMIT_S
+        client = client_of(self.client, self.client_version) if self.transport != "terminal" else None
+        return (client.wait_s if client is not None else None) or WAIT_LIMIT_S
+
+    @property
+    def through(self) -> Connection | None:
+        """The connection through which its host approves; None for a person's own terminal or browser."""
+        if self.channel != "host_call" or self.transport == "terminal":
+            return None
+        return Connection(self.client, self.client_version, self.forms)
 
     def may(self, scope: Scope) -> bool:
         """Tell whether it has a scope; on this machine everything is allowed."""
@@ -147,7 +156,8 @@ class Access:
             ConfigError: It is not known whether there is a PIN.
         """
         users = self.session.user, of or self.session.user
-        policy = await self.runtime.policy(*users)  # an unreadable PIN blocks also where it was given before
+        # An unreadable PIN blocks also where it was given before.
+        policy = await self.runtime.policy(*users, through=self.session.through)
         return not (approval_needs("host", policy).nothing or self.session.pin_given)
 
     def refuse_without(self, scope: Scope, *, admin: bool = False) -> None:
@@ -377,9 +387,12 @@ async def ignore_progress(_line: str) -> None:
     """Take a line of progress and show nothing: screens watch the log."""
 
 
-Answerer = Literal["host", "client", "page", "terminal"]
+Answerer = Literal["host", "client", "page", "link", "terminal"]
 """Who answers a proposal: the host's model with its call, once the person has agreed in the conversation; the person in
-a form of the client; or who has the PIN, on a page that the client opens, or only in a terminal."""
+a form of the client; or who has the PIN, on a page that the client opens or whose link the model shows, or only in a
+terminal."""
+Link = Callable[[Sequence[str]], Awaitable[str | None]]
+"""Returns the address of the page for proposals; on this machine it works once. None where pages cannot be served."""
 
 
 @dataclass(frozen=True)
@@ -389,19 +402,23 @@ class Asking:
     Attributes:
         person: Who can be asked in the middle of the call; None where the client cannot ask.
         pages: Opens a page for that person; None where the client cannot.
+        link: Makes the link that the model shows the person; None where no person could follow it.
         as_task: The client takes an approval as a task, and gives its model the result when the run ends.
         proposal: The proposal that this call made before it ended with a question that is answered now.
     """
 
     person: Person | None = None
     pages: PageOpener | None = None
+    link: Link | None = None
     as_task: bool = False
     proposal: str | None = None
 
     def answerer(self, policy: Policy) -> Answerer:
         """Return who answers under a policy."""
         if not approval_needs("host", policy).nothing:
-            return "terminal" if self.pages is None else "page"
+            if self.pages is not None:
+                return "page"
+            return "terminal" if self.link is None else "link"
         return "host" if self.person is None else "client"
 
 

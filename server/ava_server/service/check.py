@@ -190,7 +190,8 @@ class RunChecks(Operations):
 
     def _by_pin(self) -> bool:
         """Tell whether only the approval PIN can approve. Blocking."""
-        return not approval_needs("host", self._runtime.policy_now(self._session.user)).nothing
+        policy = self._runtime.policy_now(self._session.user, through=self._session.through)
+        return not approval_needs("host", policy).nothing
 
     async def wait(self, run_ids: list[str], wait_s: float, progress: Progress) -> list[RunRow]:
         """Wait until all of these have ended or wait for something else, or the time is over.

@@ -64,6 +64,10 @@ _LATER = (
     "Show the person where they can decide: {page}, or in a terminal with `ava approve {ids}`. It starts then."
     " {again} to wait for that."
 )
+_ELSEWHERE = (
+    "It starts as soon as the person approves it, with the link of the proposal or `ava approve {ids}` in a terminal."
+    " Do not wait in a loop: end your turn, and call check_subagent when they say that they have decided."
+)
 _ELSE = "If the person said no, ask what they want instead."
 
 
@@ -117,7 +121,7 @@ class ClientApprovals(Operations):
         """Send the person to the page of the proposals, and wait until the log has their decision."""
         ids, who, pages = asked.pending_ids, self._session.who, caller.asking.pages
         only_person = ONLY_PERSON["start"].format(ids=" ".join(ids))
-        if pages is None:
+        if pages is None and caller.asking.link is None:
             raise Refused(only_person)
         await caller.record.begin()
         if asked.changes or asked.group_max_micros is not None or asked.group_timeout_s is not None:
@@ -125,6 +129,8 @@ class ClientApprovals(Operations):
                 'changes: approval = "human": the person lowers limits on the page; leave changes, group_max_cost_cents'
                 " and group_timeout out, or propose it again with lower caps"
             )
+        if pages is None:
+            return await self._elsewhere(asked, caller)
         address = await pages.address()
         if address is None:
             raise Refused(only_person)
@@ -136,20 +142,34 @@ class ClientApprovals(Operations):
             waits = all(row.state == WAITING for row in await self._proposals(ids))
             if waits or not pages.knows(question, self._session.opened):
                 return await self._store.do(refuse(asked, who, "browser", limits))
-            return await self._outcome(ids, "silent", question)  # decided since the page was opened
+            return await self._outcome(ids, "silent", question.url)  # decided since the page was opened
 
         async def decided() -> None:
-            await self._decided(ids, caller.progress, question.url)
+            await self._decided(ids, caller.progress, f" at {question.url}")
 
         ended = await pages.open(question, decided, self._session.opened)
-        return await self._outcome(ids, ended or "silent", question)
+        outcome = await self._outcome(ids, ended or "silent", question.url)
+        if outcome.not_agreed is None:
+            self._session.opened.discard(question.sha())
+        return outcome
+
+    async def _elsewhere(self, asked: Approval, caller: CallContext) -> ConfirmOutcome:
+        """Wait, as long as the call may last, for a decision that the person makes by a link or in a terminal."""
+        ids, who, limits = asked.pending_ids, self._session.who, self._runtime.spawn_limits_of(self._session.user)
+        at_us = now_us()
+        checked = await self._store.read(lambda view: check_approval(view, asked, who, "browser", limits, at_us))
+        if isinstance(checked, Outcome) and any(row.state == WAITING for row in await self._proposals(ids)):
+            return await self._store.do(refuse(asked, who, "browser", limits))
+        with anyio.move_on_after(self._session.wait_s) as waiting, self._runtime.closing.wait(waiting):
+            await self._decided(ids, caller.progress)
+        return await self._outcome(ids, "silent", "")
 
     async def _proposals(self, ids: Sequence[str]) -> list[ProposalRow]:
         """Return the proposals of these ids that belong to this user."""
         rows = await self._store.read(lambda view: [view.proposal(pending_id) for pending_id in ids])
         return [row for row in rows if row is not None and row.user_id == self._session.user]
 
-    async def _decided(self, ids: Sequence[str], progress: Progress, url: str) -> None:
+    async def _decided(self, ids: Sequence[str], progress: Progress, where: str = "") -> None:
         """Return when all were decided, or one of them can no longer start; report that it waits meanwhile."""
         while True:
             seen = self._store.head
@@ -161,12 +181,12 @@ class ClientApprovals(Operations):
             with anyio.move_on_after(min(left_s, PROGRESS_EVERY_S)) as pause:
                 await self._store.wait_for_entry_after(seen)
             if pause.cancelled_caught:
-                await progress(f"waiting for a person's decision at {url}")
+                await progress(f"waiting for a person's decision{where}")
             else:
                 await anyio.sleep(LOOK_EVERY_S)
 
-    async def _outcome(self, ids: Sequence[str], ended: NotAgreed, question: PageQuestion) -> ConfirmOutcome:
-        """Return what the log has of these proposals, whatever the client has answered."""
+    async def _outcome(self, ids: Sequence[str], ended: NotAgreed, page: str) -> ConfirmOutcome:
+        """Return what the log has of these proposals, whatever the client has answered; `page` is where they are."""
         user, at_us = self._session.user, now_us()
 
         def query(view: View) -> ConfirmOutcome:
@@ -179,13 +199,10 @@ class ClientApprovals(Operations):
                 group_id=groups.pop() if len(groups) == 1 else None,
                 not_agreed=ended if waits else None,
                 lowered=tuple(_lowered(view, [row for row in rows if row.state == "approved"])),
-                page=question.url,
+                page=page,
             )
 
-        outcome = await self._store.read(query)
-        if outcome.not_agreed is None:
-            self._session.opened.discard(question.sha())
-        return outcome
+        return await self._store.read(query)
 
 
 def not_started_next(decided: ConfirmOutcome, again: str = CONFIRM_AGAIN) -> str:
@@ -195,6 +212,8 @@ def not_started_next(decided: ConfirmOutcome, again: str = CONFIRM_AGAIN) -> str
             rejected = any(made.status == "rejected" for made in decided.decisions)
             return "Nothing was started." + (" Ask the person what they want instead." if rejected else "")
         ids = " ".join(made.pending_id for made in decided.decisions if made.refused_because == WHY[decided.not_agreed])
+        if not decided.page:
+            return f"Nothing was started. {_ELSEWHERE.format(ids=ids)}"
         later = _LATER.format(page=decided.page, ids=ids, again=again[0].upper() + again[1:])
         return f"Nothing was started. {'' if decided.not_agreed == 'silent' else f'{_ELSE} '}{later}"
     if decided.not_agreed:

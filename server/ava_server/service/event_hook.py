@@ -29,7 +29,7 @@ from ava_audit.store.locks import hold_when_free
 from ava_audit.store.store import Store
 from ava_audit.units import cents, iso_utc, now_us
 from ava_audit.view import Query, View
-from ava_server.approval.proposals import texts_of
+from ava_server.approval.proposals import made_under_human, texts_of
 from ava_server.approval.summary import task_excerpt
 from ava_server.budget.run_config import config_of
 from ava_server.config.keys import key_variables
@@ -37,6 +37,7 @@ from ava_server.core.data_root import home_folder
 from ava_server.runs.extension import asked_of, request_words
 from ava_server.runs.lifecycle import awaited
 from ava_server.runs.questions import waiting_question
+from ava_server.service.notification import notice_of
 
 log = logging.getLogger("ava.events")
 
@@ -52,15 +53,24 @@ TAKE_OVER_S = 1.0
 _DUTY = "on_event"
 
 
-async def run_event_hook(store: Store, root: Path, program: Sequence[str]) -> None:
-    """Run the hook while no other process does, until cancelled."""
+async def run_event_hook(
+    store: Store, root: Path, program: Sequence[str], desktop: Sequence[str] | None = None
+) -> None:
+    """Run the hook while no other process does, until cancelled.
+
+    Args:
+        store: The log.
+        root: The data root.
+        program: The person's own program; empty for none.
+        desktop: The program that shows a notification; see `desktop_program`.
+    """
     began = store.head
     with await hold_when_free(root / "events.lock", TAKE_OVER_S):
-        await _run_hook(store, program, began)
+        await _run_hook(store, program, desktop, began)
 
 
-async def _run_hook(store: Store, program: Sequence[str], began: int) -> None:
-    """Run the program for what comes after what was told last, or after the entry `began` if nothing ever was."""
+async def _run_hook(store: Store, program: Sequence[str], desktop: Sequence[str] | None, began: int) -> None:
+    """Run the programs for what comes after what was told last, or after the entry `began` if nothing ever was."""
     seen: int | None = None
     while True:
         try:
@@ -68,8 +78,11 @@ async def _run_hook(store: Store, program: Sequence[str], began: int) -> None:
                 seen = await store.read(lambda view: view.progress(_DUTY) or began)
             head = await store.wait_for_entry_after(seen)
             await anyio.sleep(SETTLE_S)
-            for event in await store.read(_events(seen, head)):
-                await _run(program, event)
+            for event, notice in await store.read(_events(seen, head)):
+                if program:
+                    await _run(program, event)
+                if desktop is not None and notice is not None:
+                    await _run((*desktop, *notice), event)
             seen = head
             await store.maintain(lambda db, head=head: note_progress(db, _DUTY, head))  # type: ignore[misc]
         except AuditError as error:  # tried again; at worst an event comes twice
@@ -77,10 +90,10 @@ async def _run_hook(store: Store, program: Sequence[str], began: int) -> None:
             await anyio.sleep(TAKE_OVER_S)
 
 
-def _events(after: int, upto: int) -> Query[list[dict[str, Any]]]:
-    def query(view: View) -> list[dict[str, Any]]:
+def _events(after: int, upto: int) -> Query[list[tuple[dict[str, Any], tuple[str, str] | None]]]:
+    def query(view: View) -> list[tuple[dict[str, Any], tuple[str, str] | None]]:
         old_us = now_us() - OLD_US
-        found: list[dict[str, Any]] = []
+        found: list[tuple[dict[str, Any], tuple[str, str] | None]] = []
         where = "type IN ('SpawnProposed', 'ExtensionAsked', 'QuestionAsked', 'RunEnded') AND seq > ? AND seq <= ?"
         for entry in (entry_of(row[:-1]) for row in view.rows(where, after, upto)):
             try:
@@ -89,7 +102,8 @@ def _events(after: int, upto: int) -> Query[list[dict[str, Any]]]:
                 log.warning("on_event: entry %d cannot be read: %s", entry.seq, type(error).__name__)
                 continue
             if event is not None:
-                found.append(event)
+                human = made_under_human(view, [event["subagent_id"]])
+                found.append((event, notice_of(event) if human else None))
         return found
 
     return query

@@ -57,11 +57,13 @@ from ava_server.runs.manager import Manager
 from ava_server.runs.mode import DRIVING, Mode
 from ava_server.runs.setup import RunResources, RunSetup
 from ava_server.service.event_hook import run_event_hook
+from ava_server.service.notification import desktop_program
 
 if TYPE_CHECKING:
     from ava_roles.role import Role
     from ava_server.approval.requests import SpawnArgs
     from ava_server.config.settings import Policy, Settings
+    from ava_server.hosts.clients import Connection
 
 
 log = logging.getLogger("ava.runtime")
@@ -134,21 +136,26 @@ class Runtime(RunResources):
                 log.warning("the limits of users stay as they were: %s", error)
             await anyio.sleep(USERS_EVERY_S)
 
-    async def policy(self, *users: str) -> Policy:
+    async def policy(self, *users: str, through: Connection | None = None, made_under_human: bool = False) -> Policy:
         """Return the policy that is in force for users; without any, for the operating system's user.
 
         Raises:
             ConfigError: It is not known whether there is a PIN, so nothing can be approved.
         """
-        return await anyio.to_thread.run_sync(self.policy_now, *users)
+        return await anyio.to_thread.run_sync(
+            lambda: self.policy_now(*users, through=through, made_under_human=made_under_human)
+        )
 
-    def policy_now(self, *users: str) -> Policy:
+    def policy_now(self, *users: str, through: Connection | None = None, made_under_human: bool = False) -> Policy:
         """Return the same as `policy`. Blocking.
 
         Raises:
             ConfigError: As for `policy`.
         """
-        return user_limits.policy_in_force(self.settings, *(users or (self.user,)), pin=self._has_pin.current())[0]
+        users, pin = users or (self.user,), self._has_pin.current()
+        return user_limits.policy_in_force(
+            self.settings, *users, pin=pin, through=through, made_under_human=made_under_human
+        )[0]
 
     def processes_now(self) -> ProcessesNow:
         """Return the processes on this log, for one answer."""
@@ -178,7 +185,12 @@ class Runtime(RunResources):
         return places.load(), found
 
     async def resolve_context(
-        self, args: SpawnArgs, user: str, client_roots: Sequence[str] | None, begin: Callable[[], Awaitable[None]]
+        self,
+        args: SpawnArgs,
+        user: str,
+        client_roots: Sequence[str] | None,
+        begin: Callable[[], Awaitable[None]],
+        through: Connection | None = None,
     ) -> ResolveContext:
         """Return the context in which a spawn is resolved; reads the role files again.
 
@@ -187,6 +199,7 @@ class Runtime(RunResources):
             user: Whose it is.
             client_roots: Folders that the client named; None for a user over HTTP, who gets none of this machine's.
             begin: Awaited before an MCP server is asked for its tools.
+            through: The connection through which the host approves.
 
         Raises:
             ConfigError: It is not known whether there is a PIN, so nothing can be approved.
@@ -218,7 +231,7 @@ class Runtime(RunResources):
                 notes=memory is not None and not memory.is_empty(),
                 background=self.manager.mode.leaves_to is not None,
                 remote_roots=user_limits.user_settings(self.settings, user).workspaces if remote else None,
-                policy=self.policy_now(user),
+                policy=self.policy_now(user, through=through),
                 workspace=workspace,
             )
             return context, role, chosen
@@ -352,8 +365,9 @@ async def _open(
                 keeping.start_soon(instances.keep, own)
                 keeping.start_soon(runtime.activities.follow)
                 keeping.start_soon(maintain_data_root, store, settings, runtime.sweep_leftovers)
-                if settings.on_event and mode.keeps_root:
-                    keeping.start_soon(run_event_hook, store, settings.data_root, settings.on_event)
+                desktop = desktop_program() if settings.desktop_notifications else None
+                if (settings.on_event or desktop) and mode.keeps_root:
+                    keeping.start_soon(run_event_hook, store, settings.data_root, settings.on_event, desktop)
                 try:
                     async with anyio.create_task_group() as running:
                         if mode.claims != "nobody":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
@@ -38,9 +38,12 @@ from ava_server.core.ids import label, new_id
 from ava_server.models.selection import OFFLINE, is_configured
 from ava_server.render.responses import Answer, Minutes, OneDecision, SpawnAnswer
 from ava_server.runs.context import ConfigNotSupported
-from ava_server.service.access import Access, Answerer, Operations
+from ava_server.service.access import Access, Answerer, Link, Operations
 from ava_server.service.client_approval import ClientApprovals, not_started_next
 from ava_server.service.record import CallContext
+
+if TYPE_CHECKING:
+    from ava_server.config.settings import Policy
 
 NEXT: Mapping[Answerer, str] = {
     "host": (
@@ -56,6 +59,11 @@ NEXT: Mapping[Answerer, str] = {
         " approval_line]: it gives the person the address of a page of Ava, where only they can approve, and waits for"
         " that. They can also run `ava approve {pending_id}` in a terminal."
     ),
+    "link": (
+        "Requested, not started. Show the person the message and the last line of this text; then call confirm_spawn"
+        ' once, with pending_ids ["{pending_id}"] and approving [the approval_line]: it waits for their decision, which'
+        " no tool can make (`ava hosts` says where, and why).\nTo start it: `ava approve {pending_id}` in a terminal"
+    ),
     "terminal": (
         "Requested, not started. Show the person the message, and that they start it with `ava approve {pending_id}`"
         " in a terminal, or in a browser with `ava ui`: no tool can. Then check_subagent tells how it goes."
@@ -66,6 +74,7 @@ _LIMITED = (
     "Requested, not started, and confirm_spawn cannot start it now: {why}. Show the person the message and that"
     " command."
 )
+_LINK = ", or this link, which works once, within 10 minutes: {link}"
 _AS_TASK = (
     "Your host then shows it as a task ({subagent_id}; several approved together have one task, G-…) and gives you the"
     " result when it ends: do not poll."
@@ -109,10 +118,13 @@ class Spawns(Operations):
         made = await self._store.look(lambda view: self._proposal_in(view, pending_id))
         if made is None:
             raise Refused(f"{pending_id} was erased; propose it again")
-        answerer = caller.asking.answerer(await self._runtime.policy(self._session.user))
+        answerer = caller.asking.answerer(await self._policy())
         answer = _proposal(made)
         self._advise(answer, answerer, as_task=caller.asking.as_task)
         return await self._ask(answer, caller) if answerer == "client" else answer
+
+    async def _policy(self) -> Policy:
+        return await self._runtime.policy(self._session.user, through=self._session.through)
 
     def _proposal_in(self, view: View, pending_id: str) -> Proposal | None:
         user = self._session.user
@@ -182,7 +194,9 @@ class Spawns(Operations):
         """
         self._runtime.closing.refuse_new()
         session, record = self._session, caller.record
-        context = await self._runtime.resolve_context(args, session.user, session.folders, record.begin)
+        context = await self._runtime.resolve_context(
+            args, session.user, session.folders, record.begin, session.through
+        )
         config, texts = await self._resolved(args, context, caller.degraded)
         candidates = tuple((new_id("pending_id"), new_id("subagent_id")) for _ in range(CANDIDATES))
         if self._store.blobs is not None:
@@ -194,7 +208,7 @@ class Spawns(Operations):
         # A terminal asks anyway.
         starts = context.policy == "auto" and session.transport != "terminal" and not fresh
         limits = self._runtime.limits_under(context.policy, session.user)
-        proposing = propose(config, texts, session.who, candidates, limits, retry_of=retry_of)
+        proposing = propose(config, texts, session.who, candidates, limits, policy=context.policy, retry_of=retry_of)
         needs_key = config.model == OFFLINE and not is_configured(context.models)
 
         def advise(view: View, at_us: int, made: Proposal, answer: SpawnAnswer) -> None:
@@ -226,6 +240,7 @@ class Spawns(Operations):
         if starts:
             await self._start_automatically(made, answer)
             await self._store.look(lambda view: advise(view, now_us(), made, answer))
+        await self._show_link(answer, caller.asking.link if answerer == "link" and not fresh else None)
         return await self._ask(answer, caller) if asks_now else answer
 
     async def _resolved(self, args: SpawnArgs, context: ResolveContext, degraded: bool) -> tuple[RunConfig, Texts]:
@@ -253,6 +268,15 @@ class Spawns(Operations):
         answer.next = self._access.adapt_text(NEXT[answerer].format(pending_id=answer.pending_id))
         if as_task and answerer in ("host", "client"):
             answer.next = f"{answer.next} {_AS_TASK.format(subagent_id=answer.subagent_id)}"
+
+    async def _show_link(self, answer: SpawnAnswer, make: Link | None) -> None:
+        """Add the link with which a person decides; the log has the answer without it, because of its code."""
+        if make is None or answer.status != WAITING:
+            return
+        with suppress(AvaError, OSError):  # the way in a terminal is left
+            link = await make([str(answer.pending_id)])
+            if link is not None:
+                answer.next = f"{answer.next}{_LINK.format(link=link)}"
 
     async def _packed(self, config: RunConfig, candidates: Sequence[tuple[str, str]]) -> RunConfig:
         """Return the configuration with what another machine needs for the run, stored beside the log.
@@ -286,7 +310,7 @@ class Spawns(Operations):
             micros_from_cents(settings.auto_approve_cents), micros_from_cents(settings.auto_approve_daily_cents)
         )
         why = auto_start_refusal(made.config, self._runtime.tools)
-        if why is None and await self._runtime.policy(self._session.user) != "auto":  # a PIN may have been set since
+        if why is None and await self._policy() != "auto":  # a PIN may have been set since
             why = "the policy has changed"
         if why is None:
             limits = self._runtime.spawn_limits_of(self._session.user)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -22,6 +23,7 @@ from ava_server.approval.proposals import Pending, agreement, together_line, tog
 from ava_server.approval.questions import LimitField, limit_fields
 from ava_server.budget.run_caps import COST, TIME
 from ava_server.budget.run_config import config_of
+from ava_server.config.browser_sessions import SESSION_US
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import parse_id
 from ava_server.service.decide import decide, refuse_changed
@@ -84,21 +86,32 @@ class Deciding:
             if form.one("decision") not in ("approve", "reject"):
                 raise BadInput("the form says neither approve nor reject")
             approve = form.one("decision") == "approve"
+            _refuse_others(visitor, [one.id for one in shown])
             answer = await self._approval(visitor, form, shown) if approve else PersonAnswer(False)
             decided = await decide(self._service(visitor, agreed=approve), shown, answer)
             if decided.reasons:
                 raise Refused(" ".join(decided.reasons))
         except (AvaError, AuditError, RolesError) as error:
             return await self._proposals(request, list(given), self._context.text_of(error))
+        if visitor.session.only and not approve:
+            return await self._proposals(request, list(given))
         row = await self._context.store.read(lambda view: view.proposal(shown[0].id))
-        if len(shown) > 1 or row is None:
-            return go_to("/")
-        return go_to(f"/subagents/{row.run_id}?done={'approved' if approve else 'rejected'}")
+        to = f"/subagents/{row.run_id}?done={'approved' if approve else 'rejected'}" if row is not None else "/"
+        to = to if len(shown) == 1 else "/"
+        return await self._signed_in(to) if visitor.session.only else go_to(to)
+
+    async def _signed_in(self, to: str) -> Response:
+        """Return the way to a page, with a whole session for the person who has just proven who they are."""
+        site, user = self._context.site, self._context.runtime.user
+        cookie = await anyio.to_thread.run_sync(lambda: site.sessions.open(user, terminal=True))
+        answer = go_to(to)
+        answer.headers["Set-Cookie"] = site.cookie_header(cookie, seconds=SESSION_US // 1_000_000)
+        return answer
 
     async def _approval(self, visitor: Visitor, form: Form, shown: Sequence[Shown]) -> PersonAnswer:
         """Return an approval, once it is what was shown, and everything that it takes was given."""
         await refuse_changed(self._context.store, visitor.user, shown)
-        await self._prove("/proposals", visitor, form)
+        await self._prove("/proposals", visitor, form, ids=[one.id for one in shown])
         rows, pending = list[RunRow](), list[Pending]()
         for row, one in await self._found(visitor, [one.id for one in shown]):
             if isinstance(one, str):
@@ -118,6 +131,7 @@ class Deciding:
         self, visitor: Visitor, ids: Sequence[str], *, reading: bool = False
     ) -> list[tuple[RunRow, Pending | str]]:
         """Return proposals, each with its run, or why it cannot be decided on."""
+        _refuse_others(visitor, ids)
         access, limits_of, now = self._context.access(visitor), self._context.runtime.spawn_limits_of, now_us()
         rows = [await access.run(given, "id", reading=reading) for given in ids]
         return await self._context.store.read(
@@ -138,7 +152,7 @@ class Deciding:
             "together": together_line(waiting, None, None) if len(waiting) > 1 else "",
             "note": together_note(waiting, None) if len(waiting) > 1 else "",
             "own": own,
-            "means": await self._context.authority.needs(visitor) if waiting and own else None,
+            "means": await self._context.authority.needs(visitor, ids=ids) if waiting and own else None,
             "said": said,
         }
         return self._context.show(request, "proposals.html", values, 409 if said else 200)
@@ -150,7 +164,7 @@ class Deciding:
         visitor, form = await _sent(request)
         approve = form.one("decision") == "approve"
         if approve:
-            await self._prove(request.scope["path"], visitor, form)
+            await self._prove(request.scope["path"], visitor, form, ids=[_run_id(request)])
         shown = Shown("extend", _run_id(request), form.one("digest"))
         await decide(self._service(visitor, agreed=approve), [shown], PersonAnswer(approve))
         return _done(shown, "raised" if approve else "declined")
@@ -159,7 +173,7 @@ class Deciding:
         """Resume an interrupted or held run, exactly as it was shown; it takes what an approval does."""
         visitor, form = await _sent(request)
         run = await self._context.access(visitor).run(_run_id(request), "subagent", steering=True)
-        await self._prove(request.scope["path"], visitor, form, of=run.user_id)
+        await self._prove(request.scope["path"], visitor, form, of=run.user_id, ids=[run.id])
         shown = Shown("resume", run.id, line=form.one("line"))
         decided = await decide(self._service(visitor, agreed=True), [shown], PersonAnswer(True))
         if decided.status != "resumed":
@@ -182,9 +196,11 @@ class Deciding:
         await decide(self._service(visitor), [shown], PersonAnswer(True, form.one("message")))
         return _done(shown, "sent")
 
-    async def _prove(self, path: str, visitor: Visitor, form: Form, of: str | None = None) -> None:
+    async def _prove(
+        self, path: str, visitor: Visitor, form: Form, of: str | None = None, ids: Sequence[str] = ()
+    ) -> None:
         """Refuse a visitor who has not given what an approval takes, for exactly this form and a run of this user."""
-        await self._context.authority.check(visitor, form, Subject.of(path, form.pairs()), of)
+        await self._context.authority.check(visitor, form, Subject.of(path, form.pairs()), of, ids)
 
     def _service(self, visitor: Visitor, *, agreed: bool = False) -> Service:
         """Return the service for a visitor; `agreed` where the approval was given what it takes."""
@@ -196,6 +212,13 @@ class Deciding:
         session = visitor.service_session(url, agreed=True)
         session.started = True
         return Service(self._context.runtime, session)
+
+
+def _refuse_others(visitor: Visitor, ids: Sequence[str]) -> None:
+    """Refuse what the link of other proposals does not show."""
+    only = visitor.session.only
+    if only and not {parse_id("pending_id", given, "id") for given in ids} <= only:
+        raise BadInput("this link shows other proposals; sign in to see all of yours: `ava ui`")
 
 
 async def _sent(request: Request) -> tuple[Visitor, Form]:

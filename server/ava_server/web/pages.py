@@ -46,7 +46,7 @@ from ava_server.web.passkeys import PasskeyPages
 from ava_server.web.requests import HEADERS, with_headers
 from ava_server.web.runs import Overview, Runs
 from ava_server.web.sign_in import SignIn
-from ava_server.web.site import Site, Visitor, is_own
+from ava_server.web.site import VISITOR, Site, Visitor, is_own
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("ava.pages")
 NOT_YOURS = "This page belongs to another user of this machine."
 NO_PAGE = "There is no page at this address."
+_FOR_ONE_PROPOSAL = ("/proposals", "/static/", "/passkeys/options", "/sign-out")
+"""The paths for a session that shows only some proposals."""
 _STATUS: Mapping[type[Exception], int] = {NotFound: 404, BadInput: 400, Refused: 409}
 
 
@@ -107,6 +109,9 @@ class Pages:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
+        visitor: Visitor | None = scope.get(VISITOR)
+        if visitor is not None and visitor.session.only and not scope["path"].startswith(_FOR_ONE_PROPOSAL):
+            scope[VISITOR] = None  # whoever opened the link of a proposal is not signed in to anything else
         scope[HEAD] = self._context.store.head  # before anything is read, so that the stream misses no change
         request = Request(scope, receive)
         send = with_headers(send)

@@ -178,7 +178,10 @@ class RunPage:
         """Add what an approval takes, where something can be approved."""
         needed = values["extension"] is not None or values["line"] is not None
         owner = values["row"].user_id
-        return {**values, "means": await self._context.authority.needs(visitor, owner) if needed else None}
+        return {
+            **values,
+            "means": await self._context.authority.needs(visitor, owner, [values["row"].id]) if needed else None,
+        }
 
 
 def _part(request: Request) -> bool:

@@ -14,6 +14,7 @@ import pytest
 from ava_server.config.keys import WELL_KNOWN
 from ava_server.core.errors import ConfigError
 from ava_server.hosts.change import adding, apply, removing
+from ava_server.hosts.formats import Yaml
 from ava_server.hosts.known import HOSTS, Host, Launch
 
 LAUNCH = Launch("/opt/ava/bin/ava", ("serve",), {"AVA_DATA_ROOT": "/srv/ava"})
@@ -73,6 +74,47 @@ model = "y"
   }
 }
 """,
+    "copilot": """{
+  "mcpServers": {
+    "other": {"type": "local", "command": "x", "args": [], "tools": ["*"]}
+  }
+}
+""",
+    "qwen-code": """{
+  // theirs
+  "mcpServers": {
+    "other": {"command": "x"}
+  },
+  "ui": {}
+}
+""",
+    "cline": """{
+  "mcpServers": {
+    "other": {"command": "x", "disabled": true}
+  }
+}
+""",
+    "continue": """# mine
+name: my assistant
+version: 1.0.0
+schema: v1
+mcpServers:
+  - name: other  # theirs
+    command: x
+
+models:
+  - name: m
+    provider: openai
+""",
+    "goose": """GOOSE_PROVIDER: openai
+extensions:
+  developer:
+    enabled: true  # theirs
+    type: builtin
+    name: developer
+# the end
+GOOSE_MODE: smart_approve
+""",
 }
 """For each host a configuration with something in it, in the manner of that host."""
 
@@ -85,7 +127,11 @@ def host(request: pytest.FixtureRequest) -> Host:
 
 @pytest.fixture
 def file(tmp_path: Path, host: Host) -> Path:
-    return tmp_path / "place" / ("config.toml" if host.name == "codex" else "config.json")
+    return tmp_path / "place" / f"config.{'toml' if host.name == 'codex' else 'yaml' if yaml(host) else 'json'}"
+
+
+def yaml(host: Host) -> bool:
+    return isinstance(host.format, Yaml)
 
 
 def put(file: Path, text: str) -> Path:
@@ -103,7 +149,8 @@ def said(host: Host, file: Path) -> Any:
 
 
 def entry(host: Host, file: Path) -> Any:
-    return said(host, file)[host.servers]["ava"]
+    servers = said(host, file)[host.servers]
+    return next(each for each in servers if each["name"] == "ava") if host.in_list else servers["ava"]
 
 
 def test_creates_a_missing_file_and_undoing_removes_it(host: Host, file: Path) -> None:
@@ -117,7 +164,7 @@ def test_creates_a_missing_file_and_undoing_removes_it(host: Host, file: Path) -
 
 @pytest.mark.parametrize("text", ["", "{}", "{}\n", "{\n}\n"], ids=repr)
 def test_fills_an_empty_file_and_undoing_empties_it(host: Host, file: Path, text: str) -> None:
-    put(file, "" if host.name == "codex" else text)
+    put(file, "" if host.name == "codex" or yaml(host) else text)
     before = file.read_bytes()
     add(host, file)
     assert entry(host, file)
@@ -180,7 +227,7 @@ def test_updates_the_path_of_a_moved_installation_and_keeps_what_the_user_set(ho
     put(file, OTHERS[host.name])
     add(host, file)
     text = file.read_bytes().decode().replace("/srv/ava", "/srv/mine")
-    put(file, text.replace('"/opt/ava/bin/ava"', '"/gone/ava"'))
+    put(file, text.replace("/opt/ava/bin/ava", "/gone/ava"))
 
     change = adding(host, "ava", Launch("/opt/ava/bin/ava"), file)
     apply(change)
@@ -196,6 +243,9 @@ def test_does_not_touch_another_server_with_the_same_name(host: Host, file: Path
         if host.name == "codex"
         else json.dumps({container: {"ava": {"command": "/usr/bin/theirs", "args": ["--serve-it"]}}})
     )
+    if yaml(host):
+        theirs = "- name: ava" if host.in_list else "ava:"
+        theirs = f"{container}:\n  {theirs}\n    command: /usr/bin/theirs\n    args: [--serve-it]\n"
     put(file, theirs)
     with pytest.raises(ConfigError, match=r"not Ava.*left alone.*--name"):
         adding(host, "ava", LAUNCH, file)
@@ -203,8 +253,8 @@ def test_does_not_touch_another_server_with_the_same_name(host: Host, file: Path
         removing(host, "ava", file)
     assert file.read_bytes().decode() == theirs
     apply(adding(host, "subagents", LAUNCH, file))
-    assert said(host, file)[container]["ava"]["command"] == "/usr/bin/theirs"
-    assert "subagents" in said(host, file)[container]
+    assert entry(host, file)["command"] == "/usr/bin/theirs"
+    assert "subagents" in json.dumps(said(host, file)[container])
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from support.terminal import ava
 
 from ava_server.config.keys import find_key
 from ava_server.core.errors import BadInput
+from ava_server.hosts.clients import client_of, known_clients
 from ava_server.hosts.known import HOSTS
 from ava_server.hosts.launching import key_advice, launch
 
@@ -80,7 +81,7 @@ async def test_the_written_entry_starts_the_server_that_this_shell_uses(home: Pa
     started = [entry["command"], *entry["args"]]
     async with serving(tmp_path / "another", command=started, env=entry["env"], cwd=Path("/")) as wire:
         assert (await wire.tool("check_subagent"))["status"] == "list"
-    assert (home / "data" / "ava.db").exists() and not (tmp_path / "another").exists()
+    assert (home / "data" / "ava.db").exists() and not (tmp_path / "another" / "ava.db").exists()
 
 
 def test_accepts_a_folder_a_name_and_a_file(home: Path) -> None:
@@ -125,7 +126,7 @@ def test_writes_down_a_data_root_that_only_this_shell_knows(tmp_path: Path) -> N
         launch("not/absolute", env={})
 
 
-@pytest.mark.parametrize("client", [client for host in HOSTS.values() for client in host.clients])
+@pytest.mark.parametrize("client", [name for client in known_clients() if client.id in HOSTS for name in client.names])
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
 async def test_a_missing_key_is_reported_with_what_to_do_in_this_host(tmp_path: Path, client: str, mode: str) -> None:
     asked = {"role": "researcher", "task": "Read https://example.org/", "model": "openrouter:x/y"}
@@ -133,7 +134,7 @@ async def test_a_missing_key_is_reported_with_what_to_do_in_this_host(tmp_path: 
         async with connected(tmp_path / "data", mode=mode, cwd=tmp_path, name=client) as host:
             answer: dict[str, Any] = (await host.call_tool("spawn_subagent", asked)).structured_content or {}
     assert answer["status"] == "failed"
-    own = next(host.key for host in HOSTS.values() if client in host.clients)
+    own = HOSTS[client_of(client).id].key
     assert own.format(variable="OPENROUTER_API_KEY") in answer["message"]
     assert f"{AVA[0]} key set openrouter" in answer["message"]
     assert str(tmp_path / "data") in answer["message"], "the key belongs to this server's data root"

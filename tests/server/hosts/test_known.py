@@ -8,7 +8,8 @@ import pytest
 
 from ava_server.config.keys import WELL_KNOWN, address_variables, find_key
 from ava_server.core.errors import BadInput
-from ava_server.hosts.known import HOSTS, PASSED_ON, Launch, UserPlace, find_host, host_of
+from ava_server.hosts.clients import client_of
+from ava_server.hosts.known import HOSTS, PASSED_ON, Launch, UserPlace, find_host
 
 HOME = Path("/home/someone")
 LINUX, MAC, WINDOWS = ("linux", "darwin", "win32")
@@ -92,8 +93,7 @@ def test_opencode_uses_whichever_file_exists(tmp_path: Path, there: str) -> None
     ],
 )
 def test_recognizes_a_host_by_its_client_name(client: str | None, name: str | None) -> None:
-    host = host_of(client)
-    assert (host.name if host else None) == name
+    assert (client_of(client).id or None) == name
 
 
 def test_rejects_an_unknown_host_and_lists_the_known_ones() -> None:
@@ -105,18 +105,20 @@ def test_rejects_an_unknown_host_and_lists_the_known_ones() -> None:
 def test_writes_the_server_in_the_form_each_host_expects() -> None:
     entries = {name: host.entry(Launch("/opt/ava", ("serve",), {"AVA_MODEL": "m"})) for name, host in HOSTS.items()}
     for name, entry in entries.items():
-        assert entry["command"] == (["/opt/ava", "serve"] if name == "opencode" else "/opt/ava")
+        command = entry["cmd" if name == "goose" else "command"]
+        assert command == (["/opt/ava", "serve"] if name == "opencode" else "/opt/ava")
         assert entry[HOSTS[name].env]["AVA_MODEL"] == "m"
     assert {name: host.servers for name, host in HOSTS.items()} == {
         **dict.fromkeys(("claude-desktop", "claude-code", "cursor", "gemini"), "mcpServers"),
-        "codex": "mcp_servers", "vscode": "servers", "opencode": "mcp",
+        **dict.fromkeys(("copilot", "qwen-code", "cline", "continue"), "mcpServers"),
+        "codex": "mcp_servers", "vscode": "servers", "opencode": "mcp", "goose": "extensions",
     }  # fmt: skip
     assert entries["claude-code"]["type"] == entries["vscode"]["type"] == "stdio"
     assert entries["codex"]["required"] is True
     assert {"OPENROUTER_API_KEY", "OPENAI_API_KEY", "GROQ_API_KEY", "ANTHROPIC_BASE_URL", "OPENAI_BASE_URL"} < set(
         entries["codex"]["env_vars"]
     )
-    assert HOSTS["codex"].asking("mine") is None and HOSTS["codex"].asks_by_hints
+    assert HOSTS["codex"].asking("mine") is None and client_of("codex-mcp-client").hints
     assert HOSTS["opencode"].asking("mine") == (("permission", "mine_confirm_spawn"), "ask")
     # Gemini CLI writes what it makes of "$NAME" back into the file when it adds a server: a key, in the clear.
     assert "$" not in str(entries["gemini"]) and "trust" not in entries["gemini"]

@@ -150,14 +150,20 @@ def approval(setup: Setup) -> Iterator[Finding]:
     each, day = settings.auto_approve_cents, settings.auto_approve_daily_cents
     file = PinFile(settings.paths.approval_file)
     if policy == "human" and not (exists and file.is_set):
-        text = f"{why}, and there is no approval PIN, so nothing can be approved"
-        yield Finding(name, "warning", text, "Set one in a terminal: ava pin set")
+        text = f"{why}, and there is no approval PIN yet: the next approval asks you to choose one"
+        yield Finding(name, "warning", text, "Choose one now, before a model could: ava pin set")
     elif policy == "human":
         text = (
             f"human, by the approval PIN in {file.place}: no host and no model starts anything, only `ava approve` with"
             " the PIN. A program that runs as this user and may write the data root can remove the PIN"
         )
         yield Finding(name, "ok", text)
+    elif "by_host" in why:
+        text = (
+            f"{why}: you approve in hosts that show you what starts, and in all others with a PIN on a page or in a"
+            " terminal, which you choose at the first approval (`ava hosts`)"
+        )
+        yield Finding(name, "note", text, "Choose the PIN now, before a model could: ava pin set")
     elif policy == "ask":
         yield Finding(name, "note", f"{why}: {ask}", advice)
     elif not each or not day:

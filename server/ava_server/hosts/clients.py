@@ -1,0 +1,143 @@
+"""What MCP clients show their person before something starts: the table `clients.toml`, and the policy that follows."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import date
+from functools import cache
+from importlib.resources import files
+from typing import Literal
+
+from pydantic import TypeAdapter
+
+from ava_server.config.settings import Policy
+
+Prompt = Literal["arguments", "name", "nobody", "unknown"]
+QuestionForm = Literal["form", "yes or no", "none", "unknown"]
+
+ASKS: Mapping[Prompt, str] = {
+    "arguments": "shows what starts",
+    "name": "shows the tool's name",
+    "nobody": "asks nobody",
+    "unknown": "unknown",
+}
+"""What a client's own prompt shows, for people."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """How the facts of a row are known.
+
+    Attributes:
+        how: `driven` with a scripted model, `documented`, or `reported` by users.
+        version: The client's version.
+        date: The day.
+        source: Where it is written; empty if it was driven.
+    """
+
+    how: Literal["driven", "documented", "reported"]
+    version: str
+    date: date
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class McpClient:
+    """What is known of an MCP client; `clients.toml` explains the fields.
+
+    The defaults are what is assumed of a client that is not in the table, or of an older version of one that is.
+    """
+
+    id: str = ""
+    title: str = "This host"
+    names: tuple[str, ...] = ()
+    since: str = ""
+    asks: Prompt = "unknown"
+    question: QuestionForm = "unknown"
+    pages: bool = True
+    instructions: bool = True
+    results: Literal["text", "structured", "both", "unknown"] = "unknown"
+    hints: bool = False
+    question_s: float | None = None
+    wait_s: float | None = None
+    seen: Seen | None = None
+
+    @property
+    def shows_approval(self) -> bool:
+        """Whether its own prompt before `confirm_spawn` shows what is approved."""
+        return self.asks == "arguments"
+
+
+UNKNOWN = McpClient()
+COMMAND_LINE = "ava-command-line"
+"""What `ava --url` calls itself."""
+
+
+@cache
+def known_clients() -> tuple[McpClient, ...]:
+    """Return the table; at its end, those of which only the name is known."""
+    table = tomllib.loads(files("ava_server.hosts").joinpath("clients.toml").read_text(encoding="utf-8"))
+    listed = (replace(UNKNOWN, title=title, names=(name,)) for name, title in table["listed"].items())
+    return (*TypeAdapter(list[McpClient]).validate_python(table["client"]), *listed)
+
+
+def client_of(name: str | None, version: str | None = None) -> McpClient:
+    """Return what is known of a client that introduces itself so; of an older version only its name."""
+    given = (name or "").lower()
+    for client in known_clients():
+        if given.startswith(tuple(map(str.lower, client.names))):
+            if _numbers(version) >= _numbers(client.since):
+                return client
+            return replace(UNKNOWN, id=client.id, title=client.title, names=client.names)
+    return UNKNOWN
+
+
+def _numbers(version: str | None) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version or "")[:4]))
+
+
+def connection_of(client_id: str) -> Connection:
+    """Return the connection that a client of the table is expected to make; of another id, an unknown one."""
+    client = next((each for each in known_clients() if each.id == client_id), UNKNOWN)
+    if client.seen is None:
+        return Connection(client_id)
+    return Connection(client.names[0], client.seen.version, forms=client.question in ("form", "yes or no"))
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A client's connection, through which an approval may come.
+
+    Attributes:
+        name: What the client calls itself.
+        version: Its version, as it says.
+        forms: It declares that it can show Ava's own question to a person.
+    """
+
+    name: str | None = None
+    version: str | None = None
+    forms: bool = False
+
+    @property
+    def client(self) -> McpClient:
+        """What is known of the client."""
+        return client_of(self.name, self.version)
+
+    @property
+    def settings_names(self) -> tuple[str, ...]:
+        """The names of its table under `[hosts]` in config.toml: its id, or else what it calls itself."""
+        return tuple(name for name in (self.client.id, (self.name or "").lower()) if name)
+
+    def policy(self) -> tuple[Policy, str]:
+        """Return who may approve through it, unless a person has decided that, and why.
+
+        A client that can show Ava's own question shows it. Its own prompt is enough where it is known to show what is
+        approved. Everywhere else a person decides with Ava itself.
+        """
+        if self.forms or self.client.shows_approval:
+            return "ask", 'approval = "by_host"'
+        who = self.client.title if self.client.names else f"the host {(self.name or 'without a name')[:40]!r}"
+        return "human", f'approval = "by_host", and {who} is not known to show you what it starts'

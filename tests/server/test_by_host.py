@@ -1,0 +1,130 @@
+"""Who approves follows what the client is known to show its person; what is not known is asked by Ava itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp.client.context import ClientRequestContext
+from mcp_types import ElicitRequestParams, ElicitResult, ErrorData
+from support.databases import write_config
+from support.model_server import running_model_server
+from support.runtime import PRICED, connect, hand_over
+from support.stdio import told
+
+from ava_audit.events import SpawnProposed
+from ava_server.budget.user_limits import policy_in_force
+from ava_server.config.pin import PinFile
+from ava_server.config.settings import Settings, load_settings
+from ava_server.core.data_root import os_user
+from ava_server.core.errors import ConfigError
+from ava_server.hosts.clients import Connection, client_of, known_clients
+from ava_server.hosts.known import HOSTS
+
+SPAWN = {"role": "custom", "system_prompt": "Look.", "task": "Look it up"}
+
+
+def settings_of(root: Path, config: str = "", env: dict[str, str] | None = None) -> Settings:
+    root.mkdir(mode=0o700, exist_ok=True)
+    write_config(root, config if "approval" in config.partition("[")[0] else f'approval = "by_host"\n{config}')
+    return load_settings(root, env or {})
+
+
+def policy(settings: Settings, name: str | None, version: str = "1.0", **more: Any) -> str:
+    return policy_in_force(settings, os_user(), through=Connection(name, version, **more))[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "forms", "expected"),
+    [
+        ("gemini-cli-mcp-client", False, "ask"),
+        ("claude-code", True, "ask"),
+        ("claude-ai", False, "human"),
+        ("opencode", False, "human"),
+        ("@cline/core", False, "human"),
+        ("qwen-cli-mcp-client-ava", False, "human"),
+        ("continue-cli-client", False, "human"),
+        ("copilot-cli", True, "ask"),
+        ("Zed", False, "human"),
+        ("a client of my own", False, "human"),
+        ("a client of my own", True, "ask"),
+        ("", False, "human"),
+        (None, False, "human"),
+    ],
+)
+def test_the_default_follows_what_the_client_shows(
+    tmp_path: Path, name: str | None, forms: bool, expected: str
+) -> None:
+    assert policy(settings_of(tmp_path / "data"), name, forms=forms) == expected
+
+
+def test_every_row_is_complete_and_each_host_of_ava_init_has_one() -> None:
+    rows = [client for client in known_clients() if client.id]
+    assert {client.id for client in rows} >= HOSTS.keys() - {"goose"}
+    for client in rows:
+        assert client.seen is not None and client.names, client
+        assert client.seen.how == "driven" or client.seen.source, f"{client.id}: where was it read?"
+        assert client_of(client.names[0], client.seen.version) is client
+    names = [name.lower() for client in known_clients() for name in client.names]
+    assert len(names) == len(set(names)) > 40
+
+
+def test_a_client_that_lies_about_its_name_gets_what_an_honest_one_gets(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path / "data")
+    for name in ("claude-code", "codex-mcp-client", "copilot-cli", "cursor-vscode", "mcp-use"):
+        assert policy(settings, name) == "human" or client_of(name).shows_approval, "no question, no trust"
+
+
+def test_a_setting_for_one_host_counts_there_and_nowhere_else(tmp_path: Path) -> None:
+    own = '[hosts.cline]\napproval = "ask"\n[hosts.gemini]\napproval = "human"\n[hosts."my own"]\napproval = "auto"\n'
+    settings = settings_of(tmp_path / "data", own)
+    assert [policy(settings, name) for name in ("@cline/core", "gemini-cli-mcp-client", "My Own", "claude-ai")] == [
+        "ask", "human", "auto", "human",
+    ]  # fmt: skip
+    PinFile(settings.paths.approval_file).set("839217")
+    assert policy(settings, "@cline/core") == "human", "a PIN counts everywhere"
+
+
+def test_a_general_policy_is_respected_and_a_variable_only_tightens(tmp_path: Path) -> None:
+    for general in ("ask", "human", "auto"):
+        settings = settings_of(tmp_path / general, f'approval = "{general}"\n')
+        assert {policy(settings, "gemini-cli-mcp-client"), policy(settings, "unknown")} == {general}
+    lax = settings_of(tmp_path / "data", '[hosts.cline]\napproval = "ask"\n', {"AVA_APPROVAL": "human"})
+    assert policy(lax, "@cline/core") == "human"
+    with pytest.raises(ConfigError, match="AVA_APPROVAL"):
+        settings_of(tmp_path / "data", "", {"AVA_APPROVAL": "ask"})
+    with pytest.raises(ConfigError, match="hosts"):
+        settings_of(tmp_path / "data", "", {"AVA_HOSTS__CLINE__APPROVAL": "ask"})
+
+
+def test_a_terminal_asks_for_the_pin_only_for_what_such_a_host_proposed(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path / "data")
+    assert policy_in_force(settings, os_user())[0] == "ask"
+    assert policy_in_force(settings, os_user(), made_under_human=True)[0] == "human"
+    settings = settings_of(tmp_path / "data", 'approval = "ask"\n')
+    assert policy_in_force(settings, os_user(), made_under_human=True)[0] == "ask", "the person has decided since"
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_two_clients_of_one_data_root_each_have_their_own_row(tmp_path: Path, mode: str) -> None:
+    async def yes(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
+        return ElicitResult(action="accept", content={})
+
+    config = f'approval = "by_host"\n{PRICED}'
+    with running_model_server([hand_over()]) as models:
+        opened = connect(tmp_path, config=config, mode=mode, server=models, name="gemini-cli-mcp-client")
+        async with opened as (gemini, _models):
+            made = told(await gemini.call_tool("spawn_subagent", SPAWN))[0]
+            assert "when they agree, call confirm_spawn" in made["next"]
+        async with connect(tmp_path, config=config, mode=mode, server=models, name="nobody knows") as (other, _models):
+            refused = told(await other.call_tool("spawn_subagent", SPAWN))[0]
+            assert f"ava approve {refused['pending_id']}" in " ".join(refused["next"].split())
+        opened = connect(tmp_path, config=config, mode=mode, server=models, name="asks", asks=yes)
+        async with opened as (asking, _models):
+            asked = told(await asking.call_tool("spawn_subagent", SPAWN))[0]
+            assert "only they can answer" in asked["next"]
+
+
+def test_logs_of_older_versions_have_no_policy() -> None:
+    assert SpawnProposed(pending_id="P-1", subagent_id="S-1", digest="", expires_us=0, config={}).policy is None
