@@ -19,7 +19,8 @@ from ava_server.config.settings import Configured, limits_of, on_record
 from ava_server.runs.mode import LOOKING
 from ava_server.service.runtime import open_runtime
 
-LOWER = "[limits]\nuser_daily_cents = 500\n"
+DEFAULT = 'approval = "by_host"\n'
+LOWER = f"{DEFAULT}[limits]\nuser_daily_cents = 500\n"
 
 
 def changed(root: Path) -> list[tuple[str, Any, Any]]:
@@ -28,7 +29,7 @@ def changed(root: Path) -> list[tuple[str, Any, Any]]:
 
 
 async def opened(root: Path, config: str, **env: str) -> None:
-    async with open_runtime(settings_of(root, None, config, env)):
+    async with open_runtime(settings_of(root, None, config if "approval" in config else DEFAULT + config, env)):
         pass
 
 
@@ -51,7 +52,7 @@ async def test_logs_each_change_and_its_reversal_once_however_many_starts(tmp_pa
     assert changed(root) == [first]
     await opened(root, 'enabled = false\napproval = "human"\n')
     back = ("limits.user_daily_cents", 500, 1000)
-    assert changed(root) == [first, ("enabled", True, False), ("approval", "ask", "human"), back]
+    assert changed(root) == [first, ("enabled", True, False), ("approval", "by_host", "human"), back]
     [entry, *_] = logged(root, "SettingsChanged")
     assert (entry.agent, entry.run_id) == ("ava", None)
     async with Store.open(root) as store:
@@ -95,7 +96,7 @@ async def test_two_runtimes_opened_at_once_write_one_entry(tmp_path: Path) -> No
 @pytest.mark.slow
 async def test_two_servers_started_at_once_write_one_entry(tmp_path: Path) -> None:
     root = tmp_path / "data"
-    settings_of(root, None, "auto_approve_cents = 5\n")
+    settings_of(root, None, f"{DEFAULT}auto_approve_cents = 5\n")
     async with serving(root, initialize=False) as one, serving(root, initialize=False) as other:
         async with anyio.create_task_group() as tasks:
             for host in (one, other):

@@ -23,7 +23,7 @@ async def play_and_check(plan: Plan, folder: Path, postgres: PostgresServer) -> 
     root = folder / "checker"
     root.mkdir(mode=0o700)
     address = chaos.direct.replace(f":{postgres.password}@", "@")
-    (root / "config.toml").write_text(f'database_url = "{address}"\n')
+    (root / "config.toml").write_text(f'database_url = "{address}"\napproval = "ask"\n')
     sums = Sums(dict.fromkeys(LOW_USERS, LOW_CENTS), USER_CENTS, plan.day_cents)
     async with Store.open(root) as store:
         for entry in await all_entries(store):

@@ -25,7 +25,8 @@ def in_postgres(root: Path, settings: str = "") -> str:
 def join(root: Path, address: str, settings: str = "") -> str:
     """Make a data root whose log is in this database."""
     root.mkdir(mode=0o700, exist_ok=True)
-    (root / "config.toml").write_text(f'database_url = "{address}"\n{settings}')
+    asks = "" if "approval" in settings else 'approval = "ask"\n'
+    (root / "config.toml").write_text(f'database_url = "{address}"\n{asks}{settings}')
     return address
 
 
