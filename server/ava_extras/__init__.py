@@ -47,11 +47,7 @@ class ExtraMissing(Exception):
 
 
 def load(name: str) -> ModuleType:
-    """Return the module of an extra.
-
-    Raises:
-        ExtraMissing: A package is not installed, or cannot be loaded.
-    """
+    """Return the module of an extra. Raises ExtraMissing: a package is not installed, or cannot be loaded."""
     require(name)
     try:
         return import_module(EXTRAS[name].module)
@@ -62,11 +58,7 @@ def load(name: str) -> ModuleType:
 
 
 def require(name: str) -> None:
-    """Check that the packages of an extra are installed, without loading them.
-
-    Raises:
-        ExtraMissing: One is not.
-    """
+    """Check that the packages of an extra are installed, without loading them. Raises ExtraMissing: one is not."""
     if not has_extra(name):
         raise ExtraMissing(missing(name))
 

@@ -253,11 +253,7 @@ def parse(model: type[A], given: dict[str, Any]) -> A:
 
 
 def refuse_deep(given: dict[str, Any]) -> None:
-    """Refuse arguments that are nested too deeply to be walked.
-
-    Raises:
-        BadInput: They are.
-    """
+    """Refuse arguments that are nested too deeply to be walked. Raises BadInput: they are."""
     if deeper_than(given, DEEPEST):
         raise BadInput(f"the arguments are nested deeper than {DEEPEST} levels; give plain ones")
 

@@ -256,11 +256,7 @@ def in_event_loop(command: Callable[P, Awaitable[T]]) -> Callable[P, T]:
 
 
 def refuse_in_subagent(command: str) -> None:
-    """Refuse a command that is called by a subagent.
-
-    Raises:
-        BadInput: This process belongs to a subagent.
-    """
+    """Refuse a command that is called by a subagent. Raises BadInput: this process belongs to a subagent."""
     if os.environ.get("AVA_RUN_ID"):
         from ava_server.service.runtime import refuse_recursion
 

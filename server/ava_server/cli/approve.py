@@ -216,11 +216,7 @@ async def _decide(client: ApprovalClient, one: Pending | PendingExtension, appro
 
 
 async def reject_proposal(client: ApprovalClient, one: Pending) -> str:
-    """Reject a proposal, and return what came of it.
-
-    Raises:
-        Refused: It no longer waits; says why.
-    """
+    """Reject a proposal, and return what came of it. Raises Refused: it no longer waits; says why."""
     (await client.decide([one.shown], PersonAnswer(False))).expect("rejected", "Not rejected")
     return f"{one.pending_id} is rejected."
 
@@ -362,11 +358,7 @@ async def choose(
 
 
 def check_group_cap(limits: Mapping[str, Any], together_micros: int) -> None:
-    """Refuse a cap for all together above the sum of their own.
-
-    Raises:
-        BadInput: It is above.
-    """
+    """Refuse a cap for all together above the sum of their own. Raises BadInput: it is above."""
     if cap_micros(limits.get("group_max_cost_cents", 0)) > together_micros:
         raise BadInput(
             f"--group-max: their own caps come to {format_usd(together_micros, exact=True)} together; give that or less"

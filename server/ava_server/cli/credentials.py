@@ -269,11 +269,7 @@ async def remove_pin_command() -> None:
 
 
 def _existing_pin() -> tuple[DataRoot, PinFile]:
-    """Return the data root and its PIN, before any question.
-
-    Raises:
-        Refused: There is no PIN.
-    """
+    """Return the data root and its PIN, before any question. Raises Refused: there is no PIN."""
     root = checked_root("ava pin")
     file = PinFile(root.approval_file)
     if not file.is_set:

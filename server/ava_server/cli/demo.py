@@ -258,11 +258,7 @@ class _DemoHost:
             say(f"               {logs / 'subagents' / (run.subagent_id + '.jsonl')}")
 
     async def _call(self, tool: str, **arguments: Any) -> dict[str, Any]:
-        """Call a tool and return its structured answer.
-
-        Raises:
-            BadInput: It failed; with the server's message.
-        """
+        """Call a tool and return its structured answer. Raises BadInput: it failed; with the server's message."""
         result = await self._client.call_tool(tool, arguments)
         answer: dict[str, Any] = result.structured_content or {}
         if result.is_error:

@@ -177,11 +177,7 @@ def split_names(given: list[str] | None) -> list[str] | None:
 
 
 def read_schema(option: str, file: Path | None) -> dict[str, Any] | None:
-    """Return the JSON object in a file.
-
-    Raises:
-        BadInput: The file cannot be read or holds something else.
-    """
+    """Return the JSON object in a file. Raises BadInput: the file cannot be read or holds something else."""
     if file is None:
         return None
     try:

@@ -69,11 +69,7 @@ class Records:
     store: Readable | None = None
 
     async def get(self, kind: type[T], path: str, **params: Any) -> T:
-        """Return the answer to a request.
-
-        Raises:
-            AvaError: It cannot be answered.
-        """
+        """Return the answer to a request. Raises AvaError: it cannot be answered."""
         raise NotImplementedError
 
     async def find(self, ids: list[str], *, groups: bool = True) -> list[RunRow]:
@@ -128,11 +124,7 @@ class Records:
         return (await self.get(RunDiff, f"/runs/{run.id}/diff")).text
 
     async def search(self, query: LogQuery) -> EntryPage:
-        """Return the newest entries that match a query.
-
-        Raises:
-            BadQuery: The query names an unknown event type.
-        """
+        """Return the newest entries that match a query. Raises BadQuery: the query names an unknown event type."""
         raise NotImplementedError
 
     async def entries(self, run_id: str) -> list[Entry]:
@@ -335,11 +327,7 @@ class RemoteRecords(Records):
             query = replace(query, before_seq=found.next, upto_seq=query.upto_seq or found.upto)
 
     def _entry(self, line: str) -> Entry:
-        """Return the entry of a line, and keep the line.
-
-        Raises:
-            ValueError: It is not a line of a log.
-        """
+        """Return the entry of a line, and keep the line. Raises ValueError: it is not a line of a log."""
         data = line.encode().rstrip(b"\n") + b"\n"
         entry = entry_of_line(data)
         who = entry.who
@@ -375,11 +363,7 @@ class RemoteRecords(Records):
 
 
 def _validated(kind: type[T], answer: Any) -> T:
-    """Return an answer as a value of a type, with its texts cleaned.
-
-    Raises:
-        ValueError: It has another form.
-    """
+    """Return an answer as a value of a type, with its texts cleaned. Raises ValueError: it has another form."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind).validate_python(_cleaned(answer))
@@ -439,11 +423,7 @@ async def open_records(
 
 @asynccontextmanager
 async def open_remote_records(server: RemoteServer) -> AsyncGenerator[RemoteRecords]:
-    """Open a server's records.
-
-    Raises:
-        AvaError: It cannot be used, or what it answered cannot be shown.
-    """
+    """Open a server's records. Raises AvaError: it cannot be used, or what it answered cannot be shown."""
     try:
         async with connected(server) as connection:
             yield RemoteRecords(connection)

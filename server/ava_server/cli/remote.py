@@ -53,11 +53,7 @@ class RemoteServer:
 
     @property
     def address(self) -> str:
-        """The server's address.
-
-        Raises:
-            BadInput: It is not an address, or would send the token unencrypted.
-        """
+        """The server's address. Raises BadInput: it is not an address, or would send the token unencrypted."""
         from urllib.parse import urlsplit
 
         from ava_server.core.addresses import LOOPBACK_NAMES, public_url
@@ -133,11 +129,7 @@ def chosen_server(context: typer.Context, url: str | None, token_file: Path | No
 
 @asynccontextmanager
 async def connected(server: RemoteServer) -> AsyncGenerator[Connection]:
-    """Open a client for the server of `--url`.
-
-    Raises:
-        BadInput: Address or token cannot be used.
-    """
+    """Open a client for the server of `--url`. Raises BadInput: address or token cannot be used."""
     import httpx2
 
     address = server.address
@@ -256,11 +248,7 @@ class Connection:
         return fields
 
     async def _content(self, response: httpx2.Response) -> bytes:
-        """Return the whole body.
-
-        Raises:
-            ConfigError: It is longer than any of Ava's, or compressed.
-        """
+        """Return the whole body. Raises ConfigError: it is longer than any of Ava's, or compressed."""
         content = bytearray()
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise self.not_ava()

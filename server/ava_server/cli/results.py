@@ -273,11 +273,7 @@ class SavedFiles:
 
 
 def check_folder(folder: Path) -> None:
-    """Check before the run that files can be copied into a folder.
-
-    Raises:
-        BadInput: They cannot.
-    """
+    """Check before the run that files can be copied into a folder. Raises BadInput: they cannot."""
     there = folder.absolute()
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -336,11 +332,7 @@ def _copy(source: RunFiles, file: dict[str, Any], folder: Path, run_id: str) -> 
 
 
 def _write_new(path: Path, data: bytes) -> None:
-    """Write a new file; a partly written one is removed.
-
-    Raises:
-        OSError: It exists, or cannot be written.
-    """
+    """Write a new file; a partly written one is removed. Raises OSError: it exists, or cannot be written."""
     with path.open("xb") as file:  # follows no link
         try:
             file.write(data)

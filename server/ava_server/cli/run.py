@@ -227,11 +227,7 @@ def _tasks(given: Sequence[str]) -> Sequence[str]:
 
 
 def _task_in(file: Path) -> str:
-    """Return the task in a file.
-
-    Raises:
-        BadInput: It cannot be read, or holds no text.
-    """
+    """Return the task in a file. Raises BadInput: it cannot be read, or holds no text."""
     try:
         text = file.read_text("utf-8").strip()
     except UnicodeDecodeError:
@@ -305,11 +301,7 @@ def spawn_requests(
 
 
 def _role_and_task(given: str) -> tuple[str, str]:
-    """Return both parts of `ROLE: task`.
-
-    Raises:
-        BadInput: It has another form.
-    """
+    """Return both parts of `ROLE: task`. Raises BadInput: it has another form."""
     role, colon, task = given.partition(":")
     if not colon or not role.strip() or " " in role.strip() or not task.strip():
         raise BadInput(f'--also: {given[:60]!r} names no role; write it like "code_reviewer: Is the parser safe?"')
@@ -337,11 +329,7 @@ async def _run(settings: Settings, request: RunRequest) -> int:
 
 
 async def _folder_of(settings: Settings, retried: str | None) -> str | None:
-    """Return the folder of the run to repeat.
-
-    Raises:
-        BadInput: There is no such run.
-    """
+    """Return the folder of the run to repeat. Raises BadInput: there is no such run."""
     from ava_server.budget.run_config import config_of
 
     if retried is None:
@@ -441,11 +429,7 @@ async def _propose_all(service: Service, client: LocalApprovals, request: RunReq
 
 
 async def _check_group_cap(client: LocalApprovals, proposals: Sequence[Pending], request: RunRequest) -> None:
-    """Reject all if the cap of all together is above the sum of their own.
-
-    Raises:
-        BadInput: It is.
-    """
+    """Reject all if the cap of all together is above the sum of their own. Raises BadInput: it is."""
     try:
         check_group_cap(request.group, sum(one.max_cost_micros for one in proposals))
     except BadInput as error:

@@ -45,11 +45,7 @@ class NameOnlyCommand(TyperCommand):
     advice = "The value is asked for, or piped in; a value typed into the command would stay in the shell's history."
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments.
-
-        Raises:
-            BadInput: There are further arguments, which may be the value.
-        """
+        """Parse the arguments. Raises BadInput: there are further arguments, which may be the value."""
         ctx.allow_extra_args = ctx.ignore_unknown_options = True
         rest = super().parse_args(ctx, args)
         if ctx.args:
@@ -177,11 +173,7 @@ async def require_person(root: DataRoot, command: str) -> None:
 
 
 async def ask_pin_if_set(root: DataRoot) -> None:
-    """Ask for the approval PIN where one is set.
-
-    Raises:
-        Refused: The PIN is wrong or locked.
-    """
+    """Ask for the approval PIN where one is set. Raises Refused: the PIN is wrong or locked."""
     from ava_server.config.pin import PinFile
 
     pin = PinFile(root.approval_file)

@@ -107,11 +107,7 @@ def aligned(rows: Iterable[Sequence[str]], *, right: Collection[int] = ()) -> li
 
 
 def write(text: str) -> None:
-    """Write text that is known to be harmless to stdout.
-
-    Raises:
-        ReaderGone: The reader has closed our output.
-    """
+    """Write text that is known to be harmless to stdout. Raises ReaderGone: the reader has closed our output."""
     try:
         typer.echo(text)
     except BrokenPipeError:

@@ -78,11 +78,7 @@ def open_pages(root: DataRoot, *, browser: bool, terminal: bool, page: str | Non
 
 
 def _open_remote(address: str, *, browser: bool, sign_out: bool) -> None:
-    """Open the pages of another server, where the person signs in.
-
-    Raises:
-        BadInput: Sessions there were to be ended.
-    """
+    """Open the pages of another server, where the person signs in. Raises BadInput: sessions there were to be ended."""
     if sign_out:
         raise BadInput(
             "--sign-out is for this machine's data root. On another server, sign out on its page; a token that is"

@@ -146,11 +146,7 @@ class RunWatch:
         self._steps_upto = 0
 
     async def look(self) -> list[RunView]:
-        """Return the runs as they are now.
-
-        Raises:
-            StoreUnavailable: The log cannot be read.
-        """
+        """Return the runs as they are now. Raises StoreUnavailable: the log cannot be read."""
         return await self._records.views(self._run_ids)
 
     async def until_over(

@@ -135,11 +135,7 @@ class BrowserSessions:
         return found if found is not None and _is_passkey_code(found, user) else None
 
     def issue_challenge(self, user: str, purpose: str, life_us: int) -> str:
-        """Make a challenge for one purpose, and return it.
-
-        Raises:
-            ConfigError: It cannot be stored.
-        """
+        """Make a challenge for one purpose, and return it. Raises ConfigError: it cannot be stored."""
         return self._make("challenge", user, life_us, name=purpose)
 
     def take_challenge(self, challenge: str) -> str | None:
@@ -178,20 +174,12 @@ class BrowserSessions:
         return found if found is not None and found.kind == "session" and found.is_valid else None
 
     def current(self, hashed: str) -> BrowserSession | None:
-        """Return the session with this hash, None if it has ended.
-
-        Raises:
-            ConfigError: The file cannot be read.
-        """
+        """Return the session with this hash, None if it has ended. Raises ConfigError: the file cannot be read."""
         found = self._watched.current().get(hashed)
         return found if found is not None and found.kind == "session" and found.is_valid else None
 
     def end(self, hashed: str) -> None:
-        """End a session.
-
-        Raises:
-            ConfigError: The file cannot be read or written.
-        """
+        """End a session. Raises ConfigError: the file cannot be read or written."""
         self._change(lambda document: document.pop(hashed, None))
 
     def end_all(self) -> int:

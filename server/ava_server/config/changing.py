@@ -156,12 +156,7 @@ def _put(document: TOMLDocument, names: Place, value: Any) -> Any:
 
 
 def _check(values: dict[str, Any], path: Path, places: Iterable[Place]) -> None:
-    """Check the whole file.
-
-    Raises:
-        BadInput: There is no setting of this name.
-        ConfigError: A value is invalid.
-    """
+    """Check the whole file. Raises BadInput: there is no setting of this name; ConfigError: a value is invalid."""
     checks.refuse_secrets(values, str(path))
     try:
         Configured.model_validate(values)

@@ -35,11 +35,7 @@ def note_name(given: str) -> str:
 
 
 def text_of(data: bytes) -> str:
-    """Return the text that was piped in, with Unix line ends.
-
-    Raises:
-        BadInput: It is too long, or not UTF-8 text.
-    """
+    """Return the text that was piped in, with Unix line ends. Raises BadInput: it is too long, or not UTF-8 text."""
     if len(data) > NOTE_BYTES:
         raise BadInput(f"The text has more than {NOTE_BYTES:,} bytes. Put it into several notes, or shorten it.")
     try:
@@ -63,11 +59,7 @@ class Notebook:
         self._redactor = redactor or Redactor({})
 
     def all(self) -> Notes:
-        """Return all notes.
-
-        Raises:
-            ConfigError: The folder cannot be read, or is not safe to use.
-        """
+        """Return all notes. Raises ConfigError: the folder cannot be read, or is not safe to use."""
         with self._for_person():
             return self.memory.read()
 

@@ -151,20 +151,12 @@ class Passkeys:
 
 
 def new_passkey(user: str, name: str, host: str, credential: bytes, public_key: bytes, counter: int) -> Passkey:
-    """Return a passkey that is to be stored now.
-
-    Raises:
-        BadInput: The name is invalid.
-    """
+    """Return a passkey that is to be stored now. Raises BadInput: the name is invalid."""
     return Passkey(passkey_name(name), user, host, credential, public_key, counter, now_us())
 
 
 def passkey_name(given: str) -> str:
-    """Return a passkey's name.
-
-    Raises:
-        BadInput: It is invalid.
-    """
+    """Return a passkey's name. Raises BadInput: it is invalid."""
     name = given.strip()
     if not _NAME.fullmatch(name):
         raise BadInput(

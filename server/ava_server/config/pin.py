@@ -156,11 +156,7 @@ class PinFile:
         self._change(None)
 
     def _counted(self) -> _Stored:
-        """Count a try, and return what is then stored.
-
-        Raises:
-            Refused: There is no PIN, or it is locked.
-        """
+        """Count a try, and return what is then stored. Raises Refused: there is no PIN, or it is locked."""
         if not self.is_set:  # there may be no folder for the lock
             raise Refused(NONE_YET)
 
@@ -215,11 +211,7 @@ def _table(document: TOMLDocument) -> dict[str, Any]:
 
 
 def _read(entries: dict[str, Any], file: PrivateFile) -> _Stored | None:
-    """Return what is stored.
-
-    Raises:
-        ConfigError: It is not as `ava pin` writes it.
-    """
+    """Return what is stored. Raises ConfigError: it is not as `ava pin` writes it."""
     if not entries:
         return None
     try:

@@ -151,11 +151,7 @@ class ApprovedSearch:
     clients: ClientPool
 
     async def __call__(self, query: str, count: int) -> SearchResults:
-        """Search.
-
-        Raises:
-            ToolFailed: It failed.
-        """
+        """Search. Raises ToolFailed: it failed."""
         try:
             engine = await anyio.to_thread.run_sync(self.find, self.name)
         except AvaError as error:
@@ -166,11 +162,7 @@ class ApprovedSearch:
 
 
 async def ask_engine(engine: Engine, query: str, count: int, clients: ClientPool) -> SearchResults:
-    """Ask an engine, once.
-
-    Raises:
-        ToolFailed: It gave no answer; the text says why, and what to do.
-    """
+    """Ask an engine, once. Raises ToolFailed: it gave no answer; the text says why, and what to do."""
 
     async def send(ask: SearchRequest) -> SearchReply:
         try:
@@ -183,11 +175,7 @@ async def ask_engine(engine: Engine, query: str, count: int, clients: ClientPool
 
 
 async def _exchange(client: httpx2.AsyncClient, ask: SearchRequest, title: str) -> SearchReply:
-    """Send a request and read the whole answer.
-
-    Raises:
-        ToolFailed: No answer came, or one that is too large.
-    """
+    """Send a request and read the whole answer. Raises ToolFailed: no answer came, or one that is too large."""
     import httpx2
 
     headers = {"accept": "application/json", "accept-encoding": "gzip", "user-agent": "Ava", **ask.headers}

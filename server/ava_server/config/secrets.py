@@ -44,11 +44,7 @@ class Secret:
 
 
 def secret_name(given: str) -> str:
-    """Return a secret's name.
-
-    Raises:
-        BadInput: It is not valid, or may be a secret itself; it is not shown.
-    """
+    """Return a secret's name. Raises BadInput: it is not valid, or may be a secret itself; it is not shown."""
     name = given.strip()
     if not SECRET_NAME.fullmatch(name):
         raise BadInput(
@@ -71,11 +67,7 @@ def may_be_secret(name: str) -> bool:
 
 
 def hosts_of(given: Sequence[str]) -> tuple[str, ...]:
-    """Return hosts as secrets are bound to them, each once.
-
-    Raises:
-        BadInput: One of them is invalid.
-    """
+    """Return hosts as secrets are bound to them, each once. Raises BadInput: one of them is invalid."""
     hosts: list[str] = []
     for text in (part for each in given for part in each.split(",") if part.strip()):
         try:

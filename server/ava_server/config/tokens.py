@@ -244,11 +244,7 @@ def revoke_token(path: Path, name: str) -> Token | None:
 
 
 def token_name(given: str) -> str:
-    """Return a token's name.
-
-    Raises:
-        BadInput: It is invalid, or may be a token itself; it is not shown.
-    """
+    """Return a token's name. Raises BadInput: it is invalid, or may be a token itself; it is not shown."""
     name = given.strip()
     if not _NAME.fullmatch(name) or name.startswith(BEGINS) or may_be_secret(name):
         raise BadInput(
@@ -259,11 +255,7 @@ def token_name(given: str) -> str:
 
 
 def user_name(given: str) -> str:
-    """Return the name of a user.
-
-    Raises:
-        BadInput: It is invalid.
-    """
+    """Return the name of a user. Raises BadInput: it is invalid."""
     user = given.strip()
     if not _USER.fullmatch(user) or user.startswith(BEGINS) or may_be_secret(user):
         raise BadInput(
@@ -274,11 +266,7 @@ def user_name(given: str) -> str:
 
 
 def scopes_in(given: Sequence[str]) -> tuple[Scope, ...]:
-    """Return scopes that were given one by one or separated by commas.
-
-    Raises:
-        BadInput: One of them does not exist.
-    """
+    """Return scopes that were given one by one or separated by commas. Raises BadInput: one of them does not exist."""
     names = [name.strip() for part in given for name in part.split(",") if name.strip()]
     for name in names:
         if name not in SCOPES:

@@ -17,11 +17,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def public_url(given: str | None, option: str = "--public-url") -> str | None:
-    """Return the public URL without a trailing slash, or None.
-
-    Raises:
-        BadInput: It is not the URL of a server.
-    """
+    """Return the public URL without a trailing slash, or None. Raises BadInput: it is not the URL of a server."""
     if given is None:
         return None
     try:
@@ -36,11 +32,7 @@ def public_url(given: str | None, option: str = "--public-url") -> str | None:
 
 
 def proxies_of(given: Sequence[str]) -> tuple[Network, ...]:
-    """Return the addresses of trusted proxies.
-
-    Raises:
-        BadInput: One of them is not an address.
-    """
+    """Return the addresses of trusted proxies. Raises BadInput: one of them is not an address."""
     try:
         return tuple(ipaddress.ip_network(each.strip(), strict=False) for each in given)
     except ValueError as wrong:

@@ -175,20 +175,12 @@ class SharedDocument:
 
     @property
     def text(self) -> str:
-        """Its text, empty where there is none.
-
-        Raises:
-            ConfigError: The database cannot be read.
-        """
+        """Its text, empty where there is none. Raises ConfigError: the database cannot be read."""
         return self.documents.state(self.name)[1]
 
     @property
     def version(self) -> int:
-        """A number that changes with it.
-
-        Raises:
-            ConfigError: The database cannot be read.
-        """
+        """A number that changes with it. Raises ConfigError: the database cannot be read."""
         return self.documents.state(self.name)[0]
 
     def change(self, edit: Callable[[str], str]) -> None:

@@ -286,11 +286,7 @@ class WatchedFile(Generic[T]):
         return self.is_changed
 
     def current(self) -> T:
-        """Return the current value. Blocking.
-
-        Raises:
-            AvaError: The file cannot be read, or is invalid.
-        """
+        """Return the current value. Blocking. Raises AvaError: the file cannot be read, or is invalid."""
         with self._reading:
             seen = self._state()
             if self._made is None or seen != self._seen:

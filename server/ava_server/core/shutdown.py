@@ -147,11 +147,7 @@ class Drain:
             scope.cancel()
 
     def refuse_new(self) -> None:
-        """Refuse to start anything new.
-
-        Raises:
-            Refused: The shutdown has begun, or too few files can be opened.
-        """
+        """Refuse to start anything new. Raises Refused: the shutdown has begun, or too few files can be opened."""
         if self.begun:
             raise Refused(ENDS_SOON)
         if (why := find_shortage()) is not None:

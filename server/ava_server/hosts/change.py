@@ -196,11 +196,7 @@ class Server:
 
 
 def servers_of(host: Host, path: Path) -> list[Server]:
-    """Return the servers in a host's configuration that are Ava.
-
-    Raises:
-        ConfigError: It cannot be read.
-    """
+    """Return the servers in a host's configuration that are Ava. Raises ConfigError: it cannot be read."""
     table = Configuration.read(path, host.format, to_change=False).get((host.servers,))
     servers = list(cast("dict[str, object]", table).values()) if isinstance(table, dict) else table
     return [

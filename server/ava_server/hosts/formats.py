@@ -250,11 +250,7 @@ def take_out(data: Any, path: KeyPath) -> None:
 
 
 def _with_every_comment(before: str, after: str) -> str:
-    """Return an edited text with the line ends of the original.
-
-    Raises:
-        ValueError: The edit lost a comment.
-    """
+    """Return an edited text with the line ends of the original. Raises ValueError: the edit lost a comment."""
     if after.count("#") < before.count("#"):
         raise ValueError("a comment would be lost")
     ends = before.count("\r\n")
@@ -285,11 +281,7 @@ class Configuration:
     """
 
     def __init__(self, path: Path, target: Path, text: str | None, form: Format) -> None:
-        """Parse a text.
-
-        Raises:
-            ConfigError: It does not have the format, or is not a table.
-        """
+        """Parse a text. Raises ConfigError: it does not have the format, or is not a table."""
         self.path = path
         self.target = target
         self.text = text
@@ -355,11 +347,7 @@ class Configuration:
         return isinstance(data, list if isinstance(path[-1], int) else dict)
 
     def put(self, path: Steps, value: Any) -> None:
-        """Set a value.
-
-        Raises:
-            ConfigError: This is impossible without touching anything else; nothing was changed.
-        """
+        """Set a value. Raises ConfigError: this is impossible without touching anything else; nothing was changed."""
         if not self.takes(path):
             raise ConfigError(f"{named(path[:-1])} in {self.path} is not a table; the file was left alone.")
         self._apply(lambda: self._format.put(self.body, path, value), lambda data: put_in(data, path, value))

@@ -32,11 +32,7 @@ class Json:
     trailing_commas: bool = False
 
     def parse(self, text: str) -> Any:
-        """Return what a text says; a blank one is an empty object.
-
-        Raises:
-            ValueError: It is not JSON; says where.
-        """
+        """Return what a text says; a blank one is an empty object. Raises ValueError: it is not JSON; says where."""
         source = _Source(text)
         plain = source.plain if self.trailing_commas else source.bare if self.comments else text
         try:

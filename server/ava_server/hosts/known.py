@@ -519,11 +519,7 @@ HOSTS: Mapping[str, Host] = {
 
 
 def find_host(name: str) -> Host:
-    """Return a host by its argument of `ava init`.
-
-    Raises:
-        BadInput: There is none of that name.
-    """
+    """Return a host by its argument of `ava init`. Raises BadInput: there is none of that name."""
     host = HOSTS.get(name.lower())
     if host is None:
         near = nearest(name, HOSTS)

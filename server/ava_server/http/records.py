@@ -132,11 +132,7 @@ class _Reader(records.RecordsHandler):
         return None
 
     def run_in(self, view: View, given: str) -> RunRow:
-        """Return the run with an id.
-
-        Raises:
-            _UnknownId: This user may see none.
-        """
+        """Return the run with an id. Raises _UnknownId: this user may see none."""
         with self._known(given, "subagent"):
             return self._access.run_in(view, given, "subagent_id", reading=True)
 

@@ -311,11 +311,7 @@ def can_open(ctx: ServerRequestContext[App, Any]) -> bool:
 
 
 def token_of(ctx: ServerRequestContext[App, Any]) -> Token:
-    """Return the token that a call over HTTP came with.
-
-    Raises:
-        Refused: There is none.
-    """
+    """Return the token that a call over HTTP came with. Raises Refused: there is none."""
     from ava_server.config.tokens import Token
     from ava_server.core.errors import Refused
 

@@ -110,11 +110,7 @@ class _StoredChatParameters(_StoredParameters):
 
 
 def _wire(parameters: Mapping[str, Any]) -> Wire:
-    """Return the wire that the parameters describe.
-
-    Raises:
-        ValueError: This version does not have it.
-    """
+    """Return the wire that the parameters describe. Raises ValueError: this version does not have it."""
     match parameters.get("wire"):
         case "chat_completions":
             from ava_server.models.wires.chat import ChatWire

@@ -217,11 +217,7 @@ def marks_cache(wire: WireName, base_url: str, model_id: str) -> bool:
 def price_over(
     wire: WireName, provider: str, model_id: str, base_url: str, overrides: Mapping[str, UserPrice]
 ) -> Price:
-    """Return what a model costs when it is called in this format.
-
-    Raises:
-        Unpriced: Its price is not known.
-    """
+    """Return what a model costs when it is called in this format. Raises Unpriced: its price is not known."""
     price = find_price(provider, model_id, base_url=base_url, overrides=overrides)
     return marked_price(price) if marks_cache(wire, base_url, model_id) else price
 

@@ -17,11 +17,7 @@ class UntrustedText:
     text: str
 
     def __str__(self) -> str:
-        """Refuse: an f-string would take it for a text of Ava's own.
-
-        Raises:
-            TypeError: Always.
-        """
+        """Refuse: an f-string would take it for a text of Ava's own. Raises TypeError: always."""
         raise TypeError("an untrusted text is printed by a printer, which escapes it for its surface")
 
     def __bool__(self) -> bool:

@@ -525,11 +525,7 @@ class Manager:
     # -- owning -------------------------------------------------------------------------------------------------------
 
     async def _take(self, row: RunRow, gone: frozenset[str], tasks: anyio.abc.TaskGroup) -> bool:
-        """Claim a run and start it; False where another instance has it.
-
-        Raises:
-            ConfigNotSupported: It cannot.
-        """
+        """Claim a run and start it; False where another instance has it. Raises ConfigNotSupported: it cannot."""
         if not self._membership.holds():  # it was stopped: to others it is dead, and they would take the run at once
             await anyio.to_thread.run_sync(self._membership.renew)
         if row.instance in gone and not await anyio.to_thread.run_sync(self.control.gone, [row]):

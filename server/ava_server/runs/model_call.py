@@ -286,11 +286,7 @@ class PaidSearches:
         return read_results(self._search.name, completion, count)
 
     async def _reserve(self, call_id: str, request: Request) -> Reservation:
-        """Hold the worst case of a search.
-
-        Raises:
-            ToolFailed: It does not fit a cap.
-        """
+        """Hold the worst case of a search. Raises ToolFailed: it does not fit a cap."""
         history, call = self._log.history, self._call
         if history.search is not None:
             await self._log.settle_lost()
@@ -334,11 +330,7 @@ class PaidSearches:
         )
 
     async def _send(self, reserved: Reservation, request: Request) -> Completion:
-        """Make the call and settle it.
-
-        Raises:
-            ToolFailed: No answer came.
-        """
+        """Make the call and settle it. Raises ToolFailed: no answer came."""
         began = time.monotonic()
 
         async def settle(settlement: Settlement) -> None:

@@ -155,11 +155,7 @@ class WaitingQuestion:
         return Question(" \n".join(self.message.split("\n")), fields)
 
     def answer_in(self, reply: Reply) -> str:
-        """Return the answer that a form has.
-
-        Raises:
-            BadInput: It has none.
-        """
+        """Return the answer that a form has. Raises BadInput: it has none."""
         choice, own = (_text(reply.content, name) for name in (_CHOICE, _ANSWER))
         if choice and choice not in self.options:
             raise BadInput(f"{_CHOICE}: {choice[:100]!r} is not one of the options; the question still waits")

@@ -94,11 +94,7 @@ class ReadToolResult:
         return "Reading an earlier result again"
 
     async def __call__(self, args: ReadToolResultArgs, at: ToolContext) -> ToolOutput:
-        """Return the result from `offset` on.
-
-        Raises:
-            ToolFailed: There is no result of that id, or no more of it.
-        """
+        """Return the result from `offset` on. Raises ToolFailed: there is no result of that id, or no more of it."""
         number = args.id.removeprefix("R-")
         found = next(
             (fact for seq, fact in self._history.outputs if number in (str(seq), (fact.output_sha or "-")[:8])), None

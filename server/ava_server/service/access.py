@@ -183,11 +183,7 @@ class Access:
         return await self.store.look(lambda view: self.run_in(view, given, field, reading=reading, steering=steering))
 
     def run_in(self, view: View, given: str, field: str, *, reading: bool = False, steering: bool = False) -> RunRow:
-        """Return the same as `run`, out of one state of the log.
-
-        Raises:
-            BadInput: As for `run`.
-        """
+        """Return the same as `run`, out of one state of the log. Raises BadInput: as for `run`."""
         if given.strip().lower().startswith("p-"):  # a proposal's id also names its run
             asked = parse_id("pending_id", given, field)
             proposal = view.proposal(asked)
@@ -222,11 +218,7 @@ class Access:
         return any(Path(workspace).is_relative_to(folder) for folder in folders)
 
     async def pending_id(self, given: str) -> str:
-        """Return the id of a proposal, given that or the id of its run.
-
-        Raises:
-            BadInput: It is neither.
-        """
+        """Return the id of a proposal, given that or the id of its run. Raises BadInput: it is neither."""
         if not given.strip().lower().startswith("s-"):
             return parse_id("pending_id", given)
         return (await self.run(given, "pending_ids")).pending_id
@@ -237,19 +229,11 @@ class Access:
         return [row for row in rows if row is not None]
 
     async def group(self, given: str, *, reading: bool = False, steering: bool = False) -> list[RunRow]:
-        """Return the runs of a group; whose it may be, see `run`.
-
-        Raises:
-            BadInput: There is none.
-        """
+        """Return the runs of a group; whose it may be, see `run`. Raises BadInput: there is none."""
         return await self.store.read(lambda view: self.group_in(view, given, reading=reading, steering=steering))
 
     def group_in(self, view: View, given: str, *, reading: bool = False, steering: bool = False) -> list[RunRow]:
-        """Return the same as `group`, out of one state of the log.
-
-        Raises:
-            BadInput: As for `group`.
-        """
+        """Return the same as `group`, out of one state of the log. Raises BadInput: as for `group`."""
         group_id = parse_id("group_id", given)
         rows = view.group_runs(group_id)
         own = [row for row in rows if self.owns(row, reading=reading, steering=steering)]

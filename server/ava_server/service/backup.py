@@ -83,11 +83,7 @@ def is_free(folder: Path) -> bool:
 
 
 def refuse_overlap(root: Path, folder: Path) -> None:
-    """Refuse a backup that is in the data root or contains it.
-
-    Raises:
-        BadInput: It is.
-    """
+    """Refuse a backup that is in the data root or contains it. Raises BadInput: it is."""
     inner, outer = folder.resolve(), root.resolve()
     if inner.is_relative_to(outer) or outer.is_relative_to(inner):
         raise BadInput(f"{folder}: a backup cannot be in the data root {root} or contain it; give another folder")
@@ -277,11 +273,7 @@ def _refuse_faults(report: Report, what: str, then: str) -> None:
 
 
 def read_manifest(source: Path) -> Manifest:
-    """Return the list of a backup's files.
-
-    Raises:
-        BadInput: It is not a backup, or damaged.
-    """
+    """Return the list of a backup's files. Raises BadInput: it is not a backup, or damaged."""
     from pydantic import TypeAdapter, ValidationError
 
     try:

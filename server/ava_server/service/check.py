@@ -113,11 +113,7 @@ class RunChecks(Operations):
         return CheckAnswer(status=status, message=message, runs=runs)
 
     def _named(self, view: View, args: CheckArgs) -> list[RunRow]:
-        """Return the runs that a call names.
-
-        Raises:
-            BadInput: There is none.
-        """
+        """Return the runs that a call names. Raises BadInput: there is none."""
         if args.group_id is not None:
             return self._access.group_in(view, args.group_id, reading=True)
         return [self._access.run_in(view, args.subagent_id or "", "subagent_id", reading=True)]
@@ -321,11 +317,7 @@ class RunSteering(Operations):
         )
 
     async def cancel(self, given: dict[str, Any], _caller: CallContext) -> Answer:
-        """Do `cancel_subagent`.
-
-        Raises:
-            BadInput: An argument cannot be used.
-        """
+        """Do `cancel_subagent`. Raises BadInput: an argument cannot be used."""
         args = parse(CancelArgs, given)
         given_ids = [value for value in (args.subagent_id, args.group_id, args.pending_id) if value is not None]
         if len(given_ids) != 1:

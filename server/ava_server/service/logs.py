@@ -32,11 +32,7 @@ class LogReader(Operations):
     """Reads entries back, newest last, a page at a time."""
 
     async def read(self, given: dict[str, Any], _caller: CallContext) -> Answer:
-        """Answer `read_ava_logs`.
-
-        Raises:
-            BadInput: An argument cannot be used.
-        """
+        """Answer `read_ava_logs`. Raises BadInput: an argument cannot be used."""
         args = parse(LogArgs, given)
         at_us = now_us()
         agents: tuple[str, ...] = ()
@@ -113,11 +109,7 @@ def _cursor(place: _Place, asked: str) -> str:
 
 
 def _place(given: str, asked: str) -> _Place:
-    """Return the place of a cursor.
-
-    Raises:
-        BadInput: It is not a cursor, or belongs to another query.
-    """
+    """Return the place of a cursor. Raises BadInput: it is not a cursor, or belongs to another query."""
     *parts, mark = given.strip().split(".")
     plain = all(part.isascii() and part.isdecimal() and len(part) <= SEQ_DIGITS for part in parts if part)
     if len(parts) != 4 or not plain or not (parts[0] and parts[1]):

@@ -292,11 +292,7 @@ async def log_lines(store: Store, query: LogQuery) -> LogLines:
 
 
 def changes_in(run: RunRow, answer: RunAnswer) -> Mapping[str, Any]:
-    """Return what the result of a run tells of its branch.
-
-    Raises:
-        Refused: There is none; says why.
-    """
+    """Return what the result of a run tells of its branch. Raises Refused: there is none; says why."""
     who = label(run)
     if config_of(run.config).coding is None:
         raise Refused(f"{who} changes no files, so there is nothing to compare; `ava show {run.id}` has its result")

@@ -147,11 +147,7 @@ class Runtime(RunResources):
         )
 
     def policy_now(self, *users: str, through: Connection | None = None, made_under_human: bool = False) -> Policy:
-        """Return the same as `policy`. Blocking.
-
-        Raises:
-            ConfigError: As for `policy`.
-        """
+        """Return the same as `policy`. Blocking. Raises ConfigError: as for `policy`."""
         users, pin = users or (self.user,), self._has_pin.current()
         return user_limits.policy_in_force(
             self.settings, *users, pin=pin, through=through, made_under_human=made_under_human
@@ -300,11 +296,7 @@ class Runtime(RunResources):
 
 
 async def _answering(read: Callable[[], T]) -> T:
-    """Read files that may be on a disk that does not answer.
-
-    Raises:
-        Refused: It does not.
-    """
+    """Read files that may be on a disk that does not answer. Raises Refused: it does not."""
     try:
         with anyio.fail_after(role_folders.ROLES_S):
             return await read_apart(read)

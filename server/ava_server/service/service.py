@@ -56,11 +56,7 @@ class Service:
         }
 
     def refuse_without(self, scope: Scope) -> None:
-        """Refuse what needs a scope that the session's token lacks.
-
-        Raises:
-            Refused: Names the missing scope.
-        """
+        """Refuse what needs a scope that the session's token lacks. Raises Refused: names the missing scope."""
         self._access.refuse_without(scope)
 
     async def call(

@@ -92,11 +92,7 @@ class PageContext:
         return todays_budgets(view, visitor.user, "you", caps, at_us, everybody=everybody or visitor.admin)
 
     async def named_run(self, request: Request) -> RunRow:
-        """Return the run that an address names, if the visitor may see it.
-
-        Raises:
-            BadInput: There is none.
-        """
+        """Return the run that an address names, if the visitor may see it. Raises BadInput: there is none."""
         access = self.access(reader_of(request))
         return await access.run(request.path_params["run_id"], "subagent", reading=True)
 
@@ -128,11 +124,7 @@ def visitor_or_none(request: Request) -> Visitor | None:
 
 
 def visitor_of(request: Request) -> Visitor:
-    """Return who has sent a request.
-
-    Raises:
-        SignedOut: It has no valid session.
-    """
+    """Return who has sent a request. Raises SignedOut: it has no valid session."""
     found = visitor_or_none(request)
     if found is None:
         raise SignedOut("you are not signed in")
@@ -165,11 +157,7 @@ def asked_for(request: Request) -> str:
 
 
 def number_in(given: str, problem: str) -> int:
-    """Return a number of the log that an address names.
-
-    Raises:
-        BadInput: It is none; `problem` says so.
-    """
+    """Return a number of the log that an address names. Raises BadInput: it is none; `problem` says so."""
     if not (given.isascii() and given.isdecimal() and len(given) <= 18):
         raise BadInput(problem)
     return int(given)

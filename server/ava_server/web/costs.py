@@ -191,11 +191,7 @@ def lenient(request: Request, visitor: Visitor) -> tuple[Asked, str]:
 
 
 def asked_of(query: QueryParams, today: int, visitor: Visitor) -> Asked:
-    """Return what the address asks for.
-
-    Raises:
-        BadInput: A value cannot be understood.
-    """
+    """Return what the address asks for. Raises BadInput: a value cannot be understood."""
     everybody = "all" in query and visitor.reads_all
     by = query.get("by", "role")
     if by not in ("role", "model", *(("user",) if everybody else ())):

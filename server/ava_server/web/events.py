@@ -260,11 +260,7 @@ def lenient(query: QueryParams, visitor: Visitor) -> Asked:
 
 
 def asked_of(query: QueryParams, visitor: Visitor) -> Asked:
-    """Return what the address asks for.
-
-    Raises:
-        BadInput: A value cannot be understood.
-    """
+    """Return what the address asks for. Raises BadInput: a value cannot be understood."""
     for name in _FILTERS:
         if len(query.get(name, "")) > WORDS_CHARS:
             raise BadInput(f"{name}: it is longer than {WORDS_CHARS:,} characters")

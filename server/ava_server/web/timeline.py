@@ -103,11 +103,7 @@ class TimelinePage:
 
 
 def place_of(query: QueryParams, default: Order) -> Place:
-    """Return the place that an address names.
-
-    Raises:
-        BadInput: It is none.
-    """
+    """Return the place that an address names. Raises BadInput: it is none."""
     order: Order = {"newest": "newest", "oldest": "oldest"}.get(query.get("order", ""), default)  # type: ignore[assignment]
     if "from" not in query:
         return Place(order)

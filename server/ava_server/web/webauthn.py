@@ -109,11 +109,7 @@ class Challenges:
         self._sessions = sessions
 
     def issue(self, purpose: Purpose) -> bytes:
-        """Store a new challenge, and return it. Blocking.
-
-        Raises:
-            ConfigError: It cannot be stored.
-        """
+        """Store a new challenge, and return it. Blocking. Raises ConfigError: it cannot be stored."""
         return self._sessions.issue_challenge(purpose.user, purpose.digest, int(CHALLENGE_S * 1_000_000)).encode()
 
     def take(self, challenge: bytes, purpose: Purpose) -> None:
@@ -179,11 +175,7 @@ class RelyingParty:
         return False
 
     async def own(self, user: str) -> list[Passkey]:
-        """Return a user's passkeys for this site.
-
-        Raises:
-            ConfigError: They cannot be read.
-        """
+        """Return a user's passkeys for this site. Raises ConfigError: they cannot be read."""
         return await anyio.to_thread.run_sync(self._store.of, user, self._site.host)
 
     async def begin_use(self, user: str, session: str, subject: Subject) -> dict[str, Any]:
@@ -334,11 +326,7 @@ def _as_json(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parsed(given: str, parse: Callable[[Mapping[str, Any]], T]) -> T:
-    """Return what a browser has sent.
-
-    Raises:
-        Refused: It cannot be read.
-    """
+    """Return what a browser has sent. Raises Refused: it cannot be read."""
     if len(given) > LONGEST:
         raise Refused(WRONG.format("what the browser sent is too long."))
     sent = _translated(lambda: json.loads(given))
@@ -348,11 +336,7 @@ def _parsed(given: str, parse: Callable[[Mapping[str, Any]], T]) -> T:
 
 
 def _translated(check: Callable[[], T]) -> T:
-    """Return what a check of fido2 returns.
-
-    Raises:
-        Refused: It has failed.
-    """
+    """Return what a check of fido2 returns. Raises Refused: it has failed."""
     try:
         return check()
     except ValueError as error:
