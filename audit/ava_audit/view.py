@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -225,6 +225,13 @@ class View:
             " (SELECT channel FROM proposals WHERE proposals.pending_id = runs.pending_id) = ? ORDER BY queued_us",
             user, since_us, channel,
         )  # fmt: skip
+
+    def has_approved_over(self, channels: Collection[str], user: str, since_us: int) -> bool:
+        """Tell whether a run of this user was approved over one of these channels from `since_us` on."""
+        over = f"proposals.channel IN ({placeholders(tuple(channels))})"
+        joined = "runs JOIN proposals ON proposals.pending_id = runs.pending_id"
+        sql = f"SELECT 1 FROM {joined} WHERE runs.user_id = ? AND runs.queued_us >= ? AND {over} LIMIT 1"  # noqa: S608
+        return next(self.select(sql, user, since_us, *channels), None) is not None
 
     def with_task_id(self, user: str, task_id: str) -> list[RunRow]:
         """Return this user's unended runs with a `task_id`, oldest first."""

@@ -13,10 +13,15 @@ from support.model_server import running_model_server
 from support.runtime import PRICED, connect, hand_over
 from support.stdio import told
 
-from ava_audit.events import SpawnProposed
+from ava_audit.events import SpawnProposed, Who
+from ava_audit.store.store import Store
+from ava_server.approval.decisions import Approval, approve
+from ava_server.approval.proposals import SpawnLimits
+from ava_server.budget.caps import DayCaps
 from ava_server.budget.user_limits import policy_in_force
 from ava_server.config.pin import PinFile
 from ava_server.config.settings import Settings, load_settings
+from ava_server.core import local_server
 from ava_server.core.data_root import os_user
 from ava_server.core.errors import ConfigError
 from ava_server.hosts.clients import Connection, client_of, known_clients
@@ -124,6 +129,32 @@ async def test_two_clients_of_one_data_root_each_have_their_own_row(tmp_path: Pa
         async with opened as (asking, _models):
             asked = told(await asking.call_tool("spawn_subagent", SPAWN))[0]
             assert "only they can answer" in asked["next"]
+
+
+async def test_who_has_approved_in_hosts_is_told_of_the_change_until_they_have_decided_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_server, "start_pages", lambda _root: "http://localhost:8643")
+    with running_model_server([hand_over(), hand_over()]) as models:
+
+        async def propose(config: str, *, confirm: bool = False) -> dict[str, Any]:
+            async with connect(tmp_path, config=config + PRICED, server=models, name="some host") as (client, _models):
+                made = told(await client.call_tool("spawn_subagent", SPAWN))[0]
+                if confirm:
+                    given = {"pending_ids": [made["pending_id"]], "approving": [made["approval_line"]]}
+                    answer = told(await client.call_tool("confirm_spawn", {**given, "wait_seconds": 20}))[0]
+                    assert answer["status"] == "approved"
+                return made
+
+        assert "Until now" not in (await propose('approval = "by_host"\n'))["message"], "nothing was approved yet"
+        await propose('approval = "ask"\n', confirm=True)
+        made = await propose('approval = "by_host"\n')
+        assert "Until now you approved in your hosts" in made["message"]
+        approval = Approval((made["pending_id"],), (made["approval_line"],))
+        limits = SpawnLimits(0, "", DayCaps(10**9, 10**9), ("", ""), 10**9)
+        async with Store.open(tmp_path / "data") as store:
+            await store.do(approve(approval, Who("sess-1", "person", os_user()), "terminal", limits))
+        assert "Until now" not in (await propose('approval = "by_host"\n'))["message"]
 
 
 def test_logs_of_older_versions_have_no_policy() -> None:

@@ -14,7 +14,7 @@ import anyio.to_thread
 
 from ava_audit.errors import AuditError, OutcomeUnknown
 from ava_audit.rows import WAITING, RunRow
-from ava_audit.units import iso_utc, micros_from_cents, now_us
+from ava_audit.units import DAY_US, iso_utc, micros_from_cents, now_us
 from ava_audit.view import Outcome, View
 from ava_roles.errors import RolesError
 from ava_roles.mcp_client.tools import server_of
@@ -74,6 +74,10 @@ _LIMITED = (
     "Requested, not started, and confirm_spawn cannot start it now: {why}. Show the person the message and that"
     " command."
 )
+_SINCE_NOW = (
+    "Until now you approved in your hosts. This one is not known to show you what starts, so here you approve in Ava;"
+    " `ava hosts` lists them, and [hosts.NAME] in config.toml changes that for one."
+)
 _LINK = ", or this link, which works once, within 10 minutes: {link}"
 _AS_TASK = (
     "Your host then shows it as a task ({subagent_id}; several approved together have one task, G-…) and gives you the"
@@ -83,6 +87,13 @@ PACK_S = 45.0
 """How long storing a copy of a repository or folder may take: hosts wait about a minute for an answer."""
 CANDIDATES = 4
 """Ids of which a proposal takes the first unused one."""
+
+
+def _approved_only_in_hosts(view: View, user: str, now_us: int) -> bool:
+    """Tell whether a user's approvals of the last month came by a host's call alone: they are told of the change."""
+    since_us = now_us - 30 * DAY_US
+    by_person = view.has_approved_over(PERSON_CHANNELS, user, since_us)
+    return not by_person and view.has_approved_over(("host_call",), user, since_us)
 
 
 class Spawns(Operations):
@@ -214,6 +225,8 @@ class Spawns(Operations):
         def advise(view: View, at_us: int, made: Proposal, answer: SpawnAnswer) -> None:
             limited = self._limited(view, made, at_us) if answerer == "host" else None
             self._advise(answer, answerer, limited, as_task=as_task)
+            if answerer == "link" and made.state == WAITING and _approved_only_in_hosts(view, session.user, at_us):
+                answer.message = f"{answer.message}\n{_SINCE_NOW}"
             if needs_key and made.state == WAITING:
                 key = self._access.key_advice("openrouter")
                 answer.message = f"{answer.message}\nTo have a language model do it: {key}"
