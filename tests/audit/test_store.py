@@ -30,7 +30,7 @@ from ava_audit.errors import (
 from ava_audit.events import Activity, AssistantMessage, Event, ToolResult, UserMessage
 from ava_audit.maintenance import index_new_entries
 from ava_audit.search import LogQuery, search
-from ava_audit.store import locks, readers, sqlite, store
+from ava_audit.store import locks, sqlite, store
 from ava_audit.store.locks import WriteLock
 from ava_audit.store.store import Outcome, Store
 from ava_audit.verify import verify
@@ -398,7 +398,7 @@ def in_thread(view: View) -> int:
 async def test_a_look_is_done_at_once_where_that_is_quick(tmp_path: Path, database: str) -> None:
     def slow(view: View) -> None:
         view.head()
-        time.sleep(2 * readers.LOOK_S)  # a slow disk
+        time.sleep(2 * store.LOOK_S)  # a slow disk
 
     async with Store.open(tmp_path) as log:
         here = threading.get_ident()
@@ -416,7 +416,7 @@ async def test_a_look_is_done_at_once_where_that_is_quick(tmp_path: Path, databa
 
 
 async def test_a_task_that_only_looks_lets_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "LOOK_S", 60.0)  # no look goes to a thread
+    monkeypatch.setattr(store, "LOOK_S", 60.0)  # no look goes to a thread
     turns = 0
 
     async def other() -> None:
@@ -657,8 +657,8 @@ COUNT_FAR = (
 async def test_a_short_read_that_takes_longer_starts_again_in_a_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: str
 ) -> None:
-    monkeypatch.setattr(readers, "LOOK_S", 0.002)
-    monkeypatch.setattr(readers, "THREADS_FOR", 10_000)  # on a busy machine, the thread takes long
+    monkeypatch.setattr(store, "LOOK_S", 0.002)
+    monkeypatch.setattr(store, "THREADS_FOR", 10_000)  # on a busy machine, the thread takes long
     threads: list[int] = []
 
     def count(view: View) -> int:
@@ -678,7 +678,7 @@ async def test_a_short_read_that_takes_longer_starts_again_in_a_thread(
 
 @pytest.mark.sqlite_only("Postgres is asked in threads")
 async def test_a_search_of_a_page_needs_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "LOOK_S", 60.0)
+    monkeypatch.setattr(store, "LOOK_S", 60.0)
     async with Store.open(tmp_path) as log:
         await write_texts(log, ["one", "two"])
         await index_new_entries(log)

@@ -477,7 +477,7 @@ async def test_running_out_of_file_descriptors_briefly_does_not_end_the_server(t
 import os, resource, sys, threading, anyio
 from pathlib import Path
 from support.runtime import arrived, hand_over, open_lab
-from ava_audit.store.readers import READERS
+from ava_audit.store.store import READERS
 async def main():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with open_lab(Path(sys.argv[1]), [hand_over()] * 2) as lab, anyio.create_task_group() as slow:

@@ -8,7 +8,7 @@ root) and its connections as a `Database`. Instances say which processes live: b
 on several; what their runs do at this moment is in a file beside the lock, which takes no commit.
 
 What must hold: one thread writes (`writer.py`), each batch in one transaction under a lock between processes, and
-acknowledges after the commit. Others read (`readers.py`), each query in one consistent state, on connections that
+acknowledges after the commit. Others read (`store.py`), each query in one consistent state, on connections that
 cannot write. `schema.sql` stays as it was released, and later changes are `MIGRATIONS`: a column is a field in
 `rows.py` with a default, a function in `schema.py` that adds it with SQL that both databases understand, and
 `reducers_changed`.
