@@ -13,8 +13,9 @@ import pytest
 from support.pages.browser import PAID, PIN, There, Visitor, open_pages, set_pin
 from support.stdio import logged
 
+from ava_server.config.browser_sessions import MOST_OF_USER
 from ava_server.config.pin import PinFile
-from ava_server.core.data_root import DataRoot
+from ava_server.core.data_root import DataRoot, os_user
 
 BY_HOST = f'approval = "by_host"\n{PAID}'
 _LINK = re.compile(r"(http://[^/\s]+)(/enter\?code=\S+)")
@@ -90,6 +91,15 @@ def test_a_link_works_once_and_shows_one_proposal_and_nothing_else(there: There)
     assert there.state(second) == "awaiting_approval"
     assert visitor.decide(first["pending_id"], "reject").status_code == 200 and "rejected" in visitor.shown
     assert there.state(first) == "rejected"
+
+
+def test_many_links_sign_nobody_out(there: There) -> None:
+    person = there.signed_in()
+    links = [there.sessions.issue_code(os_user(), only=[f"P-{number:08x}"]) for number in range(MOST_OF_USER + 5)]
+    for code in links[5:]:
+        assert there.visitor().get(f"/enter?code={code}").status_code == 303
+    assert person.get("/").status_code == 200
+    assert there.visitor().get(f"/enter?code={links[0]}").status_code == 403, "the oldest links made room"
 
 
 @pytest.mark.slow

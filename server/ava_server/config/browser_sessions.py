@@ -65,6 +65,13 @@ class BrowserSession:
         return frozenset((self.name or "").split()) if self.kind == "session" else frozenset()
 
     @property
+    def sort(self) -> str:
+        """Among which others it is counted: challenges, what a proposal's link stands for, or the rest."""
+        if self.kind == "challenge":
+            return self.kind
+        return "link" if self.kind in ("code", "session") and self.name is not None else "own"
+
+    @property
     def is_valid(self) -> bool:
         """Whether it has not expired."""
         return self.expires_us > now_us()
@@ -223,8 +230,8 @@ class BrowserSessions:
 
         def edit(document: MutableMapping[str, Any]) -> None:
             stored = sorted(self._read().values(), key=lambda each: each.created_us)
-            signed = kind == "challenge"  # these come and go, and must take no session's place
-            others = {each.hash for each in stored if each.is_valid and (each.kind == "challenge") != signed}
+            # Challenges come and go, and a model can make any number of links: neither may take a session's place.
+            others = {each.hash for each in stored if each.is_valid and each.sort != made.sort}
             valid = [each for each in stored if each.is_valid and each.hash not in others]
             too_many = [each for each in valid if each.user == user][: -(MOST_OF_USER - 1)]
             kept = others | {each.hash for each in [each for each in valid if each not in too_many][-(MOST - 1) :]}
