@@ -17,7 +17,7 @@ import pytest
 from support.model_server import Fail, Gate, Say, Step, running_model_server
 from support.processes import environment_of, lives
 from support.runtime import hand_over, open_lab
-from support.stdio import AVA, assert_intact, environment, logged, serving, state_of, until, using
+from support.stdio import AVA, assert_intact, environment, logged, made, serving, state_of, until, using
 from support.terminal import on_terminal
 
 from ava_audit.events import RunClaimed
@@ -39,9 +39,7 @@ DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    data = tmp_path / "data"
-    data.mkdir(mode=0o700)
-    return data
+    return made(tmp_path / "data")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.hosts.profiles import CLAUDE_CODE, CLAUDE_DESKTOP, CODEX, GEMINI, HOSTS, OPENCODE, Host, Profile, hosted
 from support.model_server import Gate, Say, running_model_server
-from support.stdio import assert_intact, logged, until, using
+from support.stdio import assert_intact, logged, made, until, using
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +20,7 @@ BOTH_ERAS = pytest.mark.parametrize("profile", [CLAUDE_CODE, OPENCODE], ids=["st
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    return tmp_path / "data"
+    return made(tmp_path / "data")
 
 
 @pytest.fixture

@@ -52,6 +52,8 @@ ANSWER_S = 600.0
 """Seconds that a client may keep a question: as long as a proposal waits."""
 ASKED_AGAIN = 2
 """How often an empty or unusable form is asked again within one question."""
+LINK_S = 8.0
+"""Seconds that a proposal waits for the server of the pages to start."""
 TOLD_S = 1.0
 """Seconds for telling a client that a page is no longer needed."""
 _ANSWER = "approval"
@@ -151,10 +153,14 @@ class ClientPerson:
 
     async def link(self, ids: Sequence[str]) -> str | None:
         """Return the address of the page for proposals; on this machine whoever opens it first is signed in."""
+        from ava_extras import has_extra
         from ava_server.config.browser_sessions import BrowserSessions
         from ava_server.service.client_approval import page_of
 
-        address, app = await self.address(), self._ctx.lifespan_context
+        app, address = self._ctx.lifespan_context, None
+        if has_extra("web"):
+            with anyio.move_on_after(LINK_S):  # without it, the way in a terminal is left
+                address = await self.address()
         if address is None or address == app.url:
             return None if address is None else page_of(address, ids)
         sessions = BrowserSessions(app.runtime.settings.paths.browser_sessions)
