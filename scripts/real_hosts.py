@@ -1,4 +1,4 @@
-"""Install the real hosts that `tests/hosts` drives: Claude Code, Codex and the MCP Inspector.
+"""Install the real hosts that `tests/hosts` drives.
 
     python scripts/real_hosts.py [--into FOLDER]
 
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--into", type=Path, default=FOLDER, help="the folder to install into")
     into = parser.parse_args().into.resolve()
     conformance().install(into, PINNED, INSPECTOR)
-    print(f"Claude Code, Codex, the Inspector and Node are in {into}")
+    print(f"The hosts and Node are in {into}")
 
 
 def installed() -> bool:
