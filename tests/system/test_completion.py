@@ -91,7 +91,8 @@ async def test_offers_matching_completions_at_each_position(tmp_path: Path, monk
     assert set(offered(root, "logs", "export", "--out")) == {"--output"}
     assert set(offered(root, "logs", "--type", "tool,sess")) == {"tool,session"}
     assert set(offered(root, "logs", "--level", "")) == {"info", "warning", "error"}
-    assert set(offered(root, "init", "c")) == {"claude-desktop", "claude-code", "codex", "cursor"}
+    known = {"claude-desktop", "claude-code", "codex", "copilot", "cursor", "cline", "continue"}
+    assert set(offered(root, "init", "c")) == known
     assert set(offered(root, "report", "--group", "")) == {"G-4e1b2c3"}
     assert set(offered(root, "key", "")) == {"set", "list", "remove"}
     assert set(offered(root, "run", "--out", "")) == set(), "the shell completes files by itself"
