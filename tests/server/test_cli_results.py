@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ava_server.cli.results import check_folder, drawn, drawn_result, result_text, save_artifacts
+from ava_server.cli.markdown import drawn
+from ava_server.cli.results import check_folder, drawn_result, result_text, save_artifacts
 from ava_server.cli.run import spawn_requests
 from ava_server.cli.terminal import cells
 from ava_server.core.errors import BadInput

@@ -5,112 +5,25 @@ What the subagent wrote stands in parts of its own, so that a terminal can set i
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
-
-from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
-from rich.markdown import CodeBlock, Heading, ImageItem, Markdown, MarkdownElement
-from rich.padding import Padding
-from rich.segment import Segment
-from rich.text import Text
-from rich.theme import Theme
+from typing import TYPE_CHECKING, Any
 
 from ava_audit.events import WHOLE
 from ava_roles.wrap import BAR, add_bars, clean
 from ava_server.cli.terminal import colours, columns, one_line, say, styled, wrapped, write
 from ava_server.core.errors import BadInput, Refused
 from ava_server.render.document import UntrustedText, printed
-from ava_server.render.markdown import parse
 from ava_server.render.result import Finding, artifact_text, cost_notes, result_of
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_server.render.responses import RunAnswer
     from ava_server.service.artifacts import RunFiles
-
-_NARROWEST = 20
-_STYLES = re.compile(r"\x1b\[[\d;]*m")
-_BLANK = re.compile(r"\n{3,}")
-_THEME = Theme.read(str(files("ava_server.cli") / "markdown.ini"))
-
-
-def drawn(text: str, width: int, *, colour: bool = True) -> str:
-    """Return Markdown as lines for a terminal of so many columns.
-
-    Args:
-        text: What a subagent wrote.
-        width: Columns.
-        colour: Use colours and styles.
-    """
-    console = Console(
-        file=io.StringIO(),
-        width=max(_NARROWEST, width),
-        force_terminal=colour,
-        color_system="standard" if colour else None,
-        legacy_windows=False,
-        markup=False,
-        emoji=False,
-        highlight=False,
-        theme=_THEME,
-    )
-    with console.capture() as made:
-        console.print(_Harmless(_Plain(clean(text)[0])))
-    lines = (line if _STYLES.sub("", line).strip() else "" for line in made.get().splitlines())
-    return _BLANK.sub("\n\n", "\n".join(line.rstrip() for line in lines)).strip("\n")
-
-
-class _Heading(Heading):
-    LEVEL_ALIGN: ClassVar[dict[str, JustifyMethod]] = {}
-
-
-class _Code(CodeBlock):
-    """Code without colours: syntax highlighting would run third-party grammars on untrusted text."""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Padding(Text(str(self.text).rstrip(), style="markdown.code_block"), (0, 0, 0, 2))
-
-
-class _Image(ImageItem):
-    """A picture as its text and its address."""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text(f"{self.text.plain} ({self.destination})".strip(), end="")
-
-
-class _Plain(Markdown):
-    elements: ClassVar[dict[str, type[MarkdownElement]]] = {
-        **Markdown.elements,
-        "heading_open": _Heading,
-        "fence": _Code,
-        "code_block": _Code,
-        "image": _Image,
-    }
-
-    def __init__(self, text: str) -> None:
-        super().__init__("", hyperlinks=False)
-        self.parsed = parse(text)
-        for token in self.parsed:
-            if token.children:  # an address that stands for itself needs no second one behind it
-                token.children = [each for each in token.children if each.markup != "autolink"]
-
-
-class _Harmless:
-    """Draws Markdown, and removes links and unseen characters from what is drawn: entities can stand for some."""
-
-    def __init__(self, inner: Markdown) -> None:
-        self._inner = inner
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[Segment]:
-        for segment in console.render(self._inner, options):
-            yield Segment(clean(segment.text)[0], segment.style.update_link(None) if segment.style else None)
-
 
 _NOTHING = UntrustedText("")
 ENDING_CODES = {
@@ -310,6 +223,8 @@ def _drawn(part: Part, width: int) -> Iterable[str]:
 def _drawn_theirs(part: Part, width: int) -> Iterable[str]:
     """Yield the lines that the subagent wrote, without bars."""
     if part.theirs:
+        from ava_server.cli.markdown import drawn
+
         yield from drawn(part.theirs.text, width, colour=colours()).splitlines()
     for number, one in enumerate(part.findings, 1):
         yield from _fitted(f"{number}. {one.claim.text}", width).splitlines()
