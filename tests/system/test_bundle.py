@@ -23,7 +23,6 @@ from support.stdio import Wire, prepare, serving
 
 from ava_audit.redaction import Redactor
 from ava_server.config.checks import OWN_NAMES
-from ava_server.core.data_root import find_data_root
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
 KEY = "sk-or-v1-" + "0a1b2c3d" * 8
@@ -207,7 +206,7 @@ def installed(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Install
 async def started(installed: Installed, command: list[str], env: Mapping[str, str]) -> AsyncGenerator[Wire]:
     """The server as a host starts it: with these variables, and in a folder that says nothing."""
     env = {**installed.env, **env, "AVA_DATA_ROOT": ""}
-    root = find_data_root(env=env).path
+    root = installed.home / ".local" / "share" / "ava"
     root.parent.mkdir(parents=True, exist_ok=True)
     prepare(root)
     async with serving(installed.home, cwd=Path("/"), env=env, initialize=False, command=command) as wire:
