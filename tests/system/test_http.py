@@ -14,7 +14,7 @@ from mcp.shared.inbound import X_MCP_HEADER_KEY
 from mcp_types import TextResourceContents
 from support.http_server import HttpServer, serving_http, token
 from support.model_server import ModelServer, Say, Script, running_model_server
-from support.stdio import MODES, assert_intact, logged, told, using
+from support.stdio import MODES, assert_intact, logged, made, told, using
 
 from ava_server.config.settings import load_settings
 from ava_server.mcp_server.server import build_server
@@ -49,7 +49,7 @@ async def start(client: Client, **spawn: object) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 async def test_propose_approve_run_check_and_read_over_http(tmp_path: Path, mode: str) -> None:
-    root = tmp_path / "data"
+    root = made(tmp_path / "data")
     text = token(root, "ana")
     async with http(root) as (server, _model), server.client(text, mode=mode) as client:
         assert (client.protocol_version == "2026-07-28") == (mode == "auto")
@@ -83,7 +83,7 @@ async def test_propose_approve_run_check_and_read_over_http(tmp_path: Path, mode
 async def test_token_and_client_name_identify_a_session_even_after_a_restart(
     tmp_path: Path,
 ) -> None:
-    root = tmp_path / "data"
+    root = made(tmp_path / "data")
     ana, ben = token(root, "ana"), token(root, "ben")
     for _start in range(2):
         async with http(root) as (server, _model):
@@ -115,7 +115,7 @@ async def test_a_person_behind_the_client_can_be_asked_over_http(tmp_path: Path,
         asked.append(getattr(params, "message", ""))
         return ElicitResult(action="accept", content={})
 
-    root = tmp_path / "data"
+    root = made(tmp_path / "data")
     text = token(root, "ana")
     async with http(root) as (server, _model), server.client(text, mode=mode, ask=answer) as client:
         await start(client)
@@ -126,7 +126,7 @@ async def test_a_person_behind_the_client_can_be_asked_over_http(tmp_path: Path,
 
 @pytest.mark.slow
 async def test_two_clients_of_one_user_work_at_the_same_time(tmp_path: Path) -> None:
-    root = tmp_path / "data"
+    root = made(tmp_path / "data")
     text = token(root, "ana")
     async with (
         http(root) as (server, _model),
