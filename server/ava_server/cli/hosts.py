@@ -13,7 +13,7 @@ from ava_server.cli.terminal import aligned, present
 from ava_server.config.settings import Settings
 from ava_server.core.data_root import os_user
 from ava_server.core.errors import BadInput
-from ava_server.core.ids import nearest
+from ava_server.core.ids import suggestion
 from ava_server.hosts.clients import ASKS, McpClient, connection_of, known_clients
 
 _WHO = {"ask": "you, in the host", "human": "you, in Ava", "auto": "nobody, if it is cheap"}
@@ -31,16 +31,13 @@ def hosts_command(
     changes that for one host.
     """
     settings = read_settings()
-    known = [client for client in known_clients() if client.id]
-    if name is not None:
-        wanted = name.lower()
-        known = [client for client in known if wanted in (client.id, client.title.lower())]
-        if not known:
-            ids = [client.id for client in known_clients() if client.id]
-            near = nearest(wanted, ids)
-            hint = f" Did you mean {near}?" if near else ""
-            raise BadInput(f"There is no host {name!r} in the table.{hint} Known: {', '.join(ids)}.")
-    rows = [_facts(settings, client) for client in known]
+    known = {client.id: client for client in known_clients() if client.id}
+    wanted = (name or "").lower()
+    chosen = [client for client in known.values() if name is None or wanted in (client.id, client.title.lower())]
+    if not chosen:
+        hint = suggestion(wanted, known)
+        raise BadInput(f"There is no host {name!r} in the table.{hint} Known: {', '.join(known)}.")
+    rows = [_facts(settings, client) for client in chosen]
     lines = _details(rows[0]) if name is not None else _table(rows)
     present(settings.paths, as_json, {"hosts": rows}, lines)
 

@@ -86,7 +86,8 @@ def init_command(
     if every:
         if host is not None or remove or http or url is not None or file is not None:
             raise BadInput("--all takes no HOST, and none of --remove, --http, --url and --file")
-        return _add_to_all(name, launch(workspace), only_print=only_print)
+        _add_to_all(name, launch(workspace), only_print=only_print)
+        return
     if host is None:
         raise BadInput(f"ava init needs a host: {_HOSTS}. For any other, docs/hosts.md has the common form.")
     known = find_host(host)
@@ -122,10 +123,10 @@ def init_command(
     if not remove:
         _offer_tool_rules(known, name, path, allow_tools, only_print)
     if change.nothing or only_print:
-        return None
+        return
     if remove:
         say(f"{known.title} no longer has Ava after its next start.")
-        return None
+        return
     if server is not None and known.remote is not None:
         say(known.remote.token)
     say(known.next)
@@ -137,7 +138,6 @@ def init_command(
     if server is None:
         _offer_pin([known])
         _show_next_steps(started)
-    return None
 
 
 def _add_to_all(name: str, started: Launch, *, only_print: bool) -> None:
@@ -150,11 +150,12 @@ def _add_to_all(name: str, started: Launch, *, only_print: bool) -> None:
     planned = list(_planned(name, started))
     if not planned:
         raise BadInput(f"No configuration of a known host was found. Name one: ava init HOST, with {_HOSTS}.")
-    if only_print or all(change.nothing for _host, change in planned):
+    changes = sum(not change.nothing for _host, change in planned)
+    if only_print or not changes:
         return
     if not someone_there():
         raise Refused("There is no terminal to ask on, so nothing was changed. Name one host: ava init HOST")
-    if not anyio.run(agrees, f"Change {len([1 for _host, change in planned if not change.nothing])} files?"):
+    if not anyio.run(agrees, f"Change {changes} files?"):
         say("Nothing was changed.")
         return
     for host, change in planned:

@@ -14,7 +14,7 @@ from ava_server.cli.log_access import checked_root, read_settings
 from ava_server.cli.options import Json
 from ava_server.cli.terminal import present, wrapped_lines
 from ava_server.core.errors import AvaError, BadInput
-from ava_server.core.ids import nearest
+from ava_server.core.ids import suggestion
 from ava_server.hosts.launching import key_advice
 from ava_server.models import listing
 from ava_server.models.clients import ClientPool
@@ -85,11 +85,9 @@ async def read_providers(
 def _find_provider(provider: str, known: dict[str, ModelCatalog]) -> ModelCatalog:
     if provider in known:
         return known[provider]
-    near = nearest(provider, known)
-    hint = f" Did you mean {near}?" if near else ""
     raise BadInput(
-        f"There is no provider {provider[:60]!r}.{hint} Known: {', '.join(known)}. Your own needs [providers.NAME]"
-        " with its base_url in config.toml."
+        f"There is no provider {provider[:60]!r}.{suggestion(provider, known)} Known: {', '.join(known)}. Your own"
+        " needs [providers.NAME] with its base_url in config.toml."
     )
 
 

@@ -67,3 +67,9 @@ def did_you_mean(given: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return `did you mean NAME? `, to be followed by a sentence; empty if no name is similar."""
     name = nearest(given, known, cutoff)
     return f"did you mean {name}? " if name is not None else ""
+
+
+def suggestion(given: str, known: Iterable[str]) -> str:
+    """Return ` Did you mean NAME?`, to follow a sentence; empty if no name is similar."""
+    name = nearest(given, known)
+    return f" Did you mean {name}?" if name is not None else ""

@@ -15,7 +15,7 @@ from typing import Any
 
 from ava_server.config.keys import WELL_KNOWN, address_variables
 from ava_server.core.errors import BadInput
-from ava_server.core.ids import nearest
+from ava_server.core.ids import suggestion
 from ava_server.hosts.formats import Format, Toml, Yaml
 from ava_server.hosts.jsonc import Json
 
@@ -522,7 +522,8 @@ def find_host(name: str) -> Host:
     """Return a host by its argument of `ava init`. Raises BadInput: there is none of that name."""
     host = HOSTS.get(name.lower())
     if host is None:
-        near = nearest(name, HOSTS)
-        hint = f" Did you mean {near}?" if near else ""
-        raise BadInput(f"There is no host {name!r}.{hint} Known: {', '.join(HOSTS)}. For others see docs/hosts.md.")
+        raise BadInput(
+            f"There is no host {name!r}.{suggestion(name, HOSTS)} Known: {', '.join(HOSTS)}. For others see"
+            " docs/hosts.md."
+        )
     return host

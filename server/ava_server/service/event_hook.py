@@ -78,10 +78,10 @@ async def _run_hook(store: Store, program: Sequence[str], desktop: Sequence[str]
                 seen = await store.read(lambda view: view.progress(_DUTY) or began)
             head = await store.wait_for_entry_after(seen)
             await anyio.sleep(SETTLE_S)
-            for event, notice in await store.read(_events(seen, head)):
+            for event, in_ava in await store.read(_events(seen, head)):
                 if program:
                     await _run(program, event)
-                if desktop is not None and notice is not None:
+                if desktop is not None and in_ava and (notice := notice_of(event)) is not None:
                     await _run((*desktop, *notice), event)
             seen = head
             await store.maintain(lambda db, head=head: note_progress(db, _DUTY, head))  # type: ignore[misc]
@@ -90,10 +90,12 @@ async def _run_hook(store: Store, program: Sequence[str], desktop: Sequence[str]
             await anyio.sleep(TAKE_OVER_S)
 
 
-def _events(after: int, upto: int) -> Query[list[tuple[dict[str, Any], tuple[str, str] | None]]]:
-    def query(view: View) -> list[tuple[dict[str, Any], tuple[str, str] | None]]:
+def _events(after: int, upto: int) -> Query[list[tuple[dict[str, Any], bool]]]:
+    """Return a query for the events of these entries, each with whether its run is approved in Ava, not in a host."""
+
+    def query(view: View) -> list[tuple[dict[str, Any], bool]]:
         old_us = now_us() - OLD_US
-        found: list[tuple[dict[str, Any], tuple[str, str] | None]] = []
+        found: list[tuple[dict[str, Any], bool]] = []
         where = "type IN ('SpawnProposed', 'ExtensionAsked', 'QuestionAsked', 'RunEnded') AND seq > ? AND seq <= ?"
         for entry in (entry_of(row[:-1]) for row in view.rows(where, after, upto)):
             try:
@@ -102,8 +104,7 @@ def _events(after: int, upto: int) -> Query[list[tuple[dict[str, Any], tuple[str
                 log.warning("on_event: entry %d cannot be read: %s", entry.seq, type(error).__name__)
                 continue
             if event is not None:
-                human = made_under_human(view, [event["subagent_id"]])
-                found.append((event, notice_of(event) if human else None))
+                found.append((event, made_under_human(view, [event["subagent_id"]])))
         return found
 
     return query

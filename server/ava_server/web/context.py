@@ -25,6 +25,7 @@ from ava_audit.view import append
 from ava_roles.wrap import clean
 from ava_server.approval.decide import Needs, approval_needs
 from ava_server.approval.proposals import made_under_human
+from ava_server.config.browser_sessions import SESSION_US
 from ava_server.config.pin import PinFile
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.render.document import UntrustedText
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from ava_server.mcp_server.app import App
     from ava_server.service.runtime import Runtime
     from ava_server.web.requests import Form
-    from ava_server.web.site import Site, Visitor
     from ava_server.web.webauthn import Subject
 
 GIVE_PIN = "Enter the approval PIN."
@@ -268,6 +268,13 @@ def number_in(given: str, problem: str) -> int:
 def go_to(path: str) -> Response:
     """Return a redirect to a path of this site, as a GET."""
     return RedirectResponse(quote(path, safe=_IN_ADDRESS), 303, headers=dict(HEADERS))
+
+
+def signed_in(site: Site, cookie: str, to: str) -> Response:
+    """Return the way to a path of this site, with a session that has just begun."""
+    answer = go_to(to)
+    answer.headers["Set-Cookie"] = site.cookie_header(cookie, seconds=SESSION_US // 1_000_000)
+    return answer
 
 
 def found_or_404(answer: Handler) -> Handler:

@@ -23,12 +23,11 @@ from ava_server.approval.proposals import Pending, agreement, together_line, tog
 from ava_server.approval.questions import LimitField, limit_fields
 from ava_server.budget.run_caps import COST, TIME
 from ava_server.budget.run_config import config_of
-from ava_server.config.browser_sessions import SESSION_US
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import parse_id
 from ava_server.service.decide import decide, refuse_changed
 from ava_server.service.service import Service
-from ava_server.web.context import PageContext, found_or_404, go_to, reader_of, visitor_of
+from ava_server.web.context import PageContext, found_or_404, go_to, reader_of, signed_in, visitor_of
 from ava_server.web.requests import Form, read_form
 from ava_server.web.site import Visitor
 from ava_server.web.webauthn import Subject
@@ -96,17 +95,13 @@ class Deciding:
         if visitor.session.only and not approve:
             return await self._proposals(request, list(given))
         row = await self._context.store.read(lambda view: view.proposal(shown[0].id))
-        to = f"/subagents/{row.run_id}?done={'approved' if approve else 'rejected'}" if row is not None else "/"
-        to = to if len(shown) == 1 else "/"
-        return await self._signed_in(to) if visitor.session.only else go_to(to)
-
-    async def _signed_in(self, to: str) -> Response:
-        """Return the way to a page, with a whole session for the person who has just proven who they are."""
+        done = "approved" if approve else "rejected"
+        to = "/" if len(shown) > 1 or row is None else f"/subagents/{row.run_id}?done={done}"
+        if not visitor.session.only:
+            return go_to(to)
+        # Who came by a link has just proven who they are: from now on they see all of their pages.
         site, user = self._context.site, self._context.runtime.user
-        cookie = await anyio.to_thread.run_sync(lambda: site.sessions.open(user, terminal=True))
-        answer = go_to(to)
-        answer.headers["Set-Cookie"] = site.cookie_header(cookie, seconds=SESSION_US // 1_000_000)
-        return answer
+        return signed_in(site, await anyio.to_thread.run_sync(lambda: site.sessions.open(user, terminal=True)), to)
 
     async def _approval(self, visitor: Visitor, form: Form, shown: Sequence[Shown]) -> PersonAnswer:
         """Return an approval, once it is what was shown, and everything that it takes was given."""

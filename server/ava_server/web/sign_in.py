@@ -14,9 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ava_server.config.browser_sessions import SESSION_US
 from ava_server.core.errors import Refused
-from ava_server.web.context import PageContext, go_to, local_path, visitor_of, visitor_or_none
+from ava_server.web.context import PageContext, go_to, local_path, signed_in, visitor_of, visitor_or_none
 from ava_server.web.requests import Form, read_form
 from ava_server.web.site import VISITOR
 from ava_server.web.webauthn import SIGN_IN
@@ -75,7 +74,7 @@ class SignIn:
         cookie = await anyio.to_thread.run_sync(self._site.sessions.redeem, code) if self._site.local else None
         if cookie is None:
             return await self._page(request, *self._attempts.wrong(WRONG_CODE))
-        return self._signed_in(cookie, request.query_params.get("to", "/"))
+        return signed_in(self._site, cookie, local_path(request.query_params.get("to", "/")))
 
     async def show(self, request: Request) -> Response:
         """Show the form."""
@@ -95,7 +94,7 @@ class SignIn:
             return await self._page(request, str(error), 403, to)
         if cookie is None:
             return await self._page(request, *self._attempts.wrong(UNKNOWN), to)
-        return self._signed_in(cookie, to)
+        return signed_in(self._site, cookie, to)
 
     async def sign_out(self, request: Request) -> Response:
         """End the session."""
@@ -121,11 +120,6 @@ class SignIn:
         if token is None:
             return None
         return await anyio.to_thread.run_sync(lambda: self._site.sessions.open(token.user, token=token.id))
-
-    def _signed_in(self, cookie: str, to: str) -> Response:
-        answer = go_to(local_path(to))
-        answer.headers["Set-Cookie"] = self._site.cookie_header(cookie, seconds=SESSION_US // 1_000_000)
-        return answer
 
     async def _page(self, request: Request, said: str, status: int, to: str = "/") -> Response:
         local, authority = self._site.local, self._context.authority

@@ -158,7 +158,7 @@ def approval(setup: Setup) -> Iterator[Finding]:
             " the PIN. A program that runs as this user and may write the data root can remove the PIN"
         )
         yield Finding(name, "ok", text)
-    elif "by_host" in why:
+    elif why == 'approval = "by_host"':
         text = (
             f"{why}: you approve in hosts that show you what starts, and in all others with a PIN on a page or in a"
             " terminal, which you choose at the first approval (`ava hosts`)"
