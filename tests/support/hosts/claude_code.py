@@ -166,16 +166,30 @@ def confirm(pending_ids: Sequence[str], approving: Sequence[str]) -> Say:
 
 
 @dataclass(frozen=True)
-class ClaudeCode:
-    """Claude Code as its person sees it, and what a test may look at behind it."""
+class Window:
+    """The window of tmux in which a host runs, on a data root."""
 
-    orchestrator: Orchestrator
     root: Path
     socket: Path
 
     @property
     def screen(self) -> str:
         return tmux(self.socket, "capture-pane", "-p").stdout.replace("\xa0", " ")
+
+    def until(self, found: Callable[[], T | None], within_s: float = WITHIN_S) -> T:
+        """Look until something is there, and return it."""
+        deadline = time.monotonic() + within_s
+        while not (value := found()):
+            assert time.monotonic() < deadline, f"it never came; the screen:\n{self.screen}"
+            time.sleep(0.05)
+        return value
+
+
+@dataclass(frozen=True)
+class ClaudeCode(Window):
+    """Claude Code as its person sees it, and what a test may look at behind it."""
+
+    orchestrator: Orchestrator
 
     def press(self, *keys: str) -> None:
         """Press keys, one after the other, as a person does."""
@@ -193,14 +207,6 @@ class ClaudeCode:
         """Write text where the cursor is."""
         tmux(self.socket, "send-keys", "-l", text)
         time.sleep(0.3)
-
-    def until(self, found: Callable[[], T | None], within_s: float = WITHIN_S) -> T:
-        """Look until something is there, and return it."""
-        deadline = time.monotonic() + within_s
-        while not (value := found()):
-            assert time.monotonic() < deadline, f"it never came; the screen:\n{self.screen}"
-            time.sleep(0.05)
-        return value
 
     def until_shown(self, *texts: str) -> str:
         """Wait until all these texts stand on the screen, and return it."""
@@ -269,7 +275,7 @@ def at_claude_code(
         socket = Path(folder) / "socket"
         window = ("new-session", "-d", "-x", str(COLUMNS), "-y", str(ROWS), "-c", str(project))
         tmux(socket, "-f", os.devnull, *window, str(_program()), env=env)
-        host = ClaudeCode(orchestrator, root, socket)
+        host = ClaudeCode(root, socket, orchestrator)
         try:
             host.until_shown("❯")
             host.greet()

@@ -7,10 +7,8 @@ async with host(tmp_path, "legacy", accept()) as at:
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,6 +32,7 @@ from ava_audit.view import View
 from ava_server.core.data_root import DataRoot
 from ava_server.core.local_server import pages_server
 from support.model_server import ModelServer, Script
+from support.processes import end_started_pages
 from support.runtime import PRICED, connect, hand_over
 from support.stdio import until
 
@@ -179,7 +178,6 @@ async def host(
 
 
 async def end_pages(root: DataRoot) -> None:
-    """End the server of the pages, if one was started."""
-    with suppress(OSError, ValueError, IndexError):
-        os.kill(int(root.pages_port.read_text().split()[1]), signal.SIGTERM)
-        await until(lambda: pages_server(root).port() is None, within_s=10)
+    """End the server of the pages, if one was started, and wait until it is gone."""
+    end_started_pages(root.path)
+    await until(lambda: pages_server(root).port() is None, within_s=10)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support.hosts.claude_code import COLUMNS, DELEGATE, ROWS, close_window, tmux
+from support.hosts.claude_code import COLUMNS, DELEGATE, ROWS, Window, close_window, tmux
 from support.hosts.real_hosts import HOSTS, NODE, SPAWN, data_root, entries, subagents_use
 from support.model_server import ModelServer, Say, running_model_server
 from support.stdio import AVA
@@ -181,27 +181,14 @@ TABLE = (COPILOT, CLINE, QWEN, CONTINUE)
 
 
 @dataclass(frozen=True)
-class AtHost:
+class AtHost(Window):
     """A host as its person sees it."""
 
     host: Host
     orchestrator: Orchestrator
-    root: Path
-    socket: Path
-
-    @property
-    def screen(self) -> str:
-        return tmux(self.socket, "capture-pane", "-p").stdout.replace("\xa0", " ")
 
     def press(self, key: str) -> None:
         tmux(self.socket, "send-keys", key)
-
-    def until(self, found: Callable[[], bool], within_s: float = 60) -> None:
-        """Look until something is so."""
-        deadline = time.monotonic() + within_s
-        while not found():
-            assert time.monotonic() < deadline, f"it never came; the screen:\n{self.screen}"
-            time.sleep(0.2)
 
     def delegate(self) -> list[str]:
         """Have a subagent proposed and confirmed until Ava has the model's confirmation; return the host's questions.
@@ -271,7 +258,7 @@ def at_host(
         socket = Path(folder) / "socket"
         window = ("new-session", "-d", "-x", str(COLUMNS), "-y", str(ROWS), "-c", str(project))
         tmux(socket, "-f", os.devnull, *window, *host.command(home), env=env)
-        at = AtHost(host, orchestrator, root, socket)
+        at = AtHost(root, socket, host, orchestrator)
         try:
             at.until(lambda: host.ready in at.screen or host.greeting in at.screen)
             yield at
