@@ -16,6 +16,7 @@ import pytest
 from support.sandboxes.attacks import (
     ATTACKS,
     CONFINED,
+    REACHES,
     attack,
     needs,
     sandbox,
@@ -46,7 +47,7 @@ def attacked(kind: Kind, folder: Path) -> dict[str, str]:
     return anyio.run(attack, kind, folder)
 
 
-def attacked_as_plain(kind: Kind, state: Path) -> dict[str, str]:
+def attacked_as_plain(kind: Kind | Literal["local"], state: Path) -> dict[str, str]:
     """What each attack comes to where the server is an ordinary user's."""
     if not linux.is_root():
         pytest.skip("this is an ordinary user already")
@@ -95,6 +96,12 @@ def test_no_attack_succeeds_in_the_sandbox_of_an_ordinary_user(confined: Kind, f
     found = attacked_as_plain(confined, for_all)
     assert set(found) == set(ATTACKS)
     assert [name for name, outcome in found.items() if outcome == "OPEN"] == [], found
+
+
+def test_no_attack_of_an_ordinary_user_succeeds_beside_a_local_server(for_all: Path) -> None:
+    needs("bubblewrap")
+    found = attacked_as_plain("local", for_all)
+    assert [name for name, outcome in found.items() if outcome == "OPEN"] == [REACHES], found
 
 
 def test_the_probe_detects_what_an_unconfined_command_can_do(tmp_path: Path) -> None:

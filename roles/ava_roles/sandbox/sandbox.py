@@ -15,6 +15,8 @@ from typing import Literal, Protocol
 
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
+from ava_roles.sandbox.launcher.spec import Limits
+
 Kind = Literal["bubblewrap", "landlock", "none"]
 Ended = Literal["exited", "timeout", "memory", "disk", "signal"]
 STRENGTH: Mapping[Kind, int] = {"none": 0, "landlock": 1, "bubblewrap": 2}
@@ -42,6 +44,23 @@ class Bind:
     direct: bool = False
 
 
+INSTALL_BUBBLEWRAP = "install bubblewrap (Debian and Ubuntu: apt install bubblewrap; Fedora: dnf install bubblewrap)"
+
+
+@dataclass(frozen=True)
+class LocalServer:
+    """The one server that a command without the network reaches.
+
+    Attributes:
+        port: Its port on 127.0.0.1 in the command's own network.
+        socket: The absolute path of the unix socket here that each connection is passed on to. The command does not see
+            the file. Nobody has to listen yet: until then connections are reset.
+    """
+
+    port: int
+    socket: Path
+
+
 @dataclass(frozen=True)
 class Command:
     """What to run, and what it may use.
@@ -58,6 +77,8 @@ class Command:
         disk_from: Bytes in its writable folders from which their growth is counted, where several commands share them;
             None counts from the start of this command.
         cpu_s: Processor seconds for each of its processes, where that is more than the sandbox's own limit.
+        limits: What it may use instead of the sandbox's own limits.
+        local: The one server that it reaches, while it has no network; only bubblewrap can do this.
     """
 
     argv: tuple[str, ...]
@@ -70,6 +91,8 @@ class Command:
     stdin: bool = False
     disk_from: int | None = None
     cpu_s: int = 0
+    limits: Limits | None = None
+    local: LocalServer | None = None
 
 
 @dataclass(frozen=True)

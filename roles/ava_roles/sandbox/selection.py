@@ -21,13 +21,12 @@ import anyio
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox import linux
 from ava_roles.sandbox.launcher.spec import PRLIMIT, USERS
-from ava_roles.sandbox.sandbox import Bind, Command, Kind, Sandbox, Unavailable
+from ava_roles.sandbox.sandbox import INSTALL_BUBBLEWRAP, Bind, Command, Kind, Sandbox, Unavailable
 from ava_roles.sandbox.temporary import temporary_folder
 from ava_roles.sandbox.toolchains import python_library
 
 PROBE_S = 5.0
 """A probe takes 0.1 s on an idle machine. One that needs more than this has no capacity for commands."""
-_INSTALL = "install bubblewrap (Debian and Ubuntu: apt install bubblewrap; Fedora: dnf install bubblewrap)"
 _PROGRAMS = "/usr/bin:/bin:/usr/local/bin"
 """Not the environment's PATH: it may name folders that others can write to."""
 _LEAST_ABI, _ABI_FOR_SIGNALS = 3, 6
@@ -105,7 +104,7 @@ def _missing_for_landlock(abi: int, uid: int) -> str | None:
 def _advice(installed: bool, why: str) -> str:
     """Return what would make bubblewrap work."""
     if not installed:
-        return _INSTALL
+        return INSTALL_BUBBLEWRAP
     if linux.kernel_setting("kernel/apparmor_restrict_unprivileged_userns"):
         return (
             "Ubuntu's AppArmor does not let bubblewrap make user namespaces: give /usr/bin/bwrap a profile with "

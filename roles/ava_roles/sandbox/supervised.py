@@ -26,7 +26,7 @@ from anyio.abc import ByteReceiveStream, ByteSendStream
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox import linux
 from ava_roles.sandbox.launcher.spec import BY_ITSELF, LaunchSpec, Limits
-from ava_roles.sandbox.sandbox import Bind, Command, Ended, Finished, Kind, Pipes
+from ava_roles.sandbox.sandbox import INSTALL_BUBBLEWRAP, Bind, Command, Ended, Finished, Kind, LocalServer, Pipes
 from ava_roles.sandbox.temporary import temporary_folder
 from ava_roles.threads import run_sync
 
@@ -151,10 +151,13 @@ class SupervisedSandbox:
         for bind in command.binds:
             if not bind.target.is_absolute() or ".." in bind.target.parts:
                 raise ValueError(f"{bind.target}: the target of a bind must be an absolute path")
+        if command.local is not None:
+            self._check_local(command.local, network=command.network)
         environment = {"PATH": _PATH, "HOME": str(command.folder), **command.environment}
         if self.kind == "landlock":
             environment.setdefault("TMPDIR", str(_TEMPORARY))
-        limits = Limits(**{**vars(self._limits), "cpu_s": max(self._limits.cpu_s, command.cpu_s)})
+        own = command.limits or self._limits
+        limits = Limits(**{**vars(own), "cpu_s": max(own.cpu_s, command.cpu_s)})
         return LaunchSpec(
             kind=self.kind,
             argv=list(command.argv),
@@ -169,7 +172,17 @@ class SupervisedSandbox:
             limits=limits,
             disk_from=command.disk_from,
             direct=[str(bind.source) for bind in command.binds if bind.direct],
+            local=(command.local.port, str(command.local.socket)) if command.local else None,
         )
+
+    def _check_local(self, local: LocalServer, *, network: bool) -> None:
+        if network or not 0 < local.port < 65_536 or not local.socket.is_absolute():
+            raise ValueError(f"{local} cannot be the only server that a command reaches")
+        if self.kind != "bubblewrap":
+            raise ToolFailed(
+                f"a command that may reach one local server and nothing else needs bubblewrap, and this sandbox is"
+                f" {self.kind}: {INSTALL_BUBBLEWRAP}"
+            )
 
     @asynccontextmanager
     async def _temporary_folder(self, command: Command) -> AsyncGenerator[Command]:

@@ -1,6 +1,8 @@
 """What a hostile command tries, row by row, and whether it worked; run by the user that the sandbox is to be tried as.
 
 python attacks.py UID STATE KIND    # becomes that user first, and prints the rows as JSON
+
+The kind `local` is bubblewrap, with one local server that the command reaches, and a row for that.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path, PurePosixPath
 
@@ -23,7 +25,7 @@ import anyio
 
 from ava_roles.sandbox import linux, selection
 from ava_roles.sandbox.launcher.spec import Limits
-from ava_roles.sandbox.sandbox import Bind, Command, Finished, Kind
+from ava_roles.sandbox.sandbox import Bind, Command, Finished, Kind, LocalServer
 from ava_roles.sandbox.selection import interpreter_binds
 from ava_roles.sandbox.supervised import Machine, SupervisedSandbox
 
@@ -177,7 +179,7 @@ def needs(kind: Kind) -> None:
         pytest.skip(why)
 
 
-async def attack(kind: Kind, folder: Path) -> dict[str, str]:
+async def attack(kind: Kind, folder: Path, local: LocalServer | None = None) -> dict[str, str]:
     """Try everything; returns what each try came to: OPEN, or why it failed."""
     found: dict[str, str] = {}
     with outside(folder) as there:
@@ -187,14 +189,27 @@ async def attack(kind: Kind, folder: Path) -> dict[str, str]:
             indented = code.replace("\n", "\n    ")
             tried = f"{PRELUDE}\ntry:\n    {indented}\nexcept BaseException as e: print(type(e).__name__)\n"
             tried += "else: print('OPEN')"
-            done: Finished = await sandbox(kind, folder).run(
-                python(folder / "here", tried, json.dumps(there.aims), timeout_s=10)
-            )
+            order = replace(python(folder / "here", tried, json.dumps(there.aims), timeout_s=10), local=local)
+            done: Finished = await sandbox(kind, folder).run(order)
             found[name] = done.output.strip().splitlines()[-1] if done.output.strip() else f"{done.ended} {done.code}"
         with contextlib.suppress(subprocess.TimeoutExpired):  # a process that was killed takes a moment to end
             there.victim.wait(1)
         found["kills the server"] = "alive" if there.victim.poll() is None else "OPEN"
     return found
+
+
+REACHES = "reaches its local server"
+
+
+async def _attack_beside_local(folder: Path) -> dict[str, str]:
+    code = "import socket; socket.create_connection(('127.0.0.1', 8080), 5); print('OPEN')"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "socket"))
+        listener.listen()
+        local = LocalServer(8_080, folder / "socket")
+        found = await attack("bubblewrap", folder, local)
+        done = await sandbox("bubblewrap", folder).run(replace(python(folder / "here", code), local=local))
+    return {**found, REACHES: done.output.strip()}
 
 
 def main() -> None:
@@ -205,6 +220,9 @@ def main() -> None:
         os.setresuid(uid, uid, uid)
     folder = state / f"{kind}-{os.getuid()}"
     folder.mkdir(mode=0o700)
+    if kind == "local":
+        print(json.dumps(anyio.run(_attack_beside_local, folder)))
+        return
     chosen: Kind = kind  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
     print(json.dumps(anyio.run(attack, chosen, folder)))
 

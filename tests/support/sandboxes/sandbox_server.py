@@ -2,19 +2,22 @@
 
 python sandbox_server.py KIND FOLDER MARK            # one command
 python sandbox_server.py KIND FOLDER MARK --orders   # one for each line of stdin; says when it has ended
+
+The kind `local` is bubblewrap, with one local server that the command reaches.
 """
 
 from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 
 from ava_roles.errors import ToolFailed
-from ava_roles.sandbox.sandbox import Kind
+from ava_roles.sandbox.sandbox import Kind, LocalServer
 from support.sandboxes.attacks import python, sandbox
 
 NASTY = """
@@ -46,8 +49,10 @@ while time.monotonic() < end and not os.path.exists("end"):
 async def main() -> None:
     kind, folder, mark, *orders = sys.argv[1:]
     here = Path(folder) / "here"
-    chosen: Kind = kind  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+    local = LocalServer(8_080, Path(folder) / "socket") if kind == "local" else None
+    chosen: Kind = "bubblewrap" if local else kind  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
     box, command = sandbox(chosen, Path(folder)), python(here, NASTY, "60", timeout_s=60, AVA_RUN_ID=mark)
+    command = replace(command, local=local)
     if not orders:
         await box.run(command)
         return

@@ -23,8 +23,16 @@ _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OBSTRUCTED = (errno.ENOTDIR, errno.ELOOP, errno.ENOENT)
 
 
-def exec_command(spec: LaunchSpec, status_at: int) -> NoReturn:
-    """Confine this process and execute the command. Raises OSError: the command cannot be confined."""
+def exec_command(spec: LaunchSpec, status_at: int, relay: tuple[str, int, str, int] | tuple[()]) -> NoReturn:
+    """Confine this process and execute the command.
+
+    Args:
+        spec: The command.
+        status_at: The descriptor that bubblewrap reports to.
+        relay: Bubblewrap's options for the relay, if there is one; see `Relay`.
+
+    Raises OSError: the command cannot be confined.
+    """
     os.setsid()
     kernel.reset_signals()
     if spec.kind != "none" and os.getuid() == 0 and spec.uid == 0:
@@ -35,7 +43,7 @@ def exec_command(spec: LaunchSpec, status_at: int) -> NoReturn:
     if spec.kind == "bubblewrap" or (spec.kind == "landlock" and spec.uid):
         _make_mount_points(spec)
     if spec.kind == "bubblewrap":
-        _exec_bubblewrap(spec, status_at)
+        _exec_bubblewrap(spec, ("--json-status-fd", status_at, *relay))
     if spec.kind == "landlock":
         _apply_landlock(spec)
     else:
@@ -45,24 +53,26 @@ def exec_command(spec: LaunchSpec, status_at: int) -> NoReturn:
     _exec_program(spec)
 
 
-def _exec_bubblewrap(spec: LaunchSpec, status_at: int) -> NoReturn:
+def _exec_bubblewrap(spec: LaunchSpec, reports: tuple[str | int, ...]) -> NoReturn:
     sources = [source for source, _target, _writable in spec.binds]
     if spec.uid:
         sources = _mount_sources(spec)
-        _drop_to_user(spec.uid)
+        drop_to_user(spec.uid)
     os.chdir("/")
     kernel.no_new_privileges()
     families = (kernel.IPV4, kernel.IPV6, kernel.NETLINK)
     filter_at = _in_memory(kernel.seccomp_filter(families if spec.network else (kernel.UNIX, *families)))
-    options = _bubblewrap_options(spec, sources, filter_at, status_at)
+    options = _bubblewrap_options(spec, sources, ("--seccomp", filter_at, *reports))
     options_at = _in_memory(b"".join(word + b"\0" for word in options))  # hides the environment from other users
-    os.set_inheritable(status_at, True)
+    for report in reports:
+        if isinstance(report, int):
+            os.set_inheritable(report, True)
     command = [os.fsencode(word) for word in (*kernel.prlimit_command(spec.limits), *spec.argv)]
     os.execve(spec.bwrap, [b"bwrap", b"--args", str(options_at).encode(), b"--", *command], {})
 
 
-def _bubblewrap_options(spec: LaunchSpec, sources: list[str], filter_at: int, status_at: int) -> list[bytes]:
-    """Return bubblewrap's options."""
+def _bubblewrap_options(spec: LaunchSpec, sources: list[str], descriptors: tuple[str | int, ...]) -> list[bytes]:
+    """Return bubblewrap's options, with those that name descriptors."""
     words = ["--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     words += ["--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     words += [] if spec.network else ["--unshare-net"]
@@ -81,7 +91,7 @@ def _bubblewrap_options(spec: LaunchSpec, sources: list[str], filter_at: int, st
     words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", spec.folder]
     for name, value in spec.environment.items():
         words += ["--setenv", name, value]
-    words += ["--seccomp", str(filter_at), "--json-status-fd", str(status_at)]
+    words += map(str, descriptors)
     return [os.fsencode(word) for word in words]
 
 
@@ -91,7 +101,7 @@ def _apply_landlock(spec: LaunchSpec) -> None:
         _enter_new_root(spec)
         readable = ["/"]  # the new root, which holds only what the command may see
         writable = [target for _source, target, may_write in spec.binds if may_write]
-        _drop_to_user(spec.uid)
+        drop_to_user(spec.uid)
         writable.append("/tmp")  # noqa: S108 - in the new root
     else:
         readable = [source for source, _target, _writable in spec.binds]
@@ -145,7 +155,7 @@ def _in_memory(data: bytes) -> int:
     return descriptor
 
 
-def _drop_to_user(uid: int) -> None:
+def drop_to_user(uid: int) -> None:
     """Become another user permanently. Raises PermissionError: the process would keep an id of root."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)

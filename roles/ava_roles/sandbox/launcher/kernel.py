@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import resource
 import stat
@@ -24,7 +25,8 @@ else:
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PARENT_DEATH_SIGNAL, _SET_DUMPABLE, _SET_SECCOMP, _SUBREAPER, _NO_NEW_PRIVS = 1, 4, 22, 36, 38
 _FILTER = 2
-NEW_MOUNTS = 0x0002_0000
+NEW_MOUNTS, NEW_USER, NEW_NETWORK = 0x0002_0000, 0x1000_0000, 0x4000_0000
+_GET_OWNER = 0xB701
 READ_ONLY, NO_SUID, NO_DEVICES, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 32, 0x1000, 0x4000, 1 << 18
 
 
@@ -40,6 +42,11 @@ def adopt_orphans() -> None:
 def continue_on_parent_death() -> None:
     """Make the kernel continue this process if it is stopped when its parent ends."""
     _prctl(_PARENT_DEATH_SIGNAL, signal.SIGCONT)
+
+
+def end_with_parent() -> None:
+    """Make the kernel kill this process when its parent ends. Changing the user undoes this."""
+    _prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def hide_process() -> None:
@@ -61,6 +68,16 @@ def install_filter(program: bytes) -> None:
 def unshare(flags: int) -> None:
     """Move this process into new namespaces."""
     _checked(_LIBC.unshare(flags), "unshare")
+
+
+def enter_network(namespace: int) -> None:
+    """Move this process into a network namespace, given a descriptor of it, and into the user namespace that owns it.
+
+    Raises OSError: neither this user nor root has made them.
+    """
+    owner = fcntl.ioctl(namespace, _GET_OWNER)
+    _checked(_LIBC.setns(owner, NEW_USER), "setns")
+    _checked(_LIBC.setns(namespace, NEW_NETWORK), "setns")
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
@@ -225,7 +242,7 @@ def _numbers(table: dict[str, tuple[int | None, int]], column: int) -> set[int]:
 def _resource_limits(limits: Limits) -> tuple[tuple[str, int, int], ...]:
     """Return each limit: prlimit's option, the kernel's number, and the value."""
     return (
-        ("as", resource.RLIMIT_AS, limits.memory),
+        *((("as", resource.RLIMIT_AS, limits.address_space),) if limits.address_space else ()),
         ("fsize", resource.RLIMIT_FSIZE, limits.file),
         ("nproc", resource.RLIMIT_NPROC, limits.processes),
         ("nofile", resource.RLIMIT_NOFILE, limits.open_files),
@@ -239,7 +256,8 @@ def prlimit_command(limits: Limits) -> list[str]:
 
     It has to run inside the sandbox: a user namespace counts its own processes.
     """
-    return [PRLIMIT, *(f"--{option}={value}" for option, _number, value in _resource_limits(limits)), "--"]
+    wanted = [(option, _allowed(number, value)) for option, number, value in _resource_limits(limits)]
+    return [PRLIMIT, *(f"--{option}={value}" for option, value in wanted), "--"]
 
 
 def set_limits(limits: Limits, uid: int) -> None:
@@ -251,10 +269,20 @@ def set_limits(limits: Limits, uid: int) -> None:
     """
     present = _count_tasks(uid)
     for _option, number, value in _resource_limits(limits):
-        most = value + present if number == resource.RLIMIT_NPROC else value
-        hard = resource.getrlimit(number)[1]
-        least = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        least = _allowed(number, value + present if number == resource.RLIMIT_NPROC else value)
         resource.setrlimit(number, (least, least))
+
+
+def allow_open_files(count: int) -> None:
+    """Let this process have so many open descriptors, if it may."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_allowed(resource.RLIMIT_NOFILE, count), hard))
+
+
+def _allowed(number: int, value: int) -> int:
+    """Return a limit, or this process's own where that is lower: only root can raise it."""
+    hard = resource.getrlimit(number)[1]
+    return value if hard == resource.RLIM_INFINITY else min(value, hard)
 
 
 def reset_signals() -> None:

@@ -22,12 +22,13 @@ class Limits:
     """The resources that a command may use.
 
     Args:
-        memory: Bytes of address space for each process, and of resident memory for all of them together.
+        memory: Bytes of resident memory for all processes together.
         disk: Bytes by which its writable folders may grow.
         file: Bytes of one file.
         processes: Processes and threads at the same time.
         open_files: Open descriptors of a process.
         cpu_s: Processor seconds of a process.
+        address_space: Bytes of address space of a process; None is as much as `memory`, and 0 sets no limit.
     """
 
     def __init__(
@@ -38,9 +39,11 @@ class Limits:
         processes: int = 64,
         open_files: int = 256,
         cpu_s: int = 120,
+        address_space: int | None = None,
     ) -> None:
         self.memory, self.disk, self.file = memory, disk, file
         self.processes, self.open_files, self.cpu_s = processes, open_files, cpu_s
+        self.address_space = memory if address_space is None else address_space
 
 
 class LaunchSpec:
@@ -60,6 +63,7 @@ class LaunchSpec:
         limits: The resources that the command may use.
         disk_from: Bytes in the writable folders from which growth is counted; None counts from its start.
         direct: Sources of binds that are left out when their path leads through a link.
+        local: The port, and the socket, of the one server that it reaches without a network; None for no server.
     """
 
     def __init__(
@@ -77,11 +81,12 @@ class LaunchSpec:
         limits: Limits,
         disk_from: int | None,
         direct: list[str],
+        local: tuple[int, str] | None,
     ) -> None:
         self.kind, self.argv, self.folder, self.binds = kind, argv, folder, binds
         self.environment, self.timeout_s, self.network = environment, timeout_s, network
         self.uid, self.bwrap, self.abi, self.limits = uid, bwrap, abi, limits
-        self.disk_from, self.direct = disk_from, direct
+        self.disk_from, self.direct, self.local = disk_from, direct, local
 
     def to_bytes(self) -> bytes:
         """Return the spec in the form that `from_bytes` reads."""

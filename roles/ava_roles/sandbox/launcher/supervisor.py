@@ -26,6 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
 
+    from ava_roles.sandbox.launcher.relay import Relay
     from ava_roles.sandbox.launcher.spec import LaunchSpec
 else:
     import _signal as signal  # `signal` makes enums of its numbers; that takes a fifth of a supervisor's start
@@ -256,6 +257,7 @@ class _Supervisor:
         self._before = 0
         self._least_free = 0
         self._measure_at = 0.0
+        self._relay: Relay | None = None
 
     def supervise(self) -> str:
         os.set_blocking(self._wakeup, False)
@@ -283,6 +285,10 @@ class _Supervisor:
     def _supervise_child(self) -> str:
         failure_read, failure_at = os.pipe()
         status_read, status_at = os.pipe()
+        if self._spec.local is not None:
+            from ava_roles.sandbox.launcher.relay import Relay  # few commands have one
+
+            self._relay = Relay(self._spec.local, self._spec.uid)
         self._main = os.fork()
         if self._main == 0:
             self._run_child(failure_at, status_at)
@@ -290,14 +296,18 @@ class _Supervisor:
             os.close(self._streams.pop())
         os.close(failure_at)
         os.close(status_at)
+        if self._relay:
+            self._relay.begin()
         why = self._watch()
         status = _end_all(self._main)
+        fault = self._relay.end() if self._relay else ""
         self._status = status if self._status is None else self._status
         for descriptor in (failure_read, status_read):  # processes that could not be ended may still hold the other end
             os.set_blocking(descriptor, False)
         failure, bubblewrap_status = _read_all(failure_read), _read_all(status_read)
         os.close(failure_read)
         os.close(status_read)
+        failure = failure or (fault if why == "failed" else "")
         return f"failed {failure}" if failure else why or self._report_exit(bubblewrap_status)
 
     def _run_child(self, failure_at: int, status_at: int) -> None:
@@ -305,7 +315,7 @@ class _Supervisor:
             signal.set_wakeup_fd(-1)
             for number, stream in enumerate(self._streams):
                 os.dup2(stream, number)
-            exec_command(self._spec, status_at)
+            exec_command(self._spec, status_at, self._relay.options if self._relay else ())
         except BaseException as error:
             what = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else repr(error)
             os.write(failure_at, what.encode())
@@ -313,13 +323,18 @@ class _Supervisor:
             os._exit(125)
 
     def _watch(self) -> str:
-        """Wait for the end; return why the command must be ended, or nothing when it has ended by itself."""
+        """Wait for the end; return why the command must be ended, or nothing when it has ended by itself.
+
+        `failed` means that the relay has.
+        """
         look_at = time.monotonic()
         end = look_at + self._spec.timeout_s
         waiting = select.poll()
         for descriptor in self._ends_at:
             waiting.register(descriptor, select.POLLIN)
         waiting.register(self._child_ended, select.POLLIN)
+        if self._relay:
+            waiting.register(self._relay.faults, select.POLLIN)
         while True:
             now = time.monotonic()
             if now >= end:
@@ -331,6 +346,8 @@ class _Supervisor:
             events = waiting.poll(max(0.0, min(end, look_at) - time.monotonic()) * 1000)
             if any(descriptor in self._ends_at for descriptor, _event in events):
                 return "cancelled"
+            if self._relay and any(descriptor == self._relay.faults for descriptor, _event in events):
+                return "failed"
             if events:
                 _read_all(self._child_ended)
                 self._status, _left = _reap(self._main)
