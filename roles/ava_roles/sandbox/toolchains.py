@@ -161,14 +161,48 @@ def find_toolchains(
     return search.found
 
 
-def find_installation(program: Path, files: Iterable[Path], host: HostFolders) -> Toolchains:
-    """Return what one program needs beside the system's own. Blocks: reads the file system, and starts nothing."""
-    search = _Search(host, os.defpath)
+def find_installation(
+    program: Path,
+    files: Iterable[Path],
+    host: HostFolders,
+    *,
+    programs: str = os.defpath,
+    workspace: Path | None = None,
+) -> Toolchains:
+    """Return what one program needs beside the system's own. Blocks: reads the file system, and starts nothing.
+
+    Args:
+        program: Its absolute path.
+        files: More files to show.
+        host: The folders of this machine.
+        programs: The PATH on which a script's interpreter is looked up.
+        workspace: Nothing that contains it or lies in it is shown.
+    """
+    search = _Search(host, programs, workspace.resolve() if workspace is not None else None)
     search.add_installation(program)
+    for interpreter in script_interpreter(program, programs)[:1]:
+        search.add_installation(Path(interpreter))
     for file in files:
         search.add_file(file)
     search.add_configured()
     return search.found
+
+
+def script_interpreter(script: Path, programs: str) -> list[str]:
+    """Return the words that start a script, as its first line names them; none for a program of another kind.
+
+    `env` is looked through: at the place of the script, its PATH may be another. Blocks.
+    """
+    try:
+        with script.open("rb") as file:
+            start, _, _ = file.read(256).partition(b"\n")
+    except OSError:
+        return []
+    words = os.fsdecode(start).removeprefix("#!").split() if start.startswith(b"#!") else []
+    if words and words[0].endswith("/env"):
+        words = [word for word in words[1:] if word != "-S"]
+    found = shutil.which(words[0], path=programs) if words else None
+    return [found, *words[1:]] if found is not None else []
 
 
 class _Search:
@@ -197,8 +231,14 @@ class _Search:
             self._add_go()
 
     def add_installation(self, program: Path) -> None:
-        """Show the folder that a program was installed into, under each of its names, or else the program alone."""
+        """Show the folder that a program was installed into, under each of its names, or else the program alone.
+
+        A program in a package of npm needs the packages beside it.
+        """
         for step in (program, *_link_chain(program)):
+            packages = [folder for folder in step.parents if folder.name == "node_modules"]
+            if packages and self._show(packages[-1], packages[-1].resolve()):
+                continue
             root = step.parent.parent
             if step.parent.name != "bin" or not self._holds_one(root) or not self._show(root, root.resolve()):
                 self.add_file(step)
