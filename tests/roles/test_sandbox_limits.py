@@ -14,6 +14,7 @@ import pytest
 from support.sandboxes.attacks import command, needs, python, sandbox
 
 from ava_roles.sandbox import linux
+from ava_roles.sandbox.launcher.spec import Limits
 from ava_roles.sandbox.sandbox import Kind
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are confined on Linux alone")
@@ -79,6 +80,30 @@ async def test_counts_shared_memory_once(kind: Kind, here: Path) -> None:
     )
     done = await sandbox(kind, here.parent, memory=160 * MIB).run(python(here, code))
     assert (done.ended, done.code) == ("exited", 0), done
+
+
+async def test_a_command_can_have_limits_of_its_own(kind: Kind, here: Path) -> None:
+    code = (
+        "import mmap, resource\n"
+        "mmap.mmap(-1, 8 << 30, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)  # reserved, and never used\n"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0]); bytearray(b'x') * (300 << 20)"
+    )
+    order = python(here, code, timeout_s=30)
+    refused = await sandbox(kind, here.parent).run(order)
+    assert "OSError" in refused.output, refused
+    own = Limits(memory=900 * MIB, address_space=0, open_files=300)
+    done = await sandbox(kind, here.parent, memory=200 * MIB).run(replace(order, limits=own))
+    assert (done.code, done.output) == (0, "300\n"), done
+
+
+async def test_a_limit_above_that_of_the_server_itself_is_lowered(kind: Kind, here: Path) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    code = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE))"
+    order = replace(python(here, code), limits=Limits(open_files=1 << 30))
+    if hard == resource.RLIM_INFINITY:
+        pytest.skip("this process has no such limit")
+    done = await sandbox(kind, here.parent).run(order)
+    assert done.output == f"({hard}, {hard})\n", done
 
 
 async def test_refuses_a_file_that_is_too_large(kind: Kind, here: Path) -> None:

@@ -12,7 +12,14 @@ from support.repositories.projects import linked_program, write
 
 from ava_roles.sandbox.sandbox import Bind
 from ava_roles.sandbox.selection import interpreter_binds
-from ava_roles.sandbox.toolchains import HostFolders, Toolchains, find_toolchains, python_library
+from ava_roles.sandbox.toolchains import (
+    HostFolders,
+    Toolchains,
+    find_installation,
+    find_toolchains,
+    python_library,
+    script_interpreter,
+)
 
 PROGRAM = "#!/bin/sh\n"
 
@@ -310,3 +317,44 @@ def test_a_truncated_or_invalid_program_has_no_library(tmp_path: Path) -> None:
             program.write_bytes(whole[:at] + bytes([byte]) * 8 + whole[at + 8 :])
             assert python_library(program) in (None, tmp_path / LIBRARY)
     assert python_library(tmp_path) is None and python_library(tmp_path / "gone") is None
+
+
+@pytest.mark.parametrize("prefix", [".local/lib", ".npm-global/lib", "tools", ".bun/install/global"])
+def test_a_program_in_a_package_of_npm_gets_the_packages_beside_it_and_nothing_above(home: Path, prefix: str) -> None:
+    modules = home / prefix / "node_modules"
+    write(modules, {"@maker/tool/dist/index.js": PROGRAM, "@maker/tool/node_modules/part/index.js": ""})
+    (home / "bin").mkdir()
+    (home / "bin/tool").symlink_to(modules / "@maker/tool/dist/index.js")
+    shown = find_installation(home / "bin/tool", (), HostFolders(home)).shown
+    assert shown == {home / "bin/tool": modules / "@maker/tool/dist/index.js", modules: modules}
+
+
+def test_packages_that_hold_the_workspace_or_a_home_are_not_exposed(tmp_path: Path) -> None:
+    modules = tmp_path / "node_modules"
+    write(modules, {"tool/index.js": PROGRAM, "home/project/a.py": "", "home/.ssh/id": "x"})
+    program = modules / "tool/index.js"
+    for host, workspace in (
+        (HostFolders(modules / "home"), None),
+        (HostFolders(tmp_path / "other"), modules / "home/project"),
+        (HostFolders(tmp_path / "other", (), (modules / "home",)), None),
+    ):
+        assert modules not in find_installation(program, (), host, workspace=workspace).shown
+
+
+def test_reads_the_interpreter_of_a_script(home: Path) -> None:
+    write(home, {"bin/node": PROGRAM, "own/python": PROGRAM})
+    path = f"{home}/bin:/usr/bin:/bin"
+    for line, words in {
+        "#!/usr/bin/env node": [f"{home}/bin/node"],
+        "#!/usr/bin/env -S node --flag": [f"{home}/bin/node", "--flag"],
+        f"#! {home}/own/python -I": [f"{home}/own/python", "-I"],
+        "#!/usr/bin/env no-such-program": [],
+        "#!": [],
+        "print(1)": [],
+    }.items():
+        (home / "script").write_text(f"{line}\nmore\n")
+        assert script_interpreter(home / "script", path) == words, line
+    (home / "script").unlink()
+    assert script_interpreter(home / "script", path) == []
+    os.mkfifo(home / "script")
+    assert script_interpreter(home / "script", path) == []

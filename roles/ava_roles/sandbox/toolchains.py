@@ -194,8 +194,7 @@ def script_interpreter(script: Path, programs: str) -> list[str]:
     `env` is looked through: at the place of the script, its PATH may be another. Blocks.
     """
     try:
-        with script.open("rb") as file:
-            start, _, _ = file.read(256).partition(b"\n")
+        start = read_small(script, 256).partition(b"\n")[0]
     except OSError:
         return []
     words = os.fsdecode(start).removeprefix("#!").split() if start.startswith(b"#!") else []

@@ -203,8 +203,9 @@ class _Connection:
         sink = self.sides[1 - side]
         try:
             for _ in range(_PIECES):
-                if self._pending[side] or self._read(side):
-                    self._pending[side] = self._pending[side][sink.send(self._pending[side]) :]
+                if not self._pending[side] and not self._read(side):
+                    return
+                self._pending[side] = self._pending[side][sink.send(self._pending[side]) :]
         except BlockingIOError:
             pass
         except OSError:  # the sink is gone; what comes from it may still be under way
@@ -287,22 +288,20 @@ class _Connections:
 
     def _accept(self) -> None:
         """Connect to the server, and take the connection that is to be passed on to it."""
-        server = socket.socket(socket.AF_UNIX)
-        server.setblocking(False)
+        server = None
         is_there = True
         try:
-            server.connect(self._name)
-        except BlockingIOError:  # its queue is full
-            self._retries = True
-            server.close()
-            return
-        except OSError:
-            is_there = False
-        try:
+            server = socket.socket(socket.AF_UNIX)
+            server.setblocking(False)
+            try:
+                server.connect(self._name)
+            except (FileNotFoundError, ConnectionRefusedError):
+                is_there = False
             client, _address = self._listener.accept()
-        except OSError:  # the other side is gone already, or too many files are open
+        except OSError:  # the server's queue is full, the command has hung up, or too many files are open
             self._retries = True
-            server.close()
+            if server is not None:
+                server.close()
             return
         client.setblocking(False)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
