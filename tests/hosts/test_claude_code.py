@@ -167,6 +167,7 @@ def questions_of_a_run(host: ClaudeCode, orchestrator: Orchestrator) -> list[str
             asked.append("form")
         elif found := re.search(r"ava — (\w+ \w+) Tool", screen):
             asked.append(found[1])
+            time.sleep(1)  # a key in a question's first moment is taken for a slip: it moves to No instead
             host.press("2")
             host.until(lambda title=found[0]: title not in host.screen)  # type: ignore[misc]
         elif not looks and len(entries(host.root, "RunEnded")) == ended and "Noted." in screen.rpartition(DELEGATE)[2]:
