@@ -9,15 +9,20 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 from support.model_server import Fail, Gate, ModelServer, Say, Step, running_model_server
 from support.runtime import PRICED, arrived, check_requests, hand_over, open_lab
 from support.stdio import AVA, assert_intact, environment, logged, state_of, using
+from support.terminal import CONTROLLED, on_terminal
 
 from ava_audit.units import iso_utc, parse_time
+from ava_server.config.pin import PinFile
+from ava_server.core.data_root import DataRoot
 
 pytestmark = pytest.mark.slow
 
+PIN = "73-heron-92"
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
 
 
@@ -92,6 +97,21 @@ async def test_explains_why_a_run_cannot_be_resumed(
         assert (got, says in err) == (code, True), err
         assert "Traceback" not in err
         assert state_of(tmp_path / "data", run_id) == "running" and len(server.requests) == 2
+
+
+async def test_the_first_pin_is_chosen_where_resuming_takes_one(tmp_path: Path) -> None:
+    async with interrupted(tmp_path) as (server, run_id):
+        root, env = tmp_path / "data", {**using(server.base_url), "AVA_MODEL": "test", "AVA_APPROVAL": "human"}
+
+        def resume() -> tuple[int, str]:
+            with on_terminal(root, "resume", run_id, env=env, command=CONTROLLED) as screen:
+                chosen = [("New approval PIN (not shown)", PIN), ("once more", PIN)]
+                return screen.ended_after(chosen), screen.text
+
+        code, text = await anyio.to_thread.run_sync(resume)
+        assert code == 0 and "the answer" in text, text
+        PinFile(DataRoot(root).approval_file).check(PIN)
+    assert_intact(tmp_path / "data")
 
 
 async def test_leaves_a_run_owned_elsewhere_alone_and_mentions_force(tmp_path: Path) -> None:

@@ -308,11 +308,17 @@ def test_asks_for_the_pin_before_trusting(root: Path, project: Path) -> None:
 
 
 @pytest.mark.parametrize("table", ["", f"[users.{os_user()}]\n"])
-def test_with_policy_human_nothing_can_be_trusted_without_a_pin(root: Path, project: Path, table: str) -> None:
+def test_with_policy_human_the_first_pin_is_chosen_before_anything_is_trusted(
+    root: Path, project: Path, table: str
+) -> None:
     (root / "config.toml").write_text(f'{table}approval = "human"\n')
-    code, screen = typed(root, project, answers=[(QUESTION, "y")])
-    assert (code, "ava pin set" in screen) == (10, True)
+    code, screen = typed(root, project, answers=[(QUESTION, "y"), ("New approval PIN", "12")])
+    assert (code, "There is no approval PIN yet" in screen) == (2, True)
     assert "strict-reviewer" not in names(root, project)
+    chosen = [(QUESTION, "y"), ("New approval PIN (not shown)", PIN), ("once more", PIN)]
+    assert typed(root, project, answers=chosen)[0] == 0
+    assert "strict-reviewer" in names(root, project)
+    PinFile(root / "secrets" / "approval.toml").check(PIN)
 
 
 def test_does_not_trust_a_file_that_changes_during_the_question(root: Path, project: Path) -> None:

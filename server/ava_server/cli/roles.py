@@ -222,7 +222,7 @@ def trust_command(
     """Show a project's untrusted role files, and trust them after a question.
 
     They are trusted as they are now: a changed or new file is untrusted until you trust it again. If there is an
-    approval PIN, it is asked for. Only this command, at a terminal, trusts role files.
+    approval PIN, it is asked for; under `human` without one, you choose it. Only this command, at a terminal, trusts role files.
     """
     from ava_server.config.role_folders import RolePlaces, project_named
 
@@ -266,7 +266,7 @@ async def _trust(root: DataRoot, project: Path, places: RolePlaces, settings: Se
     if not await agrees(f"Trust {files} now?"):
         raise Refused("Nothing was trusted.")
     if (pin := needed_pin(root, policy_in_force(settings, os_user())[0])) is not None:
-        await ask_pin(pin)
+        await ask_pin(pin, choosing=True)
     before, after = _store(root, usable)
     await record_setting(root, "trusted_roles", before or None, after)
     say(f"Trusted: {', '.join(each.name for each in usable)}. They count from the next proposal on, in every host.")

@@ -224,7 +224,7 @@ async def _resume(settings: Settings, given: str, force: bool, as_json: bool) ->
         heading(settings.paths)
     # Ask before this process has a runtime, which would take over interrupted runs while a person still types.
     if pin is not None:
-        await ask_pin(pin)
+        await ask_pin(pin, choosing=True)
     async with open_service(settings, "ava resume", asked=someone_there(), runs=True) as (runtime, service):
         await _take_over(runtime, service.session, run, force)
         if (left := await FollowedRuns(runtime, service, [run.id]).until_over()) is not None:
