@@ -13,7 +13,7 @@ import pytest
 from support.pages.browser import PAID, PIN, There, Visitor, open_pages, set_pin
 from support.stdio import logged
 
-from ava_server.config.browser_sessions import MOST_OF_USER
+from ava_server.config.browser_sessions import CODE_US, MOST_OF_USER
 from ava_server.config.pin import PinFile
 from ava_server.core.data_root import DataRoot, os_user
 
@@ -91,6 +91,34 @@ def test_a_link_works_once_and_shows_one_proposal_and_nothing_else(there: There)
     assert there.state(second) == "awaiting_approval"
     assert visitor.decide(first["pending_id"], "reject").status_code == 200 and "rejected" in visitor.shown
     assert there.state(first) == "rejected"
+
+
+def ten_minutes_later(there: There) -> None:
+    """Let every code and session be 10 minutes older."""
+    path = DataRoot(there.root).browser_sessions
+    path.write_text(re.sub(r"(?<=_us = )\d+", lambda found: str(int(found[0]) - CODE_US), path.read_text()))
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_proposal_that_still_waits_gets_a_new_link_when_the_old_one_has_expired(there: There, opened: bool) -> None:
+    proposed = there.host.propose()
+    old, run = link_of(proposed), {"subagent_id": proposed["subagent_id"]}
+    if opened:
+        followed(there, proposed)
+    assert "/enter?code=" not in str(there.host.tool("check_subagent", **run)), "the first one can still be used"
+    ten_minutes_later(there)
+    assert "/enter?code=" not in str(there.host.tool("check_subagent")), "a list is no question about a proposal"
+    checked = there.host.tool("check_subagent", **run)
+    renewed = {"next": checked["message"], "pending_id": proposed["pending_id"]}
+    assert there.visitor().get(old).status_code == 403
+    ten_minutes_later(there)
+    renewed["next"] = confirm(there, proposed)["next"]
+    visitor = followed(there, renewed)
+    assert "/enter?code=" not in str(there.host.tool("check_subagent", **run)), "the person is on the page"
+    assert visitor.decide(proposed["pending_id"], "approve", **NEW).status_code == 303
+    assert there.host.ended(proposed["subagent_id"])["status"] == "success"
+    codes = [each for each in logged(there.root) if "/enter?code=" in str(each.content)]
+    assert not codes, "the log has none of the codes"
 
 
 def test_many_links_sign_nobody_out(there: There) -> None:

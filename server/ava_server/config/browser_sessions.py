@@ -113,6 +113,16 @@ class BrowserSessions:
         """
         return self._make("code", user, CODE_US, terminal=terminal, name=" ".join(only) or None)
 
+    def linked(self) -> frozenset[str]:
+        """Return the proposals with a link that can be used, or that was opened a short time ago.
+
+        Raises:
+            ConfigError: The file cannot be read.
+        """
+        since_us = now_us() - CODE_US
+        recent = (each for each in self._read().values() if each.sort == "link" and each.created_us > since_us)
+        return frozenset(proposal for each in recent for proposal in (each.name or "").split())
+
     def issue_passkey_code(self, user: str, name: str) -> str:
         """Make a one-time code with which a user can add one passkey, and return it.
 

@@ -151,19 +151,24 @@ class ClientPerson:
             log.warning("the pages could not be served: %s", error)
         return None
 
-    async def link(self, ids: Sequence[str]) -> str | None:
-        """Return the address of the page for proposals; on this machine whoever opens it first is signed in."""
+    async def link(self, ids: Sequence[str], again: bool) -> str | None:
+        """Return the address of the page for proposals; on this machine whoever opens it first is signed in.
+
+        With `again`, None while the last one of each proposal can still be used.
+        """
         from ava_extras import has_extra
         from ava_server.config.browser_sessions import BrowserSessions
         from ava_server.service.client_approval import page_of
 
         app, address = self._ctx.lifespan_context, None
+        sessions = BrowserSessions(app.runtime.settings.paths.browser_sessions)
+        if again and (await anyio.to_thread.run_sync(sessions.linked)).issuperset(ids):
+            return None
         if has_extra("web"):
             with anyio.move_on_after(LINK_S):  # without it, the way in a terminal is left
                 address = await self.address()
         if address is None or address == app.url:
-            return None if address is None else page_of(address, ids)
-        sessions = BrowserSessions(app.runtime.settings.paths.browser_sessions)
+            return None if address is None or again else page_of(address, ids)
         user = app.runtime.user
         code = await anyio.to_thread.run_sync(lambda: sessions.issue_code(user, only=ids))
         return f"{address}/enter?{urlencode({'code': code, 'to': page_of('', ids)})}"

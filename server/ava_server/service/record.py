@@ -205,6 +205,7 @@ class CallContext:
         asking: Who can answer a proposal.
         degraded: A proposal may miss tools that its role needs.
         news: The news, where it was read together with the answer.
+        links: New links to proposals, for the answer but not for the log.
     """
 
     progress: Progress
@@ -212,6 +213,7 @@ class CallContext:
     asking: Asking = NOBODY
     degraded: bool = False
     news: list[News] = field(default_factory=list[News])
+    links: list[str] = field(default_factory=list[str])
 
 
 def _poll_states(answer: Answer) -> dict[str, tuple[object, ...]]:

@@ -162,7 +162,8 @@ class Service:
         self.session = session
         self._access = access = Access(runtime, session)
         self.extensions, self.tasks = PersonQuestions(access), RunTasks(access)
-        checks, spawns = RunChecks(access), Spawns(access)
+        checks = RunChecks(access)
+        self._spawns = spawns = Spawns(access)
         steering = RunSteering(access, checks)
         self._handlers: Mapping[str, Callable[[dict[str, Any], CallContext], Awaitable[Answer]]] = {
             "spawn_subagent": spawns.spawn,
@@ -245,6 +246,8 @@ class Service:
                 record.end(text_of(answer), success=False)
         if raises and mistake is not None:
             raise mistake
+        if mistake is None:
+            await self._spawns.show_new_link(answer, caller)
         return answer
 
     def _failed(self, spec: ServiceTool, error: Exception) -> Answer:

@@ -36,7 +36,7 @@ from ava_server.budget.run_config import RUN_TOOLS, RunConfig, Texts, config_of
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import label, new_id
 from ava_server.models.selection import OFFLINE, is_configured
-from ava_server.render.responses import Answer, Minutes, OneDecision, SpawnAnswer
+from ava_server.render.responses import Answer, CheckAnswer, ConfirmAnswer, Minutes, OneDecision, SpawnAnswer
 from ava_server.runs.context import ConfigNotSupported
 from ava_server.service.access import Access, Answerer, Link, Operations
 from ava_server.service.client_approval import ClientApprovals, not_started_next
@@ -79,6 +79,9 @@ _SINCE_NOW = (
     " `ava hosts` lists them, and [hosts.NAME] in config.toml changes that for one."
 )
 _LINK = ", or this link, which works once, within 10 minutes: {link}"
+_NEW_LINK = (
+    "The link of the proposal has expired; show the person this new one, which works once, within 10 minutes: {}"
+)
 _AS_TASK = (
     "Your host then shows it as a task ({subagent_id}; several approved together have one task, G-…) and gives you the"
     " result when it ends: do not poll."
@@ -287,9 +290,20 @@ class Spawns(Operations):
         if make is None or answer.status != WAITING:
             return
         with suppress(AvaError, OSError):  # the way in a terminal is left
-            link = await make([str(answer.pending_id)])
+            link = await make([str(answer.pending_id)], False)
             if link is not None:
                 answer.next = f"{answer.next}{_LINK.format(link=link)}"
+
+    async def show_new_link(self, answer: Answer, caller: CallContext) -> None:
+        """Add a new link to an answer about proposals whose last one has expired; the log has it without, see above."""
+        if isinstance(answer, CheckAnswer) and answer.status != "list":
+            with suppress(AvaError, AuditError, OSError):  # the way in a terminal is left
+                await self._client.renew_link([run.pending_id for run in answer.runs if run.pending_id], caller)
+        for said in map(_NEW_LINK.format, caller.links):
+            if isinstance(answer, ConfirmAnswer):
+                answer.next = f"{answer.next or ''} {said}".lstrip()
+            elif isinstance(answer, CheckAnswer):
+                answer.message = f"{answer.message or ''} {said}".lstrip()
 
     async def _packed(self, config: RunConfig, candidates: Sequence[tuple[str, str]]) -> RunConfig:
         """Return the configuration with what another machine needs for the run, stored beside the log.
