@@ -22,6 +22,7 @@ from support.hosts.real_hosts import data_root, http_server
 from support.http_server import token
 from support.model_server import Fail, Gate, Say, Step, running_model_server
 from support.repository import REPOSITORY, script
+from support.runtime import PRICED
 from support.stdio import assert_intact
 
 # -- the suite's tools -------------------------------------------------------------------------------------------------
@@ -230,7 +231,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    root = data_root(tmp_path_factory.mktemp("conformance"))
+    root = data_root(tmp_path_factory.mktemp("conformance"), PRICED)
     with (
         running_model_server(subagent) as models,
         http_server(root, models) as server,

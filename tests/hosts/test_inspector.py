@@ -17,6 +17,7 @@ from support.hosts.extensions import CAP, works
 from support.hosts.real_hosts import NODE, PROGRAMS, SPAWN, data_root, entries, http_server, needs, subagents_use
 from support.http_server import token
 from support.model_server import Gate, ModelServer, Say, running_model_server
+from support.runtime import PRICED
 from support.stdio import AVA, assert_intact, environment
 
 from ava_server.mcp_server import card
@@ -117,7 +118,7 @@ def inspecting(tmp_path: Path, models: ModelServer, transport: str) -> Generator
     """Prepare the Inspector with a home and a daemon of its own."""
     home = tmp_path / "home"
     home.mkdir()
-    root = data_root(tmp_path)
+    root = data_root(tmp_path, PRICED)
     ava = {"AVA_DATA_ROOT": str(root), **subagents_use(models)}
     env = {
         **environment(root),

@@ -222,7 +222,8 @@ def trust_command(
     """Show a project's untrusted role files, and trust them after a question.
 
     They are trusted as they are now: a changed or new file is untrusted until you trust it again. If there is an
-    approval PIN, it is asked for; under `human` without one, you choose it. Only this command, at a terminal, trusts role files.
+    approval PIN, it is asked for; under `human` without one, you choose it. Only this command, at a terminal, trusts
+    role files.
     """
     from ava_server.config.role_folders import RolePlaces, project_named
 

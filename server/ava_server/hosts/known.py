@@ -463,8 +463,9 @@ HOSTS: Mapping[str, Host] = {
             next="Restart Copilot CLI; /mcp shows the server.",
             key="Or set {variable} before you start Copilot CLI, and name it under `env` of the server.",
             quiet=(
-                "Copilot CLI asks before each tool, and then Ava asks. Choose not to be asked again for spawn_subagent,"
-                " check_subagent and read_ava_logs, and never confirm_spawn."
+                "Copilot CLI asks before each tool, and then Ava asks. In each repository, choose not to be asked again"
+                " for spawn_subagent, check_subagent and read_ava_logs, and never confirm_spawn; or start it with"
+                " --allow-tool='ava(spawn_subagent)' and the same for the other two. Ava's question stays."
             ),
         ),
         Host(

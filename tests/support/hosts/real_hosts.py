@@ -37,7 +37,11 @@ def needs(*programs: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(bool(reason), reason=reason)
 
 
-def data_root(tmp_path: Path, config: str = PRICED) -> Path:
+BY_HOST = f'approval = "by_host"\n{PRICED}'
+"""The default policy; other tests' data roots have a policy of their own."""
+
+
+def data_root(tmp_path: Path, config: str = BY_HOST) -> Path:
     """Return the data root of a test, made when it is first asked for."""
     root = tmp_path / "data"
     return root if root.exists() else made(root, config_toml=config)

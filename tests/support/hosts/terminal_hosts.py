@@ -66,10 +66,14 @@ class Orchestrator:
         return Say("ok")
 
     def _after(self, tools: list[str], returned: str) -> Say:
-        if self.called[-1:] == ["spawn_subagent"] and (line := re.search(APPROVAL_LINE, returned)):
-            pending, run = re.search(r"\bP-\w+", returned), re.search(r"\bS-\w+", returned)
-            assert pending and run, returned
-            self.run_id = run[0]
+        if self.called[-1:] != ["spawn_subagent"]:
+            return Say(ENDED)
+        run = re.search(r"\bS-\w+", returned)
+        assert run, returned
+        self.run_id = run[0]
+        if line := re.search(APPROVAL_LINE, returned):
+            pending = re.search(r"\bP-\w+", returned)
+            assert pending, returned
             return self._calls(tools, "confirm_spawn", {"approving": [line[1]], "pending_ids": [pending[0]]})
         return Say(ENDED)
 
