@@ -26,6 +26,7 @@ HERE = Path(__file__).resolve().parent
 SCRIPTS: dict[str, tuple[str, ...]] = {
     "tokens": (),
     "startup": (),
+    "first_run": (),
     "spawn": (),
     "confinement": (),
     "loop": ("--no-peers", "--only", "turns", "--only", "waiting"),
