@@ -67,15 +67,8 @@ class RunList(VerticalScroll):
 class StatusApp(App[int]):
     """The screen: a head, the runs, which scroll, the selected one, and a foot. It returns the exit code.
 
-    Args:
-        reader: Looks at the data root, in a thread that nothing waits for.
-        probe: Finds out what confines commands, after the first look.
-
-    Attributes:
-        fault: The error that ended the app.
-        reader: As above.
-        said: What the last key has done, and whether that failed.
-        in_flight: The decision that is being carried out.
+    `reader` looks at the data root in a thread that nothing waits for, and `probe` finds out what confines commands
+    after the first look. `said` is what the last key has done, and whether that failed.
     """
 
     ENABLE_COMMAND_PALETTE = False

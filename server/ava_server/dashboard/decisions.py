@@ -37,17 +37,10 @@ Kind = Literal["approve", "reject", "cancel", "send"]
 
 @dataclass(frozen=True)
 class Decision:
-    """A question to a person.
+    """A question to a person, under `text`: everything that the answer is about.
 
-    Attributes:
-        kind: What the answer does.
-        run: The run.
-        title: What it is about.
-        text: Everything that the answer is about.
-        question: The question.
-        shown: What is decided on.
-        declined: What holds if the answer is not yes.
-        pin: The answer takes the approval PIN too.
+    `shown` is what is decided on, `declined` what holds if the answer is not yes, and `pin` means that the answer takes
+    the approval PIN too.
     """
 
     kind: Kind
@@ -72,9 +65,7 @@ class Decision:
 def ask_about(kind: Kind, run_id: str, settings: Settings, user: str, view: View) -> Decision:
     """Return the question that a person has to answer first. Blocking.
 
-    Raises:
-        BadInput: There is no such run, or a subagent asks.
-        Refused: There is nothing to decide; says why.
+    Raises BadInput if there is no such run or a subagent asks, and Refused if there is nothing to decide.
     """
     refuse_in_subagent(f"ava {kind}")
     run = view.run(run_id)
@@ -145,14 +136,7 @@ def _message(run: RunRow, view: View) -> Decision:
 
 
 async def carry_out(decision: Decision, settings: Settings, answer: str, pin: str) -> str:
-    """Do what a person has decided, and return what came of it.
-
-    Args:
-        decision: What the person was shown.
-        settings: The settings.
-        answer: What they have written, for a message.
-        pin: The approval PIN, where they were asked for it.
-    """
+    """Do what a person has decided, and return what came of it. `answer` is the text of a message."""
 
     async def read() -> str:
         if not pin:

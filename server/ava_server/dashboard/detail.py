@@ -37,13 +37,7 @@ _DECIDED = ("SpawnDecided", "ExtensionDecided")
 class RunDetail:
     """Everything about a run that its screen shows.
 
-    Attributes:
-        run: The run, with its result.
-        texts: What was asked; None where it was erased.
-        decided: The entries that say who decided.
-        steps: Its last actions.
-        tools: How often it called each tool.
-        waiting: The proposal that waits, or what the run asks for.
+    `texts` is what was asked, None where it was erased; `waiting` is the proposal that waits, or what the run asks for.
     """
 
     run: RunView

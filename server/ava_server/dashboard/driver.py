@@ -88,13 +88,7 @@ class TerminalDriver(LinuxDriver):
 
 
 class _Output:
-    """Writes to a terminal in a daemon thread.
-
-    Attributes:
-        queue: What is still to be written.
-        failed: The terminal is gone.
-        restores: What is written from now on restores the terminal.
-    """
+    """Writes the `queue` to a terminal in a daemon thread; with `restores`, what comes now restores the terminal."""
 
     def __init__(self, descriptor: int) -> None:
         self.queue = SimpleQueue[bytes | None]()

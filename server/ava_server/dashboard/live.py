@@ -74,14 +74,7 @@ class Live:
 
 @dataclass(frozen=True)
 class LivePage(Page):
-    """The dashboard.
-
-    Attributes:
-        selected: The id of the selected run.
-        words: What the list is filtered by.
-        steps: The last actions of the selected run.
-        said: What the last key has done, and whether that failed.
-    """
+    """The dashboard. `words` filter the list; `steps` are the selected run's; `said`: see `StatusApp`."""
 
     selected: str | None = None
     words: str = ""

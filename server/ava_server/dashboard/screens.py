@@ -78,12 +78,7 @@ class _Status(Protocol):
 
 
 class TextScreen(Screen[None]):
-    """A text under a title, which scrolls, with a line of keys below.
-
-    Attributes:
-        status: The app.
-        run_id: The run that it shows; None for the help.
-    """
+    """A text under a title, which scrolls, with a line of keys below; `run_id` is None for the help."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,Q", "back", show=False),

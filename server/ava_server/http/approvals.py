@@ -40,14 +40,10 @@ _FIELDS = ("status", "decisions", "group_id", "approval_lines")
 
 
 class Decision(BaseModel):
-    """The body of a decision.
+    """The body of a decision; two or more proposals are approved as one group, whose cap of time is in seconds.
 
-    Attributes:
-        pending_ids: The proposals; two or more are approved as one group.
-        approving: Their approval lines letter for letter, and the group's line if there are several.
-        digests: The digest of each proposal, as GET /approvals showed it.
-        group_max_cost_cents: Cost cap of the group.
-        group_timeout: Time cap of the group, in seconds.
+    `approving` has their approval lines letter for letter, and the group's line if there are several; `digests` has the
+    digest of each proposal as GET /approvals showed it.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -61,12 +57,7 @@ class Decision(BaseModel):
 
 
 class ExtensionDecision(BaseModel):
-    """The body of a decision on what a run near a cap asks for.
-
-    Attributes:
-        subagent_id: The run.
-        digest: The digest of its request, as GET /approvals showed it.
-    """
+    """The body of a decision on what a run near a cap asks for; its digest is the one of GET /approvals."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

@@ -48,12 +48,7 @@ _UNKNOWN = (
 
 
 def unauthorized(*, known: bool, given: bool = True) -> Response:
-    """Return the 401 for a request without a valid token.
-
-    Args:
-        known: An Authorization header was sent, so the challenge says `invalid_token`.
-        given: It held a bearer token.
-    """
+    """Return the 401 for a request: `known` with an Authorization header, `given` with a bearer token in it."""
     sentence = _UNKNOWN if given else _NONE_GIVEN
     error = f', error="invalid_token", error_description="{sentence}"' if known else ""
     return error_response(401, sentence, {"WWW-Authenticate": f'Bearer realm="ava"{error}'}, error="invalid_token")
@@ -183,11 +178,7 @@ class RequestLimits:
             await self._less.wait()
 
     async def watch_tokens(self, more: Callable[[], Awaitable[None]]) -> None:
-        """End requests whose token is no longer valid. Runs until cancelled.
-
-        Args:
-            more: Called just as often.
-        """
+        """End requests whose token is no longer valid, and call `more` as often. Runs until cancelled."""
         while True:
             await anyio.sleep(LOOK_EVERY_S)
             for request in list(self._open):
@@ -224,10 +215,7 @@ class RequestInProgress:
     async def answered(self, app: ASGIApp, user: str, counts: Callable[[], bool]) -> None:
         """Answer it with `app`, and complete the answer whatever happens.
 
-        Args:
-            app: The application that answers.
-            user: Whose request it is; empty for somebody who has not signed in.
-            counts: Tells whether its token or session is still valid.
+        `user` is empty for somebody who has not signed in; `counts` tells whether the token or session is still valid.
         """
         self._user, self._counts = user, counts
         self._limits.take(self)
@@ -285,12 +273,9 @@ class RequestInProgress:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Send a piece of the answer, if the token is still valid.
+        """Send a piece of the answer, if the token is still valid. Raises TimeoutError: the client does not read.
 
         The headers of a whole answer wait for its body: both are sent, or neither, and the client gets a 401.
-
-        Raises:
-            TimeoutError: The client does not read.
         """
         self.check_token()
         if self._rejected:
@@ -364,15 +349,10 @@ class Readiness(Protocol):
 
 
 class Authentication:
-    """ASGI middleware that lets authenticated requests through.
+    """ASGI middleware that lets authenticated requests through to `app`.
 
-    Args:
-        app: Answers authenticated requests.
-        reach: How the server may be reached.
-        tokens: The tokens that exist now.
-        limits: The requests in progress.
-        readiness: Says why the server is not ready.
-        pages: Answers browsers, which have a session in place of a token; None if they are not installed.
+    `readiness` says why the server is not ready. `pages` answers browsers, which have a session in place of a token; it
+    is None if they are not installed.
     """
 
     def __init__(

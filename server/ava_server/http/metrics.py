@@ -111,12 +111,7 @@ class LogState:
 
 
 def bounded(seen: Iterable[tuple[int, str]], most: int) -> Callable[[str], str]:
-    """Return a function from value to label: the first `most` values keep their own, later ones are `other`.
-
-    Args:
-        seen: When each value was seen, perhaps several times, and the value.
-        most: How many keep their own label.
-    """
+    """Return a function from value to label: the first `most` values seen keep their own, later ones are `other`."""
     kept = frozenset(list(dict.fromkeys(value for _when, value in sorted(seen)))[:most])
     return lambda value: value if value in kept else OTHER
 
@@ -335,14 +330,9 @@ def _summary(name: str, text: str, labels: LabelNames, values: Mapping[LabelName
 
 
 async def render(runtime: Runtime, *, open_sessions: int | None = None) -> bytes:
-    """Return the metrics of a data root in the format of `CONTENT_TYPE`.
+    """Return the metrics of a data root in the format of `CONTENT_TYPE`. Raises StoreUnavailable: no log to read.
 
-    Args:
-        runtime: The open data root.
-        open_sessions: How many sessions are open, if the transport has sessions.
-
-    Raises:
-        StoreUnavailable: The log cannot be read.
+    `open_sessions` is None for a transport without sessions.
     """
     async with runtime.counting:  # one at a time, because threads read the counts
         at_us = now_us()
@@ -389,15 +379,7 @@ def _with_tool_labels(news: NewCounts, runtime: Runtime) -> NewCounts:
 
 
 async def answer_metrics(app: App, scope: Scope, receive: Receive, send: Send, open_sessions: int) -> None:
-    """Handle a request to /metrics.
-
-    Args:
-        app: The server.
-        scope: The request.
-        receive: Its body.
-        send: Takes the answer.
-        open_sessions: Sessions of clients that speak MCP up to 2025-11-25.
-    """
+    """Handle a request to /metrics; the open sessions are those of MCP up to 2025-11-25."""
     token: Token = scope[OF_REQUEST]
     if not token.reads_all:
         response = forbidden(token, "audit")

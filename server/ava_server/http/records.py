@@ -104,11 +104,7 @@ class _Reader(records.RecordsHandler):
         self._access = Access(runtime, self._session)
 
     async def answer(self, path: str, params: Mapping[str, Any]) -> object:
-        """Return the answer to a path with its query; None for an unknown path.
-
-        Raises:
-            AvaError: It cannot be answered; says why.
-        """
+        """Return the answer to a path with its query; None for an unknown path. Raises AvaError: it has none."""
         match path.strip("/").split("/"):
             case ["runs"] if "last" in params:
                 return await self.listed(self._last)
@@ -137,11 +133,7 @@ class _Reader(records.RecordsHandler):
             return self._access.run_in(view, given, "subagent_id", reading=True)
 
     def runs_in(self, view: View, given: str) -> Sequence[RunRow]:
-        """Return the runs that an id of a list means: one, or those of a group.
-
-        Raises:
-            _UnknownId: This user may see none.
-        """
+        """Return the run of an id of a list, or its group's runs. Raises _UnknownId: this user may see none."""
         if not given.upper().startswith("G-"):
             return [self.run_in(view, given)]
         with self._known(given, "group"):

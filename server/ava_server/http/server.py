@@ -142,16 +142,10 @@ RECORD_PATHS = ("/token", "/runs", "/log", "/report")
 
 
 def serve(load: Callable[[], Settings], reach: Reach, say: Callable[[str], None]) -> int:
-    """Serve MCP clients over HTTP until a signal comes; returns the exit code.
+    """Serve MCP clients over HTTP until a signal comes; returns the exit code. `say` prints a line for the person.
 
-    Args:
-        load: Reads the settings.
-        reach: How the server may be reached.
-        say: Prints a line for the person who started it.
-
-    Raises:
-        BadInput: A public address without tokens or name.
-        ConfigError: The settings are wrong, or the address or the data root cannot be used.
+    Raises BadInput for a public address without tokens or name, and ConfigError if the settings are wrong, or the
+    address or the data root cannot be used.
     """
     log_to_stderr("ava: %(message)s")
     logging.getLogger("ava.access").setLevel(logging.INFO)

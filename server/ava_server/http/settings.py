@@ -87,13 +87,9 @@ class Reach:
         return plain and port != 0 and parts.hostname in self.names
 
     def allows_origin(self, given: str, host: str) -> bool:
-        """Tell whether an Origin header is allowed: only the one of the request's own host, under which the page came.
+        """Tell whether an Origin header is allowed: only the one of `host`, the request's own, which is allowed itself.
 
         Another name of this server is another site: on this machine, `[::1]` may be another program's.
-
-        Args:
-            given: The Origin header.
-            host: The request's Host header, which `allows_host` has allowed.
         """
         if not _plain(given):
             return False
@@ -134,11 +130,7 @@ def inner_url(reach: Reach) -> str | None:
 
 
 def refuse_open(reach: Reach, *, tokens: bool) -> None:
-    """Refuse to listen on a public address without tokens or without a name to check requests against.
-
-    Raises:
-        BadInput: One of the two is missing.
-    """
+    """Raise BadInput for a public address without tokens, or without a name to check requests against."""
     if reach.loopback:
         return
     if not tokens:
@@ -180,10 +172,7 @@ def listen_everywhere(reach: Reach) -> list[socket.socket]:
     """Return the listening sockets: one, and for `localhost` one for each of its two addresses.
 
     A client may try the other address first, where a program of another user could listen. If the port of the pages is
-    not free at both, another one is taken.
-
-    Raises:
-        ConfigError: The address cannot be used.
+    not free at both, another one is taken. Raises ConfigError: the address cannot be used.
     """
     if not reach.pages and reach.host != "localhost":
         return [listen(reach)]

@@ -130,11 +130,7 @@ def _refuse_looser(root: DataRoot, user: str, approval: Policy | None) -> None:
 
 
 def _refuse_removal(root: DataRoot, user: str) -> None:
-    """Refuse to remove a user whose tokens or passkeys only a person on the server may take away. Blocking.
-
-    Raises:
-        BadInput: There is such a token or passkey.
-    """
+    """Raise BadInput for a user whose tokens or passkeys only a person on the server may take away. Blocking."""
     if Passkeys(root.passkeys).of(user):
         raise BadInput(f"{user} has a passkey; {_ONLY_THERE}")
     for token in read_tokens(root.tokens_file).values():

@@ -144,11 +144,7 @@ class App:
         self._wanted.set()
 
     async def service(self, ctx: ServerRequestContext[App, Any]) -> Service:
-        """Return the service of the session, waiting for the data root to be open.
-
-        Raises:
-            AvaError: It could not be opened; says why.
-        """
+        """Return the session's service once the data root is open. Raises AvaError: it could not be opened."""
         runtime = await self.opened()
         service = self._service_of(ctx, runtime)
         if service.session.started and service.session.remote:
@@ -159,11 +155,7 @@ class App:
         return service
 
     async def opened(self) -> Runtime:
-        """Return the runtime, waiting for the data root to be open.
-
-        Raises:
-            AvaError: It could not be opened; says why.
-        """
+        """Return the runtime once the data root is open. Raises AvaError: it could not be opened; says why."""
         from ava_server.core.errors import ConfigError
 
         opening = self._opening
@@ -192,11 +184,9 @@ class App:
         )
 
     def service_for(self, key: tuple[Token | None, *tuple[object, ...]], session: Callable[[], Session]) -> Service:
-        """Return the service of a session, and make it if there is none; the data root has to be open.
+        """Return the service of a session, and make it with `session` if there is none; the data root has to be open.
 
-        Args:
-            key: The token with its current scopes, and what else tells its sessions apart.
-            session: Makes the session.
+        `key` is the token with its current scopes, and what else tells its sessions apart.
         """
         from ava_server.service.service import Service
 
@@ -223,11 +213,7 @@ class App:
         return self._runtime is not None and not self._closing.is_set()
 
     def caller(self, ctx: ServerRequestContext[App, Any]) -> str | None:
-        """Return the user of a call over HTTP; None for the user of this machine.
-
-        Raises:
-            Refused: It came over HTTP without a token.
-        """
+        """Return the user of a call over HTTP, else None. Raises Refused: it came over HTTP without a token."""
         return token_of(ctx).user if self.transport == HTTP else None
 
     def _role_places(self, runtime: Runtime) -> RolePlaces:
@@ -274,7 +260,6 @@ class App:
         self.runtime.store.post(append(Event(session.who, fact)))
 
     def _end_session(self, runtime: Runtime, service: Service, reason: str = "the connection ended") -> None:
-        """Write a session's last entry, and forget the session."""
         from ava_audit.events import Event, SessionEnd
         from ava_audit.store.store import append
 

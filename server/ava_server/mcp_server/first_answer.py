@@ -1,9 +1,7 @@
 """The first answer of `ava serve`, from generated data, while nothing but a little of the standard library is loaded.
 
-Most of a start is the import of the SDK. A host that asks `initialize` or `server/discover` at once gets its answer
-before that. The server then reads the same request again, so that the session begins as ever, and its own answer to it
-is dropped. Only a request that is understood completely is answered here; the server answers all others.
-`first_answers.json` is written by `scripts/gen_docs.py`, and used only with the versions that it was made with.
+Most of a start is the import of the SDK. The server then reads the same request again, so that the session begins as
+ever. Only a request that is understood completely is answered here; the server answers all others.
 """
 
 from __future__ import annotations
@@ -34,11 +32,9 @@ _META = "io.modelcontextprotocol/"
 
 
 class Early:
-    """What was done before the server was loaded.
+    """What was done before the server was loaded: which request was answered, by its id.
 
-    Attributes:
-        read: What was read from stdin, the answered request included; the server reads it again.
-        answered: The id of the request that was answered.
+    `read` is what was read from stdin, the answered request included; the server reads it again.
     """
 
     def __init__(self) -> None:

@@ -51,13 +51,7 @@ class _Server(Server[App]):
 
 
 def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app: App | None = None) -> Server[App]:
-    """Return the MCP server.
-
-    Args:
-        load: Reads the settings; called after `initialize` was answered.
-        transport: What the log calls the connection.
-        app: The state of the server; made from the other two where it is not given.
-    """
+    """Return the MCP server. `load` reads the settings, after `initialize` was answered; `transport` is for the log."""
     from ava_server.mcp_server import prompts, resources, tools
     from ava_server.render.host_text import INSTRUCTIONS
 
@@ -103,7 +97,6 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
 
 
 async def _open_after_answer(ctx: Ctx, call_next: CallNext) -> HandlerResult:
-    """Open the data root once the first request was answered."""
     try:
         result = await call_next(ctx)
         if ctx.method == "notifications/initialized":
@@ -151,11 +144,7 @@ async def unsubscribe(ctx: Ctx, params: types.UnsubscribeRequestParams) -> types
 
 
 async def _run_of(own: Access, uri: str) -> str | None:
-    """Return the run of a resource that can be followed; None is the roles.
-
-    Raises:
-        BadInput: There is none of this address for this user, or it has no updates.
-    """
+    """Return the run of a resource, None for the roles. Raises BadInput: the user has none, or it has no updates."""
     if uri == ROLES:
         return None
     match = _FOLLOWED.fullmatch(uri)

@@ -148,13 +148,7 @@ async def _write(outgoing: MemoryObjectReceiveStream[SessionMessage], write: Wri
 
 
 async def _open_wire(already_read: bytes) -> tuple[AsyncIterator[bytes | TooLong], Write]:
-    """Reserve stdin and stdout for messages.
-
-    Everything else in this process reads an empty stdin, and prints to stderr.
-
-    Args:
-        already_read: The beginning of stdin.
-    """
+    """Reserve stdin, of which the beginning was read, and stdout; others read nothing there, and print to stderr."""
     source, sink = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb", buffering=0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

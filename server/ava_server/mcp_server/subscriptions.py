@@ -58,13 +58,8 @@ class TaskNotification(types.Notification[dict[str, Any], Literal["notifications
 class Listener:
     """A client that is notified: a connection of the handshake era, or a stream of the stateless era.
 
-    It is told of each change once, at its own pace: a slow client gets no backlog.
-
-    Attributes:
-        user: The user whose runs it may follow; None is the user of this machine.
-        uris: The resources that it follows, each with its run; None for the roles.
-        tasks: The tasks that it follows, each with its runs.
-        scope: Ends the task that notifies a connection.
+    It is told of each change once, at its own pace: a slow client gets no backlog. `uris` has the run of each resource
+    that it follows (None is the roles), `tasks` the runs of each task; `user` None is the user of this machine.
     """
 
     def __init__(
@@ -151,11 +146,7 @@ _SHOWN_IN_LISTS = ("SpawnProposed", "SpawnDecided", "RunClaimed", "RunStarted", 
 
 
 class Subscriptions:
-    """Notifies clients of changes, each only of what belongs to its user.
-
-    Args:
-        places: Returns the folders of the role files. Blocking.
-    """
+    """Notifies clients of changes, each only of what belongs to its user. `places` is blocking."""
 
     def __init__(self, places: Callable[[Runtime], RolePlaces]) -> None:
         self._places = places
@@ -197,11 +188,7 @@ class Subscriptions:
     # -- who listens ------------------------------------------------------------------------------------------------
 
     def join(self, ctx: Ctx, user: str | None) -> Listener:
-        """Notify a connection of the handshake era until it ends; a second call is harmless.
-
-        Raises:
-            BadInput: There are too many.
-        """
+        """Notify a connection of the handshake era until it ends, once. Raises BadInput: there are too many."""
         key = _connection(ctx)
         if key not in self._connections:
             listener = Listener(user)
@@ -230,9 +217,7 @@ class Subscriptions:
     ) -> types.SubscriptionsListenResult:
         """Serve a stream of the stateless era, with those of the named resources and tasks that the user has.
 
-        Raises:
-            BadInput: There are too many.
-            Refused: The server is about to stop.
+        Raises BadInput if there are too many, and Refused if the server is about to stop.
         """
         if self._closed:
             raise Refused(ENDS_SOON)

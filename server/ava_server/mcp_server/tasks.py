@@ -105,11 +105,7 @@ async def detailed(service: Service, task: Task) -> dict[str, Any]:
 
 
 async def followed_tasks(ctx: Ctx, params: types.SubscriptionsListenRequestParams) -> dict[str, frozenset[str]]:
-    """Return the tasks that a stream names and that the user has, each with its runs.
-
-    Raises:
-        MCPError: The client has not declared the extension.
-    """
+    """Return the user's tasks that a stream names, with their runs. Raises MCPError: the extension is undeclared."""
     from ava_server.core.errors import BadInput
 
     named = (params.notifications.model_extra or {}).get("taskIds") or ()
@@ -170,9 +166,7 @@ async def _service(ctx: Ctx) -> Service:
 async def _service_of_task(ctx: Ctx, params: TaskParams) -> Service:
     """Return the service of the session, for a request about one task.
 
-    Raises:
-        MCPError: The protocol version has no tasks of this form, the client has not declared the extension, or the
-            request's header names another task.
+    Raises MCPError without tasks in this protocol version or client, or if the request's header names another task.
     """
     service = await _service(ctx)
     _refuse_undeclared(ctx)

@@ -59,15 +59,10 @@ class Authority:
         self.passkeys = RelyingParty(site)
 
     async def needs(self, visitor: Visitor, of: str | None = None, ids: Sequence[str] = ()) -> Needs:
-        """Return what an approval by a visitor takes now.
+        """Return what an approval of proposals or runs (`ids`) by a visitor takes now.
 
-        Args:
-            visitor: Who approves.
-            of: Whose run it is, if it is another user's.
-            ids: The proposals or runs.
-
-        Raises:
-            ConfigError: It is not known, so nothing can be approved.
+        `of` is whose run it is, if it is another user's. Raises ConfigError: it is not known, so nothing can be
+        approved.
         """
         proof = await self.proof(visitor)
         human = bool(ids) and await self._app.runtime.store.read(lambda view: made_under_human(view, ids))
@@ -93,11 +88,8 @@ class Authority:
     ) -> None:
         """Check what a visitor has given for an approval; a passkey must have been used for exactly this subject.
 
-        A PIN that they choose with it is stored. For `of` and `ids` see `needs`.
-
-        Raises:
-            Refused: It is not enough; says why.
-            ConfigError: It cannot be checked.
+        A PIN that they choose with it is stored. For `of` and `ids` see `needs`. Raises Refused if it is not enough,
+        and ConfigError if it cannot be checked.
         """
         needs = await self.needs(visitor, of, ids)
         if needs.refusal is not None:
@@ -161,13 +153,7 @@ class SignedOut(AvaError):
 
 
 class PageContext:
-    """The server, its pages, and what an approval takes.
-
-    Attributes:
-        app: The server.
-        site: For whom the pages are.
-        authority: Checks what an approval takes.
-    """
+    """The server, its pages, and what an approval takes."""
 
     def __init__(self, app: App, site: Site) -> None:
         self.app = app
@@ -234,12 +220,7 @@ def visitor_of(request: Request) -> Visitor:
 
 
 def reader_of(request: Request) -> Visitor:
-    """Return who has sent a request that shows runs.
-
-    Raises:
-        SignedOut: It has no valid session.
-        NotFound: Its token may not read.
-    """
+    """Return who may see runs. Raises SignedOut: without a valid session; NotFound: the token may not read."""
     visitor = visitor_of(request)
     if not visitor.reads:
         raise NotFound("your token lacks the scope read, so there is nothing to see here")

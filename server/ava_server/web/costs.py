@@ -43,14 +43,9 @@ _NOTHING: Mapping[str, str] = {}
 
 @dataclass(frozen=True)
 class Asked:
-    """What the address asks for.
+    """What the address asks for; days count from 1970, UTC, and `last` is one of them.
 
-    Attributes:
-        first: The first day, in days since 1970, UTC.
-        last: The last day.
-        span: How many days up to today; None for a range of dates.
-        by: What the bars are divided by.
-        everybody: The runs of all users.
+    `span` is how many days up to today, None for a range of dates; `by` is what the bars are divided by.
     """
 
     first: int
@@ -78,13 +73,9 @@ class Asked:
 
 @dataclass(frozen=True)
 class Line:
-    """A row of the table of days.
+    """A row of the table: a day, a month, or the first and last of many empty days, whose sum is None.
 
-    Attributes:
-        name: A day, a month, or the first and last of many empty days.
-        sum: Its sums; None for empty days.
-        parts: What each part has cost, in micro-USD.
-        address: Its entries in the log; empty without one.
+    `parts` are in micro-USD; `address` has its entries in the log, empty without one.
     """
 
     name: str
@@ -95,15 +86,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Found:
-    """What the log says.
-
-    Attributes:
-        report: The sums.
-        periods: The days, or the months of a long time.
-        shares: The parts of each period's cost.
-        budgets: Today's budgets.
-        empty: Nothing is in the log yet.
-    """
+    """What the log says: sums, days (of a long time, months) with the shares of their costs, today's budgets."""
 
     report: Report
     periods: Sequence[Sum]

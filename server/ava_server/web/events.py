@@ -38,15 +38,10 @@ _FILTERS = ("q", "type", "level", "run", "agent", "user", "since", "until")
 
 @dataclass(frozen=True)
 class Asked:
-    """What the address asks for.
+    """What the address asks for: the text of each field, and `BOOKKEEPING` or everybody's entries too.
 
-    Attributes:
-        fields: The text of each field of the form.
-        bookkeeping: Entries of `BOOKKEEPING` too.
-        everybody: The entries of all users.
-        at_us: When the first page was asked for: `1h` means the same on all pages.
-        before: The cursor.
-        upto: The newest entry when the first page was asked for.
+    `at_us` is when the first page was asked for: `1h` means the same on all pages. `upto` was the newest entry then,
+    and `before` is the cursor.
     """
 
     fields: Mapping[str, str]
@@ -69,14 +64,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Row:
-    """An entry in the list.
-
-    Attributes:
-        entry: The entry.
-        trouble: `error` or `warning`, else empty.
-        text: What happened.
-        run: The name of its run, else the id; empty without a run.
-    """
+    """An entry in the list; `trouble` is `error`, `warning` or empty, `run` the run's name or id, or empty."""
 
     entry: Entry
     trouble: str
@@ -155,11 +143,7 @@ class Events:
             raise BadInput(f"type: {error}") from error
 
     async def _query(self, asked: Asked, visitor: Visitor) -> LogQuery:
-        """Return what to search for: a visitor's own entries, or those of a run that they may see.
-
-        Raises:
-            BadInput: A field cannot be understood.
-        """
+        """Return a search of own entries, or of a visible run. Raises BadInput: a field cannot be understood."""
         zone = None if self._context.site.local else UTC
         users = () if asked.everybody else (visitor.user,)
         if asked["user"]:

@@ -63,12 +63,7 @@ _STATUS: Mapping[type[Exception], int] = {NotFound: 404, BadInput: 400, Refused:
 
 
 class Pages:
-    """The pages of one server; see `Site` for whom they are.
-
-    Args:
-        app: The server; its data root is open.
-        site: For whom the pages are.
-    """
+    """The pages of one server, whose data root is open; see `Site` for whom they are."""
 
     def __init__(self, app: App, site: Site) -> None:
         self._site = site
@@ -93,11 +88,7 @@ class Pages:
         return known or "text/html" in headers.get("accept", "")
 
     async def visitor(self, headers: Headers) -> Visitor | None:
-        """Return who has sent a request, None without a valid session.
-
-        Raises:
-            ConfigError: Sessions or tokens cannot be read.
-        """
+        """Return who has sent a request, or None. Raises ConfigError: sessions or tokens cannot be read."""
         return await anyio.to_thread.run_sync(self._site.visitor, headers)
 
     def still_valid(self, visitor: Visitor) -> bool:

@@ -166,16 +166,8 @@ class PasskeyPages:
     async def _allowed_name(self, visitor: Visitor, name: str, code: str, pin: str, *, use_up: bool) -> str:
         """Return the name of the passkey that a visitor may add: that of their code, or any with the PIN.
 
-        Args:
-            visitor: Who adds it.
-            name: The name that was entered.
-            code: The code that was given.
-            pin: The PIN that was given.
-            use_up: The code counts for nothing afterwards.
-
-        Raises:
-            Refused: They have neither a valid code nor the PIN.
-            BadInput: The name is invalid.
+        With `use_up`, the code counts for nothing afterwards. Raises Refused without a valid code and PIN, and BadInput
+        for an invalid name.
         """
         if code:
             sessions = self._site.sessions

@@ -72,15 +72,9 @@ class Form:
 
 
 async def read_form(request: Request, visitor: Visitor | None) -> Form:
-    """Return a form that a page of this site has sent.
+    """Return a form that a page of this site has sent; `visitor` is None if it needs no session.
 
-    Args:
-        request: The request.
-        visitor: Who has sent it; None for a form that needs no session.
-
-    Raises:
-        BadInput: It is too large, or no form.
-        Refused: It comes from elsewhere.
+    Raises BadInput if it is too large or no form, and Refused if it comes from elsewhere.
     """
     body = await _body(request)
     try:
@@ -92,16 +86,9 @@ async def read_form(request: Request, visitor: Visitor | None) -> Form:
 
 
 async def read_json(request: Request, visitor: Visitor | None, model: type[M]) -> M:
-    """Return what a script of this site has sent; the CSRF token is in a header.
+    """Return what a script of this site has sent, with the CSRF token in a header; see `read_form` for `visitor`.
 
-    Args:
-        request: The request.
-        visitor: Who has sent it; None for what needs no session.
-        model: What it has to be.
-
-    Raises:
-        BadInput: It is too large, or something else.
-        Refused: It comes from elsewhere.
+    Raises BadInput if it is too large or not of the model, and Refused if it comes from elsewhere.
     """
     _check_csrf(request.headers.get(CSRF_HEADER, ""), visitor)
     try:
@@ -117,11 +104,7 @@ async def _body(request: Request) -> bytes:
 
 
 async def read_body(request: Request, most: int, advice: str = "", *, what: str = "body") -> bytes:
-    """Return a request's body of at most so many bytes.
-
-    Raises:
-        BadInput: It is longer; the text says what it is, and ends with the `advice`.
-    """
+    """Return a body of at most so many bytes. Raises BadInput: it (`what`) is longer; ends with the `advice`."""
     body = b""
     async for piece in request.stream():
         body += piece

@@ -36,14 +36,7 @@ _GROUPS: dict[str, RunGroup] = {"waiting": "waiting", "running": "running", "end
 
 @dataclass(frozen=True)
 class Filter:
-    """Which runs are listed.
-
-    Attributes:
-        group: Only those that wait, run, or have ended.
-        role: Only those with this role.
-        text: Only those with these words in their ids, names, roles and tasks.
-        everybody: Those of all users.
-    """
+    """Which runs are listed: of a group of states, of a role, with these words in ids, names, roles and tasks."""
 
     group: RunGroup | None = None
     role: str = ""

@@ -28,13 +28,9 @@ _COOKIES_BYTES = 8_192
 
 @dataclass(frozen=True)
 class Visitor:
-    """Somebody who has signed in.
+    """Somebody who has signed in; the token is None for the user of this machine.
 
-    Attributes:
-        session: Their session.
-        csrf: The CSRF token of their forms.
-        token: The token that they have signed in with; None for the user of this machine.
-        admin: They are the data root's owner, who may see and cancel the runs of all users.
+    `admin`: they are the data root's owner, who may see and cancel the runs of all users.
     """
 
     session: BrowserSession
@@ -69,9 +65,7 @@ class Visitor:
     def service_session(self, url: str, *, agreed: bool = False) -> Session:
         """Return their session as the service knows it; it has the same id after a restart.
 
-        Args:
-            url: The server's address.
-            agreed: They have given what only a person has, or this session's approvals need nothing more.
+        `agreed`: they have given what only a person has, or this session's approvals need nothing more.
         """
         person = agreed or self.is_person
         return Session(
@@ -90,15 +84,10 @@ class Visitor:
 
 @dataclass(frozen=True)
 class Site:
-    """The pages of one server.
+    """The pages of one server, at an address without a path.
 
-    Attributes:
-        url: Its address, without a path.
-        local: It serves this machine's user alone (`ava ui`); else people sign in with a token.
-        sessions: The sessions of browsers.
-        tokens: The tokens that exist now.
-        passkeys: The passkeys of all users.
-        owned: The data root belongs to this user of the system.
+    `local`: it serves this machine's user alone (`ava ui`); else people sign in with a token. `owned`: the data root
+    belongs to this user of the system.
     """
 
     url: str
@@ -124,11 +113,7 @@ class Site:
         return "__Host-ava" if self.secure else f"ava-{urlsplit(self.url).port or 80}"
 
     def visitor(self, headers: Headers) -> Visitor | None:
-        """Return who has sent a request, None without a valid session. Blocking.
-
-        Raises:
-            ConfigError: Sessions or tokens cannot be read.
-        """
+        """Return who has sent a request, or None. Blocking. Raises ConfigError: sessions or tokens are unreadable."""
         cookie = self.cookie_in(headers)
         session = self.sessions.find(cookie) if cookie else None
         if session is None or cookie is None:
@@ -141,11 +126,7 @@ class Site:
         return Visitor(session, csrf_token(cookie), token)
 
     def still_valid(self, visitor: Visitor) -> bool:
-        """Tell whether a visitor's session and token are still valid. Blocking.
-
-        Raises:
-            ConfigError: Sessions or tokens cannot be read.
-        """
+        """Tell whether session and token are still valid. Blocking. Raises ConfigError: one of them is unreadable."""
         token = visitor.token
         return self.sessions.current(visitor.session.hash) is not None and (token is None or self.tokens.holds(token))
 
@@ -171,13 +152,9 @@ _LOCAL, _REMOTE, _UID, _INODE = 1, 2, 7, 9
 
 
 def is_own(client: tuple[str, int], server: tuple[str, int]) -> bool:
-    """Tell whether a connection within this machine comes from this process's user, or from root. Blocking.
+    """Tell whether a connection within this machine, between these, comes from this process's user or root. Blocking.
 
     Where the system has no such table, as outside Linux, the answer is yes: the session is then the only protection.
-
-    Args:
-        client: Address and port of the other end.
-        server: Address and port of this end.
     """
     if not _TABLES[0].exists():
         return True

@@ -36,12 +36,9 @@ _LINE_CHARS = 160
 
 @dataclass(frozen=True)
 class Place:
-    """Where a page of the timeline starts.
+    """Where a page of the timeline starts: beyond the entry `seq`; None is the first one of the order.
 
-    Attributes:
-        order: Newest or oldest first.
-        seq: Only entries beyond this one; None starts at the first one of the order.
-        spent: What the run has spent at that place, in micro-USD; None where it is not known yet.
+    `spent` is what the run has spent at that place, in micro-USD; None where it is not known yet.
     """
 
     order: Order
@@ -59,17 +56,10 @@ class Place:
 
 @dataclass
 class Item:
-    """One row: an entry, or several that are folded into one.
+    """One row: an entry, or several that are folded into one, whose `shown` is None.
 
-    Attributes:
-        seq: The number of its entry.
-        at_us: When it was.
-        shown: What is shown of it; None for a row of folded entries alone.
-        text: Its text, as much as there is room for.
-        took_ms: How long it took.
-        cost: What it cost, in micro-USD; None if it is not a model call.
-        total: What the run had spent after it.
-        folded: Lines of bookkeeping.
+    `text` is as much as there is room for. `cost`, None if it is not a model call, and `total`, what the run had spent
+    after it, are in micro-USD.
     """
 
     seq: int
@@ -89,12 +79,9 @@ class Item:
 
 @dataclass(frozen=True)
 class TimelinePage:
-    """One page.
+    """One page: its rows in its order, and where the `next` one starts; None on the last one.
 
-    Attributes:
-        items: Its rows, in its order.
-        next: Where the next page starts; None on the last one.
-        newer: From where to ask for what is written later; None where entries lie between.
+    `newer` is from where to ask for what is written later; None where entries lie between.
     """
 
     items: list[Item]
@@ -112,14 +99,7 @@ def place_of(query: QueryParams, default: Order) -> Place:
 
 
 def read_page(view: View, run_id: str, place: Place, spent: int) -> TimelinePage:
-    """Return a page of a run's timeline.
-
-    Args:
-        view: The state.
-        run_id: The run.
-        place: Where it starts.
-        spent: What the run has spent by now, in micro-USD.
-    """
+    """Return a page of a run's timeline; `spent` is what the run has spent by now, in micro-USD."""
     if place.order == "oldest":
         return _forward(view, run_id, place)
     entries = view.older_entries(run_id, place.seq, PAGE_ENTRIES + 1)
@@ -153,12 +133,7 @@ def read_newer(view: View, run_id: str, place: Place) -> TimelinePage:
 
 
 def rows(entries: Sequence[Entry], spent: int) -> list[Item]:
-    """Return entries, oldest first, as rows; bookkeeping is folded into the model call beside it.
-
-    Args:
-        entries: The entries.
-        spent: What the run had spent before them, in micro-USD.
-    """
+    """Return entries, oldest first, as rows, bookkeeping folded; before them, `spent` micro-USD were spent."""
     items: list[Item] = []
     folded: list[Entry] = []
     for entry in entries:
@@ -241,13 +216,10 @@ _ERASED_TITLES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Shown:
-    """What is shown of an entry.
+    """What is shown of an entry, of the class `kind` in the page; `failed`: it is an error or a refusal.
 
-    Attributes:
-        kind: Its class in the page: `step`, `call`, `result`, `think`, `say`, `person`, `plan`, `ask`, `end`, `note`.
-        title: Ava's own words; the name of a tool in it comes from a model.
-        text: What a model, a tool or a person wrote.
-        failed: It is an error or a refusal.
+    `title` has Ava's own words, but for a tool's name, which comes from a model; `text` is of a model, a tool or a
+    person.
     """
 
     kind: str

@@ -56,11 +56,7 @@ UNREADABLE = WRONG.format("what the browser sent cannot be read.")
 
 @dataclass(frozen=True)
 class Subject:
-    """What a passkey is used for: a form, with everything that it says.
-
-    Attributes:
-        digest: The SHA-256 of its path and its fields: a form may be long, and many challenges are remembered.
-    """
+    """What a passkey is used for: a form, as the SHA-256 of its path and its fields, which may be long."""
 
     digest: bytes
 
@@ -77,14 +73,7 @@ SIGN_IN = Subject.of("/sign-in", ())
 
 @dataclass(frozen=True)
 class Purpose:
-    """What a challenge can be used for.
-
-    Attributes:
-        ceremony: To create a passkey, or to get the signature of one.
-        session: The hash of the browser's session; empty to sign in.
-        user: Whose passkey it is.
-        subject: What it is used for.
-    """
+    """What a challenge can be used for; `session` is the hash of the browser's session, empty to sign in."""
 
     ceremony: Literal["create", "get"]
     session: str
@@ -99,11 +88,7 @@ class Purpose:
 
 
 class Challenges:
-    """The challenges that were issued and not used yet. They are stored with the sessions, for all servers.
-
-    Args:
-        sessions: Where they are stored.
-    """
+    """The challenges that were issued and not used yet. They are stored with the sessions, for all servers."""
 
     def __init__(self, sessions: BrowserSessions) -> None:
         self._sessions = sessions
@@ -113,11 +98,9 @@ class Challenges:
         return self._sessions.issue_challenge(purpose.user, purpose.digest, int(CHALLENGE_S * 1_000_000)).encode()
 
     def take(self, challenge: bytes, purpose: Purpose) -> None:
-        """Use up a challenge. Blocking.
+        """Use up a challenge. Blocking. Raises ConfigError: it cannot be read.
 
-        Raises:
-            Refused: It is unknown, used or too old, or was issued for something else.
-            ConfigError: It cannot be read.
+        Raises Refused if it is unknown, used or too old, or was issued for something else.
         """
         issued_for = self._sessions.take_challenge(challenge.decode("ascii", "replace"))
         if issued_for is None:
@@ -154,11 +137,7 @@ class _Server(Protocol):
 
 
 class RelyingParty:
-    """The site, as WebAuthn sees it: it asks browsers for passkeys, and checks them.
-
-    Args:
-        site: For whom the pages are.
-    """
+    """The site, as WebAuthn sees it: it asks browsers for passkeys, and checks them."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -181,9 +160,7 @@ class RelyingParty:
     async def begin_use(self, user: str, session: str, subject: Subject) -> dict[str, Any]:
         """Return what a browser needs to use one of a user's passkeys.
 
-        Raises:
-            Refused: The user has none for this site.
-            ConfigError: The passkeys cannot be read.
+        Raises Refused if the user has none for this site, and ConfigError if the passkeys cannot be read.
         """
         known = await self.own(user)
         if not known:
@@ -202,18 +179,14 @@ class RelyingParty:
     async def check_use(self, user: str, session: str, subject: Subject, given: str) -> Passkey:
         """Check what a browser has sent, and return the passkey that was used.
 
-        Raises:
-            Refused: It is not a user's passkey, or was not used for this; says why.
-            ConfigError: The passkeys cannot be read or written.
+        Raises Refused if it is not the user's or was not used for this, and ConfigError for unreadable passkeys.
         """
         return await anyio.to_thread.run_sync(self._checked_use, Purpose("get", session, user, subject), given)
 
     async def begin_adding(self, user: str, session: str, name: str) -> dict[str, Any]:
-        """Return what a browser needs to create a passkey.
+        """Return what a browser needs to create a passkey. Raises ConfigError: the passkeys cannot be read.
 
-        Raises:
-            Refused: Browsers accept none here, or the user may have no other of this name.
-            ConfigError: The passkeys cannot be read.
+        Raises Refused if browsers accept none here, or the user may have no other of this name.
         """
         if not self.is_possible:
             raise Refused(NOT_HERE)
@@ -240,12 +213,7 @@ class RelyingParty:
         return await anyio.to_thread.run_sync(options)
 
     async def add(self, user: str, session: str, name: str, given: str) -> Passkey:
-        """Check the passkey that a browser has created, store it, and return it.
-
-        Raises:
-            Refused: It cannot be accepted; says why.
-            ConfigError: It cannot be stored.
-        """
+        """Check and store what a browser has created. Raises Refused: not acceptable; ConfigError: not stored."""
 
         def stored() -> Passkey:
             passkey = self._checked_new(_adding(user, session, name), name, given)
@@ -287,11 +255,7 @@ class RelyingParty:
         return new_passkey(purpose.user, name, self._site.host, credential, cbor.encode(key), made.counter)
 
     def _taken(self, client_data: Any, purpose: Purpose) -> dict[str, Any]:
-        """Take the challenge that was signed, and return what fido2 keeps of it.
-
-        Raises:
-            Refused: It is not valid any more, or was issued for something else.
-        """
+        """Take the signed challenge; return fido2's state. Raises Refused: not valid, or issued for something else."""
         from fido2.utils import websafe_encode
 
         self._challenges.take(client_data.challenge, purpose)
@@ -346,7 +310,6 @@ def _translated(check: Callable[[], T]) -> T:
 
 
 def _origin(url: str) -> str:
-    """Return the origin of the pages, as browsers write it."""
     parts = urlsplit(url)
     port = "" if parts.port in (None, _PORTS.get(parts.scheme)) else f":{parts.port}"
     return f"{parts.scheme}://{parts.hostname}{port}"
