@@ -97,7 +97,6 @@ class _Reader(records.RecordsHandler):
             runtime.store, runtime.instances, lambda: runtime.credentials.redactor, manager=runtime.manager
         )
         self._app = app
-        self._store = runtime.store
         self._token = token
         self._asked = request.query_params
         self._session = replace(session_over_http(token, CLIENT), url=app.url)
@@ -161,7 +160,7 @@ class _Reader(records.RecordsHandler):
         if shown and answer.untrusted_result is not None and self._access.owns(found.row):
             service = self._app.service_for((self._token, CLIENT), lambda: self._session)
             self._app.begin(service.session)
-            await self._store.do(append(carried(service.session.who, "ava show", found.row.id)))
+            await self._app.runtime.store.do(append(carried(service.session.who, "ava show", found.row.id)))
         return found
 
     async def _current(self) -> records.CurrentRuns:
@@ -175,12 +174,13 @@ class _Reader(records.RecordsHandler):
             others = 0 if user is None else view.unended_of_others(user)
             return records.CurrentRuns(at_us, counts, runs, budgets, _facts(self._token), others)
 
-        return await self._store.read(query)
+        return await self.store.read(query)
 
     async def _log(self) -> records.LogLines:
+        store = self._app.runtime.store
         given = TypeAdapter(LogQuery).validate_json(self._asked.get("query", "{}"))
         named = given.runs[:MOST_IDS]
-        runs = await self._store.look(lambda view: tuple(self.run_in(view, one).id for one in named))
+        runs = await store.look(lambda view: tuple(self.run_in(view, one).id for one in named))
         users, own = given.users, self._token.user
         if not self._session.audits:
             if users and set(users) != {own}:
@@ -188,18 +188,18 @@ class _Reader(records.RecordsHandler):
             # Of a run of one's own, all is one's own; the condition would only make the search slower.
             users = () if runs else (own,)
         limit = max(1, min(given.limit, PAGE_ENTRIES))
-        return await records.log_lines(self._store, replace(given, runs=runs, users=users, limit=limit))
+        return await records.log_lines(store, replace(given, runs=runs, users=users, limit=limit))
 
     async def _report(self) -> GroupSum | UserSpending:
         user = self._whose()
         if "group" in self._asked:
             group_id = parse_id("group_id", self._asked["group"], "--group")
-            group = await self._store.read(lambda view: group_sum(view, group_id))
+            group = await self.store.read(lambda view: group_sum(view, group_id))
             if group is None or user not in (None, group.group.user_id):
                 raise _UnknownId(f"There is no group {group_id} of {self._token.user} here.")
             return group
         first, last = (_day(self._asked.get(name, "")) for name in ("first", "last"))
-        found = await self._store.read(lambda view: spending(view, first * DAY_US, (last + 1) * DAY_US, user))
+        found = await self.store.read(lambda view: spending(view, first * DAY_US, (last + 1) * DAY_US, user))
         return UserSpending(user, found)
 
     async def _decisions(self) -> Decisions:
@@ -210,7 +210,7 @@ class _Reader(records.RecordsHandler):
         period = Period(since_us, until_us, user)
         if "before_us" in self._asked:
             before = _number(self._asked["before_us"]), _number(self._asked.get("before_seq", ""))
-        return await self._store.read(lambda view: decisions_of(view, period, before))
+        return await self.store.read(lambda view: decisions_of(view, period, before))
 
 
 def _facts(token: Token) -> records.TokenFacts:
