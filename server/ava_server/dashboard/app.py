@@ -68,7 +68,8 @@ class StatusApp(App[int]):
     """The screen: a head, the runs, which scroll, the selected one, and a foot. It returns the exit code.
 
     `reader` looks at the data root in a thread that nothing waits for, and `probe` finds out what confines commands
-    after the first look. `said` is what the last key has done, and whether that failed.
+    after the first look. `said` is what the last key has done, and whether that failed; `fault` is the error that ended
+    the app, and `in_flight` the decision that is being carried out.
     """
 
     ENABLE_COMMAND_PALETTE = False

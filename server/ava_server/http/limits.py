@@ -48,7 +48,10 @@ _UNKNOWN = (
 
 
 def unauthorized(*, known: bool, given: bool = True) -> Response:
-    """Return the 401 for a request: `known` with an Authorization header, `given` with a bearer token in it."""
+    """Return the 401 for a request without a valid token.
+
+    `known`: an Authorization header was sent, so the challenge says `invalid_token`; `given`: it held a bearer token.
+    """
     sentence = _UNKNOWN if given else _NONE_GIVEN
     error = f', error="invalid_token", error_description="{sentence}"' if known else ""
     return error_response(401, sentence, {"WWW-Authenticate": f'Bearer realm="ava"{error}'}, error="invalid_token")

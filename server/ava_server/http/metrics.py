@@ -111,7 +111,10 @@ class LogState:
 
 
 def bounded(seen: Iterable[tuple[int, str]], most: int) -> Callable[[str], str]:
-    """Return a function from value to label: the first `most` values seen keep their own, later ones are `other`."""
+    """Return a function from value to label: the first `most` values keep their own, later ones are `other`.
+
+    `seen` has when each value was seen, in any order and perhaps several times, and the value.
+    """
     kept = frozenset(list(dict.fromkeys(value for _when, value in sorted(seen)))[:most])
     return lambda value: value if value in kept else OTHER
 

@@ -103,7 +103,10 @@ class _Reader(records.RecordsHandler):
         self._access = Access(runtime, self._session)
 
     async def answer(self, path: str, params: Mapping[str, Any]) -> object:
-        """Return the answer to a path with its query; None for an unknown path. Raises AvaError: it has none."""
+        """Return the answer to a path with its query; None for an unknown path.
+
+        Raises AvaError: it cannot be answered; says why.
+        """
         match path.strip("/").split("/"):
             case ["runs"] if "last" in params:
                 return await self.listed(self._last)

@@ -44,7 +44,10 @@ _AGAIN_S = 60
 
 
 class Sessions(StreamableHTTPSessionManager):
-    """The MCP sessions at `/mcp`, with their owners; the forwarder is None until the data root is open."""
+    """The MCP sessions at `/mcp`, with their owners.
+
+    The forwarder has other servers answer requests for their sessions; it is None until the data root is open.
+    """
 
     def __init__(self, server: Server[Any]) -> None:
         super().__init__(server, max_request_body_size=BODY_BYTES, max_sessions=SESSIONS, session_idle_timeout=IDLE_S)
@@ -148,7 +151,7 @@ def owner_of(session: str) -> str | None:
 
 
 class Forwarder:
-    """Passes requests on to other servers, both ways as they come; `host` is the Host under which clients know all."""
+    """Passes requests on to other servers, both ways as they come; `host` is the Host header of them all."""
 
     def __init__(self, runtime: Runtime, host: str) -> None:
         self._instances = runtime.instances

@@ -1,7 +1,9 @@
 """The first answer of `ava serve`, from generated data, while nothing but a little of the standard library is loaded.
 
-Most of a start is the import of the SDK. The server then reads the same request again, so that the session begins as
-ever. Only a request that is understood completely is answered here; the server answers all others.
+Most of a start is the import of the SDK. A host that asks `initialize` or `server/discover` at once gets its answer
+before that. The server then reads the same request again, so that the session begins as ever, and its own answer to it
+is dropped. Only a request that is understood completely is answered here; the server answers all others.
+`first_answers.json` is written by `scripts/gen_docs.py`, and used only with the versions that it was made with.
 """
 
 from __future__ import annotations

@@ -51,7 +51,10 @@ class _Server(Server[App]):
 
 
 def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app: App | None = None) -> Server[App]:
-    """Return the MCP server. `load` reads the settings, after `initialize` was answered; `transport` is for the log."""
+    """Return the MCP server. `load` reads the settings, after `initialize` was answered; `transport` is for the log.
+
+    `app` is made from the other two where it is not given.
+    """
     from ava_server.mcp_server import prompts, resources, tools
     from ava_server.render.host_text import INSTRUCTIONS
 

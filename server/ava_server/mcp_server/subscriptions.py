@@ -60,6 +60,7 @@ class Listener:
 
     It is told of each change once, at its own pace: a slow client gets no backlog. `uris` has the run of each resource
     that it follows (None is the roles), `tasks` the runs of each task; `user` None is the user of this machine.
+    `scope` ends the task that notifies a connection.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ _SHOWN_IN_LISTS = ("SpawnProposed", "SpawnDecided", "RunClaimed", "RunStarted", 
 
 
 class Subscriptions:
-    """Notifies clients of changes, each only of what belongs to its user. `places` is blocking."""
+    """Notifies clients of changes, each only of what belongs to its user. `places` finds role folders, and blocks."""
 
     def __init__(self, places: Callable[[Runtime], RolePlaces]) -> None:
         self._places = places
@@ -188,7 +189,10 @@ class Subscriptions:
     # -- who listens ------------------------------------------------------------------------------------------------
 
     def join(self, ctx: Ctx, user: str | None) -> Listener:
-        """Notify a connection of the handshake era until it ends, once. Raises BadInput: there are too many."""
+        """Notify a connection of the handshake era until it ends; a second call is harmless.
+
+        Raises BadInput: there are too many.
+        """
         key = _connection(ctx)
         if key not in self._connections:
             listener = Listener(user)

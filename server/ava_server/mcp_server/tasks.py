@@ -166,7 +166,8 @@ async def _service(ctx: Ctx) -> Service:
 async def _service_of_task(ctx: Ctx, params: TaskParams) -> Service:
     """Return the service of the session, for a request about one task.
 
-    Raises MCPError without tasks in this protocol version or client, or if the request's header names another task.
+    Raises MCPError if the protocol version has no tasks of this form, the client has not declared the extension, or
+    the request's header names another task.
     """
     service = await _service(ctx)
     _refuse_undeclared(ctx)

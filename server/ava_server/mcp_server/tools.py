@@ -77,7 +77,10 @@ def _with_ask(tool: types.Tool) -> types.Tool:
 async def call_tool(
     ctx: ServerRequestContext[App, Any], params: types.CallToolRequestParams
 ) -> types.CallToolResult | types.InputRequiredResult | dict[str, Any]:
-    """Call a tool. Errors become answers; a start may be answered as a task. Raises MCPError: no such tool."""
+    """Call one of the tools. Every error becomes an answer, in both forms; a start may be answered as a task.
+
+    Raises MCPError: there is no such tool.
+    """
     from ava_server.approval.questions import AnsweredLater
     from ava_server.approval.requests import shown
     from ava_server.service.tools import TOOLS
@@ -182,7 +185,7 @@ def input_schema(name: str) -> Mapping[str, Any] | None:
 
 
 def tools_now(catalog: Catalog | None = None) -> list[types.Tool]:
-    """Return the tools, with the current roles; None reads them. Blocking."""
+    """Return the tools, with the current roles; without a catalog, it reads the role files. Blocking."""
     catalog = _catalog() if catalog is None else catalog
     spawn, *others = _fixed_tools()
     text = f"{spawn.description}\nRoles:\n{catalog.describe(ROLES_CHARS)}{_limits_of(catalog)}"

@@ -220,7 +220,10 @@ def visitor_of(request: Request) -> Visitor:
 
 
 def reader_of(request: Request) -> Visitor:
-    """Return who may see runs. Raises SignedOut: without a valid session; NotFound: the token may not read."""
+    """Return who has sent a request that shows runs.
+
+    Raises SignedOut without a valid session, and NotFound if the token may not read.
+    """
     visitor = visitor_of(request)
     if not visitor.reads:
         raise NotFound("your token lacks the scope read, so there is nothing to see here")

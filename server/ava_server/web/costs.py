@@ -86,7 +86,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Found:
-    """What the log says: sums, days (of a long time, months) with the shares of their costs, today's budgets."""
+    """What the log says; the periods are days, or months of a long time, and `shares` are the parts of their costs.
+
+    The budgets are today's; `empty`: nothing is in the log yet.
+    """
 
     report: Report
     periods: Sequence[Sum]

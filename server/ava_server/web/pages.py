@@ -88,7 +88,7 @@ class Pages:
         return known or "text/html" in headers.get("accept", "")
 
     async def visitor(self, headers: Headers) -> Visitor | None:
-        """Return who has sent a request, or None. Raises ConfigError: sessions or tokens cannot be read."""
+        """Return who has sent a request, None without a valid session. Raises ConfigError as `Site.visitor` does."""
         return await anyio.to_thread.run_sync(self._site.visitor, headers)
 
     def still_valid(self, visitor: Visitor) -> bool:

@@ -166,8 +166,8 @@ class PasskeyPages:
     async def _allowed_name(self, visitor: Visitor, name: str, code: str, pin: str, *, use_up: bool) -> str:
         """Return the name of the passkey that a visitor may add: that of their code, or any with the PIN.
 
-        With `use_up`, the code counts for nothing afterwards. Raises Refused without a valid code and PIN, and BadInput
-        for an invalid name.
+        With `use_up`, the code counts for nothing afterwards. Raises Refused if they have neither a valid code nor the
+        PIN, and BadInput for an invalid name.
         """
         if code:
             sessions = self._site.sessions

@@ -104,7 +104,10 @@ async def _body(request: Request) -> bytes:
 
 
 async def read_body(request: Request, most: int, advice: str = "", *, what: str = "body") -> bytes:
-    """Return a body of at most so many bytes. Raises BadInput: it (`what`) is longer; ends with the `advice`."""
+    """Return a body of at most so many bytes.
+
+    Raises BadInput if it is longer; the text calls it `what`, and ends with the `advice`.
+    """
     body = b""
     async for piece in request.stream():
         body += piece

@@ -36,7 +36,10 @@ _GROUPS: dict[str, RunGroup] = {"waiting": "waiting", "running": "running", "end
 
 @dataclass(frozen=True)
 class Filter:
-    """Which runs are listed: of a group of states, of a role, with these words in ids, names, roles and tasks."""
+    """Which runs are listed: of a group of states, of a role, with these words in ids, names, roles and tasks.
+
+    None and empty take all; `everybody` is for the runs of all users, not the visitor's alone.
+    """
 
     group: RunGroup | None = None
     role: str = ""

@@ -84,7 +84,7 @@ class Visitor:
 
 @dataclass(frozen=True)
 class Site:
-    """The pages of one server, at an address without a path.
+    """The pages of one server, at an address without a path; the passkeys are those of all users.
 
     `local`: it serves this machine's user alone (`ava ui`); else people sign in with a token. `owned`: the data root
     belongs to this user of the system.
@@ -113,7 +113,10 @@ class Site:
         return "__Host-ava" if self.secure else f"ava-{urlsplit(self.url).port or 80}"
 
     def visitor(self, headers: Headers) -> Visitor | None:
-        """Return who has sent a request, or None. Blocking. Raises ConfigError: sessions or tokens are unreadable."""
+        """Return who has sent a request, None without a valid session. Blocking.
+
+        Raises ConfigError: sessions or tokens cannot be read.
+        """
         cookie = self.cookie_in(headers)
         session = self.sessions.find(cookie) if cookie else None
         if session is None or cookie is None:

@@ -133,7 +133,10 @@ def read_newer(view: View, run_id: str, place: Place) -> TimelinePage:
 
 
 def rows(entries: Sequence[Entry], spent: int) -> list[Item]:
-    """Return entries, oldest first, as rows, bookkeeping folded; before them, `spent` micro-USD were spent."""
+    """Return entries, oldest first, as rows; bookkeeping is folded into the model call beside it.
+
+    `spent` is what the run had spent before them, in micro-USD.
+    """
     items: list[Item] = []
     folded: list[Entry] = []
     for entry in entries:
@@ -216,7 +219,7 @@ _ERASED_TITLES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Shown:
-    """What is shown of an entry, of the class `kind` in the page; `failed`: it is an error or a refusal.
+    """What is shown of an entry; `kind` is its CSS class, `step` for a model call. `failed`: an error or a refusal.
 
     `title` has Ava's own words, but for a tool's name, which comes from a model; `text` is of a model, a tool or a
     person.

@@ -56,7 +56,10 @@ UNREADABLE = WRONG.format("what the browser sent cannot be read.")
 
 @dataclass(frozen=True)
 class Subject:
-    """What a passkey is used for: a form, as the SHA-256 of its path and its fields, which may be long."""
+    """What a passkey is used for: a form, with everything that it says.
+
+    It is a SHA-256 of the path and the fields: a form may be long, and many challenges are remembered.
+    """
 
     digest: bytes
 
@@ -179,7 +182,8 @@ class RelyingParty:
     async def check_use(self, user: str, session: str, subject: Subject, given: str) -> Passkey:
         """Check what a browser has sent, and return the passkey that was used.
 
-        Raises Refused if it is not the user's or was not used for this, and ConfigError for unreadable passkeys.
+        Raises Refused if it is not the user's or was not used for this, and ConfigError if the passkeys cannot be read
+        or written.
         """
         return await anyio.to_thread.run_sync(self._checked_use, Purpose("get", session, user, subject), given)
 
@@ -213,7 +217,10 @@ class RelyingParty:
         return await anyio.to_thread.run_sync(options)
 
     async def add(self, user: str, session: str, name: str, given: str) -> Passkey:
-        """Check and store what a browser has created. Raises Refused: not acceptable; ConfigError: not stored."""
+        """Check the passkey that a browser has created, store it, and return it.
+
+        Raises Refused if it cannot be accepted, and ConfigError if it cannot be stored.
+        """
 
         def stored() -> Passkey:
             passkey = self._checked_new(_adding(user, session, name), name, given)
@@ -310,6 +317,7 @@ def _translated(check: Callable[[], T]) -> T:
 
 
 def _origin(url: str) -> str:
+    """Return the origin of the pages as browsers write it, without the default port."""
     parts = urlsplit(url)
     port = "" if parts.port in (None, _PORTS.get(parts.scheme)) else f":{parts.port}"
     return f"{parts.scheme}://{parts.hostname}{port}"
