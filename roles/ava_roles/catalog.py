@@ -27,12 +27,8 @@ __all__ = ["BUILT_IN", "Catalog", "Folder", "Remark", "UntrustedFile"]
 class UntrustedFile:
     """A role file of a project that no person has trusted in its present form: it is not used.
 
-    Attributes:
-        name: The role's name, or the file's if it is not a valid role file.
-        file: The file as it was read.
-        changed: It was trusted, and has changed since.
-        role: The role that it describes; None if it is not valid.
-        problem: Why it is not valid. The file's author may have chosen its words: show them to no model.
+    `changed`: it was trusted, and has changed since. If it is not a valid role file, `name` is the file's, `role` is
+    None, and `problem` says why. The file's author may have chosen its words: show them to no model.
     """
 
     name: str

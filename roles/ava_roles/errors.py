@@ -20,14 +20,7 @@ class RolesError(Exception):
 
 
 class RoleFileError(RolesError):
-    """Raised when a role file cannot be read as a role.
-
-    Args:
-        source: The file's name.
-        reason: What is wrong, and what to do.
-        line: The line, from 1; None for the whole file.
-        key: The key, if it is about one.
-    """
+    """Raised when a role file cannot be read as a role. `line` counts from 1; without it, it is about the file."""
 
     def __init__(self, source: str, reason: str, line: int | None = None, key: str | None = None) -> None:
         at = (f", line {line}" if line is not None else "") + (f", {key}" if key is not None else "")

@@ -70,11 +70,7 @@ def is_note_name(name: str) -> bool:
 
 
 class Memory:
-    """The notes of one user. Everything here blocks: call it in a thread.
-
-    Args:
-        folder: The folder of the notes; it need not exist.
-    """
+    """The notes of one user, in a folder that need not exist. Everything here blocks: call it in a thread."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -84,10 +80,7 @@ class Memory:
         return self.folder / f"{name}{SUFFIX}"
 
     def check(self) -> None:
-        """Check that the folder, if it exists, can be read.
-
-        Raises ToolFailed: it cannot be read, or other users can write to it.
-        """
+        """Raise ToolFailed if the folder exists and cannot be read, or if other users can write to it."""
         with self._opened():
             pass
 
@@ -117,10 +110,7 @@ class Memory:
         return Notes(tuple(notes), tuple(passed_over))
 
     def note(self, name: str) -> Note | None:
-        """Return one note; None if there is none of this name.
-
-        Raises ToolFailed: it cannot be read, or other users can write to it.
-        """
+        """Return the note of this name, if there is one. Raises ToolFailed: unreadable, or others can write to it."""
         if not is_note_name(name):
             return None
         with self._opened() as root:
@@ -135,10 +125,7 @@ class Memory:
 
     @contextmanager
     def _opened(self) -> Generator[Root | None]:
-        """Hold the folder open; None if it does not exist.
-
-        Raises ToolFailed: it cannot be opened, or other users can write to it.
-        """
+        """Hold the folder open; None if there is none. Raises ToolFailed: unreadable, or others can write to it."""
         try:
             status = self.folder.lstat()
             if why := self._untrusted(status, folder=True):

@@ -35,12 +35,7 @@ _WIDE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 
 @dataclass(frozen=True)
 class Passage:
-    """A piece of a file, verbatim.
-
-    Attributes:
-        where: Its place, e.g. `lines 10 to 18` or `page 3, 9 lines`.
-        text: The text there.
-    """
+    """A piece of a file, verbatim, and its place there, e.g. `lines 10 to 18` or `page 3, 9 lines`."""
 
     where: str
     text: str
@@ -66,9 +61,7 @@ class _Candidate:
 class PassageRanking:
     """The passages that have words of a question. Texts are counted once and then forgotten, as the question is known.
 
-    Attributes:
-        spread: In how many passages each word of the question is.
-        total: How many passages there are.
+    `spread`: in how many passages each word of the question is; `total`: how many passages there are.
     """
 
     def __init__(self, query: Query) -> None:
@@ -93,9 +86,7 @@ class PassageRanking:
     def best(self, max_files: int, max_chars: int = 18_000) -> tuple[FileMatch, ...]:
         """Return the best files, the best first, each with its best passage and those that rank next of all.
 
-        Args:
-            max_files: The most files.
-            max_chars: The most characters of passages, paths and places; the first passage is returned anyway.
+        `max_chars` bounds passages, paths and places together; the first passage is returned anyway.
         """
         weigh = Weighing(weights_of(self.spread, self.total), self._length / max(self.total, 1))
         matching = nsmallest(_MAX_RANKED, ((-self._rank(each, weigh), each.position, each) for each in self._found))
@@ -196,10 +187,7 @@ def split_lines(text: str) -> list[str]:
 
 
 def split_passages(text: str) -> Generator[Passage]:
-    """Yield a text as passages of whole lines, about 1,200 characters each, split at empty lines if possible.
-
-    A line that is much longer than a passage becomes several.
-    """
+    """Yield passages of whole lines, about 1,200 characters each, split at empty lines if possible; cut long lines."""
     taken: list[str] = []
     length = start = 0
 

@@ -21,13 +21,7 @@ _LIKE_PLACEHOLDER = re.compile(r"\{\{\s*+secret\b", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class InjectedSecret:
-    """A secret that one tool call may send, and where to.
-
-    Attributes:
-        name: Its name.
-        value: Its value; not part of the repr.
-        hosts: `host`, or `host:port` if the port is not 443.
-    """
+    """A secret that one tool call may send to `hosts`: `host`, or `host:port` if not 443. No repr has its value."""
 
     name: str
     value: str = field(repr=False)
@@ -76,10 +70,7 @@ def fill_query(url: str, secrets: Collection[InjectedSecret]) -> str:
 
 
 def fill_header(text: str, secrets: Collection[InjectedSecret]) -> str:
-    """Return a header's value with the placeholders replaced by the values.
-
-    Raises ToolFailed: a value has characters that no header can carry.
-    """
+    """Return a header's value with secrets for placeholders. Raises ToolFailed: no header can carry a secret."""
     for secret in secrets:
         if secret.name in PLACEHOLDER.findall(text) and not secret.value.isascii():
             raise ToolFailed(f"the secret {secret.name} has characters that a header cannot carry; go on without it")

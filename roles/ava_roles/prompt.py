@@ -29,19 +29,11 @@ def system_prompt(
 ) -> str:
     """Return the system prompt: equal bytes for equal input, whatever the order of tools and limits.
 
-    It has three parts with `---` between them: the executor persona; the role's body and the spawn's own words, if any;
-    then task context, capabilities, limits and the form of the answer. The task is the first user message. The first
-    call reads two data files.
-
-    Args:
-        role: The role.
-        system_prompt: What the spawn adds to the role's body.
-        context: The spawn's context; may be blank.
-        tools: The tools that the run may call. The prompt has the first sentence of each description; the request's
-            tool list has all of it.
-        limits: The limits of the run in words, e.g. `{"cost": "at most $0.50"}`.
-        output_schema: The JSON schema that `output` must satisfy.
-        results: The earlier subagents whose results the run may read, by id and role, without their words.
+    It has three parts with `---` between them: the executor persona; the role's body and the spawn's own words
+    (`system_prompt`), if any; then task context, capabilities, limits and the form of the answer. The task is the first
+    user message. Of each tool, the prompt has the first sentence of the description; the request's tool list has all of
+    it. `limits` are words, e.g. `{"cost": "at most $0.50"}`. `results` names the earlier subagents whose results the
+    run may read, by id and role, without their words. The first call reads two data files.
     """
     special = "\n\n".join(part for part in (role.body.strip(), (system_prompt or "").strip()) if part)
     rest = [

@@ -28,14 +28,11 @@ _PUT_FILE = "put the file itself there"
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder with role files.
+    """A folder with role files; messages call it by its `label`, e.g. `.ava/roles`.
 
-    Attributes:
-        path: The folder.
-        label: Its name in messages, e.g. `.ava/roles`.
-        project: The project that it belongs to; nothing outside of that is read, and nothing through a link.
-        trusted: The hex sha256 that a person has trusted, by file name; None if no file needs trust.
-        deep: Subfolders count as well, as Claude Code's do.
+    Outside of its `project`, if it belongs to one, nothing is read, and nothing through a link. `trusted` has the hex
+    sha256 that a person has trusted, by file name; None if no file needs trust. `deep`: subfolders count as well, as
+    Claude Code's do.
     """
 
     path: Path
@@ -106,10 +103,7 @@ def folder_fingerprint(folder: Folder) -> tuple[object, ...]:
 
 
 def read_chosen_file(path: Path, source: str) -> bytes:
-    """Return the content of a role file that a person chose; links are followed. Blocking.
-
-    Raises RoleFileError: it is not a regular file, is too large, or cannot be read.
-    """
+    """Return a role file that a person chose, through links too. Blocking. Raises RoleFileError: it is unreadable."""
     try:
         data = read_small(path, _MAX_BYTES + 1)
     except NotRegular as error:
@@ -211,9 +205,7 @@ def _names(
 ) -> tuple[list[tuple[str, EntryKind]], list[RoleFileError]]:
     """Return the role files to read, sorted, with their kinds; and errors about what is too many.
 
-    Args:
-        folder: The folder.
-        entries: Lists the folder or a subfolder, by a path that is empty or ends with `/`.
+    `entries` lists the folder or a subfolder, by a path that is empty or ends with `/`.
     """
     found: list[tuple[str, EntryKind]] = []
     pending, seen = [""], 0
@@ -239,15 +231,7 @@ def _names(
 
 @dataclass(frozen=True)
 class Remark:
-    """A remark about a role file.
-
-    Attributes:
-        source: The file.
-        reason: The remark itself.
-        line: Its line; None for the whole file.
-        key: The key that it is about.
-        fault: The file cannot be used; False if only a part of it is ignored.
-    """
+    """A remark about a role file; without a `line` about the whole file, and without `fault` about an ignored part."""
 
     source: str
     reason: str
@@ -316,10 +300,7 @@ def packaged_text(name: str) -> str:
 
 
 def rename_role(text: str, name: str) -> str:
-    """Return a role file's text with another name in its frontmatter.
-
-    Raises RoleFileError: the name cannot be replaced.
-    """
+    """Return a role file's text with another name in its frontmatter. Raises RoleFileError: it cannot be replaced."""
     lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
     end = next((number for number, line in enumerate(lines[1:], start=1) if line.rstrip() == "---"), 0)
     front = [line for line in lines[1:end] if not line.startswith("name:")]

@@ -82,13 +82,9 @@ async def run_sync(func: Callable[..., _Result], *args: object, abandon_on_cance
     """Run a blocking function in one of the tools' threads and return its result.
 
     A thread cannot be ended from outside. When its caller is cancelled, the thread runs on and frees its place, so that
-    a cancelled run does not block others. At most 24 threads do so: calls that time out cannot pile up threads.
-
-    Args:
-        func: The function; it may call `anyio.from_thread.check_cancelled`.
-        *args: Its arguments.
-        abandon_on_cancel: A cancelled caller continues at once, and the function's result is dropped. What the
-            function has in `ended_with_call` is ended.
+    a cancelled run does not block others. At most 24 threads do so: calls that time out cannot pile up threads. The
+    function may call `anyio.from_thread.check_cancelled`. With `abandon_on_cancel`, a cancelled caller continues at
+    once, and the function's result is dropped. What the function has in `ended_with_call` is ended.
     """
     threads = _of_this_loop()
     loop = asyncio.get_running_loop()

@@ -286,9 +286,7 @@ _MAX_READ_CHARS = 2_000
 def status_sentence(text: str, hide: Callable[[str], str] | None = None) -> str:
     """Return text for the status line: one line of at most 80 printable characters.
 
-    Args:
-        text: What is being done; may be as long as a model's arguments.
-        hide: Replaces secrets, before anything is cut: half a secret is not recognised.
+    `hide` replaces secrets before anything is cut: half a secret is not recognised.
     """
     cut = len(text) > _MAX_READ_CHARS
     text = text[:_MAX_READ_CHARS] if cut else text

@@ -64,13 +64,7 @@ def _irregular() -> tuple[dict[str, str], dict[str, list[str]]]:
 
 
 class Matches(NamedTuple):
-    """Where a text has the words of a question.
-
-    Attributes:
-        counts: How often it has each.
-        pairs: How often each is followed closely by the next one of the question.
-        length: The words of the text.
-    """
+    """Where a text has a question's words: how often each, and (`pairs`) how often the next one closely follows."""
 
     counts: list[int]
     pairs: list[int]
@@ -78,11 +72,9 @@ class Matches(NamedTuple):
 
 
 class Query:
-    """The words of a question that count, at most 30.
+    """The words of a question that count, at most 30, in lower case; filler words only where there are no others.
 
-    Attributes:
-        words: As they are written there, in lower case. Filler words count only where there are no others.
-        telling: They are more than filler words.
+    `telling`: they are more than filler words.
     """
 
     def __init__(self, text: str) -> None:

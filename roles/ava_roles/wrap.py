@@ -89,11 +89,9 @@ def unescape_html(text: str) -> str:
 def clean(text: str) -> tuple[str, int]:
     r"""Remove what a person does not see: bidi controls, zero-width characters, the tag block, control characters.
 
-    Whole escape sequences go, such as colours. U+200C and U+200D stay where a script or an emoji needs them. Line ends
-    become `\n` and are not counted as removed; lines stay lines.
-
-    Returns:
-        The text, and how many characters were removed; a sequence counts as one.
+    Returns the text, and how many characters were removed. Whole escape sequences go, such as colours, and count as
+    one. U+200C and U+200D stay where a script or an emoji needs them. Line ends become `\n` and are not counted as
+    removed; lines stay lines.
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if text.isascii() and _ASCII_CONTROLS.search(text) is None:  # as nearly all are: found three times as fast
@@ -198,14 +196,9 @@ def one_line(text: str, most: int | None = None) -> str:
 def wrap_tool_output(text: str, *, tool: str, nonce: str, source: str | None = None, removed: int = 0) -> str:
     """Return a tool's output as the model is shown it.
 
-    Args:
-        text: The output, already redacted and cut.
-        tool: The tool's name.
-        nonce: The run's own random word (8 to 64 letters and digits); part of the tag's name.
-        source: The URL or path that the output comes from.
-        removed: How many invisible characters were removed before; the opening tag gives the total.
-
-    Raises ValueError: the nonce is not of that form.
+    `text` is already redacted and cut; `source` is the URL or path that it comes from. `nonce` is the run's own random
+    word (8 to 64 letters and digits), a part of the tag's name. The opening tag says how many invisible characters were
+    removed, here and (`removed`) before. Raises ValueError: the nonce is not of that form.
     """
     if not _NONCE.fullmatch(nonce):
         raise ValueError("a nonce is 8 to 64 letters and digits")
@@ -221,12 +214,9 @@ def wrap_tool_output(text: str, *, tool: str, nonce: str, source: str | None = N
 
 
 def cut_tool_output(wrapped: str, chars: int, result_id: str) -> str:
-    """Return a wrapped output with only the first characters of its text, and a note that says how to read on.
+    """Return a wrapped output, or plain text, with only the first `chars` of its text; a note says how to read on.
 
-    Args:
-        wrapped: What `wrap_tool_output` returned, or plain text.
-        chars: How many characters of the text are kept; the notes around it stay.
-        result_id: The id for `read_tool_result`.
+    The notes around the text stay. `result_id` is the id for `read_tool_result`.
     """
     opening, closing = _FIRST_TAG.search(wrapped), wrapped.rfind("\n</")
     begin, end = (opening.end(), closing) if opening is not None and closing >= opening.end() else (0, len(wrapped))

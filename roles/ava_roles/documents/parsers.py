@@ -1,7 +1,4 @@
-"""Parsers of PDF, DOCX, XLSX and the articles of web pages. They block, and trust no byte of a file.
-
-`tools/parser_process.py` runs them in a process of their own: whatever a file does to its parser ends only that one.
-"""
+"""Parsers of PDF, DOCX, XLSX and the articles of web pages, run by `tools/parser_process.py`. They trust no byte."""
 
 from __future__ import annotations
 
@@ -163,13 +160,9 @@ def read_pdf(data: bytes, first: int = 1, count: int | None = None, max_chars: i
 
 @parsing("Word document")
 def read_docx(data: bytes, hide: Callable[[str], str] = str) -> str:
-    """Return a Word document as text: headings marked, tables as rows, in their order.
+    """Return a Word document as text: headings marked, tables as rows, in their order. Raises ToolFailed: unreadable.
 
-    Args:
-        data: The file.
-        hide: Replaces secrets in cells that are cut; the caller does so in the whole text.
-
-    Raises ToolFailed: it cannot be read.
+    `hide` replaces secrets in cells that are cut; the caller does so in the whole text.
     """
     import docx
     from docx.table import Table
@@ -214,13 +207,9 @@ def _rows(of: Table) -> Iterable[Iterable[str]]:
 
 @parsing("workbook")
 def read_xlsx(data: bytes, hide: Callable[[str], str] = str) -> str:
-    """Return a workbook as one table per sheet: values as last calculated, at most 2,000 rows each.
+    """Return a workbook as one table per sheet: values as last calculated, at most 2,000 rows. Raises ToolFailed.
 
-    Args:
-        data: The file.
-        hide: Replaces secrets in cells that are cut; the caller does so in the whole text.
-
-    Raises ToolFailed: it cannot be read.
+    `hide` replaces secrets in cells that are cut; the caller does so in the whole text.
     """
     import openpyxl
 

@@ -1,7 +1,6 @@
-"""Connections to MCP servers: starting or reaching one, listing its tools, calling them.
+"""Connections to MCP servers. The caller sets a deadline for each wait.
 
-The caller sets a deadline for each wait. Errors that reach a model or a person are in Ava's own words: what a server
-says about itself is not trusted.
+Errors that reach a model or a person are in Ava's own words: what a server says about itself is not trusted.
 """
 
 from __future__ import annotations
@@ -111,14 +110,10 @@ Fill = Callable[[Mapping[str, str], str | None], Mapping[str, str]]
 
 @dataclass(frozen=True)
 class LaunchContext:
-    """What a server is started with, besides its own entry.
+    """What a server is started with, besides its own entry; the run's id marks its environment.
 
-    Attributes:
-        run_id: The run that uses it; marks its environment.
-        sandbox: Confines a stdio server.
-        host: The folders of this machine; of the closed ones, a server sees only its home.
-        folder: Creates the temporary folder that is its home; blocking.
-        fill: Inserts the values of secrets; blocking.
+    `sandbox` confines a stdio server. Of the closed folders of `host`, it sees only its home, a temporary folder that
+    `folder` makes. `fill` inserts the values of secrets. Both block.
     """
 
     run_id: str
@@ -184,10 +179,7 @@ class McpConnection:
         return offered_tools(self._entry.name, listed[:MAX_TOOLS])
 
     async def call(self, tool: str, args: Mapping[str, Any]) -> ToolOutput:
-        """Call a tool; a cancellation is sent to the server.
-
-        Raises ToolFailed: the server asked for input from a person or a model.
-        """
+        """Call a tool; a cancellation is sent on. Raises ToolFailed: the server wanted input by a person or model."""
         from mcp_types import CallToolRequest, CallToolRequestParams, CallToolResult, InputRequiredResult
         from pydantic import TypeAdapter
 
@@ -315,12 +307,7 @@ CACHE_S, FAULT_CACHE_S = 300.0, 15.0
 
 @dataclass(frozen=True)
 class ToolListing:
-    """The tools of one server, or why it has none.
-
-    Attributes:
-        tools: The tools that it offers.
-        fault: Why it cannot be used, in Ava's own words, to follow its name; empty if it can.
-    """
+    """The tools of one server, or a fault: why it cannot be used, in Ava's own words, to follow its name."""
 
     tools: tuple[OfferedTool, ...] = ()
     fault: str = ""

@@ -41,13 +41,10 @@ class _StartedServer:
 
 
 class RunMcpServers:
-    """The servers of one run.
+    """The servers of one run, by name, as they are configured here.
 
-    Args:
-        servers: The servers that it uses, by name, as they are configured here.
-        approved: The tools that it has of each server, as they were approved.
-        launch: What they are started with.
-        on_change: Called when a server offers other tools than those that were approved.
+    `approved`: the tools of each server that it has, as they were approved. `on_change` is called when one offers
+    others.
     """
 
     def __init__(
@@ -75,11 +72,8 @@ class RunMcpServers:
     async def start(self, tasks: anyio.abc.TaskGroup) -> str | None:
         """Start all servers side by side, and check that their tools are those that were approved.
 
-        Args:
-            tasks: Runs a task for each server until the run ends.
-
-        Returns:
-            Why the run cannot work as it was approved, in Ava's own words; None if it can.
+        Returns why the run cannot work as it was approved, in Ava's own words; None if it can. `tasks` runs a task for
+        each server until the run ends.
         """
         self._tasks = tasks
         faults: dict[str, str] = {}
@@ -102,10 +96,7 @@ class RunMcpServers:
         return next((faults[name] for name in sorted(faults)), None)
 
     async def call(self, server: str, tool: OfferedTool, args: Mapping[str, Any]) -> ToolOutput:
-        """Call a tool; a server that has ended is started again.
-
-        Raises ToolFailed: the server failed; says what happened, in Ava's own words.
-        """
+        """Call a tool; an ended server is started again. Raises ToolFailed: it failed; says how, in Ava's own words."""
         started = await self._ensure_started(server)
         connection = started.connection
         if connection is None:
@@ -208,16 +199,10 @@ class McpToolArgs(ToolArgs):
 
 
 class McpTool:
-    """One tool of an MCP server.
+    """One tool of an MCP server, as it was approved.
 
-    It is never read-only: the server's own annotation does not make a call safe to repeat after a crash.
-
-    Args:
-        server: The server's name.
-        offered: The tool as it was approved.
-        servers: The servers of the run.
-        network: What is passed to it can leave this machine.
-        program: The server is a program that is started here.
+    It is never read-only: the server's own annotation does not make a call safe to repeat after a crash. `network`:
+    what is passed to it can leave this machine. `program`: the server is a program that is started here.
     """
 
     def __init__(

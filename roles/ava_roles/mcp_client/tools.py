@@ -31,17 +31,11 @@ _AVA_IN_SHELL = re.compile(r"(?:\A|[\s/;&|(\"'])(?:ava|ava-subagents)(?:\.exe)?[
 
 @dataclass(frozen=True)
 class ServerEntry:
-    """An MCP server as it is configured.
+    """An MCP server as it is configured; its name is the NAME in `mcp__NAME__tool`.
 
-    Attributes:
-        name: The NAME in `mcp__NAME__tool`.
-        command: The program of a stdio server; None for a server with a `url`.
-        args: The program's arguments.
-        env: Variables that are added to its environment; `{{secret:NAME}}` stands for a stored secret.
-        url: The address of a server that is reached over HTTP.
-        headers: Headers for that address; placeholders work there too.
-        network: The program gets this machine's network.
-        read_write: Folders that the program may write to.
+    It is a stdio server, with a program (`command`), or has the `url` of an HTTP server. `{{secret:NAME}}` in `env`,
+    the variables that are added to its environment, and in `headers` stands for a stored secret. `network`: the program
+    gets this machine's network; `read_write`: folders that it may write to.
     """
 
     name: str
@@ -106,12 +100,9 @@ def is_wildcard(name: str) -> bool:
 
 
 def covers(word: str, name: str, tool: str) -> bool:
-    """Tell whether a name or pattern stands for a tool.
+    """Tell whether a name or pattern, in a role or a spawn, stands for a tool.
 
-    Args:
-        word: The name or pattern in a role or a spawn.
-        name: The tool's full name, as models spell it.
-        tool: The tool's name, as its server spells it.
+    `name` is the tool's full name, as models spell it; `tool` is as its server spells it.
     """
     if "*" in word:
         return fnmatchcase(name, word)
@@ -153,15 +144,11 @@ _TOP = ("properties", "required", "additionalProperties", "$defs", "definitions"
 
 @dataclass(frozen=True)
 class OfferedTool:
-    """A tool of a foreign server as a run may have it.
+    """A tool of a foreign server as a run may have it: `name` as models spell it, `tool` as its server spells it.
 
-    Attributes:
-        name: As role files and models spell it.
-        tool: As its server spells it.
-        description: For the model; says that the server wrote it.
-        parameters: The JSON schema of its arguments.
-        changes: It may change things: it is not annotated as read-only.
-        fault: Why no run can have it, in Ava's own words; empty if one can.
+    `description` says that the server wrote it. `parameters` is the JSON schema of its arguments. `changes`: it may
+    change things, as it is not annotated as read-only. `fault`: why no run can have it, in Ava's own words; empty if
+    one can.
     """
 
     name: str

@@ -30,12 +30,9 @@ CONNECT_S = 10.0
 
 @dataclass
 class ConnectionState:
-    """The state of one connection.
+    """The state of one connection: `ended`, if the server has closed it or has ended; messages since the last answer.
 
-    Attributes:
-        fault: Why Ava ended it, in Ava's own words; empty if Ava did not.
-        ended: The server has closed it, or has ended.
-        unrequested: Messages since the last answer.
+    `fault`: why Ava ended it, in Ava's own words; empty if Ava did not.
     """
 
     fault: str = ""

@@ -2,7 +2,6 @@
 
 `ipaddress.is_global` alone accepts embedded private addresses (::127.0.0.1, 6to4, NAT64, ISATAP), multicast and cloud
 metadata addresses. So the ranges are listed here, and an IPv6 address that contains an IPv4 address is checked as that.
-
 Addresses of HTTP proxies are checked here too, and named in messages without their passwords.
 """
 
@@ -34,11 +33,7 @@ _ISATAP = (0x0000_5EFE, 0x0200_5EFE)  # the third quarter of such an address; th
 
 
 def is_public(text: str) -> bool:
-    """Tell whether an address (not a name) may be connected to.
-
-    Args:
-        text: An IPv4 or IPv6 address as a resolver returns it; anything else is not public.
-    """
+    """Tell whether an address (not a name) may be connected to; anything but an IPv4 or IPv6 address may not."""
     try:
         address = ip_address(text)
     except ValueError:
@@ -100,11 +95,8 @@ _ARPA = ".home.arpa"
 def checked_url(text: str, ports: Collection[int] = PORTS) -> URL:
     """Return a URL that may be requested, without its fragment.
 
-    Args:
-        text: The URL from a model or a `Location` header.
-        ports: The ports that may be connected to.
-
-    Raises AccessRefused: it is malformed, not http or https, or not of a public host; says why.
+    It may come from a model or a `Location` header. Raises AccessRefused: it is malformed, not http or https, to none
+    of the ports, or not of a public host; says why.
     """
     import httpx2
 

@@ -70,11 +70,7 @@ _ADDRESSES_TRIED = 4
 
 
 class NetworkBackend(httpcore2.AsyncNetworkBackend):
-    """Connects to any address.
-
-    Args:
-        inner: Makes the connections; tests put their own server behind it.
-    """
+    """Connects to any address, through `inner`; tests put their own server behind it."""
 
     def __init__(self, inner: httpcore2.AsyncNetworkBackend | None = None) -> None:
         self._inner = inner or cast("httpcore2.AsyncNetworkBackend", httpcore2.AnyIOBackend())
@@ -194,12 +190,7 @@ class SystemResolver:
 
 
 class PublicNetworkBackend(NetworkBackend):
-    """Connects to public addresses only.
-
-    Args:
-        resolver: Looks names up.
-        inner: Connects to a checked address; tests put their own server behind it.
-    """
+    """Connects to public addresses only: `inner` gets checked ones. Tests put their own server behind it."""
 
     def __init__(self, resolver: Resolver, inner: httpcore2.AsyncNetworkBackend | None = None) -> None:
         super().__init__(inner)
@@ -212,10 +203,7 @@ class PublicNetworkBackend(NetworkBackend):
         raise AccessRefused("local sockets are not open to subagents; only public sites can be fetched")
 
     async def addresses(self, host: str, port: int) -> Sequence[str]:
-        """Return the addresses of a host.
-
-        Raises AccessRefused: one of them is not public; ToolFailed: the name has no address.
-        """
+        """Return a host's addresses. Raises AccessRefused: one of them is not public; ToolFailed: the name has none."""
         reason = ""
         try:
             addresses = [str(ip_address(host))]
@@ -259,12 +247,9 @@ class ProxiedTransport(httpx2.AsyncHTTPTransport):
     An error before the request itself could be sent is a `ProxyError` that names the proxy by host and port. The
     connect timeout covers the connection to the proxy, its answer to CONNECT, and the handshake with the host.
 
-    It has one connection, so it sends one request at a time.
-
-    Args:
-        proxy: The proxy's address, with user and password if it requires them.
-        context: The TLS context for the hosts behind it, and for the proxy itself if its address begins with https.
-        keep_alive_s: Seconds for which an idle connection is kept.
+    It has one connection, so it sends one request at a time; it keeps it for `keep_alive_s` while it is idle. The
+    proxy's address has user and password if it requires them. The TLS context is for the hosts behind the proxy, and
+    for the proxy itself if its address begins with https.
     """
 
     def __init__(self, proxy: str, context: ssl.SSLContext, keep_alive_s: float = 0.0) -> None:
@@ -279,10 +264,9 @@ class ProxiedTransport(httpx2.AsyncHTTPTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request, and return the response of the host behind the proxy.
 
-        Raises:
-            ProxyRefused: The proxy requires another login, or forbids the host.
-            httpx2.ProxyError: The proxy let nothing through this time; the request was not sent.
-            httpx2.ConnectError: The host's certificate is not trusted; the request was not sent.
+        Raises ProxyRefused: the proxy requires another login, or forbids the host; httpx2.ProxyError: it let nothing
+        through this time; httpx2.ConnectError: the host's certificate is not trusted. After the last two, the request
+        was not sent.
         """
         limits: dict[str, float | None] = request.extensions.get("timeout", {})
         progress = _Progress(request.url.scheme == "https", limits.get("connect"))
@@ -329,10 +313,8 @@ class ProxiedTransport(httpx2.AsyncHTTPTransport):
 class _Progress:
     """The progress of a request, from the client's trace events.
 
-    Attributes:
-        opening: A connection is being made; nothing of the request has been sent.
-        seconds: The time limit for that.
-        scope: Is cancelled at the time limit.
+    `opening`: a connection is being made, and nothing of the request has been sent. After `seconds` of that, `scope` is
+    cancelled.
     """
 
     def __init__(self, tunnel: bool, seconds: float | None) -> None:

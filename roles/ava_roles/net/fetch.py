@@ -33,12 +33,7 @@ _GZIP_OR_ZLIB = 47
 
 
 class Body:
-    """Collects at most `cap` bytes of a body, decompressed; a decompression bomb costs no more than that.
-
-    Attributes:
-        data: The bytes so far.
-        truncated: There was more, or the compressed stream is incomplete.
-    """
+    """Collects at most `cap` bytes of a body, decompressed, even of a bomb. `truncated`: it had more, or was cut."""
 
     def __init__(self, cap: int, *, gzipped: bool) -> None:
         self.data = bytearray()
@@ -49,10 +44,7 @@ class Body:
         self._first = True
 
     def add(self, chunk: bytes) -> bool:
-        """Add a piece as it was received; return False when no more is needed.
-
-        Raises zlib.error: it is not a gzip stream, although the header says so.
-        """
+        """Add a piece as received; return whether more is needed. Raises zlib.error: it is not gzip after all."""
         self._raw += len(chunk)
         if self._gzip is None:
             self.data += chunk[: self._cap + 1 - len(self.data)]
@@ -100,10 +92,7 @@ class _Queue:
 class HostQueue:
     """Sends one request at a time to each host; none makes the next one wait for more than `SLOW_S`.
 
-    Args:
-        pause_s: Seconds between the end of a request to a host and the start of the next.
-        clock: Returns monotonic seconds.
-        sleep: Waits for a number of seconds.
+    `pause_s` lie between the end of a request to a host and the start of the next. `clock` returns monotonic seconds.
     """
 
     def __init__(self, pause_s: float, clock: Callable[[], float], sleep: Callable[[float], Awaitable[None]]) -> None:
@@ -153,14 +142,8 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 class Response:
     """A response with any status.
 
-    Attributes:
-        status: The HTTP status.
-        url: The final URL.
-        headers: The headers, names in lower case.
-        content_type: The media type without parameters, in lower case; empty if there is none.
-        body: At most `max_bytes`, decompressed.
-        truncated: There was more.
-        redirects: The URLs that redirected here, in order.
+    `url` is the final one; `redirects` are those before it, in order. Names of headers are in lower case, and so is
+    `content_type`, which has no parameters and may be empty. `body` is decompressed; `truncated`: there was more.
     """
 
     status: int
@@ -197,16 +180,10 @@ class Fetcher:
     With a proxy, names are not looked up here: the proxy decides which addresses can be reached. Each URL is still
     checked, at every redirect, for addresses that are not public, names of local networks, and ports.
 
-    Args:
-        resolver: Looks names up; the system's resolver by default.
-        backend: Connects to a checked address; tests put their own server behind it.
-        ports: The ports that may be connected to.
-        context: The TLS context; the system's trust store by default.
-        proxy: The address of a proxy for all requests; None connects directly, whatever the environment says.
-        hosts: The only hosts that may be requested, as `bound_host` returns them; none means every public one.
-        pause_s: Seconds between two requests to one host.
-        clock: Returns monotonic seconds.
-        sleep: Waits for a number of seconds.
+    `resolver` and `context` are the system's by default; tests put their own server behind `backend`, which connects to
+    a checked address. Without a `proxy`, it connects directly, whatever the environment says. `hosts`: the only ones
+    that may be requested, as `bound_host` returns them; none means every public one. `pause_s` lie between two requests
+    to one host. `clock` returns monotonic seconds.
     """
 
     def __init__(
@@ -257,10 +234,9 @@ class Fetcher:
         lookups, all redirects, the body. Further `headers` are sent to the first origin only. `before` is called with
         each URL before it is requested; an error that it raises stops the fetch.
 
-        Raises:
-            AccessRefused: The URL, or one that it redirects to, is not of a public site.
-            NotRequested: At the deadline, it was still waiting for earlier requests to its host.
-            ToolFailed: No complete response came; says why.
+        Raises AccessRefused: the URL, or one that it redirects to, is not of a public site; NotRequested: at the
+        deadline, it was still waiting for earlier requests to its host; ToolFailed: no complete response came; says
+        why.
         """
         target = first = self._checked(url)
         trail: list[str] = []

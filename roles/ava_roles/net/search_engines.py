@@ -23,9 +23,7 @@ _LONGEST_S = 31 * 86_400
 def asked_to_wait(headers: Mapping[str, str], now: float | None = None) -> float | None:
     """Return the seconds in `Retry-After`, a number or a date; None if there is none.
 
-    Args:
-        headers: The headers of a response, names in lower case.
-        now: The time in seconds since 1970; the current time by default.
+    Names of headers are in lower case. `now` is in seconds since 1970.
     """
     given = headers.get("retry-after", "").strip()
     if given.isascii() and given.isdigit():
@@ -113,13 +111,9 @@ class Search(Protocol):
 
 @dataclass(frozen=True)
 class Engine(ABC):
-    """A search engine.
+    """A search engine: its name in settings, its title for people, and the address of its API.
 
-    Attributes:
-        name: Its name in settings.
-        title: Its name for people.
-        fields: What a result calls its URL, its title, its words and its dates, the best date first.
-        base_url: The address of its API.
+    `fields`: what a result calls its URL, its title, its words and its dates, the best date first.
     """
 
     name: ClassVar[str]

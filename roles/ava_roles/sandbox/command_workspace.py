@@ -31,15 +31,10 @@ MAKE_S = 60.0
 
 @dataclass(frozen=True)
 class CommandSandbox:
-    """What every command of a run is given.
+    """What every command of a run is given: its working folder as it sees it, what else it sees, and a note on both.
 
-    Attributes:
-        folder: The working folder as commands see it.
-        binds: What they see.
-        environment: Their whole environment.
-        code: The folder for the text of programs: its path here, and as commands see it.
-        notes: A note for the model on the working folder.
-        size: Bytes in the writable folders when they were made; None where no command can run.
+    `environment` is all that they get. `code` is the folder for the text of programs: its path here, and as commands
+    see it. `size`: bytes in the writable folders when they were made; None where no command can run.
     """
 
     folder: PurePosixPath
@@ -78,11 +73,8 @@ class CommandWorkspace(Protocol):
 class CommandLayout:
     """The paths under which the commands of one run see their folders.
 
-    Attributes:
-        mounts: Commands can see a folder under another path than its own.
-        run_id: The run.
-        home: Their home folder here.
-        code: The folder here for the text of programs.
+    `home` and `code`, for the text of programs, are the paths here. `mounts`: commands can see a folder under another
+    path than its own.
     """
 
     mounts: bool
@@ -99,11 +91,7 @@ class CommandLayout:
         return self._target(self.home, SCRATCH)
 
     def show_project(self, work: Path, project: Path, dependencies: Sequence[str]) -> tuple[PurePosixPath, list[Bind]]:
-        """Show a working folder under the project's path, with the project's dependencies in it, read-only.
-
-        Returns:
-            The folder as commands see it, and the binds for it.
-        """
+        """Show a folder under the project's path, with its read-only dependencies; return that path and the binds."""
         folder = self._target(work, PurePosixPath(project))
         binds = [Bind(work, folder, writable=True)]
         for name in dependencies:
@@ -122,10 +110,7 @@ class CommandLayout:
     def command_sandbox(
         self, folder: PurePosixPath, binds: Sequence[Bind], tools: Toolchains, notes: str, *, measured: bool = True
     ) -> CommandSandbox:
-        """Return what commands are given: the binds of their folder, their home, programs and toolchains.
-
-        With `measured`, the size of the writable folders is measured.
-        """
+        """Return what commands are given; with `measured`, also the size of their writable folders."""
         code = self._target(self.code, CODE)
         caches = self.scratch / ".cache"
         every = (
@@ -192,15 +177,9 @@ def _measure(folders: Sequence[Path]) -> int | None:
 class CopiedWorkspace:
     """A `CommandWorkspace` that is a copy of the workspace; changes in it are thrown away.
 
-    Attributes:
-        mounts: Commands can see a folder under another path than its own.
-        here: The folder for the copy; it does not exist yet.
-        files: The workspace; with None, commands work in an empty folder.
-        run_id: The run.
-        host: The folders of this machine that decide what commands may see.
-        carry: Folders of the workspace that the role wants shown themselves.
-        network: Commands reach the host's network.
-        git_folder: The approved git folder outside of the workspace's checkout.
+    The copy is made at `here`, which does not exist yet; without `files`, commands work in an empty folder. `carry`:
+    folders of the workspace that the role wants shown themselves. `git_folder`: the approved one outside of the
+    workspace's checkout. `mounts`: commands can see a folder under another path than its own.
     """
 
     mounts: bool
@@ -217,10 +196,7 @@ class CopiedWorkspace:
     _busy: Lock = field(default_factory=Lock, init=False)
 
     async def ready(self) -> tuple[CommandSandbox, bool]:
-        """Make the copy at the first call; return what commands are given, and whether it was made now.
-
-        Raises ToolFailed: it cannot be made; says what to do.
-        """
+        """Make the copy at the first call; as in `CommandWorkspace`."""
         async with self._turn:
             if self.files is not None and not await run_sync(self.files.is_in_place):
                 raise ToolFailed(f"{self.files.path} was moved or replaced, so no command can run; continue without")

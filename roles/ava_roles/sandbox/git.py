@@ -43,13 +43,7 @@ SAFE_CONFIG = (
 
 @dataclass(frozen=True)
 class GitOutput:
-    """How a call of git ended.
-
-    Attributes:
-        code: Its exit code; None where it took too long and was ended.
-        out: What it printed.
-        errors: The beginning of what it wrote on stderr.
-    """
+    """How a call of git ended: `code` is None where it took too long, `errors` the beginning of its stderr."""
 
     code: int | None
     out: bytes
@@ -239,10 +233,7 @@ def _beneath(above: str, names: Iterable[str]) -> Iterator[str]:
 
 @contextmanager
 def _isolated_git_folder(repository: Path, aside: Path, git_folder: str) -> Generator[Path]:
-    """Hold a git directory with the repository's index, and with nothing of it that git could execute.
-
-    Raises ToolFailed: the repository cannot be read.
-    """
+    """Hold a git directory with the repository's index and nothing that git could execute. Raises ToolFailed."""
     own = aside / "git"
     make_folders(own / "objects" / "info", aside)
     (own / "refs").mkdir()

@@ -35,10 +35,8 @@ class NoGitFolder(Exception):
 class GitFolders:
     """The git folder of a checkout; all links are resolved.
 
-    Attributes:
-        folder: It contains HEAD and the index of this checkout.
-        common: What all checkouts of the repository share: objects, branches, configuration.
-        outside: `common` where that is not beneath the checkout; else empty.
+    `folder` contains HEAD and the index of this checkout; `common` is what all checkouts of the repository share:
+    objects, branches, configuration. `outside` is `common` where that is not beneath the checkout; else empty.
     """
 
     folder: Path
@@ -60,14 +58,10 @@ NOTHING_OUTSIDE = only("")
 
 
 def find_git_folders(repository: Path, accept: Accept = NOTHING_OUTSIDE) -> GitFolders:
-    """Return the git folder of a checkout. Blocks.
+    """Return the git folder of a checkout with this root. Blocks.
 
-    Args:
-        repository: The root of the checkout.
-        accept: Decides about a git folder outside of it that names it as its checkout.
-
-    Raises NoGitFolder: `.git` does not lead to a repository, or git would follow something in it elsewhere; OSError: it
-    cannot be read.
+    `accept` decides about a git folder outside of it that names it as its checkout. Raises NoGitFolder: `.git` does not
+    lead to a repository, or git would follow something in it elsewhere; OSError: it cannot be read.
     """
     root = repository.resolve()
     git = root / ".git"

@@ -1,4 +1,4 @@
-"""Calls that only some systems have. Each function raises `NotOnThisSystem` on the others.
+"""Calls that only some systems have. They raise `NotOnThisSystem` on the others, and where a sandbox forbids them.
 
 Nothing else in this package uses ctypes or a signal that some systems lack; a test checks that.
 """
@@ -32,10 +32,7 @@ class NotOnThisSystem(OSError):
 
 
 def openat2(folder: int, name: str, flags: int, mode: int = 0) -> int:
-    """Open a name beneath a folder in one call, through no link and no mount point.
-
-    Raises NotOnThisSystem: the kernel has no openat2, or a sandbox forbids it; OSError: the kernel refuses.
-    """
+    """Open a name beneath a folder in one call, by no link and no mount point. Raises OSError: the kernel refuses."""
     libc, get_errno = _libc("openat2")
     how = struct.pack("QQQ", flags, mode, _RESOLVE)
     for _ in range(_TRIES):
@@ -51,26 +48,17 @@ def openat2(folder: int, name: str, flags: int, mode: int = 0) -> int:
 
 
 def end_with_parent() -> None:
-    """Make the kernel kill this process when its parent ends for any reason.
-
-    Raises NotOnThisSystem: this is not Linux, or a sandbox forbids it.
-    """
+    """Make the kernel kill this process when its parent ends for any reason (Linux)."""
     _prctl(_PR_SET_PDEATHSIG, int(KILL))
 
 
 def hide_from_others() -> None:
-    """Hide this process's memory and environment from other processes of the same user; this also stops core dumps.
-
-    Raises NotOnThisSystem: this is not Linux, or a sandbox forbids it.
-    """
+    """Hide this process's memory and environment from others of the same user (Linux); this also stops core dumps."""
     _prctl(_PR_SET_DUMPABLE, 0)
 
 
 def boot_id() -> str:
-    """Return an id that changes with every boot of the machine.
-
-    Raises NotOnThisSystem: this is not Linux, or /proc is hidden.
-    """
+    """Return an id that changes with every boot of the machine (Linux with a visible /proc)."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError as error:
@@ -84,10 +72,7 @@ def is_root() -> bool:
 
 
 def in_memory(data: bytes) -> int:
-    """Return a descriptor from which the data can be read; it is on no disk.
-
-    Raises NotOnThisSystem: there is no memfd.
-    """
+    """Return a descriptor from which the data can be read; it is on no disk, so the system needs memfd."""
     make = getattr(os, "memfd_create", None)
     if make is None:
         raise NotOnThisSystem("memfd_create")
@@ -102,10 +87,7 @@ def in_memory(data: bytes) -> int:
 
 
 def end_within(seconds: int) -> None:
-    """Make the kernel end this process after a number of seconds.
-
-    Raises NotOnThisSystem: there is no alarm (Windows).
-    """
+    """Make the kernel end this process after a number of seconds (not on Windows, which has no alarm)."""
     if sys.platform == "win32" or not hasattr(signal, "alarm"):
         raise NotOnThisSystem("alarm")
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -133,10 +115,7 @@ def landlock_abi() -> int:
 
 
 def kernel_setting(name: str) -> int | None:
-    """Return a number from the kernel's settings, such as `user/max_user_namespaces`; None if there is none.
-
-    Raises NotOnThisSystem: this is not Linux.
-    """
+    """Return a number from Linux's settings, such as `user/max_user_namespaces`; None if there is none."""
     if not sys.platform.startswith("linux"):
         raise NotOnThisSystem(name)
     try:
@@ -153,10 +132,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _libc(what: str) -> tuple[Any, Any]:
-    """Return the C library, and a function that returns the error number of its last call.
-
-    Raises NotOnThisSystem: this is not Linux.
-    """
+    """Return the C library of Linux, and a function that returns the error number of its last call."""
     if not sys.platform.startswith("linux"):
         raise NotOnThisSystem(what)
     import ctypes

@@ -31,13 +31,7 @@ _FOLDER_ITSELF = _FOLDER | getattr(os, "O_NOFOLLOW", 0)
 
 
 class Entry(NamedTuple):
-    """Something in a folder.
-
-    Attributes:
-        name: Its name; from `Root.walk` its path relative to the root, with `/`.
-        kind: What it is; links are not followed.
-        size: Bytes, for a file.
-    """
+    """Something in a folder: its name (from `Root.walk` its path, with `/`), its kind (no link followed), its bytes."""
 
     name: str
     kind: EntryKind
@@ -66,10 +60,7 @@ def make_folders(path: Path, beneath: Path, mode: int = 0o700) -> None:
 class DescriptorPaths:
     """A folder held by a descriptor. Names are opened with openat2, or one by one where the kernel lacks it.
 
-    Args:
-        folder: The folder's path, or a descriptor of it, which is closed in the end.
-        kernel: Use openat2 if there is one; tests of the other way set this to False.
-
+    A descriptor as `folder` is closed in the end. Without `kernel`, openat2 is not used, for tests of the other way.
     Raises OSError: it is not a folder, or cannot be opened.
     """
 
@@ -81,10 +72,7 @@ class DescriptorPaths:
 
     @classmethod
     def open_without_links(cls, path: Path) -> DescriptorPaths:
-        """Open a folder by an absolute path in which no part is a link.
-
-        Raises OSError: there is none; ENOTDIR or ELOOP where a part is a link or a file.
-        """
+        """Open a folder by an absolute path. Raises OSError: ENOTDIR or ELOOP where a part is a link or a file."""
         above = os.open(path.anchor, _FOLDER)
         with _closing(above):
             return cls(_open_stepwise(above, path.parts[1:] or ["."], _FOLDER_ITSELF))
@@ -200,10 +188,7 @@ class PlainPaths:
 
     @classmethod
     def open_without_links(cls, path: Path) -> PlainPaths:
-        """Open a folder by an absolute path in which no part is a link.
-
-        Raises OSError: there is none; ELOOP where a part is a link.
-        """
+        """Open a folder by an absolute path. Raises OSError: ELOOP where a part of it is a link."""
         found = cls(path)
         if any(map(is_link, (path, *path.parents))):
             raise OSError(errno.ELOOP, "a link", str(path))

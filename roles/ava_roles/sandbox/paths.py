@@ -1,9 +1,7 @@
-"""A folder that a run may reach, and nothing outside it.
+"""A folder that a run may reach, and nothing outside it. Everything here blocks: callers use a thread.
 
 Checking a path and then opening it loses a race against a renamed folder. So names are opened beneath a descriptor of
 the folder, and what was opened is checked before a byte of it is used; `path_access` does that.
-
-Everything here blocks: callers use a thread.
 """
 
 from __future__ import annotations
@@ -21,10 +19,11 @@ from ava_roles.sandbox.path_access import DescriptorPaths, Entry, EntryKind, Pla
 
 
 class Root:
-    """An open folder: everything beneath it can be reached, nothing else.
+    """An open folder: everything beneath it can be reached, nothing else. Its path is for messages.
 
-    Attributes:
-        path: The folder's path, for messages; files are opened through `access`.
+    Names are relative to it, or absolute and beneath it. AccessRefused: a name leads outside or through a link, or is
+    something else where a regular file is needed. ToolFailed: it does not exist, is no folder where one is needed, or
+    cannot be read or written.
     """
 
     def __init__(self, path: Path, access: DescriptorPaths | PlainPaths) -> None:
@@ -38,13 +37,10 @@ class Root:
 
     @classmethod
     def open_approved(cls, path: Path, identity: str) -> Root:
-        """Open an approved folder, if it is still the same folder.
+        """Open an approved folder, if it is still the same folder; no part of the path was a link.
 
-        Args:
-            path: Its absolute path; no part of it was a link.
-            identity: What `folder_identity` returned at the approval; empty if that was not recorded.
-
-        Raises FolderReplaced: another folder, a link or a file is there; OSError: it cannot be opened.
+        `identity` is what `folder_identity` returned at the approval; empty if that was not recorded. Raises
+        FolderReplaced: another folder, a link or a file is there; OSError: it cannot be opened.
         """
         try:
             access = (DescriptorPaths if path_access.has_folder_descriptors() else PlainPaths).open_without_links(path)
@@ -78,11 +74,7 @@ class Root:
         self._access.close()
 
     def read(self, rel: str, cap: int = 2_000_000) -> tuple[bytes, bool]:
-        """Return the first `cap` bytes of a regular file, and whether there is more.
-
-        Raises AccessRefused: it leads outside or through a link, or is not a regular file; ToolFailed: it does not
-        exist or cannot be read.
-        """
+        """Return the first `cap` bytes of a regular file, and whether it has more. Raises AccessRefused, ToolFailed."""
         parts = self.parts(rel)
         if not parts:
             raise ToolFailed("this is the workspace itself, a folder; name a file in it")
@@ -94,11 +86,7 @@ class Root:
 
     @contextmanager
     def open_file(self, rel: str) -> Generator[int]:
-        """Hold the descriptor of a regular file that is open for reading.
-
-        Raises AccessRefused: it leads outside or through a link, or is not a regular file; ToolFailed: it does not
-        exist or cannot be read.
-        """
+        """Hold the descriptor of a regular file that is open for reading. Raises AccessRefused, ToolFailed."""
         parts = self.parts(rel)
         with ExitStack() as stack:
             with _translate_errors(parts):
@@ -113,10 +101,7 @@ class Root:
             return None
 
     def make_link(self, rel: str, target: str) -> None:
-        """Make a link in an existing folder.
-
-        Raises AccessRefused: the folder is outside, or behind another link; ToolFailed: the link cannot be made.
-        """
+        """Make a link in an existing folder, reached through no other link. Raises AccessRefused, ToolFailed."""
         parts = self.parts(rel)
         with _translate_errors(parts):
             self._access.make_link(parts, target)
@@ -124,18 +109,11 @@ class Root:
     def replace(
         self, rel: str, data: bytes, mode: int = 0o644, *, create_dirs: bool = False, aside: Path | None = None
     ) -> None:
-        """Write a file atomically: a reader sees the old content or the new.
+        """Write a file atomically: a reader sees the old content or the new. Raises AccessRefused, ToolFailed.
 
-        Args:
-            rel: A path relative to the root, or an absolute one beneath it.
-            data: The whole new content.
-            mode: Permissions of a new file; an existing file keeps its own.
-            create_dirs: Make missing folders.
-            aside: A folder of Ava's on the same file system for the temporary file; without it that is beside the
-                target, where a killed process leaves it.
-
-        Raises AccessRefused: it leads outside or through a link, or something other than a regular file has the name;
-        ToolFailed: it cannot be written.
+        An existing file keeps its permissions; `mode` is for a new one. `create_dirs` makes missing folders. The
+        temporary file is in `aside`, a folder of Ava's on the same file system; without it beside the target, where a
+        killed process leaves it.
         """
         parts = self.parts(rel)
         if not parts:
@@ -144,19 +122,13 @@ class Root:
             self._access.replace(parts, data, mode, create_dirs, aside)
 
     def entries(self, rel: str = "") -> list[Entry]:
-        """Return what is in a folder, sorted by name.
-
-        Raises AccessRefused: it leads outside or through a link; ToolFailed: it does not exist, or is not a folder.
-        """
+        """Return what is in a folder, sorted by name. Raises AccessRefused, ToolFailed."""
         parts = self.parts(rel)
         with _translate_errors(parts, folder=True):
             return sorted(self._access.entries(parts), key=_order)
 
     def kind(self, rel: str) -> EntryKind:
-        """Return what a path is.
-
-        Raises AccessRefused: it leads outside or through a link; ToolFailed: it does not exist.
-        """
+        """Return what a path is; links are not followed. Raises AccessRefused, ToolFailed."""
         parts = self.parts(rel)
         return self._entry(parts).kind if parts else "folder"
 
@@ -168,18 +140,11 @@ class Root:
         keep: Callable[[Entry], bool] | None = None,
         links: bool = False,
     ) -> Generator[Entry]:
-        """Yield the regular files beneath a folder, sorted by path; follow no link.
+        """Yield the regular files beneath a folder, sorted by path; follow no link. A file yields itself.
 
-        Folders that vanish meanwhile or cannot be opened are skipped.
-
-        Args:
-            rel: The folder to start in; a file yields itself.
-            limit: The most entries (folders included) to visit.
-            keep: Called for each file and folder, with its path relative to the root; False skips it, a folder with
-                everything in it.
-            links: Also yield links.
-
-        Raises AccessRefused: `rel` leads outside or through a link; ToolFailed: `rel` does not exist.
+        Folders that vanish meanwhile or cannot be opened are skipped. At most `limit` entries are visited, folders
+        included. `keep` is called for each file and folder, with its path relative to the root; False skips it, a
+        folder with everything in it. With `links`, links are yielded too. Raises AccessRefused, ToolFailed: for `rel`.
         """
         start = self.parts(rel)
         pending = [self._entry(start)] if start else [Entry("", "folder", 0)]
@@ -203,10 +168,7 @@ class Root:
                 pending += sorted(wanted, key=_order, reverse=True)
 
     def parts(self, rel: str) -> list[str]:
-        """Return the names from the root to a path; an empty list for the root itself.
-
-        Raises AccessRefused: the path cannot lie beneath the root.
-        """
+        """Return the names from the root to a path, none for the root. Raises AccessRefused: it cannot lie beneath."""
         text = rel.replace("\\", "/") if os.name == "nt" else rel
         if "\0" in text or len(text) > 4096:
             raise AccessRefused(f"{shown(rel)} is not a path; give one relative to the workspace")

@@ -31,11 +31,9 @@ class Bind:
     binds. Where the server is root, files of root in a writable source are given to the user that commands run as, and
     files that only root may read stay unreadable.
 
-    Attributes:
-        source: The absolute path here. Links in it are followed, so no command may have written to it.
-        target: The absolute path that the command sees. A toolchain keeps its own.
-        writable: The command may change it.
-        direct: Leave it out when the source's path leads through a link, because others may write there.
+    Both paths are absolute. Links in `source` are followed, so no command may have written to it. A toolchain's
+    `target` is its own path. With `direct`, it is left out when the source's path leads through a link, because others
+    may write there.
     """
 
     source: Path
@@ -65,20 +63,13 @@ class LocalServer:
 class Command:
     """What to run, and what it may use.
 
-    Attributes:
-        argv: Program and arguments.
-        folder: The working folder as the command sees it, within one of the binds.
-        binds: What it sees beside the system's own programs.
-        environment: The whole environment; nothing is inherited.
-        timeout_s: Seconds after which the command and all its descendants are ended.
-        max_output: Bytes of output to keep: its beginning and its end.
-        network: It may use the host's network.
-        stdin: It reads what its caller writes; see `Sandbox.start`.
-        disk_from: Bytes in its writable folders from which their growth is counted, where several commands share them;
-            None counts from the start of this command.
-        cpu_s: Processor seconds for each of its processes, where that is more than the sandbox's own limit.
-        limits: What it may use instead of the sandbox's own limits.
-        local: The one server that it reaches, while it has no network; only bubblewrap can do this.
+    It sees the system's own programs and its binds, one of which contains `folder`, the working folder as it sees it.
+    `environment` is all of it: nothing is inherited. After `timeout_s`, it is ended with all its descendants. Of the
+    output, the beginning and the end are kept, `max_output` bytes. With `network`, it may use the host's; with `local`,
+    only this one server, which bubblewrap alone can do; with `stdin`, it reads what its caller writes (see
+    `Sandbox.start`). `disk_from`: bytes in its writable folders from which their growth is counted, where several
+    commands share them; None counts from its own start. `cpu_s`: processor seconds for each of its processes, where that
+    is more than the sandbox's own limit. `limits` replace the sandbox's own.
     """
 
     argv: tuple[str, ...]
@@ -99,12 +90,9 @@ class Command:
 class Finished:
     """How a command ended.
 
-    Attributes:
-        code: Its exit code, 128 plus the number for a signal as in shells; None where it was ended from outside.
-        output: Its stdout and stderr in the order of writing, with the middle cut out if there is too much.
-        dropped: Bytes that were cut out.
-        ended: It `exited`, died by a `signal`, or was ended because of `timeout`, `memory` or `disk`.
-        took_s: Seconds from its start until all its processes were gone.
+    `code` is None where it was ended from outside, and 128 plus the number for a signal as in shells. `output` is its
+    stdout and stderr in the order of writing, without `dropped` bytes from the middle. It `exited`, died by a `signal`,
+    or was `ended` because of `timeout`, `memory` or `disk`. `took_s` counts until all its processes were gone.
     """
 
     code: int | None
@@ -116,12 +104,9 @@ class Finished:
 
 @dataclass(frozen=True)
 class Pipes:
-    """The streams of a running command.
+    """The streams of a running command. `errors` returns the end of its stderr so far.
 
-    Attributes:
-        stdin: What it reads.
-        stdout: What it writes; raises `EndOfStream` when it closes it, under bubblewrap when the whole command ends.
-        errors: Returns the end of its stderr so far.
+    `stdout` raises `EndOfStream` when the command closes it, under bubblewrap when the whole command ends.
     """
 
     stdin: ByteSendStream
@@ -172,12 +157,7 @@ _REQUIRED = ("SYSTEMROOT",)
 
 
 def child_environment(run_id: str, given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the whole environment of a child process of a run.
-
-    Args:
-        run_id: The run's id; without one, the child is marked as `unnamed`.
-        given: More variables; they cannot override the mark.
-    """
+    """Return the whole environment of a child of a run (`unnamed` without an id); `given` cannot override that mark."""
     required = {name: os.environ[name] for name in _REQUIRED if name in os.environ}
     return {**required, **(given or {}), RUN_ID: run_id or "unnamed"}
 

@@ -43,9 +43,7 @@ _found: dict[tuple[str, Path], Sandbox | Unavailable] = {}
 def find_sandbox(mode: Literal["auto", "none"], state: Path) -> Sandbox | Unavailable:
     """Return the strongest sandbox that works here; it is attacked once per process. Blocks for up to seconds.
 
-    Args:
-        mode: The setting `sandbox.mode`; `none` confines nothing.
-        state: A folder of Ava's for what a sandbox needs on the disk.
+    `mode` is the setting `sandbox.mode`; `none` confines nothing. `state`: a folder of Ava's for what a sandbox stores.
     """
     with _lock:
         if (mode, state) not in _found:

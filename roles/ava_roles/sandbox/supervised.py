@@ -39,12 +39,9 @@ _PATH, _TEMPORARY = "/usr/bin:/bin", PurePosixPath("/tmp")  # noqa: S108 - as a 
 
 @dataclass(frozen=True)
 class Machine:
-    """The facts about this machine that a sandbox depends on.
+    """The facts about this machine that a sandbox depends on: bubblewrap's path, and Landlock's version (`abi`).
 
-    Attributes:
-        uid: The user that commands run as where the server is root; 0 is the server's own user.
-        bwrap: The path of bubblewrap.
-        abi: The Landlock version.
+    `uid`: the user that commands run as where the server is root; 0 is the server's own user.
     """
 
     uid: int = 0
@@ -64,10 +61,7 @@ class SupervisedSandbox:
         self._supervisors = Supervisors()
 
     async def run(self, command: Command) -> Finished:
-        """Run a command to its end. A cancellation ends all its processes and waits until they are gone.
-
-        Raises ToolFailed: the command could not be started; says why.
-        """
+        """Run a command to its end, as `Sandbox.run` says."""
         began = time.monotonic()
         output = Output(command.max_output)
         async with (
@@ -87,10 +81,7 @@ class SupervisedSandbox:
 
     @asynccontextmanager
     async def start(self, command: Command) -> AsyncGenerator[Pipes]:
-        """Run a command with open stdin and stdout. Leaving ends all its processes and waits until they are gone.
-
-        Raises ToolFailed: on entering: the command could not be started; says why.
-        """
+        """Run a command with open stdin and stdout, as `Sandbox.start` says."""
         errors = Output(command.max_output)
         async with (
             self._supervise(replace(command, stdin=True)) as running,
@@ -200,11 +191,7 @@ class SupervisedSandbox:
 
 
 class _Report:
-    """A supervisor's report.
-
-    Attributes:
-        text: Its text; empty before the end, and where the supervisor was killed.
-    """
+    """A supervisor's report; empty before the end, and where the supervisor was killed."""
 
     def __init__(self, reader: PipeReader) -> None:
         self.text = ""
@@ -353,16 +340,7 @@ _SOURCES = str(Path(__file__).parents[2])
 
 
 class Supervisor:
-    """A supervisor process, and its guard.
-
-    Args:
-        errors: The descriptor that it writes errors of starting to.
-
-    Attributes:
-        pid: The process id of the guard.
-
-    Raises OSError: no process could be started.
-    """
+    """A supervisor process, which writes errors of starting to `errors`, and its guard (`pid`). Raises OSError."""
 
     def __init__(self, errors: int) -> None:
         self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -417,10 +395,7 @@ class Supervisors:
         weakref.finalize(self, _dismiss_all, self._idle)
 
     def give(self, descriptors: Sequence[int], errors: int) -> Supervisor:
-        """Give a command to an idle supervisor or a new one; see `Supervisor`.
-
-        Raises OSError: no process could be started.
-        """
+        """Give a command to an idle supervisor or a new one; arguments and errors as those of `Supervisor`."""
         while True:
             try:
                 supervisor, is_new = self._idle.pop(), False

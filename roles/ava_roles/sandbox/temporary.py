@@ -34,14 +34,9 @@ def temporary_files_in(place: Path) -> Generator[None]:
 
 @contextmanager
 def temporary_folder(prefix: str, place: Path | None = None) -> Generator[Path]:
-    """Hold a new folder that only this user can open; remove it at the end. Blocking.
+    """Hold a new folder that only this user can open; remove it at the end. Blocking. Raises OSError.
 
-    Args:
-        prefix: How its name begins.
-        place: Where it is made. None: in the newest `temporary_files_in` whose data root exists, else in the system's
-            folder.
-
-    Raises OSError: it cannot be made.
+    Without `place`, it is in the newest `temporary_files_in` whose data root exists, else in the system's folder.
     """
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place or _current_place()))
     lock = _try_lock(folder)

@@ -48,10 +48,7 @@ def python_library(program: Path) -> Path | None:
 
 
 def _locate(program: Path, needed: Sequence[str], folders: Sequence[str]) -> Path | None:
-    """Return the path where the loader finds the library, unless that is relative to the program.
-
-    Raises OSError: a folder cannot be read.
-    """
+    """Return where the loader finds the library, unless relative to the program. Raises OSError: unreadable."""
     name = next((each for each in needed if _LIBRARY.fullmatch(each)), None)
     for folder in folders if name is not None else ():
         place = _ORIGIN.sub(lambda _: str(program.parent), folder)
@@ -115,11 +112,8 @@ _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,80}")
 class Toolchains:
     """What commands are shown beside the system's own programs.
 
-    Attributes:
-        shown: Read-only folders and files, by the path under which commands see them.
-        path: Folders of programs, in the order of lookup.
-        variables: Environment variables that programs need.
-        refused: Why folders that were asked for are not shown.
+    `shown` are read-only folders and files, by the path under which commands see them; `path` are folders of programs,
+    in the order of lookup. `refused`: why folders that were asked for are not shown.
     """
 
     shown: dict[Path, Path] = field(default_factory=dict[Path, Path])
@@ -132,10 +126,7 @@ class Toolchains:
 class HostFolders:
     """The folders of this machine that decide what confined programs may see.
 
-    Attributes:
-        home: The user's home folder.
-        read_only: Folders of toolchains from the settings.
-        closed: Folders that are never shown.
+    `read_only` are toolchains from the settings; `closed` ones are never shown.
     """
 
     home: Path

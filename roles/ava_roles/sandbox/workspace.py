@@ -30,14 +30,11 @@ _WINDOWS_DRIVE = re.compile(r"/[A-Za-z]:")
 
 @dataclass(frozen=True)
 class Workspace:
-    """The folder that a run may read.
+    """The folder that a run may read, links resolved; None if there is none.
 
-    Attributes:
-        path: The folder, links resolved; None if there is none.
-        given: The call itself named it; only then may a role with web tools see it.
-        why: Where it comes from, or why there is none and how to give one.
-        named: A person or the client named it or a folder above it, or the rule found it. False if only the call names
-            it: then a person has to see the path before it is read.
+    `given`: the call itself named it; only then may a role with web tools see it. `why`: where it comes from, or why
+    there is none and how to give one. `named`: a person or the client named it or a folder above it, or the rule found
+    it. Without that, only the call names it: then a person has to see the path before it is read.
     """
 
     path: Path | None
@@ -105,14 +102,8 @@ def recheck_workspace(
 ) -> None:
     """Apply the rule to an approved workspace again: links, folders and settings may have changed since. Blocks.
 
-    Args:
-        folder: The workspace.
-        roots: The folders that contain every workspace; None accepts every folder that `WorkspaceRule` does.
-        data_root: Ava's own folder.
-        home: The user's home folder.
-        allow: Folders that settings name as workspaces.
-
-    Raises WorkspaceRefused: it is refused now; says why.
+    Every workspace is in one of the `roots`; None accepts every folder that `WorkspaceRule` does. `allow` are the
+    folders that settings name as workspaces. Raises WorkspaceRefused: it is refused now; says why.
     """
     if roots is not None and not _Look().is_within(folder, (str(root.resolve()) for root in roots)):
         raise WorkspaceRefused(f"{folder} is outside the allowed folders")
@@ -156,13 +147,9 @@ class WorkspaceRule:
     """Which folders may be a workspace.
 
     Always refused: `/` and the kernel's folders; a home folder, its parents, and its dot-folders; the data root, its
-    parents and its contents. Refused unless `allow` names them: `/etc`, `/run`, `/var` and the homes of other users,
-    with the folders in them. A home in one of these system folders is the user's own only if the user database says so.
-
-    Attributes:
-        home: The user's home folder.
-        data_root: Ava's own folder.
-        allow: Folders that settings name, each with its subfolders; None allows all. `/` has no effect.
+    parents and its contents. Refused unless `allow` names them, or a folder above them: `/etc`, `/run`, `/var` and the
+    homes of other users, with the folders in them. A home in one of these system folders is the user's own only if the
+    user database says so. `allow` with None allows all; `/` in it has no effect.
     """
 
     home: Path

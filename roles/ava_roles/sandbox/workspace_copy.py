@@ -1,10 +1,8 @@
 """Copies a workspace for commands to work in: the checkout without what git ignores, or the whole folder without git.
 
 Names are opened beneath the workspace: no link is followed, and only regular files are copied. Links are made after all
-files, so that nothing is ever written through one.
-
-Such a copy can also travel: its regular files as one tar file, and a folder made from it elsewhere. Links do not
-travel. The same files make the same bytes.
+files, so that nothing is ever written through one. Such a copy can also travel: its regular files as one tar file, the
+same bytes for the same files, and a folder made from it elsewhere. Links do not travel.
 """
 
 from __future__ import annotations
@@ -43,14 +41,9 @@ _PIECE = 1 << 20
 class CopyReport:
     """What was copied of a workspace.
 
-    Attributes:
-        whole: False for a folder that is too large to be copied and is shown itself instead.
-        git: It is a checkout.
-        files: Files and links that were copied.
-        size: Bytes that were copied.
-        dependencies: Folders to show themselves, relative to the workspace.
-        hidden: In a folder that is shown itself: what to hide, relative to it.
-        left_out: How many names were left out, by reason.
+    Without `whole`, the folder is too large to be copied and is shown itself; `hidden` says what to hide in it. `git`:
+    it is a checkout. `files` counts links too. `dependencies` are folders to show themselves. `left_out`: how many
+    names were left out, by reason. All paths are relative to the workspace.
     """
 
     whole: bool = True
@@ -75,17 +68,9 @@ def copy_workspace(
 ) -> CopyReport:
     """Copy a workspace into an empty folder. Blocks; stops at once when `check` raises.
 
-    Args:
-        root: The workspace.
-        into: The empty folder; a folder beside it is used meanwhile.
-        repository: The git repository that contains the workspace, if any.
-        home: The user's home folder.
-        carry: Further folders to show themselves.
-        check: Called for every file, and for every piece of a large one.
-        most_bytes: Copy no more than this, if it is less than usual.
-        git_folder: The approved git folder outside of the repository.
-
-    Raises ToolFailed: it cannot be copied; says what to do.
+    A folder beside `into` is used meanwhile. `repository` contains the workspace; `git_folder` is the approved one
+    outside of it. `carry`: further folders to show themselves. `check` is called for every file, and for every piece of
+    a large one. `most_bytes` counts if it is less than usual. Raises ToolFailed: it cannot be copied; says what to do.
     """
     copy = _Copy(root, into, check, most_bytes)
     carried = [name for name in carry if _is_folder(root, name)]
@@ -181,10 +166,7 @@ class _Copy:
         return self.root.walk(start, limit=ENTRIES_MAX, keep=keep, links=True)
 
     def _copy_all(self, names: Iterable[str], most_files: int, most_bytes: int, most_each: int) -> None:
-        """Copy files by name; a folder among them (a submodule) with everything in it.
-
-        Raises ToolFailed: it is too much.
-        """
+        """Copy files by name, and folders (submodules) with everything in them. Raises ToolFailed: it is too much."""
         pending = list(names)
         pending.reverse()
         most_bytes = min(most_bytes, self.most_bytes)
@@ -295,13 +277,7 @@ _SEPARATORS = {"\0", *("\\:" if os.name == "nt" else "")}
 
 
 def pack_folder(root: Root, home: Path, limit: int, aside: Path, path: Path, git_folder: str = "") -> str | None:
-    """Write the archive of a folder. Blocking.
-
-    Returns:
-        None, or why the folder does not travel.
-
-    Raises OSError: the archive cannot be written.
-    """
+    """Write the archive of a folder; return None, or why it does not travel. Blocking. Raises OSError: it cannot."""
     copy = aside / "copy"
     copy.mkdir()
     repository = repository_of(root.path.resolve(), home)
@@ -352,10 +328,7 @@ def _files(folder: Path) -> list[str]:
 
 
 def _unpack(tar: tarfile.TarFile, into: Path, limit: int) -> None:
-    """Write the members of an archive: regular files with plain names, and nothing else.
-
-    Raises ValueError: another member, or more than the limits.
-    """
+    """Write the members of an archive: regular files with plain names. Raises ValueError: another one, or too much."""
     size = 0
     for number, member in enumerate(tar):
         parts = member.name.split("/")

@@ -88,12 +88,9 @@ class NotEditable(Exception):
 
 @dataclass(frozen=True)
 class Document:
-    r"""A text file.
+    r"""A text file, whose `text` has `\n` as line end.
 
-    Attributes:
-        text: The whole text, with `\n` as line end.
-        ends: The line end of each line in the file: `\n`, `\r\n` or `\r`.
-        mark: The file begins with a byte order mark.
+    `ends` has the line end of each line in the file: `\n`, `\r\n` or `\r`. `mark`: it begins with a byte order mark.
     """
 
     MAX_PLACES: ClassVar[int] = 1_000

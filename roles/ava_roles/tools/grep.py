@@ -25,14 +25,10 @@ _LINE_CHARS = 240
 
 @dataclass(frozen=True)
 class Query:
-    """What to search for.
+    """What to search for: a literal, in any case, or with `regex` a Python regular expression, case-sensitive.
 
-    Attributes:
-        text: A literal, in any case; or an expression if `regex`.
-        path: The folder or file to search.
-        regex: `text` is a Python regular expression, case-sensitive.
-        glob: A pattern that the file's path must match, as in `.gitignore`.
-        most: The most lines to return.
+    `path` is a folder or a file. `glob` is a pattern that a file's path must match, as in `.gitignore`. At most `most`
+    lines are returned.
     """
 
     text: str
@@ -44,14 +40,10 @@ class Query:
 
 @dataclass
 class GrepResult:
-    """The result of a search.
+    """The result of a search: path, line number and line of each match; `more`: there are others.
 
-    Attributes:
-        hits: Path, line number and line of each match.
-        files: The number of files that were searched.
-        skipped: The number of files that are binary, too large or not readable.
-        more: There are more matches.
-        cut: There are more files than a search covers.
+    `files` were searched; `skipped` ones are binary, too large or not readable. `cut`: there are more files than a
+    search covers.
     """
 
     hits: list[tuple[str, int, str]] = field(default_factory=list[tuple[str, int, str]])
@@ -66,13 +58,9 @@ def search(
 ) -> GrepResult:
     """Return the lines that match, by path and line; stop after the most.
 
-    Args:
-        root: The workspace.
-        query: What to search for; it cannot match what `hide` replaces.
-        hide: Replaces secrets in a whole file, and keeps its number of lines.
-        check: Called for each file; raises to stop.
-
-    Raises ToolFailed: the expression, the glob or the path cannot be used.
+    `hide` replaces secrets in a whole file, and keeps its number of lines: the query cannot match what it replaces.
+    `check` is called for each file; it raises to stop. Raises ToolFailed: the expression, the glob or the path cannot
+    be used.
     """
     matching = _matcher(query)
     wanted_names = patterns(query.glob) if query.glob else None

@@ -1,7 +1,4 @@
-"""Pages: what a PDF and a web page are to the tools, and the words of a web page.
-
-`parser_process.py` reads them in a process of its own: whatever a page does to its parser ends only that process.
-"""
+"""Pages: what a PDF and a web page are to the tools, and the words of a web page; `parser_process.py` reads them."""
 
 from __future__ import annotations
 
@@ -20,14 +17,10 @@ PAGE_CHARS = 200_000
 
 @dataclass(frozen=True)
 class Pdf:
-    """Some pages of a PDF.
+    """Some pages of a PDF, each with its number (from 1) and text; `total` counts all pages.
 
-    Attributes:
-        pages: The number (from 1) and text of each page that was read.
-        total: The number of its pages.
-        title: Its title, if it has one.
-        unread: The time was up before the last requested page.
-        before: The text of the page before the first one: a secret may begin there.
+    `unread`: the time was up before the last requested page. `before`: the text of the page before the first one: a
+    secret may begin there.
     """
 
     pages: tuple[tuple[int, str], ...]
@@ -98,13 +91,10 @@ _ONLY_WORDS = "these are all its words, without headings and links, because Ava 
 
 @dataclass(frozen=True)
 class WebPage:
-    """The content of a page.
+    """The content of a page; of a web page at most 200,000 characters of text.
 
-    Attributes:
-        text: Its text; of a web page, at most 200,000 characters.
-        title: Its title, if it has one.
-        date: When it was published, `YYYY-MM-DD`, if known.
-        note: What a reader must know, e.g. that it needs JavaScript.
+    `date`: when it was published, `YYYY-MM-DD`, if known. `note`: what a reader must know, e.g. that it needs
+    JavaScript.
     """
 
     text: str

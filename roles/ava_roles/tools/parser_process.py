@@ -1,10 +1,8 @@
 """Parses documents and pages in a child process, so that a hostile file cannot harm the process of the runs.
 
 A parser in C that crashes ends its process; one that hangs holds Python's lock, and with it every run; and no library
-bounds its memory. A child that is killed is only a file that cannot be read.
-
-What a file may cost this process is bounded here, whatever the child says: seconds, and characters to hide secrets in.
-A child ends when its call does.
+bounds its memory. A child that is killed is only a file that cannot be read. What a file may cost this process is
+bounded here, whatever the child says: seconds, and characters to hide secrets in. A child ends when its call does.
 """
 
 from __future__ import annotations

@@ -23,10 +23,8 @@ _NO_EXTRA = "documents, which need the extra `documents`"
 class PassageReader:
     """Reads files as passages. It keeps the pages of PDFs, which take seconds to parse. Blocks.
 
-    Attributes:
-        size: Bytes that were read, and characters of passages. Of a file that is not text, as its first kilobyte shows,
-            only that counts.
-        documents: How many documents were read.
+    `size`: bytes that were read, and characters of passages. Of a file that is not text, as its first kilobyte shows,
+    only that counts. `documents`: how many documents were read.
     """
 
     def __init__(self, root: Root) -> None:

@@ -270,16 +270,10 @@ _BEYOND = "beyond the limits of one search: give a path"
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The files that match a query best.
+    """The files that match a query best, the best first, and the words that were searched for.
 
-    Attributes:
-        files: The best first.
-        words: The words that were searched for.
-        spread: In how many passages each of them is.
-        passages: How many passages there are.
-        searched: How many files were read.
-        left_out: How many files were not, by reason.
-        more: There are more files than entries of a folder that are looked at.
+    `spread`: in how many passages each word is; `passages`: how many there are. `searched`: how many files were read;
+    `left_out`: how many were not, by reason. `more`: there are more files than entries of a folder that are looked at.
     """
 
     files: tuple[FileMatch, ...]
@@ -294,10 +288,7 @@ class SearchResult:
 def search_passages(
     root: Root, question: str, path: str, max_files: int, hide: Callable[[str], str], check: Callable[[], None]
 ) -> SearchResult:
-    """Return the files whose passages match a question's words best. Blocks.
-
-    Raises ToolFailed: the path cannot be searched.
-    """
+    """Return the files whose passages match a question best. Blocks. Raises ToolFailed: the path cannot be searched."""
     query = Query(question)
     walk = WalkFilter(root, check)
     searched = 0

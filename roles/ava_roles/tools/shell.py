@@ -44,11 +44,7 @@ class RunBashArgs(ToolArgs):
 
 
 class RunBash:
-    """Runs a bash command.
-
-    Args:
-        in_worktree: The run's commands run in its worktree.
-    """
+    """Runs a bash command, where `in_worktree` in the run's worktree."""
 
     _on_a_copy = ToolSpec(
         name="run_bash",
@@ -121,15 +117,10 @@ class PythonExec:
 async def _run(
     at: ToolContext, argv: Callable[[CommandSandbox], tuple[str, ...]], timeout_s: int, *, importable: bool = False
 ) -> ToolOutput:
-    """Run a command where the commands of this run work.
+    """Run a command where the commands of this run work. Raises ToolFailed: it could not be started.
 
-    Args:
-        at: The context of the call.
-        argv: Returns the program and its arguments; may write files.
-        timeout_s: The time limit of the command.
-        importable: Python modules in the working folder can be imported, although the program is elsewhere.
-
-    Raises ToolFailed: it could not be started.
+    `argv` returns the program and its arguments; it may write files. `importable`: Python modules in the working folder
+    can be imported, although the program is elsewhere.
     """
     sandbox, workbench = need_sandbox(at)
     bench, fresh = await workbench.ready()

@@ -36,10 +36,7 @@ def parsing(what: str) -> Generator[None]:
 
 @parsing("CSV file")
 def read_csv(data: bytes, hide: Callable[[str], str] = str) -> str:
-    """Return a CSV file as a table; its cells are separated by `,`, `;`, tab or `|`.
-
-    Raises ToolFailed: it is not text.
-    """
+    """Return a CSV file as a table; its cells are separated by `,`, `;`, tab or `|`. Raises ToolFailed: not text."""
     text = decode_text(data)
     if text is None:
         raise ToolFailed("this file is named like a CSV but is not text; choose another file")
@@ -60,11 +57,8 @@ def _separator(text: str) -> str:
 class TableBudget:
     """What the tables of one file may cost together: time, characters that are shown, and cells to hide secrets in.
 
-    Args:
-        hide: Replaces secrets in cells that are cut; it is asked once for each different cell.
-
-    Attributes:
-        room: How many characters may still be shown.
+    `hide` replaces secrets in cells that are cut; it is asked once for each different cell. `room`: how many characters
+    may still be shown.
     """
 
     def __init__(self, hide: Callable[[str], str] = str) -> None:

@@ -51,13 +51,9 @@ def is_binary(head: bytes) -> bool:
 
 
 def decode_text(data: bytes, *, cut: bool = False) -> str | None:
-    """Return the text in bytes, or None if they are not text.
+    """Return the text in bytes, or None if they are not text; with `cut`, the last character may be incomplete.
 
     UTF-8, and UTF-16 with a byte order mark, are recognised; other bytes without a zero are read as Windows-1252.
-
-    Args:
-        data: The bytes.
-        cut: They are the beginning of a file; the last character may be incomplete.
     """
     if data.startswith(_UTF16):
         return data.decode("utf-16", "replace")
@@ -86,13 +82,9 @@ def without_tags(html: str) -> str:
 
 
 class LineWindow(NamedTuple):
-    """A range of lines that fits an answer.
+    """A range of lines that fits an answer, by the numbers of the first and the last; for none, that is `first - 1`.
 
-    Attributes:
-        text: The lines.
-        first: The number of the first one, from 1.
-        last: The number of the last one; `first - 1` if there is none.
-        cut: Numbers of lines that were too long and are shown in part.
+    `cut`: numbers of lines that were too long and are shown in part.
     """
 
     text: str

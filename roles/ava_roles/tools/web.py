@@ -1,7 +1,4 @@
-"""`web_search`, `read_webpages` and `http_get`: the public web, as far as robots.txt allows.
-
-Pages become text: HTML as Markdown, PDF by pages. Reading them blocks, and trusts no byte of a page.
-"""
+"""The public web, as far as robots.txt allows; HTML as Markdown, PDF by pages. Reading blocks, and trusts no byte."""
 
 from __future__ import annotations
 
@@ -385,10 +382,7 @@ class Robots:
         self._sites: dict[str, _Site] = {}
 
     async def check(self, fetcher: Fetcher, url: str) -> None:
-        """Return if a URL may be read.
-
-        Raises AccessRefused: the site's robots.txt excludes it, or could not be read.
-        """
+        """Return if a URL may be read. Raises AccessRefused: robots.txt excludes it, or could not be read."""
         parts = urlsplit(url)
         if parts.path == "/robots.txt":
             return

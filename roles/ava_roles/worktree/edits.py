@@ -25,14 +25,10 @@ _IGNORED_BY_HFS = re.compile("[\u200c-\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
 
 
 class Edits:
-    """The files of a worktree that one run may change.
+    """The files of a worktree that one run may change: those in its namespace, which need not exist.
 
-    Args:
-        root: The worktree, open.
-        namespace: Files and folders in it, relative and with `/`; they need not exist. `.` is all of it.
-        aside: A folder on the worktree's file system where a file is written before it is moved into place. It is
-            created, and emptied of what a killed process left there.
-        submodules: Paths whose content belongs to another repository.
+    A file is written in `aside`, a folder on the worktree's file system, before it is moved into place; it is created,
+    and emptied of what a killed process left there. The content of `submodules` belongs to other repositories.
     """
 
     def __init__(self, root: Root, namespace: Sequence[str], aside: Path, submodules: Collection[str] = ()) -> None:
@@ -44,10 +40,7 @@ class Edits:
         aside.mkdir(mode=0o700)
 
     def allowed(self, path: str) -> str:
-        """Return a path in its normal form, if the run may change the file.
-
-        Raises AccessRefused: it may not; says what it may change, and what to do.
-        """
+        """Return a path in its normal form. Raises AccessRefused: the run may not change it; says what it may."""
         parts = self._root.parts(path)
         name = "/".join(parts)
         if not parts:
@@ -72,10 +65,8 @@ class Edits:
     def read(self, path: str) -> bytes:
         """Return a file that may be changed.
 
-        Raises:
-            AccessRefused: It may not be changed; or it is a link, a pipe, a hard link, or a pointer of Git LFS.
-            NotThere: It does not exist.
-            ToolFailed: It cannot be read, or is too large.
+        Raises AccessRefused: it may not be; or it is a link, a pipe, a hard link, or a pointer of Git LFS; NotThere: it
+        does not exist; ToolFailed: it cannot be read, or is too large.
         """
         name = self.allowed(path)
         data, more = self._root.read(name, BYTES_MAX)

@@ -28,14 +28,11 @@ from ava_roles.worktree.repository import (
 
 @dataclass(frozen=True)
 class CheckoutState:
-    """The state of a checkout.
+    """The state of a checkout, from whose `head` the work would begin; `branch` is None for a detached HEAD.
 
-    Attributes:
-        head: The commit that the work would begin at.
-        branch: The branch that is checked out; None for a detached HEAD.
-        identity: What distinguishes the checkout and its git folders from any that are put in their places.
-        uncommitted: How many files have uncommitted changes, which are not part of the work.
-        notes: What the work leaves out (uncommitted changes, submodules, Git LFS, git filters), one sentence each.
+    `identity` distinguishes the checkout and its git folders from any that are put in their places. `uncommitted`
+    counts the files with uncommitted changes, which are not part of the work. `notes` say what the work leaves out
+    (these changes, submodules, Git LFS, git filters), one sentence each.
     """
 
     head: str
@@ -48,13 +45,8 @@ class CheckoutState:
 def inspect_checkout(repository: Path, home: Path, accept: Accept = NOTHING_OUTSIDE) -> CheckoutState:
     """Return the state of a checkout. Blocking and quick; it runs nothing of the repository's and changes nothing.
 
-    Args:
-        repository: The root of the checkout.
-        home: The user's home folder, for their own git configuration.
-        accept: Decides about a git folder outside of the checkout.
-
-    Raises NoRepository: there is no commit to begin at; says what to do. Raises WorktreeFailed: git is not installed,
-    or fails.
+    `accept` decides about a git folder outside of the checkout. Raises NoRepository: there is no commit to begin at;
+    says what to do; WorktreeFailed: git is not installed, or fails.
     """
     checkout = UserRepository.at(repository, home, accept=accept)
     with temporary_folder("inspecting the repository") as folder:
@@ -106,12 +98,7 @@ _PYTHON_TEST = re.compile(r"((tests?|testing)/(.+/)?)?(test_[^/]*|[^/]*_test)\.p
 
 @dataclass(frozen=True)
 class VerifyCommand:
-    """A verify command that fits a project.
-
-    Attributes:
-        command: One line for bash.
-        why: What in the project says so.
-    """
+    """A verify command that fits a project, one line for bash, and what in the project says so."""
 
     command: str
     why: str

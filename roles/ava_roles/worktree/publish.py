@@ -53,11 +53,9 @@ _FALLBACK_AUTHOR = ("Ava", "ava@localhost")
 
 
 def is_test(path: str, words: Iterable[str] = ()) -> bool:
-    """Tell whether a file is a test, or controls what a verify command runs.
+    """Tell whether a file, relative to the root, is a test, or controls what a verify command runs.
 
-    Args:
-        path: The file, relative to the root.
-        words: The words of the commands, and of the files that define what these run: paths, programs or modules.
+    `words` are those of the commands, and of the files that define what these run: paths, programs or modules.
     """
     if any(_names_file(word, path) for word in words):
         return True
@@ -88,11 +86,7 @@ def _command_words(git: Git, commit: str, commands: Sequence[str]) -> set[str]:
 def changed_files(git: Git, base: str, head: str, commands: Sequence[str] = ()) -> tuple[ChangedFile, ...]:
     """Return the files that differ between two commits or trees; a renamed file is removed and added.
 
-    Args:
-        git: git, with Ava's directory.
-        base: What the work began at.
-        head: What it became.
-        commands: The command lines that decide whether the work passes.
+    `commands` are the command lines that decide whether the work passes.
     """
     raw = git("diff-tree", "-r", "-z", "--raw", "--no-abbrev", *_DIFF_OPTIONS, base, head).names()
     kinds: dict[str, _Kind] = {}

@@ -59,16 +59,10 @@ def temporary_folder(doing: str) -> Generator[Path]:
 
 @dataclass(frozen=True)
 class Git:
-    """Runs git with one git directory of Ava's.
+    """Runs git with one git directory of Ava's, on a work tree if it has one.
 
-    Attributes:
-        program: The path of git.
-        own: The git directory.
-        tree: The work tree, if any.
-        index: The index; None uses the directory's own.
-        variables: Further environment variables.
-        check: Called repeatedly while git runs; raises to stop it.
-        inherited: Descriptors that each git process inherits.
+    Without an `index`, it uses the directory's own. `check` is called repeatedly while git runs; it raises to stop it.
+    Each git process inherits the descriptors in `inherited`.
     """
 
     program: str
@@ -164,14 +158,9 @@ NO_GIT = "git is not installed here; ask a person to install it, or choose a rol
 class UserRepository:
     """A checkout of the user, and its repository.
 
-    Attributes:
-        root: The root of the checkout.
-        folder: What `.git` is or points to: it contains HEAD and the index of this checkout.
-        common: What all checkouts share: objects, branches, configuration.
-        program: The path of git.
-        home: The user's home folder.
-        approved: The approved `identity`; empty accepts any repository.
-        accept: Decides about a git folder outside of the checkout.
+    `folder` is what `.git` is or points to: it contains HEAD and the index of this checkout. `common` is what all
+    checkouts share: objects, branches, configuration. `approved` is the approved `identity`; empty accepts any
+    repository. `accept` decides about a git folder outside of the checkout.
     """
 
     root: Path
@@ -188,11 +177,8 @@ class UserRepository:
     ) -> UserRepository:
         """Return the repository of a checkout.
 
-        Raises:
-            FolderReplaced: It is not the one that was approved.
-            NoRepository: The folder is not the root of a checkout, or git would follow something in it elsewhere; says
-                what to do.
-            WorktreeFailed: git is not installed.
+        Raises FolderReplaced: it is not the one that was approved; NoRepository: the folder is not the root of a
+        checkout, or git would follow something in it elsewhere; says what to do; WorktreeFailed: git is not installed.
         """
         if approved:
             with translate_os_errors(f"opening {root}"):
@@ -224,10 +210,7 @@ class UserRepository:
             return tuple(map(folder_identity, (self.root, self.folder, self.common)))
 
     def recheck(self) -> None:
-        """Check that this is still the approved repository.
-
-        Raises FolderReplaced: it is a different one; WorktreeFailed: it cannot be read.
-        """
+        """Check that this is still the approved repository. Raises FolderReplaced; WorktreeFailed: it is unreadable."""
         if self.approved and not all(map(is_same_folder, self.approved, self.identity)):
             raise FolderReplaced(f"{self.root} is now a different repository")
 
@@ -276,12 +259,9 @@ class UserRepository:
     def git_folder(self, own: Path, *, joined: bool) -> Git:
         """Create a git directory that has this repository's objects, and none of its configuration.
 
-        Args:
-            own: The new folder.
-            joined: It shares this repository's branches, HEAD and object store. Otherwise it has no branches, and
-                stores new objects itself.
-
-        Raises FolderReplaced: this is not the repository that was approved; WorktreeFailed: it cannot be created.
+        If `joined`, it shares this repository's branches, HEAD and object store. Otherwise it has no branches, and
+        stores new objects itself. Raises FolderReplaced: this is not the approved repository; WorktreeFailed: it cannot
+        be created.
         """
         self.recheck()
         if (found := _find_folders(self.root, self.accept)).folder != self.folder or found.common != self.common:
@@ -321,10 +301,7 @@ class UserRepository:
     def head(self, git: Git) -> tuple[str, str | None]:
         """Return the commit that is checked out, and its branch; None for a detached HEAD.
 
-        Args:
-            git: A git directory that is joined to this repository.
-
-        Raises NoRepository: there is no commit.
+        `git` has a directory that is joined to this repository. Raises NoRepository: there is no commit.
         """
         commit = git.run("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
         branch = git.run("symbolic-ref", "--quiet", "HEAD")
@@ -412,13 +389,7 @@ _MAX_BYTES = 100_000_000
 
 @dataclass(frozen=True)
 class CommitFiles:
-    """The files of a commit.
-
-    Attributes:
-        submodules: The folders of submodules.
-        blobs: The object id of each file, by path.
-        attributes: The text of all attribute files that apply to it.
-    """
+    """The files of a commit: the object id of each by path, submodules' folders, all attribute files' text."""
 
     submodules: tuple[str, ...]
     blobs: Mapping[str, str]
@@ -441,11 +412,8 @@ class CommitFiles:
 class ProtectedPaths:
     """The paths of a commit that no run may change, and the files that only seem changed.
 
-    Attributes:
-        submodules: The folders of submodules.
-        pointers: Files that Git LFS keeps.
-        written: Files that git would store differently than it wrote them (line ends, `$Id$`), each with the digest of
-            what it wrote.
+    Git LFS keeps the `pointers`. git would store the files in `written` differently than it wrote them (line ends,
+    `$Id$`); each has the digest of what it wrote.
     """
 
     submodules: frozenset[str] = frozenset()
@@ -454,13 +422,7 @@ class ProtectedPaths:
 
 
 def find_protected_paths(git: Git, commit: str, tree: Path | None) -> ProtectedPaths:
-    """Return the protected paths of a commit.
-
-    Args:
-        git: git, with a directory that has its objects.
-        commit: The commit.
-        tree: The tree that was just written from it; None uses what was found at that time.
-    """
+    """Return the protected paths of a commit; `tree` was just written from it, and None uses what was found then."""
     files = CommitFiles.of(git, commit)
     filtered = filtered_files(git, commit, list(files.blobs)) if b"lfs" in files.attributes else []
     saved = git.own / "written.json"

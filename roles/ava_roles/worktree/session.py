@@ -42,17 +42,10 @@ class PreparedWorktree(NamedTuple):
 
 
 class WorktreeSession:
-    """One run's work on one repository.
+    """One run's work on one repository, as it was approved.
 
-    Args:
-        spec: What was approved.
-        path: The folder for it; what an earlier owner of the run left there is used again.
-        sandbox: Runs commands.
-        host: The folders of this machine that decide what commands may see.
-        network: Commands reach the host's network.
-
-    Attributes:
-        say: Takes a sentence about what is being done this second.
+    It is in the folder `path`; what an earlier owner of the run left there is used again. `say` takes a sentence about
+    what is being done this second.
     """
 
     def __init__(
@@ -69,16 +62,10 @@ class WorktreeSession:
     async def prepare(self, *, baseline: bool = True, resumed: bool = False) -> Baseline:
         """Create both trees, or use those that exist; run the setup and the verify command once.
 
-        Args:
-            baseline: Run the commands; a resumed run has had its baseline.
-            resumed: The run has worked in its worktree: a new one would lack that work.
-
-        Raises:
-            FolderReplaced: The repository is not the one that was approved.
-            NoRepository: There is no commit to begin at.
-            BadNamespace: The namespace names what cannot be changed here, such as a path in a submodule.
-            WorktreeFailed: The trees cannot be created; says what to do.
-            ToolFailed: No command can be started.
+        Without `baseline`, no command is run: a resumed run has had it. If `resumed`, a new worktree would lack the
+        run's work. Raises FolderReplaced: the repository is not the one that was approved; NoRepository: there is no
+        commit to begin at; BadNamespace: the namespace names what cannot be changed here, such as a path in a
+        submodule; WorktreeFailed: the trees cannot be created; says what to do; ToolFailed: no command can be started.
         """
         self.say("Opening the worktree again" if resumed else "Creating the worktree")
         await run_sync(self._prepare, resumed, abandon_on_cancel=False)
@@ -123,8 +110,7 @@ class WorktreeSession:
     def keep(self, message: str) -> Branch | None:
         """Commit what differs, and make the branch; None if nothing differs. Blocking.
 
-        Raises FolderReplaced: the repository is not the one that was approved. Raises WorktreeFailed: it cannot be
-        published; the worktree is unchanged.
+        Raises FolderReplaced: it is not the approved repository; WorktreeFailed: not published; nothing has changed.
         """
         with self._publishing:
             return publish_branch(self.prepared.trees, message)
@@ -226,10 +212,7 @@ class WorktreeSandbox:
         return sandbox, fresh
 
     async def renew(self) -> str:
-        """Free space: remove ignored files, and the home of the commands. The work itself stays.
-
-        Raises WorktreeFailed: they cannot be removed.
-        """
+        """Remove ignored files and the home of the commands; the work itself stays. Raises WorktreeFailed."""
         async with self._lock:
             await run_sync(self._session.prepared.trees.free_space, abandon_on_cancel=False)
         return "ignored files, and your home folder, were removed to free space"
@@ -250,8 +233,7 @@ class WorktreeSandbox:
 def publish_leftover(spec: WorktreeSpec, path: Path, home: Path, message: str) -> Branch | None:
     """Publish what an ended run left in its worktree; None if there is nothing. Blocking; needs no sandbox.
 
-    Raises FolderReplaced: the repository is not the one that was approved. Raises WorktreeFailed: it cannot be
-    published; the worktree is unchanged.
+    Raises FolderReplaced: it is not the approved repository; WorktreeFailed: not published; the worktree is unchanged.
     """
     if not (path / "kept.json").is_file():
         return None
@@ -265,10 +247,7 @@ def publish_leftover(spec: WorktreeSpec, path: Path, home: Path, message: str) -
 
 
 def remove_worktree(path: Path) -> None:
-    """Remove a session's folder, with what commands left in it. Blocking; a missing folder is fine.
-
-    Raises WorktreeFailed: it cannot be removed, or is still in use.
-    """
+    """Remove a session's folder, if it exists. Blocking. Raises WorktreeFailed: it cannot be removed, or is in use."""
     if not path.exists():
         return
     folder = WorktreeFolder(path)

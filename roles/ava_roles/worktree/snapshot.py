@@ -54,20 +54,11 @@ _PACKING = ("pack-objects", "-q", "--window=0", "--no-reuse-object", "--threads=
 def pack_snapshot(
     repository: Path, home: Path, commit: str, limit: int, path: Path, git_folder: str = ""
 ) -> str | None:
-    """Write the snapshot of a commit. Blocking; it runs nothing of the repository's and changes nothing in it.
+    """Write the snapshot of a commit, of at most `limit` bytes; return None, or why it does not travel. Blocking.
 
-    Args:
-        repository: The root of the user's checkout.
-        home: The user's home folder, for their own git configuration.
-        commit: The commit.
-        limit: Most bytes of the snapshot.
-        path: The new file. The same commit and settings make the same bytes.
-        git_folder: The approved git folder outside of the checkout.
-
-    Returns:
-        None, or why the commit does not travel.
-
-    Raises NoRepository: the repository is gone; WorktreeFailed: the objects cannot be read, or the file not be written.
+    It runs nothing of the repository's and changes nothing in it. The same commit and settings make the same bytes.
+    `git_folder` is the approved one outside of the checkout. Raises NoRepository: the repository is gone;
+    WorktreeFailed: the objects cannot be read, or the file not be written.
     """
     checkout = UserRepository.at(repository, home, accept=only(git_folder))
     with temporary_folder("packing the repository") as aside:
@@ -115,10 +106,7 @@ def unpack_snapshot(snapshot: Path, place: Path, beneath: Path, commit: str) -> 
 
 
 def pack_branch(repository: Path, home: Path, branch: Branch, path: Path) -> None:
-    """Write the new objects of a branch to a file. Blocking.
-
-    Raises WorktreeFailed: they cannot be read, or the file not be written.
-    """
+    """Write the new objects of a branch to a file. Blocking. Raises WorktreeFailed: this cannot be done."""
     with UserRepository.at(repository, home).joined() as git, temporary_folder("packing the branch") as aside:
         wanted = new_objects(git, branch.base, branch.head)
         name = git.line(*_PACKING, str(aside / "pack"), stdin=_lines(wanted))
@@ -127,14 +115,7 @@ def pack_branch(repository: Path, home: Path, branch: Branch, path: Path) -> Non
 
 @dataclass(frozen=True)
 class TravelledBranch:
-    """A branch that came from another machine, as the log describes it.
-
-    Attributes:
-        run_id: The run that has made it.
-        base: The approved commit, which has to be its only parent.
-        head: Its commit.
-        namespace: What it may change.
-    """
+    """A branch from another machine, as the log has it: one commit `head` on the approved `base`, in `namespace`."""
 
     run_id: str
     base: str
@@ -145,10 +126,7 @@ class TravelledBranch:
 def has_commit(repository: Path, home: Path, commit: str, identity: tuple[str, ...] = (), git_folder: str = "") -> bool:
     """Tell whether a repository has a commit. Blocking.
 
-    Raises:
-        FolderReplaced: It is not the approved repository.
-        NoRepository: It is gone.
-        WorktreeFailed: git fails.
+    Raises FolderReplaced: it is not the approved repository; NoRepository: it is gone; WorktreeFailed: git fails.
     """
     with UserRepository.at(repository, home, identity, only(git_folder)).joined() as git:
         return git.run("cat-file", "-e", f"{commit}^{{commit}}").code == 0
@@ -164,20 +142,11 @@ def bring_branch(
 ) -> str:
     """Make a branch of a repository from a pack; return its name. Blocking; the checkout and the index stay.
 
-    An existing branch is never changed: if it is another one, the new branch gets another name.
-
-    Args:
-        pack: The new objects, whose bytes were checked.
-        branch: What it has to be.
-        repository: The root of the user's checkout.
-        home: The user's home folder.
-        identity: The approved identity of the repository; empty accepts any that has the approved commit.
-        accept: Decides about a git folder outside of the checkout.
-
-    Raises:
-        FolderReplaced: The repository is not the approved one.
-        NoRepository: It is gone, or lacks the commit that the branch begins at.
-        WorktreeFailed: The pack is not that branch.
+    The bytes of the pack were checked. An existing branch is never changed: if it is another one, the new branch gets
+    another name. `identity` is the approved one of the repository; empty accepts any that has the approved commit.
+    `accept` decides about a git folder outside of the checkout. Raises FolderReplaced: the repository is not the
+    approved one; NoRepository: it is gone, or lacks the commit that the branch begins at; WorktreeFailed: the pack is
+    not that branch.
     """
     checkout = UserRepository.at(repository, home, identity, accept)
     with temporary_folder("bringing the branch") as aside:
@@ -198,10 +167,7 @@ def bring_branch(
 
 
 def _check_branch(git: Git, branch: TravelledBranch) -> None:
-    """Check that a commit follows the approved one, and changes only what was approved.
-
-    Raises WorktreeFailed: it does not.
-    """
+    """Raise WorktreeFailed unless a commit follows the approved one, and changes only what was approved."""
     if git.run("cat-file", "-e", f"{branch.head}^{{commit}}").code != 0:
         raise WorktreeFailed(f"what was stored as the branch of {branch.run_id} lacks its commit {branch.head}")
     parents = git.line("rev-parse", f"{branch.head}^@").split()

@@ -32,13 +32,8 @@ _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 class Verdict:
     """How one run of a command in the check tree ended.
 
-    Attributes:
-        passed: It ended by itself, with exit code 0.
-        code: Its exit code; None if it was ended.
-        ended: As `sandbox.Finished.ended`.
-        output: What it wrote, unchanged; at most 400,000 bytes.
-        took_s: Seconds.
-        tree: The git tree that was checked: the candidate.
+    `passed`: by itself, with exit code 0. `code` is None if it was ended; `ended` is that of `sandbox.Finished`.
+    `output` is unchanged, at most 400,000 bytes. `tree` is the git tree that was checked: the candidate.
     """
 
     passed: bool
@@ -130,17 +125,11 @@ _DRIVE = re.compile(r"[A-Za-z]:")
 class WorktreeSpec:
     """What was approved of the work on a repository.
 
-    Attributes:
-        run_id: The run that does the work.
-        repository: The root of the user's checkout: the folder that contains `.git`.
-        namespace: What may be changed, as `namespace_of` returns it.
-        verify: The command line, run by bash, that the work must pass.
-        base: The commit that the work begins at; None takes the one that is checked out when the worktree is made.
-        setup: The command line that prepares a tree for it.
-        carry: Further folders of the checkout that are shown as they are.
-        identity: The identity of the repository; empty if it was not recorded.
-        verify_timeout_s: The longest that either command may take.
-        git_folder: The approved git folder outside of the checkout; empty if it has none there.
+    `repository` is the root of the user's checkout: the folder that contains `.git`; `git_folder` the approved one
+    outside of it, empty if it has none there. `namespace` is what `namespace_of` returns. The work begins at `base`;
+    None takes the commit that is checked out when the worktree is made. It must pass `verify`, in a tree that `setup`
+    prepares: command lines for bash, each of which may take `verify_timeout_s`. `carry`: further folders of the
+    checkout that are shown as they are. `identity` is the repository's; empty if it was not recorded.
     """
 
     run_id: str
@@ -198,15 +187,10 @@ def _normal(text: str) -> str:
 
 @dataclass(frozen=True)
 class ChangedFile:
-    """A file that the work changed.
+    """A file that the work changed, by its path relative to the repository's root.
 
-    Attributes:
-        path: Its path, relative to the repository's root.
-        added: Lines; 0 for a binary file.
-        removed: Lines; 0 for a binary file.
-        kind: What happened to it.
-        test: It is a test, or controls what the verify command runs.
-        link: The target, if it is now a symbolic link; else None.
+    `added` and `removed` are lines, 0 for a binary file. `test`: it is a test, or controls what the verify command
+    runs. `link`: the target, if it is now a symbolic link; else None.
     """
 
     path: str
@@ -219,15 +203,10 @@ class ChangedFile:
 
 @dataclass(frozen=True)
 class Branch:
-    """The branch that holds the work.
+    """The branch that holds the work; its name without `refs/heads/`.
 
-    Attributes:
-        name: The branch, without `refs/heads/`.
-        base: The commit that the work began at.
-        head: The commit that it points to.
-        changed: The files that differ between the two.
-        tree: The git tree of the head; the `tree` of the verdict that it was checked with.
-        notes: What the user should know about it, one sentence each.
+    `base` is the commit that the work began at, and `changed` what differs between it and `head`. `tree` is that of the
+    head: the `tree` of the verdict that it was checked with. `notes`: what the user should know, one sentence each.
     """
 
     name: str
@@ -240,13 +219,9 @@ class Branch:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The state before the work.
+    """The state before the work: the commit that it begins at, and how both commands ended; None if one was not run.
 
-    Attributes:
-        base: The commit that the work begins at.
-        notes: What the model should know about the worktree.
-        setup: How the setup command ended; None if it was not run.
-        verify: How the verify command ended; None if it was not run.
+    `notes`: what the model should know about the worktree.
     """
 
     base: str

@@ -163,17 +163,9 @@ def is_git_name(name: str) -> bool:
 def remove_unwanted(tree: Path, trash: Path, check: Callable[[], None] = lambda: None) -> list[str]:
     """Remove `.git`, pipes, sockets, devices and folders nested too deep; make the rest readable and writable for us.
 
-    No process may be working in the tree.
-
-    Args:
-        tree: The tree.
-        trash: A path on the same file system that does not exist; it is gone afterwards.
-        check: Called for every folder; raises to stop.
-
-    Returns:
-        What was removed, relative to the tree.
-
-    Raises OSError: something cannot be read or removed.
+    Returns what was removed, relative to the tree. No process may be working in it. `trash` is a path on the same file
+    system that does not exist; it is gone afterwards. `check` is called for every folder; it raises to stop. Raises
+    OSError: something cannot be read or removed.
     """
     removed: list[str] = []
     stack: list[tuple[int, str, list[str]]] = []
@@ -202,10 +194,7 @@ def remove_unwanted(tree: Path, trash: Path, check: Callable[[], None] = lambda:
 
 
 def remove_names(tree: Path, names: Iterable[str], trash: Path) -> None:
-    """Remove files or folders of a tree, and the folders that become empty.
-
-    Raises OSError: something cannot be removed.
-    """
+    """Remove names of a tree, and the folders that become empty. Raises OSError: something cannot be removed."""
     with _trash_folder(trash):
         for name in names:
             *above, last = name.split("/")

@@ -95,10 +95,8 @@ class Trees:
     def create(self, check: Callable[[], None] = _no_check) -> WorktreeRecord:
         """Create both trees from the approved commit, or from the commit that is checked out.
 
-        Raises:
-            NoRepository: There is no commit.
-            BadNamespace: A path of the namespace is in a submodule.
-            WorktreeFailed: They cannot be created; nothing of them is left.
+        Raises NoRepository: there is no commit; BadNamespace: a path of the namespace is in a submodule;
+        WorktreeFailed: they cannot be created; nothing of them is left.
         """
         with self.repository.joined() as joined:
             base = self.spec.base or self.repository.head(joined)[0]
@@ -310,13 +308,10 @@ def _some(names: Sequence[str]) -> str:
 
 
 class WorktreeSandboxes:
-    """Where commands run: in the worktree and in the check tree. Everything here blocks.
+    """Where commands run: in the worktree and in the check tree, which exist. Everything here blocks.
 
-    Args:
-        trees: The trees, which exist.
-        mounts: Commands can see a folder under another path than its own.
-        host: The folders of this machine that decide what commands may see.
-        check: Called repeatedly; raises to stop.
+    `mounts`: commands can see a folder under another path than its own. `check` is called repeatedly; it raises to
+    stop.
     """
 
     def __init__(self, trees: Trees, mounts: bool, host: HostFolders, check: Callable[[], None]) -> None:
@@ -368,11 +363,7 @@ class WorktreeSandboxes:
         return layout.command_sandbox(seen, binds, self._tools, notes, measured=measured)
 
     def _place_dependency(self, tree: Path, name: str) -> bool:
-        """Prepare the place of a package folder in a tree: an empty folder to mount over, or a link.
-
-        Returns:
-            False if a folder above it is a file or a link.
-        """
+        """Prepare a package folder's place in a tree, to mount over or a link; False if a file or link is above it."""
         *above, last = name.split("/")
         folder = tree
         for part in above:

@@ -201,10 +201,7 @@ def _make_mount_points(spec: LaunchSpec) -> None:
 
 
 def _mount_sources(spec: LaunchSpec) -> list[str]:
-    """Mount each source where every user can reach it, and return these places.
-
-    Raises OSError: mounts are refused, as in a container.
-    """
+    """Mount each source where every user can reach it; return the places. Raises OSError: refused, as in containers."""
     _leave_mounts()
     places = [os.open(source, os.O_PATH | os.O_CLOEXEC) for source, _target, _writable in spec.binds]
     _cover_place()
@@ -212,10 +209,7 @@ def _mount_sources(spec: LaunchSpec) -> list[str]:
 
 
 def _enter_new_root(spec: LaunchSpec) -> None:
-    """Make a root of the system's programs and the binds, each at its target, and enter it.
-
-    Raises OSError: mounts are refused, as in a container.
-    """
+    """Make a root of the system's programs and the binds, and enter it. Raises OSError: refused, as in a container."""
     _leave_mounts()
     shown = [path for path in SYSTEM if not os.path.islink(path)]
     shown += [*SETTINGS, *(NETWORK_SETTINGS if spec.network else ()), *READ_DEVICES, *WRITE_DEVICES]

@@ -122,13 +122,10 @@ READ_DEVICES, WRITE_DEVICES = ("/dev/zero", "/dev/urandom", "/dev/random"), ("/d
 
 
 def restrict_access(readable: list[str], writable: list[str], *, network: bool, abi: int) -> None:
-    """Restrict this process, and all that it starts, by Landlock. Call `no_new_privileges` first.
+    """Restrict this process, and all that it starts, by Landlock of version `abi`. Call `no_new_privileges` first.
 
-    Args:
-        readable: Paths that may be read and executed; missing ones are ignored.
-        writable: Paths that may also be written to.
-        network: TCP is allowed.
-        abi: The kernel's Landlock version.
+    `readable` paths may be read and executed, missing ones are ignored; `writable` ones may also be written to. Without
+    `network`, TCP is refused.
     """
     rights = (1 << _RIGHTS.get(abi, 16)) - 1
     wanted = struct.pack("Q", rights)
@@ -202,13 +199,9 @@ _X32_NUMBERS = 0x4000_0000  # on x86-64, numbers from here on are calls of the x
 
 
 def seccomp_filter(families: tuple[int, ...], *, attributes: bool = False, by_path: bool = False) -> bytes:
-    """Return a seccomp filter.
+    """Return a seccomp filter that allows these socket families.
 
-    Args:
-        families: The socket families that are allowed.
-        attributes: Also refuse to change extended attributes.
-        by_path: Also refuse to change modes, owners and times by path.
-
+    With `attributes`, it also refuses to change extended attributes; with `by_path`, modes, owners and times by path.
     Raises OSError: the call numbers of this machine are unknown.
     """
     name = os.uname().machine
@@ -263,9 +256,7 @@ def prlimit_command(limits: Limits) -> list[str]:
 def set_limits(limits: Limits, uid: int) -> None:
     """Limit this process and all that it starts.
 
-    Args:
-        limits: The limits.
-        uid: The user whose processes the kernel counts; those that exist already come on top of the limit.
+    The kernel counts the processes of the user `uid`; those that exist already come on top of the limit.
     """
     present = _count_tasks(uid)
     for _option, number, value in _resource_limits(limits):
@@ -315,13 +306,10 @@ class TooDeep(Exception):
 
 
 def measure(folders: list[str], owner: int = 0) -> int:
-    """Return the bytes that folders and files take on the disk.
+    """Return the bytes that folders and files take on the disk; missing ones count nothing.
 
-    Args:
-        folders: The paths; missing ones count nothing.
-        owner: The user who becomes the owner of what root or another of `USERS` owns there; 0 changes no owner.
-
-    Raises TooDeep: folders are nested too deep.
+    The user `owner` becomes the owner of what root or another of `USERS` owns there; 0 changes no owner. Raises
+    TooDeep: folders are nested too deep.
     """
     seen: set[tuple[int, int]] = set()
     total = 0

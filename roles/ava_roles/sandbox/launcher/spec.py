@@ -19,16 +19,11 @@ BY_ITSELF = ("exited", "signal")
 
 
 class Limits:
-    """The resources that a command may use.
+    """The resources that a command may use, in bytes and processor seconds.
 
-    Args:
-        memory: Bytes of resident memory for all processes together.
-        disk: Bytes by which its writable folders may grow.
-        file: Bytes of one file.
-        processes: Processes and threads at the same time.
-        open_files: Open descriptors of a process.
-        cpu_s: Processor seconds of a process.
-        address_space: Bytes of address space of a process; None is as much as `memory`, and 0 sets no limit.
+    `memory` is the resident memory of all processes together; `address_space` is that of each process: None for as much
+    as `memory`, and 0 for no limit. `disk`: by how much its writable folders may grow. `file`: the size of one file.
+    `processes` counts threads too, at the same time. `open_files` and `cpu_s` are for each process.
     """
 
     def __init__(
@@ -47,23 +42,15 @@ class Limits:
 
 
 class LaunchSpec:
-    """A command, and how it is confined.
+    """A command, and how it is confined: by `bubblewrap`, `landlock` or `none`.
 
-    Args:
-        kind: `bubblewrap`, `landlock` or `none`.
-        argv: Program and arguments.
-        folder: The working folder as the command sees it.
-        binds: Source, target, and whether the command may write to it.
-        environment: The whole environment.
-        timeout_s: Seconds after which the command is ended.
-        network: The command may use the host's network.
-        uid: The user that the command runs as where the server is root; 0 keeps the server's own user.
-        bwrap: The path of bubblewrap; empty where it is not used.
-        abi: The kernel's Landlock version.
-        limits: The resources that the command may use.
-        disk_from: Bytes in the writable folders from which growth is counted; None counts from its start.
-        direct: Sources of binds that are left out when their path leads through a link.
-        local: The port, and the socket, of the one server that it reaches without a network; None for no server.
+    `folder` is the working folder as the command sees it. `binds`: source, target, and whether the command may write to
+    it. `environment` is all of it. `timeout_s` is when the command is ended. With `network`, it may use the host's.
+    `uid`: the user that it runs as where the server is root; 0 keeps the server's own. `bwrap` is the path of
+    bubblewrap, empty where it is not used; `abi` the kernel's Landlock version. `disk_from`: bytes in the writable
+    folders from which growth is counted; None counts from its start. `direct`: sources of binds that are left out when
+    their path leads through a link. `local`: the port, and the socket, of the one server that it reaches without a
+    network; None for no server.
     """
 
     def __init__(

@@ -2,11 +2,10 @@
 
 It watches the server through a pipe whose other end only the server holds: when the server closes it or dies, the
 command ends. It reports in one line how the command ended. After a command that ended by itself and left nothing, it
-takes another: starting an interpreter costs more than everything else here. It never runs two at the same time.
-
-A supervisor can be killed too, by the kernel when memory runs out. Its parent, the guard, then ends everything below:
-a process that does nothing else owns all of it, from the first instant. If the guard is killed, the supervisor ends
-its command. So no killed process leaves another.
+takes another: starting an interpreter costs more than everything else here. It never runs two at the same time. A
+supervisor can be killed too, by the kernel when memory runs out. Its parent, the guard, then ends everything below: a
+process that does nothing else owns all of it, from the first instant. If the guard is killed, the supervisor ends its
+command. So no killed process leaves another.
 """
 
 from __future__ import annotations
@@ -239,11 +238,8 @@ def _count_open() -> int:
 class _Supervisor:
     """Supervises one command.
 
-    Args:
-        spec: What to run.
-        ends_at: The descriptors of which one becomes readable when the server ends the command or is gone, or when the
-            guard is gone.
-        streams: The descriptors of the command's stdin, stdout and stderr.
+    One of the descriptors `ends_at` becomes readable when the server ends the command or is gone, or when the guard is
+    gone. `streams` are the descriptors of the command's stdin, stdout and stderr.
     """
 
     def __init__(self, spec: LaunchSpec, ends_at: tuple[int, ...], streams: list[int]) -> None:
