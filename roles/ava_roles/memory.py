@@ -21,8 +21,7 @@ from ava_roles.sandbox.path_access import Entry
 from ava_roles.sandbox.paths import Root
 
 if TYPE_CHECKING:
-    from ava_roles.passages import FileMatch
-    from ava_roles.words import Query
+    from ava_roles.passages import FileMatch, Query
 
 NOTE_BYTES = 100_000
 MAX_NOTES = 500
@@ -194,7 +193,7 @@ class Memory:
 
 def best_notes(notes: Sequence[Note], query: str, most: int, hide: Callable[[str], str]) -> tuple[FileMatch, ...]:
     """Return the notes that match a question best, with their best passages; `path` is the note's name."""
-    from ava_roles.words import Query
+    from ava_roles.passages import Query
 
     words = Query(query)
     names = {file.path for file in _ranked(notes, words, most)}

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 from support.tool_examples import EXAMPLES, HERE, must_list
 
-from ava_roles.catalog import BUILT_IN, Catalog, Folder
+from ava_roles.catalog import BUILT_IN, Catalog, Folder, check
 from ava_roles.errors import UnknownRole
 from ava_roles.role import COMMON_TOOLS, RESEARCH_TOOLS
-from ava_roles.role_files import check
 
 
 def folder(path: Path, **files: str) -> Folder:

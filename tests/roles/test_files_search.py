@@ -11,15 +11,15 @@ import anyio
 import pytest
 
 from ava_roles.errors import AccessRefused, ToolFailed
-from ava_roles.passages import PassageRanking, split_passages
+from ava_roles.passages import PassageRanking, Query, split_passages
 from ava_roles.sandbox.paths import Root
 from ava_roles.tool import ToolContext, ToolOutput, need_files
 from ava_roles.tools import grep
 from ava_roles.tools.documents import ReadFile, ReadFileArgs
-from ava_roles.tools.passage_reader import PassageReader
 from ava_roles.tools.search import (
     FindFiles,
     FindFilesArgs,
+    PassageReader,
     SearchAndRead,
     SearchAndReadArgs,
     SearchArgs,
@@ -27,7 +27,6 @@ from ava_roles.tools.search import (
     search_passages,
 )
 from ava_roles.tools.text_files import patterns, without_tags
-from ava_roles.words import Query
 
 
 @pytest.fixture

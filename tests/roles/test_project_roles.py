@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ava_roles.catalog import BUILT_IN, Catalog
+from ava_roles.catalog import BUILT_IN, Catalog, Folder
 from ava_roles.errors import UnknownRole
-from ava_roles.role_files import Folder
 
 PIRATE = "---\ndescription: Says arr.\n---\nArr.\n"
 OTHER = "---\ndescription: Says ahoy.\n---\nAhoy.\n"

@@ -5,9 +5,9 @@ import re
 import pytest
 from support.repository import REPOSITORY
 
+from ava_roles.catalog import starting_text
 from ava_roles.errors import RoleFileError
 from ava_roles.role import COMMON_TOOLS, RESEARCH_TOOLS, Role, first_sentence, parse_role
-from ava_roles.role_files import starting_text
 
 
 def role(front: str, body: str = "Do it well.") -> Role:

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from support.repositories.projects import checkout
 from support.runtime import settings_of
 
-from ava_roles.catalog import Catalog, UntrustedFile
+from ava_roles.catalog import Catalog, Folder, RoleFile, UntrustedFile
 from ava_roles.net.search_engines import Searxng
 from ava_roles.role import Role, parse_role
-from ava_roles.role_files import Folder, RoleFile
 from ava_roles.tool import Tool, ToolArgs, ToolContext, ToolOutput, ToolSpec
 from ava_roles.tools import registry
 from ava_roles.tools.registry import builtin_tools, tool_specs

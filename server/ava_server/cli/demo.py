@@ -268,7 +268,7 @@ class _DemoHost:
 
 def result_lines(run: RunAnswer, task: str) -> Iterator[str]:
     """Yield a result's summary, and the passages that answer the task: the best first, each shortened to sentences."""
-    from ava_roles.words import Query
+    from ava_roles.passages import Query
     from ava_server.models.offline import THE_BEST
     from ava_server.models.offline_passages import whole_sentences
     from ava_server.render.result import findings_of
@@ -356,8 +356,7 @@ def question_about(folder: Path) -> str:
 
 def _question_about_heading(texts: Sequence[tuple[str, str]]) -> str:
     """Return the question about a heading whose best passages read best, or empty text."""
-    from ava_roles.passages import split_passages
-    from ava_roles.words import Query
+    from ava_roles.passages import Query, split_passages
     from ava_server.models.offline_passages import Passage, best_passages, spread_in
 
     prose = [(name, text) for name, text in texts if PurePosixPath(name).suffix.lower() in _PROSE]
@@ -407,7 +406,7 @@ def worth_reading(text: str) -> float:
 
 def telling_words(texts: Iterable[str]) -> list[str]:
     """Return the words that are typical of some texts, by tf-idf; words of headings count ten times."""
-    from ava_roles.words import filler_words
+    from ava_roles.passages import filler_words
 
     weights: dict[str, float] = defaultdict(float)
     spread: Counter[str] = Counter()

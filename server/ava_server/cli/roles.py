@@ -20,9 +20,8 @@ from ava_server.core.errors import AvaError, BadInput, ConfigError, Refused
 from ava_server.core.files import create_file
 
 if TYPE_CHECKING:
-    from ava_roles.catalog import Catalog, UntrustedFile
+    from ava_roles.catalog import Catalog, Remark, UntrustedFile
     from ava_roles.role import Role
-    from ava_roles.role_files import Remark
     from ava_server.config.role_folders import RolePlaces
     from ava_server.config.settings import Settings
     from ava_server.models.listing import ResolvedModel
@@ -116,7 +115,7 @@ def new_command(
     ] = None,
 ) -> None:
     """Write a commented role file into roles/ of the data root, and say where; an existing file is kept."""
-    from ava_roles.role_files import rename_role, starting_text
+    from ava_roles.catalog import rename_role, starting_text
 
     if not _NAME.fullmatch(name):
         raise BadInput(f"{name[:80]!r} is not a role name: lower case letters, digits, - and _, a letter first.")
@@ -165,7 +164,7 @@ def _models_of(roles: tuple[Role, ...], settings: Settings) -> list[ResolvedMode
 
 def _check_all() -> tuple[list[Remark], int]:
     """Check all files that are read here."""
-    from ava_roles.role_files import Remark, check, faults_of
+    from ava_roles.catalog import Remark, check, faults_of
 
     catalog = _open()[2].load(by_path=True)
     own = [role for role in catalog.roles if role.source != BUILT_IN_SOURCE]
@@ -184,8 +183,7 @@ def _check_all() -> tuple[list[Remark], int]:
 
 def _check_files(files: list[str]) -> tuple[list[Remark], int]:
     """Check the named files, and the files of the named folders."""
-    from ava_roles.catalog import BUILT_IN
-    from ava_roles.role_files import Folder, Remark, check, read_chosen_file, read_folder, text_of
+    from ava_roles.catalog import BUILT_IN, Folder, Remark, check, read_chosen_file, read_folder, text_of
 
     remarks: list[Remark] = []
     count = 0

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from ava_roles.catalog import Catalog, Folder, Remark
+from ava_roles.catalog import Catalog, Folder, Remark, folder_fingerprint, role_file_names
 from ava_roles.errors import WorkspaceRefused
-from ava_roles.role_files import folder_fingerprint, role_file_names
 from ava_roles.sandbox.workspace import Workspace, project_above, project_at, repository_of, resolve_workspace
 from ava_server.core.data_root import home_folder, working_folder
 from ava_server.core.errors import ConfigError

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 
-from ava_roles.passages import Weighing, filler_share, record_factor, weights_of
-from ava_roles.words import Query
+from ava_roles.passages import Query, Weighing, filler_share, record_factor, weights_of
 from ava_server.models.base import ToolTurn
 
 SEARCH = "search_and_read"

@@ -320,7 +320,7 @@ async def test_finds_words_in_other_forms_and_scripts(tmp_path: Path, question: 
 async def test_finds_pairs_of_characters_without_the_extra_for_languages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, question: str, answer: str, other: str
 ) -> None:
-    monkeypatch.setattr("ava_roles.words.has_extra", lambda _name: False)
+    monkeypatch.setattr("ava_roles.passages.has_extra", lambda _name: False)
     await test_finds_words_in_other_forms_and_scripts(tmp_path, question, answer, other)
 
 
