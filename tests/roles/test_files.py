@@ -11,7 +11,7 @@ from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.sandbox.paths import Root
 from ava_roles.tool import ToolContext, ToolOutput
 from ava_roles.tools import tables
-from ava_roles.tools.documents import ReadFile, ReadFileArgs
+from ava_roles.tools.read_file import ReadFile, ReadFileArgs
 
 
 @pytest.fixture

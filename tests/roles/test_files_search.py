@@ -15,7 +15,7 @@ from ava_roles.passages import PassageRanking, Query, split_passages
 from ava_roles.sandbox.paths import Root
 from ava_roles.tool import ToolContext, ToolOutput, need_files
 from ava_roles.tools import grep
-from ava_roles.tools.documents import ReadFile, ReadFileArgs
+from ava_roles.tools.read_file import ReadFile, ReadFileArgs
 from ava_roles.tools.search import (
     FindFiles,
     FindFilesArgs,

@@ -17,9 +17,9 @@ from support.sandboxes.attacks import EVERY, needs
 from support.sandboxes.attacks import sandbox as sandbox_of
 
 from ava_roles.errors import ToolFailed
-from ava_roles.mcp_client import connection, run_servers
-from ava_roles.mcp_client.connection import MAX_PAGES, LaunchContext, ToolDiscovery, list_tools
-from ava_roles.mcp_client.run_servers import RunMcpServers
+from ava_roles.mcp_client import run_servers
+from ava_roles.mcp_client.connection import MAX_PAGES, LaunchContext
+from ava_roles.mcp_client.run_servers import RunMcpServers, ToolDiscovery, list_tools
 from ava_roles.mcp_client.tools import OfferedTool, ServerEntry
 from ava_roles.sandbox.sandbox import Kind, Sandbox, Unavailable
 from ava_roles.sandbox.selection import find_sandbox
@@ -165,7 +165,7 @@ async def test_caches_the_tool_list_and_asks_a_server_only_once_at_a_time(
     assert started == ["once"]
     seen.forget()
     assert not (await seen.offers([entry("good")]))["lab"].fault and len(started) == 2
-    monkeypatch.setattr(connection, "FAULT_CACHE_S", 0.0)
+    monkeypatch.setattr(run_servers, "FAULT_CACHE_S", 0.0)
     assert (await seen.offers([entry("exits")]))["lab"].fault == "ended before it answered"
     assert (await seen.offers([entry("exits")]))["lab"].fault and len(started) == 4, "a fault may pass"
 

@@ -16,7 +16,7 @@ from support.runtime import Lab, open_lab
 from ava_audit.store.store import Store
 from ava_audit.store.writer import Job
 from ava_audit.view import View
-from ava_roles.mcp_client.connection import ToolListing
+from ava_roles.mcp_client.run_servers import ToolListing
 from ava_roles.role import Role
 from ava_server.runs.run_tools import McpServers
 

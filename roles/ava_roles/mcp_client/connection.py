@@ -1,6 +1,8 @@
-"""Connections to MCP servers. The caller sets a deadline for each wait.
+"""Connections to MCP servers, over the pipes of a confined program or HTTP. The caller sets a deadline for each wait.
 
-Errors that reach a model or a person are in Ava's own words: what a server says about itself is not trusted.
+Nothing that comes is trusted, so errors that reach a model or a person are in Ava's own words. A little garbage on
+stdout is ignored. A line or an answer that is too long, or a flood of unrequested messages, ends the connection, and
+`ConnectionState` says why.
 """
 
 from __future__ import annotations
@@ -10,8 +12,7 @@ import logging
 import os
 import shutil
 import stat
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -21,18 +22,204 @@ import anyio
 
 from ava_roles.errors import ToolFailed
 from ava_roles.mcp_client.tools import AVA_NAMES, OfferedTool, ServerEntry, offered_tools
-from ava_roles.mcp_client.transports import ConnectionState, drop_requests, http_client, open_pipe_streams
 from ava_roles.sandbox.path_access import remove_tree
-from ava_roles.sandbox.sandbox import Bind, Command, Sandbox, Unavailable, child_environment
+from ava_roles.sandbox.sandbox import Bind, Command, Pipes, Sandbox, Unavailable, child_environment
 from ava_roles.sandbox.toolchains import HostFolders, find_installation, overlap
 from ava_roles.tool import ToolOutput
 
 if TYPE_CHECKING:
+    from httpx2 import AsyncClient
     from mcp.client.session import ClientSession
+    from mcp.shared.message import SessionMessage
 
 
+MAX_BYTES = 4_000_000
+"""Of one line, or one HTTP answer."""
+MAX_STREAM_BYTES = 16_000_000
+"""Of one HTTP answer that is a stream of events."""
+MAX_UNREQUESTED = 5_000
+"""Lines between two answers, garbage and notifications alike."""
+CONNECT_S = 10.0
 MAX_LIFE_S = 24 * 3600.0
 """Longer than any run: a server ends with its run."""
+MAX_CHARS = 1_000_000
+"""Of one result; the model is shown much less at once, and can read on."""
+MAX_BLOCKS = 500
+PROBE_S = 4.0
+"""How long to wait for the newer handshake; an older server may not answer it at all."""
+MAX_PAGES, MAX_TOOLS = 20, 500
+IS_AVA = "is Ava itself, and a subagent starts no subagents"
+
+log = logging.getLogger("ava.foreign")
+
+
+@dataclass
+class ConnectionState:
+    """The state of one connection: `ended`, if the server has closed it or has ended; messages since the last answer.
+
+    `fault`: why Ava ended it, in Ava's own words; empty if Ava did not.
+    """
+
+    fault: str = ""
+    ended: bool = False
+    unrequested: int = 0
+
+    def count(self, *, answer: bool) -> bool:
+        """Count a message; return False after too many that were not requested."""
+        self.unrequested = 0 if answer else self.unrequested + 1
+        if self.unrequested > MAX_UNREQUESTED:
+            self.fault = f"wrote more than {MAX_UNREQUESTED:,} lines that were not requested, and was ended"
+        return not self.fault
+
+
+@asynccontextmanager
+async def open_pipe_streams(pipes: Pipes, state: ConnectionState) -> AsyncGenerator[Any]:
+    """Connect to a program over its stdin and stdout; yield the two streams that the SDK's session takes."""
+    from mcp.shared.message import SessionMessage
+
+    inward, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    sent, outward = anyio.create_memory_object_stream[SessionMessage](0)
+
+    async def read() -> None:
+        async with inward:
+            try:
+                async for line in _lines(pipes, state):
+                    message = _message(line)
+                    if message is not None:
+                        await inward.send(message)
+                    elif not state.count(answer=False):
+                        return
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+                pass  # the session is gone, or the program
+            finally:
+                state.ended = True
+
+    async def write() -> None:
+        async with outward:
+            try:
+                async for message in outward:
+                    text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+                    await pipes.stdin.send(f"{text}\n".encode("utf-8", "backslashreplace"))
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+                state.ended = True
+                await inward.aclose()
+
+    async with anyio.create_task_group() as tasks, received, sent:
+        tasks.start_soon(read)
+        tasks.start_soon(write)
+        try:
+            yield received, sent
+        finally:
+            tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def drop_requests(streams: Any, state: ConnectionState) -> AsyncGenerator[Any]:
+    """Pass on answers to Ava's own requests, and nothing else: a server's requests are refused, except `ping`.
+
+    Notifications (log messages, progress) are dropped: nothing reads them, and there may be a flood.
+    """
+    from mcp.shared.message import SessionMessage
+    from mcp_types import METHOD_NOT_FOUND, ErrorData, JSONRPCError, JSONRPCRequest, JSONRPCResponse
+
+    received, sent = streams
+    inward, answers = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+
+    async def filter_messages() -> None:
+        async with inward:
+            try:
+                async for each in received:
+                    message = getattr(each, "message", None)
+                    if isinstance(message, JSONRPCResponse | JSONRPCError):
+                        state.count(answer=True)
+                        await inward.send(each)
+                        continue
+                    if not state.count(answer=False):
+                        return
+                    if isinstance(message, JSONRPCRequest):
+                        own: Any = JSONRPCResponse(jsonrpc="2.0", id=message.id, result={})
+                        if message.method != "ping":
+                            why = ErrorData(code=METHOD_NOT_FOUND, message=f"{message.method[:100]}: not offered here")
+                            own = JSONRPCError(jsonrpc="2.0", id=message.id, error=why)
+                        await sent.send(SessionMessage(own))
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                pass  # the session is gone, or the server
+
+    async with anyio.create_task_group() as tasks, answers:
+        tasks.start_soon(filter_messages)
+        try:
+            yield answers, sent
+        finally:
+            tasks.cancel_scope.cancel()
+
+
+async def _lines(pipes: Pipes, state: ConnectionState) -> AsyncIterator[bytes]:
+    """Yield what a program writes, line by line, until it ends or writes a line that is too long."""
+    kept = bytearray()
+    looked = 0
+    while True:
+        try:
+            kept += await pipes.stdout.receive(65_536)
+        except anyio.EndOfStream:
+            return
+        while (end := kept.find(b"\n", looked)) >= 0:
+            line = bytes(kept[:end])
+            del kept[: end + 1]
+            looked = 0
+            if line.strip():
+                yield line
+        looked = len(kept)
+        if looked > MAX_BYTES:
+            state.fault = f"wrote a line of more than {MAX_BYTES:,} bytes, and was ended"
+            return
+
+
+def _message(line: bytes) -> SessionMessage | None:
+    """Return the message in a line; None for garbage, such as a program's own log."""
+    from mcp.shared.message import SessionMessage
+    from mcp_types import jsonrpc_message_adapter
+
+    if not line.lstrip().startswith(b"{"):
+        return None
+    try:
+        return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+    except (ValueError, RecursionError):
+        return None
+
+
+def http_client(headers: Mapping[str, str], state: ConnectionState) -> AsyncClient:
+    """Return a client for one server: its headers on every request, no redirects, no cookies, bounded answers."""
+    import httpx2
+
+    class Bounded(httpx2.AsyncByteStream):
+        def __init__(self, inner: httpx2.AsyncByteStream, limit: int) -> None:
+            self._inner, self._left, self._limit = inner, limit, limit
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            async for chunk in self._inner:
+                self._left -= len(chunk)
+                if self._left < 0:
+                    state.fault = f"answered with more than {self._limit:,} bytes, and was cut off"
+                    raise httpx2.ReadError(state.fault)
+                yield chunk
+
+        async def aclose(self) -> None:
+            await self._inner.aclose()
+
+    async def bound(response: httpx2.Response) -> None:
+        if response.headers.get("content-encoding", "identity").lower() != "identity":
+            state.fault = "answered in compressed form, which was not requested"
+            raise httpx2.ReadError(state.fault)
+        events = response.headers.get("content-type", "").startswith("text/event-stream")
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        response.stream = Bounded(response.stream, MAX_STREAM_BYTES if events else MAX_BYTES)
+
+    return httpx2.AsyncClient(
+        headers={"accept-encoding": "identity", **headers},
+        timeout=httpx2.Timeout(CONNECT_S, read=None),  # each call limits the time of its answer
+        follow_redirects=False,
+        event_hooks={"response": [bound]},
+    )
 
 
 def _files_among(args: tuple[str, ...]) -> Iterator[Path]:
@@ -43,11 +230,6 @@ def _files_among(args: tuple[str, ...]) -> Iterator[Path]:
                 yield path
         except (OSError, ValueError):
             continue
-
-
-MAX_CHARS = 1_000_000
-"""Of one result; the model is shown much less at once, and can read on."""
-MAX_BLOCKS = 500
 
 
 def render_result(content: Sequence[Any], structured: Any, *, failed: bool) -> ToolOutput:
@@ -96,13 +278,6 @@ def _render_block(block: Any) -> str:
         return f"[{inner.uri}]\n{text}"
     return "[a part of an unknown kind is left out]"
 
-
-log = logging.getLogger("ava.foreign")
-
-PROBE_S = 4.0
-"""How long to wait for the newer handshake; an older server may not answer it at all."""
-MAX_PAGES, MAX_TOOLS = 20, 500
-IS_AVA = "is Ava itself, and a subagent starts no subagents"
 
 Fill = Callable[[Mapping[str, str], str | None], Mapping[str, str]]
 """Replaces placeholders in values by secrets; the URL is where the values are sent (None: to a program)."""
@@ -298,64 +473,3 @@ def _unwrap(error: BaseException) -> BaseException:
         within = cast("tuple[BaseException, ...]", error.exceptions)  # pyright: ignore[reportUnknownMemberType]
         error = next((each for each in within if isinstance(each, ToolFailed)), within[0])
     return error
-
-
-LIST_S = 10.0
-"""The longest from a server's start until its tools are known, while a proposal waits for them."""
-CACHE_S, FAULT_CACHE_S = 300.0, 15.0
-
-
-@dataclass(frozen=True)
-class ToolListing:
-    """The tools of one server, or a fault: why it cannot be used, in Ava's own words, to follow its name."""
-
-    tools: tuple[OfferedTool, ...] = ()
-    fault: str = ""
-
-
-class ToolDiscovery:
-    """Lists the tools of servers, and caches each listing for a while; a server is never asked twice at a time."""
-
-    def __init__(self, launch: Callable[[ServerEntry], Awaitable[LaunchContext]]) -> None:
-        self._launch = launch
-        self._cache: dict[str, tuple[float, ToolListing]] = {}
-        self._locks: dict[str, anyio.Lock] = {}
-
-    async def offers(self, entries: Iterable[ServerEntry]) -> Mapping[str, ToolListing]:
-        """Return the listings of servers, by name; all are asked side by side, each for at most 10 s."""
-        found: dict[str, ToolListing] = {}
-
-        async def one(entry: ServerEntry) -> None:
-            found[entry.name] = await self._one(entry)
-
-        async with anyio.create_task_group() as tasks:
-            for entry in entries:
-                tasks.start_soon(one, entry)
-        return found
-
-    def forget(self) -> None:
-        """Clear the cache."""
-        self._cache.clear()
-
-    async def _one(self, entry: ServerEntry) -> ToolListing:
-        async with self._locks.setdefault(entry.digest, anyio.Lock()):
-            until, listing = self._cache.get(entry.digest, (0.0, ToolListing()))
-            if time.monotonic() < until:
-                return listing
-            listing = await list_tools(entry, await self._launch(entry))
-            kept_s = FAULT_CACHE_S if listing.fault else CACHE_S
-            self._cache[entry.digest] = (time.monotonic() + kept_s, listing)
-            return listing
-
-
-async def list_tools(entry: ServerEntry, launch: LaunchContext) -> ToolListing:
-    """Start or reach a server for a moment, and return the tools that it offers."""
-    try:
-        with anyio.move_on_after(LIST_S):
-            async with connect(entry, launch) as connection:
-                return ToolListing(await connection.tools())
-    except Exception as error:  # whatever a server does, the proposal continues without it
-        why = describe_failure(error)
-        log.info("the MCP server %s %s (%s)", entry.name, why, type(error).__name__)
-        return ToolListing(fault=why)
-    return ToolListing(fault=f"did not answer within {LIST_S:g} s")

@@ -1,9 +1,11 @@
-"""The MCP servers of one run: started with it, called by its tools, ended with it."""
+"""The MCP servers of one run: listed for its proposal, started with it, called by its tools, ended with it."""
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +25,67 @@ MAX_STARTS = 3
 CLOSE_S = 1.0
 """How long a server may take to close its session before it is cancelled."""
 CANCEL_S = 3.0
+LIST_S = 10.0
+"""The longest from a server's start until its tools are known, while a proposal waits for them."""
+CACHE_S, FAULT_CACHE_S = 300.0, 15.0
+
+log = logging.getLogger("ava.foreign")
+
+
+@dataclass(frozen=True)
+class ToolListing:
+    """The tools of one server, or a fault: why it cannot be used, in Ava's own words, to follow its name."""
+
+    tools: tuple[OfferedTool, ...] = ()
+    fault: str = ""
+
+
+class ToolDiscovery:
+    """Lists the tools of servers, and caches each listing for a while; a server is never asked twice at a time."""
+
+    def __init__(self, launch: Callable[[ServerEntry], Awaitable[LaunchContext]]) -> None:
+        self._launch = launch
+        self._cache: dict[str, tuple[float, ToolListing]] = {}
+        self._locks: dict[str, anyio.Lock] = {}
+
+    async def offers(self, entries: Iterable[ServerEntry]) -> Mapping[str, ToolListing]:
+        """Return the listings of servers, by name; all are asked side by side, each for at most 10 s."""
+        found: dict[str, ToolListing] = {}
+
+        async def one(entry: ServerEntry) -> None:
+            found[entry.name] = await self._one(entry)
+
+        async with anyio.create_task_group() as tasks:
+            for entry in entries:
+                tasks.start_soon(one, entry)
+        return found
+
+    def forget(self) -> None:
+        """Clear the cache."""
+        self._cache.clear()
+
+    async def _one(self, entry: ServerEntry) -> ToolListing:
+        async with self._locks.setdefault(entry.digest, anyio.Lock()):
+            until, listing = self._cache.get(entry.digest, (0.0, ToolListing()))
+            if time.monotonic() < until:
+                return listing
+            listing = await list_tools(entry, await self._launch(entry))
+            kept_s = FAULT_CACHE_S if listing.fault else CACHE_S
+            self._cache[entry.digest] = (time.monotonic() + kept_s, listing)
+            return listing
+
+
+async def list_tools(entry: ServerEntry, launch: LaunchContext) -> ToolListing:
+    """Start or reach a server for a moment, and return the tools that it offers."""
+    try:
+        with anyio.move_on_after(LIST_S):
+            async with connect(entry, launch) as connection:
+                return ToolListing(await connection.tools())
+    except Exception as error:  # whatever a server does, the proposal continues without it
+        why = describe_failure(error)
+        log.info("the MCP server %s %s (%s)", entry.name, why, type(error).__name__)
+        return ToolListing(fault=why)
+    return ToolListing(fault=f"did not answer within {LIST_S:g} s")
 
 
 @dataclass

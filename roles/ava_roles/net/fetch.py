@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import httpcore2
     import httpx2
 
-    from ava_roles.net.connection import Resolver
+    from ava_roles.net.transports import Resolver
 
 
 _SLACK = 65_536  # a gzip stream may be a little longer than its content
@@ -199,7 +199,7 @@ class Fetcher:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
-        from ava_roles.net.connection import SystemResolver  # it loads the HTTP library
+        from ava_roles.net.transports import SystemResolver  # it loads the HTTP library
 
         self._resolver = resolver or SystemResolver()
         self._backend = backend
@@ -282,10 +282,10 @@ class Fetcher:
         if self._context is None:
             self._context = await run_sync(ssl.create_default_context)
         if self._proxy is not None:
-            from ava_roles.net.connection import ProxiedTransport
+            from ava_roles.net.transports import ProxiedTransport
 
             return ProxiedTransport(self._proxy, self._context)
-        from ava_roles.net.connection import PooledTransport, PublicNetworkBackend
+        from ava_roles.net.transports import PooledTransport, PublicNetworkBackend
 
         return PooledTransport(self._context, PublicNetworkBackend(self._resolver, self._backend))
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 
 from ava_roles.tool import Tool, ToolSpec
-from ava_roles.tools.documents import ReadFile
 from ava_roles.tools.edits import EditFile, WriteFile
+from ava_roles.tools.read_file import ReadFile
 from ava_roles.tools.run_files import Recall, SaveArtifact
 from ava_roles.tools.run_specs import RUN_SPECS
 from ava_roles.tools.search import FindFiles, SearchAndRead, SearchCodebase

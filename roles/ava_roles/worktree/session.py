@@ -20,7 +20,7 @@ from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import Command, Sandbox
 from ava_roles.sandbox.toolchains import HostFolders
 from ava_roles.threads import run_sync
-from ava_roles.worktree.edits import Edits
+from ava_roles.worktree.namespace import Edits
 from ava_roles.worktree.publish import publish_branch, unified_diff
 from ava_roles.worktree.repository import UserRepository, translate_os_errors
 from ava_roles.worktree.spec import Baseline, Branch, Verdict, WorktreeSpec, manifests_digest

@@ -22,6 +22,7 @@ from ava_roles.sandbox.git import git_program
 from ava_roles.sandbox.git_folder import NOTHING_OUTSIDE, Accept, only
 from ava_roles.sandbox.path_access import make_folders, remove_tree
 from ava_roles.sandbox.paths import Root, shown
+from ava_roles.worktree.namespace import within
 from ava_roles.worktree.publish import (
     changed_files,
     copy_objects,
@@ -32,7 +33,7 @@ from ava_roles.worktree.publish import (
     update_branch,
 )
 from ava_roles.worktree.repository import NO_GIT, Git, UserRepository, temporary_folder, translate_os_errors
-from ava_roles.worktree.spec import Branch, within
+from ava_roles.worktree.spec import Branch
 
 PACK, SETTINGS = "commit.pack", "settings.json"
 _MEMBERS = (PACK, SETTINGS, "exclude", "attributes", "ignore")

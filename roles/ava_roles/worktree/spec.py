@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ava_roles.errors import BadNamespace
-from ava_roles.sandbox.paths import shown
 from ava_roles.sandbox.sandbox import Ended
 from ava_roles.worktree.repository import Git
 
@@ -117,10 +115,6 @@ def _is_manifest(path: str) -> bool:
     return name in _MANIFESTS or (name.startswith("requirements") and name.endswith(".txt"))
 
 
-_MAX_PATHS, _MAX_CHARS = 200, 1_000
-_DRIVE = re.compile(r"[A-Za-z]:")
-
-
 @dataclass(frozen=True)
 class WorktreeSpec:
     """What was approved of the work on a repository.
@@ -142,47 +136,6 @@ class WorktreeSpec:
     identity: tuple[str, ...] = ()
     verify_timeout_s: float = 600
     git_folder: str = ""
-
-
-def namespace_of(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Return paths in their normal form: relative to the repository's root, with `/`; "." is all of it.
-
-    A path inside another one of them is left out. Raises BadNamespace: one of them cannot be used; says why.
-    """
-    texts = [given] if isinstance(given, str) else list(given)
-    if not texts:
-        raise BadNamespace('it names nothing; give the files or folders that may be changed, such as "src/parser"')
-    if len(texts) > _MAX_PATHS:
-        raise BadNamespace(f"it names {len(texts)} paths, and at most {_MAX_PATHS} are allowed; name their folders")
-    found = dict.fromkeys(map(_normal, texts))
-    if "." in found:
-        return (".",)
-    return tuple(path for path in found if not any(path.startswith(f"{other}/") for other in found))
-
-
-def within(namespace: Sequence[str], path: str) -> bool:
-    """Tell whether a path, relative to the repository's root, is in a namespace."""
-    return any(each in (".", path) or path.startswith(f"{each}/") for each in namespace)
-
-
-def _normal(text: str) -> str:
-    name = repr(shown(text))
-    if not text.strip():
-        raise BadNamespace('an empty path; give one relative to the repository\'s root, or "." for all of it')
-    if any(ord(char) < 32 or ord(char) == 127 for char in text):
-        raise BadNamespace(f"{name} has a control character in it; give the path as it is")
-    if len(text) > _MAX_CHARS:
-        raise BadNamespace(f"{name} is longer than {_MAX_CHARS} characters; name the folder that it lies in")
-    if text.startswith(("/", "~", "\\")) or _DRIVE.match(text):
-        raise BadNamespace(f"{name} is not relative; give it as it is called from the repository's root")
-    parts = [part for part in text.split("/") if part not in ("", ".")]
-    if ".." in parts:
-        raise BadNamespace(f'{name} has ".." in it; give it as it is called from the repository\'s root')
-    if any(part.lower() == ".git" for part in parts):
-        raise BadNamespace(f"{name} lies in .git, which is git's own; name files of the project")
-    if any("*" in part or "?" in part for part in parts):
-        raise BadNamespace(f"{name} is a pattern, and only plain paths are understood; name the folder")
-    return "/".join(parts) or "."
 
 
 @dataclass(frozen=True)

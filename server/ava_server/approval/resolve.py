@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ava_roles.catalog import Catalog
 from ava_roles.errors import RolesError, WorkspaceRefused
-from ava_roles.mcp_client.connection import ToolListing
+from ava_roles.mcp_client.run_servers import ToolListing
 from ava_roles.mcp_client.tools import ServerEntry
 from ava_roles.role import Role
 from ava_roles.sandbox.git_folder import NoGitFolder

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from ava_audit.rows import RunRow
 from ava_roles.errors import WorkspaceRefused
-from ava_roles.mcp_client.connection import ToolListing
-from ava_roles.mcp_client.run_servers import McpTool, RunMcpServers
+from ava_roles.mcp_client.run_servers import McpTool, RunMcpServers, ToolListing
 from ava_roles.mcp_client.tools import OfferedTool, ServerEntry, covers, is_wildcard, server_of
 from ava_roles.role import Role, parse_role
 from ava_roles.sandbox.command_workspace import CopiedWorkspace

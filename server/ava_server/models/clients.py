@@ -50,7 +50,7 @@ class ClientPool:
             self._free.append(self._add(self._tls))
 
     def _add(self, tls: ssl.SSLContext) -> _Client:
-        from ava_roles.net.connection import KeptTransport
+        from ava_roles.net.transports import KeptTransport
 
         # Deadlines belong to the caller: a read timeout would never end a stream that drips.
         http = httpx2.AsyncClient(
@@ -120,7 +120,7 @@ def _proxy_transports(tls: ssl.SSLContext) -> dict[str, httpx2.AsyncBaseTranspor
 
 
 def _proxy_transport(scheme: str, proxy: str, tls: ssl.SSLContext) -> httpx2.AsyncBaseTransport:
-    from ava_roles.net.connection import ProxiedTransport, UnusableProxy
+    from ava_roles.net.transports import ProxiedTransport, UnusableProxy
 
     try:
         return ProxiedTransport(proxy_url(proxy), tls, KEEP_ALIVE_S)

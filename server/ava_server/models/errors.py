@@ -405,7 +405,7 @@ class Endpoint:
 
     def unreachable(self, error: Exception) -> ModelError:
         """Return the error of a connection that could not be made."""
-        from ava_roles.net.connection import ProxyRefused
+        from ava_roles.net.transports import ProxyRefused
 
         if why := _NOT_TRUSTED.search(str(error)):
             return self.error("certificate", cause=self.clean(why[1]))

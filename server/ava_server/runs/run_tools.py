@@ -20,8 +20,8 @@ import anyio.to_thread
 from ava_audit.store.store import Store
 from ava_audit.view import View
 from ava_roles.errors import ToolFailed
-from ava_roles.mcp_client.connection import LaunchContext, ToolDiscovery, ToolListing, list_tools
-from ava_roles.mcp_client.run_servers import McpTool, RunMcpServers
+from ava_roles.mcp_client.connection import LaunchContext
+from ava_roles.mcp_client.run_servers import McpTool, RunMcpServers, ToolDiscovery, ToolListing, list_tools
 from ava_roles.mcp_client.tools import ServerEntry, server_of
 from ava_roles.placeholders import PLACEHOLDER, secret_names
 from ava_roles.role import Role

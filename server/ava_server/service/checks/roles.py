@@ -34,7 +34,7 @@ from ava_server.service.checks.machine import sandbox
 from ava_server.service.checks.models import models_of, search_engine
 
 if TYPE_CHECKING:
-    from ava_roles.mcp_client.connection import ToolListing
+    from ava_roles.mcp_client.run_servers import ToolListing
     from ava_roles.mcp_client.tools import ServerEntry
 
 MOST_NAMED = 20

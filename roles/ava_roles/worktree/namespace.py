@@ -1,6 +1,6 @@
-"""The files that a run may change in its worktree: only within its namespace, never through a link, each atomically.
+"""The paths that a run may change (its namespace), and changes there: never through a link, each atomically.
 
-Everything here blocks: call it in a thread.
+`Edits` blocks: call it in a thread.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from ava_roles.errors import AccessRefused, ToolFailed
+from ava_roles.errors import AccessRefused, BadNamespace, ToolFailed
 from ava_roles.sandbox.path_access import remove_tree
 from ava_roles.sandbox.paths import Root, shown
 
@@ -22,6 +22,61 @@ _LFS_POINTER = re.compile(rb"version https://git-lfs\.github\.com/spec/v1\r?\n")
 _LFS_POINTER_BYTES = 1024
 _IGNORED_BY_HFS = re.compile("[\u200c-\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
 """Characters that HFS+ ignores in a name (git's list, and the rest of the two blocks that it is from)."""
+_MAX_PATHS, _MAX_CHARS = 200, 1_000
+_DRIVE = re.compile(r"[A-Za-z]:")
+
+
+def namespace_of(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Return paths in their normal form: relative to the repository's root, with `/`; "." is all of it.
+
+    A path inside another one of them is left out. Raises BadNamespace: one of them cannot be used; says why.
+    """
+    texts = [given] if isinstance(given, str) else list(given)
+    if not texts:
+        raise BadNamespace('it names nothing; give the files or folders that may be changed, such as "src/parser"')
+    if len(texts) > _MAX_PATHS:
+        raise BadNamespace(f"it names {len(texts)} paths, and at most {_MAX_PATHS} are allowed; name their folders")
+    found = dict.fromkeys(map(_normal, texts))
+    if "." in found:
+        return (".",)
+    return tuple(path for path in found if not any(path.startswith(f"{other}/") for other in found))
+
+
+def within(namespace: Sequence[str], path: str) -> bool:
+    """Tell whether a path, relative to the repository's root, is in a namespace."""
+    return any(each in (".", path) or path.startswith(f"{each}/") for each in namespace)
+
+
+def _normal(text: str) -> str:
+    name = repr(shown(text))
+    parts = [part for part in text.split("/") if part not in ("", ".")]
+    for is_wrong, why in (
+        (not text.strip(), 'an empty path; give one relative to the repository\'s root, or "." for all of it'),
+        (
+            any(ord(char) < 32 or ord(char) == 127 for char in text),
+            f"{name} has a control character in it; give the path as it is",
+        ),
+        (
+            len(text) > _MAX_CHARS,
+            f"{name} is longer than {_MAX_CHARS} characters; name the folder that it lies in",
+        ),
+        (
+            text.startswith(("/", "~", "\\")) or _DRIVE.match(text) is not None,
+            f"{name} is not relative; give it as it is called from the repository's root",
+        ),
+        (".." in parts, f'{name} has ".." in it; give it as it is called from the repository\'s root'),
+        (
+            any(part.lower() == ".git" for part in parts),
+            f"{name} lies in .git, which is git's own; name files of the project",
+        ),
+        (
+            any("*" in part or "?" in part for part in parts),
+            f"{name} is a pattern, and only plain paths are understood; name the folder",
+        ),
+    ):
+        if is_wrong:
+            raise BadNamespace(why)
+    return "/".join(parts) or "."
 
 
 class Edits:
