@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
+from collections.abc import Iterable
 from functools import cache, lru_cache
 from importlib.resources import files
 
@@ -141,6 +142,10 @@ def _is_mark(char: str) -> bool:
     return unicodedata.category(char) in ("Mn", "Me") or char in _SKINS
 
 
+def _first_base(chars: Iterable[str]) -> str:
+    return next((char for char in chars if not _is_mark(char)), "")
+
+
 @lru_cache(_KNOWN)
 def _joins_between(before: str, after: str) -> bool | None:
     """Tell whether the joiner with which `after` begins changes what is seen; None if that takes more context.
@@ -150,15 +155,15 @@ def _joins_between(before: str, after: str) -> bool | None:
     """
     joiner, after = after[0], after[1:]
     nearest, following = before[-1:], after[:1]
-    if not nearest or nearest in _BOTH or (following and following in _BOTH):  # in rows, they carry data
+    if not nearest or not {nearest, following}.isdisjoint(_BOTH):  # in rows, they carry data
         return False
     if unicodedata.combining(nearest) == _VIRAMA:
         return True
     if len(before) == 1 and (_is_mark(before) or (following and _is_mark(following))):
         return None
-    base = next((char for char in reversed(before) if not _is_mark(char)), "")
+    base = _first_base(reversed(before))
     left = _is_joined(f"{base}{_NON_JOINER}{_DUAL_JOINING}")
-    right = _is_joined(f"{_DUAL_JOINING}{_NON_JOINER}{next((char for char in after if not _is_mark(char)), '')}")
+    right = _is_joined(f"{_DUAL_JOINING}{_NON_JOINER}{_first_base(after)}")
     if joiner == _NON_JOINER:
         return left and right
     if following and unicodedata.combining(following) == _VIRAMA:
@@ -238,11 +243,7 @@ def add_bars(text: str, bar: str = BAR) -> str:
 
 def _escape(text: str) -> str:
     """Replace `<`, and what looks like it, by `&lt;` where something like one of the tag names follows."""
-    return _OPENING.sub(_escaped, text)
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return "&lt;" if _skeleton(match[1]).startswith(_SKELETONS) else match[0]
+    return _OPENING.sub(lambda found: "&lt;" if _skeleton(found[1]).startswith(_SKELETONS) else found[0], text)
 
 
 def _skeleton(text: str) -> str:

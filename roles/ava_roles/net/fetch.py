@@ -156,7 +156,10 @@ class Response:
 
     def text(self) -> str:
         """Return the body as text, in the charset of the header or the page, else in UTF-8, else in Windows-1252."""
-        for charset in (*self._named_charsets(), "utf-8"):
+        header = _HEADER_CHARSET.search(self.headers.get("content-type", ""))
+        page = _PAGE_CHARSET.search(self.body[:2_048])
+        named = [header[1] if header else "", page[1].decode("ascii") if page else ""]
+        for charset in (*filter(_CHARSET.fullmatch, named), "utf-8"):
             try:
                 return self.body.decode(charset)
             except UnicodeDecodeError as error:
@@ -166,12 +169,6 @@ class Response:
             except LookupError:
                 continue
         return self.body.decode("cp1252", "replace")
-
-    def _named_charsets(self) -> list[str]:
-        header = _HEADER_CHARSET.search(self.headers.get("content-type", ""))
-        page = _PAGE_CHARSET.search(self.body[:2_048])
-        named = [header[1] if header else "", page[1].decode("ascii") if page else ""]
-        return [charset for charset in named if _CHARSET.fullmatch(charset)]
 
 
 class Fetcher:

@@ -275,7 +275,10 @@ class ProxiedTransport(httpx2.AsyncHTTPTransport):
             with progress.scope:
                 response = await super().handle_async_request(request)
                 response.extensions = {**response.extensions, VIA: self._place}
-                return await self._check_login(response)
+                if response.status_code == _LOGIN:  # it is from the proxy itself
+                    await response.aclose()
+                    raise self._refused(_LOGIN)
+                return response
         except httpx2.ProxyError as error:
             raise self._refused(int(str(error)[:3])) if str(error)[:3].isdigit() else error from None
         except httpx2.TransportError as error:
@@ -284,15 +287,11 @@ class ProxiedTransport(httpx2.AsyncHTTPTransport):
             raise httpx2.ProxyError(f"the proxy {self._place} {progress.describe_failure(error)}") from None
         finally:
             if progress.opening:
-                await self._close_connections()
+                # The pool would keep one whose handshake was cancelled.
+                with anyio.move_on_after(_CLOSE_S, shield=True):
+                    for connection in self._pool.connections:
+                        await connection.aclose()
         raise httpx2.ProxyError(f"the proxy {self._place} did not let us through within {progress.seconds:g} s")
-
-    async def _check_login(self, response: httpx2.Response) -> httpx2.Response:
-        """Return a response, unless it asks for a proxy's login: then it is from the proxy itself."""
-        if response.status_code != _LOGIN:
-            return response
-        await response.aclose()
-        raise self._refused(_LOGIN)
 
     def _refused(self, code: int) -> httpx2.ProxyError:
         """Return the error for a status of the proxy. Its own text is not repeated: it may quote the request."""
@@ -302,12 +301,6 @@ class ProxiedTransport(httpx2.AsyncHTTPTransport):
         phrase = f" {HTTPStatus(code).phrase}" if code in set(HTTPStatus) else ""
         kind = ProxyRefused if 400 <= code < 500 and code not in _TEMPORARY else httpx2.ProxyError
         return kind(f"the proxy {self._place} did not let us through (HTTP {code}{phrase})")
-
-    async def _close_connections(self) -> None:
-        """Close half-open connections: the pool would keep one whose handshake was cancelled."""
-        with anyio.move_on_after(_CLOSE_S, shield=True):
-            for connection in self._pool.connections:
-                await connection.aclose()
 
 
 class _Progress:

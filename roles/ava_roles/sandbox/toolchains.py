@@ -42,19 +42,14 @@ def python_library(program: Path) -> Path | None:
             needed, folders = _read_links(descriptor) if stat.S_ISREG(os.fstat(descriptor).st_mode) else ([], [])
         finally:
             os.close(descriptor)
-        return _locate(program, needed, folders)
+        name = next((each for each in needed if _LIBRARY.fullmatch(each)), None)
+        for folder in folders if name is not None else ():
+            place = _ORIGIN.sub(lambda _: str(program.parent), folder)
+            library = Path(os.path.normpath(f"{place}/{name}"))
+            if library.is_absolute() and library.is_file():
+                return library if place == folder and _LIBRARY.fullmatch(library.resolve().name) else None
     except (OSError, OverflowError, ValueError, struct.error):  # not such a program, or not readable
-        return None
-
-
-def _locate(program: Path, needed: Sequence[str], folders: Sequence[str]) -> Path | None:
-    """Return where the loader finds the library, unless relative to the program. Raises OSError: unreadable."""
-    name = next((each for each in needed if _LIBRARY.fullmatch(each)), None)
-    for folder in folders if name is not None else ():
-        place = _ORIGIN.sub(lambda _: str(program.parent), folder)
-        library = Path(os.path.normpath(f"{place}/{name}"))
-        if library.is_absolute() and library.is_file():
-            return library if place == folder and _LIBRARY.fullmatch(library.resolve().name) else None
+        pass
     return None
 
 
@@ -63,11 +58,7 @@ def _read_links(descriptor: int) -> tuple[list[str], list[str]]:
 
     Raises OSError, OverflowError, ValueError, struct.error: it is not a valid ELF program.
     """
-    header = _HEADER.unpack(_read(descriptor, 0, _HEADER.size))
-    if not header[0].startswith(_ELF):
-        return [], []
-    at, size, count = header[5], header[9], min(header[10], _SEGMENTS_MAX)
-    segments = [_SEGMENT.unpack(_read(descriptor, at + number * size, _SEGMENT.size)) for number in range(count)]
+    segments = _segments(descriptor)
     loaded = [(start, offset, length) for kind, _, offset, start, _, length, *_ in segments if kind == _LOAD]
     entries = [entry for each in segments if each[0] == _DYNAMIC for entry in _entries(descriptor, each[2], each[5])]
     strings = next((value for tag, value in entries if tag == _STRINGS), -1)
@@ -80,6 +71,14 @@ def _read_links(descriptor: int) -> tuple[list[str], list[str]]:
 
     folders = texts(_RUNPATH) or texts(_RPATH)
     return texts(_NEEDED), [folder for each in folders for folder in each.split(":") if folder]
+
+
+def _segments(descriptor: int) -> list[tuple[int, ...]]:
+    header = _HEADER.unpack(_read(descriptor, 0, _HEADER.size))
+    if not header[0].startswith(_ELF):
+        return []
+    at, size, count = header[5], header[9], min(header[10], _SEGMENTS_MAX)
+    return [_SEGMENT.unpack(_read(descriptor, at + number * size, _SEGMENT.size)) for number in range(count)]
 
 
 def _entries(descriptor: int, at: int, size: int) -> Iterator[tuple[int, int]]:
@@ -285,9 +284,13 @@ class _Search:
 
     def _add_node(self) -> None:
         """Show the user's Node: the one on the PATH, or else nvm's newest."""
+
+        def version(node: Path) -> tuple[int, ...]:
+            return tuple(map(int, re.findall(r"\d+", node.parent.parent.name)))
+
         program = shutil.which("node", path=self.programs)
         candidates = [Path(program).resolve()] if program is not None else []
-        candidates += sorted((self.home / ".nvm/versions/node").glob("v*/bin/node"), key=_version_numbers, reverse=True)
+        candidates += sorted((self.home / ".nvm/versions/node").glob("v*/bin/node"), key=version, reverse=True)
         for real in candidates:
             prefix = real.parent.parent
             if _in_system(real):
@@ -356,19 +359,22 @@ class _Search:
 
     def _refusal(self, folder: Path, *, asked: bool = False) -> str | None:
         """Return why a folder must not be shown, or None."""
-        if folder == Path(folder.root) or self.home.is_relative_to(folder) or str(folder) in HOMES:
-            return "is or contains a home folder; name the toolchain in it alone"
-        if str(folder.parent) in HOMES or str(folder) in ROOT_HOMES:
-            return "is a home folder; name the toolchain in it alone"
-        if any(overlap(folder, each) for each in self.closed):
-            return "is, contains or lies in Ava's own folder"
-        if folder in _CLOSED or any(folder.is_relative_to(kernel) for kernel in KERNEL):
-            return "belongs to the system"
-        if not asked and self.workspace is not None and overlap(folder, self.workspace):
-            return "contains the workspace, or lies in it"
-        if not asked and folder.parent == self.home and folder.name.startswith("."):
-            return "is a folder of settings; name the toolchain in it alone"
-        return None
+        alone = "name the toolchain in it alone"
+        holds_homes = folder == Path(folder.root) or self.home.is_relative_to(folder) or str(folder) in HOMES
+        reasons = [
+            (holds_homes, f"is or contains a home folder; {alone}"),
+            (str(folder.parent) in HOMES or str(folder) in ROOT_HOMES, f"is a home folder; {alone}"),
+            (any(overlap(folder, each) for each in self.closed), "is, contains or lies in Ava's own folder"),
+            (folder in _CLOSED or any(map(folder.is_relative_to, KERNEL)), "belongs to the system"),
+        ]
+        if not asked:
+            found = self.workspace is not None and overlap(folder, self.workspace)
+            is_settings = folder.parent == self.home and folder.name.startswith(".")
+            reasons += [
+                (found, "contains the workspace, or lies in it"),
+                (is_settings, f"is a folder of settings; {alone}"),
+            ]
+        return next((why for refused, why in reasons if refused), None)
 
 
 def _in_system(path: Path) -> bool:
@@ -416,10 +422,6 @@ def _interpreter_folder(environment: Path) -> Path | None:
             if key.strip() == "home" and value.strip().startswith("/") and "\0" not in value:
                 return Path(value.strip())
     return None
-
-
-def _version_numbers(program: Path) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", program.parent.parent.name)))
 
 
 def _first_word(file: Path) -> str:

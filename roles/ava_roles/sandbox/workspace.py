@@ -190,16 +190,19 @@ class WorkspaceRule:
             if part.startswith(".") and self.leads_home(upwards[len(upwards) - place :]):
                 return f"{folder} lies in {part}, a dot-folder of a home folder"
         closed = self._closed(folder)
-        if closed is None or self.allow is None:
-            return None
-        if within(folder, [str(named) for named in self.allow if named.parent != named]):
+        if closed is None:
             return None
         return f"{folder} lies in {closed}, and no setting names it (workspace.allow in config.toml)"
 
     def _closed(self, folder: Path) -> str | None:
-        """Return the system folder or other user's home that contains a folder; None if none does."""
+        """Return the system folder or other user's home that contains a folder, unless `allow` names it; else None."""
+        if self.allow is None:
+            return None
         own = (str(self.home),) if self._is_users() else ()
-        if self.look.is_within(folder, (*own, *_own_disks(), *OPEN)):
+        user = _user()  # only root can create the folder with a user's removable disks
+        disks = (f"{MEDIA}/{user.name}",) if user is not None and user.name else ()
+        named = (str(folder) for folder in self.allow if folder.parent != folder)
+        if self.look.is_within(folder, (*own, *disks, *OPEN, *named)):
             return None
         if self.look.is_within(folder, SYSTEM):
             system = next(system for system in SYSTEM if self.look.is_within(folder, (system,)))
@@ -322,12 +325,6 @@ def _user() -> _User | None:
     except (ImportError, KeyError):  # on Windows; in a container
         return None
     return _User(found.pw_name, Path(found.pw_dir)) if found is not None else None
-
-
-def _own_disks() -> tuple[str, ...]:
-    """Return the folder with this user's removable disks; only root can create it."""
-    user = _user()
-    return (f"{MEDIA}/{user.name}",) if user is not None and user.name else ()
 
 
 def _is_own(home: Path) -> bool:

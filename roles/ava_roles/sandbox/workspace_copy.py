@@ -178,7 +178,11 @@ class _Copy:
             try:
                 self._copy_file(name, most_each)
             except AccessRefused:
-                self._note_link(name)
+                if (target := self.root.read_link(name)) is None:
+                    self.report.left_out["files that may not be read or have a second name (hard links)"] += 1
+                else:
+                    self._links.append((name, target))
+                    self.report.files += 1
             except ToolFailed:
                 if _is_folder(self.root, name):  # a repository within this one
                     pending += reversed([entry.name for entry in self._walk(name)])
@@ -203,14 +207,6 @@ class _Copy:
                     self.report.left_out["links whose place is taken by something else"] += 1
         finally:
             copy.close()
-
-    def _note_link(self, name: str) -> None:
-        """Note a link for later; leave out anything else that cannot be copied."""
-        if (target := self.root.read_link(name)) is None:
-            self.report.left_out["files that may not be read or have a second name (hard links)"] += 1
-            return
-        self._links.append((name, target))
-        self.report.files += 1
 
     def _copy_file(self, name: str, most: int) -> None:
         """Copy a regular file; one that grows meanwhile is cut."""

@@ -269,10 +269,6 @@ async def _in_child(root: Root, query: grep.Query, run_id: str, hide: Callable[[
     return grep.GrepResult(hits=hits, **answer)
 
 
-def _hide_and_pack(hide: Callable[[str], str], text: str) -> bytes:
-    return message(hide(text))
-
-
 async def _answer(
     child: Process, order: object, hide: Callable[[str], str], limit: anyio.CancelScope
 ) -> dict[str, Any] | None:
@@ -291,7 +287,7 @@ async def _answer(
             if "hide" not in answer:
                 return answer
             left, limit.deadline = limit.deadline - anyio.current_time(), math.inf
-            hidden = await run_sync(_hide_and_pack, hide, str(answer["hide"]))
+            hidden = await run_sync(lambda text: message(hide(text)), str(answer["hide"]))
             limit.deadline = anyio.current_time() + left
             await child.stdin.send(hidden)
     except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError):

@@ -48,34 +48,22 @@ def within(namespace: Sequence[str], path: str) -> bool:
 
 
 def _normal(text: str) -> str:
-    name = repr(shown(text))
+    if not text.strip():
+        raise BadNamespace('an empty path; give one relative to the repository\'s root, or "." for all of it')
+    has_control = any(ord(char) < 32 or ord(char) == 127 for char in text)
+    is_absolute = text.startswith(("/", "~", "\\")) or _DRIVE.match(text) is not None
     parts = [part for part in text.split("/") if part not in ("", ".")]
+    is_pattern = any("*" in part or "?" in part for part in parts)
     for is_wrong, why in (
-        (not text.strip(), 'an empty path; give one relative to the repository\'s root, or "." for all of it'),
-        (
-            any(ord(char) < 32 or ord(char) == 127 for char in text),
-            f"{name} has a control character in it; give the path as it is",
-        ),
-        (
-            len(text) > _MAX_CHARS,
-            f"{name} is longer than {_MAX_CHARS} characters; name the folder that it lies in",
-        ),
-        (
-            text.startswith(("/", "~", "\\")) or _DRIVE.match(text) is not None,
-            f"{name} is not relative; give it as it is called from the repository's root",
-        ),
-        (".." in parts, f'{name} has ".." in it; give it as it is called from the repository\'s root'),
-        (
-            any(part.lower() == ".git" for part in parts),
-            f"{name} lies in .git, which is git's own; name files of the project",
-        ),
-        (
-            any("*" in part or "?" in part for part in parts),
-            f"{name} is a pattern, and only plain paths are understood; name the folder",
-        ),
+        (has_control, "has a control character in it; give the path as it is"),
+        (len(text) > _MAX_CHARS, f"is longer than {_MAX_CHARS} characters; name the folder that it lies in"),
+        (is_absolute, "is not relative; give it as it is called from the repository's root"),
+        (".." in parts, 'has ".." in it; give it as it is called from the repository\'s root'),
+        (any(part.lower() == ".git" for part in parts), "lies in .git, which is git's own; name files of the project"),
+        (is_pattern, "is a pattern, and only plain paths are understood; name the folder"),
     ):
         if is_wrong:
-            raise BadNamespace(why)
+            raise BadNamespace(f"{shown(text)!r} {why}")
     return "/".join(parts) or "."
 
 

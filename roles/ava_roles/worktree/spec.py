@@ -106,13 +106,12 @@ _MANIFESTS = frozenset(
 def manifests_digest(git: Git, tree: str) -> str:
     """Return a digest of a commit or tree that changes when a file that names dependencies does."""
     listed = git("ls-tree", "-r", "-z", "--full-tree", tree).names()
-    manifests = (entry for entry in listed if _is_manifest(entry.partition("\t")[2]))
-    return hashlib.sha256("\0".join(manifests).encode("utf-8", "surrogateescape")).hexdigest()[:16]
-
-
-def _is_manifest(path: str) -> bool:
-    name = path.rpartition("/")[2]
-    return name in _MANIFESTS or (name.startswith("requirements") and name.endswith(".txt"))
+    found: list[str] = []
+    for entry in listed:
+        name = entry.partition("\t")[2].rpartition("/")[2]
+        if name in _MANIFESTS or (name.startswith("requirements") and name.endswith(".txt")):
+            found.append(entry)
+    return hashlib.sha256("\0".join(found).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

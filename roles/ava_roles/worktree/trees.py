@@ -251,10 +251,13 @@ class Trees:
             tree.mkdir(mode=0o755, exist_ok=True)  # a crash may have left it removed
             remove_unwanted(tree, trash, check)
             git = replace(self.git, check=check).on(tree, self._check_index)
-            before = self._check_index.stat().st_mtime
+            before = int(self._check_index.stat().st_mtime)
             git.run("update-index", "-q", "--really-refresh")
             if git.line("write-tree") != candidate:
-                _wait_for_next_second(int(before), check)
+                # Python takes a compiled file for that of a new source if size and second are equal.
+                while before <= time.time() < before + 1 + _CLOCK_TOLERANCE_S:
+                    check()
+                    time.sleep(0.02)
             git("read-tree", "--reset", "-u", candidate)
             remove_names(tree, self._rule_files(git), trash)
             keep = set(self.folder.record().beside)
@@ -287,16 +290,6 @@ class Trees:
         """Tell whether the base has files in a folder; a submodule does not count."""
         listed = self.git("ls-tree", "-r", "-z", "--full-tree", self.folder.record().base, "--", name).names()
         return any(not entry.startswith("160000 ") for entry in listed)
-
-
-def _wait_for_next_second(before: int, check: Callable[[], None]) -> None:
-    """Wait until files that are written now get another time than those of the check before.
-
-    Python takes a compiled file for that of a new source if size and second are equal.
-    """
-    while before <= time.time() < before + 1 + _CLOCK_TOLERANCE_S:
-        check()
-        time.sleep(0.02)
 
 
 def _lines(names: Iterable[str]) -> bytes:

@@ -78,11 +78,6 @@ def _read_all(descriptor: int) -> str:
     return b"".join(parts).decode("utf-8", "replace")
 
 
-def _use_more_than(pids: list[int], limit: int) -> bool:
-    """Tell whether processes use more resident memory than this, counting shared pages once."""
-    return sum(map(_resident, pids)) > limit and sum(map(_proportional, pids)) > limit
-
-
 def _resident(pid: int) -> int:
     try:
         return int(read_text(f"/proc/{pid}/statm").split()[1]) * _PAGE
@@ -353,7 +348,8 @@ class _Supervisor:
     def _exceeded_limit(self) -> str:
         limits = self._spec.limits
         pids = descendants(os.getpid())
-        if _use_more_than(pids, limits.memory):
+        # The second sum counts shared pages once, and takes longer.
+        if sum(map(_resident, pids)) > limits.memory and sum(map(_proportional, pids)) > limits.memory:
             return "memory"
         if kernel.free(self._writable) < self._least_free:
             return "disk"
