@@ -279,6 +279,10 @@ async def _answer(
     assert child.stdin is not None
     assert child.stdout is not None
     sent = BufferedByteReceiveStream(child.stdout)
+
+    def pack(text: str) -> bytes:
+        return message(hide(text))
+
     try:
         await child.stdin.send(message(order))
         while True:
@@ -287,7 +291,7 @@ async def _answer(
             if "hide" not in answer:
                 return answer
             left, limit.deadline = limit.deadline - anyio.current_time(), math.inf
-            hidden = await run_sync(lambda text: message(hide(text)), str(answer["hide"]))
+            hidden = await run_sync(pack, str(answer["hide"]))
             limit.deadline = anyio.current_time() + left
             await child.stdin.send(hidden)
     except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError):
