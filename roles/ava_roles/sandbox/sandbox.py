@@ -68,8 +68,8 @@ class Command:
     output, the beginning and the end are kept, `max_output` bytes. With `network`, it may use the host's; with `local`,
     only this one server, which bubblewrap alone can do; with `stdin`, it reads what its caller writes (see
     `Sandbox.start`). `disk_from`: bytes in its writable folders from which their growth is counted, where several
-    commands share them; None counts from its own start. `cpu_s`: processor seconds for each of its processes, where that
-    is more than the sandbox's own limit. `limits` replace the sandbox's own.
+    commands share them; None counts from its own start. `cpu_s`: processor seconds for each of its processes, where
+    that is more than the sandbox's own limit. `limits` replace the sandbox's own.
     """
 
     argv: tuple[str, ...]
