@@ -485,6 +485,9 @@ class CostReserved(Fact):
     one, if it is. `phase` is the purpose of the call in a run that plans first, until `PlanReady`. `elide` lists the
     results that are left out from now on, `cut` those that are shown only up to a number of characters.
 
+    With `beside`, it is one of several calls that are in flight at once, each with a turn of its own: what another
+    agent asks for. What the others hold stays held.
+
     With `tool_call`, it is for that tool call, not for a turn of the conversation: a web search by a model
     provider. The query in the `ToolCall` and the approved `search_call` rebuild its request. The wrap-up stays held.
 
@@ -510,11 +513,49 @@ class CostReserved(Fact):
     phase: PlanPhase | None = None
     thinking: int = 0
     tool_call: str | None = None
+    beside: bool | None = None
     request_sha: str
 
     def search_text(self) -> str:
         """Return turn, attempt and the notice."""
         return f"turn {self.turn} attempt {self.attempt} {self.notice or ''}".rstrip()
+
+
+class AgentRequest(Fact):
+    """What another agent has asked of a model, in the turn of a `CostReserved` that is `beside` others.
+
+    `items` are the messages that no earlier request of the run has shown; `known` messages before them are those of the
+    request of turn `after`. `head` is what stands before the conversation (instructions, tools), where no earlier
+    request had the same (`head_sha`). `dropped` lists what Ava took out.
+    """
+
+    transcript = True
+    text_fields = ("items",)
+
+    turn: int
+    model: str
+    head_sha: str
+    head: Any = None
+    after: int | None = None
+    known: int = 0
+    items: tuple[Any, ...] = ()
+    dropped: tuple[str, ...] = ()
+
+
+class AgentNote(Fact):
+    """What happened between Ava and another agent that does a run.
+
+    `session`: it has started, with the id of its session. `permission`: it asked for something, and what Ava answered.
+    `refused`: a model request that was not sent, and why. `unreported`: tool calls that passed the gateway and that it
+    has not told of. `reported`: what it says about its own usage, which nothing is booked from.
+    """
+
+    transcript = True
+    text_fields = ("kind", "text")
+
+    kind: Literal["session", "permission", "refused", "unreported", "reported"]
+    text: str
+    detail: dict[str, Any] = Field(default_factory=dict[str, Any])
 
 
 class Activity(Fact):

@@ -306,7 +306,7 @@ def _started(run: RunRow, header: Header) -> None:
 
 def _reserved(state: State, header: Header, fact: CostReserved) -> None:
     run = state.runs.get(header.run_id)
-    for scopes, micros in _holdings(run):
+    for scopes, micros in _holdings(run, calls=not fact.beside):
         _hold(state, scopes, -micros)
     _hold(state, fact.scopes, fact.micros + fact.wrap_micros)
     if run is not None:
@@ -320,16 +320,16 @@ def _reserved(state: State, header: Header, fact: CostReserved) -> None:
             "max_output": fact.max_output,
             **({"phase": fact.phase} if fact.phase else {}),
         }
-        run.in_flight = to_json(call).decode()
+        others = run.calls_in_flight if fact.beside else []
+        run.in_flight = to_json([*others, call] if others else call).decode()
         run.wrap_micros = fact.wrap_micros
         run.wrap_scopes = to_json(fact.scopes).decode()
 
 
 def _settled(state: State, run: RunRow, header: Header, fact: CostUpdate) -> None:
-    if run.in_flight is None:
-        return
-    held = from_json(run.in_flight)
-    if (held["turn"], held["attempt"]) != (fact.turn, fact.attempt):
+    calls = run.calls_in_flight
+    held = next((call for call in calls if (call["turn"], call["attempt"]) == (fact.turn, fact.attempt)), None)
+    if held is None:
         return  # a call that is no longer in flight: its cost was booked when the call was given up
     cost = header.cost_micros or 0
     for scope in held["scopes"]:
@@ -338,7 +338,8 @@ def _settled(state: State, run: RunRow, header: Header, fact: CostUpdate) -> Non
             bucket.held_micros -= int(held["micros"])
             bucket.spent_micros += cost
     usage = header.usage or _NO_TOKENS
-    run.in_flight = None
+    calls.remove(held)
+    run.in_flight = to_json(calls[0] if len(calls) == 1 else calls).decode() if calls else None
     run.cost_micros += cost
     run.uncosted_micros += cost if fact.settlement == "unknown" else 0
     run.overrun = max(run.overrun, int(fact.overrun))
@@ -381,14 +382,13 @@ def _ended(state: State, run: RunRow, header: Header, fact: RunEnded) -> None:
     run.active_us = max(run.active_us, fact.active_us)
 
 
-def _holdings(run: RunRow | None) -> Iterator[tuple[Sequence[str], int]]:
-    """Yield the scopes and amounts held for a run's wrap-up and its call in flight."""
+def _holdings(run: RunRow | None, *, calls: bool) -> Iterator[tuple[Sequence[str], int]]:
+    """Yield the scopes and amounts held for a run's wrap-up and, with `calls`, for its calls in flight."""
     if run is None:
         return
     if run.wrap_scopes is not None:
         yield from_json(run.wrap_scopes), run.wrap_micros
-    if run.in_flight is not None:
-        call = from_json(run.in_flight)
+    for call in run.calls_in_flight if calls else ():
         yield call["scopes"], int(call["micros"])
 
 

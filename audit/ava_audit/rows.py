@@ -5,7 +5,9 @@ The first field of each class is the key of its table. Readers get copies; only 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from typing import Any
 
 WAITING = "awaiting_approval"
 QUEUED = "queued"
@@ -18,9 +20,9 @@ class RunRow:
     """The state of a run. Money in micro-USD, times in microseconds UTC, durations in microseconds.
 
     `config` is the approved configuration, with the decision's changes applied. `in_flight` is the `CostReserved` of a
-    model call that is not settled. `tokens` counts the tokens that count against `max_tokens`. `not_before_us` is the
-    end of a pause; nobody may claim the run before. `extension` and `question` are the `ExtensionAsked` and the
-    `QuestionAsked` that the run waits for.
+    model call that is not settled, or a list of several. `tokens` counts the tokens that count against `max_tokens`.
+    `not_before_us` is the end of a pause; nobody may claim the run before. `extension` and `question` are the
+    `ExtensionAsked` and the `QuestionAsked` that the run waits for.
     """
 
     id: str
@@ -72,6 +74,12 @@ class RunRow:
     def ended(self) -> bool:
         """Whether the run has an ending."""
         return self.state not in UNENDED
+
+    @property
+    def calls_in_flight(self) -> list[dict[str, Any]]:
+        """The model calls that are not settled, the oldest first."""
+        held: dict[str, Any] | list[dict[str, Any]] = json.loads(self.in_flight or "[]")
+        return held if isinstance(held, list) else [held]
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ transcripts, whose content is erased some day, from the start of the counts.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -337,8 +338,7 @@ def current_runs(view: View, now_us: int) -> CurrentRuns:
         now_us, QUEUED,
     )  # fmt: skip
     by_pause = {bool(paused): WaitingRuns(runs, since_us) for paused, runs, since_us in queued}
-    owners = "SELECT coalesce(instance, ''), count(*), count(in_flight) FROM runs WHERE state = ? GROUP BY 1"
-    running = list(view.select(owners, RUNNING))
+    running = view.runs(states=(RUNNING,), limit=-1)
     ((held,),) = view.select(
         "SELECT coalesce(sum(held_micros), 0) FROM budgets WHERE scope IN (SELECT id FROM runs WHERE state IN (?, ?))",
         QUEUED, RUNNING,
@@ -347,8 +347,8 @@ def current_runs(view: View, now_us: int) -> CurrentRuns:
         waiting=WaitingRuns(*waiting),
         queued=by_pause.get(False, WaitingRuns()),
         paused=by_pause.get(True, WaitingRuns()),
-        running={owner: runs for owner, runs, _calls in running},
-        in_flight=sum(calls for _owner, _runs, calls in running),
+        running=Counter(run.instance or "" for run in running),
+        in_flight=sum(len(run.calls_in_flight) for run in running),
         held_micros=held,
     )
 

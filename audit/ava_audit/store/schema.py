@@ -64,6 +64,10 @@ def _no_answer(_db: Database) -> None:
     """Version 7: the ending `no_answer`, so that a program that does not know it stops writing."""
 
 
+def _several_calls(_db: Database) -> None:
+    """Version 8: several model calls of a run in flight, so that a program that does not know that stops writing."""
+
+
 def reducers_changed(_db: Database) -> None:
     """Do nothing: `migrate` rebuilds the projections once every table has the form that today's reducers need."""
 
@@ -76,6 +80,7 @@ MIGRATIONS: tuple[Callable[[Database], None], ...] = (
     partial(_execute, _DECISION_INDEXES),
     _activities,
     _no_answer,
+    _several_calls,
 )
 """In order; the schema's version is the number of applied migrations. From the fourth on, Postgres runs them too."""
 

@@ -136,8 +136,8 @@ def money_caps(view: View, run: RunRow, caps: DayCaps, now_us: int) -> list[tupl
 def reserve(fence: Fence, who: Who, asked: CapRequest, caps: DayCaps) -> Command[Reservation | CapReached]:
     """Hold the worst case of a call and its wrap-up in every cap at once, or return the cap that it does not fit.
 
-    A call for a tool keeps what is held for the wrap-up. The command itself raises StaleOwner for an older claim: a
-    refusal appends nothing, so the store would not notice.
+    A call for a tool keeps what is held for the wrap-up. A call beside others counts with what those hold. The command
+    itself raises StaleOwner for an older claim: a refusal appends nothing, so the store would not notice.
     """
 
     def command(view: View, now_us: int) -> Outcome[Reservation | CapReached]:
@@ -153,7 +153,7 @@ def reserve(fence: Fence, who: Who, asked: CapRequest, caps: DayCaps) -> Command
         if fact.micros + fact.wrap_micros > max(left, 0):
             return Outcome(CapReached(cap, max(left, 0)))
         config = config_of(run.config)
-        tokens_left = config.max_tokens - run.tokens
+        tokens_left = config.max_tokens - run.tokens - sum(map(_tokens, run.calls_in_flight if fact.beside else ()))
         if asked.tokens + asked.wrap_tokens > tokens_left:
             return Outcome(CapReached("max_tokens", max(tokens_left, 0)))
         event = Event(who=who, fact=fact, fence=fence, model=asked.model or config.model)
@@ -274,7 +274,7 @@ def may_have_cost(fact: CostUpdate) -> bool:
 
 def in_flight_purpose(view: View, run: RunRow) -> Purpose | None:
     """Return the purpose of a run's call in flight, from the log: the plan, or `retries` of a paid turn."""
-    held = loads(run.in_flight)
+    held = next(iter(run.calls_in_flight), None)
     if held is not None and held.get("phase"):
         return "plan"
     if held is None or held["attempt"] == 1:
@@ -290,24 +290,28 @@ def in_flight_purpose(view: View, run: RunRow) -> Purpose | None:
 def settle_unknown(
     run: RunRow, who: Who, fence: Fence | None = None, *, purpose: Purpose | None = None
 ) -> tuple[Event, ...]:
-    """Return the settlement, as unknown, of a call left in flight by a dead owner or an internal error; else nothing.
+    """Return the settlements, as unknown, of calls left in flight by a dead owner or an internal error.
 
     With a fence the owner settles; without one, the command that takes the run from its owner does.
     """
-    held = loads(run.in_flight)
-    if held is None:
+    if run.in_flight is None:
         return ()
-    call = HeldCall(held["turn"], held["attempt"], held["micros"], held["prompt_tokens"] + held["max_output"])
     config = config_of(run.config)
     search = config.search_call if purpose == "search" else None
     model, price = (run.model, config.price) if search is None else (search.model, search.price)
-    return (settlement_event(fence, run.id, who, model, price, call, "unknown", purpose=purpose),)
+    calls = (HeldCall(held["turn"], held["attempt"], held["micros"], _tokens(held)) for held in run.calls_in_flight)
+    return tuple(settlement_event(fence, run.id, who, model, price, call, "unknown", purpose=purpose) for call in calls)
+
+
+def _tokens(held: Mapping[str, Any]) -> int:
+    """Return the most that a call in flight can count against `max_tokens`."""
+    return int(held["prompt_tokens"]) + int(held["max_output"])
 
 
 def is_in_flight(run: RunRow | None, call: HeldCall) -> bool:
     """Tell whether a call is still to be settled."""
-    held = loads(run.in_flight) if run is not None else None
-    return held is not None and (held["turn"], held["attempt"]) == (call.turn, call.attempt)
+    held = run.calls_in_flight if run is not None else []
+    return any((each["turn"], each["attempt"]) == (call.turn, call.attempt) for each in held)
 
 
 @dataclass(frozen=True)

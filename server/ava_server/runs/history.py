@@ -393,6 +393,8 @@ class History:
         match fact:
             case AssistantMessage() if self.planning.on:
                 self._add_plan_answer(seq, fact)
+            case AssistantMessage() if self.reserved is None:  # of another agent, whose calls are its own
+                self.words.append(fact.text)
             case AssistantMessage():
                 self._add_answer(seq, fact)
             case PlanReady():
@@ -532,6 +534,9 @@ class History:
         if fact.tool_call is not None:  # no turn of the conversation
             self.search, self.attempt = fact, fact.attempt
             return
+        if fact.beside:  # of another agent, whose conversation is not rebuilt here
+            self.turn, self.attempt = max(self.turn, fact.turn), fact.attempt
+            return
         self.reserved = fact
         recipe = Recipe.of(fact)
         self._mark_edited(set(fact.elide) - self._elided)
@@ -557,6 +562,10 @@ class History:
         if self.search is not None:
             self.search = None
             return
+        if fact.tokens_per_byte is not None:
+            self.tokens_per_byte = max(self.tokens_per_byte or 0.0, fact.tokens_per_byte)
+        if self.reserved is None:  # of another agent
+            return
         if may_have_cost(fact):
             self.paid_attempts += 1
         if fact.settlement == "unknown":
@@ -565,8 +574,6 @@ class History:
             self._reports.add(usage.prompt_tokens, self._shown(Recipe(0)))
             self.answer_tokens = self._written = usage.output_tokens
             self.thought = usage.thinking_tokens > 0
-        if fact.tokens_per_byte is not None:
-            self.tokens_per_byte = max(self.tokens_per_byte or 0.0, fact.tokens_per_byte)
 
     def _add_error(self, fact: ErrorOccurred) -> None:
         """Fold an error; if the call's cost is unknown, the error means that its connection was lost."""

@@ -292,8 +292,7 @@ def waits_for_resume(view: View, run: RunRow, now_us: int) -> bool:
         return True
     cap = int(loads(run.config).get("max_cost_micros", 0))  # a newer program may have written the rest
     most = LOST_SHARE * cap
-    held = loads(run.in_flight)
-    in_flight = int(held["micros"]) if held is not None else 0
+    in_flight = sum(int(call["micros"]) for call in run.calls_in_flight)
     may_be = 0 < most <= run.cost_micros + in_flight
     return may_be and lost_micros(view, run) + in_flight >= most
 
@@ -451,8 +450,8 @@ def resume_line(view: View, run: RunRow) -> str | None:
         return None
     if texts is None:
         return None
-    held = loads(run.in_flight)  # a call in flight counts with its worst case
-    left = config.max_cost_micros - run.cost_micros - (int(held["micros"]) if held is not None else 0)
+    held = sum(int(call["micros"]) for call in run.calls_in_flight)  # they count with their worst case
+    left = config.max_cost_micros - run.cost_micros - held
     line = f"{approval_line(config, texts)}, resumed"
     return line if config.free else f"{line} with {format_usd(max(left, 0))} left"
 

@@ -19,6 +19,7 @@ from ava_server.budget.caps import (
     messages_first,
     reserve,
 )
+from ava_server.budget.run_config import config_of
 from ava_server.models.base import Bound, Completion, Request
 from ava_server.models.prices import billed_words, reserve_micros
 from ava_server.runs import prompts
@@ -200,7 +201,7 @@ class Reservations:
             if shape is None:
                 if (waits := await self.extensions.more_of(answer, asked, self._run.active_s)) is not None:
                     return waits
-                self.cap = LastTurn(status=answer.status, reason=self._cap_words(answer, asked))
+                self.cap = LastTurn(status=answer.status, reason=cap_words(answer, asked, self._log))
                 if history.planning.on:  # the plan so far is used, and the wrap-up is a turn of its own
                     return await self.next()
 
@@ -401,7 +402,7 @@ class Reservations:
 
         def longest(shape: _Shape) -> _Shape | None:
             """Return the shape with the longest answer that fits, or None."""
-            found = _largest(lambda output: fits(replace(shape, output=output)), shape.output, most)
+            found = largest(lambda output: fits(replace(shape, output=output)), shape.output, most)
             return replace(shape, output=found) if found is not None else None
 
         for output in dict.fromkeys((least, min(LEAST_OUTPUT, most))):
@@ -425,33 +426,34 @@ class Reservations:
 
         if old and fits(bare, 1.0):  # with room to spare, because each trim costs the provider's cache
             share = TRIM_SHARE if last is None else 1.0
-            return keeping(_largest(lambda kept: fits(keeping(kept), share), 0, len(old) - 1) or 0)
+            return keeping(largest(lambda kept: fits(keeping(kept), share), 0, len(old) - 1) or 0)
         if last is not None:
             return None
         longest = max((len(text) for _seq, text in self._history.fresh_results()), default=0)
-        shown = _largest(lambda shown: fits(replace(bare, most_shown=shown), 1.0), LEAST_SHOWN, longest)
+        shown = largest(lambda shown: fits(replace(bare, most_shown=shown), 1.0), LEAST_SHOWN, longest)
         return replace(bare, most_shown=shown) if shown is not None else None
 
-    def _cap_words(self, reached: CapReached, asked: CapRequest) -> str:
-        """Return which cap the next call does not fit, its worst case, and what is left."""
-        if reached.cap == "overrun":
-            billed = sum(micros for part, micros in self._history.cost_by.items() if part != "search")
-            if self._price.free and billed:
-                return billed_words(self._config.model, billed)
-            return "a call cost more than it could by the provider's own limits"
-        caps = {
-            "max_cost_cents": "the run's max_cost_cents",
-            "max_tokens": "the run's max_tokens",
-            "group_max_cost": "the group's group_max_cost_cents",
-            "user_daily_cents": "the user's budget of the day",
-            "installation_daily_cents": "the installation's budget of the day",
-        }
-        if reached.cap == "max_tokens":
-            need, left = f"{asked.tokens + asked.wrap_tokens:,} tokens", f"{reached.left:,} are"
-        else:
-            need = format_usd(asked.fact.micros + asked.fact.wrap_micros)
-            left = f"{format_usd(reached.left)} is"
-        return f"{caps[reached.cap]} was reached: the next call and a last one can take {need}, and {left} left"
+
+def cap_words(reached: CapReached, asked: CapRequest, log: RunLog) -> str:
+    """Return which cap the next call does not fit, its worst case, and what is left."""
+    if reached.cap == "overrun":
+        billed = sum(micros for part, micros in log.history.cost_by.items() if part != "search")
+        if config_of(log.run.config).price.free and billed:
+            return billed_words(log.run.model, billed)
+        return "a call cost more than it could by the provider's own limits"
+    caps = {
+        "max_cost_cents": "the run's max_cost_cents",
+        "max_tokens": "the run's max_tokens",
+        "group_max_cost": "the group's group_max_cost_cents",
+        "user_daily_cents": "the user's budget of the day",
+        "installation_daily_cents": "the installation's budget of the day",
+    }
+    if reached.cap == "max_tokens":
+        need, left = f"{asked.tokens + asked.wrap_tokens:,} tokens", f"{reached.left:,} are"
+    else:
+        need = format_usd(asked.fact.micros + asked.fact.wrap_micros)
+        left = f"{format_usd(reached.left)} is"
+    return f"{caps[reached.cap]} was reached: the next call and a last one can take {need}, and {left} left"
 
 
 def byte_tokens(tokens_per_byte: float) -> float:
@@ -459,7 +461,7 @@ def byte_tokens(tokens_per_byte: float) -> float:
     return min(max(RATIO_MARGIN * tokens_per_byte, LEAST_BYTE_TOKENS), 1.0)
 
 
-def _largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
+def largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
     """Return the largest number from `low` to `high` that fits, where all smaller ones fit too; None if none does."""
     if low > high or not fits(low):
         return None

@@ -1,0 +1,393 @@
+"""Meters what another agent asks of a model: each request is reserved in every cap, settled, and on the record.
+
+Several calls may be in flight at once; each is a turn of its own. What the agent does is read from what passes here:
+an answer's tool calls are its own, and the next request shows their results.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import anyio
+
+from ava_audit.errors import AuditError, EntryTooLarge, StoreUnavailable
+from ava_audit.events import (
+    AgentNote,
+    AgentRequest,
+    AssistantMessage,
+    CostReserved,
+    ErrorOccurred,
+    Event,
+    ExtendedThinking,
+    Fact,
+    LastTurn,
+    ToolCall,
+    ToolResult,
+)
+from ava_audit.sanitize import sanitize_json
+from ava_audit.view import Outcome, View
+from ava_roles.wrap import clean
+from ava_server.agents.seam import Admitted, AgentCall, Bounds, CallRefused
+from ava_server.budget.caps import CapReached, CapRequest, Reservation, reserve, settlement_event
+from ava_server.models.base import Bound, Completion
+from ava_server.models.json_text import as_object, objects_in
+from ava_server.models.prices import reserve_micros
+from ava_server.runs.reservation import (
+    GOOD_OUTPUT,
+    LEAST_OUTPUT,
+    OUTPUT_SHARE,
+    WRAP_PROMPT,
+    byte_tokens,
+    cap_words,
+    largest,
+)
+
+if TYPE_CHECKING:
+    from ava_server.core.errors import ModelError
+    from ava_server.runs.context import ActiveRun
+
+log = logging.getLogger("ava.agents")
+TRIES = 4
+"""How often a call is made smaller until it fits what other runs leave of a cap."""
+SHOWN_CHARS = 2_000
+"""Characters of a tool's result that its own entry has; the request that shows it has all of it."""
+_OWN_TOOL = re.compile(r"(?:mcp_{1,2})?ava_{1,2}(\w+)")
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A request as far as earlier ones have shown it: their turn, how many messages are equal, and the new ones."""
+
+    after: int | None
+    known: int
+    fresh: tuple[bytes, ...]
+    chain: tuple[str, ...]
+
+
+class RunMeter:
+    """The meter of one run: see `seam.Meter`.
+
+    `cap` is why nothing more is sent but what hands the work over. `stopped` is set when the agent has to be stopped:
+    a cap was reached, or what the run stands on is gone (`error`). `called` has the tool calls that have passed, by id.
+    """
+
+    def __init__(self, run: ActiveRun, bounds: Bounds, own_tools: Iterable[str]) -> None:
+        self._run = run
+        self._log = run.log
+        self._config = run.config
+        self._bounds = bounds
+        self._own_tools = frozenset(own_tools)
+        self._one = anyio.Lock()
+        self._turn = run.log.history.turn
+        self._shown: dict[str, int] = {}  # a chain of messages, and the turn whose request had it first
+        self._heads: set[str] = set()
+        self._wraps: dict[str, int] = {}
+        self._results: set[str] = set()
+        self._wrapping = False
+        self.called: dict[str, str] = {}
+        self.last_text = ""
+        self.cap: LastTurn | None = None
+        self.stopped = anyio.Event()
+        self.error: Exception | None = None
+
+    def hand_over(self, why: LastTurn) -> None:
+        """Let the agent go on for what hands its work over: what is reserved for that, and no more."""
+        self.cap, self._wrapping, self.stopped = self.cap or why, True, anyio.Event()
+
+    # -- the seam -----------------------------------------------------------------------------------------------------
+
+    async def admit(self, call: AgentCall) -> Admitted:
+        """Reserve a call. Raises CallRefused: it does not fit, or the run is over."""
+        try:
+            async with self._one:  # so that each is compared with all that were shown before
+                return await self._admitted(call)
+        except AuditError as error:
+            self._fail(error)
+            raise CallRefused("over", "this run is over") from error
+
+    async def check(self) -> None:
+        """Check that this run is still this process's. Raises StaleOwner, StoreUnavailable: nothing may be sent."""
+        try:
+            await self._log.check_owner()
+        except StoreUnavailable:
+            raise
+        except AuditError as error:
+            self._fail(error)
+            raise
+
+    async def answered(self, admitted: Admitted, completion: Completion, took_ms: int) -> None:
+        """Settle a call with its answer, and record what the agent will do next."""
+        reserved = cast("Reservation", admitted.key)
+        turn = reserved.fact.turn
+        if completion.usage is not None:
+            self._bounds.report(admitted.call, completion.usage)
+        if completion.text.strip():
+            self.last_text = completion.text
+        facts: list[Fact] = [
+            AssistantMessage(
+                text=self._hidden(completion.text),
+                turn=turn,
+                attempt=1,
+                calls=tuple(
+                    {"call_id": call.call_id, "name": call.name, "raw_args": self._hidden(call.raw_args)}
+                    for call in completion.calls
+                ),
+                stop_reason=completion.stop_reason,
+                request_id=completion.request_id,
+                notes=completion.notes,
+            )
+        ]
+        if completion.thinking:
+            facts.append(ExtendedThinking(thinking=self._hidden(completion.thinking), turn=turn))
+        for call in completion.calls:
+            self.called[call.call_id] = call.name
+            if not self._is_own(call.name):  # those are recorded where they are carried out
+                args = self._run.context.redactor.redact_json(dict(call.args or {}))
+                facts.append(ToolCall(tool=call.name[:100], args=args, call_id=call.call_id, turn=turn))
+        settlement = self._settlement(
+            reserved, "billed" if completion.usage is not None else "unknown", took_ms, completion
+        )
+        await self._write([settlement, *map(self._log.event, facts)], settlement)
+
+    async def failed(
+        self, admitted: Admitted, settlement: Literal["not_billed", "unknown"], error: ModelError | None, took_ms: int
+    ) -> None:
+        """Settle a call without an answer."""
+        reserved = cast("Reservation", admitted.key)
+        settled = self._settlement(reserved, settlement, took_ms)
+        events = [settled]
+        if error is not None:
+            fact = ErrorOccurred(
+                error=self._hidden(str(error)), kind=error.kind, what_to_do=error.what_to_do,
+                turn=reserved.fact.turn, attempt=1, request_id=error.request_id,
+            )  # fmt: skip
+            events.append(self._log.event(fact))
+        await self._write(events, settled)
+
+    # -- reserving ----------------------------------------------------------------------------------------------------
+
+    async def _admitted(self, call: AgentCall) -> Admitted:
+        if self.error is not None:
+            raise CallRefused("over", "this run is over")
+        if self.cap is None and (cap := self._counted()) is not None:
+            await self._reach(cap)
+        if self.cap is not None and not self._wrapping:
+            raise CallRefused("cap", self._refusal(self.cap))
+        seen = self._compared(call)
+        most = call.asked_output or self._config.max_output
+        if self._config.price.output:
+            left = self._config.max_cost_micros - self._log.run.cost_micros
+            share = left * 1000 // (OUTPUT_SHARE * self._config.price.output)
+            most = max(min(most, share), min(most, GOOD_OUTPUT))
+        tries, output = 0, most
+        ratio: float | None = None
+        while True:
+            asked = self._request(call, output, ratio)
+            answer = await self._reserve(asked, call, seen)
+            if isinstance(answer, Reservation):
+                self._remember(call, seen, asked)
+                return Admitted(call, output, answer.fact.turn, answer)
+            tries += 1
+            smaller = self._fitting(answer, call, most) if tries < TRIES and answer.cap != "overrun" else None
+            if smaller is None:
+                cap = self.cap or LastTurn(status=answer.status, reason=cap_words(answer, asked, self._log))
+                if self.cap is None:
+                    await self._reach(cap)
+                raise CallRefused("cap", self._refusal(cap))
+            output, ratio = smaller
+
+    def _counted(self) -> LastTurn | None:
+        """Return the cap of turns or tool calls, if it is reached."""
+        if self._turn >= self._config.max_iterations:
+            return LastTurn(status="iteration_limit", reason=f"max_iterations of {self._config.max_iterations}")
+        if self._log.run.tool_calls >= self._config.max_tool_calls:
+            return LastTurn(status="tool_limit", reason=f"max_tool_calls of {self._config.max_tool_calls}")
+        return None
+
+    async def _reach(self, cap: LastTurn) -> None:
+        self.cap = cap
+        self.stopped.set()
+        await self._log.record(AgentNote(kind="refused", text=f"a model request was not sent: {cap.reason}"))
+
+    def _refusal(self, cap: LastTurn) -> str:
+        return f"Ava has not sent this request: {cap.reason}. Stop here and hand in what you have."
+
+    def _request(self, call: AgentCall, output: int, ratio: float | None) -> CapRequest:
+        bound = self._bounds.bound(call, output)
+        bound = bound if ratio is None else bound.by_ratio(ratio)
+        head = _sha(call.head)
+        wrap: Bound | None = None
+        if not self._wrapping:  # the longest conversation is the one that hands the work over
+            wraps = {**self._wraps, head: bound.prompt_tokens + output + WRAP_PROMPT}
+            wrap = Bound(max(wraps.values()), self._config.wrap_output)
+        price = self._config.price
+        fact = CostReserved(
+            turn=self._turn + 1,
+            attempt=1,
+            scopes=(),
+            micros=reserve_micros(price, bound),
+            wrap_micros=reserve_micros(price, wrap) if wrap is not None else 0,
+            prompt_tokens=bound.prompt_tokens,
+            max_output=output,
+            upto_seq=self._log.history.last_message_seq,
+            new_bytes=bound.new_bytes,
+            byte_tokens=ratio,
+            last=self.cap,
+            beside=True,
+            request_sha=hashlib.sha256(json.dumps(call.body, sort_keys=True).encode()).hexdigest(),
+        )
+        return CapRequest(fact, bound.prompt_tokens + output, wrap.prompt_tokens + wrap.output_tokens if wrap else 0)
+
+    def _fitting(self, reached: CapReached, call: AgentCall, most: int) -> tuple[int, float | None] | None:
+        """Return the longest answer that fits what a cap has left, and the tokens of a byte; None if none does."""
+        known = self._run.context.tokens_per_byte
+        measured = [ratio for ratio in (self._log.history.tokens_per_byte, known) if ratio is not None]
+
+        def fits(output: int, ratio: float | None) -> bool:
+            asked = self._request(call, output, ratio)
+            if reached.cap == "max_tokens":
+                return asked.tokens + asked.wrap_tokens <= reached.left
+            return asked.fact.micros + asked.fact.wrap_micros <= reached.left
+
+        for ratio in (None, byte_tokens(max(measured))) if measured else (None,):
+            found = largest(lambda output, each=ratio: fits(output, each), min(LEAST_OUTPUT, most), most)  # type: ignore[misc]
+            if found is not None:
+                return found, ratio
+        return None
+
+    async def _reserve(self, asked: CapRequest, call: AgentCall, seen: _Seen) -> Reservation | CapReached:
+        """Reserve a call and record what it shows, in one transaction."""
+        command = reserve(self._log.fence, self._log.who, asked, self._run.context.caps)
+        turn = asked.fact.turn
+        events = [
+            self._log.event(fact) for fact in (self._request_shown(call, seen, turn), *self._new_results(seen, turn))
+        ]
+
+        def both(view: View, now_us: int) -> Outcome[Reservation | CapReached]:
+            outcome = command(view, now_us)
+            more = events if isinstance(outcome.value, Reservation) else ()
+            return Outcome(outcome.value, (*outcome.events, *more))
+
+        def granted(answer: Reservation | CapReached) -> None:
+            if isinstance(answer, Reservation):
+                for number, fact in enumerate((answer.fact, *(event.fact for event in events))):
+                    self._log.history.add(answer.seq + number, fact)
+
+        return await self._log.do(both, granted)
+
+    # -- what a request shows -----------------------------------------------------------------------------------------
+
+    def _compared(self, call: AgentCall) -> _Seen:
+        chain = [_sha(call.head)]
+        for item in call.items:
+            chain.append(_sha(chain[-1].encode() + item))
+        known = next((count for count in range(len(call.items), 0, -1) if chain[count] in self._shown), 0)
+        return _Seen(self._shown.get(chain[known]), known, call.items[known:], tuple(chain))
+
+    def _remember(self, call: AgentCall, seen: _Seen, asked: CapRequest) -> None:
+        self._turn = asked.fact.turn
+        for link in seen.chain:
+            self._shown.setdefault(link, self._turn)
+        self._wraps[seen.chain[0]] = asked.fact.prompt_tokens + asked.fact.max_output + WRAP_PROMPT
+        self._results.update(call_id for item in seen.fresh for call_id, _text, _failed in results_in(json.loads(item)))
+
+    def _request_shown(self, call: AgentCall, seen: _Seen, turn: int) -> AgentRequest:
+        new = seen.chain[0] not in self._shown
+        given: dict[str, Any] = {"items": [json.loads(item) for item in seen.fresh]}
+        if new:
+            given["head"] = json.loads(call.head)
+        shown, cut = sanitize_json(given)
+        return AgentRequest(
+            turn=turn,
+            model=call.model,
+            head_sha=seen.chain[0],
+            head=shown.get("head"),
+            after=seen.after,
+            known=seen.known,
+            items=tuple(shown["items"]),
+            dropped=(*call.dropped, *(f"in the log alone: {each}" for each in cut)),
+        )
+
+    def _new_results(self, seen: _Seen, turn: int) -> Iterator[ToolResult]:
+        """Yield the results of the agent's own tools that a request shows for the first time."""
+        for item in seen.fresh:
+            for call_id, text, failed in results_in(json.loads(item)):
+                name = self.called.get(call_id)
+                if name is not None and call_id not in self._results and not self._is_own(name):
+                    shown = clean(text)[0]
+                    yield ToolResult(
+                        tool=name[:100], success=not failed, output=shown[:SHOWN_CHARS], call_id=call_id, turn=turn,
+                        output_sha=_sha(text.encode()), chars=len(shown),
+                    )  # fmt: skip
+
+    def _is_own(self, name: str) -> bool:
+        """Tell whether a tool is one of Ava's, by the names that agents give the tools of a server `ava`."""
+        found = _OWN_TOOL.fullmatch(name)
+        return found is not None and found[1] in self._own_tools
+
+    # -- settling -----------------------------------------------------------------------------------------------------
+
+    def _settlement(
+        self,
+        reserved: Reservation,
+        settlement: Literal["billed", "not_billed", "unknown"],
+        took_ms: int,
+        completion: Completion | None = None,
+    ) -> Event:
+        config, held = self._config, reserved.held
+        if not held.reported_tokens:  # what a provider adds to a first prompt is of no length here
+            held = replace(held, new_bytes=0)
+        return settlement_event(
+            self._log.fence, self._log.run.id, self._log.who, config.model, config.price, held, settlement,
+            duration_ms=took_ms,
+            usage=completion.usage if completion is not None else None,
+            reported_micros=completion.cost_micros if completion is not None else None,
+            request_id=completion.request_id if completion is not None else None,
+        )  # fmt: skip
+
+    async def _write(self, events: list[Event], settlement: Event) -> None:
+        """Commit a settlement with what belongs to it; an answer that is too large for the log is paid for anyway."""
+        try:
+            try:
+                await self._log.append(events)
+            except EntryTooLarge as error:
+                fact = ErrorOccurred(error=str(error), kind="bad_answer")
+                await self._log.append([settlement, self._log.event(fact)])
+        except AuditError as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self.error = self.error or error
+        self.stopped.set()
+
+    def _hidden(self, text: str) -> str:
+        return self._run.context.redactor.redact(clean(text)[0])[0]
+
+
+def _sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:32]
+
+
+def results_in(item: Any) -> Iterator[tuple[str, str, bool]]:
+    """Yield the tool results in a message of any wire: the call's id, its text, and whether it failed."""
+    found = as_object(item) or {}
+    if found.get("role") == "tool" and "tool_call_id" in found:
+        yield str(found["tool_call_id"]), _text(found.get("content")), False
+    elif str(found.get("type", "")).endswith("_call_output") and "call_id" in found:
+        yield str(found["call_id"]), _text(found.get("output")), found.get("status") == "failed"
+    for block in objects_in(found.get("content")):
+        if block.get("type") == "tool_result":
+            yield str(block.get("tool_use_id", "")), _text(block.get("content")), block.get("is_error") is True
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    texts = [str(block["text"]) for block in objects_in(content) if "text" in block]
+    return "\n".join(texts) if texts else json.dumps(content, ensure_ascii=False)
