@@ -17,7 +17,7 @@ import pytest
 from support.model_server import Gate, Say, running_model_server
 from support.processes import catches
 from support.sandboxes.plain_user import PLAIN
-from support.stdio import assert_intact, serving, until, using
+from support.stdio import assert_intact, made, serving, until, using
 
 AS_PLAIN_USER = (
     "setpriv", f"--reuid={PLAIN}", f"--regid={PLAIN}", "--clear-groups",
@@ -47,7 +47,9 @@ async def test_a_paid_run_goes_on_once_threads_can_be_started_again(folder: Path
     workspace.mkdir()
     for number in range(12):
         (workspace / f"{number}.txt").write_text("twelve cents")
-    os.chown(workspace, PLAIN, PLAIN)
+    made(root)
+    for path in (workspace, root, root / "config.toml"):
+        os.chown(path, PLAIN, PLAIN)
     gate = Gate()
     reads = [("read_file", {"path": f"{number}.txt"}) for number in range(12)]
     done = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"})])

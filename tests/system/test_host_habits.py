@@ -12,7 +12,7 @@ import pytest
 from support.hosts.profiles import HOSTS, OTHERS_KEYS, Host, Profile, hosted
 from support.model_server import Say, Step, running_model_server
 from support.processes import children_of, environment_of, lives, marked
-from support.stdio import assert_intact, logged, state_of, until, using
+from support.stdio import assert_intact, logged, made, state_of, until, using
 
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc"), pytest.mark.slow]
 
@@ -24,7 +24,7 @@ ENDLESS, HARMLESS = "a" * 60 + "b\n", "nothing of the kind\n"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    return tmp_path / "data"
+    return made(tmp_path / "data")
 
 
 @pytest.fixture

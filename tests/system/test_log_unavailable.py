@@ -13,7 +13,7 @@ import pytest
 from support.log import child, write_texts
 from support.logs.newer import newer
 from support.model_server import Say, running_model_server
-from support.stdio import Wire, assert_intact, logged, serving, until, using
+from support.stdio import Wire, assert_intact, logged, made, serving, until, using
 
 from ava_audit.store.locks import try_hold
 from ava_audit.store.schema import reducers_changed
@@ -32,8 +32,7 @@ ANSWERED_S = 13.0
 @pytest.fixture
 async def root(tmp_path: Path) -> Path:
     """A data root with a log of a megabyte, as the last server left it."""
-    root = tmp_path / "data"
-    root.mkdir(mode=0o700)
+    root = made(tmp_path / "data")
     (tmp_path / "project").mkdir()
     async with Store.open(root) as log:
         await write_texts(log, ["x " * 2_000] * 250)

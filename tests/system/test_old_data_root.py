@@ -200,6 +200,8 @@ async def test_server_continues_all_unfinished_runs(
     old: OldRoot,
 ) -> None:
     runs, waits = old.facts["runs"], old.facts["waits"]
+    settings = old.path / "config.toml"
+    settings.write_text(f'approval = "ask"\n{settings.read_text()}')
     with running_model_server(script) as model, reached(model) as way:
         async with serving(old.path, cwd=old.home, env={**old.env(), **way}) as host:
             pending = {"pending_ids": [waits["pending_id"]]}

@@ -67,7 +67,6 @@ class _Seen:
     after: int | None
     known: int
     fresh: tuple[bytes, ...]
-    chain: tuple[str, ...]
 
 
 class RunMeter:
@@ -89,6 +88,7 @@ class RunMeter:
         self._heads: set[str] = set()
         self._wraps: dict[str, int] = {}
         self._results: set[str] = set()
+        self._refused: set[str] = set()
         self._wrapping = False
         self.called: dict[str, str] = {}
         self.last_text = ""
@@ -110,6 +110,16 @@ class RunMeter:
         except AuditError as error:
             self._fail(error)
             raise CallRefused("over", "this run is over") from error
+
+    async def refuse(self, why: CallRefused) -> None:
+        """Record a call that was refused before it could be admitted, once for each reason."""
+        said = f"a model request was not sent: {self._hidden(str(why))}"
+        if said not in self._refused:
+            self._refused.add(said)
+            try:
+                await self._log.record(AgentNote(kind="refused", text=said))
+            except AuditError as error:
+                self._fail(error)
 
     async def check(self) -> None:
         """Check that this run is still this process's. Raises StaleOwner, StoreUnavailable: nothing may be sent."""
@@ -221,10 +231,9 @@ class RunMeter:
     def _request(self, call: AgentCall, output: int, ratio: float | None) -> CapRequest:
         bound = self._bounds.bound(call, output)
         bound = bound if ratio is None else bound.by_ratio(ratio)
-        head = _sha(call.head)
         wrap: Bound | None = None
         if not self._wrapping:  # the longest conversation is the one that hands the work over
-            wraps = {**self._wraps, head: bound.prompt_tokens + output + WRAP_PROMPT}
+            wraps = {**self._wraps, call.chain[0]: bound.prompt_tokens + output + WRAP_PROMPT}
             wrap = Bound(max(wraps.values()), self._config.wrap_output)
         price = self._config.price
         fact = CostReserved(
@@ -284,21 +293,19 @@ class RunMeter:
     # -- what a request shows -----------------------------------------------------------------------------------------
 
     def _compared(self, call: AgentCall) -> _Seen:
-        chain = [_sha(call.head)]
-        for item in call.items:
-            chain.append(_sha(chain[-1].encode() + item))
+        chain = call.chain
         known = next((count for count in range(len(call.items), 0, -1) if chain[count] in self._shown), 0)
-        return _Seen(self._shown.get(chain[known]), known, call.items[known:], tuple(chain))
+        return _Seen(self._shown.get(chain[known]), known, call.items[known:])
 
     def _remember(self, call: AgentCall, seen: _Seen, asked: CapRequest) -> None:
         self._turn = asked.fact.turn
-        for link in seen.chain:
+        for link in call.chain:
             self._shown.setdefault(link, self._turn)
-        self._wraps[seen.chain[0]] = asked.fact.prompt_tokens + asked.fact.max_output + WRAP_PROMPT
+        self._wraps[call.chain[0]] = asked.fact.prompt_tokens + asked.fact.max_output + WRAP_PROMPT
         self._results.update(call_id for item in seen.fresh for call_id, _text, _failed in results_in(json.loads(item)))
 
     def _request_shown(self, call: AgentCall, seen: _Seen, turn: int) -> AgentRequest:
-        new = seen.chain[0] not in self._shown
+        new = call.chain[0] not in self._shown
         given: dict[str, Any] = {"items": [json.loads(item) for item in seen.fresh]}
         if new:
             given["head"] = json.loads(call.head)
@@ -306,7 +313,7 @@ class RunMeter:
         return AgentRequest(
             turn=turn,
             model=call.model,
-            head_sha=seen.chain[0],
+            head_sha=call.chain[0],
             head=shown.get("head"),
             after=seen.after,
             known=seen.known,

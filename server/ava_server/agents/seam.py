@@ -2,33 +2,49 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 from ava_audit.events import Usage
 from ava_server.core.errors import ModelError
 from ava_server.models.base import Bound, Completion
 
-Wire = Literal["messages", "responses", "chat_completions"]
-
 
 @dataclass(frozen=True)
 class AgentCall:
-    """One model request of an agent, as it may be sent: checked, rewritten, redacted."""
+    """One model request of an agent, as it may be sent: checked, rewritten, and without secrets.
 
-    wire: Wire
+    `body` is without a limit on the answer. `head` is the JSON of what stands before the conversation in the prompt,
+    `items` that of each message, without cache marks: so that they can be compared with earlier requests.
+    `asked_output` is the most output tokens that it asks for. `dropped` names what was taken out.
+    """
+
     model: str
     body: Mapping[str, Any]
     head: bytes
     items: tuple[bytes, ...]
-    asked_output: int | None
-    dropped: tuple[str, ...]
+    asked_output: int | None = None
+    dropped: tuple[str, ...] = ()
+
+    @cached_property
+    def chain(self) -> tuple[str, ...]:
+        """The hash of the head, then of it and the first message, and so on: equal beginnings have equal hashes."""
+        links = [_sha(self.head)]
+        for item in self.items:
+            links.append(_sha(links[-1].encode() + item))
+        return tuple(links)
+
+
+def _sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:32]
 
 
 @dataclass(frozen=True)
 class Admitted:
-    """A call that fits every cap and is on the record."""
+    """A call that fits every cap and is on the record; an answer of `output` tokens is reserved, and `key` by whom."""
 
     call: AgentCall
     output: int
@@ -36,13 +52,16 @@ class Admitted:
     key: object
 
 
-class CallRefused(Exception):
-    """A call is not sent; the text goes to the agent."""
+Refusal = Literal["cap", "model", "form", "over"]
+"""Why a call is not sent: a cap, a model that was not approved, something that cannot be sent, the run's end."""
 
-    def __init__(self, reason: Literal["cap", "model", "form", "over"], message: str) -> None:
+
+class CallRefused(Exception):
+    """Raised for a call that is not sent; the text goes to the agent."""
+
+    def __init__(self, reason: Refusal, message: str) -> None:
         super().__init__(message)
-        self.reason = reason
-        self.message = message
+        self.reason: Refusal = reason
 
 
 class Meter(Protocol):
@@ -54,6 +73,10 @@ class Meter(Protocol):
 
     async def check(self) -> None:
         """Check, right before a request leaves, that the run is this process's. Raises AuditError: do not send it."""
+        ...
+
+    async def refuse(self, why: CallRefused) -> None:
+        """Record a call that was refused before it could be admitted."""
         ...
 
     async def answered(self, admitted: Admitted, completion: Completion, took_ms: int) -> None:

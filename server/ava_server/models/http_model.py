@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -107,7 +107,23 @@ class HttpModel:
 
     @asynccontextmanager
     async def stream(self, request: Request, check: SendCheck = unchecked) -> AsyncGenerator[AnswerStream]:
-        """Send the request once.
+        """Send the request once; see `exchange`."""
+
+        def unseen() -> int:
+            return sum(self.wire.unseen(turn.raw) for turn in request.turns if isinstance(turn, AssistantTurn))
+
+        async with self.exchange(lambda: self._take_encoded(request), check, unseen) as answer:
+            yield answer
+
+    @asynccontextmanager
+    async def exchange(
+        self,
+        encode: Callable[[], bytes],
+        check: SendCheck,
+        unseen: Callable[[], int],
+        headers: Mapping[str, str] | None = None,
+    ) -> AsyncGenerator[AnswerStream]:
+        """Send a body once. `unseen` returns how many of its bytes the model may not have seen.
 
         Raises:
             AuditError: `check` has raised it; nothing was sent.
@@ -119,11 +135,11 @@ class HttpModel:
         body, size = list[bytes](), 0
         async with AsyncExitStack() as stack:
             try:
-                body.append(self._take_encoded(request))
+                body.append(encode())
                 size = len(body[0])
                 client = await stack.enter_async_context(self.clients.client())
                 sending = True
-                response = await self._send(client, endpoint, body, end, check)
+                response = await self._send(client, endpoint, body, end, check, headers or {})
                 stack.push_async_callback(_close, response)
                 if response.status_code != 200:
                     raise endpoint.status_error(response, await _error_body(response, end))
@@ -145,17 +161,24 @@ class HttpModel:
                 self.deadlines,
                 end,
                 size,
-                lambda: sum(self.wire.unseen(turn.raw) for turn in request.turns if isinstance(turn, AssistantTurn)),
+                unseen,
                 self.most_bytes,
             )
 
     async def _send(
-        self, client: httpx2.AsyncClient, endpoint: Endpoint, body: list[bytes], end: float, check: SendCheck
+        self,
+        client: httpx2.AsyncClient,
+        endpoint: Endpoint,
+        body: list[bytes],
+        end: float,
+        check: SendCheck,
+        more: Mapping[str, str],
     ) -> httpx2.Response:
         """Send a request and return the response's head; `body` is emptied, so that nothing holds it while we wait."""
         import httpx2
 
         headers = {
+            **more,
             "content-type": "application/json",
             "content-length": str(len(body[0])),
             "accept": "text/event-stream, application/json",

@@ -113,7 +113,12 @@ def ends_inside_character(tail: bytes) -> bool:
 
 
 class AnswerStream:
-    """An answer on its way: a stream of events or, from servers that do not stream, JSON in one piece."""
+    """An answer on its way: a stream of events or, from servers that do not stream, JSON in one piece.
+
+    Attributes:
+        headers: Those of the response.
+        tap: Gets each piece as it came, before it is read.
+    """
 
     def __init__(
         self,
@@ -142,9 +147,10 @@ class AnswerStream:
         self._sent_bytes = sent_bytes
         self._unseen = unseen
         self._wire = wire
-        self._headers = response.headers
+        self.headers = response.headers
+        self.tap: Callable[[bytes], object] = bytes
         # Asked for `identity`, few endpoints encode the answer; where none does, nothing has to be decoded.
-        self._body = response.aiter_bytes() if "content-encoding" in self._headers else response.aiter_raw()
+        self._body = response.aiter_bytes() if "content-encoding" in self.headers else response.aiter_raw()
         self._endpoint = endpoint
         self._deadlines = deadlines
         self._end = end
@@ -154,6 +160,11 @@ class AnswerStream:
         self._notes: list[str] = []
         self._late_error = False
         self._completion: Completion | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the provider has said why the answer ended; little more comes."""
+        return self._answer.ended
 
     @property
     def completion(self) -> Completion:
@@ -174,13 +185,13 @@ class AnswerStream:
             raise self._fault(error) from error
 
     async def _read(self) -> AsyncGenerator[Delta]:
-        content_type = self._headers.get("content-type", "").lower()
+        content_type = self.headers.get("content-type", "").lower()
         if content_type.startswith("text/event-stream"):
             async for delta in self._events():
                 yield delta
         else:
             yield self._whole(b"".join([piece async for piece in self._pieces()]), content_type)
-        request_id = self._headers.get("x-request-id") or self._headers.get("request-id")
+        request_id = self.headers.get("x-request-id") or self.headers.get("request-id")
         self._completion = self._answer.complete(
             request_id=request_id, sent_bytes=self._sent_bytes, unseen=self._unseen, notes=tuple(self._notes)
         )
@@ -242,7 +253,7 @@ class AnswerStream:
         if fields is None:
             raise self._endpoint.error("event not an object", what=type(chunk).__name__)
         if error := self._wire.fault(fields):
-            raise self._endpoint.error_in_body(error, self._headers)
+            raise self._endpoint.error_in_body(error, self.headers)
         return self._answer.add(fields)
 
     def _whole(self, content: bytes, content_type: str) -> Delta:
@@ -264,7 +275,7 @@ class AnswerStream:
             raise self._endpoint.error("not JSON", begins=self._endpoint.begins(content)) from None
         fields = json_text.as_object(answer) or {}
         if error := self._wire.fault(fields):
-            raise self._endpoint.error_in_body(error, self._headers)
+            raise self._endpoint.error_in_body(error, self.headers)
         if not self._wire.is_answer(fields):
             raise self._endpoint.no_answer(answer, self._wire.part)
         return self._answer.add(fields)
@@ -331,6 +342,7 @@ class AnswerStream:
             self._tail = (self._tail + piece)[-4:]
             if self._received > self._most_bytes:
                 raise self._endpoint.error("too large", what=f"more than {self._most_bytes:,} bytes")
+            self.tap(piece)
             yield piece
         if not self._answer.ended:
             raise error

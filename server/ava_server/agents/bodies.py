@@ -1,0 +1,274 @@
+"""Bodies of model requests that another agent makes: read, checked and rewritten, closed to what is not known.
+
+Only fields that this file knows pass. What changes a price, what the provider runs itself, and what Ava cannot see (a
+file's id, an address, an earlier answer's id) does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ava_audit.redaction import Redactor
+from ava_server.agents.seam import AgentCall, CallRefused
+from ava_server.models.json_text import as_list, as_object, as_text, decode, deeper_than, encode, objects_in
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a wire's bodies may have.
+
+    `passed` are fields that pass as they are, `head` those before the conversation, `items` the field with that.
+    `output` are the names of the limit on an answer, the first one where the agent gives none. `refused` fields end the
+    call. `tools` are the types of tools that the agent itself runs; "" is a tool without a type.
+    """
+
+    items: str
+    head: tuple[str, ...]
+    passed: frozenset[str]
+    output: tuple[str, ...]
+    tools: frozenset[str]
+    refused: frozenset[str] = frozenset()
+    forced: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+FORMS: Mapping[str, Form] = {
+    "messages": Form(
+        items="messages",
+        head=("system", "tools"),
+        passed=frozenset(("tool_choice", "stream", "temperature", "top_p", "top_k", "stop_sequences", "thinking")),
+        output=("max_tokens",),
+        tools=frozenset(("", "custom")),
+        refused=frozenset(("mcp_servers", "container")),
+    ),
+    "responses": Form(
+        items="input",
+        head=("instructions", "tools", "text"),
+        passed=frozenset(
+            ("tool_choice", "parallel_tool_calls", "reasoning", "include", "stream", "temperature", "top_p")
+        ).union(("prompt_cache_key", "truncation")),
+        output=("max_output_tokens",),
+        tools=frozenset(("function", "custom")),
+        refused=frozenset(("previous_response_id", "conversation", "prompt", "background")),
+        forced={"store": False},
+    ),
+    "chat_completions": Form(
+        items="messages",
+        head=("tools", "response_format"),
+        passed=frozenset(
+            ("tool_choice", "parallel_tool_calls", "reasoning_effort", "reasoning", "stream", "stop", "seed")
+        ).union(("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty")),
+        output=("max_tokens", "max_completion_tokens"),
+        tools=frozenset(("function",)),
+        refused=frozenset(("functions", "web_search_options", "plugins")),
+    ),
+}
+_SENT_WHOLE = frozenset(("base64", "text", "content"))
+_KEPT = frozenset(
+    ("id", "call_id", "tool_use_id", "tool_call_id", "signature", "encrypted_content", "type", "role", "model")
+)
+"""Fields that go back as they came: providers compare them."""
+_DATA = frozenset(("image_url", "url", "file_data"))
+_INCLUDED = frozenset(("reasoning.encrypted_content",))
+
+
+class Bodies:
+    """Reads the bodies of one run's requests; what earlier ones had is not searched for secrets again.
+
+    `models` maps what the agent may call a model to the approved id. `off` are names of the agent's own tools that are
+    taken out. `output_field`: what the endpoint calls the limit on an answer, where the agent gives none.
+    """
+
+    def __init__(
+        self, wire: str, models: Mapping[str, str], off: frozenset[str], redactor: Redactor, output_field: str = ""
+    ) -> None:
+        self._form = FORMS[wire]
+        self._wire = wire
+        self._models = models
+        self._off = off
+        self._redactor = redactor
+        self._output_field = output_field or self._form.output[0]
+        self._clean: dict[bytes, Any] = {}
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """What the agent may call its model."""
+        return tuple(self._models)
+
+    def read(self, content: bytes) -> AgentCall:
+        """Return a request as it may be sent. Blocks for a long one. Raises CallRefused."""
+        try:
+            given = as_object(decode(content.decode()))
+        except ValueError:
+            given = None
+        if given is None or deeper_than(given, _MOST_DEEP):
+            raise CallRefused("form", "the body is not a JSON object, or is nested too deep")
+        model = as_text(given.get("model"))
+        if model not in self._models:
+            known = ", ".join(sorted(set(self._models.values())))
+            raise CallRefused("model", f"the model {model[:80]!r} was not approved for this run; approved: {known}")
+        form = self._form
+        for field_name in form.refused & given.keys():
+            if given[field_name] not in (None, False, [], {}):
+                raise CallRefused("form", f"{field_name} cannot be used here: Ava does not see what it stands for")
+        if given.get("n", 1) not in (1, None):
+            raise CallRefused("form", "n must be 1: each answer costs")
+        dropped: list[str] = []
+        items = given.get(form.items)
+        if isinstance(items, str):  # the short form of responses
+            items = [{"type": "message", "role": "user", "content": items}]
+        body: dict[str, Any] = {"model": self._models[model]}
+        for name in form.head:
+            if name in given and given[name] is not None:
+                body[name] = self._tools(given[name], dropped) if name == "tools" else given[name]
+        body[form.items] = objects_in(items)
+        for name in (*form.head, form.items):
+            if name in body:
+                body[name] = self._cleaned(body[name])
+        body |= {name: given[name] for name in sorted(form.passed & given.keys()) if given[name] is not None}
+        self._adjust(body, dropped)
+        taken = {"model", "n", form.items, *form.head, *form.passed, *form.output, *form.refused, *form.forced}
+        dropped += sorted(given.keys() - taken - {"stream_options"})
+        outputs = [given[name] for name in form.output if isinstance(given.get(name), int) and given[name] > 0]
+        return AgentCall(
+            model=model,
+            body={**body, **form.forced},
+            head=encode({name: body[name] for name in form.head if name in body}),
+            items=tuple(encode(_unmarked(item)) for item in body[form.items]),
+            asked_output=min(outputs, default=None),
+            dropped=tuple(dropped),
+        )
+
+    def limited(self, call: AgentCall, output: int) -> bytes:
+        """Return the body of a call with the limit on its answer."""
+        body = {**call.body, self._output_field: output}
+        thinking = as_object(body.get("thinking")) or {}
+        budget = thinking.get("budget_tokens")
+        if isinstance(budget, int) and budget >= output:  # the API refuses a budget that leaves no answer
+            if output >= 2 * _LEAST_BUDGET:
+                body["thinking"] = {**thinking, "budget_tokens": output // 2}
+            else:
+                del body["thinking"]
+        return encode(body)
+
+    def unseen(self, call: AgentCall) -> int:
+        """Return the bytes of a call that the model may not have been shown: earlier thinking, in plain or sealed."""
+        return sum(len(encode(part)) for part in _parts(call.body[self._form.items]) if _is_thought(part))
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+
+    def _tools(self, given: Any, dropped: list[str]) -> list[dict[str, Any]]:
+        kept: list[dict[str, Any]] = []
+        for tool in objects_in(given):
+            name = as_text(tool.get("name")) or as_text((as_object(tool.get("function")) or {}).get("name"))
+            kind = as_text(tool.get("type"))
+            if kind in self._form.tools and name not in self._off:
+                kept.append(tool)
+            else:
+                dropped.append(f"tool {name or kind}"[:100])
+        return kept
+
+    def _adjust(self, body: dict[str, Any], dropped: list[str]) -> None:
+        """Refuse content that Ava does not see, and take out what depends on what is gone."""
+        for part in _parts(body[self._form.items]):
+            if (what := _elsewhere(part)) is not None:
+                raise CallRefused("form", f"{what} cannot be sent: Ava does not see what it stands for")
+        choice = as_object(body.get("tool_choice")) or {}
+        name = as_text(choice.get("name")) or as_text((as_object(choice.get("function")) or {}).get("name"))
+        kind = as_text(choice.get("type"))
+        offered = {as_text(each.get("name")) or as_text((as_object(each.get("function")) or {}).get("name"))
+                   for each in objects_in(body.get("tools"))}  # fmt: skip
+        if not offered or (name and name not in offered) or kind == "allowed_tools":
+            if body.pop("tool_choice", None) is not None:
+                dropped.append("tool_choice")
+            if not offered:
+                body.pop("tools", None)
+                body.pop("parallel_tool_calls", None)
+        if "include" in body:
+            body["include"] = [each for each in as_list(body["include"]) if each in _INCLUDED]
+        if self._wire == "chat_completions" and body.get("stream") is True:
+            body["stream_options"] = {"include_usage": True}
+
+    def _cleaned(self, value: Any) -> Any:
+        """Return what a request has in a field, without secrets, and with cache marks for five minutes only."""
+        if isinstance(value, list):
+            return [self._cleaned(each) for each in as_list(value)]
+        known = encode(value)
+        found = self._clean.get(known)
+        if found is None:
+            found = self._clean[known] = _each_text(value, self._hidden)
+        return found
+
+    def _hidden(self, text: str) -> str:
+        return self._redactor.redact(text)[0]
+
+
+_MOST_DEEP = 100
+_LEAST_BUDGET = 1_024
+"""The smallest budget for thinking that Anthropic's API takes."""
+
+
+def _each_text(value: Any, hide: Callable[[str], str]) -> Any:
+    """Return JSON with its texts hidden, but for those that a provider compares, and the data of images."""
+    if isinstance(value, str):
+        return hide(value)
+    if isinstance(value, list):
+        return [_each_text(each, hide) for each in as_list(value)]
+    fields = as_object(value)
+    if fields is None:
+        return value
+    if fields.get("type") == "base64" or fields.get("type") == "redacted_thinking":
+        return {name: each if name == "data" else _each_text(each, hide) for name, each in fields.items()}
+    if fields.get("type") == "thinking":  # its signature covers its text
+        return dict(fields)
+    made: dict[str, Any] = {}
+    for name, each in fields.items():
+        if name == "cache_control":
+            made[name] = {"type": "ephemeral"}
+        elif (name in _KEPT and isinstance(each, str)) or (name in _DATA and as_text(each).startswith("data:")):
+            made[name] = each
+        else:
+            made[hide(name)] = _each_text(each, hide)
+    return made
+
+
+def _unmarked(item: Any) -> Any:
+    """Return a message without cache marks, which move from request to request."""
+    if isinstance(item, list):
+        return [_unmarked(each) for each in as_list(item)]
+    fields = as_object(item)
+    if fields is None:
+        return item
+    return {name: _unmarked(each) for name, each in fields.items() if name != "cache_control"}
+
+
+def _parts(items: Any) -> Iterator[dict[str, Any]]:
+    """Yield each JSON object in messages, outer ones first."""
+    for item in objects_in(items):
+        yield item
+        for value in item.values():
+            if isinstance(value, list):
+                yield from _parts(value)
+            elif (inner := as_object(value)) is not None:
+                yield from _parts([inner])
+
+
+def _is_thought(part: Mapping[str, Any]) -> bool:
+    return part.get("type") in ("thinking", "redacted_thinking", "reasoning")
+
+
+def _elsewhere(part: Mapping[str, Any]) -> str | None:
+    """Return what a part of a message refers to that is not in the request, or None."""
+    kind = as_text(part.get("type"))
+    if kind in ("image", "document") and (source := as_object(part.get("source"))) is not None:
+        return None if source.get("type") in _SENT_WHOLE else f"{kind} by {as_text(source.get('type')) or 'reference'}"
+    if kind in ("container_upload", "item_reference", "mcp_call", "mcp_list_tools", "server_tool_use"):
+        return kind
+    if kind in ("input_image", "input_file", "image_url", "file", "video_url"):
+        inner = part.get("image_url") or part.get("file") or part.get("file_data") or part.get("video_url")
+        text = as_text((as_object(inner) or {}).get("url")) or as_text((as_object(inner) or {}).get("file_data"))
+        text = text or as_text(inner)
+        if part.get("file_id") or part.get("file_url") or not text.startswith("data:"):
+            return f"{kind} by reference"
+    return None

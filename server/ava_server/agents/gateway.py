@@ -1,0 +1,299 @@
+"""The only server that another agent reaches: it forwards the agent's model requests, once each is reserved.
+
+It speaks the wire of the run's model. A request is authenticated with a secret of the run, read by `bodies.py`,
+admitted by the meter, and forwarded with the provider's key; its answer goes back piece by piece as it comes, while a
+copy is read for its usage. Each admitted call is settled once, whatever happens to it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import anyio
+import anyio.to_thread
+import uvicorn
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse, Response
+
+from ava_audit.errors import AuditError
+from ava_server.agents.seam import Admitted, AgentCall, CallRefused, Meter, Refusal
+from ava_server.core.errors import ModelError
+from ava_server.models.base import NOT_SENT, Completion
+from ava_server.models.errors import may_have_been_billed
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from ava_server.agents.bodies import Bodies
+    from ava_server.models.http_model import HttpModel
+    from ava_server.models.wires.stream import AnswerStream
+
+log = logging.getLogger("ava.agents")
+
+BODY_BYTES = 32 * 1024 * 1024
+BODY_S = 30.0
+"""Seconds in which a body has to arrive."""
+MOST_CALLS = 16
+"""Calls of one run at once; the next one is asked to come later."""
+LONG_BODY = 128 * 1024
+"""Bytes from which a body is read in a thread."""
+HUNG_UP_S = 5.0
+"""Seconds for which an answer is read on for its usage, once the agent has hung up."""
+SETTLE_S = 3.0
+_PASSED = ("content-type", "request-id", "x-request-id", "retry-after")
+_BETAS = ("claude-code-", "interleaved-thinking-", "fine-grained-tool-streaming-", "effort-", "structured-outputs-")
+"""Beginnings of the names of Anthropic's beta features that change no price and store nothing."""
+_STATUS: Mapping[Refusal, tuple[int, str]] = {
+    "cap": (400, "billing_error"),
+    "model": (404, "not_found_error"),
+    "form": (400, "invalid_request_error"),
+    "over": (403, "permission_error"),
+}
+"""The status and the type of a refusal. The SDKs of agents repeat 408, 409, 429 and 500 upwards, and none of these."""
+_FAILED: Mapping[str, tuple[int, str]] = {
+    "rate_limit": (429, "rate_limit_error"),
+    "overloaded": (529, "overloaded_error"),
+    "auth": (401, "authentication_error"),
+    "usage_limit": (402, "billing_error"),
+    "bad_request": (400, "invalid_request_error"),
+    "timeout": (504, "timeout_error"),
+}
+"""The same for what a provider answered, by the kind of error; else 502."""
+
+
+class Gateway:
+    """The gateway of one run, as an ASGI application. `mcp` answers at /mcp, with the same secret."""
+
+    def __init__(self, model: HttpModel, bodies: Bodies, meter: Meter, secret: str, mcp: ASGIApp | None = None) -> None:
+        self._model = model
+        self._bodies = bodies
+        self._meter = meter
+        self._secret = secret.encode()
+        self._mcp = mcp
+        self._open: dict[anyio.CancelScope, None] = {}
+        self._idle = anyio.Event()
+        self._closed = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        headers = Headers(scope=scope)
+        path, method = str(scope["path"]).rstrip("/"), str(scope["method"])
+        if method == "HEAD" and not path:  # an agent looks whether somebody is there
+            answer: Response | None = Response()
+        elif not self._is_theirs(headers):
+            answer = self._error(401, "authentication_error", "the secret of this run is missing or wrong")
+        elif path == "/mcp" and self._mcp is not None:
+            await self._mcp(scope, receive, send)
+            return
+        elif method == "GET" and path.endswith("/models"):
+            models = [{"id": name, "object": "model", "type": "model"} for name in self._bodies.models]
+            answer = JSONResponse({"object": "list", "data": models, "has_more": False})
+        elif method == "POST" and path.endswith(self._model.wire.path):
+            answer = await self._call(headers, receive, send)
+        else:
+            answer = self._error(404, "not_found_error", f"there is no {method} {path[:100]} here")
+        if answer is not None:
+            await answer(scope, receive, send)
+
+    def _is_theirs(self, headers: Headers) -> bool:
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        given = [headers.get("x-api-key", ""), token if kind.lower() == "bearer" else ""]
+        return any(hmac.compare_digest(each.encode(), self._secret) for each in given)
+
+    def _error(self, status: int, kind: str, message: str, wait_s: float | None = None) -> Response:
+        """Return an error as the run's provider would send it."""
+        error: dict[str, Any] = {"type": kind, "message": message}
+        body = {"type": "error", "error": error}
+        if self._model.wire.path != "/messages":
+            body = {
+                "error": {**error, "code": "insufficient_quota" if kind == "billing_error" else kind, "param": None}
+            }
+        headers = {"x-should-retry": "true" if status in (429, 529) else "false"}
+        if wait_s is not None:
+            headers["retry-after"] = str(max(round(wait_s), 1))
+        return JSONResponse(body, status, headers)
+
+    async def _call(self, headers: Headers, receive: Receive, send: Send) -> Response | None:
+        """Forward a request; returns the answer where none has begun."""
+        if self._closed:
+            return self._over()
+        if len(self._open) >= MOST_CALLS:
+            return self._error(429, "rate_limit_error", f"{MOST_CALLS} requests of this run are open", 2)
+        with anyio.CancelScope() as scope:
+            self._open[scope] = None
+            try:
+                return await self._admitted(headers, receive, send)
+            finally:
+                del self._open[scope]
+                if not self._open:
+                    self._idle.set()
+        return self._over()
+
+    async def close(self) -> None:
+        """Cancel and settle what is open, and take no more; at most 4 s."""
+        self._closed = True
+        self._idle = anyio.Event()
+        for scope in self._open:
+            scope.cancel()
+        if self._open:
+            with anyio.move_on_after(SETTLE_S + 1):
+                await self._idle.wait()
+
+    async def _admitted(self, headers: Headers, receive: Receive, send: Send) -> Response | None:
+        call: AgentCall | None = None
+        try:
+            content = await _body(receive)
+            if len(content) > LONG_BODY:
+                call = await anyio.to_thread.run_sync(self._bodies.read, content)
+            else:
+                call = self._bodies.read(content)
+            admitted = await self._meter.admit(call)
+        except CallRefused as why:
+            if call is None:  # the meter knows of the others
+                with anyio.CancelScope(shield=True), anyio.move_on_after(SETTLE_S):
+                    await self._meter.refuse(why)
+            code, named = _STATUS[why.reason]
+            return self._error(code, named, str(why))
+        forwarded = _Forwarded(admitted, send)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_watch, receive, forwarded.reading)
+            try:
+                await self._forward(forwarded, headers)
+            except ModelError as error:
+                forwarded.error = error
+            except AuditError:  # nobody knows whose the run is, so nothing was sent
+                forwarded.sent = False
+            finally:
+                with anyio.CancelScope(shield=True), anyio.move_on_after(SETTLE_S):
+                    await forwarded.settle(self._meter)
+            tasks.cancel_scope.cancel()
+        if forwarded.completion is not None:
+            await forwarded.end()
+        if forwarded.begun:
+            return None
+        failed = forwarded.error
+        if failed is None:
+            return self._over()
+        status, kind = _FAILED.get(failed.kind, (502, "api_error"))
+        return self._error(status, kind, str(failed), failed.again_after_s)
+
+    def _over(self) -> Response:
+        return self._error(403, "permission_error", "this run is over")
+
+    async def _forward(self, forwarded: _Forwarded, headers: Headers) -> None:
+        call, bodies = forwarded.admitted.call, self._bodies
+        betas = [each.strip() for each in headers.get("anthropic-beta", "").split(",")]
+        passed = ",".join(each for each in betas if each.startswith(_BETAS))
+        with forwarded.reading:
+            try:
+                async with self._model.exchange(
+                    lambda: bodies.limited(call, forwarded.admitted.output),
+                    self._meter.check,
+                    lambda: bodies.unseen(call),
+                    {"anthropic-beta": passed} if passed else None,
+                ) as stream:
+                    await forwarded.take(stream)
+            except anyio.get_cancelled_exc_class() as cancelled:
+                forwarded.sent = NOT_SENT not in getattr(cancelled, "__notes__", ())
+                raise
+
+
+@dataclass
+class _Forwarded:
+    """A call on its way: what came back of it, and whether anything of it may have been sent."""
+
+    admitted: Admitted
+    send: Send
+    reading: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    began: float = field(default_factory=time.monotonic)
+    begun: bool = False
+    sent: bool = True
+    completion: Completion | None = None
+    error: ModelError | None = None
+    _held: list[bytes] = field(default_factory=list[bytes])
+
+    async def take(self, stream: AnswerStream) -> None:
+        """Pass an answer on as it comes, but for its end: the agent must not go on before this call is settled."""
+        stream.tap = self._held.append
+        named = [(name.encode(), stream.headers[name].encode()) for name in _PASSED if name in stream.headers]
+        await self.send({"type": "http.response.start", "status": 200, "headers": named})
+        self.begun = True
+        async for _delta in stream:
+            if not stream.ended:
+                await self._pass_on(more=True)
+        self.completion = stream.completion
+
+    async def end(self) -> None:
+        """Pass on the end of a whole answer."""
+        await self._pass_on(more=False)
+
+    async def _pass_on(self, *, more: bool) -> None:
+        content, self._held[:] = b"".join(self._held), ()
+        if content or not more:
+            await self.send({"type": "http.response.body", "body": content, "more_body": more})
+
+    async def settle(self, meter: Meter) -> None:
+        took_ms = round((time.monotonic() - self.began) * 1000)
+        if self.completion is not None:
+            await meter.answered(self.admitted, self.completion, took_ms)
+            return
+        billed = self.sent and (self.error is None or may_have_been_billed(self.error))
+        await meter.failed(self.admitted, "unknown" if billed else "not_billed", self.error, took_ms)
+
+
+async def _watch(receive: Receive, reading: anyio.CancelScope) -> None:
+    """Once the agent has hung up, read its answer on for a moment: its end says what it costs."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    reading.deadline = anyio.current_time() + HUNG_UP_S
+
+
+async def _body(receive: Receive) -> bytes:
+    """Return a whole body. Raises CallRefused: it is too long, or does not arrive."""
+    pieces: list[bytes] = []
+    size = 0
+    with anyio.move_on_after(BODY_S):
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise CallRefused("form", "the request was not sent to its end")
+            pieces.append(message.get("body", b""))
+            size += len(pieces[-1])
+            if size > BODY_BYTES:
+                raise CallRefused("form", f"the body has more than {BODY_BYTES:,} bytes")
+            if not message.get("more_body"):
+                return b"".join(pieces)
+    raise CallRefused("form", f"the body did not arrive within {BODY_S:g} s")
+
+
+@asynccontextmanager
+async def serving(gateway: Gateway, socket: Path) -> AsyncGenerator[None]:
+    """Serve a gateway on a unix socket while the body runs; then every call is settled.
+
+    Raises OSError: it cannot listen there.
+    """
+    config = uvicorn.Config(
+        cast("Any", gateway), uds=str(socket), loop="none", http="h11", ws="none", lifespan="off", log_config=None,
+        access_log=False, proxy_headers=False, server_header=False, timeout_graceful_shutdown=1,
+    )  # fmt: skip
+    config.load()
+    server = uvicorn.Server(config)
+    server.lifespan = config.lifespan_class(config)
+    await server.startup()  # without its loop, which would take the process's signals
+    try:
+        yield
+    finally:
+        with anyio.CancelScope(shield=True):
+            await gateway.close()
+            with anyio.move_on_after(SETTLE_S):
+                await server.shutdown()
+            await anyio.Path(socket).unlink(missing_ok=True)

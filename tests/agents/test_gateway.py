@@ -1,0 +1,445 @@
+"""The gateway: what an agent sends is checked, forwarded once it is admitted, and settled once, whatever happens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import httpx2
+import pytest
+from support.model_server import EVENTS, Fail, Gate, HangUp, ModelServer, Raw, Say, Script, events, running_model_server
+from support.stdio import until
+
+from ava_audit.errors import StaleOwner
+from ava_audit.redaction import Redactor
+from ava_server.agents import gateway as gateways
+from ava_server.agents.bodies import FORMS, Bodies
+from ava_server.agents.gateway import BODY_BYTES, MOST_CALLS, Gateway, serving
+from ava_server.agents.seam import Admitted, AgentCall, CallRefused
+from ava_server.core.errors import ModelError
+from ava_server.models.base import Completion
+from ava_server.models.clients import ClientPool
+from ava_server.models.http_model import HttpModel
+from ava_server.models.wires.base import Wire
+from ava_server.models.wires.chat import ChatWire
+from ava_server.models.wires.messages import MessagesWire
+from ava_server.models.wires.responses import ResponsesWire
+
+WIRES: dict[str, Wire] = {
+    "messages": MessagesWire(),
+    "responses": ResponsesWire(),
+    "chat_completions": ChatWire(),
+}
+SECRET, KEY = "of-this-run-alone", "sk-the-providers-own-key-0123456789"
+PLANTED = "AKIAIOSFODNN7EXAMPLE"
+
+
+@dataclass
+class Noted:
+    """A meter that notes what it is told."""
+
+    refuses: CallRefused | None = None
+    checks: Exception | None = None
+    admitted: list[AgentCall] = field(default_factory=list[AgentCall])
+    settled: list[tuple[int, str, Any]] = field(default_factory=list[tuple[int, str, Any]])
+    refused: list[str] = field(default_factory=list[str])
+
+    async def admit(self, call: AgentCall) -> Admitted:
+        if self.refuses is not None:
+            raise self.refuses
+        self.admitted.append(call)
+        return Admitted(call, min(call.asked_output or 500, 500), len(self.admitted), None)
+
+    async def check(self) -> None:
+        if self.checks is not None:
+            raise self.checks
+
+    async def refuse(self, why: CallRefused) -> None:
+        self.refused.append(str(why))
+
+    async def answered(self, admitted: Admitted, completion: Completion, took_ms: int) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.settled.append((admitted.number, "billed", completion))
+
+    async def failed(self, admitted: Admitted, settlement: str, error: ModelError | None, took_ms: int) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.settled.append((admitted.number, settlement, error))
+
+    @property
+    def ways(self) -> list[str]:
+        return [way for _number, way, _what in sorted(self.settled, key=lambda each: each[0])]
+
+
+@dataclass
+class Place:
+    """A gateway, what is before it and what is behind it."""
+
+    http: httpx2.AsyncClient
+    meter: Noted
+    far: ModelServer
+    wire: str
+
+    async def ask(self, body: dict[str, Any], **headers: str) -> httpx2.Response:
+        return await self.http.post(f"/v1{WIRES[self.wire].path}", json=body, headers=headers)
+
+    def settled(self) -> list[str]:
+        """Exactly one settlement for each call that was admitted."""
+        numbers = sorted(number for number, _way, _what in self.meter.settled)
+        assert numbers == list(range(1, len(self.meter.admitted) + 1))
+        return self.meter.ways
+
+
+@asynccontextmanager
+async def place(
+    tmp_path: Path, script: Script, wire: str = "messages", off: frozenset[str] = frozenset()
+) -> AsyncGenerator[Place]:
+    meter = Noted()
+    bodies = Bodies(
+        wire, {"sonnet": "far-sonnet", "far-sonnet": "far-sonnet"}, off, Redactor({"TOKEN": "hunter2-hunter2"})
+    )
+    with running_model_server(script) as far:
+        async with ClientPool() as clients:
+            model = HttpModel("far", "far-sonnet", far.base_url, KEY, clients, WIRES[wire])
+            socket = tmp_path / "gw.sock"
+            async with serving(Gateway(model, bodies, meter, SECRET), socket):
+                transport = httpx2.AsyncHTTPTransport(uds=str(socket))
+                headers = {"authorization": f"Bearer {SECRET}"}
+                async with httpx2.AsyncClient(
+                    transport=transport, base_url="http://gateway", headers=headers, timeout=20
+                ) as http:
+                    yield Place(http, meter, far, wire)
+    assert not socket.exists()
+
+
+def request(wire: str, text: str = "Do it.", **more: Any) -> dict[str, Any]:
+    tool = {"name": "Read", "description": "Reads.", "input_schema": {"type": "object", "properties": {}}}
+    function = {"name": "Read", "description": "Reads.", "parameters": {"type": "object", "properties": {}}}
+    match wire:
+        case "messages":
+            return {"model": "sonnet", "max_tokens": 9_000, "system": "Be brief.", "tools": [tool],
+                    "messages": [{"role": "user", "content": [{"type": "text", "text": text}]}], **more}  # fmt: skip
+        case "responses":
+            return {"model": "sonnet", "instructions": "Be brief.", "tools": [{"type": "function", **function}],
+                    "input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}],
+                    **more}  # fmt: skip
+        case _:
+            return {"model": "sonnet", "tools": [{"type": "function", "function": function}],
+                    "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}],
+                    **more}  # fmt: skip
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answer_comes_back_as_the_provider_gave_it(tmp_path: Path, wire: str, stream: bool) -> None:
+    async with place(tmp_path, [Say("Done.", calls=[("Read", {"path": "a"})])], wire) as at:
+        answer = await at.ask(request(wire, stream=stream))
+        assert answer.status_code == 200
+        sent = at.far.requests[0]
+        async with httpx2.AsyncClient(timeout=20) as direct:
+            far = sent.json
+            with running_model_server([Say("Done.", calls=[("Read", {"path": "a"})])]) as again:
+                plain = await direct.post(f"{again.base_url}{WIRES[wire].path}", json=far)
+        assert answer.content == plain.content
+        assert at.settled() == ["billed"]
+        completion: Completion = at.meter.settled[0][2]
+        assert (completion.text, [call.name for call in completion.calls]) == ("Done.", ["Read"])
+        assert far["model"] == "far-sonnet"
+        limit = {"messages": "max_tokens", "responses": "max_output_tokens", "chat_completions": "max_tokens"}[wire]
+        assert far[limit] == 500
+        assert SECRET not in str(sent.headers) and KEY in str(sent.headers)
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, {"authorization": "Bearer wrong"}, {"x-api-key": KEY}, {"authorization": SECRET}]
+)
+async def test_nobody_without_the_secret_is_answered(tmp_path: Path, headers: dict[str, str]) -> None:
+    async with place(tmp_path, [Say("no")]) as at:
+        at.http.headers.pop("authorization")
+        for path in ("/v1/messages", "/v1/models", "/mcp", "/"):
+            answer = await at.http.post(path, json=request("messages"), headers=headers)
+            assert answer.status_code == 401, path
+        assert at.far.requests == [] and at.meter.admitted == []
+
+
+@pytest.mark.parametrize("wire", WIRES)
+async def test_what_does_not_fit_is_refused_in_the_providers_form_and_not_sent(tmp_path: Path, wire: str) -> None:
+    async with place(tmp_path, [Say("no")], wire) as at:
+        for reason, status in (("cap", 400), ("model", 404), ("form", 400), ("over", 403)):
+            at.meter.refuses = CallRefused(reason, "the run's max_cost_cents was reached")  # type: ignore[arg-type]
+            answer = await at.ask(request(wire))
+            assert answer.status_code == status
+            assert answer.json()["error"]["message"] == "the run's max_cost_cents was reached"
+            assert answer.headers["x-should-retry"] == "false"
+        assert at.far.requests == [] and at.meter.settled == []
+
+
+@pytest.mark.parametrize(
+    ("wire", "more", "said"),
+    [
+        ("messages", {"model": "gpt-5.6-luna"}, "was not approved"),
+        ("messages", {"mcp_servers": [{"url": "https://evil.example"}]}, "mcp_servers"),
+        ("messages", {"container": "c-1"}, "container"),
+        ("messages", {"messages": [{"role": "user", "content": [
+            {"type": "image", "source": {"type": "url", "url": "https://evil.example/?x=1"}}]}]}, "image by url"),
+        ("messages", {"messages": [{"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "t", "content": [
+                {"type": "document", "source": {"type": "file", "file_id": "f"}}]}]}]}, "document by file"),
+        ("messages", {"messages": [{"role": "user", "content": [{"type": "container_upload", "file_id": "f"}]}]},
+         "container_upload"),
+        ("responses", {"previous_response_id": "resp_1"}, "previous_response_id"),
+        ("responses", {"conversation": "conv_1"}, "conversation"),
+        ("responses", {"prompt": {"id": "p"}}, "prompt"),
+        ("responses", {"background": True}, "background"),
+        ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
+        ("responses", {"input": [{"role": "user", "content": [
+            {"type": "input_image", "image_url": "https://evil.example/a.png"}]}]}, "input_image"),
+        ("responses", {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]}, "input_file"),
+        ("chat_completions", {"n": 2}, "n must be 1"),
+        ("chat_completions", {"web_search_options": {"x": 1}}, "web_search_options"),
+        ("chat_completions", {"messages": [{"role": "user", "content": [
+            {"type": "image_url", "image_url": {"url": "https://evil.example/a.png"}}]}]}, "image_url"),
+    ],
+)  # fmt: skip
+async def test_what_ava_does_not_see_or_has_not_approved_is_not_sent(
+    tmp_path: Path, wire: str, more: dict[str, Any], said: str
+) -> None:
+    async with place(tmp_path, [Say("no")], wire) as at:
+        answer = await at.ask(request(wire, **more))
+        assert answer.status_code in (400, 404) and said in answer.json()["error"]["message"]
+        assert at.far.requests == [] and at.meter.admitted == [] and said in at.meter.refused[0]
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'"x"', b"\xff\xfe", b'{"model":"sonnet","a":' + b"[" * 5_000])
+async def test_a_body_that_is_no_request_is_refused(tmp_path: Path, content: bytes) -> None:
+    async with place(tmp_path, [Say("no")]) as at:
+        answer = await at.http.post("/v1/messages", content=content)
+        assert answer.status_code == 400 and at.far.requests == []
+
+
+async def test_what_changes_the_price_or_runs_elsewhere_is_taken_out(tmp_path: Path) -> None:
+    async with place(tmp_path, [Say("ok")] * 3, off=frozenset({"Agent", "CronCreate"})) as at:
+        tools = [
+            {"name": "Read", "input_schema": {}}, {"name": "Agent", "input_schema": {}},
+            {"name": "CronCreate", "input_schema": {}}, {"type": "web_search_20260209", "name": "web_search"},
+            {"type": "code_execution_20250825", "name": "code_execution"},
+        ]  # fmt: skip
+        body = request(
+            "messages", tools=tools, service_tier="priority", speed="fast", inference_geo="us",
+            metadata={"user_id": "ann"}, tool_choice={"type": "tool", "name": "Agent"}, system=[
+                {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral", "ttl": "1h"}}],
+            thinking={"type": "enabled", "budget_tokens": 8_000},
+        )  # fmt: skip
+        await at.ask(body, **{"anthropic-beta": "context-1m-2025-08-07, claude-code-20250219,fast-mode-2026-01-01"})
+        far = at.far.requests[0]
+        assert [tool["name"] for tool in far.json["tools"]] == ["Read"]
+        assert far.json.keys() == {"model", "max_tokens", "system", "tools", "messages"}
+        assert far.json["system"][0]["cache_control"] == {"type": "ephemeral"}
+        assert far.headers["anthropic-beta"] == "claude-code-20250219"
+        dropped = at.meter.admitted[0].dropped
+        assert {"tool Agent", "tool web_search", "service_tier", "speed", "metadata", "tool_choice"} <= {*dropped}
+    async with place(tmp_path, [Say("ok")], "responses") as at:
+        hosted = [
+            {"type": kind} for kind in ("web_search", "file_search", "computer", "code_interpreter", "mcp", "shell")
+        ]
+        body = request(
+            "responses", service_tier="priority", store=True, include=["reasoning.encrypted_content", "file"]
+        )
+        body["tools"] += hosted
+        await at.ask(body)
+        far = at.far.requests[0]
+        assert [tool["type"] for tool in far.json["tools"]] == ["function"]
+        assert (far.json["store"], far.json["include"]) == (False, ["reasoning.encrypted_content"])
+        assert "service_tier" not in far.json
+    async with place(tmp_path, [Say("ok")], "chat_completions") as at:
+        await at.ask(request("chat_completions", stream=True))
+        assert at.far.requests[0].json["stream_options"] == {"include_usage": True}
+
+
+@pytest.mark.parametrize("wire", WIRES)
+async def test_planted_secrets_do_not_leave(tmp_path: Path, wire: str) -> None:
+    """In each text of a request: instructions, tools, messages, arguments and results of tools, keys of objects."""
+    secret = f"key {PLANTED} and hunter2-hunter2"
+    async with place(tmp_path, [Say("ok")], wire) as at:
+        body = request(wire, secret)
+        match wire:
+            case "messages":
+                body["system"] = [{"type": "text", "text": secret}]
+                body["tools"][0]["description"] = secret
+                body["messages"] += [
+                    {"role": "assistant", "content": [
+                        {"type": "tool_use", "id": "t1", "name": "Read", "input": {"path": secret, PLANTED: 1}}]},
+                    {"role": "user", "content": [
+                        {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": secret}]},
+                        {"type": "text", "text": secret}]},
+                ]  # fmt: skip
+            case "responses":
+                body["instructions"] = secret
+                body["tools"][0]["description"] = secret
+                body["input"] += [
+                    {"type": "function_call", "call_id": "c1", "name": "Read", "arguments": json.dumps({"a": secret})},
+                    {"type": "function_call_output", "call_id": "c1", "output": secret},
+                    {"type": "custom_tool_call_output", "call_id": "c1", "output": [
+                        {"type": "input_text", "text": secret}]},
+                ]  # fmt: skip
+            case _:
+                body["tools"][0]["function"]["description"] = secret
+                body["messages"] += [
+                    {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": {
+                        "name": "Read", "arguments": json.dumps({"a": secret})}}]},
+                    {"role": "tool", "tool_call_id": "c1", "content": secret},
+                ]  # fmt: skip
+        answer = await at.ask(body)
+        assert answer.status_code == 200, answer.text
+        far = at.far.requests[0].body.decode()
+        assert PLANTED not in far and "hunter2" not in far
+        assert PLANTED.encode() not in b"".join(at.meter.admitted[0].items) + at.meter.admitted[0].head
+
+
+async def test_the_form_of_each_wire_has_what_its_own_model_needs() -> None:
+    for wire, form in FORMS.items():
+        assert form.items in ("messages", "input") and form.output, wire
+
+
+@pytest.mark.parametrize(
+    ("step", "status", "way"),
+    [
+        (Fail(429, retry_after="7"), 429, "not_billed"),
+        (Fail(529), 529, "not_billed"),
+        (Fail(401), 401, "not_billed"),
+        (Fail(400), 400, "not_billed"),
+        (HangUp(), 502, "unknown"),
+        (Raw([b"<html>"], "text/html"), 200, "unknown"),
+        (Raw([b'data: {"choices":[{"index":0,"delta":{"content":"half"}}]}\n\n'], EVENTS, missing=9), 200, "unknown"),
+        (Say("no usage", usage=None), 200, "billed"),
+        (Say("it lies", usage={"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}), 200, "billed"),
+    ],
+    ids=["busy", "overloaded", "key", "bad", "gone", "page", "breaks", "silent", "lies"],
+)
+async def test_whatever_the_provider_does_a_call_is_settled_once(
+    tmp_path: Path, step: Any, status: int, way: str
+) -> None:
+    async with place(tmp_path, [step], "chat_completions") as at:
+        try:
+            answer = await at.ask(request("chat_completions", stream=True))
+            assert answer.status_code == status
+            if status == 429:
+                assert (answer.headers["retry-after"], answer.headers["x-should-retry"]) == ("7", "true")
+        except httpx2.RemoteProtocolError:  # half an answer is not passed off as a whole one
+            assert status == 200 and way == "unknown"
+        assert at.settled() == [way]
+        if way == "billed":
+            assert at.meter.settled[0][2].usage is None  # so the meter books all that was reserved
+
+
+async def test_the_agent_hangs_up_in_mid_stream(tmp_path: Path) -> None:
+    gate = Gate()
+    head = events(Say("half"))[:3]
+    async with place(tmp_path, [Raw(head, chunked=True, cut=True, stall=gate), Say("on")], "chat_completions") as at:
+        async with at.http.stream(
+            "POST", "/v1/chat/completions", json=request("chat_completions", stream=True)
+        ) as answer:
+            async for piece in answer.aiter_bytes():
+                assert piece
+                break
+        await until(lambda: at.meter.settled, gateways.HUNG_UP_S + 5)
+        assert at.settled() == ["unknown"]
+        assert (await at.ask(request("chat_completions"))).status_code == 200
+
+
+async def test_an_answer_that_ends_soon_after_the_agent_hung_up_is_paid_at_its_price(tmp_path: Path) -> None:
+    gate = Gate()
+    async with place(tmp_path, [Say("all of it", gate=gate)], "chat_completions") as at:
+        async with anyio.create_task_group() as tasks:
+
+            async def asks() -> None:
+                with anyio.move_on_after(0.5):
+                    await at.ask(request("chat_completions", stream=True))
+
+            tasks.start_soon(asks)
+            await anyio.to_thread.run_sync(gate.arrived.wait, 5)
+        gate.released.set()
+        await until(lambda: at.meter.settled)
+        assert at.settled() == ["billed"]
+
+
+async def test_a_run_that_has_lost_its_owner_sends_nothing(tmp_path: Path) -> None:
+    async with place(tmp_path, [Say("no")]) as at:
+        at.meter.checks = StaleOwner("S-1 is no longer owned")
+        answer = await at.ask(request("messages"))
+        assert answer.status_code == 403 and at.settled() == ["not_billed"]
+        assert at.far.answered == []
+
+
+async def test_calls_that_are_open_at_the_end_are_settled(tmp_path: Path) -> None:
+    gates = [Gate() for _each in range(5)]
+    async with anyio.create_task_group() as tasks:
+        async with place(tmp_path, [Say("late", gate=gate) for gate in gates], "chat_completions") as at:
+
+            async def asks() -> None:
+                with suppress(httpx2.HTTPError):
+                    await at.ask(request("chat_completions"))
+
+            for gate in gates:
+                tasks.start_soon(asks)
+                await anyio.to_thread.run_sync(gate.arrived.wait, 5)
+            began = anyio.current_time()
+        assert at.settled() == ["unknown"] * 5
+        assert anyio.current_time() - began < 4
+        tasks.cancel_scope.cancel()
+
+
+async def test_more_calls_than_there_is_room_for_are_asked_to_come_later(tmp_path: Path) -> None:
+    gates = [Gate() for _each in range(MOST_CALLS)]
+    async with place(tmp_path, [Say("ok", gate=gate) for gate in gates], "chat_completions") as at:
+        answers: list[int] = []
+
+        async def asks() -> None:
+            answers.append((await at.ask(request("chat_completions"))).status_code)
+
+        async with anyio.create_task_group() as tasks:
+            for gate in gates:
+                tasks.start_soon(asks)
+                await anyio.to_thread.run_sync(gate.arrived.wait, 5)
+            refused = await at.ask(request("chat_completions"))
+            assert (refused.status_code, refused.headers["x-should-retry"]) == (429, "true")
+            for gate in gates:
+                gate.released.set()
+        assert answers == [200] * MOST_CALLS and at.settled() == ["billed"] * MOST_CALLS
+
+
+async def test_a_body_that_is_too_long_or_never_ends_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with place(tmp_path, [Say("no")]) as at:
+
+        async def long() -> AsyncGenerator[bytes]:
+            for _piece in range(BODY_BYTES // 2**20 + 1):
+                yield b" " * 2**20
+
+        answer = await at.http.post("/v1/messages", content=long())
+        assert answer.status_code == 400 and "bytes" in answer.json()["error"]["message"]
+        monkeypatch.setattr(gateways, "BODY_S", 0.2)
+
+        async def slow() -> AsyncGenerator[bytes]:
+            yield b"{"
+            await anyio.sleep(1)
+            yield b"}"
+
+        answer = await at.http.post("/v1/messages", content=slow())
+        assert answer.status_code == 400 and "did not arrive" in answer.json()["error"]["message"]
+        assert at.far.requests == []
+
+
+async def test_an_agent_may_look_who_is_there(tmp_path: Path) -> None:
+    async with place(tmp_path, [Say("no")]) as at:
+        assert (await at.http.head("/")).status_code == 200
+        assert [each["id"] for each in (await at.http.get("/v1/models")).json()["data"]] == ["sonnet", "far-sonnet"]
+        assert (await at.http.get("/v1/files")).status_code == 404
+        assert (await at.http.post("/v1/messages/batches", json={})).status_code == 404
+        assert at.far.requests == []
