@@ -118,8 +118,8 @@ async def place(
 
 
 def request(wire: str, text: str = "Do it.", **more: Any) -> dict[str, Any]:
-    tool = {"name": "Read", "description": "Reads.", "input_schema": {"type": "object", "properties": {}}}
-    function = {"name": "Read", "description": "Reads.", "parameters": {"type": "object", "properties": {}}}
+    tool: dict[str, Any] = {"name": "Read", "description": "Reads.", "input_schema": {"type": "object", "properties": {}}}
+    function: dict[str, Any] = {"name": "Read", "description": "Reads.", "parameters": {"type": "object", "properties": {}}}
     match wire:
         case "messages":
             return {"model": "sonnet", "max_tokens": 9_000, "system": "Be brief.", "tools": [tool],
@@ -224,7 +224,7 @@ async def test_a_body_that_is_no_request_is_refused(tmp_path: Path, content: byt
 
 async def test_what_changes_the_price_or_runs_elsewhere_is_taken_out(tmp_path: Path) -> None:
     async with place(tmp_path, [Say("ok")] * 3, off=frozenset({"Agent", "CronCreate"})) as at:
-        tools = [
+        tools: list[dict[str, Any]] = [
             {"name": "Read", "input_schema": {}}, {"name": "Agent", "input_schema": {}},
             {"name": "CronCreate", "input_schema": {}}, {"type": "web_search_20260209", "name": "web_search"},
             {"type": "code_execution_20250825", "name": "code_execution"},
