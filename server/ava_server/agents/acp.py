@@ -1,0 +1,334 @@
+"""Speaks the Agent Client Protocol with another agent's program, over its stdin and stdout.
+
+The SDK's connection does the JSON-RPC; what an agent may send is bounded here, and every wait has a deadline but that
+for a turn, whose caller has one. Nothing that an agent tells about itself is taken for measured.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, cast
+
+import anyio
+from acp import PROTOCOL_VERSION, schema
+from acp.connection import Connection
+from acp.exceptions import RequestError
+from pydantic import BaseModel, ValidationError
+
+from ava_roles.sandbox.sandbox import Pipes
+from ava_roles.wrap import one_line
+from ava_server.core.errors import AvaError
+from ava_server.models.json_text import as_object
+
+log = logging.getLogger("ava.agents")
+
+START_S = 60.0
+"""Seconds until an agent has answered `initialize` and opened a session: some read a large installation first."""
+ANSWER_S = 20.0
+"""Seconds for each other request, and for taking a message."""
+LINE_BYTES = 8 * 1024 * 1024
+UPDATES_PER_S = 400
+"""Updates that are looked at in a second; the others are counted."""
+_STDERR_CHARS = 300
+_MOST_JUNK = 200
+"""Lines on stdout that are no messages: some programs greet, and one that writes nothing else is no agent."""
+
+T = TypeVar("T", bound=BaseModel)
+StopReason = Literal["end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled"]
+
+
+class AgentFailed(AvaError):
+    """Raised when an agent's program cannot go on; the text says what happened and what to do."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What an agent tells while it works: a piece of text, a tool call by its id, or its own count of usage."""
+
+    kind: Literal["text", "thought", "tool", "plan", "usage"]
+    text: str = ""
+    call_id: str = ""
+    status: str = ""
+    usage: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What an agent asks permission for."""
+
+    call_id: str
+    kind: str
+    title: str
+    paths: tuple[str, ...]
+    input: Any
+
+
+class AcpAgent:
+    """A running agent.
+
+    `name` and `version` are what it calls itself. `dropped` counts the updates that came faster than they are read.
+    """
+
+    def __init__(
+        self, title: str, pipes: Pipes, on_update: Callable[[Update], None], permit: Callable[[Ask], Awaitable[bool]]
+    ) -> None:
+        self._title = title
+        self._pipes = pipes
+        self._on_update = on_update
+        self._permit = permit
+        self._transport = _Lines(pipes)
+        self._connection = Connection(self._handle, cast("Any", self._transport), listening=True)
+        self._can = schema.AgentCapabilities()
+        self._session = ""
+        self._second, self._in_second = 0, 0
+        self.dropped = 0
+        self.name = self.version = ""
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls,
+        title: str,
+        pipes: Pipes,
+        on_update: Callable[[Update], None],
+        permit: Callable[[Ask], Awaitable[bool]],
+    ) -> AsyncGenerator[AcpAgent]:
+        """Speak with a program that has been started; leaving ends the conversation, not the program."""
+        agent = cls(title, pipes, on_update, permit)
+        try:
+            yield agent
+        finally:
+            with anyio.move_on_after(1, shield=True):
+                await agent._connection.close()
+
+    # -- what Ava asks ------------------------------------------------------------------------------------------------
+
+    async def initialize(self) -> None:
+        """Agree on the protocol. Raises AgentFailed: it speaks another version, or does not answer."""
+        client = {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False}
+        asked = {"protocolVersion": PROTOCOL_VERSION, "clientCapabilities": client}
+        said = await self._request("initialize", asked, schema.InitializeResponse, START_S)
+        if said.protocol_version != PROTOCOL_VERSION:
+            raise AgentFailed(
+                f"{self._title} speaks version {said.protocol_version} of the Agent Client Protocol, and Ava speaks"
+                f" {PROTOCOL_VERSION}: update the older one of the two"
+            )
+        self._can = said.agent_capabilities or schema.AgentCapabilities()
+        if said.agent_info is not None:
+            self.name, self.version = one_line(said.agent_info.name, 80), one_line(said.agent_info.version, 40)
+
+    @property
+    def takes_provider(self) -> bool:
+        """Whether the endpoint can be set by the protocol."""
+        return self._can.providers is not None
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether it can use an MCP server over HTTP."""
+        return bool(self._can.mcp_capabilities and self._can.mcp_capabilities.http)
+
+    @property
+    def resumes(self) -> bool:
+        """Whether it can go on with a session of an earlier process."""
+        return bool(
+            self._can.load_session or (self._can.session_capabilities and self._can.session_capabilities.resume)
+        )
+
+    async def set_provider(self, url: str, secret: str, api_type: str) -> None:
+        """Have every provider of an API's type ask at an address. Raises AgentFailed: it has none of that type."""
+        listed = await self._request("providers/list", {}, schema.ListProvidersResponse)
+        fitting = [each.provider_id for each in listed.providers if api_type in map(str, each.supported)]
+        if not fitting:
+            raise AgentFailed(
+                f"{self._title} has no provider that speaks {api_type}: update it, or choose another model"
+            )
+        for provider in fitting:
+            asked = {
+                "providerId": provider,
+                "apiType": api_type,
+                "baseUrl": url,
+                "headers": {"Authorization": f"Bearer {secret}"},
+            }
+            await self._request("providers/set", asked, schema.SetProviderResponse)
+
+    async def open_session(self, folder: str, mcp: tuple[str, str] | None) -> str:
+        """Begin a session in a folder, with a server of tools (its address and secret); return the session's id."""
+        asked = {"cwd": folder, "mcpServers": _servers(mcp)}
+        said = await self._request("session/new", asked, schema.NewSessionResponse, START_S)
+        self._session = said.session_id
+        return said.session_id
+
+    async def resume_session(self, session: str, folder: str, mcp: tuple[str, str] | None) -> None:
+        """Go on with a session of an earlier process. Raises AgentFailed: it cannot."""
+        asked = {"sessionId": session, "cwd": folder, "mcpServers": _servers(mcp)}
+        can = self._can.session_capabilities
+        method = "session/resume" if can is not None and can.resume is not None else "session/load"
+        if not self.resumes:
+            raise AgentFailed(f"{self._title} cannot go on with a session of an earlier process")
+        await self._request(method, asked, _Anything, START_S)
+        self._session = session
+
+    async def prompt(self, text: str) -> tuple[StopReason, Mapping[str, Any]]:
+        """Have it take a turn; return why it stopped, and the usage that it tells. Its caller has a deadline."""
+        asked = {"sessionId": self._session, "prompt": [{"type": "text", "text": text}]}
+        said = await self._request("session/prompt", asked, schema.PromptResponse, None)
+        usage = said.usage.model_dump(exclude_none=True, by_alias=False) if said.usage is not None else {}
+        return said.stop_reason, usage
+
+    async def cancel(self) -> None:
+        """Ask it to stop its turn; `prompt` then returns, if it obeys."""
+        with suppress(ConnectionError), anyio.move_on_after(ANSWER_S):
+            await self._connection.send_notification("session/cancel", {"sessionId": self._session})
+
+    async def _request(
+        self, method: str, asked: Mapping[str, Any], answer: type[T], within_s: float | None = ANSWER_S
+    ) -> T:
+        try:
+            with anyio.fail_after(within_s):
+                said = await self._connection.send_request(method, dict(asked))
+            return answer.model_validate(said if said is not None else {})
+        except TimeoutError:
+            raise self._failed(f"did not answer {method} within {within_s:g} s") from None
+        except RequestError as error:
+            told = one_line(f"{error} {(as_object(error.data) or {}).get('details', '')}", 300)
+            if "auth" in told.lower():
+                raise self._failed(
+                    f"wants a sign-in ({told}); it is run with a key through Ava, so check its setup"
+                ) from error
+            raise self._failed(f"refused {method}: {told}") from error
+        except ValidationError as error:
+            raise self._failed(
+                f"answered {method} in no form of the protocol ({error.error_count()} faults)"
+            ) from error
+        except (ConnectionError, anyio.ClosedResourceError, anyio.BrokenResourceError):
+            raise self._failed(self._transport.fault or f"ended while it was asked for {method}") from None
+
+    def _failed(self, what: str) -> AgentFailed:
+        said = one_line(self._pipes.errors()[-_STDERR_CHARS:]).strip()
+        return AgentFailed(f"{self._title} {what}{f'; it wrote: {said}' if said else ''}")
+
+    # -- what the agent asks and tells --------------------------------------------------------------------------------
+
+    async def _handle(self, method: str, given: Any, notified: bool) -> Any:
+        if method == "session/update":
+            self._update(as_object((as_object(given) or {}).get("update")) or {})
+            return None
+        if method == "session/request_permission" and not notified:
+            return await self._permission(given)
+        raise RequestError.method_not_found(method)
+
+    def _update(self, update: Mapping[str, Any]) -> None:
+        second = int(anyio.current_time())
+        self._second, self._in_second = second, self._in_second + 1 if second == self._second else 1
+        if self._in_second > UPDATES_PER_S:
+            self.dropped += 1
+            return
+        content = as_object(update.get("content")) or {}
+        text = str(content.get("text", ""))
+        match update.get("sessionUpdate"):
+            case "agent_message_chunk":
+                self._on_update(Update("text", text))
+            case "agent_thought_chunk":
+                self._on_update(Update("thought", text))
+            case "tool_call" | "tool_call_update":
+                title = one_line(str(update.get("title") or ""), 200)
+                call_id = str(update.get("toolCallId", ""))[:200]
+                self._on_update(Update("tool", title, call_id, str(update.get("status") or "")))
+            case "plan":
+                self._on_update(Update("plan"))
+            case "usage_update":
+                self._on_update(Update("usage", usage={k: v for k, v in update.items() if k != "sessionUpdate"}))
+            case _:
+                pass
+
+    async def _permission(self, given: Any) -> dict[str, Any]:
+        """Answer by the option's kind, whatever its place and its name; never for more than once."""
+        try:
+            asked = schema.RequestPermissionRequest.model_validate(given)
+        except ValidationError:
+            return {"outcome": {"outcome": "cancelled"}}
+        call = asked.tool_call
+        paths = tuple(str(each.path) for each in call.locations or ())
+        ask = Ask(call.tool_call_id, str(call.kind or "other"), one_line(call.title or "", 300), paths, call.raw_input)
+        wanted = "allow_once" if await self._permit(ask) else "reject_once"
+        option = next((each.option_id for each in asked.options if str(each.kind) == wanted), None)
+        if option is None:
+            return {"outcome": {"outcome": "cancelled"}}
+        return {"outcome": {"outcome": "selected", "optionId": option}}
+
+
+class _Anything(BaseModel, extra="allow"):
+    """An answer of which nothing is needed."""
+
+
+def _servers(mcp: tuple[str, str] | None) -> Sequence[Mapping[str, Any]]:
+    if mcp is None:
+        return []
+    headers = [{"name": "Authorization", "value": f"Bearer {mcp[1]}"}]
+    return [{"type": "http", "name": "ava", "url": mcp[0], "headers": headers}]
+
+
+class _Lines:
+    """The SDK's transport over the pipes of a command: a message is a line of JSON.
+
+    `fault` says in words why nothing more can be read.
+    """
+
+    def __init__(self, pipes: Pipes) -> None:
+        self._pipes = pipes
+        self._rest = bytearray()
+        self._writing = anyio.Lock()
+        self._junk = 0
+        self.fault = ""
+
+    async def send(self, message: Mapping[str, Any]) -> None:
+        """Write a message. Raises ConnectionError: the program does not read."""
+        line = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        try:
+            with anyio.fail_after(ANSWER_S):
+                async with self._writing:
+                    await self._pipes.stdin.send(line)
+        except (TimeoutError, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as error:
+            self.fault = self.fault or "does not take messages"
+            raise ConnectionError(self.fault) from error
+
+    async def receive(self) -> dict[str, Any] | None:
+        """Return the next message, None at the end."""
+        while True:
+            line = await self._line()
+            if line is None:
+                return None
+            with suppress(ValueError, RecursionError):
+                message = as_object(json.loads(line))
+                if message is not None:
+                    return message
+            self._junk += bool(line.strip())
+            if self._junk > _MOST_JUNK:
+                self.fault = (
+                    "writes what is no message of the Agent Client Protocol: is it started with the right arguments?"
+                )
+                return None
+
+    async def _line(self) -> bytes | None:
+        looked = 0
+        while (end := self._rest.find(b"\n", looked)) < 0:
+            looked = len(self._rest)
+            if looked > LINE_BYTES:
+                self.fault = f"sent a message of more than {LINE_BYTES:,} bytes"
+                return None
+            try:
+                self._rest += await self._pipes.stdout.receive()
+            except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
+                return None
+        line = bytes(self._rest[:end])
+        del self._rest[: end + 1]
+        return line
+
+    async def close(self) -> None:
+        """Say that nothing more comes."""
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError), anyio.move_on_after(1):
+            await self._pipes.stdin.aclose()
