@@ -40,6 +40,7 @@ EXTRAS = [name for extra in BY_EXTRA.values() for name in extra if not name.star
 FOLDERS = {
     "audit/ava_audit/postgres": "postgres",
     "roles/ava_roles/documents": "documents",
+    "server/ava_server/agents": "agents",
     "server/ava_server/dashboard": "dashboard",
     "server/ava_server/http": "team",
     "server/ava_server/web": "web",

@@ -194,6 +194,7 @@ class _Keys(BaseModel):
     tools: _Names = RESEARCH_TOOLS
     disallowed: _Names = Field((), alias="disallowedTools")
     model: Annotated[str, AfterValidator(_model)] = "balanced"
+    runner: Annotated[str, Field(pattern=r"^(in-process|acp:[A-Za-z0-9_-]{1,40})$")] = "in-process"
     max_iterations: _Whole = Field(20, alias="maxTurns")
     timeout_s: _Above0 = Field(600.0, alias="timeout")
     max_cost_cents: _Above0 = 50.0
@@ -225,6 +226,8 @@ class Role(_Keys):
         disallowed: Names and patterns of tools that it never has.
         model: A tier (`fast`, `balanced`, `deep`; `haiku`, `sonnet`, `opus` mean the same), or a model, best as
             `provider:id`. A `model` in the call overrides it.
+        runner: Who does the work: Ava itself (`in-process`), or another coding agent (`acp:NAME`). A `runner` in the
+            call overrides it.
         max_iterations: Turns.
         timeout_s: Seconds of active time.
         max_cost_cents: US cents.

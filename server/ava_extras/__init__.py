@@ -29,7 +29,7 @@ class Extra(NamedTuple):
 
 
 EXTRAS: Mapping[str, Extra] = {
-    "agents": Extra("Runs of another coding agent need", "ava_server.agents", ("acp", "starlette", "uvicorn")),
+    "agents": Extra("Runs of another coding agent need", "ava_server.agents.work", ("acp", "starlette", "uvicorn")),
     "web": Extra(
         "Pages in a browser need", "ava_server.http.server", ("starlette", "uvicorn", "jinja2", "markupsafe", "fido2")
     ),

@@ -118,8 +118,16 @@ async def place(
 
 
 def request(wire: str, text: str = "Do it.", **more: Any) -> dict[str, Any]:
-    tool: dict[str, Any] = {"name": "Read", "description": "Reads.", "input_schema": {"type": "object", "properties": {}}}
-    function: dict[str, Any] = {"name": "Read", "description": "Reads.", "parameters": {"type": "object", "properties": {}}}
+    tool: dict[str, Any] = {
+        "name": "Read",
+        "description": "Reads.",
+        "input_schema": {"type": "object", "properties": {}},
+    }
+    function: dict[str, Any] = {
+        "name": "Read",
+        "description": "Reads.",
+        "parameters": {"type": "object", "properties": {}},
+    }
     match wire:
         case "messages":
             return {"model": "sonnet", "max_tokens": 9_000, "system": "Be brief.", "tools": [tool],

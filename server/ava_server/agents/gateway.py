@@ -281,8 +281,19 @@ async def serving(gateway: Gateway, socket: Path) -> AsyncGenerator[None]:
 
     Raises OSError: it cannot listen there.
     """
+    async with listening(gateway, socket):
+        try:
+            yield
+        finally:
+            with anyio.CancelScope(shield=True):
+                await gateway.close()
+
+
+@asynccontextmanager
+async def listening(app: ASGIApp, socket: Path) -> AsyncGenerator[None]:
+    """Serve an application on a unix socket while the body runs. Raises OSError: it cannot listen there."""
     config = uvicorn.Config(
-        cast("Any", gateway), uds=str(socket), loop="none", http="h11", ws="none", lifespan="off", log_config=None,
+        cast("Any", app), uds=str(socket), loop="none", http="h11", ws="none", lifespan="off", log_config=None,
         access_log=False, proxy_headers=False, server_header=False, timeout_graceful_shutdown=1,
     )  # fmt: skip
     config.load()
@@ -293,7 +304,6 @@ async def serving(gateway: Gateway, socket: Path) -> AsyncGenerator[None]:
         yield
     finally:
         with anyio.CancelScope(shield=True):
-            await gateway.close()
             with anyio.move_on_after(SETTLE_S):
                 await server.shutdown()
             await anyio.Path(socket).unlink(missing_ok=True)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -72,11 +72,12 @@ class _Seen:
 class RunMeter:
     """The meter of one run: see `seam.Meter`.
 
-    `cap` is why nothing more is sent but what hands the work over. `stopped` is set when the agent has to be stopped:
-    a cap was reached, or what the run stands on is gone (`error`). `called` has the tool calls that have passed, by id.
+    `cap` is why nothing more is sent but what hands the work over. `on_stop` is called when the agent has to be
+    stopped: a cap was reached, or what the run stands on is gone (`error`). `called` has the tool calls that have
+    passed, by id.
     """
 
-    def __init__(self, run: ActiveRun, bounds: Bounds, own_tools: Iterable[str]) -> None:
+    def __init__(self, run: ActiveRun, bounds: Bounds, own_tools: Iterable[str], on_stop: Callable[[], None]) -> None:
         self._run = run
         self._log = run.log
         self._config = run.config
@@ -93,12 +94,12 @@ class RunMeter:
         self.called: dict[str, str] = {}
         self.last_text = ""
         self.cap: LastTurn | None = None
-        self.stopped = anyio.Event()
+        self._on_stop = on_stop
         self.error: Exception | None = None
 
     def hand_over(self, why: LastTurn) -> None:
         """Let the agent go on for what hands its work over: what is reserved for that, and no more."""
-        self.cap, self._wrapping, self.stopped = self.cap or why, True, anyio.Event()
+        self.cap, self._wrapping = self.cap or why, True
 
     # -- the seam -----------------------------------------------------------------------------------------------------
 
@@ -157,7 +158,7 @@ class RunMeter:
             facts.append(ExtendedThinking(thinking=self._hidden(completion.thinking), turn=turn))
         for call in completion.calls:
             self.called[call.call_id] = call.name
-            if not self._is_own(call.name):  # those are recorded where they are carried out
+            if not self.is_own(call.name):  # those are recorded where they are carried out
                 args = self._run.context.redactor.redact_json(dict(call.args or {}))
                 facts.append(ToolCall(tool=call.name[:100], args=args, call_id=call.call_id, turn=turn))
         settlement = self._settlement(
@@ -222,7 +223,7 @@ class RunMeter:
 
     async def _reach(self, cap: LastTurn) -> None:
         self.cap = cap
-        self.stopped.set()
+        self._on_stop()
         await self._log.record(AgentNote(kind="refused", text=f"a model request was not sent: {cap.reason}"))
 
     def _refusal(self, cap: LastTurn) -> str:
@@ -326,14 +327,14 @@ class RunMeter:
         for item in seen.fresh:
             for call_id, text, failed in results_in(json.loads(item)):
                 name = self.called.get(call_id)
-                if name is not None and call_id not in self._results and not self._is_own(name):
+                if name is not None and call_id not in self._results and not self.is_own(name):
                     shown = clean(text)[0]
                     yield ToolResult(
                         tool=name[:100], success=not failed, output=shown[:SHOWN_CHARS], call_id=call_id, turn=turn,
                         output_sha=_sha(text.encode()), chars=len(shown),
                     )  # fmt: skip
 
-    def _is_own(self, name: str) -> bool:
+    def is_own(self, name: str) -> bool:
         """Tell whether a tool is one of Ava's, by the names that agents give the tools of a server `ava`."""
         found = _OWN_TOOL.fullmatch(name)
         return found is not None and found[1] in self._own_tools
@@ -371,7 +372,7 @@ class RunMeter:
 
     def _fail(self, error: Exception) -> None:
         self.error = self.error or error
-        self.stopped.set()
+        self._on_stop()
 
     def _hidden(self, text: str) -> str:
         return self._run.context.redactor.redact(clean(text)[0])[0]

@@ -133,6 +133,7 @@ class SpawnArgs(Arguments):
     system_prompt: str | None = Field(default=None, max_length=50_000, description="Specialises the role.")
     name: Annotated[str | None, AfterValidator(_one_line)] = Field(default=None, max_length=60)
     model: str | None = Field(default=None, description="fast, balanced, deep, or a model id.")
+    runner: str | None = Field(default=None, description="in-process, or acp:NAME for another coding agent.")
     timeout: Number | None = Field(default=None, description="Seconds.")
     max_cost_cents: Number | None = Field(
         default=None,

@@ -10,16 +10,18 @@ from dataclasses import field as member
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ava_extras import has_extra, missing
 from ava_roles.catalog import Catalog
-from ava_roles.errors import RolesError, WorkspaceRefused
+from ava_roles.errors import RolesError, ToolFailed, WorkspaceRefused
 from ava_roles.mcp_client.run_servers import ToolListing
 from ava_roles.mcp_client.tools import ServerEntry
 from ava_roles.role import Role
+from ava_roles.sandbox.agent_command import find_agent
 from ava_roles.sandbox.git_folder import NoGitFolder
 from ava_roles.sandbox.paths import folder_identity
-from ava_roles.sandbox.sandbox import Sandbox, Unavailable
+from ava_roles.sandbox.sandbox import INSTALL_BUBBLEWRAP, Sandbox, Unavailable
 from ava_roles.sandbox.workspace import Workspace
-from ava_roles.tool import Tool
+from ava_roles.tool import Tool, ToolSpec
 from ava_roles.tools.registry import specs_of, tool_specs
 from ava_roles.tools.run_files import NAME as RECALL
 from ava_roles.tools.run_specs import ASK
@@ -48,10 +50,12 @@ from ava_server.budget.run_config import (
     SearchCall,
     Texts,
 )
+from ava_server.config.agents import AgentSpec, agent_of
 from ava_server.config.role_folders import workspace_of
 from ava_server.config.search_engines import provider_engine, without_search
 from ava_server.config.secrets import Secret
 from ava_server.core.errors import BadInput, Refused, ToolMissing
+from ava_server.core.ids import IN_PROCESS
 from ava_server.models.factory import how_it_thinks
 from ava_server.models.prices import FROM_SETTINGS, unknown_price_words
 from ava_server.models.selection import (
@@ -234,6 +238,7 @@ class _Resolution:
             tools = without_search(tools)
         self._foreign, self._foreign_needs = resolve_mcp_scope(role, context.servers, context.listings)
         self._role, self._tools = self._foreign.role, {**tools, **self._foreign.tools()}
+        self._agent = agent_of(args.runner or role.runner, context.settings)
         self._workspace = self._find_workspace()
         self._only = self._foreign.expanded(args.tools) if args.tools is not None else None
         self._blocked = self._foreign.expanded(args.blocked_tools or ())
@@ -263,6 +268,9 @@ class _Resolution:
         if args.output_schema is not None and (fault := check_schema(args.output_schema)):
             raise BadInput(f"output_schema: {fault}")
         choice = choose(args.model, role.model, self._context.models)
+        if self._agent is not None:
+            self._check_agent(self._agent, choice, found)
+            found = replace(found, names=self._besides_its_own(found.names))
         if choice.wire == "offline":  # it uses no memory
             found = replace(found, names=tuple(name for name in found.names if name not in self._memory))
             self._refuse_offline(found)
@@ -288,10 +296,11 @@ class _Resolution:
         role, context, folder = self._role, self._context, self._workspace.path
         wanted = self._wanted()
         # With network access, only where the call itself gave the folder.
-        networked = self._has(wanted, "network") or (role.network and self._has(wanted, "commands"))
+        commands = self._agent is not None or self._has(wanted, "commands")
+        networked = self._has(wanted, "network") or (role.network and commands)
         files_open = folder is not None and (self._workspace.given or not networked)
         changes = changes_files(wanted)
-        sandbox = sandbox_for(self._has(wanted, "commands") or changes, context.sandbox, files_open=files_open)
+        sandbox = sandbox_for(commands or changes, context.sandbox, files_open=files_open)
         coding = None
         if changes:
             where = self._workspace, sandbox, context.home
@@ -303,8 +312,8 @@ class _Resolution:
         return _FoundTools(names, unavailable, sandbox, coding, self._scope(names, coding, files_open=files_open))
 
     def _scope(self, names: Sequence[str], coding: Coding | None, *, files_open: bool) -> RunReach:
-        reads = files_open and self._has(names, "files", "commands")
-        commands = coding is not None or self._has(names, "commands")
+        reads = files_open and (self._agent is not None or self._has(names, "files", "commands"))
+        commands = self._agent is not None or coding is not None or self._has(names, "commands")
         runs = commands or self._has(names, "program")
         return RunReach(
             workspace=str(self._workspace.path) if reads else None,
@@ -454,6 +463,34 @@ class _Resolution:
                 needs_key=needs_key,
             )
 
+    def _check_agent(self, agent: AgentSpec, choice: Choice, found: _FoundTools) -> None:
+        """Refuse what another agent cannot do, before anything is spent. Raises BadInput, Refused."""
+        title, role = agent.title, self._role
+        if not has_extra("agents"):
+            raise Refused(missing("agents"))
+        if not agent.wires:
+            raise Refused(f"{title} asks its model in a format that Ava does not speak yet; choose another runner")
+        if choice.wire not in agent.wires:
+            raise Refused(
+                f"{title} asks its model in the format {' or '.join(agent.wires)}, and {choice.name} is asked in"
+                f" {choice.wire}; name another model, or another runner"
+            )
+        if found.sandbox is None or isinstance(found.sandbox, Unavailable) or found.sandbox.kind != "bubblewrap":
+            why = found.sandbox.why if isinstance(found.sandbox, Unavailable) else "the sandbox here is another one"
+            raise Refused(
+                f"{title} runs only in bubblewrap, so that it reaches nothing else: {why}; {INSTALL_BUBBLEWRAP}"
+            )
+        try:
+            find_agent(agent.command[0], self._workspace.path)
+        except ToolFailed as error:
+            hint = f" (npm install -g {agent.npm})" if agent.npm else ""
+            raise Refused(f"{error}{hint}; `ava agents` shows what is there") from error
+        if role.network or self._secrets(found.names):
+            what = "the network for commands" if role.network else "secrets"
+            raise Refused(f"role {role.name} uses {what}, and {title} gets none; use runner: in-process")
+        if self._args.plan:
+            raise BadInput(f"plan: {title} plans by itself; leave it out")
+
     def _assemble(self, choice: Choice, found: _FoundTools, lacks: tuple[str, ...]) -> RunConfig:
         args, role, context = self._args, self._role, self._context
         caps, clamped = caps_of(args, role, choice, context.settings.limits)
@@ -464,6 +501,7 @@ class _Resolution:
             role=role.name,
             role_source=role.source,
             role_text=role.text,
+            runner=self._agent.runner if self._agent is not None else IN_PROCESS,
             model=choice.name,
             provider=choice.provider,
             model_id=choice.model_id,
@@ -480,15 +518,15 @@ class _Resolution:
             git_folder=scope.git_folder,
             hosts=tuple(scope.hosts) if any(spec.network and not spec.search for spec in specs) else (),
             secrets=self._secrets(found.names),
-            plan=self._plans(choice, caps[TURNS.field]),
+            plan=self._agent is None and self._plans(choice, caps[TURNS.field]),
             questions=role.questions if ASK.name in found.names else 0,
-            extended_thinking=thinking,
+            extended_thinking=thinking and self._agent is None,
             thinking_note=thinking_note,
             context_from=self._earlier,
             foreign=self._foreign.uses(found.names),
             foreign_notes=self._foreign.notes(found.unavailable),
             coding=found.coding,
-            reach=reach(specs, scope),
+            reach=reach(self._with_its_own(specs), scope),
             workspace_given=self._workspace.given,
             workspace_named=self._workspace.named,
             confinement=scope.confinement,
@@ -509,6 +547,18 @@ class _Resolution:
             **caps,
             **(self._search_fields() if any(spec.search for spec in specs) else {}),
         )
+
+    def _besides_its_own(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return the tools that another agent gets from Ava: it has its own for files and commands, and asks nobody."""
+        own = {spec.name for spec in specs_of(names, self._tools) if spec.files or spec.commands or spec.edits}
+        return tuple(name for name in names if name not in own and name != ASK.name)
+
+    def _with_its_own(self, specs: Sequence[ToolSpec]) -> Sequence[ToolSpec]:
+        """Return the tools that decide what a run reaches, with those that another agent brings along."""
+        if self._agent is None:
+            return specs
+        own = [spec for spec in specs_of(self._role.tools, self._tools) if spec.edits or spec.files]
+        return [*specs, *own, tool_specs()["run_bash"]]
 
     def _plans(self, choice: Choice, turns: int) -> bool:
         plan = self._role.plan if self._args.plan is None else self._args.plan

@@ -13,6 +13,7 @@ from ava_roles import BUILT_IN_SOURCE
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.tool import ToolSpec
 from ava_server.budget.run_config import PLAN_TURNS, Coding, EarlierRun, ForeignUse, RunConfig, Texts
+from ava_server.core.ids import IN_PROCESS
 
 TASK_CHARS = 120
 SHOWN_CHARS = 600
@@ -69,7 +70,8 @@ def approval_line(config: RunConfig, texts: Texts) -> str:
         f"{cost}, at most {minutes(config.timeout_s)}" if cost == "free" else f"{cost} and {minutes(config.timeout_s)}"
     )
     without = f" without {' and '.join(config.lacks)}" if config.lacks else ""
-    return _line(f"{config.role}{without}, {and_time}, {config.reach}: {task_excerpt(texts.task)}")
+    by = "" if config.runner == IN_PROCESS else f" by {config.runner}"
+    return _line(f"{config.role}{by}{without}, {and_time}, {config.reach}: {task_excerpt(texts.task)}")
 
 
 def normalize_typography(line: str) -> str:
@@ -181,7 +183,7 @@ def powers(config: RunConfig, specs: Collection[ToolSpec]) -> tuple[str, ...]:
         config.confinement == "none",
         config.coding is not None or any(use.read_write for use in uses),
         any(changing),
-        config.coding is not None or "commands" in has,
+        config.coding is not None or "commands" in has or config.runner != IN_PROCESS,
         any(config.secrets.values()),
         config.network or "network" in has or any(use.network or use.remote for use in uses),
         config.workspace is not None,
@@ -346,6 +348,18 @@ def _reach_lines(config: RunConfig, texts: Texts) -> list[str]:
     return lines
 
 
+def _runner_lines(config: RunConfig) -> list[str]:
+    if config.runner == IN_PROCESS:
+        return []
+    first = f" Its first call costs about {format_usd(config.first_micros)}." if config.first_micros else ""
+    return [
+        f"Another agent does the work ({config.runner}), metered: each of its model requests is reserved before it is"
+        f" sent.{first}",
+        "It runs commands in its sandbox without asking, and has no network of its own. After a crash, at most its last"
+        " calls are paid twice.",
+    ]
+
+
 def _limit_lines(config: RunConfig, day: DayLeft) -> list[str]:
     lines: list[str] = []
     if config.model.startswith("offline/"):
@@ -357,6 +371,7 @@ def _limit_lines(config: RunConfig, day: DayLeft) -> list[str]:
         thinks = ", which is told to think before it answers" if config.extended_thinking else ""
         free = " (free)" if config.price.free else ""
         lines.append(f"Model: {config.model}{free}{thinks}.")
+    lines.extend(_runner_lines(config))
     if config.thinking_note:
         lines.append(f"It does not think first: {config.thinking_note}.")
     turns, calls, tokens = config.max_iterations, config.max_tool_calls, config.max_tokens

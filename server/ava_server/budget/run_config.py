@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, PlainSerializer
 from ava_roles.mcp_client.tools import OfferedTool
 from ava_roles.tools.run_specs import RUN_SPECS
 from ava_server.budget.run_caps import CAPS, COST
+from ava_server.core.ids import IN_PROCESS
 from ava_server.models.prices import Price
 
 if TYPE_CHECKING:
@@ -181,6 +182,7 @@ class RunConfig(BaseModel):
 
     Attributes:
         role_text: The role file's content, read once, at the proposal.
+        runner: Who does the work: Ava itself (`in-process`), or another agent (`acp:NAME`).
         model: `provider:id`, as it stands in the log.
         price: What its tokens cost.
         lacks: Tools that its role needs and that are missing; a person at a terminal accepted that.
@@ -205,6 +207,7 @@ class RunConfig(BaseModel):
         least_micros: The cost cap from which it can work; no lower one is accepted.
         start_micros: The most that its first call and its last one cost.
         turn_micros: The most that each further call costs; 0 where none costs anything.
+        first_micros: What another agent's first call is likely to cost; 0 for a run of Ava's own.
         search: The engine of its web searches; empty without any.
         search_micros: What a search costs, as far as that is known. Caps count it only with a `search_call`.
         search_call: The call that a search makes; None for a search engine, which bills separately.
@@ -227,6 +230,7 @@ class RunConfig(BaseModel):
     role: str
     role_source: str
     role_text: str
+    runner: str = IN_PROCESS
     model: str
     provider: str
     model_id: str
@@ -243,6 +247,7 @@ class RunConfig(BaseModel):
     least_micros: int = 0
     start_micros: int = 0
     turn_micros: int = 0
+    first_micros: int = 0
     tools: tuple[str, ...]
     unavailable_tools: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
@@ -310,7 +315,7 @@ def config_of(stored: str) -> RunConfig:
     return RunConfig.model_validate_json(stored)
 
 
-_ESTIMATES = {"estimated_minutes", "least_micros", "start_micros", "turn_micros"}
+_ESTIMATES = {"estimated_minutes", "least_micros", "start_micros", "turn_micros", "first_micros"}
 
 
 def digest(config: RunConfig, texts: Texts) -> str:
@@ -318,8 +323,9 @@ def digest(config: RunConfig, texts: Texts) -> str:
 
     What is estimated is not part of it: an equal spawn has an equal digest after other runs have ended.
     """
+    own = {"runner"} if config.runner == IN_PROCESS else set[str]()  # as before there were others
     both = {
-        "config": config.model_dump(mode="json", exclude=_ESTIMATES),
+        "config": config.model_dump(mode="json", exclude=_ESTIMATES | own),
         "texts": texts.model_dump(mode="json"),
     }
     line = json.dumps(both, ensure_ascii=False, separators=(",", ":"), sort_keys=True)

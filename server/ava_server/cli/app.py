@@ -54,6 +54,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "Set-up": {
         "init": ("init", "Add Ava to a host's configuration, or remove it."),
+        "agents": ("agents", "Other coding agents that can do a run, and whether they work here."),
         "hosts": ("hosts", "Known hosts: what each shows you, and who approves there."),
         "demo": ("demo", "Run a complete example: no key, no cost."),
         "doctor": ("doctor.command", "Check the installation, and say what to do."),

@@ -108,6 +108,7 @@ _OPTIONS: Mapping[str, _Option] = {
     "max_iterations": _Option("The most turns."),
     "max_tool_calls": _Option("The most tool calls."),
     "model": _Option("fast, balanced, deep, a model id, or provider:id.", short="-m", complete=tiers),
+    "runner": _Option("Who does the work: in-process, or acp:NAME; see ava agents.", "NAME"),
     "system_prompt": _Option("What kind of subagent it is; required for the role custom.", "TEXT"),
     "tools": _Option("Use only these of the role's tools.", "TOOL,…", read=_split),
     "blocked_tools": _Option("Do not use these of the role's tools.", "TOOL,…", read=_split),

@@ -262,6 +262,22 @@ class HostSettings(Table):
     approval: Policy | None = None
 
 
+AgentWire = Literal["chat_completions", "messages", "responses"]
+
+
+class AgentSettings(Table):
+    """A coding agent that can do a run, by the name after `acp:`. What is not given is as in `ava agents`."""
+
+    title: Annotated[str, Field(min_length=1, max_length=60)] = ""
+    command: Annotated[tuple[str, ...], Field(min_length=1)] = ()
+    wires: tuple[AgentWire, ...] = ()
+    providers: str = ""
+    variables: dict[str, str] = Field(default_factory=dict)
+    files: dict[str, str] = Field(default_factory=dict)
+    off: tuple[str, ...] = ()
+    first_bytes: Cap = 60_000
+
+
 class Configured(Table):
     """The settings that `config.toml` may have, with their defaults."""
 
@@ -293,6 +309,7 @@ class Configured(Table):
     mcp_servers: dict[str, McpServerSettings] = Field(default_factory=dict)
     users: dict[str, UserSettings] = Field(default_factory=dict)
     hosts: dict[str, HostSettings] = Field(default_factory=dict)
+    agents: dict[str, AgentSettings] = Field(default_factory=dict)
 
     @field_serializer("database_url")
     def _without_password(self, url: str) -> str:

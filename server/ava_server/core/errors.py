@@ -10,6 +10,7 @@ AvaError
 │   └── Unreachable    the server of --url does not answer now; it may be restarting (remote.py)
 ├── NotFound           no page at this address, or nothing that its visitor may see (web/context.py)
 ├── SignedOut          a page needs a session (web/context.py)
+├── AgentFailed        another agent's program cannot go on; says what to do (agents/acp.py)
 └── ModelError         a model call without an answer; says whether it may have been billed
     └── ModelTimeout   the call's own deadline passed
 """

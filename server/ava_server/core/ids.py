@@ -73,3 +73,7 @@ def suggestion(given: str, known: Iterable[str]) -> str:
     """Return ` Did you mean NAME?`, to follow a sentence; empty if no name is similar."""
     name = nearest(given, known)
     return f" Did you mean {name}?" if name is not None else ""
+
+
+IN_PROCESS = "in-process"
+"""The runner of a run whose work Ava itself does."""

@@ -28,8 +28,12 @@ from ava_server.runs.extension import ExtensionLimits
 from ava_server.runs.log import RunLog
 
 if TYPE_CHECKING:
+    from ava_roles.sandbox.sandbox import Sandbox
+    from ava_roles.sandbox.toolchains import HostFolders
     from ava_roles.tool import ToolSpec
+    from ava_server.config.agents import AgentSpec
     from ava_server.config.credentials import Credentials
+    from ava_server.models.http_model import HttpModel
 
 
 log = logging.getLogger("ava.secrets")
@@ -152,6 +156,23 @@ class SearchModel:
 
 
 @dataclass(frozen=True)
+class AgentParts:
+    """What another agent needs that does the work of a run: where it is started, and the model that it is given.
+
+    `home` is its own folder, which stays until the run's end. `project` is the run's workspace, of whose programs
+    none is started.
+    """
+
+    spec: AgentSpec
+    model: HttpModel
+    wire: str
+    sandbox: Sandbox
+    host: HostFolders
+    home: Path
+    project: Path | None
+
+
+@dataclass(frozen=True)
 class RunContext:
     """Everything that a claimed run works with.
 
@@ -165,6 +186,7 @@ class RunContext:
         search: Its web search by a model provider; None where it has none, or a search engine (`place.search`).
         worktree: Where the run changes files; None for a run that changes none.
         worktrees: The worktree folders of all runs.
+        agent: Another agent that does the work; None where Ava does.
         artifacts: Lists the files that the run has handed over.
         close: Closes the run's folders; after the run's end (True) it also removes them.
     """
@@ -184,6 +206,7 @@ class RunContext:
     servers: RunMcpServers = field(default_factory=RunMcpServers)
     search: SearchModel | None = None
     worktree: WorktreeSession | None = None
+    agent: AgentParts | None = None
     artifacts: Callable[[], list[dict[str, Any]]] = field(default=list)
     close: Callable[[bool], None] = field(default=_nothing)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -82,6 +82,8 @@ WORK_TURNS = 3
 LIKELY = 0.5
 """The likely share of a prompt's bound: its ratios have a margin of about two."""
 LIKELY_OUTPUT = 512
+LIKELY_BYTE_TOKENS = 0.27
+"""Tokens for each byte of an agent's instructions and tools: English and JSON have 0.2 to 0.3."""
 
 
 @dataclass(frozen=True)
@@ -121,9 +123,16 @@ def estimate(config: RunConfig, prompt_tokens: int) -> FirstCalls:
 
 
 def with_figures(
-    config: RunConfig, texts: Texts, tools: Mapping[str, Tool], model: Model, tokens_per_byte: float | None
+    config: RunConfig,
+    texts: Texts,
+    tools: Mapping[str, Tool],
+    model: Model,
+    tokens_per_byte: float | None,
+    first_bytes: int = 0,
 ) -> RunConfig:
     """Return a configuration with the least cap from which it can work, and with what its calls cost at most.
+
+    `first_bytes` are those that another agent adds to its first request.
 
     Raises:
         Refused: Its caps buy no work; the text has the figure.
@@ -134,6 +143,7 @@ def with_figures(
     bound = model.bound(history.request(Recipe(0), GOOD_OUTPUT), None)
     if not bound.prompt_tokens:  # no language model
         return config
+    bound = replace(bound, prompt_tokens=bound.prompt_tokens + first_bytes, new_bytes=bound.new_bytes + first_bytes)
     if tokens_per_byte is not None:  # as a reservation does where the bound by bytes does not fit
         bound = bound.by_ratio(byte_tokens(tokens_per_byte))
     calls = estimate(config, bound.prompt_tokens)
@@ -150,6 +160,6 @@ def with_figures(
             f" {calls.least // MICROS_PER_CENT} or more ({format_usd(calls.least)}), a cheaper model, or a shorter"
             " task or context"
         )
-    return config.model_copy(
-        update={"least_micros": calls.least, "start_micros": calls.start, "turn_micros": calls.turn}
-    )
+    likely = Bound(math.ceil(bound.new_bytes * LIKELY_BYTE_TOKENS), LIKELY_OUTPUT) if first_bytes else Bound(0, 0)
+    figures = {"least_micros": calls.least, "start_micros": calls.start, "turn_micros": calls.turn}
+    return config.model_copy(update={**figures, "first_micros": reserve_micros(config.price, likely)})

@@ -25,6 +25,7 @@ from ava_audit.events import (
 )
 from ava_audit.rows import RunRow
 from ava_audit.store.store import Store
+from ava_extras import load
 from ava_roles.tool import status_sentence
 from ava_server import telemetry
 from ava_server.budget.run_config import config_of
@@ -214,6 +215,8 @@ class AgentRun:
             self._log.keep(self._context.started)  # written with the first call's reservation
             if self._coding is not None:  # its worktree comes before that
                 await self._log.write_kept()
+        if self._context.agent is not None:
+            return await self._work_of_agent(work_s, left_s, cap)
         with anyio.move_on_after(work_s):
             return await self._work()
         own = self._reservations.last_turn() is None and cap.reason != GROUP_TIMEOUT
@@ -230,6 +233,20 @@ class AgentRun:
                 await self._refuse_open("the time for tools is over")
             return await self._turns()
         return RunResult(last.status, last.reason)
+
+    async def _work_of_agent(self, work_s: float, left_s: float, cap: LastTurn) -> RunResult:
+        """Have another agent do the work."""
+        began = time.monotonic()
+        if self._coding is not None and (unfit := await self._coding.begin()) is not None:
+            return unfit
+        await self._log.write_kept()
+        took = time.monotonic() - began
+        ended: RunResult = (
+            await load("agents")
+            .AgentWork(self._run, self._tool_calls, self._coding)
+            .work(max(work_s - took, 0.0), left_s - took, cap)
+        )
+        return ended
 
     async def _finish_handover(self) -> RunResult | Paused | None:
         """Accept a logged result that the timeout left unprocessed; it has been paid for."""

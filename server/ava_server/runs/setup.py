@@ -20,6 +20,7 @@ from ava_audit.events import RunStarted
 from ava_audit.redaction import RunRedactor
 from ava_audit.rows import RunRow
 from ava_audit.units import now_us
+from ava_extras import has_extra, missing
 from ava_roles.errors import FolderReplaced, WorkspaceRefused, WorktreeFailed
 from ava_roles.mcp_client.run_servers import RunMcpServers
 from ava_roles.memory import Memory
@@ -47,15 +48,18 @@ from ava_server.approval.scope import (
 from ava_server.budget import user_limits
 from ava_server.budget.caps import measured_ratio
 from ava_server.budget.run_config import NO_COMMANDS, RUN_TOOLS, RunConfig, Texts, config_of
+from ava_server.config.agents import AgentSpec, agent_of
 from ava_server.config.credentials import Credentials
 from ava_server.config.search_engines import ApprovedSearch
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import AvaError, ConfigError
+from ava_server.core.ids import IN_PROCESS
+from ava_server.models.base import Model
 from ava_server.models.factory import model_of, parameters
 from ava_server.models.search_model import search_model
 from ava_server.models.selection import Choice, choose
 from ava_server.runs.coding import Worktrees
-from ava_server.runs.context import ConfigNotSupported, RunContext, SearchModel, SecretInjection
+from ava_server.runs.context import AgentParts, ConfigNotSupported, RunContext, SearchModel, SecretInjection
 from ava_server.runs.extension import extension_limits
 from ava_server.runs.first_call import started, with_figures
 from ava_server.runs.history import History
@@ -178,6 +182,7 @@ class RunSetup:
         missing = [name for name in config.tools if name not in here]
         if missing:
             raise ConfigNotSupported(f"the tool {missing[0]} is not available in this version")
+        self._known_agent(config)
         await self._search(config)
         await self._search_model(config)
         if (why := self._resources.foreign.cannot(config)) is not None:
@@ -242,7 +247,7 @@ class RunSetup:
         settings, worktree, bench = self._resources.settings, None, None
         if config.coding is not None and sandbox is not None:
             worktree = self._worktree(run, config, sandbox)
-        elif sandbox is not None and runs_commands(config.tools, own):
+        elif sandbox is not None and (config.runner != IN_PROCESS or runs_commands(config.tools, own)):
             bench = make_workbench(run, config, files, scratch, sandbox, settings)
 
         return RunContext(
@@ -269,9 +274,38 @@ class RunSetup:
             tokens_per_byte=ratio,
             search=searches,
             worktree=worktree,
+            agent=self._agent(config, model, str(prefix.parameters.get("wire")), sandbox, scratch),
             artifacts=lambda: self.artifacts(run.id),
             close=partial(self._close, run, worktree, bench, (files, artifacts)),
         )
+
+    def _agent(
+        self, config: RunConfig, model: Model, wire: str, sandbox: Sandbox | None, scratch: Path
+    ) -> AgentParts | None:
+        """Return what another agent needs that does a run's work; None where Ava does. Raises ConfigNotSupported."""
+        spec = self._known_agent(config)
+        if spec is None:
+            return None
+        from ava_server.models.http_model import HttpModel
+
+        if sandbox is None or not isinstance(model, HttpModel):
+            raise ConfigNotSupported(f"{spec.title} needs a sandbox and a language model here")
+        settings = self._resources.settings
+        host = HostFolders(home_folder(), settings.sandbox.read_only, (settings.data_root,))
+        project = Path(config.workspace) if config.workspace is not None else None
+        return AgentParts(spec, model, wire, sandbox, host, scratch / "agent", project)
+
+    def _known_agent(self, config: RunConfig) -> AgentSpec | None:
+        """Return the agent that does a run's work; None where Ava does. Raises ConfigNotSupported: it is not here."""
+        if config.runner == IN_PROCESS:
+            return None
+        if not has_extra("agents"):
+            raise ConfigNotSupported(missing("agents"))
+        try:
+            spec = agent_of(config.runner, self._resources.settings)
+        except AvaError as error:
+            raise ConfigNotSupported(str(error)) from error
+        return spec
 
     def _close(
         self,
@@ -323,7 +357,8 @@ class RunSetup:
         choice = self._choice(config)
         tools = self._tools(user, config, History(""), Path(), RunMcpServers())
         model = model_of(config.model, parameters(choice), None, self._resources.clients)
-        return with_figures(config, texts, tools, model, tokens_per_byte)
+        agent = agent_of(config.runner, self._resources.settings)
+        return with_figures(config, texts, tools, model, tokens_per_byte, agent.first_bytes if agent is not None else 0)
 
     async def _check_model(self, run: RunRow) -> None:
         """Check that this version can call the model with the parameters with which the run started.

@@ -1,0 +1,157 @@
+"""Whether an agent works here: a turn in the sandbox, with a model on loopback that says one sentence, for nothing."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+
+from ava_roles.sandbox.command_workspace import CopiedWorkspace
+from ava_roles.sandbox.path_access import make_folders, remove_tree
+from ava_roles.sandbox.toolchains import HostFolders
+from ava_server.agents.acp import AcpAgent, Ask, Update
+from ava_server.agents.gateway import listening
+from ava_server.agents.starting import API_TYPES, PORT, start_command
+from ava_server.core.data_root import home_folder
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from ava_roles.sandbox.sandbox import Sandbox
+    from ava_server.config.agents import AgentSpec
+    from ava_server.config.settings import Settings
+
+WORDS = "It works."
+MODEL = "ava-check"
+TURN_S = 90.0
+
+
+async def check_agent(spec: AgentSpec, settings: Settings, sandbox: Sandbox) -> Mapping[str, Any]:
+    """Return what an agent calls itself, how long its first turn took, and what its first request had.
+
+    Raises AgentFailed, RolesError: it cannot take a turn; says why. Raises TimeoutError: it took more than 90 s.
+    """
+    here = settings.paths.scratch / f"check-{secrets.token_hex(4)}"
+    bench = CopiedWorkspace(
+        mounts=sandbox.mounts, here=here / "workbench", files=None, run_id="check",
+        host=HostFolders(home_folder(), settings.sandbox.read_only, (settings.data_root,)),
+    )  # fmt: skip
+    model, said, began = _Model(), list[str](), anyio.current_time()
+
+    def told(update: Update) -> None:
+        if update.kind == "text":
+            said.append(update.text)
+
+    async def refused(_ask: Ask) -> bool:
+        return False
+
+    try:
+        await anyio.to_thread.run_sync(make_folders, here, settings.data_root)
+        made, _new = await bench.ready()
+        wire, secret = spec.wires[0], secrets.token_urlsafe(16)
+        async with listening(model, here / "gateway"):
+            command = await start_command(spec, wire, MODEL, secret, made, here, bench.host, None)
+            with anyio.fail_after(TURN_S):
+                async with sandbox.start(command) as pipes, AcpAgent.open(spec.title, pipes, told, refused) as agent:
+                    await agent.initialize()
+                    if agent.takes_provider and spec.providers:
+                        await agent.set_provider(f"http://127.0.0.1:{PORT}/v1", secret, API_TYPES[wire])
+                    await agent.open_session(str(command.folder), None)
+                    stop, _usage = await agent.prompt("Say that it works.")
+                    return {
+                        "name": agent.name,
+                        "version": agent.version,
+                        "works": stop == "end_turn" and WORDS in "".join(said),
+                        "stop": stop,
+                        "seconds": round(anyio.current_time() - began, 1),
+                        "requests": len(model.sizes),
+                        "first_bytes": max(model.sizes, default=0),
+                        "tools": model.tools,
+                        "resumes": agent.resumes,
+                        "tools_over_http": agent.takes_tools,
+                    }
+    finally:
+        with suppress(OSError), anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(remove_tree, here)
+
+
+class _Model:
+    """An ASGI application that answers in the format of each path. `sizes` are the bytes of the requests."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.tools: list[str] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        body = b""
+        while (message := await receive())["type"] == "http.request":
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                break
+        path = str(scope["path"])
+        events = _EVENTS.get(path.rpartition("/v1")[2]) if scope["method"] == "POST" else None
+        status, kind, content = (200, b"text/event-stream", events) if events else (404, b"application/json", b"{}")
+        if events is not None:
+            self.sizes.append(len(body))
+            with suppress(ValueError, AttributeError):
+                given = json.loads(body)
+                names = [
+                    str(tool.get("name") or tool.get("function", {}).get("name")) for tool in given.get("tools", [])
+                ]
+                self.tools = max(self.tools, names, key=len)
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
+        await send({"type": "http.response.body", "body": content})
+
+
+def _stream(*events: dict[str, Any], end: str = "") -> bytes:
+    written = [
+        (f"event: {event['type']}\n" if "type" in event else "") + f"data: {json.dumps(event)}\n\n" for event in events
+    ]
+    return ("".join(written) + end).encode()
+
+
+_ITEM = {"type": "message", "id": "m1", "role": "assistant", "status": "completed",
+         "content": [{"type": "output_text", "text": WORDS, "annotations": []}]}  # fmt: skip
+_USAGE = {"input_tokens": 9, "output_tokens": 3, "total_tokens": 12, "input_tokens_details": {"cached_tokens": 0},
+          "output_tokens_details": {"reasoning_tokens": 0}}  # fmt: skip
+_RESPONSE = {
+    "id": "r1",
+    "object": "response",
+    "created_at": 0,
+    "model": MODEL,
+    "output": [_ITEM],
+    "status": "completed",
+}
+_CHUNK = {"id": "c1", "object": "chat.completion.chunk", "created": 0, "model": MODEL}
+_EVENTS: Mapping[str, bytes] = {
+    "/messages": _stream(
+        {"type": "message_start", "message": {
+            "id": "m1", "type": "message", "role": "assistant", "model": MODEL, "content": [], "stop_reason": None,
+            "stop_sequence": None, "usage": {"input_tokens": 9, "output_tokens": 1}}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": WORDS}},
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn", "stop_sequence": None},
+         "usage": {"output_tokens": 3}},
+        {"type": "message_stop"},
+    ),
+    "/responses": _stream(
+        {"type": "response.created", "response": {**_RESPONSE, "output": [], "status": "in_progress"}},
+        {"type": "response.output_item.done", "output_index": 0, "item": _ITEM},
+        {"type": "response.completed", "response": {**_RESPONSE, "usage": _USAGE}},
+    ),
+    "/chat/completions": _stream(
+        {**_CHUNK, "choices": [{"index": 0, "delta": {"role": "assistant", "content": WORDS}}]},
+        {**_CHUNK, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+        {**_CHUNK, "choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}},
+        end="data: [DONE]\n\n",
+    ),
+}  # fmt: skip
+"""The answer in each format, by the path under /v1."""

@@ -1,0 +1,317 @@
+"""Does the work of a run with another coding agent: starts it in the sandbox, gives it its turns, takes its result.
+
+The run's shell (its claim, time, cancelling, a coder's worktree, the ending) is `runs/loop.py`. Here a turn is one
+prompt of the agent; what it asks of its model in that turn passes the gateway.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, cast
+
+import anyio
+import anyio.to_thread
+
+from ava_audit.events import AgentNote, LastTurn, UserMessage, WorkChecked
+from ava_roles.errors import RolesError
+from ava_roles.sandbox.path_access import make_folders
+from ava_server.agents.acp import AcpAgent, AgentFailed, Ask, Update
+from ava_server.agents.bodies import Bodies
+from ava_server.agents.bounds import CountedBounds
+from ava_server.agents.check import check_agent as check_agent
+from ava_server.agents.gateway import Gateway, serving
+from ava_server.agents.metering import RunMeter
+from ava_server.agents.starting import API_TYPES, PORT, start_command
+from ava_server.agents.tools import RunTools
+from ava_server.runs.invalid_answers import REPAIRS
+from ava_server.runs.result import RunResult
+from ava_server.runs.submit import SubmitArgs
+
+if TYPE_CHECKING:
+    from ava_audit.view import View
+    from ava_server.runs.coding import CodingWork
+    from ava_server.runs.context import ActiveRun, AgentParts
+    from ava_server.runs.tool_calls import ToolCalls
+
+log = logging.getLogger("ava.agents")
+
+OBEY_S = 2.0
+"""Seconds in which an agent has to stop after a cancel; then it is not waited for."""
+RULES = (
+    "You do this alone: nobody answers questions, and nothing asks for permission. You have no network; tools of the"
+    " MCP server `ava`, where you have them, read the web. When the work is done, hand it over with `submit_result` of"
+    " that server, once; without it, your last message is taken as the result."
+)
+AGAIN = "You were interrupted, and go on where you were. Look at what is there before you repeat anything."
+LAST_WORDS = (
+    "This is your last turn: {cap} is reached. Hand over what you have with `submit_result` now, in one call, and say"
+    " in its caveats what is missing. Do nothing else."
+)
+UNFINISHED = "You have not handed over anything. Call `submit_result` with what you have, or write the result."
+NO_TOOL = "Its last message: it handed nothing over with submit_result."
+_SAFE_KINDS = frozenset(("read", "search", "think", "execute"))
+_CHANGES = frozenset(("edit", "delete", "move"))
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Return an exception out of the groups that task groups wrap it in."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+    return error
+
+
+class AgentWork:
+    """The work of one run."""
+
+    def __init__(self, run: ActiveRun, calls: ToolCalls, coding: CodingWork | None) -> None:
+        assert run.context.agent is not None
+        self._run = run
+        self._log = run.log
+        self._parts: AgentParts = run.context.agent
+        self._coding = coding
+        self._place = calls.place if coding is None else coding.place(calls.place)
+        self._calls = calls
+        self._stop = anyio.Event()
+        self._tools = RunTools(run, calls, self._interrupt, self._news)
+        self._meter = RunMeter(run, CountedBounds(), self._tools.names, self._interrupt)
+        self._looked = run.log.history.last_message_seq
+        self._told: set[str] = set()
+        self._noted: set[str] = set()
+        self._said: list[str] = []
+        self._usage: dict[str, Any] = {}
+        self._folders: tuple[PurePosixPath, ...] = ()
+        self._tries = 0
+
+    def _interrupt(self) -> None:
+        self._stop.set()
+
+    async def work(self, work_s: float, left_s: float, cap: LastTurn) -> RunResult:
+        """Return how the run ends. After `work_s` seconds, or at a cap, the agent only hands over what it has."""
+        title, began = self._parts.spec.title, anyio.current_time()
+        try:
+            async with self._opened() as (agent, resumed):
+                result: RunResult | None = None
+                with anyio.move_on_after(max(work_s - (anyio.current_time() - began), 0.0)):
+                    result = await self._turns(agent, AGAIN if resumed else self._first())
+                if result is None:
+                    with anyio.move_on_after(max(left_s - (anyio.current_time() - began), 0.0)):
+                        result = await self._wrap_up(agent, cap)
+                await self._note_usage()
+                return result or RunResult(cap.status, cap.reason)
+        except Exception as error:
+            if self._meter.error is not None:
+                raise self._meter.error from error
+            cause = _cause(error)
+            if not isinstance(cause, AgentFailed | RolesError):
+                raise cause from error
+            return RunResult(
+                "error", f"{title} could not go on", error_kind="agent", error_message=self._hidden(str(cause)),
+                what_to_do=f"See `ava agents`, and propose it again; or without {title}: runner: in-process.",
+            )  # fmt: skip
+
+    # -- starting -----------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncGenerator[tuple[AcpAgent, bool]]:
+        """Start the gateway and the agent, with a session, and tell whether that is an old one; leaving ends both."""
+        run, parts, spec = self._run, self._parts, self._parts.spec
+        self._run.say(f"Starting {spec.title}")
+        bench = self._place.bench
+        assert bench is not None, "a run with another agent has a place for its commands"
+        secret = secrets.token_urlsafe(24)
+        model = parts.model
+        names = {model.model_id: model.model_id, **dict.fromkeys(self._run.config.model.split(":")[1:], model.model_id)}
+        output_field = getattr(model.wire, "output_field", "")
+        bodies = Bodies(parts.wire, names, frozenset(spec.off), run.context.redactor, output_field)
+        gateway = Gateway(model, bodies, self._meter, secret, self._tools)
+        url = f"http://127.0.0.1:{PORT}"
+        socket = parts.home.parent / "gateway"
+        await anyio.to_thread.run_sync(make_folders, socket.parent, socket.parent.parent.parent)
+        async with self._tools.serving(), serving(gateway, socket):
+            made, _new = await bench.ready()
+            scratch, project = parts.home.parent, parts.project
+            command = await start_command(spec, parts.wire, model.model_id, secret, made, scratch, parts.host, project)
+            self._folders = (command.folder, *(bind.target for bind in command.binds if bind.writable))
+            async with (
+                parts.sandbox.start(command) as pipes,
+                AcpAgent.open(spec.title, pipes, self._update, self._permit) as agent,
+            ):
+                await agent.initialize()
+                if agent.takes_provider and spec.providers:
+                    await agent.set_provider(f"{url}/v1", secret, API_TYPES[parts.wire])
+                tools = (f"{url}/mcp", secret) if agent.takes_tools else None
+                earlier = await self._log.read(self._session)
+                if earlier is None:
+                    session = await agent.open_session(str(command.folder), tools)
+                    called = f"{agent.name} {agent.version}".strip() or spec.title
+                    note = AgentNote(kind="session", text=called, detail={"session": session, "runner": spec.runner})
+                    await self._log.record(note)
+                else:
+                    await agent.resume_session(earlier, str(command.folder), tools)
+                yield agent, earlier is not None
+
+    def _session(self, view: View) -> str | None:
+        """Return the session that an earlier process began, if this run has been interrupted."""
+        notes = (entry.fact for entry in view.entries(self._log.run.id, 0, ("AgentNote",)))
+        found = [note.detail.get("session") for note in notes if isinstance(note, AgentNote) and note.kind == "session"]
+        return str(found[-1]) if found else None
+
+    def _first(self) -> str:
+        """Return the first prompt: the role, the rules, and the task."""
+        history = self._log.history
+        prefix, task = history.prefix or self._run.context.started, history.task
+        ready = history.worktree.told if history.worktree is not None else ""
+        return "\n\n".join(filter(None, [prefix.system, RULES, ready, task.text if task is not None else ""]))
+
+    # -- turns --------------------------------------------------------------------------------------------------------
+
+    async def _turns(self, agent: AcpAgent, text: str) -> RunResult:
+        while True:
+            stop = await self._turn(agent, text)
+            if self._meter.error is not None:
+                raise self._meter.error
+            if self._tools.submitted is None and self._meter.cap is not None:
+                return await self._wrap_up(agent, self._meter.cap)
+            after = await self._after(stop, await self._news())
+            if isinstance(after, RunResult):
+                return after
+            text = after
+
+    async def _turn(self, agent: AcpAgent, text: str) -> str:
+        """Give the agent a turn; return why it stopped. It is stopped at a cap, and once it has handed over."""
+        self._stop, self._said = anyio.Event(), []
+        stop = "cancelled"
+        async with anyio.create_task_group() as tasks:
+            with anyio.CancelScope() as waiting:
+
+                async def interrupt() -> None:
+                    await self._stop.wait()
+                    await agent.cancel()
+                    await anyio.sleep(OBEY_S)
+                    waiting.cancel()
+
+                tasks.start_soon(interrupt)
+                stop, usage = await agent.prompt(text)
+                self._usage = {**self._usage, **usage}
+            tasks.cancel_scope.cancel()
+        if (bench := self._place.bench) is not None and self._coding is not None:
+            await bench.after_command()
+        await self._note_unreported()
+        return stop
+
+    async def _after(self, stop: str, news: str) -> RunResult | str:
+        """Return the run's ending, or the next prompt."""
+        if self._tools.submitted is not None:
+            return await self._checked(*self._tools.submitted)
+        if news:
+            return news
+        text = "".join(self._said).strip() or self._meter.last_text.strip()
+        if stop == "refusal":
+            return self._error("the agent's model refused the task", text, "Say in the task why it is legitimate.")
+        if stop == "end_turn" and text and self._run.config.output_schema is None:
+            first = next(line for line in text.splitlines() if line.strip())
+            return await self._checked(SubmitArgs(summary=first[:500], output=text, caveats=[NO_TOOL]), None)
+        self._tries += 1
+        if self._tries > REPAIRS:
+            return self._error("the agent handed nothing over", text, "Ask again with a narrower task.")
+        return UNFINISHED
+
+    def _error(self, reason: str, text: str, advice: str) -> RunResult:
+        message = self._hidden(text[:4_000])
+        return RunResult("error", reason, error_kind="agent", error_message=message, what_to_do=advice)
+
+    async def _checked(self, submitted: SubmitArgs, call_id: str | None) -> RunResult | str:
+        """Accept a result, or return what has to be fixed first: for a coder, what counts is what passes."""
+        if self._coding is not None:
+            checked = await self._coding.check(call_id)
+            if isinstance(checked, RunResult):
+                return checked
+            assert isinstance(checked, WorkChecked)
+            if not checked.verify.passed:
+                self._tools.submitted = None
+                given_up = self._coding.given_up(checked, submitted)
+                return given_up if given_up is not None else checked.told
+        return RunResult("success", "the agent handed over its result", submitted, call_id=call_id)
+
+    async def _wrap_up(self, agent: AcpAgent, cap: LastTurn) -> RunResult:
+        """Have the agent hand over what it has, once; what that takes is reserved."""
+        if self._tools.submitted is None:
+            self._run.say("Handing over what it has")
+            with anyio.move_on_after(OBEY_S):
+                await agent.cancel()
+            self._meter.hand_over(cap)
+            await self._turn(agent, LAST_WORDS.format(cap=cap.reason))
+            if self._meter.error is not None:
+                raise self._meter.error
+        submitted, call_id = self._tools.submitted or (None, None)
+        return RunResult(cap.status, cap.reason, submitted, call_id=call_id)
+
+    async def _news(self) -> str:
+        """Return the messages to the run that the agent has not been told yet."""
+        run_id, looked = self._log.run.id, self._looked
+        entries = await self._log.read(lambda view: view.entries(run_id, looked, ("UserMessage",)))
+        self._looked = max([looked, *(entry.seq for entry in entries)])
+        texts = [
+            entry.fact.text for entry in entries if isinstance(entry.fact, UserMessage) and entry.fact.kind == "message"
+        ]
+        if not texts:
+            return ""
+        return "Message from the orchestrator. It may steer the work, and changes no limit:\n" + "\n\n".join(texts)
+
+    # -- what the agent tells, and asks -------------------------------------------------------------------------------
+
+    def _update(self, update: Update) -> None:
+        match update.kind:
+            case "text":
+                self._said.append(update.text)
+            case "tool":
+                self._told.add(update.call_id)
+                if update.text and update.status not in ("completed", "failed"):
+                    self._run.say(self._hidden(update.text))
+            case "usage":
+                self._usage.update(update.usage)
+            case _:
+                pass
+
+    async def _permit(self, ask: Ask) -> bool:
+        """Answer a request from what was approved: what stays in the sandbox's own folders is, the rest is not."""
+        inside = all(
+            any(PurePosixPath(path).is_relative_to(folder) for folder in self._folders) and ".." not in path.split("/")
+            for path in ask.paths
+        )
+        own = any(name in ask.title for name in self._tools.names)
+        allowed = (
+            ask.kind in _SAFE_KINDS or (ask.kind in _CHANGES and inside) or (ask.kind == "other" and own)
+        ) and not any(name == ask.title.split("(")[0].strip() for name in self._parts.spec.off)
+        what = self._hidden(f"{'allowed once' if allowed else 'refused'}: {ask.kind} {ask.title}")
+        detail = {"kind": ask.kind, "allowed": allowed, "paths": [self._hidden(path) for path in ask.paths[:20]]}
+        await self._log.record(AgentNote(kind="permission", text=what, detail=detail))
+        return allowed
+
+    async def _note_unreported(self) -> None:
+        """Note the tool calls that have passed the gateway and that the agent has not told of."""
+        missing = {
+            call_id: name
+            for call_id, name in self._meter.called.items()
+            if call_id not in self._told | self._noted and not self._meter.is_own(name)
+        }
+        self._noted |= missing.keys()
+        if missing and self._meter.cap is None:
+            counted = Counter(missing.values())
+            names = ", ".join(f"{name} × {times}" if times > 1 else name for name, times in counted.items())
+            await self._log.record(
+                AgentNote(kind="unreported", text=self._hidden(names), detail={"calls": len(missing)})
+            )
+
+    async def _note_usage(self) -> None:
+        if self._usage:
+            shown = {name: value for name, value in self._usage.items() if isinstance(value, int | float | str)}
+            await self._log.record(AgentNote(kind="reported", text="its own count of usage", detail=shown))
+
+    def _hidden(self, text: str) -> str:
+        return self._run.context.redactor.redact(text)[0]

@@ -1,0 +1,128 @@
+"""`ava agents`: the coding agents that can do a run, what of them is installed, and whether a turn works."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import anyio
+import typer
+
+from ava_extras import has_extra, install_command, load, missing
+from ava_roles.errors import RolesError
+from ava_roles.sandbox.agent_command import find_agent
+from ava_roles.sandbox.sandbox import INSTALL_BUBBLEWRAP, Sandbox, Unavailable
+from ava_server.approval.scope import sandbox_here
+from ava_server.cli.log_access import read_settings
+from ava_server.cli.options import Json
+from ava_server.cli.terminal import aligned, present
+from ava_server.config.agents import AgentSpec, agents_of
+from ava_server.config.settings import Settings
+from ava_server.core.errors import AvaError, BadInput, Refused
+from ava_server.core.ids import suggestion
+
+_LIST, _CHECK = "list", "check"
+
+
+def agents_command(
+    action: Annotated[
+        str, typer.Argument(metavar="[list|check]", help="list, or check: have agents take a turn.")
+    ] = _LIST,
+    name: Annotated[str | None, typer.Argument(metavar="AGENT", help="Only this agent.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the coding agents that can do a run (`runner: acp:AGENT`), and whether they are installed here.
+
+    `ava agents check` has each that is installed take a turn in the sandbox, with a model on this machine: it costs
+    nothing.
+    """
+    settings = read_settings()
+    known = agents_of(settings)
+    if action not in (_LIST, _CHECK):
+        raise BadInput(f"ava agents {action}: give list or check.{suggestion(action, (_LIST, _CHECK))}")
+    if name is not None and name not in known:
+        raise BadInput(f"There is no agent {name!r}.{suggestion(name, known)} Known: {', '.join(known)}.")
+    sandbox = sandbox_here(settings)
+    chosen = [spec for spec in known.values() if name in (None, spec.name)]
+    rows = [_facts(spec, sandbox) for spec in chosen]
+    if action == _CHECK:
+        if not has_extra("agents"):
+            raise Refused(missing("agents"))
+        for spec, row in zip(chosen, rows, strict=True):
+            if row["usable"] and not isinstance(sandbox, Unavailable):
+                row |= _checked(spec, settings, sandbox)
+    present(settings.paths, as_json, {"agents": rows}, _table(rows, checked=action == _CHECK))
+    if action == _CHECK and not all(row.get("works", row["usable"] is False and name is None) for row in rows):
+        raise typer.Exit(1)
+
+
+def _facts(spec: AgentSpec, sandbox: Sandbox | Unavailable) -> dict[str, Any]:
+    why, place = "", None
+    try:
+        place = find_agent(spec.command[0], None)
+    except RolesError as error:
+        why = f"{error}{f' (npm install -g {spec.npm})' if spec.npm else ''}"
+    if not spec.wires:
+        why = "it asks its model in a format that Ava does not speak yet"
+    elif not why and not has_extra("agents"):
+        why = f"without the extra agents; add it with: {install_command('agents')}"
+    elif not why and (isinstance(sandbox, Unavailable) or sandbox.kind != "bubblewrap"):
+        why = INSTALL_BUBBLEWRAP
+    return {
+        "agent": spec.name,
+        "title": spec.title,
+        "program": str(place) if place is not None else None,
+        "version": _version(place) if place is not None else None,
+        "wires": list(spec.wires),
+        "first_bytes": spec.first_bytes,
+        "usable": not why,
+        "why_not": why,
+    }
+
+
+def _version(program: Path) -> str | None:
+    """Return the version of an npm package's program, with that of what it bundles, from its package.json."""
+    for folder in program.resolve().parents:
+        try:
+            package = json.loads((folder / "package.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(package, dict) and "version" in package:
+            bundled = [name for name in package.get("dependencies", {}) if name in _BUNDLED]
+            brings = "".join(f", runs its own {name} {package['dependencies'][name]}" for name in bundled)
+            return f"{package['version']}{brings}"
+    return None
+
+
+_BUNDLED = ("@anthropic-ai/claude-agent-sdk", "@openai/codex", "@openai/codex-sdk")
+"""What adapters bundle: that is what runs, not the program that a person starts in a terminal."""
+
+
+def _checked(spec: AgentSpec, settings: Settings, sandbox: Sandbox) -> dict[str, Any]:
+    check = load("agents").check_agent
+    try:
+        return dict(anyio.run(check, spec, settings, sandbox))
+    except (AvaError, RolesError, TimeoutError) as error:
+        return {"works": False, "why_not": str(error) or f"{spec.title} took no turn within 90 s"}
+
+
+def _table(rows: list[dict[str, Any]], *, checked: bool) -> list[str]:
+    heads = ("agent", "version", "formats", "usable")
+    cells = [
+        (row["agent"], row["version"] or "-", ", ".join(row["wires"]) or "-", _state(row, checked=checked))
+        for row in rows
+    ]
+    return aligned([heads, *cells])
+
+
+def _state(row: dict[str, Any], *, checked: bool) -> str:
+    if row["why_not"]:
+        return f"no: {row['why_not']}"
+    if not checked:
+        return "yes"
+    if row["works"]:
+        return (
+            f"yes: a turn in {row['seconds']} s, first request {row['first_bytes']:,} bytes, {len(row['tools'])} tools"
+        )
+    return f"no: it ended its turn with {row['stop']} after {row['requests']} requests"

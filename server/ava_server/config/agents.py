@@ -1,0 +1,76 @@
+"""Other coding agents that can do a run: the table `agents.toml`, with what `[agents.NAME]` of config.toml changes."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter
+
+from ava_server.config.settings import AgentWire
+from ava_server.core.errors import BadInput
+from ava_server.core.ids import IN_PROCESS
+
+if TYPE_CHECKING:
+    from ava_server.config.settings import Settings
+
+ACP = "acp:"
+
+
+@dataclass(frozen=True)
+class AgentSpec:
+    """A coding agent; `agents.toml` explains the fields."""
+
+    name: str
+    title: str
+    command: tuple[str, ...]
+    wires: tuple[AgentWire, ...]
+    first_bytes: int
+    first_tools: int = 0
+    providers: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    files: Mapping[str, str] = field(default_factory=dict[str, str])
+    off: tuple[str, ...] = ()
+    npm: str = ""
+
+    @property
+    def runner(self) -> str:
+        """How role files and calls name it."""
+        return f"{ACP}{self.name}"
+
+
+@cache
+def _built_in() -> Mapping[str, AgentSpec]:
+    table = tomllib.loads(files("ava_server.config").joinpath("agents.toml").read_text(encoding="utf-8"))
+    return {each.name: each for each in TypeAdapter(list[AgentSpec]).validate_python(table["agent"])}
+
+
+def agents_of(settings: Settings) -> Mapping[str, AgentSpec]:
+    """Return the agents that a run can name: those that are built in, and those of the settings."""
+    found = dict(_built_in())
+    for name, given in settings.agents.items():
+        known = found.get(name) or AgentSpec(name, name, (name,), ("chat_completions",), _UNKNOWN_BYTES)
+        found[name] = replace(known, **given.model_dump(exclude_unset=True))
+    return found
+
+
+_UNKNOWN_BYTES = 60_000
+"""What an unknown agent's first request is taken to need, for the estimate."""
+
+
+def agent_of(runner: str, settings: Settings) -> AgentSpec | None:
+    """Return the agent that does a run; None where Ava itself does. Raises BadInput: it is not known."""
+    if runner == IN_PROCESS:
+        return None
+    known = agents_of(settings)
+    found = known.get(runner.removeprefix(ACP)) if runner.startswith(ACP) else None
+    if found is None:
+        names = ", ".join(each.runner for each in known.values())
+        raise BadInput(
+            f"runner: {runner[:80]!r} is not known; give {IN_PROCESS}, {names}, or add [agents.NAME] to config.toml"
+        )
+    return found

@@ -1,0 +1,1 @@
+"""Helpers of the tests of runs that another coding agent does."""
