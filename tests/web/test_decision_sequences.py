@@ -59,10 +59,10 @@ def by_a_tool(line: bool) -> Step:
         if line:
             given["approving"] = [clicks.proposed["approval_line"]]
         try:
-            clicks.there.host.tool("confirm_spawn", **given)
+            answered = clicks.there.host.confirm(**given)
         except AssertionError:  # it was refused
             return False
-        return line and not clicks.pin  # under `ask`, a host's call may approve
+        return answered and line and not clicks.pin  # under `ask`, a host's call may approve
 
     return step
 

@@ -219,6 +219,8 @@ class AcpAgent:
             return None
         if method == "session/request_permission" and not notified:
             return await self._permission(given)
+        if notified:  # agents have extensions of their own
+            return None
         raise RequestError.method_not_found(method)
 
     def _update(self, update: Mapping[str, Any]) -> None:

@@ -37,7 +37,9 @@ FORMS: Mapping[str, Form] = {
     "messages": Form(
         items="messages",
         head=("system", "tools"),
-        passed=frozenset(("tool_choice", "stream", "temperature", "top_p", "top_k", "stop_sequences", "thinking")),
+        passed=frozenset(
+            ("tool_choice", "stream", "temperature", "top_p", "top_k", "stop_sequences", "thinking", "output_config")
+        ),
         output=("max_tokens",),
         tools=frozenset(("", "custom")),
         refused=frozenset(("mcp_servers", "container")),
@@ -49,7 +51,7 @@ FORMS: Mapping[str, Form] = {
             ("tool_choice", "parallel_tool_calls", "reasoning", "include", "stream", "temperature", "top_p")
         ).union(("prompt_cache_key", "truncation")),
         output=("max_output_tokens",),
-        tools=frozenset(("function", "custom")),
+        tools=frozenset(("function", "custom", "namespace")),
         refused=frozenset(("previous_response_id", "conversation", "prompt", "background")),
         forced={"store": False},
     ),

@@ -64,8 +64,7 @@ async def check_agent(spec: AgentSpec, settings: Settings, sandbox: Sandbox) -> 
                     await agent.open_session(str(command.folder), None)
                     stop, _usage = await agent.prompt("Say that it works.")
                     return {
-                        "name": agent.name,
-                        "version": agent.version,
+                        "calls_itself": f"{agent.name} {agent.version}".strip(),
                         "works": stop == "end_turn" and WORDS in "".join(said),
                         "stop": stop,
                         "seconds": round(anyio.current_time() - began, 1),

@@ -48,7 +48,15 @@ HUNG_UP_S = 5.0
 """Seconds for which an answer is read on for its usage, once the agent has hung up."""
 SETTLE_S = 3.0
 _PASSED = ("content-type", "request-id", "x-request-id", "retry-after")
-_BETAS = ("claude-code-", "interleaved-thinking-", "fine-grained-tool-streaming-", "effort-", "structured-outputs-")
+_BETAS = (
+    "claude-code-",
+    "interleaved-thinking-",
+    "fine-grained-tool-streaming-",
+    "effort-",
+    "structured-outputs-",
+    "mid-conversation-system-",
+    "thinking-token-count-",
+)
 """Beginnings of the names of Anthropic's beta features that change no price and store nothing."""
 _STATUS: Mapping[Refusal, tuple[int, str]] = {
     "cap": (400, "billing_error"),

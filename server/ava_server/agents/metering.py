@@ -93,6 +93,7 @@ class RunMeter:
         self._wrapping = False
         self.called: dict[str, str] = {}
         self.last_text = ""
+        self.fault: ModelError | None = None
         self.cap: LastTurn | None = None
         self._on_stop = on_stop
         self.error: Exception | None = None
@@ -138,6 +139,7 @@ class RunMeter:
         turn = reserved.fact.turn
         if completion.usage is not None:
             self._bounds.report(admitted.call, completion.usage)
+        self.fault = None
         if completion.text.strip():
             self.last_text = completion.text
         facts: list[Fact] = [
@@ -174,6 +176,7 @@ class RunMeter:
         settled = self._settlement(reserved, settlement, took_ms)
         events = [settled]
         if error is not None:
+            self.fault = error
             fact = ErrorOccurred(
                 error=self._hidden(str(error)), kind=error.kind, what_to_do=error.what_to_do,
                 turn=reserved.fact.turn, attempt=1, request_id=error.request_id,

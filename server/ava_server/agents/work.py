@@ -211,6 +211,11 @@ class AgentWork:
         if news:
             return news
         text = "".join(self._said).strip() or self._meter.last_text.strip()
+        if (fault := self._meter.fault) is not None:  # its words are then about that
+            return RunResult(
+                "error", "the agent's model failed", error_kind=fault.kind, error_message=self._hidden(str(fault)),
+                what_to_do=fault.what_to_do,
+            )  # fmt: skip
         if stop == "refusal":
             return self._error("the agent's model refused the task", text, "Say in the task why it is legitimate.")
         if stop == "end_turn" and text and self._run.config.output_schema is None:

@@ -43,6 +43,7 @@ def agents_command(
         raise BadInput(f"ava agents {action}: give list or check.{suggestion(action, (_LIST, _CHECK))}")
     if name is not None and name not in known:
         raise BadInput(f"There is no agent {name!r}.{suggestion(name, known)} Known: {', '.join(known)}.")
+    settings.paths.create()  # the sandbox is tried out there
     sandbox = sandbox_here(settings)
     chosen = [spec for spec in known.values() if name in (None, spec.name)]
     rows = [_facts(spec, sandbox) for spec in chosen]
@@ -67,8 +68,10 @@ def _facts(spec: AgentSpec, sandbox: Sandbox | Unavailable) -> dict[str, Any]:
         why = "it asks its model in a format that Ava does not speak yet"
     elif not why and not has_extra("agents"):
         why = f"without the extra agents; add it with: {install_command('agents')}"
-    elif not why and (isinstance(sandbox, Unavailable) or sandbox.kind != "bubblewrap"):
-        why = INSTALL_BUBBLEWRAP
+    elif not why and isinstance(sandbox, Unavailable):
+        why = f"{sandbox.why}; {sandbox.what_to_do}"
+    elif not why and not isinstance(sandbox, Unavailable) and sandbox.kind != "bubblewrap":
+        why = f"commands are confined by {sandbox.kind} here, and agents need bubblewrap: {INSTALL_BUBBLEWRAP}"
     return {
         "agent": spec.name,
         "title": spec.title,

@@ -54,6 +54,17 @@ class Host:
         found: dict[str, Any] = self._portal.call(lambda: self._tool(name, given))
         return found
 
+    def confirm(self, **given: Any) -> bool:
+        """Confirm by a call, and hang up after a second: where a person decides in Ava, it waits for them."""
+
+        async def call() -> bool:
+            with anyio.move_on_after(1):
+                await self._tool("confirm_spawn", given)
+                return True
+            return False
+
+        return bool(self._portal.call(call))
+
     def propose(self, **more: Any) -> dict[str, Any]:
         return self.tool("spawn_subagent", **{"role": "researcher", "task": "What does it cost?", **more})
 
