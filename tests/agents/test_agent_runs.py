@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import random
 from pathlib import Path
 from typing import Any
 
+import anyio
+import pytest
 from support.agents.lab import USAGE, agent_lab, agent_run
-from support.model_server import Say
+from support.model_server import Fail, Gate, HangUp, Say, Step
+from support.processes import marked
+from support.runtime import Lab, arrived
 from support.sandboxes.attacks import needs
+from support.stdio import until
 
 from ava_audit.events import AgentNote, AgentRequest, AssistantMessage, CostReserved, CostUpdate, ToolCall, ToolResult
 
@@ -52,3 +59,264 @@ async def test_a_run_goes_from_the_proposal_to_the_result(tmp_path: Path) -> Non
         assert [each.tool for each in results] == ["Bash", "submit_result"] and results[0].output == "twelve cents"
         notes = await lab.facts(run_id, AgentNote)
         assert notes[0].kind == "session" and notes[0].text == "scripted 1.0"
+
+
+def priced(text: str = "ok", prompt: int = 900, output: int = 50, calls: Any = ()) -> Say:
+    """An answer that is billed with so many tokens."""
+    return Say(text, calls=calls, usage={"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": 0})
+
+
+async def outcome(lab: Lab, within_s: float = 60, **more: Any) -> tuple[str, dict[str, Any]]:
+    """Start a run of the scripted agent, and return it with its result."""
+    run_id = await lab.start(**agent_run(**more))
+    await lab.ended(run_id, within_s)
+    return run_id, await lab.result(run_id)
+
+
+async def test_at_a_cap_the_agent_hands_over_what_it_has_and_nothing_is_spent_past_it(tmp_path: Path) -> None:
+    needs("bubblewrap")
+    asks: list[dict[str, Any]] = [{"ask": f"step {number}"} for number in range(60)]
+    last = [{"ask": "the last one"}, SUBMIT]
+    async with agent_lab(tmp_path, lambda _request: priced(output=700), [asks, last]) as lab:
+        run_id, result = await outcome(lab, max_cost_cents=20)
+        run = await lab.run(run_id)
+        assert result["status"] == "cost_exceeded", result
+        assert result["untrusted_result"]["output"] == "twelve cents"
+        assert 0 < run.cost_micros <= 200_000 and run.wrap_micros == 0
+        held = await lab.facts(run_id, CostReserved)
+        settled = await lab.facts(run_id, CostUpdate)
+        assert len(held) == len(settled) == len(lab.server.requests) > 2
+        assert held[-1].last is not None and "max_cost_cents" in held[-1].last.reason
+        assert any("was not sent" in note.text for note in await lab.facts(run_id, AgentNote))
+
+
+async def test_turns_and_tool_calls_are_capped_by_what_passes(tmp_path: Path) -> None:
+    needs("bubblewrap")
+    asks: list[dict[str, Any]] = [{"ask": f"step {number}"} for number in range(9)]
+    async with agent_lab(tmp_path, lambda _request: priced(), [asks, [SUBMIT]]) as lab:
+        _run, result = await outcome(lab, max_iterations=4)
+        assert result["status"] == "iteration_limit" and len(lab.server.requests) == 4
+    calls = [("Bash", {"command": "ls"})] * 3
+    steps: list[dict[str, Any]] = [{"ask": "look"}]
+    for number in range(5):
+        results = {f"toolu_{number}_{each}": "nothing" for each in range(3)}
+        steps.append({"ask": "", "results": results})
+    async with agent_lab(tmp_path / "b", lambda _request: priced(calls=calls), [steps, [SUBMIT]]) as lab:
+        _run, result = await outcome(lab, max_tool_calls=7)
+        assert result["status"] == "tool_limit", result
+        assert len(lab.server.requests) == 3
+
+
+async def test_a_call_for_another_model_is_refused_and_the_run_goes_on(tmp_path: Path) -> None:
+    needs("bubblewrap")
+    steps = [
+        {"ask": "look"},
+        {"ask": "A title, please", "model": "gpt-5.6-luna", "survives": True, "aside": True},
+        SUBMIT,
+    ]
+    async with agent_lab(tmp_path, lambda _request: priced(), [steps]) as lab:
+        run_id, result = await outcome(lab)
+        assert result["status"] == "success" and len(lab.server.requests) == 1
+        refused = [note.text for note in await lab.facts(run_id, AgentNote) if note.kind == "refused"]
+        assert len(refused) == 1 and "gpt-5.6-luna" in refused[0] and "was not approved" in refused[0]
+
+
+OUTSIDE = [
+    {"kind": kind, "title": title, "locations": [{"path": path} for path in paths]}
+    for kind, title, paths in (
+        *(("fetch", f"GET https://evil.example/{number}", ()) for number in range(10)),
+        *(("edit", f"Edit {path}", (path,)) for path in (
+            "/etc/passwd", "/root/.ssh/authorized_keys", "/usr/bin/python3", "/home/ann/.bashrc", "../../outside.md",
+            "/agentx/file", "/tmp/x/../../etc/shadow", "/proc/self/mem", "/work", "relative.md")),
+        *(("delete", f"Delete {path}", (path,)) for path in ("/", "/etc", "/var/lib", "/root", "/agent/../etc")),
+        *(("move", f"Move to {to}", ("/agent/a", to)) for to in ("/etc/a", "/root/b", "/usr/c", "/opt/d", "/srv/e")),
+        *(("switch_mode", f"Switch to mode {number}", ()) for number in range(5)),
+        *(("other", title, ()) for title in (
+            "mcp__github__create_issue", "mcp__mail__send", "Deploy", "CronCreate(every minute)", "sign in", "install",
+            "open a browser", "enable plugins", "share the session", "buy tokens", "mcp__evil__submit_everything",
+            "start another agent", "upload", "change settings", "approve everything")),
+    )
+]  # fmt: skip
+
+
+async def test_permission_is_given_only_within_what_was_approved_and_only_once(tmp_path: Path) -> None:
+    """Fifty requests outside of it; the options have "always" first, and ids that say nothing."""
+    needs("bubblewrap")
+    assert len(OUTSIDE) == 50
+    steps: list[dict[str, Any]] = [
+        {"permit": {**each, "toolCallId": f"t{number}"}} for number, each in enumerate(OUTSIDE)
+    ]
+    steps += [
+        {"permit": {"kind": "execute", "title": "ls", "toolCallId": "a"}},
+        {"permit": {"kind": "edit", "title": "Edit", "toolCallId": "b", "locations": [{"path": "/agent/notes.md"}]}},
+        {"permit": {"kind": "other", "title": "mcp__ava__submit_result", "toolCallId": "c"}},
+        {"permit": {"kind": "execute", "title": "ls", "toolCallId": "d"},
+         "options": [{"optionId": "1", "name": "Always", "kind": "allow_always"}]},
+    ]  # fmt: skip
+    async with agent_lab(tmp_path, [], [steps]) as lab:
+        run_id, result = await outcome(lab)
+        said = result["untrusted_result"]["output"].splitlines()
+        answers = [json.loads(line) for line in said]
+        assert [each.get("optionId") for each in answers[:50]] == ["3"] * 50, "none of them is granted"
+        assert [each.get("optionId") for each in answers[50:53]] == ["2"] * 3, "once, never always"
+        assert answers[53] == {"outcome": "cancelled"}
+        notes = [note for note in await lab.facts(run_id, AgentNote) if note.kind == "permission"]
+        assert len(notes) == 54 and sum(note.detail["allowed"] for note in notes) == 4
+        assert "handed nothing over" in str(result["untrusted_result"]["caveats"])
+
+
+@pytest.mark.parametrize("obeys", [True, False], ids=["obeys", "ignores"])
+async def test_a_cancel_ends_the_whole_tree_within_two_seconds(tmp_path: Path, obeys: bool) -> None:
+    needs("bubblewrap")
+    steps: list[dict[str, Any]] = [{"ask": "look"}, {"fork": True}, {"say": "forked"}, {"hang": True}]
+    async with agent_lab(tmp_path, [priced()], [steps], ignores_cancel=not obeys) as lab:
+        run_id = await lab.start(**agent_run())
+        await lab.logged(run_id, "AssistantMessage")
+        await anyio.sleep(1)
+        assert marked(run_id), "it runs"
+        began = anyio.current_time()
+        await lab.call("cancel_subagent", subagent_id=run_id)
+        await lab.ended(run_id, 10)
+        await until(lambda: not marked(run_id), 5)
+        assert anyio.current_time() - began < 3, "two, and what looking takes"
+        assert (await lab.run(run_id)).state == "cancelled"
+    assert not (tmp_path / "data" / "scratch" / run_id).exists(), "nothing is left behind"
+
+
+@pytest.mark.parametrize(
+    ("steps", "options", "status", "says"),
+    [
+        ([{"exit": 3}], {}, "error", "it broke"),
+        ([], {"version": 9}, "error", "speaks version 9"),
+        ([], {"auth": True}, "error", "wants a sign-in"),
+        ([{"raw": "x" * 9_000_000}], {}, "error", "a message of more than"),
+        ([{"raw": "no message\n" * 300}, {"hang": True}], {}, "error", "no message of the Agent Client Protocol"),
+        ([{"say": "twelve cents"}, {"flood": 5_000}], {}, "success", "handed nothing over"),
+        ([{"say": "twelve cents"}], {"http": False}, "success", "handed nothing over"),
+        ([], {}, "error", "handed nothing over"),
+        ([{"say": "No."}, {"stop": "refusal"}], {}, "error", "refused the task"),
+        ([{"ask": "look"}], {}, "error", "model failed"),
+    ],
+    ids=["exits", "version", "sign-in", "long", "junk", "floods", "no tools", "wordless", "refuses", "no model"],
+)  # fmt: skip
+async def test_whatever_an_agent_does_its_run_ends_with_a_sentence(
+    tmp_path: Path, steps: list[dict[str, Any]], options: dict[str, Any], status: str, says: str
+) -> None:
+    needs("bubblewrap")
+    async with agent_lab(tmp_path, [Fail(401)], [steps, [], [], []], **options) as lab:
+        run_id, result = await outcome(lab)
+        assert result["status"] == status, result
+        assert says in json.dumps(result), result
+        assert (await lab.run(run_id)).cost_micros == 0
+        await until(lambda: not marked(run_id), 5)
+
+
+async def test_the_last_message_is_the_result_where_nothing_was_handed_over(tmp_path: Path) -> None:
+    needs("bubblewrap")
+    async with agent_lab(
+        tmp_path, [priced()], [[{"ask": "look"}, {"say": "It costs "}, {"say": "twelve cents."}]]
+    ) as lab:
+        _run, result = await outcome(lab)
+        assert result["untrusted_result"]["output"] == "It costs twelve cents."
+    schema = {"type": "object", "properties": {"cents": {"type": "integer"}}, "required": ["cents"]}
+    good = {"ava": "submit_result", "args": {"summary": "12", "output": {"cents": 12}}}
+    bad = {"ava": "submit_result", "args": {"summary": "12", "output": {"cents": "twelve"}}}
+    async with agent_lab(tmp_path / "b", [], [[{"say": "twelve"}], [bad, good]]) as lab:
+        _run, result = await outcome(lab, output_schema=schema)
+        assert (result["status"], result["untrusted_result"]["output"]) == ("success", {"cents": 12}), result
+
+
+async def test_quotes_count_only_from_what_went_through_avas_tools(tmp_path: Path) -> None:
+    needs("bubblewrap")
+    finding = {"claim": "twelve", "quote": "exactly twelve cents", "source_url": "prices.md"}
+    submit = {"ava": "submit_result", "args": {"summary": "12", "output": "12", "findings": [finding]}}
+    answers = [priced(calls=[("Bash", {"command": "cat prices.md"})]), priced()]
+    steps = [{"ask": "look"}, {"ask": "", "results": {"toolu_0_0": "exactly twelve cents"}}, submit]
+    async with agent_lab(tmp_path, answers, [steps]) as lab:
+        _run, result = await outcome(lab)
+        assert [each["verdict"] for each in result["quotes_checked"]] == ["not_found"]
+
+
+async def test_what_an_agent_does_not_tell_is_found_out(tmp_path: Path) -> None:
+    needs("bubblewrap")
+    answers = [priced(calls=[("Bash", {"command": "ls"}), ("Bash", {"command": "id"})]), priced()]
+    results = {"toolu_0_0": "a", "toolu_0_1": "b"}
+    usage = {"usage": {"totalTokens": 5, "inputTokens": 4, "outputTokens": 1}}
+    steps = [{"ask": "look"}, {"tool": "toolu_0_0"}, {"ask": "", "results": results}, usage, {"say": "done"}]
+    async with agent_lab(tmp_path, answers, [steps]) as lab:
+        run_id, result = await outcome(lab)
+        notes = {note.kind: note for note in await lab.facts(run_id, AgentNote)}
+        assert notes["unreported"].text == "Bash" and notes["unreported"].detail["calls"] == 1
+        assert notes["reported"].detail["total_tokens"] == 5
+        assert (await lab.run(run_id)).tokens == 1_900, "what it tells is not what is booked"
+        assert result["tokens_used"] == 1_900
+
+
+async def test_many_calls_at_once_never_pass_the_cap(tmp_path: Path) -> None:
+    """Twelve at once, again and again, of a provider that lies, says nothing, fails or hangs up."""
+    needs("bubblewrap")
+    chance = random.Random(7)
+
+    def answer(_request: dict[str, Any]) -> Step:
+        kind = chance.randrange(8)
+        if kind == 0:
+            return Say("no usage", usage=None)
+        if kind == 1:
+            return Fail(529)
+        if kind == 2:
+            return HangUp()
+        return priced(prompt=chance.randint(50, 900), output=chance.randint(1, 400))
+
+    bursts: list[dict[str, Any]] = [
+        {"burst": 12, "aside": True, "survives": True, "max_tokens": 400, "text": f"burst {number}"}
+        for number in range(12)
+    ]
+    async with agent_lab(tmp_path, answer, [bursts, [SUBMIT]]) as lab:
+        run_id, result = await outcome(lab, max_cost_cents=40, max_iterations=100)
+        run = await lab.run(run_id)
+        assert result["status"] in ("cost_exceeded", "iteration_limit"), result
+        settled = await lab.facts(run_id, CostUpdate)
+        held = await lab.facts(run_id, CostReserved)
+        assert len(settled) == len(held) and not any(each.overrun for each in settled)
+        assert run.cost_micros <= 400_000 and run.in_flight is None
+        assert max(each.turn for each in held) <= 100
+
+
+async def test_secrets_of_the_workspace_do_not_reach_the_provider(tmp_path: Path) -> None:
+    needs("bubblewrap")
+    secret = "AKIAIOSFODNN7EXAMPLE"
+    steps = [
+        {"ask": "", "file": "settings.env"},
+        {"ask": f"again {secret}", "system": f"with {secret}"},
+        {"ask": "", "results": {"toolu_1_0": f"AWS_ACCESS_KEY_ID={secret}"}},
+        SUBMIT,
+    ]
+    answers = [priced(), priced(calls=[("Bash", {"command": "env"})]), priced()]
+    async with agent_lab(tmp_path, answers, [steps]) as lab:
+        (lab.workspace / "settings.env").write_text(f"AWS_ACCESS_KEY_ID={secret}\n")
+        run_id, result = await outcome(lab)
+        assert result["status"] == "success", result
+        assert len(lab.server.requests) == 3
+        assert not any(secret.encode() in request.body for request in lab.server.requests)
+        assert not any(secret in entry.fact.model_dump_json() for entry in await lab.entries(run_id) if entry.fact)
+
+
+async def test_a_message_reaches_the_agent_before_its_result_is_taken(tmp_path: Path) -> None:
+    needs("bubblewrap")
+    gate = Gate()
+    first = [{"ask": "look"}, {"say": "Prices in cents."}]
+    async with agent_lab(tmp_path, [Say("ok", usage=USAGE, gate=gate)], [first, [SUBMIT]]) as lab:
+        run_id = await lab.start(**agent_run())
+        await arrived(gate.arrived)
+        await lab.call("message_subagent", subagent_id=run_id, message="In dollars, please")
+        gate.released.set()
+        await lab.ended(run_id, 60)
+        result = await lab.result(run_id)
+        assert result["untrusted_result"]["output"] == "twelve cents", "the second prompt had the message"
+
+
+async def test_the_time_is_over(tmp_path: Path) -> None:
+    needs("bubblewrap")
+    async with agent_lab(tmp_path, [priced()], [[{"ask": "look"}, {"sleep": 60}], [SUBMIT]]) as lab:
+        _run, result = await outcome(lab, timeout=12)
+        assert (result["status"], result["untrusted_result"]["output"]) == ("timeout", "twelve cents"), result

@@ -51,6 +51,7 @@ EACH: dict[str, tuple[str, ...]] = {
     "user": ("user", "list"),
     "demo": ("demo", "/proc/nowhere"),
     "init": ("init", "codex", "--print"),
+    "agents": ("agents",),
     "hosts": ("hosts",),
     "doctor": ("doctor",),
     "completion": ("completion", "bash"),
@@ -77,7 +78,7 @@ WRONG: tuple[tuple[str, ...], ...] = (
     ("memory", "add", "x" * 300, "y"), ("config", "set", "\udcff", "1"), ("config", "get", "a.b.c"),
     ("config", "set", "mirror", "\udcff"), ("config",), ("token", "create", "a b"), ("token", "revoke", "nobody"),
     ("init",), ("init", "codx"), ("init", "codex", "--file", "/"), ("init", "codex", "--name", "a b"),
-    ("init", "codex", "--all"), ("hosts", "cluade"),
+    ("init", "codex", "--all"), ("hosts", "cluade"), ("agents", "lst"), ("agents", "list", "cluade"),
     ("completion", "basj"), ("--url", "ftp://x", "approve"), ("--token-file", "/", "approve"),
     ("--url", "http://127.0.0.1:9", "--token-file", "/nowhere", "approve"), ("serve", "--host", "x"),
 )  # fmt: skip

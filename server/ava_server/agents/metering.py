@@ -220,7 +220,7 @@ class RunMeter:
         """Return the cap of turns or tool calls, if it is reached."""
         if self._turn >= self._config.max_iterations:
             return LastTurn(status="iteration_limit", reason=f"max_iterations of {self._config.max_iterations}")
-        if self._log.run.tool_calls >= self._config.max_tool_calls:
+        if self._log.history.tool_calls >= self._config.max_tool_calls:
             return LastTurn(status="tool_limit", reason=f"max_tool_calls of {self._config.max_tool_calls}")
         return None
 

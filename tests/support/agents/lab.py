@@ -56,7 +56,7 @@ async def agent_lab(
     from support.model_server import running_model_server
 
     folder = tmp / "installed"
-    folder.mkdir()
+    folder.mkdir(parents=True)
     (folder / "script.json").write_text(json.dumps({"prompts": prompts, **options}))
     with running_model_server(answers) as far:
         config = agent_config(folder, far.base_url, more)

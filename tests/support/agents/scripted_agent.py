@@ -2,7 +2,7 @@
 
     python scripted_agent.py SCRIPT.json
 
-The script is a list of steps for each prompt, in order: {"ask": TEXT, "model": …}: a model request to the gateway that
+The script is a list of steps for each prompt, in order: {"ask": TEXT, "file": PATH, …}: a model request to the gateway that
 ANTHROPIC_BASE_URL names, whose tool calls are not carried out; {"say": TEXT}; {"tool": ID, "title": …}: tells of one;
 {"permit": {…}}: asks for permission; {"ava": NAME, "args": {…}}: calls a tool of Ava's; {"write": PATH, "text": …};
 {"run": COMMAND}; {"sleep": SECONDS}; {"raw": TEXT}; {"hang": true}; {"exit": CODE}; {"fork": true}; {"flood": NUMBER};
@@ -206,8 +206,9 @@ class Agent:
             {"type": "tool_result", "tool_use_id": name, "content": text}
             for name, text in step.get("results", {}).items()
         ]
-        if step["ask"]:
-            parts.append({"type": "text", "text": step["ask"]})
+        text = Path(step["file"]).read_text() if "file" in step else step["ask"]
+        if text:
+            parts.append({"type": "text", "text": text})
         messages = [*self.messages]
         if messages and messages[-1]["role"] == "user":
             parts = [*messages.pop()["content"], *parts]
