@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from support.agents.lab import USAGE, agent_lab, agent_run
-from support.model_server import Fail, Gate, HangUp, Say, Step
-from support.processes import marked
-from support.runtime import Lab, arrived
+from support.agents.lab import USAGE, agent_config, agent_lab, agent_run
+from support.model_server import Fail, Gate, HangUp, ModelServer, Say, Step, running_model_server
+from support.processes import lives, marked
+from support.repositories.coding import Untouched, asked, branches, project
+from support.runtime import Lab, arrived, with_workspace
+from support.sample import sampled
 from support.sandboxes.attacks import needs
-from support.stdio import until
+from support.stdio import assert_intact, logged, made, serving, until
 
-from ava_audit.events import AgentNote, AgentRequest, AssistantMessage, CostReserved, CostUpdate, ToolCall, ToolResult
+from ava_audit.events import (
+    AgentNote,
+    AgentRequest,
+    AssistantMessage,
+    CostReserved,
+    CostUpdate,
+    ToolCall,
+    ToolResult,
+    WorkChecked,
+)
 
 SUBMIT: dict[str, Any] = {
     "ava": "submit_result",
@@ -320,3 +333,104 @@ async def test_the_time_is_over(tmp_path: Path) -> None:
     async with agent_lab(tmp_path, [priced()], [[{"ask": "look"}, {"sleep": 60}], [SUBMIT]]) as lab:
         _run, result = await outcome(lab, timeout=12)
         assert (result["status"], result["untrusted_result"]["output"]) == ("timeout", "twelve cents"), result
+
+
+def adding(operator: str) -> dict[str, Any]:
+    return {"write": "adding.py", "text": f"def add(a, b):\n    return a {operator} b\n"}
+
+
+HANDED: dict[str, Any] = {"ava": "submit_result", "args": {"summary": "Adding adds."}}
+
+
+async def test_a_coders_work_counts_by_what_passes_and_not_by_what_the_agent_says(tmp_path: Path) -> None:
+    needs("bubblewrap")
+    repository = project(tmp_path)
+    untouched = Untouched(repository)
+    outside = {"write": "README.md", "text": "mine\n"}
+    prompts = [[adding("*"), outside, HANDED], [{"say": "It works now."}], [adding("+"), HANDED]]
+    async with agent_lab(tmp_path, [], prompts) as lab:
+        run_id = await lab.start(**agent_run(**asked(plan=None)))
+        await lab.ended(run_id, 90)
+        result = await lab.result(run_id)
+        assert result["status"] == "success", result
+        checks = await lab.facts(run_id, WorkChecked)
+        assert [check.verify.passed for check in checks] == [False, False, True]
+        assert result["changes"]["verified"] and branches(repository) == {f"ava/{run_id}": result["changes"]["head"]}
+        assert [each["path"] for each in result["untrusted_result"]["changed"]["files"]] == ["adding.py"]
+    untouched.check()
+
+
+async def test_a_coder_that_never_passes_is_given_up(tmp_path: Path) -> None:
+    needs("bubblewrap")
+    project(tmp_path)
+    async with agent_lab(tmp_path, [], [[adding("*"), HANDED]] * 5) as lab:
+        run_id = await lab.start(**agent_run(**asked(plan=None)))
+        await lab.ended(run_id, 90)
+        result = await lab.result(run_id)
+        assert (result["status"], result["stop_reason"]) == ("error", "verification failed 4 times"), result
+
+
+@asynccontextmanager
+async def killable(
+    tmp_path: Path, steps: list[dict[str, Any]]
+) -> AsyncGenerator[tuple[Path, dict[str, Any], ModelServer]]:
+    """A data root whose agent can go on with its session, the arguments of a run, and the model behind it."""
+    folder = tmp_path / "installed"
+    folder.mkdir(parents=True)
+    (tmp_path / "workspace").mkdir()
+    (folder / "script.json").write_text(json.dumps({"prompts": [steps], "resumes": True}))
+    with running_model_server(lambda _request: priced()) as far:
+        config = agent_config(folder, far.base_url, 'background = false\napproval = "ask"\n')
+        root = made(tmp_path / "data", config_toml=with_workspace(config, tmp_path / "workspace"))
+        yield root, agent_run(task="What does it cost?", workspace=str(tmp_path / "workspace")), far
+
+
+async def finished_by_another(root: Path, run_id: str) -> None:
+    """Have another server finish a run that its owner has left, and leave nothing behind."""
+    async with serving(root) as second:
+        found = await second.tool("check_subagent", subagent_id=run_id, wait_seconds=40)
+        assert found["status"] == "success", found
+        await until(lambda: not marked(run_id) and not (root / "scratch" / run_id).exists(), 5)
+    assert_intact(root)
+
+
+async def test_an_interrupted_run_goes_on_with_the_agents_session(tmp_path: Path) -> None:
+    """Its owner is killed between two calls; what was paid for is not paid for again."""
+    needs("bubblewrap")
+    async with killable(tmp_path, [{"ask": "look"}, {"sleep": 2}, {"ask": "go on"}, SUBMIT]) as (root, spawn, far):
+        async with serving(root) as first:
+            run_id = await first.start_run(**spawn)
+            await until(lambda: logged(root, "AssistantMessage", run=run_id)[1:], 20)
+            await anyio.sleep(0.5)
+            pids = marked(run_id)
+            assert pids
+            first.process.kill()
+        await until(lambda: not any(map(lives, pids)), 5)
+        await finished_by_another(root, run_id)
+        assert len(far.requests) == 2
+    settled = [entry.content["settlement"] for entry in logged(root, "CostUpdate", run=run_id)]
+    assert settled == ["billed", "billed"]
+
+
+KILLS = [0.15 * number for number in range(1, 21)]
+"""Seconds after the approval: while it starts, opens its session, calls its model, hands over."""
+
+
+async def test_a_server_killed_anywhere_leaves_no_process_and_pays_at_most_one_call_twice(tmp_path: Path) -> None:
+    """Twenty moments with all tests, a few of them in the gate."""
+    needs("bubblewrap")
+    steps: list[dict[str, Any]] = []
+    for number in range(5):
+        steps += [{"ask": f"step {number}"}, {"sleep": 0.15}]
+    for after_s in sampled(KILLS, 2):
+        async with killable(tmp_path / f"{after_s:.2f}", [*steps, SUBMIT]) as (root, spawn, far):
+            async with serving(root) as first:
+                run_id = await first.start_run(**spawn)
+                await anyio.sleep(after_s)
+                pids = marked(run_id)
+                first.process.kill()
+            await until(lambda pids=pids: not any(map(lives, pids)), 5)
+            await finished_by_another(root, run_id)
+            assert 5 <= len(far.requests) <= 6, after_s
+        ways = [entry.content["settlement"] for entry in logged(root, "CostUpdate", run=run_id)]
+        assert ways.count("unknown") <= 1 and len(ways) == len(logged(root, "CostReserved", run=run_id)), after_s

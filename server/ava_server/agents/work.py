@@ -233,6 +233,7 @@ class AgentWork:
     async def _checked(self, submitted: SubmitArgs, call_id: str | None) -> RunResult | str:
         """Accept a result, or return what has to be fixed first: for a coder, what counts is what passes."""
         if self._coding is not None:
+            self._log.history.check = None  # of what it handed over before
             checked = await self._coding.check(call_id)
             if isinstance(checked, RunResult):
                 return checked

@@ -2,12 +2,12 @@
 
     python scripted_agent.py SCRIPT.json
 
-The script is a list of steps for each prompt, in order: {"ask": TEXT, "file": PATH, …}: a model request to the gateway that
-ANTHROPIC_BASE_URL names, whose tool calls are not carried out; {"say": TEXT}; {"tool": ID, "title": …}: tells of one;
-{"permit": {…}}: asks for permission; {"ava": NAME, "args": {…}}: calls a tool of Ava's; {"write": PATH, "text": …};
-{"run": COMMAND}; {"sleep": SECONDS}; {"raw": TEXT}; {"hang": true}; {"exit": CODE}; {"fork": true}; {"flood": NUMBER};
-{"burst": NUMBER}: so many model requests at once; {"usage": {…}}: its own count of usage. Options of the whole script:
-"version", "resumes", "http" (MCP), "ignores_cancel", "auth".
+The script is a list of steps for each prompt, in order. {"ask": TEXT, "file": PATH, …}: a model request to the gateway
+that ANTHROPIC_BASE_URL names, whose tool calls are not carried out. {"burst": NUMBER}: so many at once. {"say": TEXT}.
+{"tool": ID, "title": …}: tells of a tool call. {"permit": {…}}: asks for permission. {"ava": NAME, "args": {…}}: calls a
+tool of Ava's. {"write": PATH, "text": …}. {"run": COMMAND}. {"sleep": SECONDS}. {"raw": TEXT}. {"hang": true}.
+{"exit": CODE}. {"fork": true}. {"flood": NUMBER}. {"usage": {…}}: its own count. Options of the whole script: "version",
+"resumes", "http" (MCP), "ignores_cancel", "auth".
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Agent:
         self.answers: dict[Any, Any] = {}
         self.waiting = threading.Condition()
         self.numbers = iter(range(1_000_000))
+        self.resumed = 0
         self.seen: list[str] = []
 
     def serve(self) -> None:
@@ -86,9 +87,13 @@ class Agent:
             servers: list[dict[str, Any]] = given.get("mcpServers") or []
             self.mcp = servers[0] if servers else None
             self.session = given.get("sessionId") or "session-1"
-            begun = HOME / "prompts"
-            if method == "session/load" and begun.exists():
-                del self.prompts[: int(begun.read_text())]
+            begun = HOME / "progress"
+            if method == "session/load" and begun.exists():  # it goes on with the step that was interrupted
+                saved = json.loads(begun.read_text())
+                self.messages = saved["messages"]
+                self.prompts = self.script["prompts"][saved["prompt"] :]
+                self.prompts[0] = self.prompts[0][saved["step"] :]
+                self.resumed = saved["step"]
             write({"id": number, "result": {} if method == "session/load" else {"sessionId": self.session}})
         elif method == "session/prompt":
             self.prompt(number, given["prompt"][0]["text"])
@@ -98,13 +103,19 @@ class Agent:
     def prompt(self, number: Any, text: str) -> None:
         self.cancelled.clear()
         self.seen.append(text)
+        if self.messages and self.messages[-1]["role"] == "user":
+            self.messages.pop()
         self.messages.append({"role": "user", "content": [{"type": "text", "text": text}]})
-        (HOME / "prompts").write_text(str(len(self.script["prompts"]) - len(self.prompts)))
         steps = self.prompts.pop(0) if self.prompts else [{"say": "Nothing left to do."}]
         usage: dict[str, Any] = {}
-        for step in steps:
+        first, self.resumed = self.resumed, 0
+        for place, step in enumerate(steps, first):
             if self.cancelled.is_set():
                 break
+            at = len(self.script["prompts"]) - len(self.prompts) - 1
+            saved = HOME / "progress.new"
+            saved.write_text(json.dumps({"prompt": at, "step": place, "messages": self.messages}))
+            saved.replace(HOME / "progress")
             stop = self.step(step, usage)
             if stop:
                 break
