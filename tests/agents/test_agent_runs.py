@@ -122,7 +122,7 @@ async def test_turns_and_tool_calls_are_capped_by_what_passes(tmp_path: Path) ->
 
 async def test_a_call_for_another_model_is_refused_and_the_run_goes_on(tmp_path: Path) -> None:
     needs("bubblewrap")
-    steps = [
+    steps: list[dict[str, Any]] = [
         {"ask": "look"},
         {"ask": "A title, please", "model": "gpt-5.6-luna", "survives": True, "aside": True},
         SUBMIT,
@@ -244,7 +244,11 @@ async def test_quotes_count_only_from_what_went_through_avas_tools(tmp_path: Pat
     finding = {"claim": "twelve", "quote": "exactly twelve cents", "source_url": "prices.md"}
     submit = {"ava": "submit_result", "args": {"summary": "12", "output": "12", "findings": [finding]}}
     answers = [priced(calls=[("Bash", {"command": "cat prices.md"})]), priced()]
-    steps = [{"ask": "look"}, {"ask": "", "results": {"toolu_0_0": "exactly twelve cents"}}, submit]
+    steps: list[dict[str, Any]] = [
+        {"ask": "look"},
+        {"ask": "", "results": {"toolu_0_0": "exactly twelve cents"}},
+        submit,
+    ]
     async with agent_lab(tmp_path, answers, [steps]) as lab:
         _run, result = await outcome(lab)
         assert [each["verdict"] for each in result["quotes_checked"]] == ["not_found"]
@@ -255,7 +259,13 @@ async def test_what_an_agent_does_not_tell_is_found_out(tmp_path: Path) -> None:
     answers = [priced(calls=[("Bash", {"command": "ls"}), ("Bash", {"command": "id"})]), priced()]
     results = {"toolu_0_0": "a", "toolu_0_1": "b"}
     usage = {"usage": {"totalTokens": 5, "inputTokens": 4, "outputTokens": 1}}
-    steps = [{"ask": "look"}, {"tool": "toolu_0_0"}, {"ask": "", "results": results}, usage, {"say": "done"}]
+    steps: list[dict[str, Any]] = [
+        {"ask": "look"},
+        {"tool": "toolu_0_0"},
+        {"ask": "", "results": results},
+        usage,
+        {"say": "done"},
+    ]
     async with agent_lab(tmp_path, answers, [steps]) as lab:
         run_id, result = await outcome(lab)
         notes = {note.kind: note for note in await lab.facts(run_id, AgentNote)}
@@ -298,7 +308,7 @@ async def test_many_calls_at_once_never_pass_the_cap(tmp_path: Path) -> None:
 async def test_secrets_of_the_workspace_do_not_reach_the_provider(tmp_path: Path) -> None:
     needs("bubblewrap")
     secret = "AKIAIOSFODNN7EXAMPLE"
-    steps = [
+    steps: list[dict[str, Any]] = [
         {"ask": "", "file": "settings.env"},
         {"ask": f"again {secret}", "system": f"with {secret}"},
         {"ask": "", "results": {"toolu_1_0": f"AWS_ACCESS_KEY_ID={secret}"}},
@@ -385,6 +395,11 @@ async def killable(
         yield root, agent_run(task="What does it cost?", workspace=str(tmp_path / "workspace")), far
 
 
+async def gone(pids: list[int]) -> None:
+    """Wait until none of these processes lives."""
+    await until(lambda: not any(map(lives, pids)), 5)
+
+
 async def finished_by_another(root: Path, run_id: str) -> None:
     """Have another server finish a run that its owner has left, and leave nothing behind."""
     async with serving(root) as second:
@@ -405,7 +420,7 @@ async def test_an_interrupted_run_goes_on_with_the_agents_session(tmp_path: Path
             pids = marked(run_id)
             assert pids
             first.process.kill()
-        await until(lambda: not any(map(lives, pids)), 5)
+        await gone(pids)
         await finished_by_another(root, run_id)
         assert len(far.requests) == 2
     settled = [entry.content["settlement"] for entry in logged(root, "CostUpdate", run=run_id)]
@@ -429,7 +444,7 @@ async def test_a_server_killed_anywhere_leaves_no_process_and_pays_at_most_one_c
                 await anyio.sleep(after_s)
                 pids = marked(run_id)
                 first.process.kill()
-            await until(lambda pids=pids: not any(map(lives, pids)), 5)
+            await gone(pids)
             await finished_by_another(root, run_id)
             assert 5 <= len(far.requests) <= 6, after_s
         ways = [entry.content["settlement"] for entry in logged(root, "CostUpdate", run=run_id)]

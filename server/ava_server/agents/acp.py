@@ -45,6 +45,10 @@ class AgentFailed(AvaError):
     """Raised when an agent's program cannot go on; the text says what happened and what to do."""
 
 
+class TurnFailed(AgentFailed):
+    """Raised when an agent ends a turn with an error, and could take another one."""
+
+
 @dataclass(frozen=True)
 class Update:
     """What an agent tells while it works: a piece of text, a tool call by its id, or its own count of usage."""
@@ -199,7 +203,8 @@ class AcpAgent:
                 raise self._failed(
                     f"wants a sign-in ({told}); it is run with a key through Ava, so check its setup"
                 ) from error
-            raise self._failed(f"refused {method}: {told}") from error
+            failed = self._failed(f"refused {method}: {told}")
+            raise (TurnFailed(str(failed)) if method == "session/prompt" else failed) from error
         except ValidationError as error:
             raise self._failed(
                 f"answered {method} in no form of the protocol ({error.error_count()} faults)"

@@ -116,11 +116,11 @@ def _stream(*events: dict[str, Any], end: str = "") -> bytes:
     return ("".join(written) + end).encode()
 
 
-_ITEM = {"type": "message", "id": "m1", "role": "assistant", "status": "completed",
+_ITEM: dict[str, Any] = {"type": "message", "id": "m1", "role": "assistant", "status": "completed",
          "content": [{"type": "output_text", "text": WORDS, "annotations": []}]}  # fmt: skip
 _USAGE = {"input_tokens": 9, "output_tokens": 3, "total_tokens": 12, "input_tokens_details": {"cached_tokens": 0},
           "output_tokens_details": {"reasoning_tokens": 0}}  # fmt: skip
-_RESPONSE = {
+_RESPONSE: dict[str, Any] = {
     "id": "r1",
     "object": "response",
     "created_at": 0,

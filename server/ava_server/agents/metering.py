@@ -57,7 +57,8 @@ TRIES = 4
 """How often a call is made smaller until it fits what other runs leave of a cap."""
 SHOWN_CHARS = 2_000
 """Characters of a tool's result that its own entry has; the request that shows it has all of it."""
-_OWN_TOOL = re.compile(r"(?:mcp_{1,2})?ava_{1,2}(\w+)")
+_OWN_TOOL = re.compile(r"(?:(?:mcp_{1,2})?ava_{1,2})?(\w+)")
+"""Claude Code and opencode put the server's name before a tool's, Codex into a field beside it."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import anyio.to_thread
 from ava_audit.events import AgentNote, LastTurn, UserMessage, WorkChecked
 from ava_roles.errors import RolesError
 from ava_roles.sandbox.path_access import make_folders
-from ava_server.agents.acp import AcpAgent, AgentFailed, Ask, Update
+from ava_server.agents.acp import AcpAgent, AgentFailed, Ask, TurnFailed, Update
 from ava_server.agents.bodies import Bodies
 from ava_server.agents.bounds import CountedBounds
 from ava_server.agents.check import check_agent as check_agent
@@ -60,9 +60,12 @@ _CHANGES = frozenset(("edit", "delete", "move"))
 
 def _cause(error: BaseException) -> BaseException:
     """Return an exception out of the groups that task groups wrap it in."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
-    return error
+    while isinstance(error, BaseExceptionGroup):
+        inner = cast("tuple[BaseException, ...]", error.exceptions)  # pyright: ignore[reportUnknownMemberType]
+        if len(inner) != 1:
+            break
+        error = inner[0]
+    return cast("BaseException", error)
 
 
 class AgentWork:
@@ -196,8 +199,12 @@ class AgentWork:
                     waiting.cancel()
 
                 tasks.start_soon(interrupt)
-                stop, usage = await agent.prompt(text)
-                self._usage = {**self._usage, **usage}
+                try:
+                    stop, usage = await agent.prompt(text)
+                    self._usage = {**self._usage, **usage}
+                except TurnFailed:  # of a model call that was refused, or has failed
+                    if self._meter.cap is None and self._meter.fault is None and self._meter.error is None:
+                        raise
             tasks.cancel_scope.cancel()
         if (bench := self._place.bench) is not None and self._coding is not None:
             await bench.after_command()

@@ -21,6 +21,7 @@ from ava_server.config.agents import AgentSpec, agents_of
 from ava_server.config.settings import Settings
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import suggestion
+from ava_server.models.json_text import as_object
 
 _LIST, _CHECK = "list", "check"
 
@@ -88,12 +89,12 @@ def _version(program: Path) -> str | None:
     """Return the version of an npm package's program, with that of what it bundles, from its package.json."""
     for folder in program.resolve().parents:
         try:
-            package = json.loads((folder / "package.json").read_text("utf-8"))
+            package = as_object(json.loads((folder / "package.json").read_text("utf-8"))) or {}
         except (OSError, ValueError):
             continue
-        if isinstance(package, dict) and "version" in package:
-            bundled = [name for name in package.get("dependencies", {}) if name in _BUNDLED]
-            brings = "".join(f", runs its own {name} {package['dependencies'][name]}" for name in bundled)
+        if "version" in package:
+            needs = as_object(package.get("dependencies")) or {}
+            brings = "".join(f", runs its own {name} {needs[name]}" for name in _BUNDLED if name in needs)
             return f"{package['version']}{brings}"
     return None
 

@@ -11,6 +11,7 @@ AvaError
 ├── NotFound           no page at this address, or nothing that its visitor may see (web/context.py)
 ├── SignedOut          a page needs a session (web/context.py)
 ├── AgentFailed        another agent's program cannot go on; says what to do (agents/acp.py)
+│   └── TurnFailed     it ended a turn with an error, and could take another one
 └── ModelError         a model call without an answer; says whether it may have been billed
     └── ModelTimeout   the call's own deadline passed
 """

@@ -108,7 +108,8 @@ def items(step: Say, request: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "id": f"fc_{turn}_{number}",
                 "type": "function_call",
                 "call_id": f"call_{turn}_{number}",
-                "name": name,
+                "name": name.rpartition("::")[2],
+                **({"namespace": name.partition("::")[0]} if "::" in name else {}),
                 "arguments": args if isinstance(args, str) else json.dumps(args, ensure_ascii=False),
                 "status": status,
             }

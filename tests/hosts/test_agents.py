@@ -1,0 +1,152 @@
+"""Real coding agents do runs of Ava's: Claude Code, Codex and opencode, with scripted models behind the real gateway.
+
+They are used where they are installed (npm): `@agentclientprotocol/claude-agent-acp`, `@agentclientprotocol/codex-acp`,
+`opencode-ai`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from support.model_server import Say, running_model_server
+from support.processes import marked
+from support.runtime import Lab, open_lab
+from support.sandboxes.attacks import needs
+from support.stdio import until
+
+from ava_audit.events import AgentNote, AgentRequest, CostReserved, CostUpdate, ToolCall, ToolResult
+
+SECRET = "AKIAIOSFODNN7EXAMPLE"
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A real agent: its program, the format in which it asks, how it runs a command, and the name of submit_result."""
+
+    name: str
+    program: str
+    wire: str
+    shell: str
+    argument: str
+    submit: str
+    off: tuple[str, ...]
+
+
+AGENTS = [
+    Agent("claude-code", "claude-agent-acp", "messages", "Bash", "command", "mcp__ava__submit_result",
+          ("Agent", "CronCreate", "ScheduleWakeup", "EnterWorktree", "WebFetch", "WebSearch")),
+    Agent("codex", "codex-acp", "responses", "exec_command", "cmd", "mcp__ava::submit_result",
+          ("multi_agent_v1", "web_search")),
+    Agent("opencode", "opencode", "chat_completions", "bash", "command", "ava_submit_result", ("task", "webfetch")),
+]  # fmt: skip
+
+
+@pytest.fixture(params=AGENTS, ids=lambda agent: agent.name)
+def agent(request: pytest.FixtureRequest) -> Agent:
+    needs("bubblewrap")
+    found: Agent = request.param
+    if shutil.which(found.program) is None:
+        pytest.skip(f"{found.program} is not installed")
+    return found
+
+
+@dataclass
+class Script:
+    """A model that has the agent run a command and then hand over; it asks for a cap's worth of turns if `endless`."""
+
+    agent: Agent
+    command: str
+    endless: bool = False
+    last: bool = False
+
+    def __call__(self, request: dict[str, Any]) -> Say:
+        size = len(json.dumps(request))
+        usage = {"prompt_tokens": max(100, size // 4), "completion_tokens": 20, "total_tokens": 0}
+        if not request.get("tools"):
+            return Say("A title", usage=usage)
+        items = [json.dumps(item) for item in request.get("messages") or request.get("input") or []]
+        self.last = self.last or "This is your last turn" in items[-1]
+        done = sum(any(word in item for word in _RESULTS) for item in items)
+        if self.last or (done and not self.endless):
+            args = {"summary": "It costs twelve cents.", "output": "twelve cents"}
+            return Say(calls=[(self.agent.submit, args)], usage=usage)
+        return Say(f"Look {done}.", calls=[(self.agent.shell, self._given(done))], usage=usage)
+
+    def _given(self, number: int) -> dict[str, Any]:
+        given = {self.agent.argument: f"{self.command} #{number}"}
+        return given if self.agent.wire == "responses" else {**given, "description": "look"}
+
+
+_RESULTS = ('"type": "tool_result"', '"role": "tool"', '_call_output"')
+
+
+def config_of(agent: Agent, base_url: str) -> str:
+    return f"""[providers.far]
+base_url = "{base_url}"
+wire = "{agent.wire}"
+[prices."far:far-model"]
+input = 3.0
+output = 15.0
+"""
+
+
+async def started(lab: Lab, agent: Agent, **more: Any) -> str:
+    run = {"role": "code_reviewer", "runner": f"acp:{agent.name}", "model": "far:far-model", "max_cost_cents": 300}
+    return await lab.start(**{**run, **more})
+
+
+async def test_a_real_agent_does_a_run(tmp_path: Path, agent: Agent) -> None:
+    with running_model_server(Script(agent, "cat prices.md; id -u; ls /root /home")) as far:
+        far.checks = False
+        async with open_lab(tmp_path, config=config_of(agent, far.base_url), server=far, check=False) as lab:
+            (lab.workspace / "prices.md").write_text(f"twelve cents\nkey {SECRET}\n")
+            run_id = await started(lab, agent)
+            run = await lab.ended(run_id, 120)
+            result = await lab.result(run_id)
+            assert (result["status"], result["untrusted_result"]["output"]) == ("success", "twelve cents"), result
+            held, settled = await lab.facts(run_id, CostReserved), await lab.facts(run_id, CostUpdate)
+            assert len(held) == len(settled) == len(far.requests) == len(await lab.facts(run_id, AgentRequest))
+            assert {each.settlement for each in settled} == {"billed"} and run.cost_micros > 0
+            calls = [each.tool for each in await lab.facts(run_id, ToolCall)]
+            assert calls == [agent.shell, "submit_result"]
+            seen = (await lab.facts(run_id, ToolResult))[0].output
+            assert "twelve cents" in seen and SECRET not in seen
+            dropped = {word for each in await lab.facts(run_id, AgentRequest) for word in each.dropped}
+            assert {f"tool {name}" for name in agent.off} <= dropped
+            assert not any(SECRET.encode() in request.body for request in far.requests)
+            offered = [str(tool) for request in far.requests for tool in request.json.get("tools", [])]
+            assert not any(f"'name': '{name}'" in tool for name in agent.off for tool in offered)
+            assert (await lab.facts(run_id, AgentNote))[0].kind == "session"
+            await until(lambda: not marked(run_id), 5)
+
+
+async def test_a_real_agent_stops_at_the_cap_and_hands_over(tmp_path: Path, agent: Agent) -> None:
+    with running_model_server(Script(agent, "true", endless=True)) as far:
+        far.checks = False
+        async with open_lab(tmp_path, config=config_of(agent, far.base_url), server=far, check=False) as lab:
+            run_id = await started(lab, agent, max_iterations=4)
+            run = await lab.ended(run_id, 120)
+            result = await lab.result(run_id)
+            assert result["status"] == "iteration_limit", result
+            assert result["untrusted_result"]["output"] == "twelve cents", result
+            assert run.turns <= 6 and run.cost_micros <= 3_000_000
+
+
+async def test_a_real_agent_is_cancelled(tmp_path: Path, agent: Agent) -> None:
+    with running_model_server(Script(agent, "sleep 600")) as far:
+        far.checks = False
+        async with open_lab(tmp_path, config=config_of(agent, far.base_url), server=far, check=False) as lab:
+            run_id = await started(lab, agent)
+            await lab.logged(run_id, "ToolCall", within_s=60)
+            await anyio.sleep(1)
+            began = anyio.current_time()
+            await lab.call("cancel_subagent", subagent_id=run_id)
+            assert (await lab.ended(run_id, 10)).state == "cancelled"
+            await until(lambda: not marked(run_id), 5)
+            assert anyio.current_time() - began < 3
