@@ -70,7 +70,8 @@ class Script:
         usage = {"prompt_tokens": max(100, size // 4), "completion_tokens": 20, "total_tokens": 0}
         if not request.get("tools"):
             return Say("A title", usage=usage)
-        items = [json.dumps(item) for item in request.get("messages") or request.get("input") or []]
+        given: list[Any] = request.get("messages") or request.get("input") or []
+        items = [json.dumps(item) for item in given]
         self.last = self.last or "This is your last turn" in items[-1]
         done = sum(any(word in item for word in _RESULTS) for item in items)
         if self.last or (done and not self.endless):

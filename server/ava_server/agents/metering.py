@@ -254,7 +254,7 @@ class RunMeter:
             byte_tokens=ratio,
             last=self.cap,
             beside=True,
-            request_sha=hashlib.sha256(json.dumps(call.body, sort_keys=True).encode()).hexdigest(),
+            request_sha=hashlib.sha256(f"{call.model} {output} {call.chain[-1]}".encode()).hexdigest(),
         )
         return CapRequest(fact, bound.prompt_tokens + output, wrap.prompt_tokens + wrap.output_tokens if wrap else 0)
 

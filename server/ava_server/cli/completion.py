@@ -32,7 +32,8 @@ EVENT_TYPES = (
     "UserMessage", "AssistantMessage", "ToolCall", "ToolResult", "SubagentSpawn", "SubagentComplete",
     "ExtendedThinking", "CostUpdate", "ErrorOccurred", "SessionStart", "SessionEnd", "SpawnProposed", "SpawnDecided",
     "RunClaimed", "RunPaused", "ExtensionAsked", "ExtensionDecided", "QuestionAsked", "QuestionAnswered", "RunResumed",
-    "RunStarted", "CostReserved", "Activity", "GuardrailTripped", "PlanReady", "WorktreeReady", "WorkChecked",
+    "RunStarted", "CostReserved", "AgentRequest", "AgentNote", "Activity", "GuardrailTripped", "PlanReady",
+    "WorktreeReady", "WorkChecked",
     "CancelRequested", "RunEnded", "SettingsChanged", "LogErased",
 )  # fmt: skip
 """Short names, then exact ones. Importing these and the tiers would take too long; a test compares them."""

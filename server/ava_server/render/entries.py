@@ -30,6 +30,7 @@ BOOKKEEPING = (
     "RunClaimed",
     "RunStarted",
     "CostReserved",
+    "AgentRequest",
     "Activity",
     "RunEnded",
 )
@@ -109,6 +110,9 @@ def _what(entry: Entry) -> str:
             return f"turn {spent.turn}: {spent.tokens} tokens, {spent.settlement}{', overrun' if spent.overrun else ''}"
         case events.CostReserved() as held:
             return f"turn {held.turn} attempt {held.attempt}: at most {format_usd(held.micros)} reserved"
+        case events.AgentRequest() as asked:
+            left_out = f", without {', '.join(asked.dropped)}" if asked.dropped else ""
+            return f"turn {asked.turn}: {asked.model}, {len(asked.items)} new messages after {asked.known}{left_out}"
         case events.SubagentSpawn() as spawn:
             run = f"{spawn.name} ({spawn.subagent_id})" if spawn.name else spawn.subagent_id
             return f"{spawn.role} {run}: {spawn.task}"

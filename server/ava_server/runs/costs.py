@@ -259,7 +259,7 @@ class _CostFold:
         match fact:
             case CostReserved():
                 self._held = fact
-                if fact.tool_call is None and not self.erased and self._history.prefix is not None:
+                if not (fact.tool_call or fact.beside or self.erased) and self._history.prefix is not None:
                     self._prompt = self._parts_of(Recipe.of(fact))
                 self.attempts.append(Attempt(fact.turn, fact.attempt, None, None, 0, fact.micros))
             case CostUpdate():

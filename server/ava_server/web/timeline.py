@@ -192,7 +192,14 @@ def _cut(items: Iterable[Item]) -> None:
 
 
 ERASED = "The content was erased."
-FOLDED = (events.CostReserved, events.RunClaimed, events.RunStarted, events.SubagentSpawn, events.SpawnProposed)
+FOLDED = (
+    events.AgentRequest,
+    events.CostReserved,
+    events.RunClaimed,
+    events.RunStarted,
+    events.SubagentSpawn,
+    events.SpawnProposed,
+)
 """Bookkeeping: its row is folded."""
 _MESSAGES: Mapping[str, str] = {
     "task": "Task",
@@ -211,6 +218,7 @@ _ERASED_TITLES: Mapping[str, str] = {
     "ErrorOccurred": "Error",
     "PlanReady": "Plan",
     "Activity": "Activity",
+    "AgentNote": "The agent",
     "CancelRequested": "Cancelled",
     "WorktreeReady": "Worktree",
     "WorkChecked": "Check of the work",
@@ -276,6 +284,8 @@ def _work(fact: events.Fact) -> Shown | None:
             return Shown("plan", "Plan, reviewed" if fact.reviewed else "Plan", fact.plan or "No plan could be made.")
         case events.Activity():
             return Shown("note", "", fact.activity)
+        case events.AgentNote():
+            return Shown("note", _NOTES[fact.kind], fact.text)
         case events.WorktreeReady():
             return Shown("note", "Worktree ready", fact.told)
         case events.WorkChecked():
@@ -283,6 +293,15 @@ def _work(fact: events.Fact) -> Shown | None:
             return Shown("result", f"Check {fact.number} of the work {how}", fact.verify.output, failed)
         case _:
             return None
+
+
+_NOTES = {
+    "session": "Session of the agent",
+    "permission": "Permission",
+    "refused": "Not sent",
+    "unreported": "Tools that the agent has not told of",
+    "reported": "The agent tells",
+}
 
 
 def _result(fact: events.ToolResult) -> Shown:
