@@ -51,7 +51,7 @@ for number in range(calls):
         messages = []
     text = f"{number} " + "What does it cost? " * 40
     messages.append({"role": "user", "content": [{"type": "text", "text": text}]})
-    body = json.dumps({"model": "far-sonnet", "max_tokens": 800, "system": "Be a coding agent. " * 1_500, "tools": tools,
+    body = json.dumps({"model": "far-sonnet", "max_tokens": 800, "system": "You code. " * 3_000, "tools": tools,
                        "messages": messages, "stream": True})
     began = time.perf_counter()
     connection.request("POST", "/v1/messages", body, {"content-type": "application/json", "x-api-key": secret})

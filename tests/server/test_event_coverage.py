@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import anyio
 import pytest
+from support.agents.lab import agent_lab, agent_run
 from support.hosts.extensions import CAP, note, works
 from support.http_server import serving_http, token
 from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Say, Step, events, running_model_server
@@ -175,6 +176,7 @@ async def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with running_model_server(Plays(plays())) as server:
             await happen(tmp, server)
             await taken_over(tmp, server)
+            await by_another_agent(tmp)
     return tmp / "data"
 
 
@@ -281,6 +283,23 @@ async def and_other_ways(tmp: Path, server: ModelServer) -> None:
         for gate in LEFT:
             await lab.start(task=play("left"))
             await arrived(gate.arrived)
+
+
+async def by_another_agent(tmp: Path) -> None:
+    """A run of which another agent does the work, and tells half of it."""
+    usage = {"prompt_tokens": 900, "completion_tokens": 50, "total_tokens": 950}
+    answers = [Say("I look.", calls=[("Bash", {"command": "ls"})], usage=usage), Say("Done.", usage=usage)]
+    steps: list[dict[str, Any]] = [
+        {"ask": "look"},
+        {"ask": "A title", "model": "other", "survives": True, "aside": True},
+        {"permit": {"kind": "fetch", "title": "GET", "toolCallId": "a"}},
+        {"ask": "", "results": {"toolu_0_0": "twelve cents"}},
+        {"usage": {"totalTokens": 5, "inputTokens": 4, "outputTokens": 1}},
+        {"ava": "submit_result", "args": {"summary": "Twelve.", "output": "twelve cents"}},
+    ]
+    async with agent_lab(tmp, answers, [steps], LIMITS) as lab:
+        result = await lab.outcome(within_s=60, **agent_run())
+        assert result["status"] == "success", result
 
 
 async def from_elsewhere(root: Path, server: ModelServer) -> None:
@@ -610,11 +629,12 @@ async def test_logs_call_answer_and_failure_of_every_mcp_tool(root: Path) -> Non
 
 
 def tool_entries(root: Path, *, of_runs: bool) -> tuple[Counter[str], dict[str, set[bool]]]:
-    """The calls, and how calls came out, of subagents or of the orchestrator."""
+    """The calls, and how calls came out, of subagents (without those of other agents) or of the orchestrator."""
     calls: Counter[str] = Counter()
     results: dict[str, set[bool]] = defaultdict(set)
+    others = {entry["run_id"] for entry in entries(root) if entry["type"] == "AgentNote"}
     for entry in entries(root):
-        if (entry["generation"] is not None) != of_runs:
+        if (entry["generation"] is not None) != of_runs or entry["run_id"] in others:
             continue
         if entry["type"] == "ToolCall":
             calls[entry["content"]["tool"]] += 1
@@ -680,9 +700,9 @@ def test_model_and_tool_calls_have_one_wrapper_each() -> None:
     assert files_with(r"\bhandler\(") == {"service/service.py"}
     made = {name: files_that_make(name) for name in ("CostReserved", "CostUpdate", "ToolCall")}
     assert made == {
-        "CostReserved": {"runs/model_call.py", "runs/reservation.py"},
+        "CostReserved": {"runs/model_call.py", "runs/reservation.py", "agents/metering.py"},
         "CostUpdate": {"budget/caps.py"},
-        "ToolCall": {"runs/tool_calls.py", "service/record.py"},
+        "ToolCall": {"runs/tool_calls.py", "service/record.py", "agents/metering.py", "agents/tools.py"},
     }
 
 

@@ -22,6 +22,7 @@ from ava_audit.events import (
     AgentRequest,
     AssistantMessage,
     CostReserved,
+    CostUpdate,
     ErrorOccurred,
     Event,
     ExtendedThinking,
@@ -92,6 +93,8 @@ class RunMeter:
         self._results: set[str] = set()
         self._refused: set[str] = set()
         self._wrapping = False
+        self._open: set[int] = set()  # the turns of calls in flight
+        self._settled = anyio.Event()
         self.called: dict[str, str] = {}
         self.last_text = ""
         self.fault: ModelError | None = None
@@ -207,9 +210,14 @@ class RunMeter:
             answer = await self._reserve(asked, call, seen)
             if isinstance(answer, Reservation):
                 self._remember(call, seen, asked)
+                self._open.add(answer.fact.turn)
                 return Admitted(call, output, answer.fact.turn, answer)
             tries += 1
             smaller = self._fitting(answer, call, most) if tries < TRIES and answer.cap != "overrun" else None
+            if smaller is None and answer.cap != "overrun" and self._open:  # what they hold may be more than they cost
+                await self._settled.wait()
+                tries, output, ratio = 0, most, None
+                continue
             if smaller is None:
                 cap = self.cap or LastTurn(status=answer.status, reason=cap_words(answer, asked, self._log))
                 if self.cap is None:
@@ -373,6 +381,11 @@ class RunMeter:
                 await self._log.append([settlement, self._log.event(fact)])
         except AuditError as error:
             self._fail(error)
+        finally:
+            if isinstance(settlement.fact, CostUpdate):
+                self._open.discard(settlement.fact.turn)
+            self._settled.set()
+            self._settled = anyio.Event()
 
     def _fail(self, error: Exception) -> None:
         self.error = self.error or error

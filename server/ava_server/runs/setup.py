@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import anyio
 import anyio.to_thread
@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from ava_server.budget.caps import DayCaps
     from ava_server.config.settings import Settings
     from ava_server.models.clients import ClientPool
+    from ava_server.models.http_model import HttpModel
 
 log = logging.getLogger("ava.setup")
 
@@ -286,14 +287,12 @@ class RunSetup:
         spec = self._known_agent(config)
         if spec is None:
             return None
-        from ava_server.models.http_model import HttpModel
-
-        if sandbox is None or not isinstance(model, HttpModel):
+        if sandbox is None or config.base_url is None:
             raise ConfigNotSupported(f"{spec.title} needs a sandbox and a language model here")
         settings = self._resources.settings
         host = HostFolders(home_folder(), settings.sandbox.read_only, (settings.data_root,))
         project = Path(config.workspace) if config.workspace is not None else None
-        return AgentParts(spec, model, wire, sandbox, host, scratch / "agent", project)
+        return AgentParts(spec, cast("HttpModel", model), wire, sandbox, host, scratch / "agent", project)
 
     def _known_agent(self, config: RunConfig) -> AgentSpec | None:
         """Return the agent that does a run's work; None where Ava does. Raises ConfigNotSupported: it is not here."""

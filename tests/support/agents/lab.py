@@ -50,16 +50,24 @@ read_only = ["{folder}"]
 
 @asynccontextmanager
 async def agent_lab(
-    tmp: Path, answers: Script, prompts: Sequence[Sequence[dict[str, Any]]], more: str = "", **options: Any
+    tmp: Path,
+    answers: Script,
+    prompts: Sequence[Sequence[dict[str, Any]]],
+    more: str = "",
+    provider: str | None = None,
+    **options: Any,
 ) -> AsyncGenerator[Lab]:
-    """Open a house whose agent takes these steps for each prompt; `answers` are those of the model behind it."""
+    """Open a house whose agent takes these steps for each prompt; `answers` are those of the model behind it.
+
+    `provider` is the address of another one in its place.
+    """
     from support.model_server import running_model_server
 
     folder = tmp / "installed"
     folder.mkdir(parents=True)
     (folder / "script.json").write_text(json.dumps({"prompts": prompts, **options}))
     with running_model_server(answers) as far:
-        config = agent_config(folder, far.base_url, more)
+        config = agent_config(folder, provider or far.base_url, more)
         async with open_lab(tmp, config=config, server=far, env={"AVA_FAR_API_KEY": "k"}, check=False) as lab:
             yield lab
 
