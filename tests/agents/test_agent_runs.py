@@ -312,14 +312,14 @@ async def test_secrets_of_the_workspace_do_not_reach_the_provider(tmp_path: Path
         {"ask": "", "file": "settings.env"},
         {"ask": f"again {secret}", "system": f"with {secret}"},
         {"ask": "", "results": {"toolu_1_0": f"AWS_ACCESS_KEY_ID={secret}"}},
-        SUBMIT,
+        {"say": f"The key is {secret}."},
     ]
     answers = [priced(), priced(calls=[("Bash", {"command": "env"})]), priced()]
     async with agent_lab(tmp_path, answers, [steps]) as lab:
         (lab.workspace / "settings.env").write_text(f"AWS_ACCESS_KEY_ID={secret}\n")
         run_id, result = await outcome(lab)
-        assert result["status"] == "success", result
-        assert len(lab.server.requests) == 3
+        assert result["status"] == "success" and "The key is" in result["untrusted_result"]["output"], result
+        assert secret not in json.dumps(result) and len(lab.server.requests) == 3
         assert not any(secret.encode() in request.body for request in lab.server.requests)
         assert not any(secret in entry.fact.model_dump_json() for entry in await lab.entries(run_id) if entry.fact)
 

@@ -259,9 +259,12 @@ async def test_what_changes_the_price_or_runs_elsewhere_is_taken_out(tmp_path: P
             "responses", service_tier="priority", store=True, include=["reasoning.encrypted_content", "file"]
         )
         body["tools"] += hosted
+        function = {"type": "function", "name": "submit", "parameters": {}}
+        body["tools"].append({"type": "namespace", "name": "mcp__ava", "tools": [function, *hosted]})
         await at.ask(body)
         far = at.far.requests[0]
-        assert [tool["type"] for tool in far.json["tools"]] == ["function"]
+        assert [tool["type"] for tool in far.json["tools"]] == ["function", "namespace"]
+        assert [tool["type"] for tool in far.json["tools"][1]["tools"]] == ["function"]
         assert (far.json["store"], far.json["include"]) == (False, ["reasoning.encrypted_content"])
         assert "service_tier" not in far.json
     async with place(tmp_path, [Say("ok")], "chat_completions") as at:

@@ -79,12 +79,20 @@ class Bodies:
     """Reads the bodies of one run's requests; what earlier ones had is not searched for secrets again.
 
     `models` maps what the agent may call a model to the approved id. `off` are names of the agent's own tools that are
-    taken out. `output_field`: what the endpoint calls the limit on an answer, where the agent gives none.
+    taken out. `output_field`: what the endpoint calls the limit on an
+    answer. `extra` is in every body that goes to this endpoint.
     """
 
     def __init__(
-        self, wire: str, models: Mapping[str, str], off: frozenset[str], redactor: Redactor, output_field: str = ""
+        self,
+        wire: str,
+        models: Mapping[str, str],
+        off: frozenset[str],
+        redactor: Redactor,
+        output_field: str = "",
+        extra: Mapping[str, Any] | None = None,
     ) -> None:
+        self._extra = extra or {}
         self._form = FORMS[wire]
         self._wire = wire
         self._models = models
@@ -144,7 +152,7 @@ class Bodies:
 
     def limited(self, call: AgentCall, output: int) -> bytes:
         """Return the body of a call with the limit on its answer."""
-        body = {**call.body, self._output_field: output}
+        body = {**call.body, **self._extra, self._output_field: output}
         thinking = as_object(body.get("thinking")) or {}
         budget = thinking.get("budget_tokens")
         if isinstance(budget, int) and budget >= output:  # the API refuses a budget that leaves no answer
@@ -166,7 +174,8 @@ class Bodies:
             name = as_text(tool.get("name")) or as_text((as_object(tool.get("function")) or {}).get("name"))
             kind = as_text(tool.get("type"))
             if kind in self._form.tools and name not in self._off:
-                kept.append(tool)
+                inner = {"tools": self._tools(tool.get("tools"), dropped)} if kind == "namespace" else {}
+                kept.append({**tool, **inner})
             else:
                 dropped.append(f"tool {name or kind}"[:100])
         return kept

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
@@ -130,7 +130,8 @@ class AgentWork:
         model = parts.model
         names = {model.model_id: model.model_id, **dict.fromkeys(self._run.config.model.split(":")[1:], model.model_id)}
         output_field = getattr(model.wire, "output_field", "")
-        bodies = Bodies(parts.wire, names, frozenset(spec.off), run.context.redactor, output_field)
+        extra: Mapping[str, Any] = getattr(model.wire, "extra", {})  # what limits the price at OpenRouter
+        bodies = Bodies(parts.wire, names, frozenset(spec.off), run.context.redactor, output_field, extra)
         gateway = Gateway(model, bodies, self._meter, secret, self._tools)
         url = f"http://127.0.0.1:{PORT}"
         socket = parts.home.parent / "gateway"
@@ -217,7 +218,7 @@ class AgentWork:
             return await self._checked(*self._tools.submitted)
         if news:
             return news
-        text = "".join(self._said).strip() or self._meter.last_text.strip()
+        text = self._hidden("".join(self._said).strip() or self._meter.last_text.strip())
         if (fault := self._meter.fault) is not None:  # its words are then about that
             return RunResult(
                 "error", "the agent's model failed", error_kind=fault.kind, error_message=self._hidden(str(fault)),

@@ -21,9 +21,10 @@ from ava_audit.redaction import RunRedactor
 from ava_audit.rows import RunRow
 from ava_audit.units import now_us
 from ava_extras import has_extra, missing
-from ava_roles.errors import FolderReplaced, WorkspaceRefused, WorktreeFailed
+from ava_roles.errors import FolderReplaced, ToolFailed, WorkspaceRefused, WorktreeFailed
 from ava_roles.mcp_client.run_servers import RunMcpServers
 from ava_roles.memory import Memory
+from ava_roles.sandbox.agent_command import find_agent
 from ava_roles.sandbox.git_folder import Accept, NoGitFolder, only
 from ava_roles.sandbox.path_access import make_folders, remove_tree
 from ava_roles.sandbox.paths import Root
@@ -175,6 +176,11 @@ class RunSetup:
             if (why := self.travel.missing(config)) is not None:
                 raise ConfigNotSupported(why)
             self._choice(config)
+            if (agent := self._known_agent(config)) is not None:
+                try:
+                    find_agent(agent.command[0], None)
+                except ToolFailed as error:
+                    raise ConfigNotSupported(str(error)) from error
 
         await anyio.to_thread.run_sync(look)
         here = {*self._resources.tools, *RUN_TOOLS, *(name for use in config.foreign.values() for name in use.tools)}
@@ -183,7 +189,6 @@ class RunSetup:
         missing = [name for name in config.tools if name not in here]
         if missing:
             raise ConfigNotSupported(f"the tool {missing[0]} is not available in this version")
-        self._known_agent(config)
         await self._search(config)
         await self._search_model(config)
         if (why := self._resources.foreign.cannot(config)) is not None:
