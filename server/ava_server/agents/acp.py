@@ -22,7 +22,7 @@ from pydantic import BaseModel, ValidationError
 from ava_roles.sandbox.sandbox import Pipes
 from ava_roles.wrap import one_line
 from ava_server.core.errors import AvaError
-from ava_server.models.json_text import as_object
+from ava_server.models.json_text import as_object, join_surrogates
 
 log = logging.getLogger("ava.agents")
 
@@ -31,8 +31,12 @@ START_S = 60.0
 ANSWER_S = 20.0
 """Seconds for each other request, and for taking a message."""
 LINE_BYTES = 8 * 1024 * 1024
-UPDATES_PER_S = 400
-"""Updates that are looked at in a second; the others are counted."""
+MESSAGES_PER_S = 2_000
+"""Messages that are read in a second; a program that writes more waits."""
+MOST_ASKS = 1_000
+"""Requests for permission of one agent that are answered; later ones are refused unread."""
+_SIGN_IN = -32_000
+"""The protocol's code of an error for who has not signed in."""
 _STDERR_CHARS = 300
 _MOST_JUNK = 200
 """Lines on stdout that are no messages: some programs greet, and one that writes nothing else is no agent."""
@@ -74,11 +78,16 @@ class Ask:
 class AcpAgent:
     """A running agent.
 
-    `name` and `version` are what it calls itself. `dropped` counts the updates that came faster than they are read.
+    `name` and `version` are what it calls itself. `hide` hides secrets in what it writes, before that is cut.
     """
 
     def __init__(
-        self, title: str, pipes: Pipes, on_update: Callable[[Update], None], permit: Callable[[Ask], Awaitable[bool]]
+        self,
+        title: str,
+        pipes: Pipes,
+        on_update: Callable[[Update], None],
+        permit: Callable[[Ask], Awaitable[bool]],
+        hide: Callable[[str], str],
     ) -> None:
         self._title = title
         self._pipes = pipes
@@ -88,8 +97,8 @@ class AcpAgent:
         self._connection = Connection(self._handle, cast("Any", self._transport), listening=True)
         self._can = schema.AgentCapabilities()
         self._session = ""
-        self._second, self._in_second = 0, 0
-        self.dropped = 0
+        self._hide = hide
+        self._asks = 0
         self.name = self.version = ""
 
     @classmethod
@@ -100,9 +109,10 @@ class AcpAgent:
         pipes: Pipes,
         on_update: Callable[[Update], None],
         permit: Callable[[Ask], Awaitable[bool]],
+        hide: Callable[[str], str] = str,
     ) -> AsyncGenerator[AcpAgent]:
         """Speak with a program that has been started; leaving ends the conversation, not the program."""
-        agent = cls(title, pipes, on_update, permit)
+        agent = cls(title, pipes, on_update, permit, hide)
         try:
             yield agent
         finally:
@@ -198,8 +208,8 @@ class AcpAgent:
         except TimeoutError:
             raise self._failed(f"did not answer {method} within {within_s:g} s") from None
         except RequestError as error:
-            told = one_line(f"{error} {(as_object(error.data) or {}).get('details', '')}", 300)
-            if "auth" in told.lower():
+            told = one_line(self._hide(f"{error} {(as_object(error.data) or {}).get('details', '')}"), 300)
+            if error.code == _SIGN_IN and method != "session/prompt":
                 raise self._failed(
                     f"wants a sign-in ({told}); it is run with a key through Ava, so check its setup"
                 ) from error
@@ -213,7 +223,7 @@ class AcpAgent:
             raise self._failed(self._transport.fault or f"ended while it was asked for {method}") from None
 
     def _failed(self, what: str) -> AgentFailed:
-        said = one_line(self._pipes.errors()[-_STDERR_CHARS:]).strip()
+        said = one_line(self._hide(self._pipes.errors()))[-_STDERR_CHARS:].strip()
         return AgentFailed(f"{self._title} {what}{f'; it wrote: {said}' if said else ''}")
 
     # -- what the agent asks and tells --------------------------------------------------------------------------------
@@ -229,20 +239,15 @@ class AcpAgent:
         raise RequestError.method_not_found(method)
 
     def _update(self, update: Mapping[str, Any]) -> None:
-        second = int(anyio.current_time())
-        self._second, self._in_second = second, self._in_second + 1 if second == self._second else 1
-        if self._in_second > UPDATES_PER_S:
-            self.dropped += 1
-            return
         content = as_object(update.get("content")) or {}
-        text = str(content.get("text", ""))
+        text = join_surrogates(str(content.get("text", "")))[0]
         match update.get("sessionUpdate"):
             case "agent_message_chunk":
                 self._on_update(Update("text", text))
             case "agent_thought_chunk":
                 self._on_update(Update("thought", text))
             case "tool_call" | "tool_call_update":
-                title = one_line(str(update.get("title") or ""), 200)
+                title = one_line(self._hide(str(update.get("title") or "")), 200)
                 call_id = str(update.get("toolCallId", ""))[:200]
                 self._on_update(Update("tool", title, call_id, str(update.get("status") or "")))
             case "plan":
@@ -258,9 +263,13 @@ class AcpAgent:
             asked = schema.RequestPermissionRequest.model_validate(given)
         except ValidationError:
             return {"outcome": {"outcome": "cancelled"}}
+        self._asks += 1
+        if self._asks > MOST_ASKS:
+            return {"outcome": {"outcome": "cancelled"}}
         call = asked.tool_call
+        title = one_line(self._hide(call.title or ""), 300)
         paths = tuple(str(each.path) for each in call.locations or ())
-        ask = Ask(call.tool_call_id, str(call.kind or "other"), one_line(call.title or "", 300), paths, call.raw_input)
+        ask = Ask(call.tool_call_id, str(call.kind or "other"), title, paths, call.raw_input)
         wanted = "allow_once" if await self._permit(ask) else "reject_once"
         option = next((each.option_id for each in asked.options if str(each.kind) == wanted), None)
         if option is None:
@@ -279,6 +288,13 @@ def _servers(mcp: tuple[str, str] | None) -> Sequence[Mapping[str, Any]]:
     return [{"type": "http", "name": "ava", "url": mcp[0], "headers": headers}]
 
 
+def _is_answerable(message: Mapping[str, Any]) -> bool:
+    """Tell whether a message has the form that the SDK relies on."""
+    if "method" in message:
+        return isinstance(message["method"], str)
+    return isinstance(message.get("id"), int) and ("error" not in message or as_object(message["error"]) is not None)
+
+
 class _Lines:
     """The SDK's transport over the pipes of a command: a message is a line of JSON.
 
@@ -290,18 +306,29 @@ class _Lines:
         self._rest = bytearray()
         self._writing = anyio.Lock()
         self._junk = 0
+        self._second, self._in_second = 0, 0
         self.fault = ""
 
     async def send(self, message: Mapping[str, Any]) -> None:
         """Write a message. Raises ConnectionError: the program does not read."""
-        line = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         try:
             with anyio.fail_after(ANSWER_S):
                 async with self._writing:
                     await self._pipes.stdin.send(line)
         except (TimeoutError, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as error:
-            self.fault = self.fault or "does not take messages"
+            await self._break("does not take messages")
             raise ConnectionError(self.fault) from error
+        except anyio.get_cancelled_exc_class():  # half a line may be written
+            with anyio.CancelScope(shield=True):
+                await self._break("was interrupted while it was told something")
+            raise
+
+    async def _break(self, fault: str) -> None:
+        """End the conversation, so that nobody waits for an answer."""
+        self.fault = self.fault or fault
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError), anyio.move_on_after(1):
+            await self._pipes.stdout.aclose()
 
     async def receive(self) -> dict[str, Any] | None:
         """Return the next message, None at the end."""
@@ -311,14 +338,24 @@ class _Lines:
                 return None
             with suppress(ValueError, RecursionError):
                 message = as_object(json.loads(line))
-                if message is not None:
+                if message is not None and _is_answerable(message):
+                    await self._slow_down()
                     return message
+                if message is not None and "id" in message:  # somebody waits for this answer
+                    self.fault = "answered in no form of the protocol"
+                    return None
             self._junk += bool(line.strip())
             if self._junk > _MOST_JUNK:
                 self.fault = (
                     "writes what is no message of the Agent Client Protocol: is it started with the right arguments?"
                 )
                 return None
+
+    async def _slow_down(self) -> None:
+        second = int(anyio.current_time())
+        self._second, self._in_second = second, self._in_second + 1 if second == self._second else 1
+        if self._in_second > MESSAGES_PER_S:
+            await anyio.sleep(0.2)
 
     async def _line(self) -> bytes | None:
         looked = 0

@@ -114,7 +114,7 @@ class RunMeter:
             async with self._one:  # so that each is compared with all that were shown before
                 return await self._admitted(call)
         except AuditError as error:
-            self._fail(error)
+            self.fail(error)
             raise CallRefused("over", "this run is over") from error
 
     async def refuse(self, why: CallRefused) -> None:
@@ -125,7 +125,7 @@ class RunMeter:
             try:
                 await self._log.record(AgentNote(kind="refused", text=said))
             except AuditError as error:
-                self._fail(error)
+                self.fail(error)
 
     async def check(self) -> None:
         """Check that this run is still this process's. Raises StaleOwner, StoreUnavailable: nothing may be sent."""
@@ -134,7 +134,7 @@ class RunMeter:
         except StoreUnavailable:
             raise
         except AuditError as error:
-            self._fail(error)
+            self.fail(error)
             raise
 
     async def answered(self, admitted: Admitted, completion: Completion, took_ms: int) -> None:
@@ -380,14 +380,15 @@ class RunMeter:
                 fact = ErrorOccurred(error=str(error), kind="bad_answer")
                 await self._log.append([settlement, self._log.event(fact)])
         except AuditError as error:
-            self._fail(error)
+            self.fail(error)
         finally:
             if isinstance(settlement.fact, CostUpdate):
                 self._open.discard(settlement.fact.turn)
             self._settled.set()
             self._settled = anyio.Event()
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """Note that what the run stands on is gone, and stop the agent."""
         self.error = self.error or error
         self._on_stop()
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 import anyio.to_thread
 
+from ava_audit.errors import AuditError
 from ava_audit.events import AgentNote, LastTurn, UserMessage, WorkChecked
 from ava_roles.errors import RolesError
 from ava_roles.sandbox.path_access import make_folders
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ava.agents")
 
+SAID_CHARS = 400_000
+"""Characters of an agent's words in a turn that are kept."""
 OBEY_S = 2.0
 """Seconds in which an agent has to stop after a cancel; then it is not waited for."""
 RULES = (
@@ -143,7 +146,7 @@ class AgentWork:
             self._folders = (command.folder, *(bind.target for bind in command.binds if bind.writable))
             async with (
                 parts.sandbox.start(command) as pipes,
-                AcpAgent.open(spec.title, pipes, self._update, self._permit) as agent,
+                AcpAgent.open(spec.title, pipes, self._update, self._permit, self._hidden) as agent,
             ):
                 await agent.initialize()
                 if agent.takes_provider and spec.providers:
@@ -281,7 +284,7 @@ class AgentWork:
 
     def _update(self, update: Update) -> None:
         match update.kind:
-            case "text":
+            case "text" if sum(map(len, self._said)) < SAID_CHARS:
                 self._said.append(update.text)
             case "tool":
                 self._told.add(update.call_id)
@@ -304,7 +307,11 @@ class AgentWork:
         ) and not any(name == ask.title.split("(")[0].strip() for name in self._parts.spec.off)
         what = self._hidden(f"{'allowed once' if allowed else 'refused'}: {ask.kind} {ask.title}")
         detail = {"kind": ask.kind, "allowed": allowed, "paths": [self._hidden(path) for path in ask.paths[:20]]}
-        await self._log.record(AgentNote(kind="permission", text=what, detail=detail))
+        try:
+            await self._log.record(AgentNote(kind="permission", text=what, detail=detail))
+        except AuditError as error:  # the run is no longer this process's: its turn ends, and nothing is allowed
+            self._meter.fail(error)
+            return False
         return allowed
 
     async def _note_unreported(self) -> None:
