@@ -259,7 +259,7 @@ async def test_what_changes_the_price_or_runs_elsewhere_is_taken_out(tmp_path: P
             "responses", service_tier="priority", store=True, include=["reasoning.encrypted_content", "file"]
         )
         body["tools"] += hosted
-        function = {"type": "function", "name": "submit", "parameters": {}}
+        function: dict[str, Any] = {"type": "function", "name": "submit", "parameters": {}}
         body["tools"].append({"type": "namespace", "name": "mcp__ava", "tools": [function, *hosted]})
         await at.ask(body)
         far = at.far.requests[0]
