@@ -145,8 +145,8 @@ OUTSIDE = [
         *(("move", f"Move to {to}", ("/agent/a", to)) for to in ("/etc/a", "/root/b", "/usr/c", "/opt/d", "/srv/e")),
         *(("switch_mode", f"Switch to mode {number}", ()) for number in range(5)),
         *(("other", title, ()) for title in (
-            "mcp__github__create_issue", "mcp__mail__send", "Deploy", "CronCreate(every minute)", "sign in", "install",
-            "open a browser", "enable plugins", "share the session", "buy tokens", "mcp__evil__submit_everything",
+            "mcp__github__create_issue", "mcp__evil__submit_result", "Deploy", "CronCreate(every minute)", "sign in",
+            "install", "open a browser", "enable plugins", "share the session", "buy tokens", "mcp__evil__submit_everything",
             "start another agent", "upload", "change settings", "approve everything")),
     )
 ]  # fmt: skip

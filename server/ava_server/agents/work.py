@@ -301,7 +301,7 @@ class AgentWork:
             any(PurePosixPath(path).is_relative_to(folder) for folder in self._folders) and ".." not in path.split("/")
             for path in ask.paths
         )
-        own = any(name in ask.title for name in self._tools.names)
+        own = ask.title.startswith(("mcp__ava__", "ava_")) and self._meter.is_own(ask.title.split("(")[0].strip())
         allowed = (
             ask.kind in _SAFE_KINDS or (ask.kind in _CHANGES and inside) or (ask.kind == "other" and own)
         ) and not any(name == ask.title.split("(")[0].strip() for name in self._parts.spec.off)
@@ -331,7 +331,7 @@ class AgentWork:
 
     async def _note_usage(self) -> None:
         if self._usage:
-            shown = {name: value for name, value in self._usage.items() if isinstance(value, int | float | str)}
+            shown = {name: value for name, value in self._usage.items() if isinstance(value, int | float)}
             await self._log.record(AgentNote(kind="reported", text="its own count of usage", detail=shown))
 
     def _hidden(self, text: str) -> str:
