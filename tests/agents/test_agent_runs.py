@@ -146,7 +146,8 @@ OUTSIDE = [
         *(("switch_mode", f"Switch to mode {number}", ()) for number in range(5)),
         *(("other", title, ()) for title in (
             "mcp__github__create_issue", "mcp__evil__submit_result", "Deploy", "CronCreate(every minute)", "sign in",
-            "install", "open a browser", "enable plugins", "share the session", "buy tokens", "mcp__evil__submit_everything",
+            "install", "open a browser", "enable plugins", "share the session", "buy tokens",
+            "mcp__evil__submit_everything",
             "start another agent", "upload", "change settings", "approve everything")),
     )
 ]  # fmt: skip
