@@ -209,6 +209,7 @@ async def test_a_cancel_ends_the_whole_tree_within_two_seconds(tmp_path: Path, o
         ([{"raw": '{"id":2,"error":"text"}\n'}, {"hang": True}], {}, "error", "no form of the protocol"),
         ([{"raw": '{"id":2,"result":[]}\n'}, {"hang": True}], {}, "error", "no form of the protocol"),
         ([{"raw": '{"id":[2],"result":{}}\n'}, {"hang": True}], {}, "error", "no form of the protocol"),
+        ([{"question": "Which currency?"}], {}, "success", "Method not found"),
         ([{"say": "twelve \ud800 cents"}], {}, "success", "handed nothing over"),
         ([{"say": "twelve cents"}], {"http": False}, "success", "handed nothing over"),
         ([], {}, "error", "handed nothing over"),
@@ -216,7 +217,7 @@ async def test_a_cancel_ends_the_whole_tree_within_two_seconds(tmp_path: Path, o
         ([{"ask": "look"}], {}, "error", "model failed"),
     ],
     ids=["exits", "version", "sign-in", "long", "junk", "floods", "error is text", "result is a list", "id is a list",
-         "surrogate", "no tools", "wordless", "refuses", "no model"],
+         "asks", "surrogate", "no tools", "wordless", "refuses", "no model"],
 )  # fmt: skip
 async def test_whatever_an_agent_does_its_run_ends_with_a_sentence(
     tmp_path: Path, steps: list[dict[str, Any]], options: dict[str, Any], status: str, says: str

@@ -4,8 +4,8 @@
 
 The script is a list of steps for each prompt, in order. {"ask": TEXT, "file": PATH, …}: a model request to the gateway
 that ANTHROPIC_BASE_URL names, whose tool calls are not carried out. {"burst": NUMBER}: so many at once. {"say": TEXT}.
-{"tool": ID, "title": …}: tells of a tool call. {"permit": {…}}: asks for permission. {"ava": NAME, "args": {…}}: calls
-a tool of Ava's. {"write": PATH, "text": …}. {"run": COMMAND}. {"sleep": SECONDS}. {"raw": TEXT}. {"hang": true}.
+{"question": TEXT}: asks the person. {"tool": ID, "title": …}: tells of a tool call. {"permit": {…}}: asks for
+permission. {"ava": NAME, "args": {…}}: calls a tool of Ava's. {"write": PATH, "text": …}. {"run": COMMAND}. {"sleep": SECONDS}. {"raw": TEXT}. {"hang": true}.
 {"exit": CODE}. {"fork": true}. {"flood": NUMBER}. {"usage": {…}}: its own count. Options of the whole script:
 "version", "resumes", "http" (MCP), "ignores_cancel", "auth".
 """
@@ -166,6 +166,10 @@ class Agent:
                     "content": {"type": "text", "text": json.dumps(answer["outcome"]) + "\n"},
                 }
             )
+        elif "question" in step:
+            answer = self.request("elicitation/create", {"sessionId": self.session, "message": step["question"]})
+            said = json.dumps(answer)
+            self.update({"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": said}})
         elif "ava" in step:
             said = self.call_ava(step["ava"], step.get("args", {}))
             self.update({"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": said}})
