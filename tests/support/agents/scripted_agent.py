@@ -6,8 +6,8 @@ The script is a list of steps for each prompt, in order. {"ask": TEXT, "file": P
 that ANTHROPIC_BASE_URL names, whose tool calls are not carried out. {"burst": NUMBER}: so many at once. {"say": TEXT}.
 {"question": TEXT}: asks the person. {"tool": ID, "title": …}: tells of a tool call. {"permit": {…}}: asks for
 permission. {"ava": NAME, "args": {…}}: calls a tool of Ava's. {"write": PATH, "text": …}. {"run": COMMAND}.
-{"sleep": SECONDS}. {"raw": TEXT}. {"hang": true}. {"exit": CODE}. {"fork": true}. {"flood": NUMBER}. {"usage": {…}}: its
-own count. Options of the whole script: "version", "resumes", "http" (MCP), "ignores_cancel", "auth".
+{"sleep": SECONDS}. {"raw": TEXT}. {"hang": true}. {"exit": CODE}. {"fork": true}. {"flood": NUMBER}. {"usage": {…}}:
+its own count. Options of the whole script: "version", "resumes", "http" (MCP), "ignores_cancel", "auth".
 """
 
 from __future__ import annotations
