@@ -348,7 +348,8 @@ async def test_whatever_the_provider_does_a_call_is_settled_once(
             assert at.meter.settled[0][2].usage is None  # so the meter books all that was reserved
 
 
-async def test_the_agent_hangs_up_in_mid_stream(tmp_path: Path) -> None:
+async def test_the_agent_hangs_up_in_mid_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateways, "HUNG_UP_S", 0.5)
     gate = Gate()
     head = events(Say("half"))[:3]
     async with place(tmp_path, [Raw(head, chunked=True, cut=True, stall=gate), Say("on")], "chat_completions") as at:

@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("ava.agents")
 TRIES = 4
 """How often a call is made smaller until it fits what other runs leave of a cap."""
+FAILED_CALLS = 6
+"""Calls in a row without an answer after which the agent is stopped: some agents try for ever."""
 SHOWN_CHARS = 2_000
 """Characters of a tool's result that its own entry has; the request that shows it has all of it."""
 _OWN_TOOL = re.compile(r"(?:(?:mcp_{1,2})?ava_{1,2})?(\w+)")
@@ -98,6 +100,7 @@ class RunMeter:
         self.called: dict[str, str] = {}
         self.last_text = ""
         self.fault: ModelError | None = None
+        self._failed_in_a_row = 0
         self.cap: LastTurn | None = None
         self._on_stop = on_stop
         self.error: Exception | None = None
@@ -143,7 +146,7 @@ class RunMeter:
         turn = reserved.fact.turn
         if completion.usage is not None:
             self._bounds.report(admitted.call, completion.usage)
-        self.fault = None
+        self.fault, self._failed_in_a_row = None, 0
         if completion.text.strip():
             self.last_text = completion.text
         facts: list[Fact] = [
@@ -180,7 +183,9 @@ class RunMeter:
         settled = self._settlement(reserved, settlement, took_ms)
         events = [settled]
         if error is not None:
-            self.fault = error
+            self.fault, self._failed_in_a_row = error, self._failed_in_a_row + 1
+            if self._failed_in_a_row >= FAILED_CALLS:
+                self._on_stop()
             fact = ErrorOccurred(
                 error=self._hidden(str(error)), kind=error.kind, what_to_do=error.what_to_do,
                 turn=reserved.fact.turn, attempt=1, request_id=error.request_id,

@@ -192,6 +192,7 @@ class AgentWork:
     async def _turn(self, agent: AcpAgent, text: str) -> str:
         """Give the agent a turn; return why it stopped. It is stopped at a cap, and once it has handed over."""
         self._stop, self._said = anyio.Event(), []
+        self._run.say(f"{self._parts.spec.title} is working")
         stop = "cancelled"
         async with anyio.create_task_group() as tasks:
             with anyio.CancelScope() as waiting:

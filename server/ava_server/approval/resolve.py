@@ -521,7 +521,7 @@ class _Resolution:
             plan=self._agent is None and self._plans(choice, caps[TURNS.field]),
             questions=role.questions if ASK.name in found.names else 0,
             extended_thinking=thinking and self._agent is None,
-            thinking_note=thinking_note,
+            thinking_note=thinking_note if self._agent is None else "",
             context_from=self._earlier,
             foreign=self._foreign.uses(found.names),
             foreign_notes=self._foreign.notes(found.unavailable),
