@@ -17,9 +17,11 @@ from support.model_server import EVENTS, Fail, Gate, HangUp, ModelServer, Raw, S
 from support.stdio import until
 
 from ava_audit.errors import StaleOwner
+from ava_audit.events import Usage
 from ava_audit.redaction import Redactor
 from ava_server.agents import gateway as gateways
 from ava_server.agents.bodies import FORMS, Bodies
+from ava_server.agents.bounds import CountedBounds
 from ava_server.agents.gateway import BODY_BYTES, MOST_CALLS, Gateway, serving
 from ava_server.agents.seam import Admitted, AgentCall, CallRefused
 from ava_server.core.errors import ModelError
@@ -455,3 +457,76 @@ async def test_an_agent_may_look_who_is_there(tmp_path: Path) -> None:
         assert (await at.http.get("/v1/files")).status_code == 404
         assert (await at.http.post("/v1/messages/batches", json={})).status_code == 404
         assert at.far.requests == []
+
+
+@pytest.mark.parametrize(
+    ("wire", "more"),
+    [
+        ("messages", {"stop_sequences": [PLANTED], "output_config": {"format": {"schema": {"description": PLANTED}}}}),
+        ("messages", {"messages": [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "Read", "input": {
+                "id": PLANTED, "model": PLANTED, "type": PLANTED, "signature": PLANTED, "call_id": PLANTED,
+                "thought": {"type": "thinking", "signature": PLANTED, "data": PLANTED}}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "y"}]}]}),
+        ("messages", {"messages": [{"role": "user", "content": [
+            {"type": "text", "text": "x", "model": PLANTED, "url": f"data:text/plain,{PLANTED}"}]}]}),
+        ("responses", {"prompt_cache_key": PLANTED, "input": [
+            {"type": "function_call", "call_id": PLANTED, "name": "Read", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": PLANTED, "output": "y"}]}),
+        ("chat_completions", {"stop": [PLANTED]}),
+    ],
+)  # fmt: skip
+async def test_secrets_do_not_leave_by_the_fields_that_are_no_text(
+    tmp_path: Path, wire: str, more: dict[str, Any]
+) -> None:
+    async with place(tmp_path, [Say("ok")], wire) as at:
+        at.far.checks = False
+        assert (await at.ask(request(wire, **more))).status_code == 200
+        assert PLANTED not in at.far.requests[0].body.decode()
+
+
+async def test_a_call_and_its_result_keep_one_id_also_if_it_looks_like_a_secret(tmp_path: Path) -> None:
+    items = [
+        {"type": "function_call", "call_id": PLANTED, "name": "Read", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": PLANTED, "output": "y"},
+    ]
+    async with place(tmp_path, [Say("ok")], "responses") as at:
+        at.far.checks = False
+        await at.ask(request("responses", input=items))
+        sent = at.far.requests[0].json["input"]
+        assert sent[0]["call_id"] == sent[1]["call_id"] != PLANTED
+
+
+@pytest.mark.parametrize(
+    ("wire", "more"),
+    [
+        ("responses", {"input": [{"id": "msg_1"}]}),
+        ("responses", {"input": [{"type": "computer_call_output", "output": {"image_url": "https://evil.example"}}]}),
+        ("responses", {"input": [{"type": "image_generation_call", "id": "ig_1"}]}),
+        ("responses", {"input": [{"type": "tool_search_output", "tools": [{"type": "mcp", "server_url": "https://x"}]}]}),
+        ("chat_completions", {"messages": [{"role": "user", "content": [
+            {"type": "file", "file": {"file_data": "data:application/pdf;base64,AA==", "file_id": "f"}}]}]}),
+        ("chat_completions", {"messages": [{"role": "assistant", "audio": {"id": "audio_1"}}]}),
+    ],
+)  # fmt: skip
+async def test_nothing_that_stands_for_something_else_is_sent(tmp_path: Path, wire: str, more: dict[str, Any]) -> None:
+    async with place(tmp_path, [Say("no")], wire) as at:
+        assert (await at.ask(request(wire, **more))).status_code == 400 and at.far.requests == []
+
+
+async def test_every_field_that_reaches_the_prompt_counts_in_its_bound() -> None:
+    bodies = Bodies("messages", {"sonnet": "far-sonnet"}, frozenset(), Redactor({}))
+    plain = bodies.read(json.dumps(request("messages")).encode())
+    schema = {"format": {"schema": {"description": "x" * 400_000}}}
+    long = bodies.read(json.dumps(request("messages", output_config=schema)).encode())
+    bounds = CountedBounds()
+    bounds.report(plain, Usage(input_tokens=100))
+    assert bounds.bound(long, 1).prompt_tokens > 400_000 and long.chain[-1] != plain.chain[-1]
+
+
+async def test_what_is_remembered_of_bodies_is_bounded() -> None:
+    bodies = Bodies("messages", {"sonnet": "far-sonnet"}, frozenset(), Redactor({}))
+    for number in range(8):
+        bodies.read(json.dumps(request("messages", f"{number}" * 6_000_000)).encode())
+    assert sum(map(len, bodies._clean)) < 17_000_000  # pyright: ignore[reportPrivateUsage]

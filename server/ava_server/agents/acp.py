@@ -22,7 +22,7 @@ from pydantic import BaseModel, ValidationError
 from ava_roles.sandbox.sandbox import Pipes
 from ava_roles.wrap import one_line
 from ava_server.core.errors import AvaError
-from ava_server.models.json_text import as_object, join_surrogates
+from ava_server.models.json_text import as_object, as_text, join_surrogates
 
 log = logging.getLogger("ava.agents")
 
@@ -35,6 +35,8 @@ MESSAGES_PER_S = 2_000
 """Messages that are read in a second; a program that writes more waits."""
 MOST_ASKS = 1_000
 """Requests for permission of one agent that are answered; later ones are refused unread."""
+_MOST_TITLE, _MOST_PATH = 10_000, 4_096
+"""Characters of a title that are looked at, far more than are shown, and of a path that permission is asked for."""
 _SIGN_IN = -32_000
 """The protocol's code of an error for who has not signed in."""
 _STDERR_CHARS = 300
@@ -240,20 +242,25 @@ class AcpAgent:
 
     def _update(self, update: Mapping[str, Any]) -> None:
         content = as_object(update.get("content")) or {}
-        text = join_surrogates(str(content.get("text", "")))[0]
+        text = join_surrogates(as_text(content.get("text")))[0]
         match update.get("sessionUpdate"):
             case "agent_message_chunk":
                 self._on_update(Update("text", text))
             case "agent_thought_chunk":
                 self._on_update(Update("thought", text))
             case "tool_call" | "tool_call_update":
-                title = one_line(self._hide(str(update.get("title") or "")), 200)
+                title = one_line(self._hide(as_text(update.get("title"))[:_MOST_TITLE]), 200)
                 call_id = str(update.get("toolCallId", ""))[:200]
                 self._on_update(Update("tool", title, call_id, str(update.get("status") or "")))
             case "plan":
                 self._on_update(Update("plan"))
             case "usage_update":
-                self._on_update(Update("usage", usage={k: v for k, v in update.items() if k != "sessionUpdate"}))
+                self._on_update(
+                    Update(
+                        "usage",
+                        usage={name: update[name] for name in ("used", "size") if isinstance(update.get(name), int)},
+                    )
+                )
             case _:
                 pass
 
@@ -264,10 +271,10 @@ class AcpAgent:
         except ValidationError:
             return {"outcome": {"outcome": "cancelled"}}
         self._asks += 1
-        if self._asks > MOST_ASKS:
+        if self._asks > MOST_ASKS or any(len(str(each.path)) > _MOST_PATH for each in asked.tool_call.locations or ()):
             return {"outcome": {"outcome": "cancelled"}}
         call = asked.tool_call
-        title = one_line(self._hide(call.title or ""), 300)
+        title = one_line(self._hide((call.title or "")[:_MOST_TITLE]), 300)
         paths = tuple(str(each.path) for each in call.locations or ())
         ask = Ask(call.tool_call_id, str(call.kind or "other"), title, paths, call.raw_input)
         wanted = "allow_once" if await self._permit(ask) else "reject_once"

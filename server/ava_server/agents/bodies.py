@@ -6,6 +6,8 @@ file's id, an address, an earlier answer's id) does not.
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,11 +69,19 @@ FORMS: Mapping[str, Form] = {
     ),
 }
 _SENT_WHOLE = frozenset(("base64", "text", "content"))
-_KEPT = frozenset(
-    ("id", "call_id", "tool_use_id", "tool_call_id", "signature", "encrypted_content", "type", "role", "model")
+_IDS = frozenset(("id", "call_id", "tool_use_id", "tool_call_id"))
+_SEALED = frozenset(("signature", "encrypted_content", "data"))
+"""Fields of thoughts that providers have sealed: they go back as they came."""
+_FREE = frozenset(("input", "input_schema", "parameters", "arguments", "schema", "json_schema", "metadata"))
+"""Fields whose content an agent is free to choose: nothing in them goes as it came."""
+_DATA = re.compile(r"data:(?:image/[a-z+.-]+|application/pdf);base64,[A-Za-z0-9+/=\s]+")
+_ENCODED = re.compile(r"[A-Za-z0-9+/=\s]+")
+_REFERENCES = frozenset(("file_id", "file_url", "server_url", "container_id", "audio"))
+_ITEMS = frozenset(
+    ("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
 )
-"""Fields that go back as they came: providers compare them."""
-_DATA = frozenset(("image_url", "url", "file_data"))
+"""Types of items of the responses format that stand for nothing but themselves."""
+_REMEMBERED_BYTES = 16 * 1024 * 1024
 _INCLUDED = frozenset(("reasoning.encrypted_content",))
 
 
@@ -100,6 +110,7 @@ class Bodies:
         self._redactor = redactor
         self._output_field = output_field or self._form.output[0]
         self._clean: dict[bytes, Any] = {}
+        self._clean_bytes = 0
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -136,7 +147,8 @@ class Bodies:
         for name in (*form.head, form.items):
             if name in body:
                 body[name] = self._cleaned(body[name])
-        body |= {name: given[name] for name in sorted(form.passed & given.keys()) if given[name] is not None}
+        passed = {name: given[name] for name in sorted(form.passed & given.keys()) if given[name] is not None}
+        body |= {name: self._cleaned(value) for name, value in passed.items()}
         self._adjust(body, dropped)
         taken = {"model", "n", form.items, *form.head, *form.passed, *form.output, *form.refused, *form.forced}
         dropped += sorted(given.keys() - taken - {"stream_options"})
@@ -144,7 +156,7 @@ class Bodies:
         return AgentCall(
             model=model,
             body={**body, **form.forced},
-            head=encode({name: body[name] for name in form.head if name in body}),
+            head=encode({name: body[name] for name in sorted(body.keys() - _NOT_SHOWN - {form.items})}),
             items=tuple(encode(_unmarked(item)) for item in body[form.items]),
             asked_output=min(outputs, default=None),
             dropped=tuple(dropped),
@@ -182,6 +194,10 @@ class Bodies:
 
     def _adjust(self, body: dict[str, Any], dropped: list[str]) -> None:
         """Refuse content that Ava does not see, and take out what depends on what is gone."""
+        for item in body[self._form.items] if self._wire == "responses" else ():
+            kind = item.get("type", "message" if "role" in item else "an item without a type")
+            if kind not in _ITEMS:
+                raise CallRefused("form", f"{str(kind)[:60]} cannot be sent: Ava does not see what it stands for")
         for part in _parts(body[self._form.items]):
             if (what := _elsewhere(part)) is not None:
                 raise CallRefused("form", f"{what} cannot be sent: Ava does not see what it stands for")
@@ -208,40 +224,63 @@ class Bodies:
         known = encode(value)
         found = self._clean.get(known)
         if found is None:
-            found = self._clean[known] = _each_text(value, self._hidden)
+            found = _each_text(value, self._hidden)
+            self._clean_bytes += len(known)
+            if self._clean_bytes > _REMEMBERED_BYTES:
+                self._clean, self._clean_bytes = {}, len(known)
+            self._clean[known] = found
         return found
 
     def _hidden(self, text: str) -> str:
         return self._redactor.redact(text)[0]
 
 
+_NOT_SHOWN = frozenset(("model", "stream", "stream_options", "store"))
+"""Fields that reach no prompt; all others count in its bound."""
 _MOST_DEEP = 100
 _LEAST_BUDGET = 1_024
 """The smallest budget for thinking that Anthropic's API takes."""
 
 
-def _each_text(value: Any, hide: Callable[[str], str]) -> Any:
-    """Return JSON with its texts hidden, but for those that a provider compares, and the data of images."""
+def _each_text(value: Any, hide: Callable[[str], str], *, free: bool = False) -> Any:
+    """Return JSON with its texts hidden, but for what a provider has sealed and the data of images.
+
+    `free`: an agent chose it, so nothing in it is either.
+    """
     if isinstance(value, str):
         return hide(value)
     if isinstance(value, list):
-        return [_each_text(each, hide) for each in as_list(value)]
+        return [_each_text(each, hide, free=free) for each in as_list(value)]
     fields = as_object(value)
     if fields is None:
         return value
-    if fields.get("type") == "base64" or fields.get("type") == "redacted_thinking":
-        return {name: each if name == "data" else _each_text(each, hide) for name, each in fields.items()}
-    if fields.get("type") == "thinking":  # its signature covers its text
-        return dict(fields)
     made: dict[str, Any] = {}
     for name, each in fields.items():
+        text = as_text(each)
         if name == "cache_control":
             made[name] = {"type": "ephemeral"}
-        elif (name in _KEPT and isinstance(each, str)) or (name in _DATA and as_text(each).startswith("data:")):
+        elif free or not text:
+            made[hide(name)] = _each_text(each, hide, free=free or name in _FREE)
+        elif name in _IDS:
+            made[name] = _own_id(text, hide)
+        elif _goes_as_it_came(name, text, fields):
             made[name] = each
         else:
-            made[hide(name)] = _each_text(each, hide)
+            made[hide(name)] = hide(text)
     return made
+
+
+def _goes_as_it_came(name: str, text: str, fields: Mapping[str, Any]) -> bool:
+    """Tell whether a field is what a provider has sealed, or the data of an image or a document."""
+    if name in _SEALED and _is_thought(fields):
+        return True
+    encoded = name == "data" and fields.get("type") == "base64" and _ENCODED.fullmatch(text) is not None
+    return encoded or _DATA.fullmatch(text) is not None
+
+
+def _own_id(given: str, hide: Callable[[str], str]) -> str:
+    """Return an id, or another one that is the same wherever this one stands, if it looks like a secret."""
+    return given if hide(given) == given else f"id_{hashlib.sha256(given.encode()).hexdigest()[:24]}"
 
 
 def _unmarked(item: Any) -> Any:
@@ -258,11 +297,9 @@ def _parts(items: Any) -> Iterator[dict[str, Any]]:
     """Yield each JSON object in messages, outer ones first."""
     for item in objects_in(items):
         yield item
-        for value in item.values():
-            if isinstance(value, list):
-                yield from _parts(value)
-            elif (inner := as_object(value)) is not None:
-                yield from _parts([inner])
+        for name, value in item.items():
+            if name not in _FREE:
+                yield from _parts(value if isinstance(value, list) else [value])
 
 
 def _is_thought(part: Mapping[str, Any]) -> bool:
@@ -272,6 +309,8 @@ def _is_thought(part: Mapping[str, Any]) -> bool:
 def _elsewhere(part: Mapping[str, Any]) -> str | None:
     """Return what a part of a message refers to that is not in the request, or None."""
     kind = as_text(part.get("type"))
+    if reference := next((name for name in _REFERENCES if part.get(name)), None):
+        return f"{kind or 'a part'} by {reference}"
     if kind in ("image", "document") and (source := as_object(part.get("source"))) is not None:
         return None if source.get("type") in _SENT_WHOLE else f"{kind} by {as_text(source.get('type')) or 'reference'}"
     if kind in ("container_upload", "item_reference", "mcp_call", "mcp_list_tools", "server_tool_use"):

@@ -43,6 +43,7 @@ log = logging.getLogger("ava.agents")
 
 SAID_CHARS = 400_000
 """Characters of an agent's words in a turn that are kept."""
+MOST_TOLD = 10_000
 OBEY_S = 2.0
 """Seconds in which an agent has to stop after a cancel; then it is not waited for."""
 RULES = (
@@ -89,6 +90,7 @@ class AgentWork:
         self._told: set[str] = set()
         self._noted: set[str] = set()
         self._said: list[str] = []
+        self._said_chars = 0
         self._usage: dict[str, Any] = {}
         self._folders: tuple[PurePosixPath, ...] = ()
         self._tries = 0
@@ -191,7 +193,7 @@ class AgentWork:
 
     async def _turn(self, agent: AcpAgent, text: str) -> str:
         """Give the agent a turn; return why it stopped. It is stopped at a cap, and once it has handed over."""
-        self._stop, self._said = anyio.Event(), []
+        self._stop, self._said, self._said_chars = anyio.Event(), [], 0
         self._run.say(f"{self._parts.spec.title} is working")
         stop = "cancelled"
         async with anyio.create_task_group() as tasks:
@@ -285,10 +287,12 @@ class AgentWork:
 
     def _update(self, update: Update) -> None:
         match update.kind:
-            case "text" if sum(map(len, self._said)) < SAID_CHARS:
+            case "text" if update.text and self._said_chars < SAID_CHARS:
                 self._said.append(update.text)
+                self._said_chars += len(update.text)
             case "tool":
-                self._told.add(update.call_id)
+                if len(self._told) < MOST_TOLD:
+                    self._told.add(update.call_id)
                 if update.text and update.status not in ("completed", "failed"):
                     self._run.say(self._hidden(update.text))
             case "usage":
