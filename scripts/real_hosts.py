@@ -1,4 +1,4 @@
-"""Install the real hosts that `tests/hosts` drives.
+"""Install the real hosts and agents that `tests/hosts` drives.
 
     python scripts/real_hosts.py [--into FOLDER]
 
@@ -17,6 +17,8 @@ HERE = Path(__file__).resolve().parent
 PINNED = HERE.parent / "tests" / "hosts"
 FOLDER = HERE.parent / "build" / "hosts"
 INSPECTOR = "@modelcontextprotocol/inspector/clients/launcher/build/index.js"
+LINKS_ITS_PROGRAM = ("opencode-ai", "postinstall.mjs")
+"""The only install script that runs: it puts another package's program in its place, and downloads nothing."""
 
 
 def main() -> None:
@@ -24,7 +26,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--into", type=Path, default=FOLDER, help="the folder to install into")
     into = parser.parse_args().into.resolve()
-    conformance().install(into, PINNED, INSPECTOR)
+    node, _inspector = conformance().install(into, PINNED, INSPECTOR)
+    package, script = LINKS_ITS_PROGRAM
+    conformance().installed(f"{package}'s program", [str(node), script], into / "node_modules" / package)
     print(f"The hosts and Node are in {into}")
 
 

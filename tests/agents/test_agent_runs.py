@@ -30,6 +30,7 @@ from ava_audit.events import (
     ToolResult,
     WorkChecked,
 )
+from ava_server.agents.metering import HAND_OVER_CALLS
 
 SUBMIT: dict[str, Any] = {
     "ava": "submit_result",
@@ -72,6 +73,26 @@ async def test_a_run_goes_from_the_proposal_to_the_result(tmp_path: Path) -> Non
         assert [each.tool for each in results] == ["Bash", "submit_result"] and results[0].output == "twelve cents"
         notes = await lab.facts(run_id, AgentNote)
         assert notes[0].kind == "session" and notes[0].text == "scripted 1.0"
+
+
+async def test_a_hand_over_takes_few_calls(tmp_path: Path) -> None:
+    """The agent goes on asking when it has been told to hand over."""
+    needs("bubblewrap")
+    asks: list[dict[str, Any]] = [{"ask": f"step {number}"} for number in range(9)]
+    async with agent_lab(tmp_path, lambda _request: priced(), [asks, [*asks * 4, SUBMIT]]) as lab:
+        _run_id, result = await outcome(lab, max_iterations=4)
+        assert result["status"] == "iteration_limit"
+        assert len(lab.server.requests) == 4 + HAND_OVER_CALLS
+
+
+async def test_no_secret_of_an_answer_is_in_the_log(tmp_path: Path) -> None:
+    needs("bubblewrap")
+    secret = "AKIAIOSFODNN7EXAMPLE"
+    answers = [Say("x", calls=[(secret, {secret: secret})], usage=USAGE), Say("y", usage=USAGE)]
+    async with agent_lab(tmp_path, answers, [[{"ask": "a"}, SUBMIT]]) as lab:
+        run_id, _result = await outcome(lab)
+        said = [*await lab.facts(run_id, AssistantMessage), *await lab.facts(run_id, ToolCall)]
+        assert len(said) >= 3 and not [fact for fact in said if secret in str(fact)]
 
 
 def priced(text: str = "ok", prompt: int = 900, output: int = 50, calls: Any = ()) -> Say:

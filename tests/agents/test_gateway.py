@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from ava_server.agents.bodies import FORMS, Bodies
 from ava_server.agents.bounds import CountedBounds
 from ava_server.agents.gateway import BODY_BYTES, MOST_CALLS, Gateway, serving
 from ava_server.agents.seam import Admitted, AgentCall, CallRefused
+from ava_server.core import http_connection
 from ava_server.core.errors import ModelError
 from ava_server.models.base import Completion
 from ava_server.models.clients import ClientPool
@@ -51,10 +52,20 @@ class Noted:
     admitted: list[AgentCall] = field(default_factory=list[AgentCall])
     settled: list[tuple[int, str, Any]] = field(default_factory=list[tuple[int, str, Any]])
     refused: list[str] = field(default_factory=list[str])
+    holds: anyio.Event | None = None
+    shielded: bool = False
+    waiting: int = 0
 
     async def admit(self, call: AgentCall) -> Admitted:
         if self.refuses is not None:
             raise self.refuses
+        if self.holds is not None:
+            self.waiting += 1
+            try:
+                with anyio.CancelScope(shield=self.shielded):
+                    await self.holds.wait()
+            finally:
+                self.waiting -= 1
         self.admitted.append(call)
         return Admitted(call, min(call.asked_output or 500, 500), len(self.admitted), None)
 
@@ -195,11 +206,6 @@ async def test_what_does_not_fit_is_refused_in_the_providers_form_and_not_sent(t
         ("messages", {"model": "gpt-5.6-luna"}, "was not approved"),
         ("messages", {"mcp_servers": [{"url": "https://evil.example"}]}, "mcp_servers"),
         ("messages", {"container": "c-1"}, "container"),
-        ("messages", {"messages": [{"role": "user", "content": [
-            {"type": "image", "source": {"type": "url", "url": "https://evil.example/?x=1"}}]}]}, "image by url"),
-        ("messages", {"messages": [{"role": "user", "content": [
-            {"type": "tool_result", "tool_use_id": "t", "content": [
-                {"type": "document", "source": {"type": "file", "file_id": "f"}}]}]}]}, "document by file"),
         ("messages", {"messages": [{"role": "user", "content": [{"type": "container_upload", "file_id": "f"}]}]},
          "container_upload"),
         ("responses", {"previous_response_id": "resp_1"}, "previous_response_id"),
@@ -207,13 +213,8 @@ async def test_what_does_not_fit_is_refused_in_the_providers_form_and_not_sent(t
         ("responses", {"prompt": {"id": "p"}}, "prompt"),
         ("responses", {"background": True}, "background"),
         ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
-        ("responses", {"input": [{"role": "user", "content": [
-            {"type": "input_image", "image_url": "https://evil.example/a.png"}]}]}, "input_image"),
-        ("responses", {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]}, "input_file"),
         ("chat_completions", {"n": 2}, "n must be 1"),
         ("chat_completions", {"web_search_options": {"x": 1}}, "web_search_options"),
-        ("chat_completions", {"messages": [{"role": "user", "content": [
-            {"type": "image_url", "image_url": {"url": "https://evil.example/a.png"}}]}]}, "image_url"),
     ],
 )  # fmt: skip
 async def test_what_ava_does_not_see_or_has_not_approved_is_not_sent(
@@ -475,6 +476,13 @@ async def test_an_agent_may_look_who_is_there(tmp_path: Path) -> None:
             {"type": "function_call", "call_id": PLANTED, "name": "Read", "arguments": "{}"},
             {"type": "function_call_output", "call_id": PLANTED, "output": "y"}]}),
         ("chat_completions", {"stop": [PLANTED]}),
+        ("messages", {"messages": [{"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "x", "signature": PLANTED},
+            {"type": "redacted_thinking", "data": PLANTED}]}]}),
+        ("responses", {"input": [{"type": "reasoning", "summary": [], "encrypted_content": PLANTED}]}),
+        ("messages", {"system": f"data:image/png;base64,{PLANTED}"}),
+        ("chat_completions", {"messages": [{"role": "assistant", "tool_calls": [{"id": "c", "type": "function",
+            "function": {"name": "R", "arguments": f'{{"a":"\\u0041{PLANTED[1:]}"}}'}}]}]}),
     ],
 )  # fmt: skip
 async def test_secrets_do_not_leave_by_the_fields_that_are_no_text(
@@ -483,7 +491,7 @@ async def test_secrets_do_not_leave_by_the_fields_that_are_no_text(
     async with place(tmp_path, [Say("ok")], wire) as at:
         at.far.checks = False
         assert (await at.ask(request(wire, **more))).status_code == 200
-        assert PLANTED not in at.far.requests[0].body.decode()
+        assert PLANTED[1:] not in at.far.requests[0].body.decode()
 
 
 async def test_a_call_and_its_result_keep_one_id_also_if_it_looks_like_a_secret(tmp_path: Path) -> None:
@@ -498,6 +506,165 @@ async def test_a_call_and_its_result_keep_one_id_also_if_it_looks_like_a_secret(
         assert sent[0]["call_id"] == sent[1]["call_id"] != PLANTED
 
 
+def content(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": list(parts)}]}
+
+
+BASE64 = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
+MEDIA: list[tuple[str, dict[str, Any]]] = [
+    ("messages", content({"type": "image", "source": BASE64})),
+    ("messages", content({"type": "image", "source": {"type": "url", "url": "https://evil.example/?x=1"}})),
+    ("messages", content({"type": "image", "source": "x"})),
+    ("messages", content({"type": "tool_result", "tool_use_id": "t", "content": [
+        {"type": "image", "source": BASE64}]})),
+    ("messages", content({"type": "document", "source": {"type": "file", "file_id": "f"}})),
+    ("responses", {"input": [{"role": "user", "content": [
+        {"type": "input_image", "image_url": "data:image/png;AA"}]}]}),
+    ("responses", {"input": [{"type": "function_call_output", "call_id": "c", "output": [
+        {"type": "input_file", "file_id": "f"}]}]}),
+    ("chat_completions", content({"type": "image_url", "image_url": {"url": "https://evil.example/a.png"}})),
+    ("chat_completions", content({"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}})),
+    ("chat_completions", content({"type": "file", "file": {"file_data": "data:application/pdf;base64,AA=="}})),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wire", "more"), MEDIA)
+async def test_what_cannot_be_priced_by_its_bytes_becomes_a_sentence(
+    tmp_path: Path, wire: str, more: dict[str, Any]
+) -> None:
+    """A blank image of 300 bytes can be 1,600 tokens, and a page of a document as many."""
+    async with place(tmp_path, [Say("ok")], wire) as at:
+        at.far.checks = False
+        assert (await at.ask(request(wire, **more))).status_code == 200
+        sent = at.far.requests[0].body.decode()
+        assert "Ava has taken out" in sent and len(at.meter.admitted[0].dropped) == 1
+        assert not [word for word in ("evil", "base64", "AA", "file_id", "iVBOR", '"source"') if word in sent]
+
+
+def test_a_mark_in_a_tools_input_is_text_and_counts_as_it_is_sent() -> None:
+    """Where the agent chooses the form, `cache_control` marks nothing: it is in the prompt."""
+    bodies, bounds = Bodies("messages", {"sonnet": "far-sonnet"}, frozenset(), Redactor({})), CountedBounds()
+
+    def read(each: dict[str, Any]) -> AgentCall:
+        call = {"type": "tool_use", "id": "t1", "name": "Read", "input": {"a": [each] * 10_000}}
+        return bodies.read(json.dumps(request("messages", **content(call))).encode())
+
+    plain, marked = read({}), read({"cache_control": 0})
+    assert bounds.bound(marked, 1).prompt_tokens >= len(bodies.limited(marked, 1)) - 200
+    bounds.report(plain, Usage(input_tokens=10_000))
+    assert bounds.bound(marked, 1).prompt_tokens >= 10_000 * len('{"cache_control":0}')
+
+
+@pytest.mark.parametrize("more", [{PLANTED: 1}, {"tools": [{"name": PLANTED, "type": "web_search_20250305"}]}])
+def test_no_secret_is_in_the_names_of_what_was_taken_out(more: dict[str, Any]) -> None:
+    bodies = Bodies("messages", {"sonnet": "far-sonnet"}, frozenset(), Redactor({}))
+    dropped = bodies.read(json.dumps(request("messages", **more)).encode()).dropped
+    assert dropped and PLANTED not in str(dropped)
+
+
+@pytest.mark.parametrize(
+    ("wire", "field"),
+    [
+        ("messages", b'"temperature":NaN'),
+        ("messages", b'"temperature":1e999'),
+        ("messages", b'"messages":[{"role":"user","content":[{"type":[]}]}]'),
+        ("messages", b'"messages":5,"tools":"x"'),
+        ("messages", b'"tools":[{"name":"a","type":["x"]}]'),
+        ("responses", b'"input":[{"type":["x"]}]'),
+        ("responses", b'"include":[[]]'),
+        ("responses", b'"include":[{}]'),
+        ("chat_completions", b'"n":NaN'),
+    ],
+)
+async def test_a_field_of_a_wrong_kind_is_no_fault_of_the_gateways(tmp_path: Path, wire: str, field: bytes) -> None:
+    """The SDKs of agents repeat a 500."""
+    async with place(tmp_path, [Say("ok")], wire) as at:
+        at.far.checks = False
+        body = json.dumps(request(wire)).encode()[:-1] + b"," + field + b"}"
+        answer = await at.http.post(f"/v1{WIRES[wire].path}", content=body)
+        assert answer.status_code in (200, 400), answer.text
+        assert len(at.far.requests) == len(at.meter.admitted) == (answer.status_code == 200)
+
+
+def http(head: str, body: bytes, secret: str = SECRET) -> bytes:
+    return f"POST /v1/messages HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {secret}\r\n{head}\r\n\r\n".encode() + body
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"), [("both", 1), ("two lengths", 0), ("short", 0), ("three", 3), ("other secret", 1), ("gzip", 1)]
+)
+async def test_one_connection_cannot_carry_a_call_past_the_meter(tmp_path: Path, kind: str, most: int) -> None:
+    body = json.dumps(request("messages")).encode()
+    length = f"content-length: {len(body)}"
+    sent = {
+        "both": http(
+            "content-length: 5\r\ntransfer-encoding: chunked", f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n"
+        ),
+        "two lengths": http(f"{length}\r\ncontent-length: 5", body),
+        "short": http(f"content-length: {len(body) + 50}", body),
+        "three": http(length, body) * 3,
+        "other secret": http(length, body) + http(length, body, "not-this-runs"),
+        "gzip": http(f"content-encoding: gzip\r\n{length}", body),
+    }[kind]
+    async with place(tmp_path, [Say("ok")] * 4) as at, await anyio.connect_unix(tmp_path / "gw.sock") as line:
+        at.far.checks = False
+        await line.send(sent)
+        with anyio.move_on_after(1.5), suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+            while True:
+                await line.receive()
+        assert len(at.far.requests) == len(at.meter.admitted) <= most
+
+
+async def test_a_connection_that_sends_no_request_is_closed_and_so_is_one_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each holds a file of the server's, which others' runs need."""
+    monkeypatch.setattr(http_connection, "HEADERS_WITHIN_S", 0.5)
+    async with place(tmp_path, [Say("on")]) as at, AsyncExitStack() as lines:
+        opened = [await lines.enter_async_context(await anyio.connect_unix(tmp_path / "gw.sock")) for _ in range(60)]
+        for line in opened[:3]:
+            await line.send(b"POST /v1/mess")
+        with anyio.fail_after(5):
+            for line in opened:
+                with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                    await line.receive()
+        assert (await at.ask(request("messages"))).status_code == 200
+
+
+async def test_the_bodies_of_open_calls_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateways, "MOST_BYTES", 3_000)
+    gate = Gate()
+    async with place(tmp_path, [Say("one", gate=gate), Say("two")]) as at, anyio.create_task_group() as tasks:
+        tasks.start_soon(at.ask, request("messages", "a" * 2_000))
+        await anyio.to_thread.run_sync(gate.arrived.wait, 5)
+        answer = await at.ask(request("messages", "b" * 2_000))
+        assert answer.status_code == 400 and "3,000 bytes" in answer.text
+        gate.released.set()
+
+
+async def test_an_agent_that_hangs_up_before_its_call_is_admitted_pays_nothing(tmp_path: Path) -> None:
+    async with place(tmp_path, [Say("no"), Say("on")]) as at:
+        at.meter.holds = anyio.Event()
+        with anyio.move_on_after(0.5):
+            await at.ask(request("messages"))
+        await until(lambda: at.meter.waiting == 0)
+        assert at.meter.admitted == [] and at.far.requests == []
+        at.meter.holds = None
+        assert (await at.ask(request("messages"))).status_code == 200
+
+
+async def test_an_agent_that_hung_up_while_its_call_was_admitted_pays_nothing(tmp_path: Path) -> None:
+    """The reservation is committed by then: it is settled, and nothing is sent."""
+    async with place(tmp_path, [Say("no"), Say("on")]) as at:
+        at.meter.holds, at.meter.shielded = anyio.Event(), True
+        with anyio.move_on_after(0.5):
+            await at.ask(request("messages"))
+        await anyio.sleep(0.5)  # until the gateway has seen that
+        at.meter.holds.set()
+        await until(lambda: at.meter.settled)
+        assert at.settled() == ["not_billed"] and at.far.requests == []
+
+
 @pytest.mark.parametrize(
     ("wire", "more"),
     [
@@ -505,9 +672,12 @@ async def test_a_call_and_its_result_keep_one_id_also_if_it_looks_like_a_secret(
         ("responses", {"input": [{"type": "computer_call_output", "output": {"image_url": "https://evil.example"}}]}),
         ("responses", {"input": [{"type": "image_generation_call", "id": "ig_1"}]}),
         ("responses", {"input": [{"type": "tool_search_output", "tools": [{"type": "mcp", "server_url": "https://x"}]}]}),
-        ("chat_completions", {"messages": [{"role": "user", "content": [
-            {"type": "file", "file": {"file_data": "data:application/pdf;base64,AA==", "file_id": "f"}}]}]}),
         ("chat_completions", {"messages": [{"role": "assistant", "audio": {"id": "audio_1"}}]}),
+        ("chat_completions", content({"image_url": {"url": "https://evil.example"}})),
+        ("chat_completions", content({"type": "text", "text": "x", "source": {"type": "url"}})),
+        ("chat_completions", content({"type": "input_video", "video_url": {"url": "https://evil.example"}})),
+        ("messages", content({"type": "mcp_tool_use", "name": "x", "input": {}})),
+        ("messages", content({"type": "made_up"})),
     ],
 )  # fmt: skip
 async def test_nothing_that_stands_for_something_else_is_sent(tmp_path: Path, wire: str, more: dict[str, Any]) -> None:

@@ -1,12 +1,12 @@
 """Real coding agents do runs of Ava's: Claude Code, Codex and opencode, with scripted models behind the real gateway.
 
-They are used where they are installed (npm): `@agentclientprotocol/claude-agent-acp`, `@agentclientprotocol/codex-acp`,
-`opencode-ai`.
+They are those that `scripts/real_hosts.py` has installed, else those on PATH.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import anyio
 import pytest
+from support.hosts.real_hosts import NODE, PROGRAMS
 from support.model_server import Say, running_model_server
 from support.processes import marked
 from support.runtime import Lab, open_lab
@@ -27,7 +28,10 @@ SECRET = "AKIAIOSFODNN7EXAMPLE"
 
 @dataclass(frozen=True)
 class Agent:
-    """A real agent: its program, the format in which it asks, how it runs a command, and the name of submit_result."""
+    """A real agent: its program, the format in which it asks, how it runs a command, and the name of submit_result.
+
+    `off` are tools that must not reach its model, `asks_for_them` whether its requests have them until the gateway.
+    """
 
     name: str
     program: str
@@ -36,11 +40,12 @@ class Agent:
     argument: str
     submit: str
     off: tuple[str, ...]
+    asks_for_them: bool = True
 
 
 AGENTS = [
     Agent("claude-code", "claude-agent-acp", "messages", "Bash", "command", "mcp__ava__submit_result",
-          ("Agent", "CronCreate", "ScheduleWakeup", "EnterWorktree", "WebFetch", "WebSearch")),
+          ("Agent", "CronCreate", "ScheduleWakeup", "EnterWorktree", "WebFetch", "WebSearch"), asks_for_them=False),
     Agent("codex", "codex-acp", "responses", "exec_command", "cmd", "mcp__ava::submit_result",
           ("multi_agent_v1", "web_search")),
     Agent("opencode", "opencode", "chat_completions", "bash", "command", "ava_submit_result", ("task", "webfetch")),
@@ -48,9 +53,10 @@ AGENTS = [
 
 
 @pytest.fixture(params=AGENTS, ids=lambda agent: agent.name)
-def agent(request: pytest.FixtureRequest) -> Agent:
+def agent(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Agent:
     needs("bubblewrap")
     found: Agent = request.param
+    monkeypatch.setenv("PATH", os.pathsep.join((str(PROGRAMS), str(NODE.parent), os.environ["PATH"])))
     if shutil.which(found.program) is None:
         pytest.skip(f"{found.program} is not installed")
     return found
@@ -119,7 +125,7 @@ async def test_a_real_agent_does_a_run(tmp_path: Path, agent: Agent) -> None:
             seen = (await lab.facts(run_id, ToolResult))[0].output
             assert "twelve cents" in seen and SECRET not in seen
             dropped = {word for each in await lab.facts(run_id, AgentRequest) for word in each.dropped}
-            assert {f"tool {name}" for name in agent.off} <= dropped
+            assert not agent.asks_for_them or {f"tool {name}" for name in agent.off} <= dropped
             assert not any(SECRET.encode() in request.body for request in far.requests)
             offered = [str(tool) for request in far.requests for tool in request.json.get("tools", [])]
             assert not any(f"'name': '{name}'" in tool for name in agent.off for tool in offered)
@@ -140,7 +146,7 @@ async def test_a_real_agent_stops_at_the_cap_and_hands_over(tmp_path: Path, agen
 
 
 async def test_a_real_agent_is_cancelled(tmp_path: Path, agent: Agent) -> None:
-    with running_model_server(Script(agent, "sleep 600")) as far:
+    with running_model_server(Script(agent, "tail -f /dev/null")) as far:
         far.checks = False
         async with open_lab(tmp_path, config=config_of(agent, far.base_url), server=far, check=False) as lab:
             run_id = await started(lab, agent)

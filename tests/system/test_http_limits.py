@@ -26,7 +26,8 @@ ENV = using("http://127.0.0.1:9/v1")
 
 def lowered(*settings: str) -> tuple[str, ...]:
     """A server of its own, with lower limits."""
-    names = "from ava_server.http import limits, server, sessions; from ava_server.mcp_server import app"
+    names = "from ava_server.core import http_connection; from ava_server.http import limits, server, sessions"
+    names += "; from ava_server.mcp_server import app"
     main = "from ava_server.cli.app import main; sys.exit(main(sys.argv[1:]))"
     return "-c", f"import sys; {names}; {'; '.join(settings)}; {main}", "serve", "--http", "--port", "0"
 
@@ -126,7 +127,7 @@ async def test_too_many_connections_are_closed_and_those_without_a_request_give_
 ) -> None:
     root = made(tmp_path / "data")
     text = token(root, "ana")
-    few = lowered("server.CONNECTIONS = 40", "server.HEADERS_WITHIN_S = 2.0")
+    few = lowered("server.CONNECTIONS = 40", "http_connection.HEADERS_WITHIN_S = 2.0")
     async with serving_http(root, env=ENV, program=few) as server, httpx2.AsyncClient(timeout=20) as http:
         stream = http.stream("POST", server.url, json=LISTEN, headers={**LISTENS, **bearer(text)})
         async with stream as listening:
@@ -160,7 +161,7 @@ async def until_answered(server: HttpServer, text: str) -> None:
 async def test_a_burst_of_connections_is_over_when_the_time_for_headers_is(tmp_path: Path) -> None:
     root = made(tmp_path / "data")
     text = token(root, "ana")
-    few = lowered("server.CONNECTIONS = 300", "server.HEADERS_WITHIN_S = 2.0")
+    few = lowered("server.CONNECTIONS = 300", "http_connection.HEADERS_WITHIN_S = 2.0")
     async with serving_http(root, env=ENV, program=few) as server:
         with silent(server, 700):
             began = time.monotonic()

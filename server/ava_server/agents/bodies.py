@@ -1,13 +1,14 @@
 """Bodies of model requests that another agent makes: read, checked and rewritten, closed to what is not known.
 
-Only fields that this file knows pass. What changes a price, what the provider runs itself, and what Ava cannot see (a
-file's id, an address, an earlier answer's id) does not.
+Only fields and kinds of content that this file knows pass. What changes a price, what the provider runs itself, and
+what Ava cannot see (a file's id, an address, an earlier answer's id) does not. Images and documents become a sentence:
+how many tokens they are does not follow from their bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 from ava_audit.redaction import Redactor
 from ava_server.agents.seam import AgentCall, CallRefused
 from ava_server.models.json_text import as_list, as_object, as_text, decode, deeper_than, encode, objects_in
+
+log = logging.getLogger("ava.agents")
 
 
 @dataclass(frozen=True)
@@ -68,15 +71,22 @@ FORMS: Mapping[str, Form] = {
         refused=frozenset(("functions", "web_search_options", "plugins")),
     ),
 }
-_SENT_WHOLE = frozenset(("base64", "text", "content"))
 _IDS = frozenset(("id", "call_id", "tool_use_id", "tool_call_id"))
-_SEALED = frozenset(("signature", "encrypted_content", "data"))
-"""Fields of thoughts that providers have sealed: they go back as they came."""
 _FREE = frozenset(("input", "input_schema", "parameters", "arguments", "schema", "json_schema", "metadata"))
 """Fields whose content an agent is free to choose: nothing in them goes as it came."""
-_DATA = re.compile(r"data:(?:image/[a-z+.-]+|application/pdf);base64,[A-Za-z0-9+/=\s]+")
-_ENCODED = re.compile(r"[A-Za-z0-9+/=\s]+")
-_REFERENCES = frozenset(("file_id", "file_url", "server_url", "container_id", "audio"))
+_PARTS = frozenset(("text", "input_text", "output_text", "summary_text", "reasoning_text", "refusal")).union(
+    ("tool_use", "tool_result", "tool_reference", "function", "custom"),
+    ("thinking", "redacted_thinking", "reasoning", "compaction"),
+)
+"""Types of the parts of messages that stand for nothing but themselves."""
+_MEDIA = frozenset(("image", "document", "input_image", "input_file", "image_url", "file", "input_audio", "audio"))
+_REFERENCES = frozenset(("file_id", "file_url", "file_data", "image_url", "video_url", "input_audio", "audio")).union(
+    ("source", "server_url", "container_id")
+)
+"""Fields of content that stand for something else, where the content's type does not say so."""
+_MARKS = frozenset(("cache_control", "citations", "annotations", "caller"))
+"""Fields of parts that say something about them, and have types of their own."""
+_NO_MEDIA = "[Ava has taken out {kind}: what it costs cannot be known before it is sent. Read it as text, if you can.]"
 _ITEMS = frozenset(
     ("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
 )
@@ -121,10 +131,13 @@ class Bodies:
         """Return a request as it may be sent. Blocks for a long one. Raises CallRefused."""
         try:
             given = as_object(decode(content.decode()))
-        except ValueError:
-            given = None
-        if given is None or deeper_than(given, _MOST_DEEP):
-            raise CallRefused("form", "the body is not a JSON object, or is nested too deep")
+            if given is not None and not deeper_than(given, _MOST_DEEP):
+                return self._read(given)
+        except (TypeError, ValueError) as error:  # a list where a name should be, a number that is none
+            log.debug("unreadable body", exc_info=error)
+        raise CallRefused("form", "the body is not a JSON object as the API has it, or is nested too deep")
+
+    def _read(self, given: dict[str, Any]) -> AgentCall:
         model = as_text(given.get("model"))
         if model not in self._models:
             known = ", ".join(sorted(set(self._models.values())))
@@ -143,7 +156,7 @@ class Bodies:
         for name in form.head:
             if name in given and given[name] is not None:
                 body[name] = self._tools(given[name], dropped) if name == "tools" else given[name]
-        body[form.items] = objects_in(items)
+        body[form.items] = [self._known(item, dropped) for item in objects_in(items)]
         for name in (*form.head, form.items):
             if name in body:
                 body[name] = self._cleaned(body[name])
@@ -159,7 +172,7 @@ class Bodies:
             head=encode({name: body[name] for name in sorted(body.keys() - _NOT_SHOWN - {form.items})}),
             items=tuple(encode(_unmarked(item)) for item in body[form.items]),
             asked_output=min(outputs, default=None),
-            dropped=tuple(dropped),
+            dropped=tuple(map(self._hidden, dropped)),
         )
 
     def limited(self, call: AgentCall, output: int) -> bytes:
@@ -192,15 +205,45 @@ class Bodies:
                 dropped.append(f"tool {name or kind}"[:100])
         return kept
 
-    def _adjust(self, body: dict[str, Any], dropped: list[str]) -> None:
-        """Refuse content that Ava does not see, and take out what depends on what is gone."""
-        for item in body[self._form.items] if self._wire == "responses" else ():
+    def _known(self, item: dict[str, Any], dropped: list[str]) -> dict[str, Any]:
+        """Return a message without media. Raises CallRefused: something in it may stand for what Ava does not see."""
+        if self._wire == "responses":
             kind = item.get("type", "message" if "role" in item else "an item without a type")
             if kind not in _ITEMS:
                 raise CallRefused("form", f"{str(kind)[:60]} cannot be sent: Ava does not see what it stands for")
-        for part in _parts(body[self._form.items]):
-            if (what := _elsewhere(part)) is not None:
-                raise CallRefused("form", f"{what} cannot be sent: Ava does not see what it stands for")
+        return self._inner(item, dropped)
+
+    def _inner(self, part: dict[str, Any], dropped: list[str]) -> dict[str, Any]:
+        if reference := next((name for name in _REFERENCES if part.get(name)), None):
+            raise CallRefused("form", f"{reference} cannot be sent: Ava does not see what it stands for")
+        made: dict[str, Any] = {}
+        for name, each in part.items():
+            fields = as_object(each)
+            if name in _FREE or name in _MARKS:
+                made[name] = each
+            elif fields is not None:
+                made[name] = self._inner(fields, dropped)
+            elif isinstance(each, list):
+                made[name] = [self._part(inner, dropped) for inner in as_list(each)]
+            else:
+                made[name] = each
+        return made
+
+    def _part(self, given: Any, dropped: list[str]) -> Any:
+        part = as_object(given)
+        if part is None:
+            return given
+        kind = part.get("type")
+        if kind in _MEDIA:
+            dropped.append(str(kind))
+            text = "input_text" if self._wire == "responses" else "text"
+            return {"type": text, "text": _NO_MEDIA.format(kind=f"a part of type {kind}")}
+        if kind is not None and kind not in _PARTS:
+            raise CallRefused("form", f"{str(kind)[:60]} cannot be sent: Ava does not see what it stands for")
+        return self._inner(part, dropped)
+
+    def _adjust(self, body: dict[str, Any], dropped: list[str]) -> None:
+        """Take out what depends on what is gone."""
         choice = as_object(body.get("tool_choice")) or {}
         name = as_text(choice.get("name")) or as_text((as_object(choice.get("function")) or {}).get("name"))
         kind = as_text(choice.get("type"))
@@ -243,10 +286,7 @@ _LEAST_BUDGET = 1_024
 
 
 def _each_text(value: Any, hide: Callable[[str], str], *, free: bool = False) -> Any:
-    """Return JSON with its texts hidden, but for what a provider has sealed and the data of images.
-
-    `free`: an agent chose it, so nothing in it is either.
-    """
+    """Return JSON with its texts hidden. `free`: an agent chose its form, so no field in it is a mark or an id."""
     if isinstance(value, str):
         return hide(value)
     if isinstance(value, list):
@@ -257,25 +297,25 @@ def _each_text(value: Any, hide: Callable[[str], str], *, free: bool = False) ->
     made: dict[str, Any] = {}
     for name, each in fields.items():
         text = as_text(each)
-        if name == "cache_control":
-            made[name] = {"type": "ephemeral"}
-        elif free or not text:
+        if free or not (text or name == "cache_control"):
             made[hide(name)] = _each_text(each, hide, free=free or name in _FREE)
+        elif name == "cache_control":
+            made[name] = {"type": "ephemeral"}
         elif name in _IDS:
             made[name] = _own_id(text, hide)
-        elif _goes_as_it_came(name, text, fields):
-            made[name] = each
         else:
-            made[hide(name)] = hide(text)
+            made[hide(name)] = _in_json(text, hide) if name == "arguments" else hide(text)
     return made
 
 
-def _goes_as_it_came(name: str, text: str, fields: Mapping[str, Any]) -> bool:
-    """Tell whether a field is what a provider has sealed, or the data of an image or a document."""
-    if name in _SEALED and _is_thought(fields):
-        return True
-    encoded = name == "data" and fields.get("type") == "base64" and _ENCODED.fullmatch(text) is not None
-    return encoded or _DATA.fullmatch(text) is not None
+def _in_json(text: str, hide: Callable[[str], str]) -> str:
+    """Return a text hidden, as the JSON that it is, whose escapes would hide a secret, if it is any."""
+    try:
+        given = decode(text)
+        found = _each_text(given, hide, free=True)
+    except ValueError:
+        return hide(text)
+    return hide(text) if found == given else hide(encode(found).decode())
 
 
 def _own_id(given: str, hide: Callable[[str], str]) -> str:
@@ -290,7 +330,9 @@ def _unmarked(item: Any) -> Any:
     fields = as_object(item)
     if fields is None:
         return item
-    return {name: _unmarked(each) for name, each in fields.items() if name != "cache_control"}
+    return {
+        name: each if name in _FREE else _unmarked(each) for name, each in fields.items() if name != "cache_control"
+    }
 
 
 def _parts(items: Any) -> Iterator[dict[str, Any]]:
@@ -304,21 +346,3 @@ def _parts(items: Any) -> Iterator[dict[str, Any]]:
 
 def _is_thought(part: Mapping[str, Any]) -> bool:
     return part.get("type") in ("thinking", "redacted_thinking", "reasoning")
-
-
-def _elsewhere(part: Mapping[str, Any]) -> str | None:
-    """Return what a part of a message refers to that is not in the request, or None."""
-    kind = as_text(part.get("type"))
-    if reference := next((name for name in _REFERENCES if part.get(name)), None):
-        return f"{kind or 'a part'} by {reference}"
-    if kind in ("image", "document") and (source := as_object(part.get("source"))) is not None:
-        return None if source.get("type") in _SENT_WHOLE else f"{kind} by {as_text(source.get('type')) or 'reference'}"
-    if kind in ("container_upload", "item_reference", "mcp_call", "mcp_list_tools", "server_tool_use"):
-        return kind
-    if kind in ("input_image", "input_file", "image_url", "file", "video_url"):
-        inner = part.get("image_url") or part.get("file") or part.get("file_data") or part.get("video_url")
-        text = as_text((as_object(inner) or {}).get("url")) or as_text((as_object(inner) or {}).get("file_data"))
-        text = text or as_text(inner)
-        if part.get("file_id") or part.get("file_url") or not text.startswith("data:"):
-            return f"{kind} by reference"
-    return None

@@ -10,9 +10,10 @@ from __future__ import annotations
 import hmac
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,8 +24,9 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 
 from ava_audit.errors import AuditError
-from ava_server.agents.seam import Admitted, AgentCall, CallRefused, Meter, Refusal
+from ava_server.agents.seam import Admitted, CallRefused, Meter, Refusal
 from ava_server.core.errors import ModelError
+from ava_server.core.http_connection import Connection
 from ava_server.models.base import NOT_SENT, Completion
 from ava_server.models.errors import may_have_been_billed
 
@@ -42,6 +44,10 @@ BODY_S = 30.0
 """Seconds in which a body has to arrive."""
 MOST_CALLS = 16
 """Calls of one run at once; the next one is asked to come later."""
+MOST_BYTES = 64 * 1024 * 1024
+"""Bytes of the bodies of these calls together."""
+MOST_CONNECTIONS = 2 * MOST_CALLS
+"""Of one run; a further one is closed, for each holds a file of the server's."""
 LONG_BODY = 128 * 1024
 """Bytes from which a body is read in a thread."""
 HUNG_UP_S = 5.0
@@ -85,7 +91,7 @@ class Gateway:
         self._meter = meter
         self._secret = secret.encode()
         self._mcp = mcp
-        self._open: dict[anyio.CancelScope, None] = {}
+        self._open: dict[anyio.CancelScope, int] = {}  # the calls in progress, and the bytes of their bodies
         self._idle = anyio.Event()
         self._closed = False
 
@@ -137,9 +143,9 @@ class Gateway:
         if len(self._open) >= MOST_CALLS:
             return self._error(429, "rate_limit_error", f"{MOST_CALLS} requests of this run are open", 2)
         with anyio.CancelScope() as scope:
-            self._open[scope] = None
+            self._open[scope] = 0
             try:
-                return await self._admitted(headers, receive, send)
+                return await self._admitted(scope, headers, receive, send)
             finally:
                 del self._open[scope]
                 if not self._open:
@@ -156,43 +162,65 @@ class Gateway:
             with anyio.move_on_after(SETTLE_S + 1):
                 await self._idle.wait()
 
-    async def _admitted(self, headers: Headers, receive: Receive, send: Send) -> Response | None:
-        call: AgentCall | None = None
+    async def _admitted(
+        self, scope: anyio.CancelScope, headers: Headers, receive: Receive, send: Send
+    ) -> Response | None:
+        def take(size: int) -> None:
+            self._open[scope] += size
+            if sum(self._open.values()) > MOST_BYTES:
+                raise CallRefused("form", f"the open requests of this run have more than {MOST_BYTES:,} bytes")
+
         try:
-            content = await _body(receive)
+            content = await _body(receive, take)
             if len(content) > LONG_BODY:
                 call = await anyio.to_thread.run_sync(self._bodies.read, content)
             else:
                 call = self._bodies.read(content)
-            admitted = await self._meter.admit(call)
         except CallRefused as why:
-            if call is None:  # the meter knows of the others
-                with anyio.CancelScope(shield=True), anyio.move_on_after(SETTLE_S):
-                    await self._meter.refuse(why)
-            code, named = _STATUS[why.reason]
-            return self._error(code, named, str(why))
-        forwarded = _Forwarded(admitted, send)
+            with anyio.CancelScope(shield=True), anyio.move_on_after(SETTLE_S):
+                await self._meter.refuse(why)
+            return self._refused(why)
+        forwarded: _Forwarded | None = None
+        waiting, reading = anyio.CancelScope(), anyio.CancelScope()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_watch, receive, forwarded.reading)
+            tasks.start_soon(_watch, receive, waiting, reading)
             try:
-                await self._forward(forwarded, headers)
-            except ModelError as error:
-                forwarded.error = error
-            except AuditError:  # nobody knows whose the run is, so nothing was sent
-                forwarded.sent = False
+                with waiting:
+                    forwarded = _Forwarded(await self._meter.admit(call), send, reading)
+                if forwarded is not None:
+                    await self._answered(forwarded, headers, gone=waiting.cancel_called)
+            except CallRefused as why:
+                return self._refused(why)
             finally:
-                with anyio.CancelScope(shield=True), anyio.move_on_after(SETTLE_S):
-                    await forwarded.settle(self._meter)
-            tasks.cancel_scope.cancel()
-        if forwarded.completion is not None:
-            await forwarded.end()
-        if forwarded.begun:
+                tasks.cancel_scope.cancel()
+        if forwarded is None or forwarded.begun:
             return None
         failed = forwarded.error
         if failed is None:
             return self._over()
         status, kind = _FAILED.get(failed.kind, (502, "api_error"))
         return self._error(status, kind, str(failed), failed.again_after_s)
+
+    async def _answered(self, forwarded: _Forwarded, headers: Headers, *, gone: bool) -> None:
+        """Have an admitted call answered, unless the agent has `gone` by now, and settle it."""
+        try:
+            if gone:
+                forwarded.sent = False
+            else:
+                await self._forward(forwarded, headers)
+        except ModelError as error:
+            forwarded.error = error
+        except AuditError:  # nobody knows whose the run is, so nothing was sent
+            forwarded.sent = False
+        finally:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(SETTLE_S):
+                await forwarded.settle(self._meter)
+        if forwarded.completion is not None:
+            await forwarded.end()
+
+    def _refused(self, why: CallRefused) -> Response:
+        status, kind = _STATUS[why.reason]
+        return self._error(status, kind, str(why))
 
     def _over(self) -> Response:
         return self._error(403, "permission_error", "this run is over")
@@ -221,7 +249,7 @@ class _Forwarded:
 
     admitted: Admitted
     send: Send
-    reading: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    reading: anyio.CancelScope
     began: float = field(default_factory=time.monotonic)
     begun: bool = False
     sent: bool = True
@@ -258,15 +286,16 @@ class _Forwarded:
         await meter.failed(self.admitted, "unknown" if billed else "not_billed", self.error, took_ms)
 
 
-async def _watch(receive: Receive, reading: anyio.CancelScope) -> None:
-    """Once the agent has hung up, read its answer on for a moment: its end says what it costs."""
+async def _watch(receive: Receive, waiting: anyio.CancelScope, reading: anyio.CancelScope) -> None:
+    """Once the agent has hung up: wait no more, and read its answer on for a moment, whose end says what it costs."""
     while (await receive())["type"] != "http.disconnect":
         pass
+    waiting.cancel()
     reading.deadline = anyio.current_time() + HUNG_UP_S
 
 
-async def _body(receive: Receive) -> bytes:
-    """Return a whole body. Raises CallRefused: it is too long, or does not arrive."""
+async def _body(receive: Receive, take: Callable[[int], None]) -> bytes:
+    """Return a whole body; `take` counts it as it comes. Raises CallRefused: it is too long, or does not arrive."""
     pieces: list[bytes] = []
     size = 0
     with anyio.move_on_after(BODY_S):
@@ -276,6 +305,7 @@ async def _body(receive: Receive) -> bytes:
                 raise CallRefused("form", "the request was not sent to its end")
             pieces.append(message.get("body", b""))
             size += len(pieces[-1])
+            take(len(pieces[-1]))
             if size > BODY_BYTES:
                 raise CallRefused("form", f"the body has more than {BODY_BYTES:,} bytes")
             if not message.get("more_body"):
@@ -301,8 +331,9 @@ async def serving(gateway: Gateway, socket: Path) -> AsyncGenerator[None]:
 async def listening(app: ASGIApp, socket: Path) -> AsyncGenerator[None]:
     """Serve an application on a unix socket while the body runs. Raises OSError: it cannot listen there."""
     config = uvicorn.Config(
-        cast("Any", app), uds=str(socket), loop="none", http="h11", ws="none", lifespan="off", log_config=None,
-        access_log=False, proxy_headers=False, server_header=False, timeout_graceful_shutdown=1,
+        cast("Any", app), uds=str(socket), loop="none", http=cast("Any", partial(Connection, MOST_CONNECTIONS)),
+        ws="none", lifespan="off", log_config=None, access_log=False, proxy_headers=False,
+        server_header=False, timeout_graceful_shutdown=1,
     )  # fmt: skip
     config.load()
     server = uvicorn.Server(config)

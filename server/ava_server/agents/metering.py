@@ -58,6 +58,8 @@ TRIES = 4
 """How often a call is made smaller until it fits what other runs leave of a cap."""
 FAILED_CALLS = 6
 """Calls in a row without an answer after which the agent is stopped: some agents try for ever."""
+HAND_OVER_CALLS = 4
+"""Calls after a cap, for what hands the work over: the agent calls a tool, reads its answer, and may repeat that."""
 SHOWN_CHARS = 2_000
 """Characters of a tool's result that its own entry has; the request that shows it has all of it."""
 _OWN_TOOL = re.compile(r"(?:(?:mcp_{1,2})?ava_{1,2})?(\w+)")
@@ -94,7 +96,7 @@ class RunMeter:
         self._wraps: dict[str, int] = {}
         self._results: set[str] = set()
         self._refused: set[str] = set()
-        self._wrapping = False
+        self._left_to_hand_over: int | None = None  # the calls that may still be sent after a cap; None before that
         self._open: set[int] = set()  # the turns of calls in flight
         self._settled = anyio.Event()
         self.called: dict[str, str] = {}
@@ -107,7 +109,9 @@ class RunMeter:
 
     def hand_over(self, why: LastTurn) -> None:
         """Let the agent go on for what hands its work over: what is reserved for that, and no more."""
-        self.cap, self._wrapping = self.cap or why, True
+        self.cap = self.cap or why
+        if self._left_to_hand_over is None:
+            self._left_to_hand_over = HAND_OVER_CALLS
 
     # -- the seam -----------------------------------------------------------------------------------------------------
 
@@ -155,12 +159,16 @@ class RunMeter:
                 turn=turn,
                 attempt=1,
                 calls=tuple(
-                    {"call_id": call.call_id, "name": call.name, "raw_args": self._hidden(call.raw_args)}
+                    {
+                        "call_id": self._hidden(call.call_id),
+                        "name": self._hidden(call.name),
+                        "raw_args": self._hidden(call.raw_args),
+                    }
                     for call in completion.calls
                 ),
                 stop_reason=completion.stop_reason,
                 request_id=completion.request_id,
-                notes=completion.notes,
+                notes=tuple(map(self._hidden, completion.notes)),
             )
         ]
         if completion.thinking:
@@ -169,7 +177,8 @@ class RunMeter:
             self.called[call.call_id] = call.name
             if not self.is_own(call.name):  # those are recorded where they are carried out
                 args = self._run.context.redactor.redact_json(dict(call.args or {}))
-                facts.append(ToolCall(tool=call.name[:100], args=args, call_id=call.call_id, turn=turn))
+                tool, call_id = self._hidden(call.name)[:100], self._hidden(call.call_id)
+                facts.append(ToolCall(tool=tool, args=args, call_id=call_id, turn=turn))
         settlement = self._settlement(
             reserved, "billed" if completion.usage is not None else "unknown", took_ms, completion
         )
@@ -200,10 +209,12 @@ class RunMeter:
             raise CallRefused("over", "this run is over")
         if self.cap is None and (cap := self._counted()) is not None:
             await self._reach(cap)
-        if self.cap is not None and not self._wrapping:
+        if self.cap is not None and not self._left_to_hand_over:
             raise CallRefused("cap", self._refusal(self.cap))
         seen = self._compared(call)
         most = call.asked_output or self._config.max_output
+        if self._left_to_hand_over is not None:
+            most = min(most, max(self._config.wrap_output, GOOD_OUTPUT))
         if self._config.price.output:
             left = self._config.max_cost_micros - self._log.run.cost_micros
             share = left * 1000 // (OUTPUT_SHARE * self._config.price.output)
@@ -216,6 +227,8 @@ class RunMeter:
             if isinstance(answer, Reservation):
                 self._remember(call, seen, asked)
                 self._open.add(answer.fact.turn)
+                if self._left_to_hand_over is not None:
+                    self._left_to_hand_over -= 1
                 return Admitted(call, output, answer.fact.turn, answer)
             tries += 1
             smaller = self._fitting(answer, call, most) if tries < TRIES and answer.cap != "overrun" else None
@@ -250,7 +263,7 @@ class RunMeter:
         bound = self._bounds.bound(call, output)
         bound = bound if ratio is None else bound.by_ratio(ratio)
         wrap: Bound | None = None
-        if not self._wrapping:  # the longest conversation is the one that hands the work over
+        if self._left_to_hand_over is None:  # the longest conversation is the one that hands the work over
             wraps = {**self._wraps, call.chain[0]: bound.prompt_tokens + output + WRAP_PROMPT}
             wrap = Bound(max(wraps.values()), self._config.wrap_output)
         price = self._config.price

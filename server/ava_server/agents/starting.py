@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,7 @@ async def start_command(
         "{model}": model,
         "{home}": str(HOME),
         "{package}": PACKAGES[wire],
+        "{off}": json.dumps(spec.off),
     }
 
     def filled(text: str) -> str:

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 HANDED = "Handed over. End your turn now; you are told if something has to be fixed."
 
+AT_HAND = {"anthropic/alwaysLoad": True}
+"""Claude Code otherwise has its model search for a tool before it can be called."""
+
 
 class RunTools:
     """The tools of one run. `submitted` is what was handed over, with the id of its call; None before that.
@@ -53,7 +56,9 @@ class RunTools:
         self._numbers = count(1)
         prefix = run.log.history.prefix or run.context.started
         self._tools = [
-            types.Tool(name=str(tool["name"]), description=tool["description"], input_schema=tool["parameters"])
+            types.Tool(
+                name=str(tool["name"]), description=tool["description"], input_schema=tool["parameters"], _meta=AT_HAND
+            )
             for tool in prefix.tools
         ]
         self.names = frozenset(tool.name for tool in self._tools)

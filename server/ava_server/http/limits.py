@@ -26,6 +26,7 @@ from starlette.responses import JSONResponse, Response
 
 from ava_server.config.tokens import Token, Tokens
 from ava_server.core.errors import AvaError, BadInput, ConfigError, Refused
+from ava_server.core.http_connection import CONNECTION
 from ava_server.mcp_server.app import OF_REQUEST
 from ava_server.web.site import VISITOR
 
@@ -107,8 +108,6 @@ LOOK_EVERY_S = 1.0
 """Seconds between token checks of requests to which nothing is sent."""
 CALLS_OF_USER, STREAMS_OF_USER = 100, 200
 """Calls in progress and open streams per user: a twentieth and a tenth of all connections."""
-CONNECTION = "ava.connection"
-"""Key of the connection in a request's state."""
 _LISTEN = "subscriptions/listen"
 
 

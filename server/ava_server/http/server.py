@@ -6,7 +6,6 @@ lets calls in progress finish; then the server ends as over stdio, and its runs 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Generator
@@ -18,18 +17,18 @@ from urllib.parse import urlsplit
 
 import anyio
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ava_extras import has_extra, missing
 from ava_server.config.browser_sessions import BrowserSessions
 from ava_server.config.passkeys import Passkeys
 from ava_server.config.tokens import Tokens
 from ava_server.core.data_root import DataRoot
+from ava_server.core.http_connection import Connection
 from ava_server.core.local_server import http_server, pages_server
 from ava_server.core.shortage import raise_limit
 from ava_server.core.shutdown import GracefulShutdown, ignore_signals, log_to_stderr
 from ava_server.http.approvals import approvals
-from ava_server.http.limits import CONNECTION, HEADER_BYTES, Authentication, RequestLimits, error_response, forbidden
+from ava_server.http.limits import HEADER_BYTES, Authentication, RequestLimits, error_response, forbidden
 from ava_server.http.sessions import Forwarder, Sessions, worth_a_line
 from ava_server.http.settings import Reach, inner_url, listen_everywhere, refuse_open
 from ava_server.mcp_server.app import HTTP, OF_REQUEST, App
@@ -44,85 +43,11 @@ if TYPE_CHECKING:
     from ava_server.web.pages import Pages
 
 
-HEADERS_WITHIN_S = 10.0
-"""Seconds a client may take to send a request's headers."""
 CONNECTIONS = 2_000
 AT_ONCE = 100
 """Connections accepted at once: while they arrive, as many closed ones are still open."""
 _FILES_FOR_OTHERS = 512 + 3 * AT_ONCE
 """Open files reserved for the log, tools, models and commands, and for connections being accepted."""
-
-
-class Connection(H11Protocol):
-    """A connection with a deadline for request headers, for which uvicorn would wait for ever.
-
-    When there are too many, a new one is closed: no token was seen on it yet. A reverse proxy does better: it knows the
-    addresses of clients, and opens a connection here only for a whole request.
-    """
-
-    def __init__(self, most: int, config: Any, server_state: Any, app_state: dict[str, Any], _loop: Any = None) -> None:
-        super().__init__(config, server_state, {**app_state, CONNECTION: self}, _loop)
-        self._most = most
-        self._header_deadline: asyncio.TimerHandle | None = None
-        self._idle = self.conn.our_state
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the header deadline, unless there are too many connections."""
-        super().connection_made(transport)
-        if len(self.connections) > self._most:
-            self.abort()
-        else:
-            self._wait()
-
-    def data_received(self, data: bytes) -> None:
-        """Take data; between requests it is headers, which have a deadline."""
-        super().data_received(data)
-        if self.cycle_over:
-            self._wait()
-        else:
-            self._stop_waiting()
-
-    def on_response_complete(self) -> None:
-        """Give the rest of a request that was refused early as much time as headers."""
-        super().on_response_complete()
-        if self.conn.our_state is not self._idle:
-            self._wait()
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer malformed HTTP; during or after a request drop the connection, for it cannot get two answers."""
-        if not self.cycle_over or self.conn.our_state is not self._idle:
-            self.abort()
-        else:
-            super().send_400_response(msg)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the deadline."""
-        self._stop_waiting()
-        super().connection_lost(exc)
-
-    @property
-    def cycle_over(self) -> bool:
-        """Whether the connection is between requests."""
-        cycle = cast("Any", self.cycle)  # None before the first request
-        return cycle is None or cycle.response_complete
-
-    @property
-    def keeps_up(self) -> bool:
-        """Whether its client reads what it gets, so that sending does not wait."""
-        return not self.flow.write_paused
-
-    def abort(self) -> None:
-        """Drop it."""
-        self.transport.abort()
-
-    def _wait(self) -> None:
-        if self._header_deadline is None:
-            self._header_deadline = self.loop.call_later(HEADERS_WITHIN_S, self.abort)
-
-    def _stop_waiting(self) -> None:
-        if self._header_deadline is not None:
-            self._header_deadline.cancel()
-            self._header_deadline = None
 
 
 def most_connections() -> int:
