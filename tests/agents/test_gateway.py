@@ -24,7 +24,6 @@ from ava_server.agents.bodies import FORMS, Bodies
 from ava_server.agents.bounds import CountedBounds
 from ava_server.agents.gateway import BODY_BYTES, MOST_CALLS, Gateway, serving
 from ava_server.agents.seam import Admitted, AgentCall, CallRefused
-from ava_server.core import http_connection
 from ava_server.core.errors import ModelError
 from ava_server.models.base import Completion
 from ava_server.models.clients import ClientPool
@@ -33,6 +32,7 @@ from ava_server.models.wires.base import Wire
 from ava_server.models.wires.chat import ChatWire
 from ava_server.models.wires.messages import MessagesWire
 from ava_server.models.wires.responses import ResponsesWire
+from ava_server.web import http_connection
 
 WIRES: dict[str, Wire] = {
     "messages": MessagesWire(),

@@ -303,7 +303,7 @@ async def test_disconnects_slow_and_silent_clients(tmp_path: Path) -> None:
     root = made(tmp_path / "data")
     text = token(root, "ana")
     short = (
-        "import sys; from ava_server.core import http_connection; from ava_server.http import limits;"
+        "import sys; from ava_server.web import http_connection; from ava_server.http import limits;"
         " http_connection.HEADERS_WITHIN_S = 0.6;"
         " limits.BODY_WITHIN_S = 0.6; from ava_server.cli.app import main; sys.exit(main(sys.argv[1:]))"
     )

@@ -26,7 +26,7 @@ ENV = using("http://127.0.0.1:9/v1")
 
 def lowered(*settings: str) -> tuple[str, ...]:
     """A server of its own, with lower limits."""
-    names = "from ava_server.core import http_connection; from ava_server.http import limits, server, sessions"
+    names = "from ava_server.web import http_connection; from ava_server.http import limits, server, sessions"
     names += "; from ava_server.mcp_server import app"
     main = "from ava_server.cli.app import main; sys.exit(main(sys.argv[1:]))"
     return "-c", f"import sys; {names}; {'; '.join(settings)}; {main}", "serve", "--http", "--port", "0"

@@ -26,9 +26,9 @@ from starlette.responses import JSONResponse, Response
 from ava_audit.errors import AuditError
 from ava_server.agents.seam import Admitted, CallRefused, Meter, Refusal
 from ava_server.core.errors import ModelError
-from ava_server.core.http_connection import Connection
 from ava_server.models.base import NOT_SENT, Completion
 from ava_server.models.errors import may_have_been_billed
+from ava_server.web.http_connection import Connection
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send

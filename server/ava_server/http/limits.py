@@ -26,8 +26,8 @@ from starlette.responses import JSONResponse, Response
 
 from ava_server.config.tokens import Token, Tokens
 from ava_server.core.errors import AvaError, BadInput, ConfigError, Refused
-from ava_server.core.http_connection import CONNECTION
 from ava_server.mcp_server.app import OF_REQUEST
+from ava_server.web.http_connection import CONNECTION
 from ava_server.web.site import VISITOR
 
 if TYPE_CHECKING:

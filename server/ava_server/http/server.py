@@ -23,7 +23,6 @@ from ava_server.config.browser_sessions import BrowserSessions
 from ava_server.config.passkeys import Passkeys
 from ava_server.config.tokens import Tokens
 from ava_server.core.data_root import DataRoot
-from ava_server.core.http_connection import Connection
 from ava_server.core.local_server import http_server, pages_server
 from ava_server.core.shortage import raise_limit
 from ava_server.core.shutdown import GracefulShutdown, ignore_signals, log_to_stderr
@@ -33,6 +32,7 @@ from ava_server.http.sessions import Forwarder, Sessions, worth_a_line
 from ava_server.http.settings import Reach, inner_url, listen_everywhere, refuse_open
 from ava_server.mcp_server.app import HTTP, OF_REQUEST, App
 from ava_server.mcp_server.server import build_server
+from ava_server.web.http_connection import Connection
 from ava_server.web.site import Site
 
 if TYPE_CHECKING:
