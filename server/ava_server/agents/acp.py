@@ -35,6 +35,10 @@ MESSAGES_PER_S = 2_000
 """Messages that are read in a second; a program that writes more waits."""
 MOST_ASKS = 1_000
 """Requests for permission of one agent that are answered; later ones are refused unread."""
+MOST_OPEN = 32
+"""Requests of an agent that wait for their answer; it is read on when it has taken some."""
+_MOST_SESSION = 1_000
+"""Characters of a session's id."""
 _MOST_TITLE, _MOST_PATH = 10_000, 4_096
 """Characters of a title that are looked at, far more than are shown, and of a path that permission is asked for."""
 _SIGN_IN = -32_000
@@ -135,7 +139,8 @@ class AcpAgent:
             )
         self._can = said.agent_capabilities or schema.AgentCapabilities()
         if said.agent_info is not None:
-            self.name, self.version = one_line(said.agent_info.name, 80), one_line(said.agent_info.version, 40)
+            name, version = said.agent_info.name[:_MOST_TITLE], said.agent_info.version[:_MOST_TITLE]
+            self.name, self.version = one_line(self._hide(name), 80), one_line(self._hide(version), 40)
 
     @property
     def takes_provider(self) -> bool:
@@ -156,7 +161,7 @@ class AcpAgent:
 
     async def set_provider(self, url: str, secret: str, api_type: str) -> None:
         """Have every provider of an API's type ask at an address. Raises AgentFailed: it has none of that type."""
-        listed = await self._request("providers/list", {}, schema.ListProvidersResponse)
+        listed = await self._request("providers/list", {}, schema.ListProvidersResponse, ANSWER_S)
         fitting = [each.provider_id for each in listed.providers if api_type in map(str, each.supported)]
         if not fitting:
             raise AgentFailed(
@@ -169,12 +174,17 @@ class AcpAgent:
                 "baseUrl": url,
                 "headers": {"Authorization": f"Bearer {secret}"},
             }
-            await self._request("providers/set", asked, schema.SetProviderResponse)
+            await self._request("providers/set", asked, schema.SetProviderResponse, ANSWER_S)
 
     async def open_session(self, folder: str, mcp: tuple[str, str] | None) -> str:
-        """Begin a session in a folder, with a server of tools (its address and secret); return the session's id."""
+        """Begin a session in a folder, with a server of tools (its address and secret); return the session's id.
+
+        Raises AgentFailed: it cannot, or the id cannot be kept in the log.
+        """
         asked = {"cwd": folder, "mcpServers": _servers(mcp)}
         said = await self._request("session/new", asked, schema.NewSessionResponse, START_S)
+        if len(said.session_id) > _MOST_SESSION or self._hide(said.session_id) != said.session_id:
+            raise self._failed("gave its session an id that is too long, or looks like a secret")
         self._session = said.session_id
         return said.session_id
 
@@ -200,9 +210,7 @@ class AcpAgent:
         with suppress(ConnectionError), anyio.move_on_after(ANSWER_S):
             await self._connection.send_notification("session/cancel", {"sessionId": self._session})
 
-    async def _request(
-        self, method: str, asked: Mapping[str, Any], answer: type[T], within_s: float | None = ANSWER_S
-    ) -> T:
+    async def _request(self, method: str, asked: Mapping[str, Any], answer: type[T], within_s: float | None) -> T:
         try:
             with anyio.fail_after(within_s):
                 said = await self._connection.send_request(method, dict(asked))
@@ -299,7 +307,7 @@ def _is_answerable(message: Mapping[str, Any]) -> bool:
     """Tell whether a message has the form that the SDK relies on."""
     if "method" in message:
         return isinstance(message["method"], str)
-    return isinstance(message.get("id"), int) and ("error" not in message or as_object(message["error"]) is not None)
+    return isinstance(message.get("id"), int) and (not message.get("error") or as_object(message["error"]) is not None)
 
 
 class _Lines:
@@ -313,6 +321,8 @@ class _Lines:
         self._rest = bytearray()
         self._writing = anyio.Lock()
         self._junk = 0
+        self._open = 0
+        self._answered = anyio.Event()
         self._second, self._in_second = 0, 0
         self.fault = ""
 
@@ -323,6 +333,9 @@ class _Lines:
             with anyio.fail_after(ANSWER_S):
                 async with self._writing:
                     await self._pipes.stdin.send(line)
+            if "method" not in message:
+                self._open -= 1
+                self._answered.set()
         except (TimeoutError, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as error:
             await self._break("does not take messages")
             raise ConnectionError(self.fault) from error
@@ -334,6 +347,7 @@ class _Lines:
     async def _break(self, fault: str) -> None:
         """End the conversation, so that nobody waits for an answer."""
         self.fault = self.fault or fault
+        self._answered.set()
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError), anyio.move_on_after(1):
             await self._pipes.stdout.aclose()
 
@@ -347,6 +361,8 @@ class _Lines:
                 message = as_object(json.loads(line))
                 if message is not None and _is_answerable(message):
                     await self._slow_down()
+                    if "method" in message and "id" in message:
+                        await self._count()
                     return message
                 if message is not None and "id" in message:  # somebody waits for this answer
                     self.fault = "answered in no form of the protocol"
@@ -357,6 +373,13 @@ class _Lines:
                     "writes what is no message of the Agent Client Protocol: is it started with the right arguments?"
                 )
                 return None
+
+    async def _count(self) -> None:
+        """Count a request, which the SDK keeps until it is answered; wait while there are too many."""
+        self._open += 1
+        while self._open > MOST_OPEN and not self.fault:
+            self._answered = anyio.Event()
+            await self._answered.wait()
 
     async def _slow_down(self) -> None:
         second = int(anyio.current_time())
