@@ -30,7 +30,7 @@ from support.repositories.coding import asked
 from support.repositories.projects import checkout
 from support.runtime import PRICED, Lab, arrived, connect, hand_over, open_lab, submits
 from support.stdio import using
-from support.tool_examples import EXAMPLES, HOST, example_of
+from support.tool_examples import EXAMPLES, HOST, example_of, must_list
 
 from ava_audit.entries import HEADER
 from ava_audit.events import ENDINGS, FACTS, Channel, Who
@@ -553,6 +553,8 @@ def page() -> dict[str, dict[str, bool]]:
 async def test_documented_and_logged_event_types_match(root: Path) -> None:
     written = {entry["type"] for entry in entries(root)}
     assert set(page()) == set(FACTS)
+    driven = "tests/server/test_event_coverage.py: plays(), or what is done beside them,"
+    must_list(driven, written | UNWRITTEN, FACTS, "event type")
     assert set(FACTS) - written == UNWRITTEN
     assert written <= set(FACTS)
 

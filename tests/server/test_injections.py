@@ -229,6 +229,8 @@ WAYS: Mapping[str, Way] = {
 }
 ELSEWHERE = ("read_tool_result", "read_subagent_result", "edit_file")
 """Tools that are tried by tests of their own."""
+NO_TEXT = {"ask", "scratchpad", "write_file"}
+"""Tools whose answer has no text that somebody else wrote."""
 
 
 @asynccontextmanager
@@ -293,9 +295,10 @@ def assert_inert(body: str) -> None:
 def test_covers_forty_attacks_and_every_tool_that_returns_untrusted_text() -> None:
     assert len(ATTACKS) == len(set(ATTACKS)) >= 40
     brings = {name for name, tool in builtin_tools().items() if tool.spec.reads or not tool.spec.writes}
-    foreign = (brings | {*RUN_TOOLS}) - {"ask", "scratchpad", "write_file"}
+    foreign = (brings | {*RUN_TOOLS}) - NO_TEXT
     attacked = {way.tool for way in WAYS.values()} | {*ELSEWHERE}
-    must_list("tests/server/test_injections.py: WAYS (how a text reaches the model through it)", attacked, foreign)
+    table = "tests/server/test_injections.py: WAYS (how a text reaches the model through it), ELSEWHERE or NO_TEXT"
+    must_list(table, attacked, foreign)
     assert attacked == foreign
     assert sum(unseen(attack) > 0 for attack in ATTACKS) >= 9
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
+from support.tool_examples import must_list
 
 from ava_audit.events import Usage
 from ava_server.core.errors import Refused
@@ -171,7 +172,9 @@ def test_a_model_id_with_a_date_suffix_matches_the_table() -> None:
 
 
 def test_each_provider_has_a_model_for_each_tier_in_order_of_preference() -> None:
-    assert list(default_tiers()) == [name for name, known in PROVIDERS.items() if known.models]
+    providers = [name for name, known in PROVIDERS.items() if known.models]
+    must_list("server/ava_server/models/tiers.toml", default_tiers(), providers, "provider")
+    assert list(default_tiers()) == providers
     assert {tuple(ids) for ids in default_tiers().values()} == {TIERS}
 
 

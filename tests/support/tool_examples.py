@@ -204,8 +204,8 @@ def example_of(tool: str) -> ToolExample:
     return EXAMPLES[tool]
 
 
-def must_list(table: str, listed: Iterable[str], tools: Iterable[str]) -> None:
-    """Fail with the table and the tools' names, unless a table of a test lists all these tools."""
+def must_list(table: str, listed: Iterable[str], names: Iterable[str], kind: str = "tool") -> None:
+    """Fail with the table and the missing names, unless a table lists all of these tools (or what else `kind` says)."""
     listed = set(listed)
-    missing = [name for name in tools if name not in listed]
-    assert not missing, f"{table} must list the tool {', '.join(missing)}"
+    missing = [name for name in names if name not in listed]
+    assert not missing, f"{table} must list the {kind} {', '.join(missing)}"

@@ -10,6 +10,7 @@ import pytest
 from support.commands.doctor import files
 from support.logs.past import Lived, Past, me
 from support.terminal import COMMAND, CONTROLLED, environment, on_terminal
+from support.tool_examples import must_list
 
 from ava_audit.events import FACTS
 from ava_audit.store.store import Store
@@ -105,6 +106,7 @@ async def test_offers_matching_completions_at_each_position(tmp_path: Path, monk
 
 
 def test_the_offered_event_types_and_tiers_are_complete() -> None:
+    must_list("server/ava_server/cli/completion.py: EVENT_TYPES", EVENT_TYPES, FACTS, "event type")
     assert set(EVENT_TYPES) == {"error", *SHORT_TYPES, *FACTS}
     assert set(OFFERED_TIERS) == set(TIERS)
 

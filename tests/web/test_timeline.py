@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import QueryParams
+from support.tool_examples import must_list
 
 from ava_audit.entries import content_of
 from ava_audit.events import (
+    TRANSCRIPT_TYPES,
     Activity,
     AssistantMessage,
     CostReserved,
@@ -202,3 +204,8 @@ def test_a_page_of_a_long_run_walks_only_its_own_entries(log: Log) -> None:
     for sql in statements:
         plans += [row[3] for row in log.db.execute(f"EXPLAIN QUERY PLAN {sql}")]
     assert plans and all("events_run" in plan for plan in plans), plans
+
+
+def test_every_erased_entry_has_a_title_or_is_folded() -> None:
+    shown = {*timeline.ERASED_TITLES, *(fact.__name__ for fact in timeline.FOLDED)}
+    must_list("server/ava_server/web/timeline.py: ERASED_TITLES", shown, TRANSCRIPT_TYPES, "event type")

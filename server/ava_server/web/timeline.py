@@ -208,7 +208,7 @@ _MESSAGES: Mapping[str, str] = {
     "decision": "What was decided",
 }
 _GUARDRAILS = {"told": "warned the model", "refused": "refused a call", "ended": "ended the run"}
-_ERASED_TITLES: Mapping[str, str] = {
+ERASED_TITLES: Mapping[str, str] = {
     "UserMessage": "Message",
     "AssistantMessage": "Answer of the model",
     "ToolCall": "Tool call",
@@ -243,7 +243,7 @@ def describe(entry: Entry) -> Shown | None:
     """Return what is shown of an entry; None for bookkeeping."""
     fact = entry.fact
     if fact is None:
-        title = _ERASED_TITLES.get(entry.type)
+        title = ERASED_TITLES.get(entry.type)
         return Shown("gone", title, ERASED) if title is not None else None
     if _is_bookkeeping(entry, fact):
         return None
