@@ -26,9 +26,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--into", type=Path, default=FOLDER, help="the folder to install into")
     into = parser.parse_args().into.resolve()
-    node, _inspector = conformance().install(into, PINNED, INSPECTOR)
+    npm = conformance()
+    node, _inspector = npm.install(into, PINNED, INSPECTOR)
     package, script = LINKS_ITS_PROGRAM
-    conformance().installed(f"{package}'s program", [str(node), script], into / "node_modules" / package)
+    npm.installed(f"{package}'s program", [str(node), script], into / "node_modules" / package)
     print(f"The hosts and Node are in {into}")
 
 

@@ -88,7 +88,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def started(stage: str, code: str, **more: Any) -> AsyncGenerator[tuple[AcpAgent, list[Update], list[Ask]]]:
+async def started(stage: str, code: str) -> AsyncGenerator[tuple[AcpAgent, list[Update], list[Ask]]]:
     told: list[Update] = []
     asked: list[Ask] = []
     errors = bytearray()
@@ -155,24 +155,20 @@ async def test_an_agent_that_misbehaves_ends_with_a_sentence_or_goes_on(case: st
 @pytest.mark.parametrize(
     ("stage", "answer", "said"),
     [
-        ("initialize", {"protocolVersion": 2}, "speaks version 2"),
-        ("initialize", {"protocolVersion": "one"}, "in no form of the protocol"),
-        ("providers/list", {"providers": []}, "has no provider that speaks openai"),
-        ("session/new", {"sessionId": 5}, "in no form of the protocol"),
-        ("session/new", {}, "in no form of the protocol"),
-        ("session/new", {"sessionId": "s" * 10_000_000}, "more than"),
-        ("session/new", {"sessionId": "s" * 5_000}, "too long"),
-        ("session/new", {"sessionId": SECRET}, "looks like a secret"),
-        ("session/prompt", {"stopReason": "because"}, "in no form of the protocol"),
-        ("session/prompt", None, "in no form of the protocol"),
+        ("initialize", "{'protocolVersion': 2}", "speaks version 2"),
+        ("initialize", "{'protocolVersion': 'one'}", "in no form of the protocol"),
+        ("providers/list", "{'providers': []}", "has no provider that speaks openai"),
+        ("session/new", "{'sessionId': 5}", "in no form of the protocol"),
+        ("session/new", "{}", "in no form of the protocol"),
+        ("session/new", "{'sessionId': 's' * 10_000_000}", "more than"),
+        ("session/new", "{'sessionId': 's' * 5_000}", "too long"),
+        ("session/new", f"{{'sessionId': '{SECRET}'}}", "looks like a secret"),
+        ("session/prompt", "{'stopReason': 'because'}", "in no form of the protocol"),
+        ("session/prompt", "None", "in no form of the protocol"),
     ],
 )
-async def test_an_answer_that_says_what_the_protocol_does_not_know(stage: str, answer: Any, said: str) -> None:
-    code = (
-        f"say(id=id, result={answer!r})"
-        if len(str(answer)) < 10_000
-        else "say(id=id, result={'sessionId': 's' * 10**7})"
-    )
+async def test_an_answer_that_says_what_the_protocol_does_not_know(stage: str, answer: str, said: str) -> None:
+    code = f"say(id=id, result={answer})"
     async with started(stage, code) as (agent, _told, _asked):
         with anyio.fail_after(8), pytest.raises(AgentFailed, match=said) as failed:
             await conversation(agent, stage)

@@ -155,6 +155,14 @@ def request(wire: str, text: str = "Do it.", **more: Any) -> dict[str, Any]:
                     **more}  # fmt: skip
 
 
+async def forwarded(tmp_path: Path, wire: str, more: dict[str, Any]) -> tuple[str, AgentCall]:
+    """Return what the provider gets of a request, whatever its form, and the call as it was admitted."""
+    async with place(tmp_path, [Say("ok")], wire) as at:
+        at.far.checks = False
+        assert (await at.ask(request(wire, **more))).status_code == 200
+        return at.far.requests[0].body.decode(), at.meter.admitted[0]
+
+
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_answer_comes_back_as_the_provider_gave_it(tmp_path: Path, wire: str, stream: bool) -> None:
@@ -488,10 +496,8 @@ async def test_an_agent_may_look_who_is_there(tmp_path: Path) -> None:
 async def test_secrets_do_not_leave_by_the_fields_that_are_no_text(
     tmp_path: Path, wire: str, more: dict[str, Any]
 ) -> None:
-    async with place(tmp_path, [Say("ok")], wire) as at:
-        at.far.checks = False
-        assert (await at.ask(request(wire, **more))).status_code == 200
-        assert PLANTED[1:] not in at.far.requests[0].body.decode()
+    sent, _call = await forwarded(tmp_path, wire, more)
+    assert PLANTED[1:] not in sent
 
 
 async def test_a_call_and_its_result_keep_one_id_also_if_it_looks_like_a_secret(tmp_path: Path) -> None:
@@ -515,6 +521,7 @@ MEDIA: list[tuple[str, dict[str, Any]]] = [
     ("messages", content({"type": "image", "source": BASE64})),
     ("messages", content({"type": "image", "source": {"type": "url", "url": "https://evil.example/?x=1"}})),
     ("messages", content({"type": "image", "source": "x"})),
+    ("messages", {"messages": [{"role": "user", "content": [[{"type": "image", "source": BASE64}]]}]}),
     ("messages", content({"type": "tool_result", "tool_use_id": "t", "content": [
         {"type": "image", "source": BASE64}]})),
     ("messages", content({"type": "document", "source": {"type": "file", "file_id": "f"}})),
@@ -533,12 +540,9 @@ async def test_what_cannot_be_priced_by_its_bytes_becomes_a_sentence(
     tmp_path: Path, wire: str, more: dict[str, Any]
 ) -> None:
     """A blank image of 300 bytes can be 1,600 tokens, and a page of a document as many."""
-    async with place(tmp_path, [Say("ok")], wire) as at:
-        at.far.checks = False
-        assert (await at.ask(request(wire, **more))).status_code == 200
-        sent = at.far.requests[0].body.decode()
-        assert "Ava has taken out" in sent and len(at.meter.admitted[0].dropped) == 1
-        assert not [word for word in ("evil", "base64", "AA", "file_id", "iVBOR", '"source"') if word in sent]
+    sent, call = await forwarded(tmp_path, wire, more)
+    assert "Ava has taken out" in sent and len(call.dropped) == 1
+    assert not [word for word in ("evil", "base64", "AA", "file_id", "iVBOR", '"source"') if word in sent]
 
 
 def test_a_mark_in_a_tools_input_is_text_and_counts_as_it_is_sent() -> None:

@@ -139,8 +139,7 @@ class AcpAgent:
             )
         self._can = said.agent_capabilities or schema.AgentCapabilities()
         if said.agent_info is not None:
-            name, version = said.agent_info.name[:_MOST_TITLE], said.agent_info.version[:_MOST_TITLE]
-            self.name, self.version = one_line(self._hide(name), 80), one_line(self._hide(version), 40)
+            self.name, self.version = self._line(said.agent_info.name, 80), self._line(said.agent_info.version, 40)
 
     @property
     def takes_provider(self) -> bool:
@@ -232,6 +231,9 @@ class AcpAgent:
         except (ConnectionError, anyio.ClosedResourceError, anyio.BrokenResourceError):
             raise self._failed(self._transport.fault or f"ended while it was asked for {method}") from None
 
+    def _line(self, text: str, most: int) -> str:
+        return one_line(self._hide(text[:_MOST_TITLE]), most)
+
     def _failed(self, what: str) -> AgentFailed:
         said = one_line(self._hide(self._pipes.errors()))[-_STDERR_CHARS:].strip()
         return AgentFailed(f"{self._title} {what}{f'; it wrote: {said}' if said else ''}")
@@ -257,7 +259,7 @@ class AcpAgent:
             case "agent_thought_chunk":
                 self._on_update(Update("thought", text))
             case "tool_call" | "tool_call_update":
-                title = one_line(self._hide(as_text(update.get("title"))[:_MOST_TITLE]), 200)
+                title = self._line(as_text(update.get("title")), 200)
                 call_id = str(update.get("toolCallId", ""))[:200]
                 self._on_update(Update("tool", title, call_id, str(update.get("status") or "")))
             case "plan":
@@ -282,7 +284,7 @@ class AcpAgent:
         if self._asks > MOST_ASKS or any(len(str(each.path)) > _MOST_PATH for each in asked.tool_call.locations or ()):
             return {"outcome": {"outcome": "cancelled"}}
         call = asked.tool_call
-        title = one_line(self._hide((call.title or "")[:_MOST_TITLE]), 300)
+        title = self._line(call.title or "", 300)
         paths = tuple(str(each.path) for each in call.locations or ())
         ask = Ask(call.tool_call_id, str(call.kind or "other"), title, paths, call.raw_input)
         wanted = "allow_once" if await self._permit(ask) else "reject_once"

@@ -84,8 +84,8 @@ _REFERENCES = frozenset(("file_id", "file_url", "file_data", "image_url", "video
     ("source", "server_url", "container_id")
 )
 """Fields of content that stand for something else, where the content's type does not say so."""
-_MARKS = frozenset(("cache_control", "citations", "annotations", "caller"))
-"""Fields of parts that say something about them, and have types of their own."""
+_AS_GIVEN = _FREE.union(("cache_control", "citations", "annotations", "caller"))
+"""Fields without parts: what an agent is free to choose, and what only describes a part."""
 _NO_MEDIA = "[Ava has taken out {kind}: what it costs cannot be known before it is sent. Read it as text, if you can.]"
 _ITEMS = frozenset(
     ("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
@@ -210,37 +210,28 @@ class Bodies:
         if self._wire == "responses":
             kind = item.get("type", "message" if "role" in item else "an item without a type")
             if kind not in _ITEMS:
-                raise CallRefused("form", f"{str(kind)[:60]} cannot be sent: Ava does not see what it stands for")
+                raise _unseen(kind)
         return self._inner(item, dropped)
 
-    def _inner(self, part: dict[str, Any], dropped: list[str]) -> dict[str, Any]:
-        if reference := next((name for name in _REFERENCES if part.get(name)), None):
-            raise CallRefused("form", f"{reference} cannot be sent: Ava does not see what it stands for")
-        made: dict[str, Any] = {}
-        for name, each in part.items():
-            fields = as_object(each)
-            if name in _FREE or name in _MARKS:
-                made[name] = each
-            elif fields is not None:
-                made[name] = self._inner(fields, dropped)
-            elif isinstance(each, list):
-                made[name] = [self._part(inner, dropped) for inner in as_list(each)]
-            else:
-                made[name] = each
-        return made
+    def _inner(self, fields: dict[str, Any], dropped: list[str]) -> dict[str, Any]:
+        if reference := next((name for name in _REFERENCES if fields.get(name)), None):
+            raise _unseen(reference)
+        return {name: each if name in _AS_GIVEN else self._content(each, dropped) for name, each in fields.items()}
 
-    def _part(self, given: Any, dropped: list[str]) -> Any:
-        part = as_object(given)
-        if part is None:
-            return given
-        kind = part.get("type")
+    def _content(self, value: Any, dropped: list[str], *, listed: bool = False) -> Any:
+        if isinstance(value, list):
+            return [self._content(each, dropped, listed=True) for each in as_list(value)]
+        fields = as_object(value)
+        if fields is None:
+            return value
+        kind = fields.get("type") if listed else None  # what is in a list is a part, of a known type
         if kind in _MEDIA:
             dropped.append(str(kind))
             text = "input_text" if self._wire == "responses" else "text"
             return {"type": text, "text": _NO_MEDIA.format(kind=f"a part of type {kind}")}
         if kind is not None and kind not in _PARTS:
-            raise CallRefused("form", f"{str(kind)[:60]} cannot be sent: Ava does not see what it stands for")
-        return self._inner(part, dropped)
+            raise _unseen(kind)
+        return self._inner(fields, dropped)
 
     def _adjust(self, body: dict[str, Any], dropped: list[str]) -> None:
         """Take out what depends on what is gone."""
@@ -285,6 +276,10 @@ _LEAST_BUDGET = 1_024
 """The smallest budget for thinking that Anthropic's API takes."""
 
 
+def _unseen(what: Any) -> CallRefused:
+    return CallRefused("form", f"{str(what)[:60]} cannot be sent: Ava does not see what it stands for")
+
+
 def _each_text(value: Any, hide: Callable[[str], str], *, free: bool = False) -> Any:
     """Return JSON with its texts hidden. `free`: an agent chose its form, so no field in it is a mark or an id."""
     if isinstance(value, str):
@@ -315,7 +310,7 @@ def _in_json(text: str, hide: Callable[[str], str]) -> str:
         found = _each_text(given, hide, free=True)
     except ValueError:
         return hide(text)
-    return hide(text) if found == given else hide(encode(found).decode())
+    return hide(text if found == given else encode(found).decode())
 
 
 def _own_id(given: str, hide: Callable[[str], str]) -> str:

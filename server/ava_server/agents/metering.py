@@ -108,7 +108,7 @@ class RunMeter:
         self.error: Exception | None = None
 
     def hand_over(self, why: LastTurn) -> None:
-        """Let the agent go on for what hands its work over: what is reserved for that, and no more."""
+        """Let the agent go on for what hands its work over: a few calls, within the caps."""
         self.cap = self.cap or why
         if self._left_to_hand_over is None:
             self._left_to_hand_over = HAND_OVER_CALLS
@@ -153,18 +153,15 @@ class RunMeter:
         self.fault, self._failed_in_a_row = None, 0
         if completion.text.strip():
             self.last_text = completion.text
+        shown = [(call, self._hidden(call.name), self._hidden(call.call_id)) for call in completion.calls]
         facts: list[Fact] = [
             AssistantMessage(
                 text=self._hidden(completion.text),
                 turn=turn,
                 attempt=1,
                 calls=tuple(
-                    {
-                        "call_id": self._hidden(call.call_id),
-                        "name": self._hidden(call.name),
-                        "raw_args": self._hidden(call.raw_args),
-                    }
-                    for call in completion.calls
+                    {"call_id": call_id, "name": name, "raw_args": self._hidden(call.raw_args)}
+                    for call, name, call_id in shown
                 ),
                 stop_reason=completion.stop_reason,
                 request_id=completion.request_id,
@@ -173,12 +170,11 @@ class RunMeter:
         ]
         if completion.thinking:
             facts.append(ExtendedThinking(thinking=self._hidden(completion.thinking), turn=turn))
-        for call in completion.calls:
+        for call, name, call_id in shown:
             self.called[call.call_id] = call.name
             if not self.is_own(call.name):  # those are recorded where they are carried out
                 args = self._run.context.redactor.redact_json(dict(call.args or {}))
-                tool, call_id = self._hidden(call.name)[:100], self._hidden(call.call_id)
-                facts.append(ToolCall(tool=tool, args=args, call_id=call_id, turn=turn))
+                facts.append(ToolCall(tool=name[:100], args=args, call_id=call_id, turn=turn))
         settlement = self._settlement(
             reserved, "billed" if completion.usage is not None else "unknown", took_ms, completion
         )
