@@ -19,7 +19,7 @@ from support.terminal import COMMAND, ava, environment
 from ava_server.cli.app import main
 from ava_server.cli.doctor import checks
 from ava_server.core.data_root import os_user
-from ava_server.service.checks import Finding, Setup
+from ava_server.service.checks import CheckFinding, Setup
 
 pytestmark = pytest.mark.slow
 
@@ -219,12 +219,12 @@ def test_warns_about_an_environment_in_a_cache_and_about_its_missing_command(roo
 def test_a_check_that_fails_internally_is_its_own_fault_and_the_next_one_runs(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails(_setup: Setup) -> list[Finding]:
+    def fails(_setup: Setup) -> list[CheckFinding]:
         raise ZeroDivisionError(f"with {KEY}")
 
     monkeypatch.setenv("AVA_DATA_ROOT", str(root))
     monkeypatch.setenv("OPENROUTER_API_KEY", KEY)
-    works = ("second", lambda _setup: [Finding("second", "ok", "here")])
+    works = ("second", lambda _setup: [CheckFinding("second", "ok", "here")])
     monkeypatch.setattr(checks, "CHECKS", (("first", fails), works))
     assert main(["doctor"]) == 1
     shown = capsys.readouterr().out

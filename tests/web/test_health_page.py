@@ -18,7 +18,7 @@ from ava_audit.events import ErrorOccurred
 from ava_audit.store.store import Store
 from ava_server.config.keys import set_key
 from ava_server.core.data_root import DataRoot
-from ava_server.service.checks import Finding, Setup
+from ava_server.service.checks import CheckFinding, Setup
 from ava_server.web import health
 
 KEY = "sk-ant-api03-" + "k" * 80
@@ -113,11 +113,11 @@ def test_the_user_of_this_machine_sees_where_the_data_is(tmp_path: Path) -> None
 
 
 def test_a_check_that_fails_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_setup: Setup) -> Iterator[Finding]:
+    def broken(_setup: Setup) -> Iterator[CheckFinding]:
         raise OSError("/secret/path")
 
-    def whole(_setup: Setup) -> Iterator[Finding]:
-        yield Finding("whole", "ok", "fine")
+    def whole(_setup: Setup) -> Iterator[CheckFinding]:
+        yield CheckFinding("whole", "ok", "fine")
 
     monkeypatch.setattr(health, "CHECKS", (broken, whole))
     failed, fine = health.checked(Setup({}))
@@ -136,5 +136,5 @@ def test_a_check_that_fails_does_not_end_the_others(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_paths_are_left_out(text: str, expected: str) -> None:
-    found = health.without_paths(Finding("data root", "fault", text, text))
+    found = health.without_paths(CheckFinding("data root", "fault", text, text))
     assert (found.text, found.what_to_do) == (expected, expected)

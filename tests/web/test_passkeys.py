@@ -15,7 +15,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from support.http_server import serving_http, token
 from support.pages.browser import PAGES, PAID, PIN, Host, There, Visitor, finished, open_pages, open_team, set_pin
-from support.pages.passkeys import Authenticator, Decision, added, asked
+from support.pages.passkeys import Authenticator, DecisionForm, added, asked
 from support.stdio import logged
 
 from ava_server.config.passkeys import Passkeys, new_passkey
@@ -101,7 +101,7 @@ def stored(there: There) -> Passkeys:
 
 
 def test_a_passkey_approves_the_proposal_that_was_shown(armed: Armed) -> None:
-    decision = Decision(armed.visitor, armed.pending)
+    decision = DecisionForm(armed.visitor, armed.pending)
     options = decision.options()
     assert options["userVerification"] == "required" and options["rpId"] == "localhost"
     assert decision.send(armed.key.get(options))[0] == 303
@@ -138,7 +138,7 @@ WRONG: dict[str, Callable[[Armed], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_refuses_a_use_with_something_wrong(armed: Armed, what: str) -> None:
-    decision = Decision(armed.visitor, armed.pending)
+    decision = DecisionForm(armed.visitor, armed.pending)
     status, page = decision.send(armed.key.get(decision.options(), **WRONG[what](armed)))
     assert status == 409 and 'role="alert"' in page and armed.waits()
     assert decision.send(armed.key.get(decision.options()))[0] == 303  # the rest of it was right
@@ -146,21 +146,21 @@ def test_refuses_a_use_with_something_wrong(armed: Armed, what: str) -> None:
 
 @pytest.mark.parametrize("given", ["{}", "[]", "x", "null", '{"id": 1}', "[" * 9_000, '"' + "x" * 20_000 + '"'])
 def test_refuses_what_is_not_from_a_browser(armed: Armed, given: str) -> None:
-    status, page = Decision(armed.visitor, armed.pending).send(given)
+    status, page = DecisionForm(armed.visitor, armed.pending).send(given)
     assert status == 409 and "could not be checked" in page and armed.waits()
 
 
 @pytest.mark.parametrize("part", ["clientDataJSON", "authenticatorData", "signature"])
 @pytest.mark.parametrize("instead", ["", "AAAA", "!", None, 7])
 def test_refuses_an_answer_with_a_broken_part(armed: Armed, part: str, instead: object) -> None:
-    decision = Decision(armed.visitor, armed.pending)
+    decision = DecisionForm(armed.visitor, armed.pending)
     answer = json.loads(armed.key.get(decision.options()))
     answer["response"][part] = instead
     assert decision.send(json.dumps(answer))[0] == 409 and armed.waits()
 
 
 def test_a_challenge_counts_once_even_where_it_approved_nothing(armed: Armed) -> None:
-    decision = Decision(armed.visitor, armed.pending, cost="many")
+    decision = DecisionForm(armed.visitor, armed.pending, cost="many")
     options = decision.options()
     assert decision.send(armed.key.get(options))[0] == 400 or armed.waits()
     status, page = decision.send(armed.key.get(options))
@@ -170,7 +170,7 @@ def test_a_challenge_counts_once_even_where_it_approved_nothing(armed: Armed) ->
 def test_a_use_for_one_proposal_approves_no_other(armed: Armed) -> None:
     second = armed.there.host.propose(task="Something else?")
     other = second["pending_id"]
-    one, two, both = (Decision(armed.visitor, *ids) for ids in ((armed.pending,), (other,), (armed.pending, other)))
+    one, two, both = (DecisionForm(armed.visitor, *ids) for ids in ((armed.pending,), (other,), (armed.pending, other)))
     for asked_for, sent in ((two, one), (both, one), (one, both), (one, two)):
         status, page = sent.send(armed.key.get(asked_for.options()))
         assert status == 409 and "something else" in page and armed.waits()
@@ -179,9 +179,9 @@ def test_a_use_for_one_proposal_approves_no_other(armed: Armed) -> None:
 
 
 def test_a_use_counts_for_exactly_what_the_form_said(armed: Armed) -> None:
-    shown = Decision(armed.visitor, armed.pending, cost="0.05")
+    shown = DecisionForm(armed.visitor, armed.pending, cost="0.05")
     for name, value in (("cost", "0.06"), ("digest", "0" * 64), ("decision", "approve")):
-        sent = Decision(armed.visitor, armed.pending, cost="0.05")
+        sent = DecisionForm(armed.visitor, armed.pending, cost="0.05")
         sent.fields = [(each, value if each == name else text) for each, text in sent.fields]
         if name == "decision":
             sent.fields.append(("minutes", "1"))
@@ -198,16 +198,16 @@ def test_a_remembered_challenge_holds_no_text_of_the_form() -> None:
 
 def test_a_use_in_one_session_counts_in_no_other(armed: Armed) -> None:
     elsewhere = armed.there.signed_in()
-    options = Decision(elsewhere, armed.pending).options()
-    status, page = Decision(armed.visitor, armed.pending).send(armed.key.get(options))
+    options = DecisionForm(elsewhere, armed.pending).options()
+    status, page = DecisionForm(armed.visitor, armed.pending).send(armed.key.get(options))
     assert status == 409 and "something else" in page and armed.waits()
 
 
 def test_refuses_a_count_of_signatures_that_went_back(armed: Armed) -> None:
     first = armed.there.host.propose(task="First?")["pending_id"]
-    decision = Decision(armed.visitor, first)
+    decision = DecisionForm(armed.visitor, first)
     assert decision.send(armed.key.get(decision.options(), counter=7))[0] == 303
-    again = Decision(armed.visitor, armed.pending)
+    again = DecisionForm(armed.visitor, armed.pending)
     for counter in (7, 3, 0):
         status, page = again.send(armed.key.get(again.options(), counter=counter))
         assert status == 409 and "there may be a copy" in page and armed.waits()
@@ -216,13 +216,13 @@ def test_refuses_a_count_of_signatures_that_went_back(armed: Armed) -> None:
 
 def test_a_passkey_that_does_not_count_signatures_can_be_used_again(armed: Armed) -> None:
     for pending in (armed.there.host.propose(task="First?")["pending_id"], armed.pending):
-        decision = Decision(armed.visitor, pending)
+        decision = DecisionForm(armed.visitor, pending)
         assert decision.send(armed.key.get(decision.options(), counter=0))[0] == 303
 
 
 def test_a_removed_passkey_approves_nothing(armed: Armed) -> None:
     added(armed.there, armed.visitor, HERE, "phone")
-    decision = Decision(armed.visitor, armed.pending)
+    decision = DecisionForm(armed.visitor, armed.pending)
     options = decision.options()
     assert stored(armed.there).remove(HERE, "laptop") is not None
     assert decision.send(armed.key.get(options))[0] == 409 and armed.waits()
@@ -238,7 +238,7 @@ def test_another_users_passkey_approves_nothing(armed: Armed) -> None:
     text = file.read_text()
     begin = text.index(f"[{phone.id}]")
     file.write_text(text[:begin] + text[begin:].replace(f'user = "{HERE}"', 'user = "somebody"', 1))
-    decision = Decision(armed.visitor, armed.pending)
+    decision = DecisionForm(armed.visitor, armed.pending)
     assert decision.send(theirs.get(decision.options()))[0] == 409 and armed.waits()
 
 
@@ -257,7 +257,7 @@ def test_a_challenge_expires(tmp_path: Path) -> None:
         key, proposed = added(there, there.signed_in(), HERE), there.host.propose()
     with late(there.root) as server:
         key.origin = server.base
-        decision = Decision(server.signed_in(), proposed["pending_id"])
+        decision = DecisionForm(server.signed_in(), proposed["pending_id"])
         status, page = decision.send(key.get(decision.options()))
     assert status == 409 and "older than 5 minutes" in page and not there.starts(proposed)
 
@@ -269,7 +269,7 @@ def test_with_a_pin_a_passkey_and_the_pin_both_approve(there: There) -> None:
     one, two = there.host.propose(), there.host.propose(task="Two?")
     page = visitor.get(f"/proposals/{one['pending_id']}").text
     assert "Approval PIN, or leave it empty to use your passkey" in page
-    decision = Decision(visitor, one["pending_id"])
+    decision = DecisionForm(visitor, one["pending_id"])
     assert decision.send("", pin="999999")[0] == 409 and decision.send("")[0] == 409 and not there.starts(one)
     assert decision.send(key.get(decision.options()))[0] == 303
     assert visitor.decide(two["pending_id"], "approve", pin=PIN).status_code == 303
@@ -281,7 +281,7 @@ def test_a_passkey_is_asked_for_where_the_policy_is_human_without_a_pin(tmp_path
         visitor, proposed = there.signed_in(), there.host.propose()
         assert "Choose your approval PIN" in visitor.get(f"/proposals/{proposed['pending_id']}").text
         key = added(there, visitor, HERE)
-        decision = Decision(visitor, proposed["pending_id"])
+        decision = DecisionForm(visitor, proposed["pending_id"])
         assert decision.send(key.get(decision.options()))[0] == 303
 
 
@@ -391,7 +391,7 @@ def test_the_right_pin_adds_a_passkey_under_a_valid_name(there: There) -> None:
 def test_removing_a_passkey_takes_a_passkey_or_the_pin(armed: Armed) -> None:
     visitor, (passkey,) = armed.visitor, stored(armed.there).of(HERE)
     path = f"/passkeys/{passkey.id}/remove"
-    decision = Decision(visitor, armed.pending)
+    decision = DecisionForm(visitor, armed.pending)
     for given in ("", "{}", armed.key.get(decision.options())):
         assert visitor.post(path, {"csrf": visitor.csrf, "passkey": given}).status_code == 409
     assert visitor.post("/passkeys/0000000000000000/remove", {"csrf": visitor.csrf}).status_code == 404
@@ -438,7 +438,7 @@ def test_a_passkey_signs_in_on_this_machine(armed: Armed) -> None:
 
 
 def test_a_use_for_an_approval_signs_nobody_in_and_one_to_sign_in_approves_nothing(armed: Armed) -> None:
-    decision, outside = Decision(armed.visitor, armed.pending), armed.there.visitor()
+    decision, outside = DecisionForm(armed.visitor, armed.pending), armed.there.visitor()
     assert outside.post("/sign-in", {"passkey": armed.key.get(decision.options())}).status_code == 403
     _status, options = asked(outside, "/sign-in/options", {}, csrf="-")
     assert decision.send(armed.key.get(options))[0] == 409 and armed.waits()
@@ -462,13 +462,13 @@ def test_without_a_passkey_there_is_nothing_to_sign_in_with(there: There) -> Non
 def test_over_http_it_takes_the_token_and_the_passkey(team: Armed) -> None:
     assert team.visitor.decide(team.pending, "approve").status_code == 409 and team.waits()
     reader = team.there.with_token(some_token(team.there, "ana", "read"))
-    decision = Decision(reader, team.pending)
+    decision = DecisionForm(reader, team.pending)
     status, page = decision.send(team.key.get(decision.options()))
     assert status == 409 and "lacks the scope approve" in page and team.waits()
     outside = team.there.visitor()
     assert asked(outside, "/sign-in/options", {}, csrf="-")[0] == 409
     assert outside.post("/sign-in", {"passkey": "{}"}).status_code == 403
-    decision = Decision(team.visitor, team.pending)
+    decision = DecisionForm(team.visitor, team.pending)
     assert decision.send(team.key.get(decision.options()))[0] == 303
     assert team.there.host.ended(team.proposed["subagent_id"])["status"] == "success"
 
@@ -499,7 +499,7 @@ def test_users_add_and_use_only_their_own_passkeys(team: Armed) -> None:
     own = added(team.there, ben, "ben")
     _status, options = asked(ben, "/passkeys/options", {"path": "/proposals", "fields": []})
     assert ben.post("/proposals", {"csrf": ben.csrf, "passkey": own.get(options)}).status_code in (400, 409)
-    decision = Decision(team.visitor, team.pending)
+    decision = DecisionForm(team.visitor, team.pending)
     assert decision.send(own.get(decision.options()))[0] == 409 and team.waits()
 
 

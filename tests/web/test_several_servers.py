@@ -15,7 +15,7 @@ from support.http_server import HttpServer, serving_http, token
 from support.model_server import running_model_server
 from support.network.balancer import Balancer, in_postgres
 from support.pages.browser import PAID, PIN, TEAM, Host, There, Visitor, finished, set_pin
-from support.pages.passkeys import Decision, added
+from support.pages.passkeys import DecisionForm, added
 from support.stdio import logged, told, using
 
 from ava_server.config.passkeys import Passkeys
@@ -103,10 +103,10 @@ def test_a_passkey_is_asked_for_by_one_server_and_checked_by_another(team: Team)
     key = added(team, ana, "ana")
     try:
         team.until(lambda: [bool(ana.get("/passkeys").text.count("laptop")) for _two in team.servers] == [True, True])
-        decision = Decision(ana, proposed["pending_id"])
+        decision = DecisionForm(ana, proposed["pending_id"])
         signed = key.get(decision.options())
         assert decision.send(signed)[0] == 303 and team.starts(proposed) == 1
-        again = Decision(ana, team.host.propose()["pending_id"])
+        again = DecisionForm(ana, team.host.propose()["pending_id"])
         for _each_server in team.servers:
             assert again.send(signed)[0] == 409, "a challenge counts once, whichever server issued it"
         fresh, options = key.get(again.options(), counter=1), again.options()

@@ -24,7 +24,7 @@ MINUTE_US = 60_000_000
 
 
 @dataclass(frozen=True)
-class Decision:
+class ProposalDecision:
     """The decision on one proposal: approved, rejected, or refused with the reason."""
 
     pending_id: str
@@ -52,7 +52,7 @@ class ConfirmOutcome:
         page: The page where the person can still decide, if they were sent to one.
     """
 
-    decisions: tuple[Decision, ...]
+    decisions: tuple[ProposalDecision, ...]
     group_id: str | None = None
     approval_lines: tuple[str, ...] = ()
     not_agreed: NotAgreed | None = None
@@ -96,9 +96,9 @@ class ProposalChange:
     texts: Texts
     changes: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
-    def refused(self, why: str | None) -> Decision:
+    def refused(self, why: str | None) -> ProposalDecision:
         """Return the refusal of this proposal; without a reason of its own, because of another one."""
-        return Decision(self.row.pending_id, self.run.id, "refused", why or OTHER_REFUSED)
+        return ProposalDecision(self.row.pending_id, self.run.id, "refused", why or OTHER_REFUSED)
 
     @cached_property
     def changed(self) -> RunConfig:
@@ -234,34 +234,34 @@ def approval_lines(checked: CheckedApproval) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def check_proposal(view: View, pending_id: str, user: str, now_us: int) -> ProposalChange | Decision:
+def check_proposal(view: View, pending_id: str, user: str, now_us: int) -> ProposalChange | ProposalDecision:
     """Return a proposal of this user that waits for a decision, or why none can be made."""
     row = view.proposal(pending_id)
     run = view.run(row.run_id) if row is not None else None
     if row is None or run is None or row.user_id != user:
         why = f"no proposal {pending_id} of yours is known; call check_subagent without an id for what waits"
-        return Decision(pending_id, None, "refused", why)
+        return ProposalDecision(pending_id, None, "refused", why)
     if row.state != WAITING:
         why = (
             f"{pending_id} was approved already, and {label(run)} is {run.state}: call check_subagent with that id"
             if row.state == "approved"
             else f"{pending_id} is {row.state}; to run it after all, propose it again with spawn_subagent"
         )
-        return Decision(pending_id, run.id, "refused", why, running=not run.ended and row.state == "approved")
+        return ProposalDecision(pending_id, run.id, "refused", why, running=not run.ended and row.state == "approved")
     if row.expires_us <= now_us:
         why = "it expired before it was approved; a fresh proposal was made, show it to the person and confirm that one"
-        return Decision(pending_id, run.id, "refused", why, expired=True)
-    texts = texts_of(view, run)
-    if texts is None:
-        return Decision(pending_id, run.id, "refused", "its texts were erased; make a new proposal with spawn_subagent")
-    return ProposalChange(row, run, config_of(run.config), texts)
+        return ProposalDecision(pending_id, run.id, "refused", why, expired=True)
+    if (texts := texts_of(view, run)) is not None:
+        return ProposalChange(row, run, config_of(run.config), texts)
+    why = "its texts were erased; make a new proposal with spawn_subagent"
+    return ProposalDecision(pending_id, run.id, "refused", why)
 
 
-def _refuse_all(view: View, found: list[ProposalChange | Decision], who: Who) -> Outcome[ConfirmOutcome]:
+def _refuse_all(view: View, found: list[ProposalChange | ProposalDecision], who: Who) -> Outcome[ConfirmOutcome]:
     events: list[Event] = []
-    decisions: list[Decision] = []
+    decisions: list[ProposalDecision] = []
     for item in found:
-        if isinstance(item, Decision):
+        if isinstance(item, ProposalDecision):
             decisions.append(item)
             row = view.proposal(item.pending_id) if item.expired else None
             run = view.run(row.run_id) if row is not None else None
@@ -378,7 +378,7 @@ def auto_approve(pending_id: str, who: Who, limits: SpawnLimits, ceilings: Ceili
 
     def command(view: View, now_us: int) -> Outcome[ConfirmOutcome]:
         found = check_proposal(view, pending_id, who.user_id, now_us)
-        if isinstance(found, Decision):
+        if isinstance(found, ProposalDecision):
             return Outcome(ConfirmOutcome((found,)))
         asked = Approval((pending_id,), (approval_line(found.config, found.texts),))
         checked = check_approval(view, asked, who, "auto", limits, now_us)
@@ -423,7 +423,7 @@ def committed_micros(config: RunConfig) -> int:
 
 def _approve_all(checked: CheckedApproval, asked: Approval, who: Who, channel: Channel) -> Outcome[ConfirmOutcome]:
     events = [event for member in checked.members for event in _approval_events(member, who, channel, asked, checked)]
-    decisions = tuple(Decision(member.row.pending_id, member.run.id, "approved") for member in checked.members)
+    decisions = tuple(ProposalDecision(member.row.pending_id, member.run.id, "approved") for member in checked.members)
     group_id = asked.group_id if checked.group_cap is not None else None
     lowered = lowered_by_call(checked) if asked.lowered is None else asked.lowered
     return Outcome(ConfirmOutcome(decisions, group_id, lowered=lowered), tuple(events))
@@ -451,17 +451,17 @@ def reject(pending_ids: tuple[str, ...], who: Who, channel: Channel) -> Command[
 
     def command(view: View, now_us: int) -> Outcome[ConfirmOutcome]:
         events: list[Event] = []
-        decisions: list[Decision] = []
+        decisions: list[ProposalDecision] = []
         for pending_id in pending_ids:
             item = check_proposal(view, pending_id, who.user_id, now_us)
-            if isinstance(item, Decision) and not item.expired:
+            if isinstance(item, ProposalDecision) and not item.expired:
                 decisions.append(item)
                 continue
             row = view.proposal(pending_id)
             run = view.run(row.run_id) if row else None
             assert row is not None and run is not None
             events.extend(close_proposal(row, run, who, "rejected", channel=channel))
-            decisions.append(Decision(pending_id, run.id, "rejected"))
+            decisions.append(ProposalDecision(pending_id, run.id, "rejected"))
         return Outcome(ConfirmOutcome(tuple(decisions)), tuple(events))
 
     return command

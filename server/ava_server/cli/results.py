@@ -18,7 +18,7 @@ from ava_roles.wrap import BAR, add_bars, clean
 from ava_server.cli.terminal import colours, columns, one_line, say, styled, wrapped, write
 from ava_server.core.errors import BadInput, Refused
 from ava_server.render.document import UntrustedText, printed
-from ava_server.render.result import Finding, artifact_text, cost_notes, result_of
+from ava_server.render.result import FindingView, artifact_text, cost_notes, result_of
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
@@ -71,7 +71,7 @@ class Part:
     lines: tuple[str, ...] = ()
     theirs: UntrustedText = _NOTHING
     words: tuple[UntrustedText, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[FindingView, ...] = ()
 
     @property
     def empty(self) -> bool:
@@ -174,7 +174,7 @@ def cost_text(run: RunAnswer) -> str:
     return text + cost_notes(run)
 
 
-def _finding_text(number: int, one: Finding) -> str:
+def _finding_text(number: int, one: FindingView) -> str:
     lines = [f"{number}. {one.claim.text}"]
     if one.quote:
         lines += ["", *(f"   > {line}" for line in one.quote.text.splitlines()), "", f"   - {one.checked}"]

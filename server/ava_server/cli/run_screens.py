@@ -16,7 +16,7 @@ from ava_server.budget.run_config import RunConfig, Texts, config_of
 from ava_server.cli.terminal import cells, columns, cut, wrapped_lines
 from ava_server.core.ids import label
 from ava_server.models.prices import Price, billed_words
-from ava_server.render.approvals import Decision, decisions_in
+from ava_server.render.approvals import RunDecision, decisions_in
 from ava_server.render.entries import arguments_text, entry_line, is_trouble
 from ava_server.render.responses import RunAnswer
 
@@ -79,7 +79,7 @@ def decided_lines(run: RunRow, state: str, entries: Iterable[Entry], utc: bool) 
     return [*lines, f"Caps: {limits_text(config, run)}", f"Model: {config.model}. It {config.reach}."]
 
 
-def _decided(one: Decision, utc: bool) -> Iterable[str]:
+def _decided(one: RunDecision, utc: bool) -> Iterable[str]:
     yield f"{one.what} {format_ts(one.at_us, utc)} {one.how}".rstrip()
     if one.changes:
         yield f"Changed by the approval: {one.changes}"

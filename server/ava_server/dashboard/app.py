@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from textual.driver import Driver
 
     from ava_server.cli.status.overview import Overview, OverviewReader, SandboxProbe
-    from ava_server.dashboard.decisions import Decision, Kind
+    from ava_server.dashboard.decisions import DecisionQuestion, Kind
     from ava_server.render.run_view import RunView
 
 LOOK_EVERY_S = 0.7
@@ -99,7 +99,7 @@ class StatusApp(App[int]):
         self.fault: Exception | None = None
         self.reader = reader
         self.said = ("", False)
-        self.in_flight: Decision | None = None
+        self.in_flight: DecisionQuestion | None = None
         self._probe = probe
         self._overview: Overview | None = None
         self._read_us: int | None = None
@@ -232,7 +232,7 @@ class StatusApp(App[int]):
     async def _ask(self, kind: Kind, run_id: str) -> None:
         reader = self.reader
 
-        def read() -> Decision:
+        def read() -> DecisionQuestion:
             from ava_server.dashboard.decisions import ask_about
 
             return reader.read(lambda view, _processes: ask_about(kind, run_id, reader.settings, reader.user, view))
@@ -256,7 +256,7 @@ class StatusApp(App[int]):
         self._keys_from_s = time.monotonic()
 
     @work
-    async def carry_out(self, decision: Decision, answer: str, pin: str, done: Done) -> None:
+    async def carry_out(self, decision: DecisionQuestion, answer: str, pin: str, done: Done) -> None:
         """Carry out what a person has decided, and pass on what came of it."""
         from ava_server.dashboard.decisions import carry_out
 
@@ -431,7 +431,7 @@ class StatusApp(App[int]):
         self.fail(error)
 
 
-def unknown(decision: Decision) -> str:
+def unknown(decision: DecisionQuestion) -> str:
     """Return what to say where a decision may have been carried out."""
     return f"{decision.title}: it is not known whether this was done. See: ava show {decision.run.id}"
 

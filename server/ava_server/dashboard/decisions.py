@@ -36,7 +36,7 @@ Kind = Literal["approve", "reject", "cancel", "send"]
 
 
 @dataclass(frozen=True)
-class Decision:
+class DecisionQuestion:
     """A question to a person, under `text`: everything that the answer is about.
 
     `shown` is what is decided on, `declined` what holds if the answer is not yes, and `pin` means that the answer takes
@@ -62,7 +62,7 @@ class Decision:
         return answer.strip().lower() in YES
 
 
-def ask_about(kind: Kind, run_id: str, settings: Settings, user: str, view: View) -> Decision:
+def ask_about(kind: Kind, run_id: str, settings: Settings, user: str, view: View) -> DecisionQuestion:
     """Return the question that a person has to answer first. Blocking.
 
     Raises BadInput if there is no such run or a subagent asks, and Refused if there is nothing to decide.
@@ -84,7 +84,7 @@ def ask_about(kind: Kind, run_id: str, settings: Settings, user: str, view: View
             return _message(run, view)
 
 
-def _approval(kind: Kind, run: RunRow, settings: Settings, user: str, view: View) -> Decision:
+def _approval(kind: Kind, run: RunRow, settings: Settings, user: str, view: View) -> DecisionQuestion:
     """Return the question whether a proposal starts, or a run near a cap gets more; or whether neither happens."""
     now, approves = now_us(), kind == "approve"
     if run.state == WAITING:
@@ -104,24 +104,24 @@ def _approval(kind: Kind, run: RunRow, settings: Settings, user: str, view: View
         declines = "Decline it, so that the run hands in what it has?"
         question, done = ("Raise the cap?", "raised") if approves else (declines, "declined")
     policy, _why = policy_in_force(settings, user, made_under_human=made_under_human(view, [run.id]))
-    pin = needed_pin(settings.paths, policy) if approves else None
-    if pin is not None:
+    if (pin := needed_pin(settings.paths, policy) if approves else None) is not None:
         pin.ready()
-    return Decision(kind, run, title, text, question, shown, f"Nothing was {done}; it still waits.", pin is not None)
+    declined = f"Nothing was {done}; it still waits."
+    return DecisionQuestion(kind, run, title, text, question, shown, declined, pin is not None)
 
 
-def _cancellation(run: RunRow, view: View) -> Decision:
+def _cancellation(run: RunRow, view: View) -> DecisionQuestion:
     texts = texts_of(view, run)
     task = add_bars(texts.task) if texts is not None else "(erased)"
     proposal = run.state == WAITING
-    text = f"{label(run)}: {run.state}, {format_usd(run.cost_micros)} so far\n{task}"
     end = "It was never approved, and costs nothing." if proposal else "What it has so far is kept as its result."
+    text = f"{label(run)}: {run.state}, {format_usd(run.cost_micros)} so far\n{task}\n{end}"
     question = "Withdraw it?" if proposal else "Cancel it?"
     shown = Shown("cancel", run.id)
-    return Decision("cancel", run, f"Cancel {label(run)}", f"{text}\n{end}", question, shown, "Nothing was cancelled.")
+    return DecisionQuestion("cancel", run, f"Cancel {label(run)}", text, question, shown, "Nothing was cancelled.")
 
 
-def _message(run: RunRow, view: View) -> Decision:
+def _message(run: RunRow, view: View) -> DecisionQuestion:
     if run.state == WAITING:
         raise Refused(f"{label(run)} waits for approval; to change it, cancel it and propose it again.")
     asked = waiting_question(view, run, now_us())
@@ -130,12 +130,12 @@ def _message(run: RunRow, view: View) -> Decision:
             f"{label(run)} reads the message before its next turn. It may steer the work, and changes no limit. It goes"
             f" to the model {run.model}: give no passwords or keys."
         )
-        return Decision("send", run, f"Send a message to {label(run)}", text, "Message:", Shown("send", run.id))
+        return DecisionQuestion("send", run, f"Send a message to {label(run)}", text, "Message:", Shown("send", run.id))
     shown = Shown("answer", run.id, run.question or "", text=asked.message)
-    return Decision("send", run, f"{label(run)} asks you a question", asked.message, "Answer:", shown)
+    return DecisionQuestion("send", run, f"{label(run)} asks you a question", asked.message, "Answer:", shown)
 
 
-async def carry_out(decision: Decision, settings: Settings, answer: str, pin: str) -> str:
+async def carry_out(decision: DecisionQuestion, settings: Settings, answer: str, pin: str) -> str:
     """Do what a person has decided, and return what came of it. `answer` is the text of a message."""
 
     async def read() -> str:

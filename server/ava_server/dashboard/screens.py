@@ -22,7 +22,7 @@ from ava_server.core.threads import read_apart
 
 if TYPE_CHECKING:
     from ava_server.cli.status.overview import OverviewReader
-    from ava_server.dashboard.decisions import Decision
+    from ava_server.dashboard.decisions import DecisionQuestion
     from ava_server.dashboard.detail import LogPart, RunDetail
     from ava_server.dashboard.live import LivePage
 
@@ -74,7 +74,7 @@ class _Status(Protocol):
     def tell(self, words: str, *, failed: bool = False) -> None: ...
     def fail(self, error: Exception) -> None: ...
     def accept_keys(self) -> None: ...
-    def carry_out(self, decision: Decision, answer: str, pin: str, done: Done) -> object: ...
+    def carry_out(self, decision: DecisionQuestion, answer: str, pin: str, done: Done) -> object: ...
 
 
 class TextScreen(Screen[None]):
@@ -261,7 +261,7 @@ class QuestionScreen(TextScreen):
         "Esc back",
     )
 
-    def __init__(self, status: _Status, decision: Decision) -> None:
+    def __init__(self, status: _Status, decision: DecisionQuestion) -> None:
         super().__init__(status, decision.title, decision.run.id)
         self._decision = decision
         self._question = Static(markup=False, classes="part")

@@ -39,7 +39,7 @@ _FIELDS = ("status", "decisions", "group_id", "approval_lines")
 """What is sent of a decision on proposals."""
 
 
-class Decision(BaseModel):
+class ProposalsBody(BaseModel):
     """The body of a decision; two or more proposals are approved as one group, whose cap of time is in seconds.
 
     `approving` has their approval lines letter for letter, and the group's line if there are several; `digests` has the
@@ -56,7 +56,7 @@ class Decision(BaseModel):
     group_timeout: float | int | None = None
 
 
-class ExtensionDecision(BaseModel):
+class ExtensionBody(BaseModel):
     """The body of a decision on what a run near a cap asks for; its digest is the one of GET /approvals."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -70,9 +70,9 @@ def _kind(body: Any) -> str:
     return "extension" if isinstance(body, dict) and "subagent_id" in body else "proposals"
 
 
-_BODY: TypeAdapter[Decision | ExtensionDecision] = TypeAdapter(
+_BODY: TypeAdapter[ProposalsBody | ExtensionBody] = TypeAdapter(
     Annotated[
-        Annotated[Decision, Tag("proposals")] | Annotated[ExtensionDecision, Tag("extension")], Discriminator(_kind)
+        Annotated[ProposalsBody, Tag("proposals")] | Annotated[ExtensionBody, Tag("extension")], Discriminator(_kind)
     ]
 )
 
@@ -112,22 +112,22 @@ async def _decided(app: App, token: Token, request: Request) -> Response:
     if approves:
         await _refuse_token_alone(app, token)
     shown, answer = _shown(wanted), PersonAnswer(approves)
-    if isinstance(wanted, Decision):
+    if isinstance(wanted, ProposalsBody):
         limits = wanted.model_dump(include={"group_max_cost_cents", "group_timeout"}, exclude_none=True)
         answer = PersonAnswer(approves, lines=wanted.approving, limits=limits)
     service = app.service_for((token, None), lambda: _session(token))
     app.begin(service.session)
     decided = await decide(service, shown, answer)
-    if isinstance(wanted, ExtensionDecision):
+    if isinstance(wanted, ExtensionBody):
         return _json(dict(decided.fields))
     kept = {name: decided.fields[name] for name in _FIELDS if name in decided.fields}
     refused = all(made.get("refused_because") is not None for made in kept.get("decisions", ()))
     return _json(kept, 409 if refused else 200)
 
 
-def _shown(wanted: Decision | ExtensionDecision) -> list[Shown]:
+def _shown(wanted: ProposalsBody | ExtensionBody) -> list[Shown]:
     """Return what a decision says that it was shown; an approval names the digest of each."""
-    if isinstance(wanted, ExtensionDecision):
+    if isinstance(wanted, ExtensionBody):
         return [Shown("extend", parse_id("subagent_id", wanted.subagent_id), wanted.digest)]
     ids = [parse_id("pending_id", given, "pending_ids") for given in wanted.pending_ids]
     if wanted.decision == "reject":

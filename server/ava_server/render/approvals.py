@@ -49,7 +49,7 @@ def how_decided(channel: str, began: SessionStart | None, user: str) -> str:
 
 
 @dataclass(frozen=True)
-class Decision:
+class RunDecision:
     """A decision about a run.
 
     Attributes:
@@ -71,25 +71,25 @@ class Decision:
 
 def decisions_in(
     entries: Iterable[Entry], began: Callable[[str], SessionStart | None] = lambda _session: None
-) -> list[Decision]:
+) -> list[RunDecision]:
     """Return the decisions in the entries of a run: first those on the proposal, then those on requests for more.
 
     Args:
         entries: The entries.
         began: Returns how a session began, where the log can be asked.
     """
-    first: list[Decision] = []
-    raised: list[Decision] = []
+    first: list[RunDecision] = []
+    raised: list[RunDecision] = []
     for entry in entries:
         if isinstance(fact := entry.fact, ExtensionDecided):
             how = how_decided(fact.channel, began(entry.session_id), entry.user_id)
             changes = changed_words(fact.changes)
-            raised.append(Decision(entry.ts_us, f"Request for more {fact.decision}", how, changes, more=True))
+            raised.append(RunDecision(entry.ts_us, f"Request for more {fact.decision}", how, changes, more=True))
         elif isinstance(fact, SpawnDecided):
             alone = "by itself: nobody decided in time" if fact.decision == "expired" else ""
             how = how_decided(fact.channel, began(entry.session_id), entry.user_id) if fact.channel else alone
             what = fact.decision.capitalize()
-            first.append(Decision(entry.ts_us, what, how, changed_words(fact.changes), fact.group_id))
+            first.append(RunDecision(entry.ts_us, what, how, changed_words(fact.changes), fact.group_id))
     return first + raised
 
 

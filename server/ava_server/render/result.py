@@ -24,7 +24,7 @@ UNCHECKED = "? quote not looked for"
 
 
 @dataclass(frozen=True)
-class Finding:
+class FindingView:
     """What a subagent found: its claim, the quote for it, whether that was found again, and the source.
 
     `url` is the address in the source, where it has one.
@@ -65,9 +65,9 @@ class Result:
     advice: str
     summary: UntrustedText
     output: UntrustedText
-    findings: list[Finding]
+    findings: list[FindingView]
     quotes: str
-    sources: list[tuple[str, list[Finding]]]
+    sources: list[tuple[str, list[FindingView]]]
     caveats: list[UntrustedText]
     artifacts: list[dict[str, Any]]
     changes: list[str]
@@ -136,7 +136,7 @@ def cost_notes(run: RunAnswer) -> str:
     return text + ("; a call cost more than the provider's own limits allow" if run.overrun and not run.advice else "")
 
 
-def findings_of(run: RunAnswer, found: list[dict[str, Any]]) -> list[Finding]:
+def findings_of(run: RunAnswer, found: list[dict[str, Any]]) -> list[FindingView]:
     """Return the findings of a result.
 
     Args:
@@ -147,9 +147,9 @@ def findings_of(run: RunAnswer, found: list[dict[str, Any]]) -> list[Finding]:
     return [_finding(finding, verdicts.get(number, "")) for number, finding in enumerate(found, 1)]
 
 
-def _finding(finding: dict[str, Any], verdict: str) -> Finding:
+def _finding(finding: dict[str, Any], verdict: str) -> FindingView:
     source = dict.fromkeys(str(finding[key]) for key in ("source_name", "source_url") if finding.get(key))
-    return Finding(
+    return FindingView(
         claim=UntrustedText(one_line(str(finding.get("claim", "")))),
         quote=UntrustedText(str(finding.get("quote") or "").strip()),
         verdict=verdict,
@@ -158,7 +158,7 @@ def _finding(finding: dict[str, Any], verdict: str) -> Finding:
     )
 
 
-def quotes_line(findings: Iterable[Finding]) -> str:
+def quotes_line(findings: Iterable[FindingView]) -> str:
     """Return how many quotes were found again; empty without a quote."""
     verdicts = Counter(one.verdict for one in findings if one.quote)
     marks = {"found": "✓", "near": "≈", "not_found": "✗", "": "?"}

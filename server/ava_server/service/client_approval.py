@@ -22,9 +22,9 @@ from ava_server.approval.decisions import (
     Approval,
     CheckedApproval,
     ConfirmOutcome,
-    Decision,
     NotAgreed,
     ProposalChange,
+    ProposalDecision,
     approve,
     check_approval,
     check_proposal,
@@ -245,13 +245,13 @@ def page_of(address: str, ids: Sequence[str]) -> str:
     return f"{address}/proposals?{urlencode([('id', pending_id) for pending_id in ids])}"
 
 
-def _decision(view: View, pending_id: str, user: str, now_us: int, ended: NotAgreed) -> Decision:
+def _decision(view: View, pending_id: str, user: str, now_us: int, ended: NotAgreed) -> ProposalDecision:
     """Return what the log has of a proposal."""
     row = view.proposal(pending_id)
     if row is not None and row.user_id == user and row.state == "approved":
-        return Decision(pending_id, row.run_id, "approved")
+        return ProposalDecision(pending_id, row.run_id, "approved")
     if row is not None and row.user_id == user and row.state == "rejected":
-        return Decision(pending_id, row.run_id, "rejected", REJECTED)
+        return ProposalDecision(pending_id, row.run_id, "rejected", REJECTED)
     found = check_proposal(view, pending_id, user, now_us)
     return found.refused(WHY[ended]) if isinstance(found, ProposalChange) else found
 

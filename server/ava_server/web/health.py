@@ -19,7 +19,7 @@ from ava_audit.search import LogQuery, search
 from ava_audit.units import DAY_US, US_PER_S, format_bytes, format_duration, now_us
 from ava_audit.view import View
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
-from ava_server.service.checks import WORST_FIRST, Finding, Setup, data, models, run_checks
+from ava_server.service.checks import WORST_FIRST, CheckFinding, Setup, data, models, run_checks
 from ava_server.service.records import Budget, current_runs
 from ava_server.web.context import PageContext, reader_of
 from ava_server.web.events import Row, rows_of
@@ -103,28 +103,28 @@ class Health:
             if self._context.site.local:
                 yield "Data root", str(folder)
 
-    async def _findings(self, visitor: Visitor, now: LogState, sandbox: Sandbox | Unavailable) -> list[Finding]:
+    async def _findings(self, visitor: Visitor, now: LogState, sandbox: Sandbox | Unavailable) -> list[CheckFinding]:
         """Return what the checks find."""
         runtime = self._context.runtime
         setup = Setup(os.environ, runtime.settings.paths, runtime.settings, visitor.user)
         day_settings = runtime.spawn_limits_of(visitor.user).day_settings
         found = [data.upkeep(now.lags), data.confinement(sandbox), data.budgets(now.budgets, day_settings)]
         if (why := runtime.manager.out_of_reach) is not None:
-            found.append(Finding("log", "fault", f"this server cannot use the log: {why}", "See the checks below."))
+            found += [CheckFinding("log", "fault", f"this server cannot use the log: {why}", "See the checks below.")]
         try:
             with anyio.fail_after(CHECKED_WITHIN_S):
                 found += await anyio.to_thread.run_sync(checked, setup, abandon_on_cancel=True)
         except TimeoutError:
             text = f"the checks did not end within {CHECKED_WITHIN_S:.0f} s"
-            found.append(Finding("checks", "fault", text, "See whether the disk of the data root answers."))
+            found += [CheckFinding("checks", "fault", text, "See whether the disk of the data root answers.")]
         return found if self._context.site.local else [without_paths(each) for each in found]
 
 
-def checked(setup: Setup) -> list[Finding]:
+def checked(setup: Setup) -> list[CheckFinding]:
     """Return what all checks find. Blocking."""
     return list(run_checks(((check.__name__, check) for check in CHECKS), setup, in_full=False))
 
 
-def without_paths(found: Finding) -> Finding:
+def without_paths(found: CheckFinding) -> CheckFinding:
     """Return a finding without the paths of this machine."""
     return replace(found, text=_PATH.sub("(path)", found.text), what_to_do=_PATH.sub("(path)", found.what_to_do))

@@ -112,7 +112,7 @@ def added(there: There, visitor: Visitor, user: str, name: str = "laptop") -> Au
     return key
 
 
-class Decision:
+class DecisionForm:
     """The form of one or more proposals, as a page shows it, about to be approved.
 
     Args:

@@ -13,7 +13,7 @@ from ava_server.cli.options import Json
 from ava_server.cli.terminal import columns, counted, heading, say, say_json, tell, wrapped, wrapped_lines
 
 if TYPE_CHECKING:
-    from ava_server.service.checks import Finding, Setup
+    from ava_server.service.checks import CheckFinding, Setup
 
 FAULT = 1
 WIDTH = 80
@@ -60,19 +60,19 @@ def doctor_command(
     raise typer.Exit(FAULT if counts["fault"] else 0)
 
 
-def _findings(setup: Setup, online: bool, as_json: bool) -> list[Finding]:
+def _findings(setup: Setup, online: bool, as_json: bool) -> list[CheckFinding]:
     """Run all checks, print each finding at once, and return them."""
     from ava_server.cli.doctor.checks import CHECKS, redactor_of
     from ava_server.service.checks import run_checks
     from ava_server.service.checks.roles import remote_servers_not_asked, servers
 
     redactor = redactor_of(setup)
-    findings: list[Finding] = []
+    findings: list[CheckFinding] = []
 
     def redacted(text: str) -> str:
         return redactor.redact(text)[0]
 
-    def report(found: Finding) -> None:
+    def report(found: CheckFinding) -> None:
         found = replace(found, text=redacted(found.text), what_to_do=redacted(found.what_to_do))
         findings.append(found)
         if not as_json:
@@ -89,7 +89,7 @@ def _findings(setup: Setup, online: bool, as_json: bool) -> list[Finding]:
     return findings
 
 
-def _lines(finding: Finding) -> str:
+def _lines(finding: CheckFinding) -> str:
     """Return a finding in at most 80 columns, its advice below it."""
     width = min(WIDTH, columns()) - _MARGIN
     lines = wrapped_lines(f"{finding.name}: {finding.text}", width)
@@ -98,7 +98,7 @@ def _lines(finding: Finding) -> str:
     return "\n".join(f"{'' if number else finding.state:<{_MARGIN}}{line}" for number, line in enumerate(lines))
 
 
-def _summary(counts: Counter[str], findings: list[Finding]) -> str:
+def _summary(counts: Counter[str], findings: list[CheckFinding]) -> str:
     """Return the last sentence: the faults and warnings, and what they are about."""
     kinds = [kind for kind in ("fault", "warning") if counts[kind]]
     if not kinds:

@@ -18,7 +18,7 @@ from ava_server.budget.user_limits import day_caps, day_setting
 from ava_server.cli.log_access import LogSnapshot, look_at_log, read_log
 from ava_server.core.data_root import in_postgres, os_user
 from ava_server.core.errors import AvaError
-from ava_server.service.checks import Finding, Setup, data
+from ava_server.service.checks import CheckFinding, Setup, data
 from ava_server.service.records import todays_budgets
 
 _BROKEN = (
@@ -31,7 +31,7 @@ _LOST = (
 )
 
 
-def log(setup: Setup) -> Iterator[Finding]:
+def log(setup: Setup) -> Iterator[CheckFinding]:
     """Report the log's size, whether this version can read it, and whether index and mirror are behind."""
     root = setup.usable_root
     if root is None:
@@ -42,57 +42,57 @@ def log(setup: Setup) -> Iterator[Finding]:
         return
     try:
         if lost := [] if path.exists() and path.stat().st_size > 0 else mirror_faults(None, path.parent / "logs"):
-            yield Finding("log", "fault", lost[0].text, _LOST)
+            yield CheckFinding("log", "fault", lost[0].text, _LOST)
         elif not path.exists():
-            yield Finding("log", "note", "there is none yet; it is created at the first start")
+            yield CheckFinding("log", "note", "there is none yet; it is created at the first start")
         else:
             yield from look_at_log(path, lambda snapshot: list(_check_log(setup, path, snapshot)))
     except (sqlite3.Error, OSError) as error:
         full = no_room(error, path)
         to_do = "Free some space on that disk." if full else _BROKEN
-        yield Finding("log", "fault", f"{path} cannot be read: {full or error}", to_do)
+        yield CheckFinding("log", "fault", f"{path} cannot be read: {full or error}", to_do)
 
 
-def _check_postgres(root: Path) -> Finding:
+def _check_postgres(root: Path) -> CheckFinding:
     try:
         backend = backend_of(root)
         with contextlib.closing(backend.open_to_check()) as db:
             faults = schema_faults(backend.schema_changes(db))
             head = View(db).head()
     except AuditError as error:
-        return Finding("log", "fault", str(error), "Start the Postgres server, or correct AVA_DATABASE_URL.")
+        return CheckFinding("log", "fault", str(error), "Start the Postgres server, or correct AVA_DATABASE_URL.")
     if faults:
-        return Finding("log", "fault", faults[0].text, "Restore the database, or find out what else writes to it.")
-    return Finding("log", "ok", f"{head:,} entries in {backend.place}")
+        return CheckFinding("log", "fault", faults[0].text, "Restore the database, or find out what else writes to it.")
+    return CheckFinding("log", "ok", f"{head:,} entries in {backend.place}")
 
 
-def _check_log(setup: Setup, path: Path, snapshot: LogSnapshot) -> Iterator[Finding]:
+def _check_log(setup: Setup, path: Path, snapshot: LogSnapshot) -> Iterator[CheckFinding]:
     size = sum(part.stat().st_size for part in path.parent.glob(f"{path.name}*") if part.is_file())
     if snapshot.schema > SCHEMA_VERSION:
         text = f"{path} has schema {snapshot.schema}, and this version knows {SCHEMA_VERSION}: a newer Ava wrote it"
-        yield Finding("log", "fault", text, "Install the newer Ava, or set AVA_DATA_ROOT to another folder.")
+        yield CheckFinding("log", "fault", text, "Install the newer Ava, or set AVA_DATA_ROOT to another folder.")
         return
     if snapshot.schema == 0 and size > 0:
-        yield Finding("log", "fault", f"{path} is not a log: its beginning is missing", _BROKEN)
+        yield CheckFinding("log", "fault", f"{path} is not a log: its beginning is missing", _BROKEN)
         return
     if snapshot.schema < SCHEMA_VERSION:
-        yield Finding(
+        yield CheckFinding(
             "log", "note", f"{path} has schema {snapshot.schema}; the next start brings it to {SCHEMA_VERSION}"
         )
         return
     if faults := schema_faults(backend_at(path).schema_changes(snapshot.db)):
         for fault in faults:
-            yield Finding("log", "fault", fault.text, _BROKEN)
+            yield CheckFinding("log", "fault", fault.text, _BROKEN)
         return
     head = snapshot.view.head()
     text = f"{head:,} entries, {size / 1e6:.1f} MB, schema {snapshot.schema}"
     if snapshot.partial:
         text += "; a process died while writing, and the last entries are shown after the next start"
-    yield Finding("log", "note" if snapshot.partial else "ok", text)
+    yield CheckFinding("log", "note" if snapshot.partial else "ok", text)
     yield data.upkeep(data.lags_of(snapshot.view, mirrors=setup.settings is None or setup.settings.mirrors))
 
 
-def budgets(setup: Setup) -> Iterator[Finding]:
+def budgets(setup: Setup) -> Iterator[CheckFinding]:
     """Report what is spent of today's budgets."""
     root, settings = setup.usable_root, setup.settings
     if settings is None or root is None:

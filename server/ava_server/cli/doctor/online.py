@@ -28,7 +28,7 @@ from ava_server.models.clients import ClientPool
 from ava_server.models.selection import Choice, configured
 from ava_server.runs.mode import ASKING
 from ava_server.service.access import ignore_progress
-from ava_server.service.checks import REPORT, Finding, Setup, from_error
+from ava_server.service.checks import REPORT, CheckFinding, Setup, from_error
 from ava_server.service.checks.models import cheapest, models_of, search_engine
 from ava_server.service.records import run_record
 from ava_server.service.runtime import Runtime, open_runtime, refuse_recursion
@@ -56,7 +56,7 @@ _ANSWERED = frozenset({"success", "iteration_limit", "tool_limit"})
 _NO_ROOM = frozenset({"cost_exceeded", "token_exceeded"})
 
 Tell = Callable[[str], None]
-Report = Callable[[Finding], None]
+Report = Callable[[CheckFinding], None]
 
 
 def ask_providers(setup: Setup, tell: Tell, report: Report) -> None:
@@ -79,12 +79,12 @@ def ask_providers(setup: Setup, tell: Tell, report: Report) -> None:
     choices: list[Choice] = []
     for name in names:
         tried = cheapest(name, models, setup)
-        if isinstance(tried, Finding):
+        if isinstance(tried, CheckFinding):
             report(tried)
         else:
             choices.append(tried)
     if not choices:
-        return report(Finding("online", "note", "nothing was asked: no provider can be called"))
+        return report(CheckFinding("online", "note", "nothing was asked: no provider can be called"))
     tell(_announcement(choices, _cents(setup.settings)))
     try:
         return anyio.run(_ask_all, setup.settings, choices, report)
@@ -97,22 +97,22 @@ def ask_providers(setup: Setup, tell: Tell, report: Report) -> None:
         report(from_error("online", text, _AGAIN if expected else REPORT))
 
 
-def _refusal(setup: Setup) -> Finding | None:
+def _refusal(setup: Setup) -> CheckFinding | None:
     """Return why nothing may be asked, or None."""
     name, refused = "online", "nothing was asked"
     if why := refuse_recursion():
-        return Finding(name, "warning", f"{refused}: {why}", "Run it in your own terminal.")
+        return CheckFinding(name, "warning", f"{refused}: {why}", "Run it in your own terminal.")
     if setup.settings is None or models_of(setup) is None:
-        return Finding(name, "warning", f"{refused}: settings or keys are wrong", _AGAIN)
+        return CheckFinding(name, "warning", f"{refused}: settings or keys are wrong", _AGAIN)
     try:
         policy, why = policy_in_force(setup.settings, setup.user)
     except ConfigError as error:
-        return Finding(name, "warning", f"{refused}: {error}", "Correct or remove that file.")
+        return CheckFinding(name, "warning", f"{refused}: {error}", "Correct or remove that file.")
     if approval_needs("terminal", policy).pin:
         text = f"{refused}: {why}, so only a person with the approval PIN approves"
-        return Finding(name, "warning", text, 'Try a model with `ava run researcher "…"`, which asks for the PIN.')
+        return CheckFinding(name, "warning", text, 'Try a model with `ava run researcher "…"`, which asks for the PIN.')
     if setup.usable_root is None:
-        return Finding(name, "warning", f"{refused}: the data root cannot hold the log", _AGAIN)
+        return CheckFinding(name, "warning", f"{refused}: the data root cannot hold the log", _AGAIN)
     return None
 
 
@@ -139,7 +139,7 @@ async def _ask_all(settings: Settings, choices: list[Choice], report: Report) ->
             report(await _ask(runtime, Service(runtime, session), session, choice))
 
 
-async def _ask(runtime: Runtime, service: Service, session: Session, choice: Choice) -> Finding:
+async def _ask(runtime: Runtime, service: Service, session: Session, choice: Choice) -> CheckFinding:
     """Ask one provider, and return the finding."""
     title = f"online {choice.provider}"
     spawn: dict[str, Any] = {
@@ -170,7 +170,7 @@ async def _ask(runtime: Runtime, service: Service, session: Session, choice: Cho
         return from_error(title, f"not asked: {error}", _AGAIN, "warning")
     if await _wait_for_end(runtime, service, run_id) is None:
         waits = runtime.manager.waiting_for.get(run_id, "it did not end in time")
-        return Finding(title, "warning", f"not asked: {waits}; cancelled", "Try again when fewer subagents run.")
+        return CheckFinding(title, "warning", f"not asked: {waits}; cancelled", "Try again when fewer subagents run.")
     found = await runtime.store.read(lambda view: run_record(view, run_id, runtime.instances))
     await note_fetched(runtime.store, session, _COMMAND, found.row)
     return _finding(title, choice, found.row, found.answer, time.monotonic() - began)
@@ -190,25 +190,25 @@ async def _wait_for_end(runtime: Runtime, service: Service, run_id: str) -> RunR
     return run
 
 
-def _finding(title: str, choice: Choice, run: RunRow, answer: RunAnswer, took_s: float) -> Finding:
+def _finding(title: str, choice: Choice, run: RunRow, answer: RunAnswer, took_s: float) -> CheckFinding:
     """Return what an ended run shows about its provider."""
     cost = "free" if choice.price.free and not run.cost_micros else format_usd(run.cost_micros)
     if run.uncosted_micros:
         cost += " (its worst case: the provider did not report it)"
     about = f"{choice.name}, {cost}, {run.id}"
     if run.state in _ANSWERED:
-        return Finding(title, "ok", f"answered in {took_s:.1f} s: {about}")
+        return CheckFinding(title, "ok", f"answered in {took_s:.1f} s: {about}")
     if run.state in _NO_ROOM:
         text = f"not asked: the call's worst case does not fit its limits ({about})"
         step = "Set a cheaper model for the tier fast, or try it with `ava run` and a higher --max-cost."
-        return Finding(title, "warning", text, step)
+        return CheckFinding(title, "warning", text, step)
     if run.state == "timeout":
-        text = f"no whole answer within {TIMEOUT_S:g} s: {about}"
-        return Finding(title, "fault", text, "Try again: a model may still be loading. If not, choose a faster one.")
+        step = "Try again: a model may still be loading. If not, choose a faster one."
+        return CheckFinding(title, "fault", f"no whole answer within {TIMEOUT_S:g} s: {about}", step)
     why = answer.untrusted_result.error_text if answer.untrusted_result is not None else None
     why = (why or answer.stop_reason or run.state).rstrip(".")
     step = str((answer.error or {}).get("what_to_do") or f"Look at `ava show {run.id}`.")
-    return Finding(title, "fault", f"{why} ({about})", step)
+    return CheckFinding(title, "fault", f"{why} ({about})", step)
 
 
 def try_search(setup: Setup, tell: Tell, report: Report) -> None:
@@ -229,7 +229,7 @@ def try_search(setup: Setup, tell: Tell, report: Report) -> None:
     count = len(results.hits)
     text = f"answered with {counted(count, 'result')} for {QUERY!r}"
     text += f" ({results.note})" if results.note else ""
-    report(Finding(title, "ok", text) if count else Finding(title, "warning", text, _AGAIN))
+    report(CheckFinding(title, "ok", text) if count else CheckFinding(title, "warning", text, _AGAIN))
 
 
 async def _search(engine: Engine) -> SearchResults:

@@ -1,6 +1,6 @@
 """Checks of everything that Ava needs, for `ava doctor` and the page `/health`.
 
-A check takes a `Setup` and yields `Finding`s, each with what to do. It reads files and tries locks, and creates and
+A check takes a `Setup` and yields `CheckFinding`s, each with what to do. It reads files and tries locks; it creates and
 writes nothing. `data` and `models` are cheap and safe in a running server; `machine` and `roles` start programs for a
 moment.
 """
@@ -25,7 +25,7 @@ REPORT = "Please report it: this is a fault of Ava's own."
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckFinding:
     """One line of the report.
 
     Attributes:
@@ -78,10 +78,10 @@ class Setup:
         return f"Correct it in {file}, or in the named variable, then run `ava doctor` again."
 
 
-Check = Callable[[Setup], Iterable[Finding]]
+Check = Callable[[Setup], Iterable[CheckFinding]]
 
 
-def run_checks(checks: Iterable[tuple[str, Check]], setup: Setup, *, in_full: bool) -> Iterator[Finding]:
+def run_checks(checks: Iterable[tuple[str, Check]], setup: Setup, *, in_full: bool) -> Iterator[CheckFinding]:
     """Run checks one by one, each with the name of a finding about its failure; one that fails ends no other.
 
     With `in_full`, that finding has the text of the error, not only its type. Blocking.
@@ -91,7 +91,7 @@ def run_checks(checks: Iterable[tuple[str, Check]], setup: Setup, *, in_full: bo
             yield from check(setup)
         except Exception as error:
             text = f"this check failed: {type(error).__name__}" + (f": {error}" if in_full else "")
-            yield Finding(name, "fault", text, REPORT)
+            yield CheckFinding(name, "fault", text, REPORT)
 
 
 def read_setup() -> Setup:
@@ -107,9 +107,9 @@ def read_setup() -> Setup:
         return Setup(env, root, settings_error=str(error))
 
 
-def from_error(name: str, message: str, step: str, state: State = "fault") -> Finding:
+def from_error(name: str, message: str, step: str, state: State = "fault") -> CheckFinding:
     """Return a finding with an error's whole text and the check's own step, which is not repeated."""
-    return Finding(name, state, message.strip().removesuffix(step).rstrip(), step)
+    return CheckFinding(name, state, message.strip().removesuffix(step).rstrip(), step)
 
 
 def nearest_folder(path: Path) -> Path:

@@ -21,7 +21,7 @@ from ava_server.config.pin import PinFile
 from ava_server.core.data_root import has_log
 from ava_server.core.errors import ConfigError
 from ava_server.core.files import is_own
-from ava_server.service.checks import Finding, Setup, from_error, nearest_folder
+from ava_server.service.checks import CheckFinding, Setup, from_error, nearest_folder
 
 if TYPE_CHECKING:
     from ava_audit.view import View
@@ -42,7 +42,7 @@ _NO_BACKGROUND = (
 )
 
 
-def data_root(setup: Setup) -> Iterator[Finding]:
+def data_root(setup: Setup) -> Iterator[CheckFinding]:
     """Report where the data root is, and whether it can be used."""
     name = "data root"
     if setup.root is None:
@@ -58,28 +58,28 @@ def data_root(setup: Setup) -> Iterator[Finding]:
     kind = network_file_system(nearest_folder(path))
     if kind is not None:
         text = f"{path} is on a network file system ({kind}), where locks do not hold"
-        yield Finding(name, "fault", text, "Set AVA_DATA_ROOT to a folder on a local disk.")
+        yield CheckFinding(name, "fault", text, "Set AVA_DATA_ROOT to a folder on a local disk.")
     elif not path.exists():
-        yield Finding(name, "note", f"{where} does not exist yet; it is created at the first start")
+        yield CheckFinding(name, "note", f"{where} does not exist yet; it is created at the first start")
     elif os.name != "posix":
-        yield Finding(name, "ok", f"{where}, readable and writable")
+        yield CheckFinding(name, "ok", f"{where}, readable and writable")
     else:
         yield _check_mode(name, path, f"{where}, readable and writable")
 
 
-def _check_mode(name: str, path: Path, text: str) -> Finding:
+def _check_mode(name: str, path: Path, text: str) -> CheckFinding:
     """Return who may read and write the folder."""
     status = path.stat()
     mode = stat.S_IMODE(status.st_mode)
     fix = f"Fix it with: chmod 700 {path}"
     if mode & stat.S_IWOTH:
-        return Finding(name, "fault", f"anyone may write to {path} (mode {mode:o})", fix)
+        return CheckFinding(name, "fault", f"anyone may write to {path} (mode {mode:o})", fix)
     if mode & _OTHERS:
-        return Finding(name, "warning", f"others may look into {path} (mode {mode:o})", fix)
+        return CheckFinding(name, "warning", f"others may look into {path} (mode {mode:o})", fix)
     if not is_own(status):
         text = f"{path} belongs to another user (uid {status.st_uid})"
-        return Finding(name, "warning", text, "Run Ava as that user, or s" + _OTHER_FOLDER[1:])
-    return Finding(name, "ok", f"{text} for its owner alone")
+        return CheckFinding(name, "warning", text, "Run Ava as that user, or s" + _OTHER_FOLDER[1:])
+    return CheckFinding(name, "ok", f"{text} for its owner alone")
 
 
 def free_bytes(path: Path) -> int | None:
@@ -90,7 +90,7 @@ def free_bytes(path: Path) -> int | None:
         return None
 
 
-def space(setup: Setup) -> Iterator[Finding]:
+def space(setup: Setup) -> Iterator[CheckFinding]:
     """Report how much room there is for the log."""
     name, root = "disk space", setup.usable_root
     if root is None:
@@ -100,14 +100,14 @@ def space(setup: Setup) -> Iterator[Finding]:
         return
     text = f"{format_bytes(free)} free for the data root"
     if free < NOTHING_FITS_BYTES:
-        yield Finding(name, "fault", f"{text}: nothing fits", "Free some space, then continue: nothing is lost.")
+        yield CheckFinding(name, "fault", f"{text}: nothing fits", "Free some space, then continue: nothing is lost.")
     elif free < LITTLE_BYTES:
-        yield Finding(name, "warning", text, "Free some space: on a full disk, no subagent starts.")
+        yield CheckFinding(name, "warning", text, "Free some space: on a full disk, no subagent starts.")
     else:
-        yield Finding(name, "ok", text)
+        yield CheckFinding(name, "ok", text)
 
 
-def settings(setup: Setup) -> Iterator[Finding]:
+def settings(setup: Setup) -> Iterator[CheckFinding]:
     """Report whether the settings are right, and which ones this process's environment sets."""
     name = "settings"
     if setup.root is None:
@@ -120,13 +120,13 @@ def settings(setup: Setup) -> Iterator[Finding]:
     names = sorted(set(setup.settings.from_environment.values()))
     if names:
         text += f"; this process's environment tightens: {', '.join(names)}"
-    yield Finding(name, "ok", text)
+    yield CheckFinding(name, "ok", text)
     if not setup.settings.enabled:
         off = "enabled = false: subagents are switched off"
-        yield Finding(name, "warning", off, f"Set enabled = true in {file} to switch them on.")
+        yield CheckFinding(name, "warning", off, f"Set enabled = true in {file} to switch them on.")
 
 
-def approval(setup: Setup) -> Iterator[Finding]:
+def approval(setup: Setup) -> Iterator[CheckFinding]:
     """Report who approves, and what that does and does not prevent."""
     name, settings = "approval", setup.settings
     if settings is None:
@@ -151,46 +151,46 @@ def approval(setup: Setup) -> Iterator[Finding]:
     file = PinFile(settings.paths.approval_file)
     if policy == "human" and not (exists and file.is_set):
         text = f"{why}, and there is no approval PIN yet: the next approval asks you to choose one"
-        yield Finding(name, "warning", text, "Choose one now, before a model could: ava pin set")
+        yield CheckFinding(name, "warning", text, "Choose one now, before a model could: ava pin set")
     elif policy == "human":
         text = (
             f"human, by the approval PIN in {file.place}: no host and no model starts anything, only `ava approve` with"
             " the PIN. A program that runs as this user and may write the data root can remove the PIN"
         )
-        yield Finding(name, "ok", text)
+        yield CheckFinding(name, "ok", text)
     elif why == 'approval = "by_host"':
         text = (
             f"{why}: you approve in hosts that show you what starts, and in all others with a PIN on a page or in a"
             " terminal, which you choose at the first approval (`ava hosts`)"
         )
-        yield Finding(name, "note", text, "Choose the PIN now, before a model could: ava pin set")
+        yield CheckFinding(name, "note", text, "Choose the PIN now, before a model could: ava pin set")
     elif policy == "ask":
-        yield Finding(name, "note", f"{why}: {ask}", advice)
+        yield CheckFinding(name, "note", f"{why}: {ask}", advice)
     elif not each or not day:
         text = f"{why}, and one of its ceilings is 0, so nothing starts by itself"
-        yield Finding(name, "warning", text, "Set auto_approve_cents and auto_approve_daily_cents, or ask.")
+        yield CheckFinding(name, "warning", text, "Set auto_approve_cents and auto_approve_daily_cents, or ask.")
     else:
         run_usd, day_usd = format_usd(each * MICROS_PER_CENT), format_usd(day * MICROS_PER_CENT)
         text = (
             f"{why}: runs that cost at most {run_usd}, and only read, start without a question, up to"
             f" {day_usd} per user and day; for all others, {ask}"
         )
-        yield Finding(name, "note", text, advice)
+        yield CheckFinding(name, "note", text, advice)
 
 
-def processes(setup: Setup) -> Iterator[Finding]:
+def processes(setup: Setup) -> Iterator[CheckFinding]:
     """Report how many Ava processes use the data root, and what happens to subagents when their host is closed."""
     name, root = "processes", setup.usable_root
     if setup.settings is not None:
-        yield Finding("background", "ok", _BACKGROUND if setup.settings.background else _NO_BACKGROUND)
+        yield CheckFinding("background", "ok", _BACKGROUND if setup.settings.background else _NO_BACKGROUND)
     if root is not None and root.local_token.exists():
         up = is_held(root.http_lock)
         text = f"runs (port, process: {root.http_port})" if up else "is not running; a host starts it"
-        yield Finding("local server", "ok", f"the HTTP server for hosts on this machine {text}")
+        yield CheckFinding("local server", "ok", f"the HTTP server for hosts on this machine {text}")
     if root is not None and root.pages_port.exists():
         up = is_held(root.pages_lock)
         text = f"runs (port, process, version: {root.pages_port})" if up else "is not running; `ava ui` starts it"
-        yield Finding("pages", "ok", f"the server of `ava ui` {text}")
+        yield CheckFinding("pages", "ok", f"the server of `ava ui` {text}")
     if root is None or not root.db.exists():
         return
     try:
@@ -199,18 +199,18 @@ def processes(setup: Setup) -> Iterator[Finding]:
         keeper = is_held(root.path / "keeper.lock")
     except OSError as error:
         step = f"Make this user the owner of {root.path} and all that is in it."
-        yield Finding(name, "warning", f"the running processes are unknown: {error.strerror}", step)
+        yield CheckFinding(name, "warning", f"the running processes are unknown: {error.strerror}", step)
         return
     if not count and not keeper:
-        yield Finding(name, "ok", "no Ava server is running here now")
+        yield CheckFinding(name, "ok", "no Ava server is running here now")
         return
     running = f"{count} Ava process{' is' if count == 1 else 'es are'} running here"
     if worker:
         running += ", one of them the worker"
-    yield Finding(name, "ok", f"{running}; {'one' if keeper else 'none'} of them updates index and mirror")
+    yield CheckFinding(name, "ok", f"{running}; {'one' if keeper else 'none'} of them updates index and mirror")
 
 
-def confinement(found: Sandbox | Unavailable, details: str = "") -> Finding:
+def confinement(found: Sandbox | Unavailable, details: str = "") -> CheckFinding:
     """Return what confines commands here, or why nothing does and what to do.
 
     Args:
@@ -222,14 +222,14 @@ def confinement(found: Sandbox | Unavailable, details: str = "") -> Finding:
         off = "run_bash, python_exec and programs of MCP servers are off"
         text = f"commands cannot be confined here, so {off}: {found.why}"
         step = f"{found.what_to_do[0].upper()}{found.what_to_do[1:]}, then run `ava doctor` again."
-        return Finding(name, "warning" if sys.platform == "linux" else "note", text, step)
+        return CheckFinding(name, "warning" if sys.platform == "linux" else "note", text, step)
     if found.kind == "none":
         text = 'commands are not confined (sandbox.mode = "none"): they can read, change and send whatever you can'
-        return Finding(name, "warning", text, 'Set sandbox.mode to "auto", or remove it.')
+        return CheckFinding(name, "warning", text, 'Set sandbox.mode to "auto", or remove it.')
     if found.kind == "landlock":
         text = f"commands run in Landlock, which hides less than bubblewrap would{has}"
-        return Finding(name, "note", text, "Install bubblewrap, or let it create user namespaces.")
-    return Finding(name, "ok", f"commands run in bubblewrap{has}")
+        return CheckFinding(name, "note", text, "Install bubblewrap, or let it create user namespaces.")
+    return CheckFinding(name, "ok", f"commands run in bubblewrap{has}")
 
 
 def lags_of(view: View, *, mirrors: bool) -> dict[str, int]:
@@ -238,23 +238,23 @@ def lags_of(view: View, *, mirrors: bool) -> dict[str, int]:
     return {name: view.head() - view.progress(copy) for name, copy in copies.items()}
 
 
-def upkeep(lags: Mapping[str, int]) -> Finding:
+def upkeep(lags: Mapping[str, int]) -> CheckFinding:
     """Return how many entries each copy of the log lacks."""
     behind = [f"the {name} is {count:,} entries behind" for name, count in lags.items() if count > 0]
     if behind:
         later = "a running server updates it within seconds, else the next one that starts"
-        return Finding("upkeep", "note", f"{' and '.join(behind)}; {later}")
-    return Finding("upkeep", "ok", f"{' and '.join(lags)} {'are' if len(lags) > 1 else 'is'} up to date")
+        return CheckFinding("upkeep", "note", f"{' and '.join(behind)}; {later}")
+    return CheckFinding("upkeep", "ok", f"{' and '.join(lags)} {'are' if len(lags) > 1 else 'is'} up to date")
 
 
-def budgets(found: Sequence[Budget], settings: Sequence[str]) -> Finding:
+def budgets(found: Sequence[Budget], settings: Sequence[str]) -> CheckFinding:
     """Return what is spent and held of today's budgets, and what to do if one is used up: each setting has a cap."""
     shown = [f"{each.whose} {format_usd(each.spent + each.held)} of {format_usd(each.cap)}" for each in found]
     text = f"spent today (UTC): {', '.join(shown)}"
     full = [(each, name) for each, name in zip(found, settings, strict=False) if each.spent + each.held >= each.cap]
     if not full:
-        return Finding("budget", "ok", text)
+        return CheckFinding("budget", "ok", text)
     step = f"raise {', and '.join(name for _each, name in full)}"
     if all(each.cap for each, _name in full):  # a new day does not help against 0
         step = f"wait until 00:00 UTC, or {step}"
-    return Finding("budget", "warning", f"{text}; only free models can run", f"{step[0].upper()}{step[1:]}.")
+    return CheckFinding("budget", "warning", f"{text}; only free models can run", f"{step[0].upper()}{step[1:]}.")

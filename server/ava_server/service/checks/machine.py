@@ -30,7 +30,7 @@ from ava_server.config.settings import SandboxSettings
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import ConfigError
 from ava_server.core.files import is_root
-from ava_server.service.checks import Finding, Setup, data
+from ava_server.service.checks import CheckFinding, Setup, data
 
 PROBE_S = 5.0
 """A program that does not answer within this time counts as missing."""
@@ -40,7 +40,7 @@ _NOT_HERE = "not on this system"
 _NUMBER = re.compile(r"\d+(?:\.\d+)+")
 
 
-def python(_setup: Setup) -> Iterator[Finding]:
+def python(_setup: Setup) -> Iterator[CheckFinding]:
     """Report the versions of Python and Ava, and whether they are in a permanent place."""
     try:
         own = version("ava-subagents")
@@ -51,32 +51,32 @@ def python(_setup: Setup) -> Iterator[Finding]:
 
     if why := passing(Path(sys.prefix)):
         step = "Install Ava in a permanent environment (the README says how), and run `ava init` from there."
-        yield Finding("python", "warning", f"{text}: {why}, so a host that was set up with it loses it", step)
+        yield CheckFinding("python", "warning", f"{text}: {why}, so a host that was set up with it loses it", step)
         return
-    yield Finding("python", "ok", text)
+    yield CheckFinding("python", "ok", text)
     if sys.platform != "linux":
         system = f"{platform.system()} {platform.release()}: Ava is tested on Linux; the log and web roles work here"
-        yield Finding("system", "note", system)
+        yield CheckFinding("system", "note", system)
 
 
-def command(_setup: Setup) -> Iterator[Finding]:
+def command(_setup: Setup) -> Iterator[CheckFinding]:
     """Report the path of the `ava` command, as hosts need it."""
     path = shutil.which("ava", path=sysconfig.get_path("scripts"))
     if path is not None:
-        yield Finding("command", "ok", f"hosts start {path} serve")
+        yield CheckFinding("command", "ok", f"hosts start {path} serve")
     else:
         step = f"Let hosts start {sys.executable} {' '.join(MODULE_ARGS)} serve"
-        yield Finding("command", "warning", f"there is no ava command beside {sys.executable}", step)
+        yield CheckFinding("command", "warning", f"there is no ava command beside {sys.executable}", step)
 
 
-def extras(_setup: Setup) -> Iterator[Finding]:
+def extras(_setup: Setup) -> Iterator[CheckFinding]:
     """Report the extras that are not installed."""
     if lacking := [name for name in EXTRAS if not has_extra(name)]:
         step = f"If you need them: `{install_command(*lacking)}`"
-        yield Finding("extras", "note", f"without {', '.join(lacking)}; what needs one says so", step)
+        yield CheckFinding("extras", "note", f"without {', '.join(lacking)}; what needs one says so", step)
 
 
-def sqlite(_setup: Setup) -> Iterator[Finding]:
+def sqlite(_setup: Setup) -> Iterator[CheckFinding]:
     """Report SQLite's version, and whether it can hold the log."""
     name = sqlite3.sqlite_version
     try:
@@ -84,28 +84,28 @@ def sqlite(_setup: Setup) -> Iterator[Finding]:
             pass
     except sqlite3.Error as error:
         text = f"SQLite {name} cannot hold the log, which needs FTS5 ({error})"
-        yield Finding("sqlite", "fault", text, "Use a Python with a full SQLite, such as uv's or python.org's.")
+        yield CheckFinding("sqlite", "fault", text, "Use a Python with a full SQLite, such as uv's or python.org's.")
         return
     text = f"SQLite {name}, with FTS5"
     if sqlite3.sqlite_version_info >= WAL_RESET_FIXED:
-        yield Finding("sqlite", "ok", text)
+        yield CheckFinding("sqlite", "ok", text)
         return
     text += (
         "; before 3.51.3 a checkpoint at the same time as a write can lose a commit. Ava lets only one process make"
         " checkpoints, while nothing writes"
     )
-    yield Finding("sqlite", "note", text, "Let no other program open ava.db for writing while Ava runs.")
+    yield CheckFinding("sqlite", "note", text, "Let no other program open ava.db for writing while Ava runs.")
 
 
-def git(_setup: Setup) -> Iterator[Finding]:
+def git(_setup: Setup) -> Iterator[CheckFinding]:
     """Report git's version; without it no command can run on a checkout, and no coder at all."""
     program = git_program(checkout_here())
     if program is not None and (found := _version_of(program)):
         use = "it lists what commands may see of a checkout, and keeps a coder's changes on a branch"
-        yield Finding("git", "ok", f"{found}; {use}")
+        yield CheckFinding("git", "ok", f"{found}; {use}")
     else:
         without = "without it no coder can work, and no command can run in a workspace that is a checkout"
-        yield Finding("git", "note", f"not found; {without}", "Install git if subagents are to run commands.")
+        yield CheckFinding("git", "note", f"not found; {without}", "Install git if subagents are to run commands.")
 
 
 def _version_of(program: str) -> str:
@@ -124,7 +124,7 @@ def _version_of(program: str) -> str:
 # -- confinement ------------------------------------------------------------------------------------------------------
 
 
-def confinement(setup: Setup) -> Iterator[Finding]:
+def confinement(setup: Setup) -> Iterator[CheckFinding]:
     """Report what confines commands here, or why nothing does and what to do."""
     settings = setup.settings.sandbox if setup.settings is not None else SandboxSettings()
     found = sandbox(settings.mode)
@@ -135,7 +135,7 @@ def confinement(setup: Setup) -> Iterator[Finding]:
     closed = (setup.root.path,) if setup.root is not None else ()
     toolchains = find_toolchains(None, (), HostFolders(home_folder(), settings.read_only, closed))
     for why in toolchains.refused:
-        yield Finding("confinement", "warning", why, "Correct sandbox.read_only in config.toml.")
+        yield CheckFinding("confinement", "warning", why, "Correct sandbox.read_only in config.toml.")
 
 
 @cache
@@ -201,15 +201,14 @@ def _user_namespaces() -> str:
 # -- hosts ------------------------------------------------------------------------------------------------------------
 
 
-def hosts(setup: Setup) -> Iterator[Finding]:
+def hosts(setup: Setup) -> Iterator[CheckFinding]:
     """Report which hosts start Ava, and whether what they start exists."""
     from ava_server.hosts.change import servers_of
     from ava_server.hosts.known import HOSTS, UserPlace
 
-    place = UserPlace(sys.platform, home_folder(), setup.env)
     any_found = False
     for host in HOSTS.values():
-        file = host.file(place)
+        file = host.file(UserPlace(sys.platform, home_folder(), setup.env))
         again = f"Run `ava init {host.name}` again, with the server's --name there if it is not ava."
         try:
             for server in servers_of(host, file):
@@ -217,24 +216,25 @@ def hosts(setup: Setup) -> Iterator[Finding]:
                 start = server.command
                 if shutil.which(start) is None:
                     text = f"{host.title} starts {start}, which does not exist ({file})"
-                    yield Finding("host", "warning", text, again)
+                    yield CheckFinding("host", "warning", text, again)
                 elif not Path(start).is_absolute():
                     text = f"{host.title} starts {start}, a name that it may not find ({file})"
-                    yield Finding("host", "note", text, f"{again} It writes the whole path.")
+                    yield CheckFinding("host", "note", text, f"{again} It writes the whole path.")
                 else:
-                    yield Finding("host", "ok", f"{host.title} starts {start} ({file})")
+                    yield CheckFinding("host", "ok", f"{host.title} starts {start} ({file})")
                 if server.without_address:
                     yield _without_address(host.title, file, server.without_address, again)
         except ConfigError as error:
             any_found = True
             step = f"Correct it; {host.title} may not be able to read it either."
-            yield Finding("host", "warning", f"{host.title}: {error}", step)
+            yield CheckFinding("host", "warning", f"{host.title}: {error}", step)
     if not any_found:
-        yield Finding("hosts", "note", "none starts Ava yet", f"Run `ava init HOST`, with one of {', '.join(HOSTS)}.")
+        step = f"Run `ava init HOST`, with one of {', '.join(HOSTS)}."
+        yield CheckFinding("hosts", "note", "none starts Ava yet", step)
 
 
-def _without_address(title: str, file: Path, missing: Mapping[str, tuple[str, ...]], again: str) -> Finding:
+def _without_address(title: str, file: Path, missing: Mapping[str, tuple[str, ...]], again: str) -> CheckFinding:
     """Return the finding about a host that passes keys on without the variables for their addresses."""
     keys, names = ", ".join(missing), ", ".join(name for names in missing.values() for name in names)
     text = f"{title} passes on {keys}, but not {names} ({file}): Ava would send a gateway's key to the provider"
-    return Finding("host", "warning", text, f"{again} Or add these names to its list.")
+    return CheckFinding("host", "warning", text, f"{again} Or add these names to its list.")

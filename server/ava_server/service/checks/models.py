@@ -17,7 +17,7 @@ from ava_server.models.listing import resolve_tiers
 from ava_server.models.prices import price_words
 from ava_server.models.selection import Choice, ModelSettings
 from ava_server.models.web_search import ProviderSearch
-from ava_server.service.checks import Finding, Setup, State, from_error
+from ava_server.service.checks import CheckFinding, Setup, State, from_error
 
 _FIX_KEYS = "Correct that, then run `ava doctor` again; `ava key set PROVIDER` replaces a key."
 _NOT_CHECKED = "not checked: correct the data root, the settings or the keys first"
@@ -37,7 +37,7 @@ def models_of(setup: Setup) -> ModelSettings | None:
         return None
 
 
-def keys(setup: Setup) -> Iterator[Finding]:
+def keys(setup: Setup) -> Iterator[CheckFinding]:
     """Report which providers have a key and where it comes from, never the keys."""
     root = setup.usable_root
     if root is None:
@@ -48,17 +48,17 @@ def keys(setup: Setup) -> Iterator[Finding]:
     except AvaError as error:
         yield from_error("keys", str(error), _FIX_KEYS)
         return
-    yield Finding("keys", "ok", ", ".join(found) or "none is stored, and none is in the environment")
+    yield CheckFinding("keys", "ok", ", ".join(found) or "none is stored, and none is in the environment")
     for provider in WELL_KNOWN:
         if unused := why_unused(provider, setup.env, addresses.get(provider)):
-            yield Finding("keys", "note", unused, f"If subagents are to use {provider}: `ava key set {provider}`.")
+            yield CheckFinding("keys", "note", unused, f"If subagents are to use {provider}: `ava key set {provider}`.")
 
 
-def providers(setup: Setup) -> Iterator[Finding]:
+def providers(setup: Setup) -> Iterator[CheckFinding]:
     """Report which providers can be called."""
     models = models_of(setup)
     if models is None or setup.root is None:
-        yield Finding("providers", "note", _NOT_CHECKED)
+        yield CheckFinding("providers", "note", _NOT_CHECKED)
         return
     try:
         usable = selection.configured(models)
@@ -68,20 +68,20 @@ def providers(setup: Setup) -> Iterator[Finding]:
     for name, provider in usable.items():
         with_key = "with a key" if provider.api_key else "without a key"
         from_env = " (AVA_MODEL_BASE_URL)" if name == selection.CUSTOM and models.base_url else ""
-        yield Finding(
+        yield CheckFinding(
             f"provider {name}", "ok", f"{provider.base_url or selection.KNOWN_URLS[name]}{from_env}, {with_key}"
         )
     addresses = provider_addresses(setup.settings) if setup.settings else {}
     for key in list_keys(setup.root.keys, setup.env, addresses):
         if {key.provider, key.provider.replace("_", "-")}.isdisjoint(usable) and key.provider not in SEARCHES:
             why = f"config.toml has no [providers.{key.provider}] with its address"
-            yield Finding(f"provider {key.provider}", "note", f"its key is not used: {why}")
+            yield CheckFinding(f"provider {key.provider}", "note", f"its key is not used: {why}")
     if not usable and models.model is None:
         text = (
             "none is configured: subagents use the offline reader, which finds and quotes passages, costs nothing and"
             " writes no text of its own"
         )
-        yield Finding(
+        yield CheckFinding(
             "providers",
             "note",
             text,
@@ -89,7 +89,7 @@ def providers(setup: Setup) -> Iterator[Finding]:
         )
 
 
-def tiers(setup: Setup) -> Iterator[Finding]:
+def tiers(setup: Setup) -> Iterator[CheckFinding]:
     """Report the model of each tier and its cost, or why there is none."""
     models = models_of(setup)
     if models is None or setup.settings is None:
@@ -97,12 +97,12 @@ def tiers(setup: Setup) -> Iterator[Finding]:
     same: dict[tuple[State, str, str], list[str]] = {}
     for meant in resolve_tiers(models, setup.settings.where):
         if meant.choice is not None:
-            found = Finding("", "ok", f"{meant.choice.name}, {price_words(meant.choice.price)}")
+            found = CheckFinding("", "ok", f"{meant.choice.name}, {price_words(meant.choice.price)}")
         else:
             found = from_error("", str(meant.error), _fix_choice(meant.error, setup))
         same.setdefault((found.state, found.text, found.what_to_do), []).append(meant.wanted)
     for (state, text, step), names in same.items():
-        yield Finding(f"model {', '.join(names)}", state, text, step)
+        yield CheckFinding(f"model {', '.join(names)}", state, text, step)
 
 
 def _fix_choice(error: AvaError | None, setup: Setup) -> str:
@@ -112,10 +112,10 @@ def _fix_choice(error: AvaError | None, setup: Setup) -> str:
     return setup.correct_settings
 
 
-def cheapest(name: str, models: ModelSettings, setup: Setup) -> Choice | Finding:
+def cheapest(name: str, models: ModelSettings, setup: Setup) -> Choice | CheckFinding:
     """Return the model with which to try a provider: its fast one, else any that is set; or why there is none."""
     title = f"online {name}"
-    failed: Finding | None = None
+    failed: CheckFinding | None = None
     for wanted in _candidates(name, models):
         try:
             choice = selection.choose(wanted, "fast", models)
@@ -125,7 +125,7 @@ def cheapest(name: str, models: ModelSettings, setup: Setup) -> Choice | Finding
         if choice.provider == name:
             return choice
     step = f'To try it, add to config.toml: [models] fast = "{name}:ID"'
-    return failed or Finding(title, "note", "not asked: no tier and no AVA_MODEL uses its models", step)
+    return failed or CheckFinding(title, "note", "not asked: no tier and no AVA_MODEL uses its models", step)
 
 
 def _candidates(name: str, models: ModelSettings) -> list[str | None]:
@@ -150,7 +150,7 @@ def search_engine(setup: Setup) -> Engine | ProviderSearch | None:
     return any_search(setup.settings.search, stored, model_settings(setup.settings, stored))
 
 
-def search(setup: Setup) -> Iterator[Finding]:
+def search(setup: Setup) -> Iterator[CheckFinding]:
     """Report which engine searches the web, and what it costs."""
     engine = None
     settings = setup.settings if setup.usable_root is not None else None
@@ -159,24 +159,24 @@ def search(setup: Setup) -> Iterator[Finding]:
     except AvaError:  # the check of keys reports this
         settings = None
     if settings is None:
-        yield Finding("search", "note", _NOT_CHECKED)
+        yield CheckFinding("search", "note", _NOT_CHECKED)
         return
     if engine is not None:
-        yield Finding("search", "ok", search_text(engine))
+        yield CheckFinding("search", "ok", search_text(engine))
         return
     wanted = settings.search.engine
     pages = "subagents read the pages that their task names"
     if wanted == "none":
-        yield Finding("search", "note", f"switched off (search.engine is none); {pages}")
+        yield CheckFinding("search", "note", f"switched off (search.engine is none); {pages}")
     elif wanted == "auto":
-        yield Finding("search", "note", f"none is set up; {pages}", _SET_UP_SEARCH)
+        yield CheckFinding("search", "note", f"none is set up; {pages}", _SET_UP_SEARCH)
     else:
         lacks = "search.searxng is empty" if wanted == "searxng" else "there is no key for it"
         step = "Name its address under [search] in config.toml." if wanted == "searxng" else f"`ava key set {wanted}`"
-        yield Finding("search", "warning", f"search.engine is {wanted}, and {lacks}; {pages}", step)
+        yield CheckFinding("search", "warning", f"search.engine is {wanted}, and {lacks}; {pages}", step)
 
 
-def network(setup: Setup) -> Iterator[Finding]:
+def network(setup: Setup) -> Iterator[CheckFinding]:
     """Report the proxies and certificates of calls to models and of fetched pages, if any are set."""
     for name in PROXY_VARIABLES:
         variable = next((one for one in (name, name.lower()) if setup.env.get(one, "").strip()), None)
@@ -186,18 +186,18 @@ def network(setup: Setup) -> Iterator[Finding]:
         given = setup.env.get(variable, "").strip()
         if given and not exists(Path(given)):
             text = f"{variable} is {given}, which does not exist: no provider can be reached"
-            yield Finding("network", "fault", text, f"Correct {variable}, or unset it.")
+            yield CheckFinding("network", "fault", text, f"Correct {variable}, or unset it.")
         elif given:
-            yield Finding("network", "ok", f"certificates come from {variable}: {given}")
+            yield CheckFinding("network", "ok", f"certificates come from {variable}: {given}")
     if setup.settings is not None and setup.settings.fetch.proxy:
         text = (
             f"pages are fetched through the proxy {proxy_place(setup.settings.fetch.proxy)} (fetch.proxy), which then"
             " decides which addresses can be reached: Ava looks up no name, and refuses only what a URL itself shows"
         )
-        yield Finding("network", "ok", text)
+        yield CheckFinding("network", "ok", text)
 
 
-def _check_proxy(variable: str, given: str) -> Finding:
+def _check_proxy(variable: str, given: str) -> CheckFinding:
     """Return whether a proxy can be used, without its user and password."""
     place = proxy_place(given)
     at = f" ({place})" if place else ""
@@ -206,5 +206,5 @@ def _check_proxy(variable: str, given: str) -> Finding:
     except ValueError:
         what = "a SOCKS proxy" if given.lower().startswith("socks") else "an invalid proxy address"
         text = f"{variable} names {what}{at}; only HTTP proxies can be used, so no provider behind it can be reached"
-        return Finding("network", "fault", text, f"Write {variable} like http://host:3128, or unset it.")
-    return Finding("network", "ok", f"calls to models use the proxy {place} ({variable}); fetched pages do not")
+        return CheckFinding("network", "fault", text, f"Write {variable} like http://host:3128, or unset it.")
+    return CheckFinding("network", "ok", f"calls to models use the proxy {place} ({variable}); fetched pages do not")

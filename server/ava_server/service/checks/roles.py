@@ -29,7 +29,7 @@ from ava_server.models.listing import resolve_models
 from ava_server.models.prices import unknown_price_words
 from ava_server.models.selection import Choice, unknown_prices
 from ava_server.models.web_search import ProviderSearch
-from ava_server.service.checks import Finding, Setup, from_error
+from ava_server.service.checks import CheckFinding, Setup, from_error
 from ava_server.service.checks.machine import sandbox
 from ava_server.service.checks.models import models_of, search_engine
 
@@ -50,7 +50,7 @@ _NEEDS_MODEL = (
 _UNCONFINED = "Use another role, or follow the advice on confinement."
 
 
-def roles(setup: Setup) -> Iterator[Finding]:
+def roles(setup: Setup) -> Iterator[CheckFinding]:
     """Report which role files cannot be used, and which roles can run."""
     catalog = places_here(setup.usable_root, setup.settings).load()
     tools, servers = {*_available_tools(setup), *RUN_TOOLS}, _confinable_servers(setup)
@@ -62,19 +62,19 @@ def roles(setup: Setup) -> Iterator[Finding]:
             held[role.name] = why
     without_model = [name for name, choice in models.items() if choice is None]
     if able := [role.name for role in catalog.roles if role.name not in (*held, *without_model)]:
-        yield Finding("roles", "ok", f"can run now: {', '.join(able)}")
+        yield CheckFinding("roles", "ok", f"can run now: {', '.join(able)}")
     for problem in catalog.problems:
         yield from_error("role file", problem.text, _FIX_FILE)
     for note in catalog.notes:
-        yield Finding("role file", "note", note)
+        yield CheckFinding("role file", "note", note)
     if catalog.unread:
-        yield Finding("role file", "note", catalog.unread)
+        yield CheckFinding("role file", "note", catalog.unread)
     for untrusted in catalog.untrusted:
-        yield Finding("role file", "note", untrusted.why, untrusted.step)
+        yield CheckFinding("role file", "note", untrusted.why, untrusted.step)
     if without_model:
-        yield Finding("roles", "note", f"cannot run until their model can: {', '.join(without_model)}")
+        yield CheckFinding("roles", "note", f"cannot run until their model can: {', '.join(without_model)}")
     for name, (why_not, step) in held.items():
-        yield Finding(f"role {name}", "note", why_not, step)
+        yield CheckFinding(f"role {name}", "note", why_not, step)
 
 
 def _missing_tools(role: Role, tools: Collection[str], servers: Mapping[str, bool]) -> tuple[str, str] | None:
@@ -132,7 +132,7 @@ def _models_of(catalog: Catalog, setup: Setup) -> dict[str, Choice | None]:
     return {role.name: meant.choice for role, meant in zip(catalog.roles, means, strict=True)}
 
 
-def prices(setup: Setup) -> Iterator[Finding]:
+def prices(setup: Setup) -> Iterator[CheckFinding]:
     """Report prices in the settings that belong to no known model."""
     models = models_of(setup)
     if models is None or not models.prices:
@@ -147,13 +147,13 @@ def prices(setup: Setup) -> Iterator[Finding]:
             f"Correct its name, or remove it: ava config unset {shlex.quote(setting_name(('prices', key)))}."
             " A model that only calls name (`--model`) can have its price here."
         )
-        yield Finding("prices", "warning", unknown_price_words(key, near).removesuffix("."), step)
+        yield CheckFinding("prices", "warning", unknown_price_words(key, near).removesuffix("."), step)
 
 
 # -- secrets ----------------------------------------------------------------------------------------------------------
 
 
-def secrets(setup: Setup) -> Iterator[Finding]:
+def secrets(setup: Setup) -> Iterator[CheckFinding]:
     """Report which secrets are stored and for which hosts, and which ones cannot be used; never a value."""
     name, root = "secrets", setup.usable_root
     if root is None:
@@ -165,31 +165,31 @@ def secrets(setup: Setup) -> Iterator[Finding]:
         yield from_error(name, str(error), step)
         return
     if bound := [f"{each} for {' and '.join(secret.hosts)}" for each, secret in stored.items() if secret.hosts]:
-        yield Finding(name, "ok", f"stored: {', '.join(bound)}")
+        yield CheckFinding(name, "ok", f"stored: {', '.join(bound)}")
     servers = setup.settings.mcp_servers.values() if setup.settings is not None else ()
     injected = secret_names([text for server in servers for text in (*server.env.values(), *server.headers.values())])
     for each, secret in stored.items():
         if not secret.hosts and each not in injected:
             text = f"{each} is stored for no host, so no tool can send it"
-            yield Finding(name, "warning", text, f"Name its host: ava secret set {each} --for HOST")
+            yield CheckFinding(name, "warning", text, f"Name its host: ava secret set {each} --for HOST")
     for role in places_here(root, setup.settings).load().roles:
         for each in role.secrets:
             if each not in stored:
                 text = f"the role {role.name} lists {each}, which is not stored: its calls lack it"
-                yield Finding(name, "note", text, f"Store it: ava secret set {each} --for HOST")
+                yield CheckFinding(name, "note", text, f"Store it: ava secret set {each} --for HOST")
 
 
 # -- other MCP servers ------------------------------------------------------------------------------------------------
 
 
-def remote_servers_not_asked(setup: Setup) -> Iterator[Finding]:
+def remote_servers_not_asked(setup: Setup) -> Iterator[CheckFinding]:
     """Report the remote MCP servers, which only `--online` asks."""
     for name, server in (setup.settings.mcp_servers if setup.settings is not None else {}).items():
         if server.url is not None:
-            yield Finding(f"MCP server {name}", "note", "not asked; see `ava doctor --online`")
+            yield CheckFinding(f"MCP server {name}", "note", "not asked; see `ava doctor --online`")
 
 
-def servers(setup: Setup, *, remote: bool = False) -> Iterator[Finding]:
+def servers(setup: Setup, *, remote: bool = False) -> Iterator[CheckFinding]:
     """Report the tools of MCP servers: of programs, started for a moment, in parallel and for at most 10 s.
 
     With `remote`, of those that run elsewhere.
@@ -208,11 +208,11 @@ def servers(setup: Setup, *, remote: bool = False) -> Iterator[Finding]:
         yield _check_server(foreign.entries[name], listings[name], unconfined)
 
 
-def _check_server(entry: ServerEntry, listing: ToolListing, unconfined: bool) -> Finding:
+def _check_server(entry: ServerEntry, listing: ToolListing, unconfined: bool) -> CheckFinding:
     name, access = f"MCP server {entry.name}", _access(entry, unconfined)
     if listing.fault:
         step = _FIX_SERVER.format(name=entry.name)
-        return Finding(name, "fault", f"{entry.where}: it {listing.fault}; {access}", step)
+        return CheckFinding(name, "fault", f"{entry.where}: it {listing.fault}; {access}", step)
     usable = [tool for tool in listing.tools if not tool.fault]
     kinds = (
         ("declare that they only read", [tool.name for tool in usable if not tool.changes]),
@@ -220,7 +220,7 @@ def _check_server(entry: ServerEntry, listing: ToolListing, unconfined: bool) ->
         *((f"never offered, because {tool.fault}", [tool.name]) for tool in listing.tools if tool.fault),
     )
     parts = [f"{what}: {_join(tools)}" for what, tools in kinds[: 2 + MOST_NAMED] if tools]
-    return Finding(name, "ok", "; ".join([f"{entry.where}, {access}", *(parts or ["it has no tools"])]))
+    return CheckFinding(name, "ok", "; ".join([f"{entry.where}, {access}", *(parts or ["it has no tools"])]))
 
 
 def _access(entry: ServerEntry, unconfined: bool) -> str:
