@@ -167,12 +167,8 @@ class AcpAgent:
                 f"{self._title} has no provider that speaks {api_type}: update it, or choose another model"
             )
         for provider in fitting:
-            asked = {
-                "providerId": provider,
-                "apiType": api_type,
-                "baseUrl": url,
-                "headers": {"Authorization": f"Bearer {secret}"},
-            }
+            headers = {"Authorization": f"Bearer {secret}"}
+            asked = {"providerId": provider, "apiType": api_type, "baseUrl": url, "headers": headers}
             await self._request("providers/set", asked, schema.SetProviderResponse, ANSWER_S)
 
     async def open_session(self, folder: str, mcp: tuple[str, str] | None) -> str:
@@ -265,12 +261,8 @@ class AcpAgent:
             case "plan":
                 self._on_update(Update("plan"))
             case "usage_update":
-                self._on_update(
-                    Update(
-                        "usage",
-                        usage={name: update[name] for name in ("used", "size") if isinstance(update.get(name), int)},
-                    )
-                )
+                counts = {name: update[name] for name in ("used", "size") if isinstance(update.get(name), int)}
+                self._on_update(Update("usage", usage=counts))
             case _:
                 pass
 

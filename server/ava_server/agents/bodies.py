@@ -129,6 +129,8 @@ class Bodies:
 
     def read(self, content: bytes) -> AgentCall:
         """Return a request as it may be sent. Blocks for a long one. Raises CallRefused."""
+        if content.count(b"{") + content.count(b"[") > _MOST_PARTS:
+            raise CallRefused("form", f"the body has more than {_MOST_PARTS:,} objects and lists")
         try:
             given = as_object(decode(content.decode()))
             if given is not None and not deeper_than(given, _MOST_DEEP):
@@ -272,6 +274,7 @@ class Bodies:
 _NOT_SHOWN = frozenset(("model", "stream", "stream_options", "store"))
 """Fields that reach no prompt; all others count in its bound."""
 _MOST_DEEP = 100
+_MOST_PARTS = 200_000
 _LEAST_BUDGET = 1_024
 """The smallest budget for thinking that Anthropic's API takes."""
 

@@ -28,6 +28,7 @@ from ava_server.agents.seam import Admitted, CallRefused, Meter, Refusal
 from ava_server.core.errors import ModelError
 from ava_server.models.base import NOT_SENT, Completion
 from ava_server.models.errors import may_have_been_billed
+from ava_server.models.wires.stream import READ
 from ava_server.web.http_connection import Connection
 
 if TYPE_CHECKING:
@@ -48,8 +49,7 @@ MOST_BYTES = 64 * 1024 * 1024
 """Bytes of the bodies of these calls together."""
 MOST_CONNECTIONS = 2 * MOST_CALLS
 """Of one run; a further one is closed, for each holds a file of the server's."""
-LONG_BODY = 128 * 1024
-"""Bytes from which a body is read in a thread."""
+LONG_BODY = 128 * 1024  # bytes from which a body is read in a thread
 HUNG_UP_S = 5.0
 """Seconds for which an answer is read on for its usage, once the agent has hung up."""
 SETTLE_S = 3.0
@@ -128,9 +128,8 @@ class Gateway:
         error: dict[str, Any] = {"type": kind, "message": message}
         body = {"type": "error", "error": error}
         if self._model.wire.path != "/messages":
-            body = {
-                "error": {**error, "code": "insufficient_quota" if kind == "billing_error" else kind, "param": None}
-            }
+            code = "insufficient_quota" if kind == "billing_error" else kind
+            body = {"error": {**error, "code": code, "param": None}}
         headers = {"x-should-retry": "true" if status in (429, 529) else "false"}
         if wait_s is not None:
             headers["retry-after"] = str(max(round(wait_s), 1))
@@ -263,8 +262,8 @@ class _Forwarded:
         named = [(name.encode(), stream.headers[name].encode()) for name in _PASSED if name in stream.headers]
         await self.send({"type": "http.response.start", "status": 200, "headers": named})
         self.begun = True
-        async for _delta in stream:
-            if not stream.ended:
+        async for delta in stream:
+            if delta is READ and not stream.ended:  # a piece may have the end behind its first events
                 await self._pass_on(more=True)
         self.completion = stream.completion
 

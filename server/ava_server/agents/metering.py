@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import anyio
+import anyio.to_thread
 
 from ava_audit.errors import AuditError, EntryTooLarge, StoreUnavailable
 from ava_audit.events import (
@@ -60,6 +61,8 @@ FAILED_CALLS = 6
 """Calls in a row without an answer after which the agent is stopped: some agents try for ever."""
 HAND_OVER_CALLS = 4
 """Calls after a cap, for what hands the work over: the agent calls a tool, reads its answer, and may repeat that."""
+MOST_NEW_BYTES = 1_800_000  # of a request that no earlier one had: it is one entry of the log, which takes little more
+MOST_REFUSED = 50  # refusals that are recorded: an agent can think of ever new ones, and they cost nothing
 SHOWN_CHARS = 2_000
 """Characters of a tool's result that its own entry has; the request that shows it has all of it."""
 _OWN_TOOL = re.compile(r"(?:(?:mcp_{1,2})?ava_{1,2})?(\w+)")
@@ -127,7 +130,7 @@ class RunMeter:
     async def refuse(self, why: CallRefused) -> None:
         """Record a call that was refused before it could be admitted, once for each reason."""
         said = f"a model request was not sent: {self._hidden(str(why))}"
-        if said not in self._refused:
+        if said not in self._refused and len(self._refused) < MOST_REFUSED:
             self._refused.add(said)
             try:
                 await self._log.record(AgentNote(kind="refused", text=said))
@@ -156,18 +159,13 @@ class RunMeter:
         shown = [(call, self._hidden(call.name), self._hidden(call.call_id)) for call in completion.calls]
         facts: list[Fact] = [
             AssistantMessage(
-                text=self._hidden(completion.text),
-                turn=turn,
-                attempt=1,
-                calls=tuple(
+                text=self._hidden(completion.text), turn=turn, attempt=1, calls=tuple(
                     {"call_id": call_id, "name": name, "raw_args": self._hidden(call.raw_args)}
                     for call, name, call_id in shown
-                ),
-                stop_reason=completion.stop_reason,
-                request_id=completion.request_id,
+                ), stop_reason=completion.stop_reason, request_id=completion.request_id,
                 notes=tuple(map(self._hidden, completion.notes)),
             )
-        ]
+        ]  # fmt: skip
         if completion.thinking:
             facts.append(ExtendedThinking(thinking=self._hidden(completion.thinking), turn=turn))
         for call, name, call_id in shown:
@@ -208,6 +206,11 @@ class RunMeter:
         if self.cap is not None and not self._left_to_hand_over:
             raise CallRefused("cap", self._refusal(self.cap))
         seen = self._compared(call)
+        if sum(map(len, seen.fresh), len(call.head)) > MOST_NEW_BYTES:
+            why = CallRefused("form", f"it has more than {MOST_NEW_BYTES:,} bytes that no earlier request had")
+            await self.refuse(why)
+            raise why
+        shown = await anyio.to_thread.run_sync(self._shown_by, call, seen, self._turn + 1)
         most = call.asked_output or self._config.max_output
         if self._left_to_hand_over is not None:
             most = min(most, max(self._config.wrap_output, GOOD_OUTPUT))
@@ -219,9 +222,9 @@ class RunMeter:
         ratio: float | None = None
         while True:
             asked = self._request(call, output, ratio)
-            answer = await self._reserve(asked, call, seen)
+            answer = await self._reserve(asked, shown)
             if isinstance(answer, Reservation):
-                self._remember(call, seen, asked)
+                self._remember(call, shown, asked)
                 self._open.add(answer.fact.turn)
                 if self._left_to_hand_over is not None:
                     self._left_to_hand_over -= 1
@@ -297,13 +300,10 @@ class RunMeter:
                 return found, ratio
         return None
 
-    async def _reserve(self, asked: CapRequest, call: AgentCall, seen: _Seen) -> Reservation | CapReached:
+    async def _reserve(self, asked: CapRequest, shown: list[Fact]) -> Reservation | CapReached:
         """Reserve a call and record what it shows, in one transaction."""
         command = reserve(self._log.fence, self._log.who, asked, self._run.context.caps)
-        turn = asked.fact.turn
-        events = [
-            self._log.event(fact) for fact in (self._request_shown(call, seen, turn), *self._new_results(seen, turn))
-        ]
+        events = [self._log.event(fact) for fact in shown]
 
         def both(view: View, now_us: int) -> Outcome[Reservation | CapReached]:
             outcome = command(view, now_us)
@@ -324,12 +324,17 @@ class RunMeter:
         known = next((count for count in range(len(call.items), 0, -1) if chain[count] in self._shown), 0)
         return _Seen(self._shown.get(chain[known]), known, call.items[known:])
 
-    def _remember(self, call: AgentCall, seen: _Seen, asked: CapRequest) -> None:
+    def _shown_by(self, call: AgentCall, seen: _Seen, turn: int) -> list[Fact]:
+        """Return what a call shows. Blocks for a long one, as finding its bound does, which is kept."""
+        self._bounds.bound(call, 1)
+        return [self._request_shown(call, seen, turn), *self._new_results(seen, turn)]
+
+    def _remember(self, call: AgentCall, shown: list[Fact], asked: CapRequest) -> None:
         self._turn = asked.fact.turn
         for link in call.chain:
             self._shown.setdefault(link, self._turn)
         self._wraps[call.chain[0]] = asked.fact.prompt_tokens + asked.fact.max_output + WRAP_PROMPT
-        self._results.update(call_id for item in seen.fresh for call_id, _text, _failed in results_in(json.loads(item)))
+        self._results.update(str(fact.call_id) for fact in shown if isinstance(fact, ToolResult))
 
     def _request_shown(self, call: AgentCall, seen: _Seen, turn: int) -> AgentRequest:
         new = call.chain[0] not in self._shown
@@ -338,15 +343,10 @@ class RunMeter:
             given["head"] = json.loads(call.head)
         shown, cut = sanitize_json(given)
         return AgentRequest(
-            turn=turn,
-            model=call.model,
-            head_sha=call.chain[0],
-            head=shown.get("head"),
-            after=seen.after,
-            known=seen.known,
-            items=tuple(shown["items"]),
+            turn=turn, model=call.model, head_sha=call.chain[0], head=shown.get("head"), after=seen.after,
+            known=seen.known, items=tuple(shown["items"]),
             dropped=(*call.dropped, *(f"in the log alone: {each}" for each in cut)),
-        )
+        )  # fmt: skip
 
     def _new_results(self, seen: _Seen, turn: int) -> Iterator[ToolResult]:
         """Yield the results of the agent's own tools that a request shows for the first time."""

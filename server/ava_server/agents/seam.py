@@ -29,6 +29,9 @@ class AgentCall:
     asked_output: int | None = None
     dropped: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        assert self.chain, "hashed where it is read: for a long one, in a thread"
+
     @cached_property
     def chain(self) -> tuple[str, ...]:
         """The hash of the head, then of it and the first message, and so on: equal beginnings have equal hashes."""

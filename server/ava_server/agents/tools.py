@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 HANDED = "Handed over. End your turn now; you are told if something has to be fixed."
 
+MOST_REFUSED = 50  # calls beyond the run's cap that are on the record: they cost the agent nothing
 AT_HAND = {"anthropic/alwaysLoad": True}
 """Claude Code otherwise has its model search for a tool before it can be called."""
 
@@ -87,7 +88,11 @@ class RunTools:
         self, _ctx: ServerRequestContext[Any, Any], params: types.CallToolRequestParams
     ) -> types.CallToolResult:
         args = params.arguments or {}
-        call_id = f"ava-{self._run.log.fence.generation}-{next(self._numbers)}"
+        number = next(self._numbers)
+        if number > self._run.config.max_tool_calls + MOST_REFUSED:
+            over = types.TextContent(type="text", text="Not taken: far more calls than this run may make.")
+            return types.CallToolResult(content=[over], is_error=True)
+        call_id = f"ava-{self._run.log.fence.generation}-{number}"
         call = ToolUse(call_id, params.name, args, json.dumps(args, ensure_ascii=False))
         text, failed = await (self._submit(call) if params.name == SUBMIT else self._other(call))
         if news := await self._news():

@@ -102,15 +102,14 @@ class AgentWork:
         """Return how the run ends. After `work_s` seconds, or at a cap, the agent only hands over what it has."""
         title, began = self._parts.spec.title, anyio.current_time()
         try:
-            async with self._opened() as (agent, resumed):
-                result: RunResult | None = None
-                with anyio.move_on_after(max(work_s - (anyio.current_time() - began), 0.0)):
-                    result = await self._turns(agent, AGAIN if resumed else self._first())
-                if result is None:
-                    with anyio.move_on_after(max(left_s - (anyio.current_time() - began), 0.0)):
-                        result = await self._wrap_up(agent, cap)
-                await self._note_usage()
-                return result or RunResult(cap.status, cap.reason)
+            result: RunResult | None = None
+            with anyio.move_on_after(left_s):  # the start and the hand-over are in the time
+                async with self._opened() as (agent, resumed):
+                    with anyio.move_on_after(max(work_s - (anyio.current_time() - began), 0.0)):
+                        result = await self._turns(agent, AGAIN if resumed else self._first())
+                    result = result or await self._wrap_up(agent, cap)
+            await self._note_usage()
+            return result or RunResult(cap.status, cap.reason)
         except Exception as error:
             if self._meter.error is not None:
                 raise self._meter.error from error

@@ -154,16 +154,7 @@ class HttpModel:
                     raise endpoint.error("no certificates", cause=endpoint.clean(str(error))) from error
                 log.exception("calling %s failed", endpoint.place)
                 raise endpoint.fault(error, "Calling", sent=sending, answered=False) from error
-            yield AnswerStream(
-                response,
-                self.wire,
-                endpoint,
-                self.deadlines,
-                end,
-                size,
-                unseen,
-                self.most_bytes,
-            )
+            yield AnswerStream(response, self.wire, endpoint, self.deadlines, end, size, unseen, self.most_bytes)
 
     async def _send(
         self,

@@ -7,13 +7,17 @@ that ANTHROPIC_BASE_URL names, whose tool calls are not carried out. {"burst": N
 {"question": TEXT}: asks the person. {"tool": ID, "title": …}: tells of a tool call. {"permit": {…}}: asks for
 permission. {"ava": NAME, "args": {…}}: calls a tool of Ava's. {"write": PATH, "text": …}. {"run": COMMAND}.
 {"sleep": SECONDS}. {"raw": TEXT}. {"hang": true}. {"exit": CODE}. {"fork": true}. {"flood": NUMBER}. {"usage": {…}}:
-its own count. Options of the whole script: "version", "resumes", "http" (MCP), "ignores_cancel", "auth".
+its own count. {"daemon": true}: a process that has left its session and ignores signals. {"close": true}: its stdin.
+{"bytes": TEXT}: sent to the gateway as they are. {"times": NUMBER} in a step repeats it. Options of the whole script:
+"version", "resumes", "http" (MCP), "ignores_cancel", "auth", "mute": a method that it never answers.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -65,6 +69,8 @@ class Agent:
     def handle(self, message: dict[str, Any]) -> None:
         method, number = message["method"], message["id"]
         given: dict[str, Any] = message.get("params") or {}
+        if method == self.script.get("mute"):
+            return
         if method == "initialize":
             if self.script.get("auth"):
                 write({"id": number, "error": {"code": -32000, "message": "Authentication required"}})
@@ -116,8 +122,7 @@ class Agent:
             saved = HOME / "progress.new"
             saved.write_text(json.dumps({"prompt": at, "step": place, "messages": self.messages}))
             saved.replace(HOME / "progress")
-            stop = self.step(step, usage)
-            if stop:
+            if any(self.step(step, usage) for _time in range(step.get("times", 1))):
                 break
         reason = "cancelled" if self.cancelled.is_set() else next((s["stop"] for s in steps if "stop" in s), "end_turn")
         write({"id": number, "result": {"stopReason": reason, **({"usage": usage} if usage else {})}})
@@ -194,6 +199,23 @@ class Agent:
         elif "fork" in step:
             for _each in range(20):
                 subprocess.Popen(["/bin/sleep", "3600"], start_new_session=True)
+        elif "daemon" in step:
+            if os.fork() == 0:
+                os.setsid()
+                if os.fork():
+                    os._exit(0)
+                for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+                    signal.signal(number, signal.SIG_IGN)
+                os.closerange(0, 64)
+                time.sleep(3_600)
+        elif "close" in step:
+            os.close(0)
+        elif "bytes" in step:
+            with socket.create_connection(("127.0.0.1", int(BASE.rpartition(":")[2]))) as line:
+                line.sendall(step["bytes"].replace("SECRET", SECRET).encode())
+                line.settimeout(20)
+                while line.recv(65_536):
+                    pass
         elif "flood" in step:
             for _each in range(step["flood"]):
                 self.update({"sessionUpdate": "agent_thought_chunk", "content": {"type": "text", "text": "x" * 200}})

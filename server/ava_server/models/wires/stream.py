@@ -26,6 +26,7 @@ log = logging.getLogger("ava.models")
 MOST_BYTES = 64 * 1024 * 1024
 """No answer is longer; an endpoint that sends more is broken."""
 MOST_LINE_BYTES = 8 * 1024 * 1024
+READ = Delta()  # yielded when all that a piece of a stream completes has been read
 _AFTER_END_S = 0.25
 _FED_BYTES = 64 * 1024
 """How much of a whole body is split into lines at a time."""
@@ -201,13 +202,13 @@ class AnswerStream:
         try:
             async for piece in self._pieces():
                 for data in reader.feed(piece):
-                    over = data.strip() == "[DONE]"
-                    if not over:
+                    if not (over := data.strip() == "[DONE]"):
                         yield self._event(data)
                     if over or self._answer.over:
                         self._check_ended(reader)
                         await self._drain()
                         return
+                yield READ
         except LineTooLongError as error:
             raise self._endpoint.error("too large", what=error) from None
         self._check_tail()
