@@ -22,7 +22,8 @@ from support.stdio import until
 from ava_audit.events import AgentNote, CostReserved, CostUpdate, ToolResult
 from ava_server.budget.caps import installation_scope, user_scope, utc_day
 
-ASK: dict[str, Any] = {"ask": "look", "stream": True, "aside": True, "survives": True}
+BURST: dict[str, Any] = {"burst": 12, "stream": True, "aside": True, "survives": True}
+ASK: dict[str, Any] = {**BURST, "ask": "look"}
 TURNS = {"max_iterations": 1}
 HALF = messages_format.events(Say("half an answer"), 0, {"messages": [], "model": "far-sonnet"})[:5]
 DRIP = [bytes((each,)) for each in b"".join(HALF)]
@@ -74,7 +75,7 @@ MOMENTS = {
     "a byte a second": Moment([[ASK]], lambda: Raw(DRIP, EVENTS, chunked=True, pause_s=1), asked),
     "no answer": Moment([[ASK]], lambda: Say("late", gate=Gate()), asked),
     "no end of an error": Moment([[ASK]], lambda: Raw([b"{"], status=500, missing=9, stall=Gate()), asked),
-    "waits for others": Moment([[{**ASK, "burst": 12}]], lambda: Say("late", gate=Gate()), queued,
+    "waits for others": Moment([[BURST]], lambda: Say("late", gate=Gate()), queued,
                                run={"max_cost_cents": 20}),
     "hands over": Moment([[ASK, ASK], [{"hang": True}]], comes=capped, run=TURNS),
     "hands over and asks": Moment([[ASK, ASK], [ASK]], lambda: Say("late", gate=Gate(1)), handing_over,
@@ -147,12 +148,12 @@ async def test_runs_at_once_never_pass_the_caps_of_a_day(tmp_path: Path) -> None
     def answer(_request: dict[str, Any]) -> Step:
         steps: list[Step] = [
             Say("no usage", usage=None), Fail(529), HangUp(), Raw(HALF, EVENTS, chunked=True, cut=True),
-            *[priced(prompt=chance.randint(1, 900), output=chance.randint(1, 400)) for _each in range(4)],
+            *[priced(prompt=chance.randint(1, 900), output=chance.randint(1, 400)) for _each in range(12)],
             priced(output=chance.randint(2_000, 20_000)),
         ]  # fmt: skip
         return chance.choice(steps)
 
-    bursts = [[{**ASK, "burst": 12, "max_tokens": 400, "text": f"{n}"} for n in range(4)], [SUBMIT]]
+    bursts = [[{**BURST, "max_tokens": 400, "text": f"{n}"} for n in range(4)], [SUBMIT]]
     limits = "[limits]\nuser_daily_cents = 45\ninstallation_daily_cents = 50\n"
     async with agent_lab(tmp_path, answer, bursts, limits) as lab:
         runs = [await lab.start(**agent_run(max_cost_cents=30)) for _run in range(4)]
@@ -160,7 +161,7 @@ async def test_runs_at_once_never_pass_the_caps_of_a_day(tmp_path: Path) -> None
             await lab.ended(run_id, 120)
         paid = [fact for run_id in runs for fact in await lab.facts(run_id, CostUpdate)]
         beyond = past(paid)
-        assert len(paid) > 20 and beyond, "the caps were reached, and the provider went beyond its own limits"
+        assert len(paid) > 12 and beyond, "the caps were reached, and the provider went beyond its own limits"
         for run_id in runs:
             await settled(lab, run_id)
             row = await lab.run(run_id)

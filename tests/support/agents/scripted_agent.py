@@ -14,6 +14,7 @@ its own count. {"daemon": true}: a process that has left its session and ignores
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -273,9 +274,9 @@ class Agent:
                 }
             )
             return not step.get("survives")
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             self.update({"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": f"[{error}]"}})
-            return True
+            return not step.get("survives")
         if not step.get("aside"):
             self.messages = [*messages, {"role": "assistant", "content": json.loads(content)["content"]}]
         return False
