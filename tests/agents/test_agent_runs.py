@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 from support.agents.lab import USAGE, agent_config, agent_lab, agent_run
-from support.model_server import Fail, Gate, HangUp, ModelServer, Say, Step, running_model_server
+from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Say, Step, running_model_server
 from support.processes import lives, marked
 from support.repositories.coding import Untouched, asked, branches, project
 from support.runtime import Lab, arrived, with_workspace
@@ -85,6 +85,16 @@ async def test_a_hand_over_takes_few_calls(tmp_path: Path) -> None:
         assert len(lab.server.requests) == 4 + HAND_OVER_CALLS
 
 
+async def test_nothing_is_paid_once_the_result_is_handed_over(tmp_path: Path) -> None:
+    """Claude Code asks for a title beside its work, and again at the end; this one does not obey the cancel either."""
+    needs("bubblewrap")
+    steps: list[dict[str, Any]] = [{"ask": "look"}, SUBMIT, {"ask": "A title, please", "aside": True}, {"burst": 5}]
+    async with agent_lab(tmp_path, lambda _request: priced(), [steps], ignores_cancel=True) as lab:
+        run_id, result = await outcome(lab)
+        assert result["status"] == "success" and len(lab.server.requests) == 1
+        assert len(await lab.facts(run_id, CostReserved)) == 1
+
+
 async def test_no_secret_of_an_answer_is_in_the_log(tmp_path: Path) -> None:
     needs("bubblewrap")
     secret = "AKIAIOSFODNN7EXAMPLE"
@@ -93,6 +103,23 @@ async def test_no_secret_of_an_answer_is_in_the_log(tmp_path: Path) -> None:
         run_id, _result = await outcome(lab)
         said = [*await lab.facts(run_id, AssistantMessage), *await lab.facts(run_id, ToolCall)]
         assert len(said) >= 3 and not [fact for fact in said if secret in str(fact)]
+
+
+async def test_a_call_whose_id_looks_like_a_secret_keeps_its_result(tmp_path: Path) -> None:
+    needs("bubblewrap")
+    secret = "AKIAIOSFODNN7EXAMPLE"
+    call = {"type": "tool_use", "id": secret, "name": "Bash", "input": {"command": "ls"}}
+    usage = {"input_tokens": 900, "output_tokens": 50}
+    said = {"type": "message", "role": "assistant", "content": [call], "stop_reason": "tool_use", "usage": usage}
+    answers: list[Step] = [Raw([json.dumps(said).encode()], "application/json"), priced()]
+    steps: list[dict[str, Any]] = [
+        {"ask": "a"}, {"tool": secret}, {"ask": "", "results": {secret: "prices.md"}}, SUBMIT
+    ]  # fmt: skip
+    async with agent_lab(tmp_path, answers, [steps]) as lab:
+        run_id, _result = await outcome(lab)
+        called, answered = (await lab.facts(run_id, ToolCall))[0], (await lab.facts(run_id, ToolResult))[0]
+        assert (answered.output, answered.call_id) == ("prices.md", called.call_id) and called.call_id != secret
+        assert "unreported" not in [note.kind for note in await lab.facts(run_id, AgentNote)]
 
 
 def priced(text: str = "ok", prompt: int = 900, output: int = 50, calls: Any = ()) -> Say:

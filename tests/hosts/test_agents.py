@@ -15,13 +15,14 @@ from typing import Any
 import anyio
 import pytest
 from support.hosts.real_hosts import NODE, PROGRAMS
-from support.model_server import Say, running_model_server
+from support.model_server import Fail, Say, running_model_server
 from support.processes import marked
 from support.runtime import Lab, open_lab
 from support.sandboxes.attacks import needs
 from support.stdio import until
 
 from ava_audit.events import AgentNote, AgentRequest, CostReserved, CostUpdate, ToolCall, ToolResult
+from ava_server.agents.metering import FAILED_CALLS
 
 SECRET = "AKIAIOSFODNN7EXAMPLE"
 
@@ -157,3 +158,22 @@ async def test_a_real_agent_is_cancelled(tmp_path: Path, agent: Agent) -> None:
             assert (await lab.ended(run_id, 10)).state == "cancelled"
             await until(lambda: not marked(run_id), 5)
             assert anyio.current_time() - began < 3
+
+
+@pytest.mark.parametrize("status", [402, 404, 429])
+async def test_a_real_agent_whose_provider_refuses_ends_soon_and_says_why(
+    tmp_path: Path, agent: Agent, status: int
+) -> None:
+    """An account without money, a model that the key does not have, an endpoint under load."""
+    refusal = Fail(status, {"error": {"type": "refused", "message": "The account has no credit left."}}, "1")
+    with running_model_server(lambda _request: refusal) as far:
+        far.checks = False
+        async with open_lab(tmp_path, config=config_of(agent, far.base_url), server=far, check=False) as lab:
+            run_id = await started(lab, agent)
+            run = await lab.ended(run_id, 120)
+            result = await lab.result(run_id)
+            assert (result["status"], run.cost_micros) == ("error", 0), result
+            assert "no credit left" in result["untrusted_result"]["error_text"], result
+            assert result["error"]["what_to_do"]
+            assert len(far.requests) <= 2 * FAILED_CALLS
+            await until(lambda: not marked(run_id), 5)

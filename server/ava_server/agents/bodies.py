@@ -300,7 +300,7 @@ def _each_text(value: Any, hide: Callable[[str], str], *, free: bool = False) ->
         elif name == "cache_control":
             made[name] = {"type": "ephemeral"}
         elif name in _IDS:
-            made[name] = _own_id(text, hide)
+            made[name] = own_id(text, hide)
         else:
             made[hide(name)] = _in_json(text, hide) if name == "arguments" else hide(text)
     return made
@@ -316,7 +316,7 @@ def _in_json(text: str, hide: Callable[[str], str]) -> str:
     return hide(text if found == given else encode(found).decode())
 
 
-def _own_id(given: str, hide: Callable[[str], str]) -> str:
+def own_id(given: str, hide: Callable[[str], str]) -> str:
     """Return an id, or another one that is the same wherever this one stands, if it looks like a secret."""
     return given if hide(given) == given else f"id_{hashlib.sha256(given.encode()).hexdigest()[:24]}"
 

@@ -35,6 +35,7 @@ from ava_audit.events import (
 from ava_audit.sanitize import sanitize_json
 from ava_audit.view import Outcome, View
 from ava_roles.wrap import clean
+from ava_server.agents.bodies import own_id
 from ava_server.agents.seam import Admitted, AgentCall, Bounds, CallRefused
 from ava_server.budget.caps import CapReached, CapRequest, Reservation, reserve, settlement_event
 from ava_server.models.base import Bound, Completion
@@ -82,11 +83,18 @@ class RunMeter:
     """The meter of one run: see `seam.Meter`.
 
     `cap` is why nothing more is sent but what hands the work over. `on_stop` is called when the agent has to be
-    stopped: a cap was reached, or what the run stands on is gone (`error`). `called` has the tool calls that have
-    passed, by id.
+    stopped: a cap was reached, or what the run stands on is gone (`error`). `is_done` tells whether the work is handed
+    over: what an agent asks then, a title for one, buys nothing. `called` has the tool calls that have passed, by id.
     """
 
-    def __init__(self, run: ActiveRun, bounds: Bounds, own_tools: Iterable[str], on_stop: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        run: ActiveRun,
+        bounds: Bounds,
+        own_tools: Iterable[str],
+        on_stop: Callable[[], None],
+        is_done: Callable[[], bool],
+    ) -> None:
         self._run = run
         self._log = run.log
         self._config = run.config
@@ -108,6 +116,7 @@ class RunMeter:
         self._failed_in_a_row = 0
         self.cap: LastTurn | None = None
         self._on_stop = on_stop
+        self._is_done = is_done
         self.error: Exception | None = None
 
     def hand_over(self, why: LastTurn) -> None:
@@ -156,7 +165,7 @@ class RunMeter:
         self.fault, self._failed_in_a_row = None, 0
         if completion.text.strip():
             self.last_text = completion.text
-        shown = [(call, self._hidden(call.name), self._hidden(call.call_id)) for call in completion.calls]
+        shown = [(call, self._hidden(call.name), own_id(call.call_id, self._hidden)) for call in completion.calls]
         facts: list[Fact] = [
             AssistantMessage(
                 text=self._hidden(completion.text), turn=turn, attempt=1, calls=tuple(
@@ -169,7 +178,7 @@ class RunMeter:
         if completion.thinking:
             facts.append(ExtendedThinking(thinking=self._hidden(completion.thinking), turn=turn))
         for call, name, call_id in shown:
-            self.called[call.call_id] = call.name
+            self.called[call_id] = call.name
             if not self.is_own(call.name):  # those are recorded where they are carried out
                 args = self._run.context.redactor.redact_json(dict(call.args or {}))
                 facts.append(ToolCall(tool=name[:100], args=args, call_id=call_id, turn=turn))
@@ -201,6 +210,8 @@ class RunMeter:
     async def _admitted(self, call: AgentCall) -> Admitted:
         if self.error is not None:
             raise CallRefused("over", "this run is over")
+        if self._is_done():
+            raise CallRefused("over", "the result is handed over")
         if self.cap is None and (cap := self._counted()) is not None:
             await self._reach(cap)
         if self.cap is not None and not self._left_to_hand_over:

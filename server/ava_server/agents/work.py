@@ -22,7 +22,7 @@ from ava_audit.events import AgentNote, LastTurn, UserMessage, WorkChecked
 from ava_roles.errors import RolesError
 from ava_roles.sandbox.path_access import make_folders
 from ava_server.agents.acp import AcpAgent, AgentFailed, Ask, TurnFailed, Update
-from ava_server.agents.bodies import Bodies
+from ava_server.agents.bodies import Bodies, own_id
 from ava_server.agents.bounds import CountedBounds
 from ava_server.agents.check import check_agent as check_agent
 from ava_server.agents.gateway import Gateway, serving
@@ -85,7 +85,9 @@ class AgentWork:
         self._calls = calls
         self._stop = anyio.Event()
         self._tools = RunTools(run, calls, self._interrupt, self._news)
-        self._meter = RunMeter(run, CountedBounds(), self._tools.names, self._interrupt)
+        self._meter = RunMeter(
+            run, CountedBounds(), self._tools.names, self._interrupt, lambda: self._tools.submitted is not None
+        )
         self._looked = run.log.history.last_message_seq
         self._told: set[str] = set()
         self._noted: set[str] = set()
@@ -291,7 +293,7 @@ class AgentWork:
                 self._said_chars += len(update.text)
             case "tool":
                 if len(self._told) < MOST_TOLD:
-                    self._told.add(update.call_id)
+                    self._told.add(own_id(update.call_id, self._hidden))
                 if update.text and update.status not in ("completed", "failed"):
                     self._run.say(self._hidden(update.text))
             case "usage":
