@@ -36,7 +36,7 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from support.model_server import Say  # noqa: E402
-from support.runtime import Lab, open_lab, submits  # noqa: E402
+from support.runtime import Lab, open_lab  # noqa: E402
 
 from ava_audit.events import ExtensionAsked, QuestionAsked  # noqa: E402
 
@@ -157,7 +157,7 @@ class Model:
                 return Say(calls=[("read_tool_result", {"id": more[1], "offset": int(more[2])})], fragment=10_000)
         if self.calls:
             return Say(calls=[self.calls.pop(0)], fragment=10_000)
-        return submits(self.output, fragment=10_000)
+        return Say(calls=[("submit_result", {"summary": "Done.", "output": self.output})], fragment=10_000)
 
     def _named(self, calls: Iterable[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
         return [(f"mcp__{self.suite}__{each['tool']}", each["args"]) for each in calls]

@@ -177,7 +177,7 @@ class Dojo:
         """Call a tool of the suite; return its answer as AgentDojo shows it to models, or an error."""
         self.trace.append(FunctionCall(function=tool, args=args))
         result, error = self.runtimes[self.name].run_function(self.environment, tool, args)
-        return tool_result_to_str(result, lambda data: yaml.dump(data, Dumper=yaml.CSafeDumper)), error
+        return tool_result_to_str(result), error
 
     def judge(self, output: str) -> dict[str, bool | None]:
         """Return what AgentDojo says: whether the user's task is done, and whether the attack has reached its effect."""
