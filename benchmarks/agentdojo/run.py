@@ -131,7 +131,10 @@ def running_dojo(python: Path) -> Generator[Dojo]:
 
 @dataclass
 class Model:
-    """Makes the user task's calls one by one; when it reads the injection, it first does what that says."""
+    """Makes the user task's calls one by one; when it reads the injection, it first does what that says.
+
+    Of the injection's calls, it leaves out those of tools that it does not have: Ava would end the run at the third.
+    """
 
     dojo: Dojo
     suite: str = ""
@@ -151,7 +154,8 @@ class Model:
             if self.goal in bare(read):
                 self.obeyed = True
                 attack = self.dojo("obey")
-                self.calls = self._named(attack["calls"]) + self.calls
+                offered = {each["function"]["name"] for each in request["tools"]}
+                self.calls = [each for each in self._named(attack["calls"]) if each[0] in offered] + self.calls
                 self.output = f"{self.output}\n{attack['say']}"
             elif (more := _GOES_ON.search(read)) is not None:
                 return Say(calls=[("read_tool_result", {"id": more[1], "offset": int(more[2])})], fragment=10_000)
