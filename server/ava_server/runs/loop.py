@@ -240,12 +240,9 @@ class AgentRun:
         if self._coding is not None and (unfit := await self._coding.begin()) is not None:
             return unfit
         await self._log.write_kept()
-        took = time.monotonic() - began
-        ended: RunResult = (
-            await load("agents")
-            .AgentWork(self._run, self._tool_calls, self._coding)
-            .work(max(work_s - took, 0.0), left_s - took, cap)
-        )
+        work = load("agents").AgentWork(self._run, self._tool_calls, self._coding)
+        took = time.monotonic() - began  # with what the first agent's run has imported
+        ended: RunResult = await work.work(max(work_s - took, 0.0), left_s - took, cap)
         return ended
 
     async def _finish_handover(self) -> RunResult | Paused | None:
