@@ -33,7 +33,7 @@ from ava_server.models.http_model import HttpModel
 SAID = Say("Zwölf Cent – 十二分 🙂", usage={"prompt_tokens": 9_177, "completion_tokens": 4_177, "total_tokens": 13_354})
 COUNTED = (9_177, 4_177)
 FULL, NOTHING = "all that was reserved", "nothing"
-OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+OK = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: text/event-stream\r\n"
 Bytes = Sequence[bytes | float]
 """What is written, piece by piece, and the seconds between."""
 
@@ -55,7 +55,8 @@ def chunked(pieces: Sequence[bytes], end: bytes = b"0\r\n\r\n", head: bytes = b"
 
 
 def status(first: str, body: bytes = b"{}", head: str = "") -> Callable[[list[bytes]], Bytes]:
-    lines = f"HTTP/1.1 {first}\r\ncontent-type: application/json\r\n{head}content-length: {len(body)}\r\n\r\n"
+    head += f"connection: close\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    lines = f"HTTP/1.1 {first}\r\n{head}\r\n"
     return lambda _good: [lines.encode() + body]
 
 
@@ -127,7 +128,7 @@ STREAMS: dict[str, tuple[Callable[[list[bytes]], Bytes], object, object]] = {
     "and packed again": (lambda _good: chunked([gzip.compress(bomb())], head=b"content-encoding: gzip, gzip\r\n"),
                          FULL, CUT),
     "another place": (status("302 Found", head="location: http://127.0.0.1:1/v1/messages\r\n"), NOTHING, 400),
-    "no content": (lambda _good: [b"HTTP/1.1 204 No Content\r\n\r\n"], NOTHING, 400),
+    "no content": (lambda _good: [b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n"], NOTHING, 400),
     "busy": (status("429 Slow", head="retry-after: 7\r\n"), NOTHING, 429),
     "busy for ever": (status("429 Slow", head="retry-after: 1e400\r\n"), NOTHING, 429),
     "broken": (status("500 Oh", head="retry-after: nan\r\n"), NOTHING, 529),
