@@ -664,7 +664,8 @@ class History:
         self._arrived[fact.call_id] = seq
         self.outputs.append((seq, fact))
         known = self.prefix is not None and any(tool["name"] == fact.tool for tool in self.prefix.tools)
-        counts = self.tool_counts.setdefault(fact.tool if known else "no such tool", [0, 0])
+        other = "no such tool" if fact.unusable or self.reserved is not None else "the agent's own"
+        counts = self.tool_counts.setdefault(fact.tool if known else other, [0, 0])
         counts[0 if fact.success else 1] += 1
         call = next((call for call in self.calls if call.call_id == fact.call_id), None)
         if call is not None:
