@@ -298,11 +298,11 @@ async def _check(server: RemoteServer) -> str:
     """
     from ava_server.cli.records import open_remote_records
     from ava_server.cli.remote import OlderServer
-    from ava_server.service.records import TokenFacts
+    from ava_server.service.record_requests import TOKEN
 
     try:
         async with open_remote_records(server) as records:
-            token = await records.get(TokenFacts, "/token")
+            token = await records.get(TOKEN)
     except OlderServer:  # it knew the token
         return f"{server.address} answers, and the token is valid."
     if too_much := {"approve", "admin"} & set(token.scopes):

@@ -7,7 +7,6 @@ write lock. `record_setting` writes the one event that commands add themselves.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -101,17 +100,6 @@ async def find_run(store: Readable | None, given: str) -> RunRow:
     """
     [run] = await _find(store, given)
     return run
-
-
-async def last_run(store: Readable | None, *, unended: bool = False) -> RunRow | None:
-    """Return the run that this user proposed last; with `unended`, of those that have not ended or expired."""
-    from ava_audit.rows import UNENDED
-
-    if store is None:
-        return None
-    states, before_us = (UNENDED, time.time_ns() // 1000) if unended else (None, None)
-    rows = await store.read(lambda view: view.runs(user=os_user(), states=states, expired_before_us=before_us, limit=1))
-    return rows[0] if rows else None
 
 
 async def find_runs(store: Readable | None, given: list[str], *, groups: bool = True) -> list[RunRow]:
@@ -294,6 +282,31 @@ def look_at_log(path: Path, use: Callable[[LogSnapshot], T]) -> T:
             if not left or "locked" in str(error) or in_postgres(DataRoot(path.parent)):
                 raise
     raise OSError("other processes open and close it all the time; try again")
+
+
+class NoLog(BadInput):
+    """There is no log yet."""
+
+
+class ClosedLog:
+    """A log that is opened in this thread for each query, only to look at it; a `Readable`.
+
+    Args:
+        root: The data root.
+        older: Queries can read a log that an older version wrote.
+    """
+
+    def __init__(self, root: DataRoot, *, older: bool = False) -> None:
+        self._root = root
+        self._older = older
+
+    async def read(self, query: Query[T], /, *, within_s: float | None = None, short: bool = False) -> T:
+        """Run a query at once. Raises NoLog: there is none yet; otherwise as `read_log`."""
+        del within_s, short
+        found = read_log(self._root, lambda log: (query(log.view),), older=self._older)
+        if found is None:
+            raise NoLog(f"there is no log in {self._root.path} yet")
+        return found[0]
 
 
 def read_log(root: DataRoot, use: Callable[[LogSnapshot], T], *, older: bool = False) -> T | None:

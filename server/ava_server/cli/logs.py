@@ -126,7 +126,7 @@ def logs_command(
         root = find_data_root()
         with open_to_look(root) as log:
             if log is not None:
-                return run_at_once(_logs(nullcontext(LocalRecords(root, log, None)), *shown))
+                return run_at_once(_logs(nullcontext(LocalRecords(root, log)), *shown))
     return anyio.run(_logs, open_records(server, find_data_root, make=follow), *shown)
 
 
@@ -140,12 +140,12 @@ class _Printer:
         self._whole_errors = whole_errors
         self._terminal = sys.stdout.isatty()
 
-    async def entries(self, records: Records, entries: list[Entry]) -> None:
+    def entries(self, records: Records, entries: list[Entry]) -> None:
         """Write entries in the order given."""
         from ava_server.render.entries import entry_line, is_trouble
 
         if not self.as_json:
-            names = await records.names(entries)
+            names = records.names
             for entry in entries:
                 line = entry_line(entry, names=names, utc=self._utc, width=PIPED_WIDTH)
                 shown = line
@@ -158,7 +158,7 @@ class _Printer:
                     say(shown)
             return
         for start in range(0, len(entries), _ROWS_AT_ONCE):
-            write_lines(b"".join(await records.lines(entries[start : start + _ROWS_AT_ONCE])))
+            write_lines(b"".join(records.lines[entry.seq] for entry in entries[start : start + _ROWS_AT_ONCE]))
 
 
 def _coloured(line: str, entry: Entry) -> str:
@@ -195,7 +195,7 @@ async def _logs(
         if page.next is not None and not printer.as_json and not follow:
             count = len(page.entries)
             say(f"The newest {'entry' if count == 1 else f'{count:,} entries'}; --last shows more.")
-        await printer.entries(records, list(page.entries[::-1]))
+        printer.entries(records, list(page.entries[::-1]))
         if not page.entries and not printer.as_json and not follow:
             say("No entry matches.")
         if printer.was_cut:
@@ -206,7 +206,7 @@ async def _logs(
             async with reader_gone():
                 async for entry in records.follow(replace(query, after_seq=page.upto)):
                     gone.end()
-                    await printer.entries(records, [entry])
+                    printer.entries(records, [entry])
 
 
 # -- the query ---------------------------------------------------------------------------------------------------------

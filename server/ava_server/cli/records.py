@@ -1,39 +1,33 @@
 """Where commands read runs and the log: from this machine's data root, or from the server of `--url`.
 
-A command sends the same requests to either; in process, `service/records.py` answers them, on a server the same handler
-over HTTP. A screen does not know which of them it shows.
+A command sends the same requests to either; `service/record_requests.py` has them, and what answers them in both. A
+screen does not know which of them it shows.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 import anyio
 
 from ava_audit.entries import Entry, entry_of_line
 from ava_audit.errors import StoreUnavailable
-from ava_audit.search import EntryPage, LogQuery, follow, search
+from ava_audit.search import EntryPage, LogQuery, follow
 from ava_roles.wrap import clean
 from ava_server.cli.app import leaves_of
-from ava_server.cli.log_access import (
-    find_runs,
-    last_run,
-    note_fetched,
-    open_log,
-    read_settings,
-    terminal_session,
-)
+from ava_server.cli.log_access import find_runs, note_fetched, open_log, read_settings, terminal_session
 from ava_server.cli.options import parse_any_id
 from ava_server.cli.remote import Connection, RemoteServer, Unreachable, connected
 from ava_server.cli.terminal import Place, tell
+from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError, BadInput, ConfigError
-from ava_server.render.entries import mirror_lines, names_of
+from ava_server.service import record_requests as requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,12 +37,14 @@ if TYPE_CHECKING:
     from ava_audit.store.backend import Instances
     from ava_audit.store.store import Store
     from ava_audit.view import Readable
+    from ava_server.budget.caps import DayCaps
     from ava_server.core.data_root import DataRoot
+    from ava_server.render.approvals import Decisions
     from ava_server.render.run_view import RunView
-    from ava_server.runs.costs import Costs
     from ava_server.runs.manager import Manager
     from ava_server.service.records import RunRecord
 
+P = ParamSpec("P")
 T = TypeVar("T")
 GONE_S = 300.0
 """How long a wait survives a server that does not answer."""
@@ -58,9 +54,13 @@ _WRONG = (ValueError, TypeError, LookupError, OverflowError, AttributeError)
 
 
 class Records:
-    """The runs and the log that a command shows: of this machine's data root, or of the server of `--url`.
+    """The runs and the log that a command shows, by the requests of `service.record_requests`.
 
-    Both answer the same requests.
+    `LocalRecords` has them answered in this process, `RemoteRecords` by a server.
+
+    Attributes:
+        names: The names of the runs that the entries mention which were found so far.
+        lines: These entries as lines of the mirror, by their `seq`.
     """
 
     every_s = 0.2
@@ -68,7 +68,11 @@ class Records:
     place: Place
     store: Readable | None = None
 
-    async def get(self, kind: type[T], path: str, **params: Any) -> T:
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}
+        self.lines: dict[int, bytes] = {}
+
+    async def get(self, request: requests.Request[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the answer to a request. Raises AvaError: it cannot be answered."""
         raise NotImplementedError
 
@@ -101,31 +105,61 @@ class Records:
 
     async def views(self, run_ids: Sequence[str]) -> list[RunView]:
         """Return runs as they are now, without their results."""
-        from ava_server.service.records import ListedRuns
-
-        return (await self.get(ListedRuns, "/runs", id=list(run_ids))).runs
+        return (await self.get(requests.LISTED, id=list(run_ids))).runs
 
     async def record(self, run_id: str, *, shown: bool = True) -> RunRecord:
         """Return a run with its whole result; if it is `shown`, a server notes that it was fetched."""
-        from ava_server.service.records import RunRecord
-
-        return await self.get(RunRecord, f"/runs/{run_id}", shown=shown)
-
-    async def costs(self, run: RunRow) -> Costs:
-        """Return what a run has cost, and for what."""
-        from ava_server.runs.costs import Costs
-
-        return await self.get(Costs, f"/runs/{run.id}/costs")
+        return await self.get(requests.RECORD, run_id=run_id, shown=shown)
 
     async def diff(self, run: RunRow) -> str:
         """Return what a coder changed, as a unified diff."""
-        from ava_server.service.records import RunDiff
+        return (await self.get(requests.DIFF, run_id=run.id)).text
 
-        return (await self.get(RunDiff, f"/runs/{run.id}/diff")).text
+    async def decisions(
+        self, since_us: int, until_us: int, user: str | None, *, everybody: bool, whole: bool
+    ) -> Decisions:
+        """Return the newest decisions of a time, or with `whole` all of them."""
+        span = {"since": since_us, "until": until_us}
+        found = await self.get(requests.DECISIONS, **span, user=user, all=everybody)
+        rows, at = [*found.rows], found.next
+        while whole and at is not None:
+            before = {"before_us": at[0], "before_seq": at[1]}
+            more = await self.get(requests.DECISIONS, **span, **before, user=user, all=everybody)
+            if more.next is not None and more.next >= at:
+                raise ConfigError("The server's pages have no end. Does it run another version of Ava?")
+            rows += more.rows
+            at = more.next
+        return replace(found, rows=tuple(rows), next=at)
 
     async def search(self, query: LogQuery) -> EntryPage:
-        """Return the newest entries that match a query. Raises BadQuery: the query names an unknown event type."""
-        raise NotImplementedError
+        """Return the newest entries that match a query, from as many answers as that takes.
+
+        Raises:
+            BadQuery: The query names an unknown event type.
+        """
+        entries: list[Entry] = []
+        while True:
+            found = await self.get(requests.LOG, query=replace(query, limit=query.limit - len(entries)))
+            entries += self.keep(found)
+            if found.next is not None and found.next >= (query.before_seq or found.next + 1):
+                raise ValueError("the pages do not come to an end")
+            if found.next is None or not found.lines or len(entries) >= query.limit:
+                return EntryPage(tuple(entries), found.next, found.upto if query.upto_seq is None else query.upto_seq)
+            query = replace(query, before_seq=found.next, upto_seq=query.upto_seq or found.upto)
+
+    def keep(self, found: requests.LogLines) -> list[Entry]:
+        """Return the entries of lines, and keep the lines and the names in them."""
+        self.names |= found.names
+        entries: list[Entry] = []
+        for line in found.lines:
+            data = line.encode().rstrip(b"\n") + b"\n"
+            entries.append(self.read_line(data))
+            self.lines[entries[-1].seq] = data
+        return entries
+
+    def read_line(self, line: bytes) -> Entry:
+        """Return the entry of a line. Raises ValueError: it is not a line of a log."""
+        return entry_of_line(line)
 
     async def entries(self, run_id: str) -> list[Entry]:
         """Return all entries of a run, in order."""
@@ -140,14 +174,6 @@ class Records:
         """Yield entries that match a query as they are written, without end."""
         raise NotImplementedError
 
-    async def names(self, entries: Sequence[Entry]) -> Mapping[str, str]:
-        """Return the names of the runs that these entries mention."""
-        raise NotImplementedError
-
-    async def lines(self, entries: Sequence[Entry]) -> list[bytes]:
-        """Return entries as lines of the mirror."""
-        raise NotImplementedError
-
     async def note_shown(self, command: str, shown: Sequence[RunRecord]) -> None:
         """Log which results a command has shown; a server has done that."""
 
@@ -160,7 +186,7 @@ class Records:
 
 
 class LocalRecords(Records):
-    """The runs and the log of a data root.
+    """The runs and the log of a data root: their owner may read everything in it.
 
     Args:
         root: The data root.
@@ -170,36 +196,31 @@ class LocalRecords(Records):
     """
 
     def __init__(
-        self, root: DataRoot, store: Readable | None, instances: Instances | None, manager: Manager | None = None
+        self, root: DataRoot, store: Readable | None, instances: Instances | None = None, manager: Manager | None = None
     ) -> None:
+        super().__init__()
         self.place = self._root = root
         self.store = store
-        self._instances = instances
-        self._manager = manager
+        reader = requests.Reader(os_user(), (), audits=True, caps=partial(_caps, root))
+        served = instances.any_alive if instances is not None else bool
+        hides = partial(_known_secrets, root)
+        # It is asked only once a run was found or the log was seen, so there is a log.
+        log, processes = cast("Readable", store), cast("Instances", instances)
+        self.handler = requests.RecordsHandler(log, reader, processes, hides, served=served, manager=manager)
 
-    @property
-    def _log(self) -> Readable:
-        assert self.store is not None, "a run was found, so there is a log"
-        return self.store
-
-    async def get(self, kind: type[T], path: str, **params: Any) -> T:
+    async def get(self, request: requests.Request[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the answer of this process's own handler."""
-        from ava_server.service.records import RecordsHandler
-
-        instances, redactor = self._instances, partial(_known_secrets, self._root)
-        assert instances is not None, "as above"
-        handler = RecordsHandler(self._log, instances, redactor, served=instances.any_alive, manager=self._manager)
-        answer = await handler.answer(path, params)
-        assert isinstance(answer, kind)
-        return answer
+        return await request.answer(self.handler, *args, **kwargs)
 
     async def find(self, ids: list[str], *, groups: bool = True) -> list[RunRow]:
-        """Return the runs with these ids."""
+        """Return the runs with these ids; an error suggests similar ones."""
         return await find_runs(self.store, ids, groups=groups)
 
     async def find_last(self, *, unended: bool = False) -> RunRow | None:
-        """Return this user's last run."""
-        return await last_run(self.store, unended=unended)
+        """Return this user's last run, which needs no view of it."""
+        if self.store is None:
+            return None
+        return await self.store.read(lambda view: requests.last_run_in(view, os_user(), unended=unended))
 
     async def note_shown(self, command: str, shown: Sequence[RunRecord]) -> None:
         """Log which results a command has shown at this terminal; if the log cannot be written, say so."""
@@ -207,7 +228,7 @@ class LocalRecords(Records):
         for one in shown:
             if one.answer.untrusted_result is not None:  # an erased one is not shown
                 try:
-                    await note_fetched(cast("Store", self._log), session, command, one.row)
+                    await note_fetched(cast("Store", self.store), session, command, one.row)
                 except StoreUnavailable as error:
                     tell(f"The log does not say that this was shown: {error}")
 
@@ -218,29 +239,16 @@ class LocalRecords(Records):
         with temporary_files_in(self._root.temporary):
             return await super().diff(run)
 
-    async def search(self, query: LogQuery) -> EntryPage:
-        """Return the newest entries that match a query."""
-        return await search(self._log, query)
-
-    async def entries(self, run_id: str) -> list[Entry]:
-        """Return all entries of a run, found by its id alone."""
-        return await self._log.read(lambda view: view.entries(run_id))
-
     async def steps(self, run_id: str, after: int) -> list[Entry]:
         """Return what a run has done since an entry: five times a second, so without the text index."""
-        return await self._log.read(lambda view: view.entries(run_id, after, ("Activity",)))
+        return await self.handler.store.read(lambda view: view.entries(run_id, after, ("Activity",)))
 
-    def follow(self, query: LogQuery) -> AsyncIterator[Entry]:
+    async def follow(self, query: LogQuery) -> AsyncIterator[Entry]:
         """Yield entries as any process writes them."""
-        return follow(cast("Store", self._log), query)
-
-    async def names(self, entries: Sequence[Entry]) -> Mapping[str, str]:
-        """Return the names of the runs that these entries mention."""
-        return await self._log.read(lambda view: names_of(view, entries))
-
-    async def lines(self, entries: Sequence[Entry]) -> list[bytes]:
-        """Return entries as lines of the mirror."""
-        return await mirror_lines(self._log, entries)
+        async for entry in follow(cast("Store", self.store), query):
+            self.lines.clear()
+            self.keep(await self.handler.lines_of([entry]))
+            yield entry
 
 
 class RemoteRecords(Records):
@@ -255,22 +263,34 @@ class RemoteRecords(Records):
     every_s = AGAIN_S
 
     def __init__(self, connection: Connection) -> None:
+        super().__init__()
         self.connection = connection
         self.place = connection.address
         self._tell_gone: Callable[[str], None] | None = None
-        self._names: dict[str, str] = {}
-        self._lines: dict[int, bytes] = {}
 
-    async def get(self, kind: type[T], path: str, **params: Any) -> T:
-        """Return what the server answers, as a value of a type.
+    async def get(self, request: requests.Request[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what the server answers, as a value of the request's kind.
 
         Raises:
             AvaError: It does not answer, or refuses, or the answer is of another version.
         """
+        from pkgutil import resolve_name
+
+        from pydantic import TypeAdapter
+
+        assert not args, "the parameters of a request have names"
+        kind: type[T] = resolve_name(request.kind)
+        as_json = partial(TypeAdapter(LogQuery).dump_json, exclude_defaults=True, exclude_none=True)
+        path = request.path.format(**kwargs)
+        params = {
+            name: as_json(value).decode() if isinstance(value, LogQuery) else value
+            for name, value in kwargs.items()
+            if f"{{{name}}}" not in request.path and value is not None and value is not False
+        }
         until = time.monotonic() + GONE_S
         while True:
             try:
-                return _validated(kind, await self.connection.get(path, **params))
+                return _validated(kind, await self.connection.request("GET", path, params=params))
             except Unreachable as error:
                 if self._tell_gone is None or time.monotonic() > until:
                     raise
@@ -283,9 +303,7 @@ class RemoteRecords(Records):
 
     async def find_last(self, *, unended: bool = False) -> RunRow | None:
         """Return the token's user's last run."""
-        from ava_server.service.records import ListedRuns
-
-        runs = (await self.get(ListedRuns, "/runs", last="unended" if unended else "any")).runs
+        runs = (await self.get(requests.LISTED, last="unended" if unended else "any")).runs
         return runs[0].row if runs else None
 
     async def views(self, run_ids: Sequence[str]) -> list[RunView]:
@@ -307,42 +325,21 @@ class RemoteRecords(Records):
             found.answer.waits_for = found.answer.waits_for.replace("`ava ", f"`{self.connection.command} ")
         return found
 
-    async def search(self, query: LogQuery) -> EntryPage:
-        """Return the newest entries that match a query, from as many answers as that takes."""
-        from pydantic import TypeAdapter
-
-        from ava_server.service.records import LogLines
-
-        entries: list[Entry] = []
-        while True:
-            rest = replace(query, limit=query.limit - len(entries))
-            text = TypeAdapter(LogQuery).dump_json(rest, exclude_defaults=True, exclude_none=True).decode()
-            found = await self.get(LogLines, "/log", query=text)
-            entries += [self._entry(line) for line in found.lines]
-            self._names |= found.names
-            if found.next is not None and found.next >= (query.before_seq or found.next + 1):
-                raise ValueError("the pages do not come to an end")
-            if found.next is None or not found.lines or len(entries) >= query.limit:
-                return EntryPage(tuple(entries), found.next, found.upto if query.upto_seq is None else query.upto_seq)
-            query = replace(query, before_seq=found.next, upto_seq=query.upto_seq or found.upto)
-
-    def _entry(self, line: str) -> Entry:
-        """Return the entry of a line, and keep the line. Raises ValueError: it is not a line of a log."""
-        data = line.encode().rstrip(b"\n") + b"\n"
-        entry = entry_of_line(data)
+    def read_line(self, line: bytes) -> Entry:
+        """Return the entry of a line. Raises ValueError: it is not a line of a log, or could steer a terminal."""
+        entry = entry_of_line(line)
         who = entry.who
         named = (entry.type, entry.run_id or "", who.session_id, who.agent_id, who.user_id)
-        if b"\n" in data[:-1] or any(clean(text)[0] != text for text in named):
+        if b"\n" in line[:-1] or any(clean(text)[0] != text for text in named):
             raise ValueError("it is not a line of a log")
         _ = entry.fact  # raises if it is not one of its type
-        self._lines[entry.seq] = data
         return entry
 
     async def follow(self, query: LogQuery) -> AsyncIterator[Entry]:
         """Yield entries that match a query as they are written, without end."""
         seen = query.after_seq or 0
         while True:
-            self._lines.clear()
+            self.lines.clear()
             page = await self.search(replace(query, after_seq=seen, limit=1_000_000))
             for entry in page.entries[::-1]:
                 yield entry
@@ -352,14 +349,6 @@ class RemoteRecords(Records):
     def wait_for_server(self, tell_gone: Callable[[str], None] | None) -> None:
         """Wait for a server that does not answer, or no longer."""
         self._tell_gone = tell_gone
-
-    async def names(self, entries: Sequence[Entry]) -> Mapping[str, str]:
-        """Return the names of the runs that these entries mention."""
-        return self._names
-
-    async def lines(self, entries: Sequence[Entry]) -> list[bytes]:
-        """Return entries as lines of the mirror."""
-        return [self._lines[entry.seq] for entry in entries]
 
 
 def _validated(kind: type[T], answer: Any) -> T:
@@ -379,6 +368,12 @@ def _cleaned(value: Any) -> Any:
         fields = cast("dict[str, Any]", value)
         return {clean(name)[0]: one if name == "lines" else _cleaned(one) for name, one in fields.items()}
     return value
+
+
+def _caps(root: DataRoot) -> DayCaps:
+    from ava_server.budget.user_limits import day_caps
+
+    return day_caps(read_settings(root), os_user())
 
 
 def _known_secrets(root: DataRoot) -> Redactor:
@@ -437,16 +432,12 @@ async def open_remote_records(server: RemoteServer) -> AsyncGenerator[RemoteReco
         ) from error
 
 
-async def ask_server(
-    server: RemoteServer, kind: type[T], path: str, method: str = "GET", body: Any = None, **params: Any
-) -> T:
-    """Return what a server answers to one request, as a value of a type; what is changed are users.
+async def ask_server(server: RemoteServer, kind: type[T], path: str, method: str = "GET", body: Any = None) -> T:
+    """Return what a server answers about its users, as a value of a type.
 
     Raises:
         AvaError: It does not answer, or refuses, or the answer cannot be shown.
     """
     async with open_remote_records(server) as records:
-        if method == "GET":
-            return await records.get(kind, path, **params)
-        doubt = "It may still have been carried out: see `ava user list`."
+        doubt = "" if method == "GET" else "It may still have been carried out: see `ava user list`."
         return _validated(kind, await records.connection.request(method, path, body=body, doubt=doubt))

@@ -149,11 +149,6 @@ class Connection:
         self.address = address
         self.command = command
 
-    async def get(self, path: str, **params: Any) -> Any:
-        """Return what the server answers to a GET; see `request`."""
-        given = {name: value for name, value in params.items() if value is not False}
-        return await self.request("GET", path, params=given)
-
     async def request(
         self,
         method: str,

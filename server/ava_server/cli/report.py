@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
 from datetime import UTC
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ava_audit.units import DAY_US, US_PER_S, cents, day_of, format_duration, format_ts, format_usd, iso_utc
+from ava_audit.units import DAY_US, US_PER_S, cents, day_of, format_duration, format_ts, format_usd, iso_utc, now_us
 from ava_server.cli.completion import groups
-from ava_server.cli.log_access import LogSnapshot, read_log
+from ava_server.cli.log_access import ClosedLog, NoLog, run_at_once
 from ava_server.cli.options import Json, TokenFile, Until, Url, parse_time_option
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.terminal import (
-    Place,
     aligned,
     cells,
     columns,
@@ -37,17 +36,17 @@ from ava_server.cli.terminal import (
     write,
 )
 from ava_server.core.data_root import find_data_root, os_user
-from ava_server.core.errors import BadInput, ConfigError
+from ava_server.core.errors import BadInput
 from ava_server.core.ids import parse_id
 from ava_server.render.report import NOT_FAILED, Report, Sum, folded, months_of, report_json, report_of
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
-    from ava_audit.totals import GroupSum, Spending
+    from ava_audit.totals import GroupSum
+    from ava_server.cli.records import Records
     from ava_server.render.approvals import Decisions
 
-T = TypeVar("T")
-
+    Screen = Callable[[Records], Coroutine[Any, Any, None]]
 DAYS = 30
 TOP = 8
 """Reasons on a screen at most; JSON has all."""
@@ -77,55 +76,53 @@ def report_command(
     if group is not None:
         if since is not None or until is not None:
             raise BadInput("--group: a group is shown whole; leave --since and --until out")
-        return _group(server, group, everybody, as_json)
-    first, last = days_of(since, until, time.time_ns() // 1000)
-    place, found, user = _spending(server, first, last, everybody)
-    report = report_of(found, first, last, user)
+        return _show(server, partial(_group, parse_id("group_id", group, "--group"), everybody, as_json), older=True)
+    return _show(server, partial(_spending, *days_of(since, until, now_us()), everybody, as_json), older=True)
+
+
+def _show(server: RemoteServer | None, screen: Screen, *, older: bool) -> None:
+    """Show a screen of the records of a server, or of this machine's data root; that may have an `older` log."""
+    from ava_server.cli.records import LocalRecords, open_remote_records
+
+    if server is not None:
+        import anyio
+
+        return anyio.run(_show_opened, open_remote_records(server), screen)
+    root = find_data_root()
+    return run_at_once(_show_opened(nullcontext(LocalRecords(root, ClosedLog(root, older=older))), screen))
+
+
+async def _show_opened(opened: AbstractAsyncContextManager[Records], screen: Screen) -> None:
+    async with opened as records:
+        await screen(records)
+
+
+async def _spending(first: int, last: int, everybody: bool, as_json: bool, records: Records) -> None:
+    from ava_server.service.record_requests import SPENDING
+
+    try:
+        found = await records.get(SPENDING, first=first, last=last, all=everybody)
+        spent, user = found.spending, found.user
+    except NoLog:
+        spent, user = None, None if everybody else os_user()
+    report = report_of(spent, first, last, user)
     if as_json:
-        return say_json({**place_json(place), **report_json(report)})
-    heading(place)
-    if found is None or found.first_us is None:
+        return say_json({**place_json(records.place), **report_json(report)})
+    heading(records.place)
+    if spent is None or spent.first_us is None:
         return say("Nothing is in the log yet.")
     return _screen(report)
 
 
-def _spending(
-    server: RemoteServer | None, first: int, last: int, everybody: bool
-) -> tuple[Place, Spending | None, str | None]:
-    """Return where the spending of these days was read, the spending, and whose it is; None is everybody."""
-    if server is not None:
-        from ava_audit.totals import UserSpending
-
-        given = _ask(server, UserSpending, first=first, last=last, all=everybody)
-        return server.address, given.spending, given.user
-    from ava_audit.totals import spending
-
-    root, user = find_data_root(), None if everybody else os_user()
-
-    def find(log: LogSnapshot) -> Spending:
-        return spending(log.view, first * DAY_US, (last + 1) * DAY_US, user)
-
-    return root, read_log(root, find, older=True), user
-
-
-def _ask(server: RemoteServer, kind: type[T], path: str = "/report", **given: Any) -> T:
-    """Return what the server of `--url` answers to a question about money."""
-    import anyio
-
-    from ava_server.cli.records import ask_server
-
-    return anyio.run(partial(ask_server, server, kind, path, **given))
-
-
-def days_of(since: str | None, until: str | None, now_us: int) -> tuple[int, int]:
+def days_of(since: str | None, until: str | None, at_us: int) -> tuple[int, int]:
     """Return the first and the last day that are meant, in days since 1970, UTC.
 
     Raises:
         BadInput: One is not a time, or no day lies between them.
     """
-    until_us = parse_time_option("--until", until, now_us, UTC)
-    since_us = parse_time_option("--since", since, now_us, UTC)
-    last = (now_us if until_us is None else until_us - 1) // DAY_US
+    until_us = parse_time_option("--until", until, at_us, UTC)
+    since_us = parse_time_option("--since", since, at_us, UTC)
+    last = (at_us if until_us is None else until_us - 1) // DAY_US
     first = last - DAYS + 1 if since_us is None else since_us // DAY_US
     if first > last:
         raise BadInput("no day lies in that time: --since is later than --until, or than today")
@@ -257,26 +254,22 @@ def _with_bars(lines: Sequence[str], bars: Sequence[float], width: int) -> None:
 # -- a group ----------------------------------------------------------------------------------------------------------
 
 
-def _group(server: RemoteServer | None, given: str, everybody: bool, as_json: bool) -> None:
-    from ava_audit.totals import GroupSum, group_sum
+async def _group(group_id: str, everybody: bool, as_json: bool, records: Records) -> None:
+    from ava_server.service.record_requests import GROUP, UnknownId
 
-    group_id = parse_id("group_id", given, "--group")
-    place: Place = find_data_root() if server is None else server.address
-    if server is not None:
-        found: GroupSum | None = _ask(server, GroupSum, group=group_id, all=everybody)
-    else:
-        found = read_log(find_data_root(), lambda log: group_sum(log.view, group_id), older=True)
-    if found is None or not (everybody or server is not None or found.group.user_id == os_user()):
+    try:
+        found = await records.get(GROUP, group=group_id, all=everybody)
+    except (NoLog, UnknownId):
         others = "" if everybody else " of yours; --all looks at those of all users"
-        raise BadInput(f"--group: there is no group {group_id}{others} in this data root.")
-    now_us = time.time_ns() // 1000
+        raise BadInput(f"--group: there is no group {group_id}{others} in this data root.") from None
+    at_us = now_us()
     if as_json:
-        return say_json({**place_json(place), **_group_json(found, now_us)})
-    heading(place)
-    return _group_screen(found, now_us)
+        return say_json({**place_json(records.place), **_group_json(found, at_us)})
+    heading(records.place)
+    return _group_screen(found, at_us)
 
 
-def _group_screen(found: GroupSum, now_us: int) -> None:
+def _group_screen(found: GroupSum, at_us: int) -> None:
     from ava_server.render.run_view import elapsed_s
 
     group, bucket = found.group, found.bucket
@@ -284,7 +277,7 @@ def _group_screen(found: GroupSum, now_us: int) -> None:
     share = f" ({100 * bucket.spent_micros / group.cap_micros:.0f} %)" if group.cap_micros else ""
     held = f", {format_usd(bucket.held_micros)} reserved for calls in flight" if bucket.held_micros else ""
     limit = f" of {format_duration(group.timeout_s)}" if group.timeout_s is not None else ", without a limit of its own"
-    took_us = _took_us(found, now_us)
+    took_us = _took_us(found, at_us)
     took = "not started" if took_us is None else format_duration(took_us / US_PER_S)
     endings = ", ".join(f"{count} {state}" for state, count in Counter(run.state for run in found.runs).most_common())
     say(f"{group.id} of {group.user_id}, approved {format_ts(group.created_us, utc=True)}")
@@ -293,7 +286,7 @@ def _group_screen(found: GroupSum, now_us: int) -> None:
     say(f"Runs: {len(found.runs)} ({endings})")
 
     def row(run: RunRow) -> Row:
-        active = format_duration(elapsed_s(run, now_us))
+        active = format_duration(elapsed_s(run, at_us))
         figures = (run.state, format_usd(run.cost_micros), f"{run.turns:,}", active)
         return Row(f"{run.id} {run.name or run.role}", figures, run.cost_micros)
 
@@ -305,11 +298,11 @@ def _group_screen(found: GroupSum, now_us: int) -> None:
         say(f"  {run.id} {run.state}: {one_line(run.stop_reason) or 'no reason is known'}\n      ava show {run.id}")
 
 
-def _group_json(found: GroupSum, now_us: int) -> dict[str, Any]:
+def _group_json(found: GroupSum, at_us: int) -> dict[str, Any]:
     from ava_server.render.run_view import elapsed_s
 
     group, bucket = found.group, found.bucket
-    took_us = _took_us(found, now_us)
+    took_us = _took_us(found, at_us)
     return {
         "group_id": group.id,
         "user": group.user_id,
@@ -335,19 +328,19 @@ def _group_json(found: GroupSum, now_us: int) -> dict[str, Any]:
                 "overrun": bool(run.overrun),
                 "turns": run.turns,
                 "tool_calls": run.tool_calls,
-                "active_seconds": elapsed_s(run, now_us),
+                "active_seconds": elapsed_s(run, at_us),
             }
             for run in found.runs
         ],
     }
 
 
-def _took_us(found: GroupSum, now_us: int) -> int | None:
+def _took_us(found: GroupSum, at_us: int) -> int | None:
     """Return how long a group has taken since its first run began; None where none did."""
     if found.group.started_us is None:
         return None
-    ends = [run.ended_us if run.ended_us is not None else now_us for run in found.runs]
-    return max(0, max(ends, default=now_us) - found.group.started_us)
+    ends = [run.ended_us if run.ended_us is not None else at_us for run in found.runs]
+    return max(0, max(ends, default=at_us) - found.group.started_us)
 
 
 # -- approvals --------------------------------------------------------------------------------------------------------
@@ -375,55 +368,31 @@ def report_approvals_command(
         raise BadInput("--csv: leave out --json; the answer has one of the two forms")
     if user is not None and everybody:
         raise BadInput("--user: leave out --all, which shows all users")
-    now_us = time.time_ns() // 1000
-    until_us = parse_time_option("--until", until, now_us)
-    since_us = parse_time_option("--since", since, now_us)
-    until_us = now_us + 1 if until_us is None else until_us
+    at_us = now_us()
+    until_us = parse_time_option("--until", until, at_us)
+    since_us = parse_time_option("--since", since, at_us)
+    until_us = at_us + 1 if until_us is None else until_us
     since_us = max(0, until_us - DAYS * DAY_US) if since_us is None else since_us
     if since_us >= until_us:
         raise BadInput("no time lies between: --since is later than --until, or than now")
-    place: Place = find_data_root() if server is None else server.address
-    found = _decisions(server, (since_us, until_us), user, everybody, whole=as_json or as_csv)
+    return _show(server, partial(_decisions, since_us, until_us, user, everybody, as_json, as_csv), older=False)
+
+
+async def _decisions(
+    since_us: int, until_us: int, user: str | None, everybody: bool, as_json: bool, as_csv: bool, records: Records
+) -> None:
+    from ava_server.render.approvals import NOTHING, decisions_json
+
+    try:
+        found = await records.decisions(since_us, until_us, user, everybody=everybody, whole=as_json or as_csv)
+    except NoLog:
+        found = NOTHING
     if as_csv:
         return _write_csv(found)
     if as_json:
-        from ava_server.render.approvals import decisions_json
-
-        return say_json({**place_json(place), **decisions_json(found, since_us, until_us)})
-    heading(place)
+        return say_json({**place_json(records.place), **decisions_json(found, since_us, until_us)})
+    heading(records.place)
     return _decisions_screen(found, since_us, until_us)
-
-
-def _decisions(
-    server: RemoteServer | None, span: tuple[int, int], user: str | None, everybody: bool, *, whole: bool
-) -> Decisions:
-    """Return the newest decisions of a time, or with `whole` all of them."""
-    from ava_audit.decisions import Period
-    from ava_server.render.approvals import NOTHING, Decisions, decisions_of
-
-    def collected(page: Callable[[tuple[int, int] | None], Decisions]) -> Decisions:
-        found = page(None)
-        rows, at = [*found.rows], found.next
-        while whole and at is not None:
-            more = page(at)
-            if more.next is not None and more.next >= at:
-                raise ConfigError("The server's pages have no end. Does it run another version of Ava?")
-            rows += more.rows
-            at = more.next
-        return replace(found, rows=tuple(rows), next=at)
-
-    if server is None:
-        period = Period(*span, None if everybody else user or os_user())
-        read = read_log(find_data_root(), lambda log: collected(lambda at: decisions_of(log.view, period, at)))
-        return read if read is not None else NOTHING
-    asked: dict[str, Any] = {"since": span[0], "until": span[1], "all": everybody}
-    asked |= {} if user is None else {"user": user}
-
-    def ask(at: tuple[int, int] | None) -> Decisions:
-        before = {} if at is None else {"before_us": at[0], "before_seq": at[1]}
-        return _ask(server, Decisions, "/report/approvals", **asked, **before)
-
-    return collected(ask)
 
 
 def _decisions_screen(found: Decisions, since_us: int, until_us: int) -> None:

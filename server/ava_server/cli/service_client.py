@@ -246,7 +246,7 @@ class RemoteApprovals:
         from ava_server.approval.proposals import Pending
 
         wanted = [parse_any_id(given)[1] for given in ids]
-        found = self._valid(list[Pending], (await self._connection.get(PATH)).get("proposals"))
+        found = self._valid(list[Pending], (await self._connection.request("GET", PATH)).get("proposals"))
         if not wanted:
             return found
         by_id = {name: one for one in found for name in (one.pending_id, one.subagent_id)}
@@ -259,7 +259,7 @@ class RemoteApprovals:
         """Return the same of the token's user."""
         from ava_server.runs.extension_answer import PendingExtension
 
-        given = (await self._connection.get(PATH)).get("extensions", [])  # an older server has none
+        given = (await self._connection.request("GET", PATH)).get("extensions", [])  # an older server has none
         return _named(self._valid(list[PendingExtension], given), ids)
 
     async def decide(self, shown: Sequence[Shown], answer: PersonAnswer) -> Decided:

@@ -42,6 +42,7 @@ async def show_command(
     server = chosen_server(context, url, token_file)
     from ava_server.cli.records import open_records
     from ava_server.cli.run_screens import cost_json, cost_screen, run_screen
+    from ava_server.service.record_requests import COSTS
     from ava_server.service.records import changes_in
 
     async with open_records(server, find_data_root) as records:
@@ -56,13 +57,13 @@ async def show_command(
             heading(place)
             return write(text.rstrip("\n"))
         if cost:
-            costs = await records.costs(run)
+            costs = await records.get(COSTS, run_id=run.id)
             return present(place, as_json, cost_json(run, answer, costs), cost_screen(run, answer, costs, utc))
         entries = await records.entries(run.id)
         fields = {
             "run": answers_json([answer])[0],
             "asked": texts.model_dump(mode="json", exclude_none=True) if texts else None,
-            "entries": [json.loads(line) for line in await records.lines(entries)] if as_json else [],
+            "entries": [json.loads(records.lines[entry.seq]) for entry in entries] if as_json else [],
         }
         present(place, as_json, fields, run_screen(run, answer, texts, entries, utc))
         if not as_json:

@@ -32,6 +32,7 @@ from ava_server.http.sessions import Forwarder, Sessions, worth_a_line
 from ava_server.http.settings import Reach, inner_url, listen_everywhere, refuse_open
 from ava_server.mcp_server.app import HTTP, OF_REQUEST, App
 from ava_server.mcp_server.server import build_server
+from ava_server.service.record_requests import PATHS as RECORD_PATHS
 from ava_server.web.http_connection import Connection
 from ava_server.web.site import Site
 
@@ -63,7 +64,6 @@ LAST_WORDS_S = 1.0
 TOLD_WITHIN_S = 1.0
 """Seconds for streams to tell their clients that they end."""
 MCP_PATH, APPROVALS_PATH, METRICS_PATH, USERS_PATH = "/mcp", "/approvals", "/metrics", "/users"
-RECORD_PATHS = ("/token", "/runs", "/log", "/report")
 
 
 def serve(load: Callable[[], Settings], reach: Reach, say: Callable[[str], None]) -> int:

@@ -1,18 +1,13 @@
-"""What a person's screens show of runs and spending, and the handler of the requests for it.
-
-A command calls the handler in its own process, or over HTTP with `--url`, so that both look the same.
-"""
+"""What a person's screens show of runs and budgets, and what a coder changed; the answers of `record_requests`."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import anyio.to_thread
 
 from ava_audit.rows import UNENDED, WAITING, RunRow
 from ava_audit.units import HOUR_US, now_us
@@ -22,10 +17,8 @@ from ava_roles.wrap import clean, show_controls
 from ava_server.approval.proposals import texts_of
 from ava_server.budget.caps import DayCaps, installation_scope, user_scope, utc_day
 from ava_server.budget.run_config import Texts, config_of
-from ava_server.core.data_root import home_folder
 from ava_server.core.errors import Refused
 from ava_server.core.ids import label
-from ava_server.render.entries import mirror_lines, names_of
 from ava_server.render.responses import RunAnswer
 from ava_server.render.run_view import (
     EXPIRED,
@@ -41,18 +34,11 @@ from ava_server.runs.lifecycle import AWAITING_ANSWER, AWAITING_EXTENSION, HELD,
 
 if TYPE_CHECKING:
     from ava_audit.redaction import Redactor
-    from ava_audit.search import LogQuery
-    from ava_audit.store.store import Store
-    from ava_audit.view import Readable
-    from ava_server.runs.costs import Costs
-    from ava_server.runs.manager import Manager
 
 
 ORDER = (WAITING, AWAITING_EXTENSION, AWAITING_ANSWER, HELD, INTERRUPTED, "running", "queued", EXPIRED)
 """The states of runs that have not ended, in the order of a list: first what waits for a person."""
 RECENT_US = HOUR_US
-PAGE_CHARS = 4_000_000
-"""Characters of lines in one answer over HTTP."""
 _WHOLE_FILES = 1_000_000
 """Unchanged lines around each change; with so many, a diff contains whole files."""
 
@@ -130,16 +116,6 @@ class RunRecord:
     texts: Texts | None
 
 
-@dataclass(frozen=True)
-class LogLines:
-    """A page of the log as mirror lines, newest first; `names` and `next` are as in `names_of` and `EntryPage`."""
-
-    lines: tuple[str, ...]
-    names: dict[str, str]
-    next: int | None
-    upto: int
-
-
 def current_runs(
     view: View, user: str | None, processes: Processes, at_us: int, *, served: Callable[[], bool], most: int
 ) -> tuple[dict[str, int], tuple[RunView, ...]]:
@@ -182,110 +158,6 @@ def run_record(view: View, run_id: str, processes: Processes) -> RunRecord:
     if shown.wait is not None and shown.wait.line is not None:  # the tools' answer says what a host calls
         answer.waits_for = shown.wait.for_people()
     return RunRecord(run, answer, texts_of(view, run))
-
-
-class RecordsHandler:
-    """Answers requests for runs: to a command in its own process, and to `--url` over HTTP.
-
-    Args:
-        store: The log.
-        processes: The processes on it.
-        redactor: Returns what hides the stored keys and secrets. Blocking.
-        served: Tells whether any server works on this data root.
-        manager: This process's own, where it has one: it knows more than the log.
-    """
-
-    def __init__(
-        self,
-        store: Readable,
-        processes: Processes,
-        redactor: Callable[[], Redactor],
-        *,
-        served: Callable[[], bool] = lambda: True,
-        manager: Manager | None = None,
-    ) -> None:
-        self.store = store
-        self._processes = processes
-        self._redactor = redactor
-        self._served = served
-        self._manager = manager
-
-    def run_in(self, view: View, given: str) -> RunRow:
-        """Return the run with an id, which the command has found before."""
-        run = view.run(given)
-        assert run is not None
-        return run
-
-    def runs_in(self, view: View, given: str) -> Sequence[RunRow]:
-        """Return the runs that an id of a list means."""
-        run = view.run(given)
-        return [] if run is None else [run]
-
-    async def answer(self, path: str, params: Mapping[str, Any]) -> object:
-        """Return the answer to a request; None for an unknown path.
-
-        Raises:
-            AvaError: It cannot be answered; says why.
-        """
-        match path.strip("/").split("/"):
-            case ["runs"]:
-                return await self.listed(lambda view: [run for one in params["id"] for run in self.runs_in(view, one)])
-            case ["runs", run_id]:
-                return await self.record(run_id, shown=bool(params.get("shown")))
-            case ["runs", run_id, "costs"]:
-                return await self.store.read(lambda view: self._costs(view, run_id))
-            case ["runs", run_id, "diff"]:
-                found = await self.record(run_id)
-                changes = changes_in(found.row, found.answer)
-                known = await anyio.to_thread.run_sync(self._redactor)
-                text = await anyio.to_thread.run_sync(diff_of, changes, home_folder(), known, abandon_on_cancel=True)
-                return RunDiff(text)
-            case _:
-                return None
-
-    async def listed(self, find: Callable[[View], Iterable[RunRow]]) -> ListedRuns:
-        """Return some runs as they are now, each once."""
-        at_us = now_us()
-
-        def query(view: View) -> ListedRuns:
-            rows = {row.id: row for row in find(view)}.values()
-            more: dict[str, Any] = {"served": self._served, "manager": self._manager, "task": len(rows) > 1}
-            return ListedRuns([view_run(view, row, self._processes, at_us, result=False, **more) for row in rows])
-
-        return await self.store.read(query)
-
-    async def record(self, run_id: str, *, shown: bool = False) -> RunRecord:
-        """Return a run with its whole result; `shown` says that a person will see it."""
-        del shown  # a command notes it once it has shown it
-        return await self.store.read(lambda view: run_record(view, self.run_in(view, run_id).id, self._processes))
-
-    def _costs(self, view: View, run_id: str) -> Costs:
-        from ava_server.runs.costs import costs_of  # loads the settings and all roles' tools
-
-        run = self.run_in(view, run_id)
-        return costs_of(run, view.entries(run.id), view.of_type("SettingsChanged"))
-
-
-async def log_lines(store: Store, query: LogQuery) -> LogLines:
-    """Return the newest entries that match a query as lines, as many as fit into one answer.
-
-    Raises:
-        BadQuery: The query names an unknown event type.
-        StoreUnavailable: The log cannot be read.
-    """
-    from ava_audit.search import search
-
-    page = await search(store, query)
-    lines: list[str] = []
-    chars = 0
-    for line in await mirror_lines(store, page.entries):
-        chars += len(line)
-        if lines and chars > PAGE_CHARS:
-            break
-        lines.append(line.decode())
-    names = await store.read(lambda view: names_of(view, page.entries))
-    older = page.next if len(lines) == len(page.entries) else page.entries[len(lines) - 1].seq
-    return LogLines(tuple(lines), names, older, page.upto)
 
 
 # -- what a coder changed ---------------------------------------------------------------------------------------------

@@ -87,10 +87,10 @@ async def _show_server(server: RemoteServer, everybody: bool, as_json: bool) -> 
     from ava_server.cli.status.health import Health, run_json, today_json
     from ava_server.cli.status.overview import Overview
     from ava_server.cli.status.page import Page
-    from ava_server.service.records import CurrentRuns
+    from ava_server.service.record_requests import CURRENT
 
     async with open_remote_records(server) as records:
-        found = await records.get(CurrentRuns, "/runs", all=everybody)
+        found = await records.get(CURRENT, all=everybody)
         token = found.token
         runs = tuple(records.there(found.runs))
         if as_json:

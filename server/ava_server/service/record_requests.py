@@ -1,0 +1,305 @@
+"""The requests for runs, the log and reports, in one table: `ava` asks in its own process, and with `--url` over HTTP.
+
+The parameters of a request are those of the method that answers it, and its answer is a dataclass. The module loads
+little, because `ava logs` starts with it; for the same reason what it needs for one answer is imported there.
+"""
+
+import re
+from collections.abc import Awaitable, Callable, Container, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Generic, ParamSpec, TypeVar
+
+import anyio.to_thread
+
+from ava_audit.rows import UNENDED, RunRow
+from ava_audit.search import LogQuery, search
+from ava_audit.units import DAY_US, now_us
+from ava_audit.view import Readable, View
+from ava_server.core.errors import BadInput, Refused
+from ava_server.core.ids import parse_id
+from ava_server.render.entries import PAGE_ENTRIES, mirror_lines, names_of
+
+if TYPE_CHECKING:
+    from ava_audit.entries import Entry
+    from ava_audit.redaction import Redactor
+    from ava_audit.totals import GroupSum, UserSpending
+    from ava_server.budget.caps import DayCaps
+    from ava_server.render.approvals import Decisions
+    from ava_server.render.run_view import Processes
+    from ava_server.runs.costs import Costs
+    from ava_server.runs.manager import Manager
+    from ava_server.service.records import CurrentRuns, ListedRuns, RunDiff, RunRecord, TokenFacts
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Day = Annotated[int, "days since 1970, UTC"]
+Number = Annotated[int, "microseconds since 1970, or the number of an entry"]
+MOST_RUNS, MOST_IDS = 1_000, 200
+PAGE_CHARS = 4_000_000
+"""Characters of lines in one answer over HTTP."""
+
+
+class UnknownId(BadInput):
+    """There is no such run or group for this user."""
+
+
+class NeedsAudit(Refused):
+    """It belongs to other users, and the token lacks the scope `audit`."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Who asks: a user, their token's scopes, whether they may read what belongs to others, and their day's caps."""
+
+    user: str
+    scopes: tuple[str, ...]
+    audits: bool
+    caps: Callable[[], "DayCaps"]
+
+
+@dataclass(frozen=True)
+class LogLines:
+    """A page of the log as mirror lines, newest first; `names` and `next` are as in `names_of` and `EntryPage`."""
+
+    lines: tuple[str, ...]
+    names: dict[str, str]
+    next: int | None
+    upto: int
+
+
+def last_run_in(view: View, user: str, *, unended: bool) -> RunRow | None:
+    """Return the run that a user proposed last; with `unended`, of those that have not ended or expired."""
+    states, before_us = (UNENDED, now_us()) if unended else (None, None)
+    return next(iter(view.runs(user=user, states=states, expired_before_us=before_us, limit=1)), None)
+
+
+class RecordsHandler:
+    """Answers each `Request` for one reader. A surface says in `run_in` and `runs_in` what they may see.
+
+    Args:
+        store: The log.
+        reader: Who asks.
+        processes: The processes on the log.
+        redactor: Returns what hides the stored keys and secrets. Blocking.
+        served: Tells whether any server works on this data root.
+        manager: This process's own, where it has one: it knows more than the log.
+    """
+
+    bounded = False
+    """Whether an answer has at most so many runs, entries and characters as one over HTTP."""
+
+    def __init__(
+        self,
+        store: Readable,
+        reader: Reader,
+        processes: "Processes",
+        redactor: Callable[[], "Redactor"],
+        *,
+        served: Callable[[], bool] = lambda: True,
+        manager: "Manager | None" = None,
+    ) -> None:
+        self.store = store
+        self.reader = reader
+        self._processes = processes
+        self._redactor = redactor
+        self._served = served
+        self._manager = manager
+
+    def run_in(self, view: View, given: str) -> RunRow:
+        """Return the run with an id; in process, it was found before. Raises UnknownId: this reader may see none."""
+        run = view.run(given)
+        assert run is not None
+        return run
+
+    def runs_in(self, view: View, given: str) -> Sequence[RunRow]:
+        """Return the runs that an id of a list means. Raises UnknownId: as for `run_in`."""
+        return [self.run_in(view, given)]
+
+    async def hand_over(self, found: "RunRecord", *, shown: bool) -> "RunRecord":
+        """Return a record as this surface tells it; `shown` says that a person will see it."""
+        del shown  # a command notes that once it has shown it
+        return found
+
+    def _whose(self, everybody: bool) -> str | None:
+        """Return whose runs are asked for; None is everybody's, for an auditor."""
+        if everybody and not self.reader.audits:
+            raise NeedsAudit("it is not your own")
+        return None if everybody else self.reader.user
+
+    async def token(self) -> "TokenFacts":
+        """Return who asks."""
+        from importlib.metadata import version
+
+        from ava_server.service.records import TokenFacts
+
+        return TokenFacts(self.reader.user, self.reader.scopes, version("ava-subagents"))
+
+    async def listed(self, id: Sequence[str] = (), last: str = "") -> "ListedRuns":
+        """Return runs as they are now, each once, without their results: by ids, or the `unended` or `any` last one."""
+        from ava_server.render.run_view import view_run
+        from ava_server.service.records import ListedRuns
+
+        at_us, wanted = now_us(), id[:MOST_IDS] if self.bounded else id
+
+        def query(view: View) -> "ListedRuns":
+            rows = [run for one in wanted for run in self.runs_in(view, one)]
+            if last and (found := last_run_in(view, self.reader.user, unended=last == "unended")) is not None:
+                rows = [found]
+            once = {row.id: row for row in rows}.values()
+            more: dict[str, Any] = {"served": self._served, "manager": self._manager, "task": len(once) > 1}
+            return ListedRuns([view_run(view, row, self._processes, at_us, result=False, **more) for row in once])
+
+        return await self.store.read(query)
+
+    async def current(self, all: bool = False) -> "CurrentRuns":
+        """Return what `ava status` shows."""
+        from ava_server.service.records import CurrentRuns, current_runs, todays_budgets
+
+        user, at_us, own = self._whose(all), now_us(), self.reader.user
+        caps, token = self.reader.caps(), await self.token()
+
+        def query(view: View) -> "CurrentRuns":
+            counts, runs = current_runs(view, user, self._processes, at_us, served=self._served, most=MOST_RUNS)
+            budgets = todays_budgets(view, own, own, caps, at_us, everybody=self.reader.audits)
+            others = 0 if user is None else view.unended_of_others(user)
+            return CurrentRuns(at_us, counts, runs, budgets, token, others)
+
+        return await self.store.read(query)
+
+    async def record(self, run_id: str, shown: bool = False) -> "RunRecord":
+        """Return a run with its whole result; `shown` says that a person will see it."""
+        from ava_server.service.records import run_record
+
+        found = await self.store.read(lambda view: run_record(view, self.run_in(view, run_id).id, self._processes))
+        return await self.hand_over(found, shown=shown)
+
+    async def costs(self, run_id: str) -> "Costs":
+        """Return what a run has cost, and for what."""
+        from ava_server.runs.costs import costs_of  # loads the settings and all roles' tools
+
+        def query(view: View) -> "Costs":
+            run = self.run_in(view, run_id)
+            return costs_of(run, view.entries(run.id), view.of_type("SettingsChanged"))
+
+        return await self.store.read(query)
+
+    async def diff(self, run_id: str) -> "RunDiff":
+        """Return what a coder changed."""
+        from ava_server.core.data_root import home_folder
+        from ava_server.service.records import RunDiff, changes_in, diff_of
+
+        found = await self.record(run_id)
+        changes = changes_in(found.row, found.answer)
+        known = await anyio.to_thread.run_sync(self._redactor)
+        text = await anyio.to_thread.run_sync(diff_of, changes, home_folder(), known, abandon_on_cancel=True)
+        return RunDiff(text)
+
+    async def log(self, query: LogQuery) -> LogLines:
+        """Return the newest entries that match a query as lines.
+
+        Raises:
+            BadQuery: The query names an unknown event type.
+        """
+        named, users, own = query.runs[: MOST_IDS if self.bounded else None], query.users, self.reader.user
+        runs = await self.store.read(lambda view: tuple(self.run_in(view, one).id for one in named)) if named else ()
+        if not self.reader.audits:
+            if users and set(users) != {own}:
+                raise NeedsAudit("it is not your own")
+            # Of a run of one's own, all is one's own; the condition would only make the search slower.
+            users = () if runs else (own,)
+        limit = max(1, min(query.limit, PAGE_ENTRIES)) if self.bounded else query.limit
+        page = await search(self.store, replace(query, runs=runs, users=users, limit=limit))
+        found = await self.lines_of(page.entries)
+        older = page.next if len(found.lines) == len(page.entries) else page.entries[len(found.lines) - 1].seq
+        return replace(found, next=older, upto=page.upto)
+
+    async def lines_of(self, entries: Sequence["Entry"]) -> LogLines:
+        """Return entries as lines, as many as fit into one answer."""
+        lines: list[str] = []
+        chars = 0
+        for line in await mirror_lines(self.store, entries):
+            chars += len(line)
+            if lines and self.bounded and chars > PAGE_CHARS:
+                break
+            lines.append(line.decode())
+        return LogLines(tuple(lines), await self.store.read(lambda view: names_of(view, entries)), None, 0)
+
+    async def spending(self, first: Day, last: Day, all: bool = False) -> "UserSpending":
+        """Return what was spent from one day to another, both included."""
+        from ava_audit.totals import UserSpending, spending
+
+        user = self._whose(all)
+        found = await self.store.read(lambda view: spending(view, first * DAY_US, (last + 1) * DAY_US, user))
+        return UserSpending(user, found)
+
+    async def group(self, group: str, all: bool = False) -> "GroupSum":
+        """Return a group with its runs."""
+        from ava_audit.totals import group_sum
+
+        user, group_id = self._whose(all), parse_id("group_id", group, "--group")
+        found = await self.store.read(lambda view: group_sum(view, group_id))
+        if found is None or user not in (None, found.group.user_id):
+            raise UnknownId(f"There is no group {group_id} of {self.reader.user} here.")
+        return found
+
+    async def decisions(
+        self,
+        since: Number,
+        until: Number,
+        user: str | None = None,
+        all: bool = False,
+        before_us: Number | None = None,
+        before_seq: Number | None = None,
+    ) -> "Decisions":
+        """Return a page of the decisions of a period, the newest first; `before_us` and `before_seq` begin the next."""
+        from ava_audit.decisions import Period
+        from ava_server.render.approvals import decisions_of
+
+        whose = self._whose(all) if user is None else user
+        if whose not in (None, self.reader.user) and not self.reader.audits:
+            raise NeedsAudit("it is not your own")
+        before = None if before_us is None else (before_us, before_seq or 0)
+        return await self.store.read(lambda view: decisions_of(view, Period(since, until, whose), before))
+
+
+@dataclass(frozen=True)
+class Request(Generic[P, T]):
+    """A request for records.
+
+    Attributes:
+        path: Its path over HTTP; a part in braces is a parameter.
+        answer: What answers it. Its parameters are those of the request.
+        kind: Where the class of the answer is; it is loaded to read an answer.
+        told_by: The parameters one of which tells it from the next request in the table with its path.
+    """
+
+    path: str
+    answer: Callable[Concatenate[RecordsHandler, P], Awaitable[T]]
+    kind: str
+    told_by: tuple[str, ...] = ()
+
+
+_RECORDS = "ava_server.service.records"
+TOKEN = Request("/token", RecordsHandler.token, f"{_RECORDS}:TokenFacts")
+LISTED = Request("/runs", RecordsHandler.listed, f"{_RECORDS}:ListedRuns", ("id", "last"))
+CURRENT = Request("/runs", RecordsHandler.current, f"{_RECORDS}:CurrentRuns")
+RECORD = Request("/runs/{run_id}", RecordsHandler.record, f"{_RECORDS}:RunRecord")
+COSTS = Request("/runs/{run_id}/costs", RecordsHandler.costs, "ava_server.runs.costs:Costs")
+DIFF = Request("/runs/{run_id}/diff", RecordsHandler.diff, f"{_RECORDS}:RunDiff")
+LOG = Request("/log", RecordsHandler.log, f"{__name__}:LogLines")
+GROUP = Request("/report", RecordsHandler.group, "ava_audit.totals:GroupSum", ("group",))
+SPENDING = Request("/report", RecordsHandler.spending, "ava_audit.totals:UserSpending")
+DECISIONS = Request("/report/approvals", RecordsHandler.decisions, "ava_server.render.approvals:Decisions")
+REQUESTS: tuple[Request[..., Any], ...] = (
+    TOKEN, LISTED, CURRENT, RECORD, COSTS, DIFF, LOG, GROUP, SPENDING, DECISIONS,
+)  # fmt: skip
+PATHS = tuple(dict.fromkeys(f"/{request.path.split('/')[1]}" for request in REQUESTS))
+
+
+def find_request(path: str, given: Container[str]) -> tuple[Request[..., Any] | None, dict[str, str]]:
+    """Return the request of a path and the names of its parameters, and the parameters in the path; None if unknown."""
+    for request in REQUESTS:
+        found = re.fullmatch(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", request.path), path.rstrip("/"))
+        if found is not None and (not request.told_by or any(name in given for name in request.told_by)):
+            return request, found.groupdict()
+    return None, {}
