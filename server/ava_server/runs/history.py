@@ -657,16 +657,19 @@ class History:
             draft = any(each.name == SUBMIT for each in self.calls)
             self._set_invalid(check_calls(self.answer, results, draft=draft))
 
+    def _counted_as(self, fact: ToolResult) -> str:
+        """Return the tool under whose name a call is counted: a name that a model made up is shown to nobody."""
+        if self.prefix is not None and any(tool["name"] == fact.tool for tool in self.prefix.tools):
+            return fact.tool
+        return "no such tool" if fact.unusable or self.reserved is not None else "the agent's own"
+
     def _add_result(self, seq: int, fact: ToolResult) -> None:
         if fact.call_id is None:
             return
         self.results[fact.call_id] = fact
         self._arrived[fact.call_id] = seq
         self.outputs.append((seq, fact))
-        known = self.prefix is not None and any(tool["name"] == fact.tool for tool in self.prefix.tools)
-        other = "no such tool" if fact.unusable or self.reserved is not None else "the agent's own"
-        counts = self.tool_counts.setdefault(fact.tool if known else other, [0, 0])
-        counts[0 if fact.success else 1] += 1
+        self.tool_counts.setdefault(self._counted_as(fact), [0, 0])[0 if fact.success else 1] += 1
         call = next((call for call in self.calls if call.call_id == fact.call_id), None)
         if call is not None:
             self._add_result_of(call, fact)
