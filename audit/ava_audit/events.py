@@ -401,7 +401,9 @@ class ExtensionDecided(Fact):
 class QuestionAsked(Fact):
     """A run has asked the person a question, and waits. It is queued without a slot, and its clock stops.
 
-    The question is in the `ToolCall` with this `call_id`. If nobody answers by `expires_us`, the run goes on without.
+    The question is in the `ToolCall` with this `call_id`. With `values`, it is whether the call may be made: each has
+    the `argument`, the `value`, and in `source` the tool whose result brought it. If nobody answers by `expires_us`,
+    the run goes on without.
     """
 
     default_severity: ClassVar[Severity] = "warning"
@@ -410,10 +412,13 @@ class QuestionAsked(Fact):
     call_id: str
     expires_us: int
     active_us: int = 0
+    tool: str = ""
+    values: tuple[dict[str, str], ...] = ()
 
     def search_text(self) -> str:
-        """Return the id."""
-        return f"{self.question_id} asks a person"
+        """Return the id, and what a person has to allow."""
+        asked = "".join(f", {each['argument']}: {each['value']}" for each in self.values)
+        return f"{self.question_id} asks a person" + (f" whether it may call {self.tool}{asked}" if asked else "")
 
 
 class QuestionAnswered(Fact):

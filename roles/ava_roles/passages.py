@@ -22,11 +22,11 @@ from ava_extras import has_extra, load
 
 _MAX_WORDS = 30
 _WORD = re.compile(r"[^\W_]+")
-_UNSPACED = "\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u3005"
-_UNSPACED_RUN = re.compile(f"[{_UNSPACED}]+")
-_UNSPACED_OR_NOT = re.compile(rf"[{_UNSPACED}]+|[^{_UNSPACED}\s]+")
+UNSPACED = "\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u3005"
+_UNSPACED_RUN = re.compile(f"[{UNSPACED}]+")
+_UNSPACED_OR_NOT = re.compile(rf"[{UNSPACED}]+|[^{UNSPACED}\s]+")
 _HIRAGANA = re.compile(r"[\u3040-\u309f\u30fc]+")
-_BROKEN = re.compile(f"(?<=[{_UNSPACED}])\\s+(?=[{_UNSPACED}])")
+_BROKEN = re.compile(f"(?<=[{UNSPACED}])\\s+(?=[{UNSPACED}])")
 """White space inside text without spaces: lines are broken anywhere there."""
 _PARTICLE = re.compile(r"(?<=[가-힣]{2})(?:에서|으로|까지|부터|에게|은|는|이|가|을|를|에|의|로|와|과|도)$")
 _ENDING = re.compile(_PARTICLE.pattern + r"|(?<=[\u4e00-\u9fff]{2})[\u3040-\u309f]+$")

@@ -100,8 +100,7 @@ def _yaml(front: str, source: str, known: frozenset[str]) -> tuple[dict[str, Any
         lines[name] = line
         if name not in known:
             continue
-        # Only scalars and flat lists: YAML aliases could blow up anything else.
-        if not isinstance(node.value, str) and not all(isinstance(item, yaml.ScalarNode) for item in node.value):
+        if not _is_flat(node, mapping=name == "effects"):
             raise RoleFileError(source, "must be one value or a flat list", line, name)
         try:
             value = loader.construct_object(node, deep=True)
@@ -110,6 +109,14 @@ def _yaml(front: str, source: str, known: frozenset[str]) -> tuple[dict[str, Any
         if value is not None:  # a key without a value counts as absent
             values[name] = value
     return values, lines
+
+
+def _is_flat(node: yaml.Node, *, mapping: bool) -> bool:
+    """Tell whether a value is a scalar, a list of such, or a mapping: YAML aliases could blow up anything else."""
+    items: Any = [] if isinstance(node.value, str) else node.value
+    pairs = isinstance(node, yaml.MappingNode)
+    leaves = [leaf for pair in items for leaf in pair] if pairs else items
+    return pairs <= mapping and all(isinstance(leaf, yaml.ScalarNode) for leaf in leaves)
 
 
 RESEARCH_TOOLS: Final = tuple(spec.name for spec in tool_specs().values() if spec.default)
@@ -178,6 +185,22 @@ def _folder(value: str) -> str:
     return value
 
 
+ANY, TASK = "any", "task"
+"""Words for where a value may come from: anywhere, and only from what was approved."""
+_EFFECT = re.compile(r"mcp__[A-Za-z0-9_-]{1,200}(\.[A-Za-z0-9_.-]{1,200})?")
+
+
+def _effects(value: Any) -> dict[str, tuple[str, ...]]:
+    given = cast("dict[str, Any]", value) if isinstance(value, dict) else {"": None}
+    found = {name: _names(sources) if sources is not None else () for name, sources in given.items()}
+    if not all(
+        _EFFECT.fullmatch(name) and all(each in (ANY, TASK) or _EFFECT.fullmatch(each) for each in sources)
+        for name, sources in found.items()
+    ):
+        raise ValueError(f"must be lines of `mcp__server__tool.argument: {ANY}`, `{TASK}`, or mcp__server__tool.field")
+    return found
+
+
 _Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
 _Secret = Annotated[str, AfterValidator(_secret)]
 _Above0 = Annotated[float, Field(gt=0, le=1e9)]
@@ -207,6 +230,7 @@ class _Keys(BaseModel):
     network: bool = False
     hosts: Annotated[tuple[Annotated[str, AfterValidator(bound_host)], ...], BeforeValidator(_names)] = ()
     secrets: Annotated[tuple[_Secret, ...], BeforeValidator(_names)] = ()
+    effects: Annotated[dict[str, tuple[str, ...]], BeforeValidator(_effects)] = {}
     plan: bool = False
     extended_thinking: bool = False
     questions: Annotated[int, Field(ge=0, le=10)] = 1
@@ -241,6 +265,9 @@ class Role(_Keys):
         hosts: The only hosts that its tools may read from the web, such as `[docs.example.org, api.example.org:8443]`;
             without it, every public host. Subdomains count as other hosts.
         secrets: Names of the secrets that its tool calls may use.
+        effects: Where the arguments of other servers' tools that change or send something may come from, besides the
+            task, its context and the person's answers: `any`, or tools that only read, `mcp__contacts__find.email` for
+            one field of their results. `mcp__mail__send.to` names one argument, `mcp__mail__send` all others.
         plan: A run plans before it works, unless the call says `plan: false`.
         extended_thinking: The model thinks before it answers.
         questions: How many questions a run may ask the person, 0 to 10.

@@ -34,9 +34,11 @@ async def spawned(lab: Lab, **more: Any) -> str:
     return await lab.start(role="guest", workspace=None, **more)
 
 
-async def ran(tmp: Path, tools: str, *calls: Say, config: str | None = None, within_s: float = 40) -> list[ToolResult]:
+async def ran(
+    tmp: Path, tools: str, *calls: Say, config: str | None = None, within_s: float = 40, more: str = ""
+) -> list[ToolResult]:
     """Run a role with these tools through these calls, and return what they brought."""
-    write_role(tmp / "data", tools)
+    write_role(tmp / "data", tools, more)
     async with open_lab(tmp, [*calls, hand_over()], config=config or stdio_server("good")) as lab:
         run_id = await spawned(lab)
         row = await lab.ended(run_id, within_s)
@@ -95,6 +97,7 @@ async def test_a_server_sees_only_its_configured_folders(tmp_path: Path) -> None
         call("write", path=str(shown / "new"), text="made"),
         call("write", path=str(hidden / "new"), text="made"),
         config=config,
+        more="effects: {mcp__lab__write: any}\n",
     )
     assert not key.success and "PRIVATE" not in key.output and not home.success
     assert "free to see" in note.output

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from ava_audit.units import format_usd, minutes
 from ava_roles import BUILT_IN_SOURCE
 from ava_roles.mcp_client.tools import server_of
+from ava_roles.role import ANY, parse_role
 from ava_roles.tool import ToolSpec
 from ava_server.budget.run_config import PLAN_TURNS, Coding, EarlierRun, ForeignUse, RunConfig, Texts
 from ava_server.core.ids import IN_PROCESS
@@ -339,6 +340,7 @@ def _reach_lines(config: RunConfig, texts: Texts) -> list[str]:
     if config.context_from:
         lines.append(f"Results that it may read: {list_earlier(config.context_from)}.")
     lines.extend(_server_line(name, use, config) for name, use in config.foreign.items())
+    lines.extend(_effect_lines(config))
     lines.extend(f"{note}." for note in config.foreign_notes)
     if config.files_note:
         lines.append(f"No files because: {config.files_note}.")
@@ -510,6 +512,19 @@ def _server_line(name: str, use: ForeignUse, config: RunConfig) -> str:
         may.append(f"may write to {folders}" if folders else "sees none of your folders")
         may.append(f"confined by {config.confinement}")
     return f"MCP server {name} ({'; '.join(may)}): {'; '.join(has)}."
+
+
+def _effect_lines(config: RunConfig) -> list[str]:
+    tools = [tool for use in config.foreign.values() for tool in use.tools.values()]
+    effects = parse_role(config.role_text, config.role_source, config.role).effects if tools else {}
+    return [effect_words(effects)] if effects or any(tool.changes for tool in tools) else []
+
+
+def effect_words(effects: Mapping[str, Sequence[str]]) -> str:
+    """Return in a sentence where what a run changes or sends through other servers may come from."""
+    named = [f"{what} may also come from {' and '.join(sources)}" for what, sources in effects.items() if sources]
+    words = "What it changes or sends there comes from your task, or you are asked"
+    return f"{words}; {', '.join(named).replace(f'from {ANY}', 'from anywhere')}." if named else f"{words}."
 
 
 def _secret_lines(config: RunConfig) -> list[str]:

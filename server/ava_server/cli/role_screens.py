@@ -18,7 +18,7 @@ from ava_roles.wrap import clean, show_controls
 from ava_server.approval.coding import lacks_model
 from ava_server.approval.requests import SpawnArgs
 from ava_server.approval.resolve import caps_of
-from ava_server.approval.summary import reach, why_unavailable
+from ava_server.approval.summary import effect_words, reach, why_unavailable
 from ava_server.budget.run_caps import CAPS, COST, limits_for_model
 from ava_server.cli.terminal import one_line, wrapped_lines
 from ava_server.config.credentials import model_settings
@@ -176,6 +176,7 @@ def _features(role: Role) -> list[str]:
             (f"needs: {', '.join(role.needs)}", role.needs),
             (f"reads from the web only: {', '.join(role.hosts)}", role.hosts),
             (f"may use the secrets: {', '.join(role.secrets)}", role.secrets),
+            (effect_words(role.effects), role.effects),
             ("its commands may reach the network", role.network),
             (f"runs to prepare: {role.setup}", role.setup),
             (f"runs to verify: {role.verify}", role.verify),

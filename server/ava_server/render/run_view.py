@@ -231,9 +231,12 @@ class Wait:
                 asked = asked_of(self.run)
                 return wait_words(self.run, asked) if asked is not None else None
             case "answer":
+                how = "ask the person, and pass the answer on with message_subagent"
+                if self.question is not None and self.question.to_allow:
+                    how = f"only the person answers it, in Ava's form or pages, or with {self.question.in_a_terminal}"
                 return (
-                    "an answer to its question (untrusted_question): ask the person, and pass the answer on with"
-                    f" message_subagent. Without one, it continues at {local_second(self.until_us or 0)}"
+                    f"an answer to its question (untrusted_question): {how}. Without one, it continues at"
+                    f" {local_second(self.until_us or 0)}"
                 )
             case "resume" | "held":
                 how = f' and approving ["{self.line}"]' if self.line is not None else ""
@@ -504,10 +507,7 @@ class Notice:
         if not run.ended and (asked := asked_of(run)) is not None:
             return f"{label(run)} waits for {wait_words(run, asked)}. Tell the person"
         if run.question is not None:
-            return (
-                f"{label(run)} asks the person a question; check_subagent shows it. Pass the answer on with"
-                " message_subagent"
-            )
+            return f"{label(run)} asks the person a question; check_subagent shows it, and who can answer it"
         if self.interrupted_us is None:
             cost = format_usd(run.cost_micros)
             return f"{label(run)} ended: {run.state}, {cost}; call check_subagent for its result"

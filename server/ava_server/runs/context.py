@@ -26,6 +26,7 @@ from ava_server.models.web_search import search_terms
 from ava_server.runs.coding import Worktrees
 from ava_server.runs.extension import ExtensionLimits
 from ava_server.runs.log import RunLog
+from ava_server.runs.questions import Ask
 
 if TYPE_CHECKING:
     from ava_roles.sandbox.sandbox import Sandbox
@@ -187,6 +188,8 @@ class RunContext:
         worktree: Where the run changes files; None for a run that changes none.
         worktrees: The worktree folders of all runs.
         agent: Another agent that does the work; None where Ava does.
+        effects: Where values of calls may come from, by the run's role; see `Role.effects`.
+        ask: Asks the person; None where the run cannot wait for an answer.
         artifacts: Lists the files that the run has handed over.
         close: Closes the run's folders; after the run's end (True) it also removes them.
     """
@@ -207,6 +210,8 @@ class RunContext:
     search: SearchModel | None = None
     worktree: WorktreeSession | None = None
     agent: AgentParts | None = None
+    effects: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    ask: Ask | None = None
     artifacts: Callable[[], list[dict[str, Any]]] = field(default=list)
     close: Callable[[bool], None] = field(default=_nothing)
 

@@ -163,6 +163,11 @@ class Answered:
     fact: QuestionAnswered
     text: str
 
+    @property
+    def by_person(self) -> bool:
+        """Whether a person has answered: neither the model at the host, nor nobody."""
+        return self.fact.decision == "answered" and self.fact.channel != "host_call"
+
 
 @dataclass
 class _Item:
@@ -267,7 +272,7 @@ class History:
         thought: The last answer had thinking, which the next prompt may lack: its report then measures no ratio.
         tokens_per_byte: The most prompt tokens per byte that the provider has reported for what was new in a call.
         calls: The tool calls of the last answer; `results` are theirs, `started` those that have begun.
-        outputs: Every tool result, with its `seq`.
+        outputs: Every tool result, with its `seq`. `inputs`: the arguments of their calls; None where none began.
         words: The texts of the answers, for a result without an answer.
         repeats: By call, how often it brought the same result.
         notices_sent: Topics of the notices that requests had.
@@ -275,7 +280,7 @@ class History:
         more_asked: What was asked of a person near a cap, until that cap was raised.
         more_declined: A person said no to that; otherwise nobody has answered.
         questions: What the last answer has asked the person, by the id of the call: a provider may use an id again in
-            another answer. `asked`: how many questions the run has asked. `answers`: by the id of the question.
+            another answer. `all_questions`: of the whole run. `answers`: by the id of the question.
         last: Why the last reserved turn is the last one.
         search: The reservation of the web search in flight, where a model provider searches.
         reserved: The last reservation of a turn.
@@ -302,6 +307,7 @@ class History:
     results: dict[str, ToolResult] = field(default_factory=dict[str, ToolResult])
     started: dict[str, ToolCall] = field(default_factory=dict[str, ToolCall])
     outputs: list[tuple[int, ToolResult]] = field(default_factory=list[tuple[int, ToolResult]])
+    inputs: list[Any] = field(default_factory=list[Any])
     words: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
     repeats: dict[str, Repeat] = field(default_factory=dict[str, Repeat])
@@ -312,8 +318,8 @@ class History:
     more_asked: ExtensionAsked | None = None
     more_declined: bool = False
     questions: dict[str, QuestionAsked] = field(default_factory=dict[str, QuestionAsked])
-    asked: int = 0
     answers: dict[str, Answered] = field(default_factory=dict[str, Answered])
+    all_questions: list[QuestionAsked] = field(default_factory=list[QuestionAsked])
     last: LastTurn | None = None
     search: CostReserved | None = None
     reserved: CostReserved | None = None
@@ -413,8 +419,8 @@ class History:
             case ToolResult():
                 self._add_result(seq, fact)
             case QuestionAsked():
-                self.asked += 1
                 self.questions[fact.call_id] = fact
+                self.all_questions.append(fact)
             case ErrorOccurred():
                 self._add_error(fact)
             case _:
@@ -472,6 +478,26 @@ class History:
         if self.prefix is None:
             return None
         return read_printed(text, self._tools, self._untrusted_texts)
+
+    @property
+    def asked(self) -> int:
+        """How many questions of its own the run has asked."""
+        return len(self.all_questions) - len(self.confirmed)
+
+    @property
+    def confirmed(self) -> list[QuestionAsked]:
+        """The questions whether a call may be made."""
+        return [one for one in self.all_questions if one.values]
+
+    def decided(self, *, allowed: bool) -> set[tuple[str, str, str]]:
+        """Return with which values a person has allowed calls, or has not: tool, argument, value."""
+        found = ((one, self.answers.get(one.question_id)) for one in self.confirmed)
+        return {
+            (one.tool or "", each["argument"], each["value"])
+            for one, said in found
+            if said is not None and said.by_person == allowed
+            for each in one.values
+        }
 
     def open_calls(self) -> tuple[ToolUse, ...]:
         """Return the last answer's tool calls that have no result yet."""
@@ -669,6 +695,8 @@ class History:
         self.results[fact.call_id] = fact
         self._arrived[fact.call_id] = seq
         self.outputs.append((seq, fact))
+        begun = self.started.get(fact.call_id)
+        self.inputs.append(begun.args if begun is not None else None)
         self.tool_counts.setdefault(self._counted_as(fact), [0, 0])[0 if fact.success else 1] += 1
         call = next((call for call in self.calls if call.call_id == fact.call_id), None)
         if call is not None:

@@ -7,8 +7,10 @@ from the orchestrator. Without one, the run goes on when its time to wait is ove
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from ava_audit.events import Channel, Event, QuestionAnswered, QuestionAsked, ToolCall, UserMessage, Who
@@ -22,14 +24,19 @@ from ava_roles.wrap import add_bars, clean, one_line
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import label, new_id
 from ava_server.runs.lifecycle import situation, transition, wait_for_person
+from ava_server.runs.origins import MOST_VALUES, VALUE_CHARS
 
 if TYPE_CHECKING:
     from ava_audit.store.store import Store
     from ava_server.approval.questions import Question, Reply
+    from ava_server.models.base import ToolUse
     from ava_server.runs.history import Answered, History
+    from ava_server.runs.origins import Doubt
 
 LEAST_LEFT_S = 10.0
 """With less time to work, a run does not ask: its wrap-up would begin before the model has read the answer."""
+MOST_TO_ALLOW = 10
+"""How often a run asks whether a call may be made."""
 _ERASED = "(erased)"
 _GO_ON = "Go on with what is most likely meant, and say in the result what you have assumed."
 _CHOICE, _ANSWER = "choice", "answer"
@@ -64,10 +71,23 @@ class Ask:
             call_id: The call.
             left_s: Seconds that the run has left to work; with too few, an answer would come to nothing.
         """
-        if left_s < LEAST_LEFT_S:
-            return None
         may = call_id not in self._history.questions and self._history.asked < self._most
-        wait_s = await self._store.read(self._time) if may else 0
+        return await self._new(call_id, left_s) if may else None
+
+    async def to_allow(self, call: ToolUse, left_s: float, doubts: Sequence[Doubt]) -> QuestionAsked | None:
+        """Return what asks whether a call may be made with values that nobody approved; None where nobody can be asked.
+
+        A run asks this a few times, and not again once nobody has answered.
+        """
+        asked = self._history.confirmed
+        many = len(doubts) > MOST_VALUES or any(len(each.value) > VALUE_CHARS for each in doubts)
+        if many or len(asked) >= MOST_TO_ALLOW or any(one.question_id not in self._history.answers for one in asked):
+            return None
+        found = await self._new(call.call_id, left_s)
+        return found and found.model_copy(update={"tool": call.name, "values": tuple(map(asdict, doubts))})
+
+    async def _new(self, call_id: str, left_s: float) -> QuestionAsked | None:
+        wait_s = await self._store.read(self._time) if left_s >= LEAST_LEFT_S else 0
         if wait_s <= 0:
             return None
         expires_us = now_us() + wait_s * 1_000_000
@@ -113,7 +133,7 @@ class WaitingQuestion:
     Attributes:
         run: The run.
         asked: What the log has of it.
-        text: The question.
+        text: The question; of one whether a call may be made, the values that nobody approved.
         options: Answers to choose from; may be empty.
     """
 
@@ -130,7 +150,12 @@ class WaitingQuestion:
     @property
     def in_a_terminal(self) -> str:
         """The command that answers it."""
-        return f'`ava send {self.run.id} "…"`'
+        return f'`ava send {self.run.id} "{"yes" if self.to_allow else "…"}"`'
+
+    @property
+    def to_allow(self) -> bool:
+        """Whether it asks if a call may be made; only a person answers that, with yes or no."""
+        return bool(self.asked.values)
 
     @property
     def untrusted(self) -> str:
@@ -140,6 +165,11 @@ class WaitingQuestion:
     @property
     def message(self) -> str:
         """The question as a person is asked it, and what their answer does."""
+        if self.to_allow:
+            return (
+                f"{label(self.run)} asks you:\n{add_bars(self.untrusted)}\nIt changes no limit. Without an answer, it"
+                f" continues without this call at {local_second(self.asked.expires_us)}."
+            )
         return (
             f"{label(self.run)} asks you, in its own words:\n{add_bars(self.untrusted)}\n"
             f"Your answer goes to the model {self.run.model}: give no passwords or keys. It changes no limit. Without"
@@ -150,12 +180,18 @@ class WaitingQuestion:
         """Return the question for a host's form."""
         from ava_server.approval.questions import Question, TextField  # screens import this module, and ask nothing
 
+        if self.to_allow:
+            return Question(" \n".join(self.message.split("\n")), ()).as_yes_or_no()
         own = TextField(_ANSWER, "Or in your own words" if self.options else "Your answer")
         fields = (TextField(_CHOICE, "Your answer", self.options), own) if self.options else (own,)
         return Question(" \n".join(self.message.split("\n")), fields)
 
     def answer_in(self, reply: Reply) -> str:
         """Return the answer that a form has. Raises BadInput: it has none."""
+        from ava_server.approval.questions import CHOICE
+
+        if self.to_allow and (decision := _text(reply.content, CHOICE)):
+            return decision
         choice, own = (_text(reply.content, name) for name in (_CHOICE, _ANSWER))
         if choice and choice not in self.options:
             raise BadInput(f"{_CHOICE}: {choice[:100]!r} is not one of the options; the question still waits")
@@ -170,6 +206,26 @@ def own_words(answer: str) -> dict[str, str]:
     return {_ANSWER: answer}
 
 
+_YES, _NO = ("yes", "y"), ("no", "n")
+_HOW_TO_ALLOW = "Answer yes to allow it, also for later calls of this run; anything else does not."
+
+
+def _brought(source: str) -> str:
+    return f"from a result of {source}" if source else "its own words"
+
+
+def warn_of_look_alikes(value: str) -> str:
+    """Return a warning where one word has Latin letters and others, which can look the same; empty where none has."""
+    for word in re.findall(r"[^\W\d_]+", value) if not value.isascii() else ():
+        kinds = {unicodedata.name(char, "?").split()[0]: char for char in word}
+        if "LATIN" in kinds and (other := next((kinds[kind] for kind in kinds if kind in _LIKE_LATIN), "")):
+            return f"; in {word[:40]}, {other} is {unicodedata.name(other).title()}"
+    return ""
+
+
+_LIKE_LATIN = ("CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE", "COPTIC", "LISU", "MATHEMATICAL", "FULLWIDTH")
+
+
 def _text(content: Mapping[str, Any], name: str) -> str:
     given = content.get(name)
     return given.strip() if isinstance(given, str) else ""
@@ -180,6 +236,15 @@ def waiting_question(view: View, run: RunRow, now_us: int) -> WaitingQuestion | 
     if run.question is None or transition(run, "answer", situation(run, now_us)) is None:
         return None
     asked = QuestionAsked.model_validate_json(run.question)
+    if asked.values:
+        # The value comes last, so that nothing in it can pass for what Ava says of it.
+        lines = [
+            f"{one_line(each['argument'])} ({_brought(each['source'])}{warn_of_look_alikes(each['value'])}):"
+            f" {one_line(each['value'])}"
+            for each in asked.values
+        ]
+        text = "\n".join([f"May it call {asked.tool} with this, which is not from your task?", *lines, _HOW_TO_ALLOW])
+        return WaitingQuestion(run, asked, clean(text)[0], ())
     calls = (entry.fact for entry in reversed(view.entries(run.id, 0, ("ToolCall",))))
     call = next((fact for fact in calls if isinstance(fact, ToolCall) and fact.call_id == asked.call_id), None)
     given: Any = call.args if call is not None else None
@@ -196,7 +261,8 @@ def waiting_question(view: View, run: RunRow, now_us: int) -> WaitingQuestion | 
 def deliver(run_id: str, text: str, agent: Who, who: Who, channel: Channel) -> Command[str]:
     """Deliver a message to a run; where the run waits with a question, the message is its answer.
 
-    The value is `answered`, the run's state where it reads the message later, or why it never does: `ended`, `waiting`.
+    The value is `answered`, the run's state where it reads the message later, or why it never does: `ended`, `waiting`,
+    `person` where only a person may answer.
 
     Args:
         run_id: The run.
@@ -213,6 +279,8 @@ def deliver(run_id: str, text: str, agent: Who, who: Who, channel: Channel) -> C
         if run.state == WAITING:
             return Outcome("waiting")
         if (found := waiting_question(view, run, now_us)) is not None:
+            if found.to_allow and channel == "host_call":
+                return Outcome("person")
             return Outcome("answered", _answered(found, text, agent, who, channel))
         return Outcome(run.state, (Event(agent, UserMessage(text=text, kind="message"), run_id=run.id),))
 
@@ -230,7 +298,7 @@ def answer_question(
     def command(view: View, now_us: int) -> Outcome[bool]:
         run = view.run(run_id)
         found = waiting_question(view, run, now_us) if run is not None else None
-        if found is None or found.asked.question_id != question_id:
+        if found is None or found.asked.question_id != question_id or (found.to_allow and channel == "host_call"):
             return Outcome(False)
         return Outcome(True, _answered(found, text, agent, who, channel))
 
@@ -238,8 +306,12 @@ def answer_question(
 
 
 def _answered(found: WaitingQuestion, text: str | None, agent: Who, who: Who, channel: Channel) -> tuple[Event, ...]:
+    word = (text or "no").strip().casefold()
+    allows = word in _YES if found.to_allow else text is not None
     decided = QuestionAnswered(
-        question_id=found.asked.question_id, decision="declined" if text is None else "answered", channel=channel
+        question_id=found.asked.question_id, decision="answered" if allows else "declined", channel=channel
     )
-    said = () if text is None else (Event(agent, UserMessage(text=text, kind="answer"), run_id=found.run.id),)
+    # What a person says besides no, the run reads as a message.
+    message = UserMessage(text=text or "", kind="answer" if allows else "message")
+    said = () if word in _NO and not allows else (Event(agent, message, run_id=found.run.id),)
     return (*said, Event(who, decided, run_id=found.run.id))

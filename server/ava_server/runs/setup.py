@@ -24,6 +24,7 @@ from ava_extras import has_extra, missing
 from ava_roles.errors import FolderReplaced, ToolFailed, WorkspaceRefused, WorktreeFailed
 from ava_roles.mcp_client.run_servers import RunMcpServers
 from ava_roles.memory import Memory
+from ava_roles.role import parse_role
 from ava_roles.sandbox.agent_command import find_agent
 from ava_roles.sandbox.git_folder import Accept, NoGitFolder, only
 from ava_roles.sandbox.path_access import make_folders, remove_tree
@@ -240,7 +241,8 @@ class RunSetup:
         choice = replace(await self._opened(begin), price=config.price)  # the price that was approved
         sandbox = await self._sandbox(config.confinement)
         servers = self._resources.foreign.of_run(config, run.id, scratch, sandbox)
-        own = self._tools(run.user_id, config, history, scratch, servers)
+        ask = self._ask(config, history)
+        own = self._tools(run.user_id, config, history, scratch, servers, ask)
         search, searches = await self._search(config), await self._search_model(config)
         confinement = sandbox.kind if sandbox is not None else NO_COMMANDS
         prefix = history.prefix or started(config, texts, own, parameters(choice), confinement)
@@ -280,6 +282,8 @@ class RunSetup:
             tokens_per_byte=ratio,
             search=searches,
             worktree=worktree,
+            effects=parse_role(config.role_text, config.role_source, config.role).effects,
+            ask=ask if config.runner == IN_PROCESS else None,
             agent=self._agent(config, model, str(prefix.parameters.get("wire")), sandbox, scratch),
             artifacts=lambda: self.artifacts(run.id),
             close=partial(self._close, run, worktree, bench, (files, artifacts)),
@@ -330,12 +334,15 @@ class RunSetup:
         if ended:
             self.remove_folders(run)
 
+    def _ask(self, config: RunConfig, history: History) -> Ask:
+        resources = self._resources
+        return Ask(resources.store, history, config.questions, resources.settings.limits.question_wait_s)
+
     def _tools(
-        self, user: str, config: RunConfig, history: History, scratch: Path, servers: RunMcpServers
+        self, user: str, config: RunConfig, history: History, scratch: Path, servers: RunMcpServers, ask: Ask
     ) -> dict[str, Tool]:
         resources = self._resources
         results = ReadSubagentResult(resources.store, user, config.context_from, resources.render_result)
-        ask = Ask(resources.store, history, config.questions, resources.settings.limits.question_wait_s)
         tools: dict[str, Tool] = {
             **resources.tools,
             **run_tools(history, scratch, ask, results),
@@ -359,7 +366,8 @@ class RunSetup:
             ConfigNotSupported: Its model is not configured here any more.
         """
         choice = self._choice(config)
-        tools = self._tools(user, config, History(""), Path(), RunMcpServers())
+        history = History("")
+        tools = self._tools(user, config, history, Path(), RunMcpServers(), self._ask(config, history))
         model = model_of(config.model, parameters(choice), None, self._resources.clients)
         agent = agent_of(config.runner, self._resources.settings)
         return with_figures(config, texts, tools, model, tokens_per_byte, agent.first_bytes if agent is not None else 0)

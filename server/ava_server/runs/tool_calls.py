@@ -41,6 +41,7 @@ from ava_server.runs.invalid_answers import explain_cut_call
 from ava_server.runs.lifecycle import Paused
 from ava_server.runs.log import ms_since
 from ava_server.runs.model_call import PaidSearches
+from ava_server.runs.origins import Doubt, Origins
 from ava_server.runs.questions import Ask
 
 log = logging.getLogger("ava.run")
@@ -128,6 +129,8 @@ class ToolCalls:
         self._searches = PaidSearches(context.search, run.log, context.caps) if context.search is not None else None
         self._ready: dict[str, _Ready] = {}
         self._keys_known = False
+        specs = {name: tool.spec for name, tool in context.tools.items()}
+        self._origins = Origins(self._history, context.effects, specs)
 
     async def run(self, calls: Sequence[ToolUse]) -> Paused | None:
         """Run each call of an answer that has no result yet: concurrently when all only read, else in order.
@@ -154,13 +157,16 @@ class ToolCalls:
                 admitted.append(call)
         asking = [call for call in admitted if call.name == ASK.name]
         admitted = [call for call in admitted if call.name != ASK.name]
-        if all(self._reads_only(call) for call in admitted):
+        doubtful = {call.call_id: doubts for call in admitted if (doubts := self._doubts(call))}
+        if not doubtful and all(self._reads_only(call) for call in admitted):
             await self._together(admitted)
         else:
             for number, call in enumerate(admitted):
                 if self._history.tripped is not None and call.call_id not in begun:
                     refused.append((call, "a guardrail has ended this run"))
-                else:
+                elif isinstance(held := await self._held_back(call, doubtful.get(call.call_id, ())), Paused):
+                    return held
+                elif not held:
                     await self._call(call, number == 0)
         for call, why in refused:
             await self.refuse(call, why)
@@ -182,6 +188,44 @@ class ToolCalls:
             await self._log.record(Activity(activity=found.sentence), self._begins(call))
         return Paused(asked)
 
+    def _doubts(self, call: ToolUse) -> tuple[Doubt, ...]:
+        """Return the values of a call that nobody approved; none of one that has begun, or cannot be made."""
+        tool = self._context.tools.get(call.name)
+        if tool is None or call.args is None or call.call_id in self._history.started:
+            return ()
+        return self._origins.doubts(tool, call.args)
+
+    async def _held_back(self, call: ToolUse, doubts: tuple[Doubt, ...]) -> Paused | bool:
+        """Return the pause in which a person is asked to allow a call, or whether it was refused."""
+        if not doubts:
+            return False
+        asked, ask = self._history.questions.get(call.call_id), self._context.ask
+        shown = [replace(each, argument=self._hidden(each.argument), value=self._hidden(each.value)) for each in doubts]
+        refused = {value for _tool, _argument, value in self._history.decided(allowed=False)}
+        denied = any(each.value in refused for each in shown)
+        if asked is None and ask is not None and not denied:
+            asked = await ask.to_allow(call, self._run.work_s(self._run.left_s), shown)
+            if asked is not None:
+                return Paused(asked)
+        answer = self._history.answers.get(asked.question_id) if asked is not None else None
+        if asked is not None and answer is not None and answer.by_person:
+            about = {(each["argument"], each["value"]) for each in asked.values}
+            if about.issuperset((each.argument, each.value) for each in shown):
+                return False
+        await self._refuse_values(call, doubts, "the person does not allow it" if denied else "nobody allowed it")
+        return True
+
+    async def _refuse_values(self, call: ToolUse, doubts: tuple[Doubt, ...], why: str) -> None:
+        named = ", ".join(dict.fromkeys(f"{each.argument} (from {each.source or 'no source'})" for each in doubts))
+        refusal = (
+            f"Refused: {named} is neither in the task nor from a source that this role has for it, and {why}. Do not"
+            " try it in another form; do the rest, and say in the caveats what was left out."
+        )
+        await self._log.record(
+            GuardrailTripped(guardrail="origin", action="refused", tool=call.name, count=len(doubts)),
+            self._result(call, refusal, success=False),
+        )
+
     def begun(self, calls: Sequence[ToolUse]) -> list[Fact]:
         """Return the facts to record before an answer's tools start, if all of them can start at once; else none.
 
@@ -201,6 +245,7 @@ class ToolCalls:
                 or not found.tool.spec.read_only
                 or has_placeholder(call.args)
                 or self._repeats(call)
+                or self._doubts(call)
             ):
                 return []
             ready[call.call_id] = found

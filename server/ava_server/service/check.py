@@ -270,6 +270,7 @@ def _cursor(given: str | None) -> int:
     return int(given)
 
 
+_ONLY_YES = "they answer in the host's form, in Ava's pages, or with `ava send {id} yes`; no tool can"
 _WHEN = {
     QUEUED: "when it starts",
     RUNNING: "before its next turn",
@@ -297,6 +298,8 @@ class RunSteering(Operations):
         delivered = await self._store.do(deliver(run.id, args.message, agent, session.who, session.channel))
         if delivered == "waiting":
             raise Refused(f"{label(run)} waits for approval; to change it, cancel it and propose it again")
+        if delivered == "person":
+            raise Refused(f"{label(run)} asks a person whether it may make a call: {_ONLY_YES.format(id=run.id)}")
         if delivered == "ended":
             raise Refused(f"{label(run)} has ended; ask on with spawn_subagent and context_from")
         if delivered == "answered":

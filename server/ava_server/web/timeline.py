@@ -336,7 +336,7 @@ def _event(fact: events.Fact) -> Shown:
         case events.ExtensionDecided():
             return Shown("ask", f"Request for more {fact.decision} {CHANNELS[fact.channel]}")
         case events.QuestionAsked():
-            return Shown("ask", "Asks a question, and waits for the answer")
+            return Shown("ask", "Asks a person, and waits for the answer", fact.search_text())
         case events.QuestionAnswered():
             return Shown("ask", f"Question {fact.decision} {CHANNELS[fact.channel]}")
         case events.CancelRequested():

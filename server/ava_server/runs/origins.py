@@ -1,0 +1,511 @@
+"""Where the values of a call come from: what was read from outside does not decide what a run changes or sends.
+
+A call of another server's tool that changes something takes only values from the approved task, its context, a person's
+answers, and the sources that its role names in `effects`. A call that only reads, but whose arguments leave the
+machine, must not carry what the run has read from files and other servers. Everything else is asked of a person.
+
+Compared is the text as the model was shown it, without case and with equal spaces: a whole value, or each word of it.
+Numbers are compared as numbers. What a model encodes or rewrites is in no approved text, so it is asked. Nothing here
+takes much longer for a long text than its length: a hostile one must not hold up the other runs.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import json
+import re
+import unicodedata
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cached_property
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import unquote_plus
+
+import pydantic_core
+
+from ava_roles.passages import UNSPACED, filler_words
+from ava_roles.role import ANY
+from ava_roles.wrap import clean, one_line
+from ava_server.runs.history import SCRATCHPAD
+from ava_server.runs.result import unwrap_output
+
+if TYPE_CHECKING:
+    from ava_audit.events import ToolResult
+    from ava_roles.tool import Tool, ToolSpec
+    from ava_server.runs.history import History
+
+VALUE_CHARS = 2_000
+MOST_VALUES = 8
+"""Characters of a value, and values of a call, that a person can be asked about."""
+NAME_CHARS = 100
+"""Characters of the name of an argument that are shown."""
+MOST_LOOKED_FOR = 100
+"""Pieces of the values of one call that are looked for; with more, a person is asked about all that no page shows."""
+MOST_SAID = 20
+"""Words of a call of a source that are left out of its result; with more, the result counts for nothing."""
+MANY_WORDS = 8
+"""From more words on, those that stand alone in approved texts are collected once."""
+MOST_READ = 500_000_000
+"""Characters of approved texts that are looked through for one call; then only words that stand alone are found."""
+MOST_NUMBERS, NUMBER_CHARS = 20_000, 40
+"""Numbers with separators in approved texts, and characters of one, that are read."""
+PIECE_CHARS = 1_000
+MOST_INSIDE = 1_000
+"""How often a word may stand inside of longer ones before it stands alone."""
+DATA_CHARS, DATA_WORDS = 8, 5
+"""Characters of a word with a digit or an `@`, and words in a row, from which they count as data."""
+DATA_DIGITS, GLUED_CHARS = 11, 12
+"""Digits, and characters of words without a space, from which they count as data whatever stands between them."""
+_AROUND = "()[]{}<>\"'`,.;:!?“”‘’«»、。，；：！？「」『』（）《》"
+_SPLIT = re.compile(r"[\s,;|、。，；：！？]+")
+_GLUED = re.compile(f"[{UNSPACED}\uac00-\ud7a3]+")
+"""Scripts without spaces, and Korean, whose particles follow a word: an address may stand right beside them."""
+_ALONE = re.compile(r"[\w@.+-]+")
+_NUMBER = re.compile(r"(?<![\w.,])([-+]?\d++(?:[.,'’]\d++| \d{3}(?!\d))*+)(\w*)")
+_WRITTEN = [
+    (group, point, re.compile(rf"[-+]?(?:\d+|\d{{1,3}}(?:[{group}]\d{{3}})+)(?:[{point}]\d+)?"))
+    for group, point in ((",", "."), (".", ","), ("'’ ", "."), ("'’ ", ","))
+]
+_JSON = json.JSONDecoder()
+_SPACE = re.compile(r"\s*")
+_WORD = re.compile(r"[^\W_]+")
+_SIGNS = re.compile(r"[\W_]+")
+_DATA = re.compile(r"[\w@.+-]+|[^\s/?&=#:,;|\"'<>()]+")
+_SHORT_NUMBER = re.compile(r"[\d.:-]{,10}")
+"""A version, a date, an amount: it tells little, and searches are full of them."""
+_BASE64 = re.compile(r"[A-Za-z0-9+_-]{11,}")
+_HEX = re.compile(r"(?:[0-9A-Fa-f]{2}[:\s-]?){8,}")
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A value of a call that nobody approved, and the tool that brought it; empty where the model has written it."""
+
+    argument: str
+    value: str
+    source: str
+
+
+class Origins:
+    """The origins of one run's values, from its history: a resumed run has the same.
+
+    Args:
+        history: The run's history.
+        effects: The rules of its role, see `Role.effects`.
+        specs: The specs of its tools.
+    """
+
+    def __init__(self, history: History, effects: Mapping[str, tuple[str, ...]], specs: Mapping[str, ToolSpec]) -> None:
+        self._history = history
+        self._effects = effects
+        self._specs = specs
+        self._private = any(_is_private(spec) for spec in specs.values())
+        self._texts: list[str] = []
+        self._keyed: dict[tuple[int, str], str] = {}
+
+    def doubts(self, tool: Tool, args: Mapping[str, Any]) -> tuple[Doubt, ...]:
+        """Return the values of a call that a person has to allow; none for most tools, at once."""
+        spec = tool.spec
+        if spec.foreign is not None and self._changes(spec):
+            found = self._unapproved(spec, args)
+        elif spec.network and self._private:
+            found = self._carried(spec, args)
+        else:
+            return ()
+        allowed = self._history.decided(allowed=True)
+        left = (each for each in found if (spec.name, each.argument, each.value) not in allowed)
+        return tuple(islice(left, MOST_VALUES + 1))
+
+    def _changes(self, spec: ToolSpec) -> bool:
+        """Tell whether a tool counts as one that changes things; where a role has rules, no server's word counts."""
+        return spec.writes or (bool(self._effects) and spec.network)
+
+    # -- what is approved ---------------------------------------------------------------------------------------------
+
+    def _unapproved(self, spec: ToolSpec, args: Mapping[str, Any]) -> Iterator[Doubt]:
+        words = _declared(spec.foreign)
+        by_person = _Approved(self._approved())
+        known: dict[tuple[str, ...], _Approved] = {}
+        for name, leaf in _values(spec, args):
+            rule = self._effects.get(f"{spec.name}.{name}", self._effects.get(spec.name, ()))
+            if ANY in rule or leaf in words or by_person.has(leaf):
+                continue
+            if rule not in known:
+                known[rule] = _Approved([*self._approved(), *self._named(rule, by_person)])
+            if not known[rule].has(leaf):
+                yield Doubt(one_line(name, NAME_CHARS), _visible(leaf), self._source_of(leaf))
+
+    def _approved(self) -> list[str]:
+        """Return the texts that a person has approved or written: the task, its context and answers."""
+        task = self._history.task
+        texts = [task.text, task.context or "", task.system_prompt or ""] if task is not None else []
+        answers = (each.text for each in self._history.answers.values() if each.by_person)
+        return [_plain(text) for text in (*texts, *answers)]
+
+    def _named(self, rule: Sequence[str], by_person: _Approved) -> Iterator[str]:
+        """Yield what the sources of a rule have returned; a tool that changes things is none.
+
+        What a call itself said is left out: a source that repeats a question has not answered it.
+        """
+        for source in rule:
+            name, _, key = source.partition(".")
+            spec = self._specs.get(name)
+            if spec is None or spec.writes:
+                continue
+            for place, result in self._results():
+                if result.tool != name or not result.success:
+                    continue
+                said = {
+                    word
+                    for leaf in _leaves(self._history.inputs[place])
+                    if not by_person.has(leaf)
+                    for word in (_plain(str(leaf)), *_words(_plain(str(leaf))))
+                }
+                if len(said) <= MOST_SAID:
+                    yield _without(said, self._field(place, key) if key else self._text(place))
+
+    # -- what is private ----------------------------------------------------------------------------------------------
+
+    def _carried(self, spec: ToolSpec, args: Mapping[str, Any]) -> Iterator[Doubt]:
+        results = [each for each in self._results() if each[1].tool in self._specs]
+        # What the model has noted is in no result, or in the one that it is from.
+        private = [(at, of) for at, of in results if not self._is_of_web(of) and of.tool != SCRATCHPAD]
+        if not private:
+            return
+        values = [(name, str(leaf), _Data(str(leaf))) for name, leaf in _values(spec, args)]
+        every = _Data.union(data for _name, _given, data in values)
+        many = every.most > MOST_LOOKED_FOR
+        brought = {} if many else self._bringers(every, private)
+        public = self._public(results) if brought or many else ""
+        free = every.found_in(public) if brought else set[Any]()
+        for name, given, data in values:
+            carried = [brought[each] for each in data if each in brought and each not in free]
+            suspect = bool(carried) or (many and data.most > 0)
+            if data.hidden or (suspect and not _within(_plain(given), public)):
+                yield Doubt(one_line(name, NAME_CHARS), _visible(given), carried[0] if carried else "")
+
+    def _bringers(self, data: _Data, results: Iterable[tuple[int, ToolResult]]) -> dict[Any, str]:
+        """Return which tool has brought each piece of data first."""
+        brought: dict[Any, str] = {}
+        for place, result in results:
+            brought = {**dict.fromkeys(data.found_in(self._text(place)), result.tool), **brought}
+        return brought
+
+    def _public(self, results: Iterable[tuple[int, ToolResult]]) -> str:
+        """Return what is no secret of the run; a refusal repeats what the model wrote, so only what a page has said."""
+        pages = (self._text(at) for at, of in results if self._is_of_web(of) and of.success)
+        return "\n".join([*self._approved(), *pages])
+
+    def _is_of_web(self, result: ToolResult) -> bool:
+        """Tell whether a result is of the web; one that was read back has the sources of the first."""
+        spec, read = self._specs[result.tool], [str(source["location"]) for source in result.sources]
+        of_web = spec.network and spec.foreign is None
+        return of_web or (bool(read) and all(each.startswith(("http://", "https://")) for each in read))
+
+    # -- the results --------------------------------------------------------------------------------------------------
+
+    def _results(self) -> Iterator[tuple[int, ToolResult]]:
+        return ((place, result) for place, (_seq, result) in enumerate(self._history.outputs))
+
+    def _text(self, place: int) -> str:
+        """Return a result as it is compared."""
+        outputs = self._history.outputs
+        for _seq, result in outputs[len(self._texts) : place + 1]:
+            self._texts.append(_plain(unwrap_output(result.output)))
+        return self._texts[place]
+
+    def _field(self, place: int, key: str) -> str:
+        """Return the fields of a name in a result, as they are compared."""
+        if (place, key) not in self._keyed:
+            found = _fields(self._history.outputs[place][1], key)
+            self._keyed[place, key] = "\n".join(map(_plain, found))
+        return self._keyed[place, key]
+
+    def _source_of(self, leaf: Any) -> str:
+        """Return the tool that brought a value; a call of a tool that there is not has a name by the model."""
+        given = _plain(str(leaf))
+        found = (of.tool for at, of in self._results() if of.tool in self._specs and given in self._text(at))
+        return next(found, "") if given else ""
+
+
+def _is_private(spec: ToolSpec) -> bool:
+    """Tell whether a tool reads what is not public."""
+    return spec.files or spec.commands or spec.memory or spec.results or spec.foreign is not None
+
+
+class _Approved:
+    """Approved texts, as they are compared."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._text = "\n".join(texts)
+        self._left = MOST_READ
+
+    def has(self, leaf: Any) -> bool:
+        """Tell whether a value stands in it: whole, as a number, or word for word."""
+        if isinstance(leaf, bool) or leaf is None or leaf == "":
+            return True
+        if isinstance(leaf, int | float):
+            return self._counts({Decimal(repr(leaf))})
+        given, hidden = _plain(leaf), clean(leaf)[1]
+        if hidden or (given.isascii() and not any(char.isalnum() for char in given)):  # `..` is a place, too
+            return False
+        if not given.isdecimal() and self._has_within(given):
+            return True
+        words = _words(given) - filler_words()
+        if not words:  # "everything" says little, and means much
+            return False
+        if len(words) > MANY_WORDS:
+            words -= self._alone
+        return all(map(self._has_word, words))
+
+    def _has_word(self, word: str) -> bool:
+        return (not word.isdecimal() and self._has_within(word)) or self._counts(_readings(word))
+
+    def _has_within(self, value: str) -> bool:
+        if self._left <= 0:
+            return value in self._alone
+        self._left -= len(self._text)
+        return _within(value, self._text)
+
+    @cached_property
+    def _alone(self) -> set[str]:
+        found = (each.rstrip(".") for each in _ALONE.findall(_apart(self._text)))
+        return {each for each in found if not each.isdecimal()}
+
+    def _counts(self, readings: set[Decimal]) -> bool:
+        return any(
+            each in self._written
+            or (each.is_finite() and each == each.to_integral_value() and f"{each:.0f}" in self._numbers)
+            for each in readings
+        )
+
+    @cached_property
+    def _numbers(self) -> set[str]:
+        found = {written for written, letters in _NUMBER.findall(_apart(self._text)) if not letters}
+        return {written.lstrip("0+") or "0" for written in found}
+
+    @cached_property
+    def _written(self) -> set[Decimal]:
+        """Return the numbers with separators."""
+        found = (each for each in self._numbers if not each.isdecimal() and len(each) <= NUMBER_CHARS)
+        return {number for each in islice(found, MOST_NUMBERS) for number in _readings(each)}
+
+
+def _apart(text: str) -> str:
+    return text if text.isascii() else _GLUED.sub("\n", text)
+
+
+def _plain(text: str) -> str:
+    words = clean(text)[0].lower().split()
+    return " ".join(words if text.isascii() else map(_composed, words))
+
+
+def _composed(word: str) -> str:
+    """Return a word with composed accents; in pieces, for a long row of accents takes quadratic time."""
+    pieces = (word[at : at + PIECE_CHARS] for at in range(0, len(word), PIECE_CHARS))
+    return word if word.isascii() else "".join(unicodedata.normalize("NFC", piece) for piece in pieces)
+
+
+def _words(plain: str) -> set[str]:
+    return {word.strip(_AROUND) for word in _SPLIT.split(plain)} - {""}
+
+
+def _within(value: str, text: str) -> bool:
+    """Tell whether a value stands in a text as a whole: not as a part of a longer word, address or number."""
+    at = text.find(value)
+    for _each in range(MOST_INSIDE):
+        if at < 0:
+            return False
+        before, after = text[at - 1 : at], text[at + len(value) : at + len(value) + 2]
+        inside = (before and _goes_on(before, "_@.+-")) or (
+            after and (_goes_on(after[0], "_@+-") or (after[0] == "." and after[1:].isalnum()))
+        )
+        if not inside:
+            return True
+        at = text.find(value, at + 1)
+    return False
+
+
+def _goes_on(char: str, signs: str) -> bool:
+    return char in signs or (char.isalnum() and _GLUED.match(char) is None)
+
+
+def _without(words: Collection[str], text: str) -> str:
+    for word in sorted(words, key=len, reverse=True):
+        if word in text:
+            text = re.sub(rf"(?<![\w@.+-]){re.escape(word)}(?![\w@+-]|\.\w)", "\n", text)
+    return text
+
+
+def _readings(word: str) -> set[Decimal]:
+    """Return what a written number can mean: 1,250 is another number in German. The parts of a date are numbers."""
+    found = {
+        Decimal(re.sub(f"[{group}]", "", word).replace(point, "."))
+        for group, point, form in _WRITTEN
+        if form.fullmatch(word)
+    }
+    if " " in word or (not found and re.fullmatch(r"[-+]?\d[\d.,'’ ]*", word)):
+        found.update(map(Decimal, re.findall(r"\d+", word)))
+    return found
+
+
+def _visible(value: Any) -> str:
+    """Return a value as a person is shown it: with the characters that nobody sees."""
+    text = str(value)
+    if not clean(text)[1]:
+        return text
+    return "".join(f"⟨U+{ord(char):04X}⟩" if clean(f"a{char}b")[1] else char for char in text[: VALUE_CHARS + 1])
+
+
+def _values(spec: ToolSpec, args: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the values of a call, each with its argument; also the names of arguments that its definition lacks."""
+    known = spec.args.model_fields if spec.foreign is None else spec.foreign.get("properties", ())
+    for name, value in args.items():
+        if name not in known:
+            yield name, name
+        for leaf in _leaves(value):
+            yield name, leaf
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield the values in an argument, and the names in it that the model has chosen."""
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, dict):
+            for name, inner in reversed(cast("dict[str, Any]", each).items()):
+                left += (inner, name)
+        elif isinstance(each, list | tuple):
+            left += reversed(cast("Sequence[Any]", each))
+        else:
+            yield each
+
+
+def _declared(schema: Any) -> frozenset[Any]:
+    """Return what the approved definition of a tool names itself: its fields, and the values of its lists."""
+    found: set[Any] = set()
+    if isinstance(schema, dict):
+        for key, each in cast("dict[str, Any]", schema).items():
+            if key == "properties" and isinstance(each, dict):
+                found.update(cast("dict[str, Any]", each))
+            elif key in ("enum", "const", "default"):
+                values = cast("list[Any]", each) if isinstance(each, list) else [each]
+                found.update(value for value in values if isinstance(value, str | int | float))
+            found |= _declared(each)
+    elif isinstance(schema, list):
+        for each in cast("list[Any]", schema):
+            found |= _declared(each)
+    return frozenset(found)
+
+
+def _fields(result: ToolResult, key: str) -> Iterator[str]:
+    """Yield what a result has in fields of a name, if it is JSON; it may have been cut.
+
+    Of several JSON values the last one counts: it is the structured form of the others.
+    """
+    text, at, given = unwrap_output(result.output).strip(), 0, None
+    try:
+        while at < len(text):
+            given, end = _JSON.raw_decode(text, at)
+            at = cast("re.Match[str]", _SPACE.match(text, end)).end()
+    except (ValueError, RecursionError):
+        try:
+            given = pydantic_core.from_json(text[at:], allow_partial=True)
+        except ValueError:
+            return
+    yield from _under(given, key)
+
+
+def _under(value: Any, key: str) -> Iterator[str]:
+    if isinstance(value, dict):
+        for name, each in cast("dict[str, Any]", value).items():
+            if name == key:
+                yield from (str(leaf) for leaf in _leaves(each))
+            else:
+                yield from _under(each, key)
+    elif isinstance(value, list):
+        for each in cast("list[Any]", value):
+            yield from _under(each, key)
+
+
+class _Data:
+    """What may be data in a value that leaves the machine, also in what base64 or hex encodes in it.
+
+    Rows of words; words with digits; and, whatever stands between them, digits and the letters of glued words.
+    """
+
+    def __init__(self, given: str = "") -> None:
+        self.hidden = clean(unquote_plus(given))[1] > 0  # what nobody sees can hold anything
+        self._rows: set[tuple[str, ...]] = set()
+        self._pieces: set[str] = set()
+        self._close: set[str] = set()
+        for text in _decoded(given):
+            plain = _plain(text)
+            words = _WORD.findall(plain)
+            self._rows.update(_rows(words))
+            self._pieces.update(filter(_is_data, (each for found in _DATA.findall(plain) for each in _parts(found))))
+            for digits in re.findall(rf"\d{{{DATA_DIGITS},}}", "".join(words)):
+                self._close.update(digits[at : at + DATA_DIGITS] for at in range(len(digits) - DATA_DIGITS + 1))
+            for word in words:
+                last = len(word) - GLUED_CHARS
+                starts = {*range(0, last, GLUED_CHARS // 2), last} if last >= 0 else set[int]()
+                self._close.update(word[at : at + GLUED_CHARS] for at in starts)
+
+    @classmethod
+    def union(cls, several: Iterable[_Data]) -> _Data:
+        """Return all of several together."""
+        found = cls()
+        for each in several:
+            found._rows |= each._rows
+            found._pieces |= each._pieces
+            found._close |= each._close
+        return found
+
+    @property
+    def most(self) -> int:
+        """How many pieces have to be looked for one by one."""
+        return len(self._pieces) + len(self._close)
+
+    def __iter__(self) -> Iterator[Any]:
+        return chain(self._rows, self._pieces, self._close)
+
+    def found_in(self, text: str) -> set[Any]:
+        """Return what of it stands in a text."""
+        found: set[Any] = {each for each in self._pieces if each in text}
+        words = _WORD.findall(text) if self._rows or self._close else []
+        if self._close:
+            close = "".join(words)
+            found |= {each for each in self._close if each in close and (each not in text or _is_data(each))}
+        return found | self._rows.intersection(_rows(words))
+
+
+def _rows(words: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    return zip(*(words[at:] for at in range(DATA_WORDS)), strict=False)
+
+
+def _parts(word: str) -> tuple[str, ...]:
+    return (word, *_SIGNS.split(word))
+
+
+def _is_data(word: str) -> bool:
+    is_long = len(word) >= DATA_CHARS and not _SHORT_NUMBER.fullmatch(word)
+    return is_long and any(char.isdigit() or char == "@" for char in word)
+
+
+def _decoded(given: str) -> Iterable[str]:
+    plain = unquote_plus(given)
+    yield plain
+    for found in {*_BASE64.findall(plain), *_BASE64.findall(plain.replace("/", "_"))}:
+        body = found.replace("-", "+").replace("_", "/")
+        for begin in range(4):  # what stands before it may look like a part of it
+            text = body[begin:]
+            with contextlib.suppress(binascii.Error):
+                yield base64.b64decode(text + "=" * (-len(text) % 4)).decode(errors="replace")
+    for found in _HEX.findall(plain):
+        digits = "".join(filter(str.isalnum, found))
+        for begin in range(2):
+            yield bytes.fromhex(digits[begin : len(digits) - (len(digits) - begin) % 2]).decode(errors="replace")
