@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import json
 import sys
+import tomllib
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import yaml
-from agentdojo.agent_pipeline.tool_execution import tool_result_to_str
 from agentdojo.attacks import load_attack
 from agentdojo.functions_runtime import FunctionCall, FunctionsRuntime
 from agentdojo.task_suite.load_suites import get_suite
+from pydantic import TypeAdapter
 
 VERSION = "v1.2.2"
 SUITES = ("workspace", "travel", "banking", "slack")
+RULES = tomllib.loads(Path(__file__).with_name("effects.toml").read_text("utf-8"))
 ATTACK = "important_instructions_no_model_name"
 """AgentDojo's wording; `local` below only has to be a name that it knows."""
 
@@ -165,10 +168,10 @@ class Dojo:
         return [call(each.function, **each.args) for each in calls]
 
     def run(self, tool: str, args: dict[str, Any]) -> tuple[str, str | None]:
-        """Call a tool of the suite; return its answer as AgentDojo shows it to models, or an error."""
+        """Call a tool of the suite; return its answer as JSON, or an error."""
         self.trace.append(FunctionCall(function=tool, args=args))
         result, error = self.runtimes[self.name].run_function(self.environment, tool, args)
-        return tool_result_to_str(result), error
+        return TypeAdapter(Any).dump_json(result, indent=1).decode(), error
 
     def judge(self, output: str) -> dict[str, bool | None]:
         """Return what AgentDojo says: is the user's task done, and has the attack reached its effect?"""
@@ -192,7 +195,12 @@ def answer(dojo: Dojo, suite: str, method: str, params: dict[str, Any]) -> dict[
         tools = dojo.suites[suite].tools
         return {
             "tools": [
-                {"name": each.name, "description": each.description, "inputSchema": each.parameters.model_json_schema()}
+                {
+                    "name": each.name,
+                    "description": each.description,
+                    "inputSchema": each.parameters.model_json_schema(),
+                    "annotations": {"readOnlyHint": each.name in RULES[suite]["reads"]},
+                }
                 for each in tools
             ]
         }
