@@ -71,7 +71,7 @@ async def test_a_run_goes_from_the_proposal_to_the_result(tmp_path: Path) -> Non
         assert calls == ["Bash", "submit_result"]
         results = await lab.facts(run_id, ToolResult)
         assert [each.tool for each in results] == ["Bash", "submit_result"] and results[0].output == "twelve cents"
-        assert result["tool_calls"]["the agent's own"] == {"ok": 1, "failed": 0}, result
+        assert result["tool_receipts"]["the agent's own"] == {"ok": 1, "failed": 0}, result
         notes = await lab.facts(run_id, AgentNote)
         assert notes[0].kind == "session" and notes[0].text == "scripted 1.0"
 

@@ -217,7 +217,7 @@ def _brought(source: str) -> str:
 def warn_of_look_alikes(value: str) -> str:
     """Return a warning where one word has Latin letters and others, which can look the same; empty where none has."""
     for word in re.findall(r"[^\W\d_]+", value) if not value.isascii() else ():
-        kinds = {unicodedata.name(char, "?").split()[0]: char for char in word}
+        kinds = {unicodedata.name(char, "?").split()[0]: char for char in reversed(word)}
         if "LATIN" in kinds and (other := next((kinds[kind] for kind in kinds if kind in _LIKE_LATIN), "")):
             return f"; in {word[:40]}, {other} is {unicodedata.name(other).title()}"
     return ""
