@@ -40,6 +40,7 @@ from support.model_server import Say  # noqa: E402
 from support.runtime import Lab, open_lab  # noqa: E402
 
 from ava_audit.events import QuestionAsked  # noqa: E402
+from ava_server.runs.origins import leaves  # noqa: E402
 from ava_server.service.access import Session  # noqa: E402
 from ava_server.service.service import Service  # noqa: E402
 
@@ -258,19 +259,7 @@ class Player:
 
 def known_to(calls: Iterable[dict[str, Any]]) -> frozenset[str]:
     """Return the values in calls, as a question shows them."""
-
-    def leaves(value: Any) -> Generator[str]:
-        if isinstance(value, dict):
-            for name, each in value.items():
-                yield str(name)
-                yield from leaves(each)
-        elif isinstance(value, list):
-            for each in value:
-                yield from leaves(each)
-        else:
-            yield str(value)
-
-    return frozenset(leaf for call in calls for leaf in leaves(call["args"]))
+    return frozenset(str(leaf) for call in calls for leaf in leaves(call["args"]))
 
 
 async def ignore(_line: str) -> None:

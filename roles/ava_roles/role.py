@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
@@ -341,6 +341,13 @@ def read_role(text: str, source: str, default_name: str) -> tuple[Role | None, l
     ignored = (*sorted(file.lines.keys() - _KNOWN_KEYS), *ignored)
     given: dict[str, Any] = {**dict(keys), "tools": tools}
     return Role(**given, body=file.body, source=source, text=text, ignored_keys=ignored), []
+
+
+def effect_words(effects: Mapping[str, Sequence[str]]) -> str:
+    """Return in a sentence where what a run changes or sends through other servers may come from."""
+    named = [f"{what} may also come from {' and '.join(sources)}" for what, sources in effects.items() if sources]
+    words = "What it changes or sends there comes from your task, or you are asked"
+    return f"{words}; {', '.join(named).replace(f'from {ANY}', 'from anywhere')}." if named else f"{words}."
 
 
 def first_sentence(text: str) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from ava_audit.events import Usage
@@ -29,16 +28,15 @@ class AgentCall:
     asked_output: int | None = None
     dropped: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        assert self.chain, "hashed where it is read: for a long one, in a thread"
+    chain: tuple[str, ...] = field(init=False)
+    """The hash of the head, then of it and the first message, and so on: equal beginnings have equal hashes."""
 
-    @cached_property
-    def chain(self) -> tuple[str, ...]:
-        """The hash of the head, then of it and the first message, and so on: equal beginnings have equal hashes."""
+    def __post_init__(self) -> None:
+        """Hash it where it is read: for a long one, in a thread."""
         links = [_sha(self.head)]
         for item in self.items:
             links.append(_sha(links[-1].encode() + item))
-        return tuple(links)
+        object.__setattr__(self, "chain", tuple(links))
 
 
 def _sha(data: bytes) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from ava_audit.units import format_usd, minutes
 from ava_roles import BUILT_IN_SOURCE
 from ava_roles.mcp_client.tools import server_of
-from ava_roles.role import ANY, parse_role
 from ava_roles.tool import ToolSpec
 from ava_server.budget.run_config import PLAN_TURNS, Coding, EarlierRun, ForeignUse, RunConfig, Texts
 from ava_server.core.ids import IN_PROCESS
@@ -515,16 +514,11 @@ def _server_line(name: str, use: ForeignUse, config: RunConfig) -> str:
 
 
 def _effect_lines(config: RunConfig) -> list[str]:
+    from ava_roles.role import effect_words, parse_role  # with YAML, which most screens do without
+
     tools = [tool for use in config.foreign.values() for tool in use.tools.values()]
     effects = parse_role(config.role_text, config.role_source, config.role).effects if tools else {}
     return [effect_words(effects)] if effects or any(tool.changes for tool in tools) else []
-
-
-def effect_words(effects: Mapping[str, Sequence[str]]) -> str:
-    """Return in a sentence where what a run changes or sends through other servers may come from."""
-    named = [f"{what} may also come from {' and '.join(sources)}" for what, sources in effects.items() if sources]
-    words = "What it changes or sends there comes from your task, or you are asked"
-    return f"{words}; {', '.join(named).replace(f'from {ANY}', 'from anywhere')}." if named else f"{words}."
 
 
 def _secret_lines(config: RunConfig) -> list[str]:

@@ -10,7 +10,7 @@ from ava_roles.catalog import Catalog, UntrustedFile
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.memory import Memory
 from ava_roles.prompt import system_prompt
-from ava_roles.role import Role, first_sentence
+from ava_roles.role import Role, effect_words, first_sentence
 from ava_roles.tool import ToolArgs, ToolSpec
 from ava_roles.tools.registry import specs_of, tool_specs
 from ava_roles.tools.run_specs import RUN_SPECS
@@ -18,7 +18,7 @@ from ava_roles.wrap import clean, show_controls
 from ava_server.approval.coding import lacks_model
 from ava_server.approval.requests import SpawnArgs
 from ava_server.approval.resolve import caps_of
-from ava_server.approval.summary import effect_words, reach, why_unavailable
+from ava_server.approval.summary import reach, why_unavailable
 from ava_server.budget.run_caps import CAPS, COST, limits_for_model
 from ava_server.cli.terminal import one_line, wrapped_lines
 from ava_server.config.credentials import model_settings

@@ -26,7 +26,6 @@ from ava_server.models.web_search import search_terms
 from ava_server.runs.coding import Worktrees
 from ava_server.runs.extension import ExtensionLimits
 from ava_server.runs.log import RunLog
-from ava_server.runs.questions import Ask
 
 if TYPE_CHECKING:
     from ava_roles.sandbox.sandbox import Sandbox
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from ava_server.config.agents import AgentSpec
     from ava_server.config.credentials import Credentials
     from ava_server.models.http_model import HttpModel
+    from ava_server.runs.questions import Ask
 
 
 log = logging.getLogger("ava.secrets")

@@ -18,7 +18,6 @@ import json
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
 from itertools import chain, islice
@@ -31,6 +30,7 @@ from ava_roles.passages import UNSPACED, filler_words
 from ava_roles.role import ANY
 from ava_roles.wrap import clean, one_line
 from ava_server.runs.history import SCRATCHPAD
+from ava_server.runs.questions import MOST_VALUES, VALUE_CHARS, Doubt
 from ava_server.runs.result import unwrap_output
 
 if TYPE_CHECKING:
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from ava_roles.tool import Tool, ToolSpec
     from ava_server.runs.history import History
 
-VALUE_CHARS = 2_000
-MOST_VALUES = 8
-"""Characters of a value, and values of a call, that a person can be asked about."""
 NAME_CHARS = 100
 """Characters of the name of an argument that are shown."""
 MOST_LOOKED_FOR = 100
@@ -79,15 +76,6 @@ _SHORT_NUMBER = re.compile(r"[\d.:-]{,10}")
 """A version, a date, an amount: it tells little, and searches are full of them."""
 _BASE64 = re.compile(r"[A-Za-z0-9+_-]{11,}")
 _HEX = re.compile(r"(?:[0-9A-Fa-f]{2}[:\s-]?){8,}")
-
-
-@dataclass(frozen=True)
-class Doubt:
-    """A value of a call that nobody approved, and the tool that brought it; empty where the model has written it."""
-
-    argument: str
-    value: str
-    source: str
 
 
 class Origins:
@@ -161,7 +149,7 @@ class Origins:
                     continue
                 said = {
                     word
-                    for leaf in _leaves(self._history.inputs[place])
+                    for leaf in leaves(self._history.inputs[place])
                     if not by_person.has(leaf)
                     for word in (_plain(str(leaf)), *_words(_plain(str(leaf))))
                 }
@@ -367,11 +355,11 @@ def _values(spec: ToolSpec, args: Mapping[str, Any]) -> Iterator[tuple[str, Any]
     for name, value in args.items():
         if name not in known:
             yield name, name
-        for leaf in _leaves(value):
+        for leaf in leaves(value):
             yield name, leaf
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def leaves(value: Any) -> Iterator[Any]:
     """Yield the values in an argument, and the names in it that the model has chosen."""
     left = [value]
     while left:
@@ -421,15 +409,15 @@ def _fields(result: ToolResult, key: str) -> Iterator[str]:
 
 
 def _under(value: Any, key: str) -> Iterator[str]:
-    if isinstance(value, dict):
-        for name, each in cast("dict[str, Any]", value).items():
-            if name == key:
-                yield from (str(leaf) for leaf in _leaves(each))
-            else:
-                yield from _under(each, key)
-    elif isinstance(value, list):
-        for each in cast("list[Any]", value):
-            yield from _under(each, key)
+    left = [value]  # not by recursion: a server chooses how deep it goes
+    while left:
+        each = left.pop()
+        if isinstance(each, dict):
+            fields = cast("dict[str, Any]", each)
+            yield from map(str, leaves(fields.get(key, ())))
+            left += (inner for name, inner in fields.items() if name != key)
+        elif isinstance(each, list):
+            left += cast("list[Any]", each)
 
 
 class _Data:

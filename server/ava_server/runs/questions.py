@@ -24,22 +24,32 @@ from ava_roles.wrap import add_bars, clean, one_line
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import label, new_id
 from ava_server.runs.lifecycle import situation, transition, wait_for_person
-from ava_server.runs.origins import MOST_VALUES, VALUE_CHARS
 
 if TYPE_CHECKING:
     from ava_audit.store.store import Store
     from ava_server.approval.questions import Question, Reply
     from ava_server.models.base import ToolUse
     from ava_server.runs.history import Answered, History
-    from ava_server.runs.origins import Doubt
 
 LEAST_LEFT_S = 10.0
 """With less time to work, a run does not ask: its wrap-up would begin before the model has read the answer."""
 MOST_TO_ALLOW = 10
 """How often a run asks whether a call may be made."""
+VALUE_CHARS = 2_000
+MOST_VALUES = 8
+"""Characters of a value, and values of a call, that a person can be asked about."""
 _ERASED = "(erased)"
 _GO_ON = "Go on with what is most likely meant, and say in the result what you have assumed."
 _CHOICE, _ANSWER = "choice", "answer"
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A value of a call that nobody approved, and the tool that brought it; empty where the model has written it."""
+
+    argument: str
+    value: str
+    source: str
 
 
 class Ask:

@@ -41,8 +41,8 @@ from ava_server.runs.invalid_answers import explain_cut_call
 from ava_server.runs.lifecycle import Paused
 from ava_server.runs.log import ms_since
 from ava_server.runs.model_call import PaidSearches
-from ava_server.runs.origins import Doubt, Origins
-from ava_server.runs.questions import Ask
+from ava_server.runs.origins import Origins
+from ava_server.runs.questions import Ask, Doubt
 
 log = logging.getLogger("ava.run")
 MOST_CALLS = 16
