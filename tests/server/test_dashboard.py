@@ -74,7 +74,7 @@ async def test_shows_every_state_with_its_activity_and_a_bar_for_each_cap(tmp_pa
         await everything(lab, gate)
         with anyio.fail_after(10):
             overview = await look(lab)
-            while not any(run.activity for run in overview.runs):  # it is shown a moment after the request
+            while "Thinking" not in [run.activity for run in overview.runs]:  # it is shown a moment after the request
                 overview = await look(lab)
         lines = plain(page(lab.runtime.settings, overview, width).whole())
         gate.released.set()
