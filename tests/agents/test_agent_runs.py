@@ -239,7 +239,7 @@ async def test_a_cancel_ends_the_whole_tree_within_two_seconds(tmp_path: Path, o
         assert marked(run_id), "it runs"
         began = anyio.current_time()
         await lab.call("cancel_subagent", subagent_id=run_id)
-        await lab.ended(run_id, 10)
+        await lab.ended(run_id, 60)
         await until(lambda: not marked(run_id), 5)
         assert anyio.current_time() - began < 3, "two, and what looking takes"
         assert (await lab.run(run_id)).state == "cancelled"

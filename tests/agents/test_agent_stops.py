@@ -46,7 +46,7 @@ async def handing_over(lab: Lab, run_id: str) -> None:
 
 
 async def capped(lab: Lab, run_id: str) -> None:
-    await lab.logged(run_id, "AgentNote", 2, within_s=20)
+    await lab.logged(run_id, "AgentNote", 2, within_s=60)
     await anyio.sleep(0.3)
 
 
@@ -113,7 +113,7 @@ async def test_a_cancel_ends_a_run_within_two_seconds_at_any_moment(tmp_path: Pa
         assert marked(run_id), "it runs"
         began = anyio.current_time()
         await lab.call("cancel_subagent", subagent_id=run_id)
-        run = await lab.ended(run_id, 10)
+        run = await lab.ended(run_id, 60)
         assert anyio.current_time() - began < 3, "two, and what looking takes"
         assert run.state == "cancelled"
         await settled(lab, run_id)
@@ -127,7 +127,7 @@ async def test_a_run_ends_at_its_time_at_any_moment(tmp_path: Path, name: str) -
     moment = MOMENTS[name]
     async with agent_lab(tmp_path, lambda _request: moment.answer(), moment.turns, **moment.options) as lab:
         run_id = await lab.start(**agent_run(**moment.run, timeout=8))
-        run = await lab.ended(run_id, 30)
+        run = await lab.ended(run_id, 60)
         result = await lab.result(run_id)
         assert result["status"] in ("timeout", "iteration_limit", "cost_exceeded", "error"), result
         assert run.active_us < 9_500_000, "its time, and what ending takes on a busy machine"

@@ -245,7 +245,7 @@ async def test_what_completes_no_event_is_passed_on_as_it_comes(tmp_path: Path, 
     head, alive, *rest = chunked([b": alive\n\n", *said(wire)])
     with provider([head, alive, 20.0, *rest]) as far:
         async with before(far, wire, tmp_path / "gw.sock") as (client, _meter):
-            with anyio.fail_after(5):
+            with anyio.fail_after(20):
                 async with client.stream("POST", "", json=request(wire, stream=True)) as answer:
                     assert await anext(answer.aiter_bytes()) == b": alive\n\n"
 

@@ -67,7 +67,7 @@ async def test_others_read_what_was_shown_last_until_it_is_taken_back(
     for shown in ({"S-aaaaaa": "Reading prices", "S-bbbbbb": long}, {"S-aaaaaa": "\x00 \ud83d"}, {}):
         own.show(shown)
         wanted = {(own.name, run): text for run, text in shown.items()}
-        with anyio.fail_after(10):
+        with anyio.fail_after(40):
             while there.activities() != wanted:  # noqa: ASYNC110 - it is read again after a moment
                 await anyio.sleep(0.02)
     own.show({"S-aaaaaa": "Reading"})

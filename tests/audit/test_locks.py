@@ -43,7 +43,7 @@ async def instance(folder: Path) -> AsyncIterator[tuple[Process, str]]:
 
 async def test_an_instance_is_alive_until_its_process_is_killed(tmp_path: Path) -> None:
     instances = LockedInstances(tmp_path / "instances")
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         async with instance(instances.folder) as (process, name):
             assert instances.alive(name)
             os.kill(process.pid, signal.SIGKILL)
@@ -78,7 +78,7 @@ async def test_an_instance_whose_lock_file_was_removed_takes_its_lock_again(tmp_
 
 async def test_removes_dead_instances_except_those_that_own_a_run(tmp_path: Path) -> None:
     instances = LockedInstances(tmp_path / "instances")
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         async with instance(instances.folder) as (_process, living):
             ended, owner_ended = instances.join(), instances.join()
             ended.release()
@@ -114,7 +114,7 @@ async def test_waits_for_the_write_lock_until_its_holder_dies(tmp_path: Path) ->
         with lock.held():
             order.append("mine")
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         async with await anyio.open_process(child(hold, tmp_path / "write.lock"), stderr=None) as process:
             assert process.stdout is not None
             await process.stdout.receive()

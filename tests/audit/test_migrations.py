@@ -204,7 +204,7 @@ anyio.run(main)
 async def test_an_older_running_program_stops_writing_after_a_migration_and_says_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with anyio.fail_after(15):
+    with anyio.fail_after(40):
         async with await anyio.open_process(child(OLDER, tmp_path, TESTS), stderr=None) as older:
             assert older.stdin is not None and older.stdout is not None
             heard = BufferedByteReceiveStream(older.stdout)

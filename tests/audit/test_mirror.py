@@ -59,7 +59,7 @@ def today() -> str:
 
 async def test_writes_each_event_once_and_in_order_to_the_file_of_its_agent(log: Store) -> None:
     one, two = Life("S-aaaaaa"), Life("S-bbbbbb")
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         await write_each(log, [*one.begun(), *two.whole(), *one.tool(), *one.ended()])
         found = await mirrored(log)
     assert set(found) == {today(), "subagents/S-aaaaaa.jsonl", "subagents/S-bbbbbb.jsonl"}
@@ -72,7 +72,7 @@ async def test_writes_each_event_once_and_in_order_to_the_file_of_its_agent(log:
 
 async def test_a_line_has_the_specified_field_names_and_no_nulls(log: Store) -> None:
     life = Life("S-aaaaaa")
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         await write_each(log, [*life.begun(), life.reserved(), life.settled(cost=12_345)])
         line = lines((await mirrored(log))["subagents/S-aaaaaa.jsonl"])[-1]
         row = await log.read(lambda view: next(view.rows("seq = 6")))
@@ -106,7 +106,7 @@ NASTY = 'quote " comma ,"content":{"x":1} back\\slash new\nline \u2028 \x85 emoj
 
 async def test_every_line_verifies_on_its_own_and_contains_the_stored_bytes(log: Store) -> None:
     who = Who(NASTY, "ava", NASTY)
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         await write(log, said(NASTY, who), Event(who, ToolCall(tool="t", args={"content": {"a": [1, NASTY]}})))
         await write_each(log, Life("S-aaaaaa").whole())
         found = await mirrored(log)
@@ -322,7 +322,7 @@ async def test_two_processes_that_write_the_mirror_lose_no_line(
                 file.write(b"a torn li")
         await write_texts(log, ["c"])
         monkeypatch.setattr(owner, step, interrupted)
-        with anyio.fail_after(10):
+        with anyio.fail_after(40):
             await one.catch_up()
             assert getattr(owner, step) == real, "it was interrupted"
             assert files(tmp_path / "logs") == await meant(log)

@@ -124,7 +124,7 @@ async def test_a_newer_schema_is_refused_and_left_as_it_is(url: str, tmp_path: P
 
 
 async def test_stops_writing_after_a_newer_program_migrated_the_database(url: str, tmp_path: Path) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(40):
         async with store.Store.open(tmp_path, url) as log:
             await write(log, said("before"))
             with asking(url) as other:
@@ -283,7 +283,7 @@ async def test_waiting_commands_share_one_commit(url: str, tmp_path: Path) -> No
         go_on.wait(5)
         return Outcome(None)
 
-    with anyio.fail_after(10):
+    with anyio.fail_after(40):
         async with store.Store.open(tmp_path, url) as log:
             log.post(wait)
             async with anyio.create_task_group() as tasks:
@@ -299,7 +299,7 @@ async def test_a_held_lock_fails_commands_but_not_reads(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stores, "ANSWER_S", 0.3)
-    with anyio.fail_after(15):
+    with anyio.fail_after(40):
         async with store.Store.open(tmp_path, url) as log:
             with asking(url) as other:
                 other.execute("SELECT pg_advisory_lock(%s)", (postgres.LOCK,))
@@ -348,7 +348,7 @@ async def test_cancelling_the_caller_interrupts_a_read(url: str, tmp_path: Path)
         while await anyio.to_thread.run_sync(sleeping) != count:  # noqa: ASYNC110 - only the server knows
             await anyio.sleep(0.02)
 
-    with anyio.fail_after(10):
+    with anyio.fail_after(40):
         async with store.Store.open(tmp_path, url) as log:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(partial(log.read, sleep, within_s=60.0))
@@ -362,7 +362,7 @@ async def test_hears_of_an_entry_of_another_process_without_polling(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgres_backend, "POLL_S", 60.0)
-    with anyio.fail_after(10):
+    with anyio.fail_after(40):
         async with store.Store.open(tmp_path, url) as log, store.Store.open(tmp_path, url) as other:
             await anyio.sleep(0.2)  # both listen now
             for number in range(20):
@@ -373,7 +373,7 @@ async def test_hears_of_an_entry_of_another_process_without_polling(
 async def test_polls_when_nothing_tells_of_an_entry(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres_backend, "POLL_S", 0.1)
     monkeypatch.setattr(postgres, "CHANNEL", "elsewhere")
-    with anyio.fail_after(10):
+    with anyio.fail_after(40):
         async with store.Store.open(tmp_path, url) as log:
             await anyio.sleep(0.2)
             monkeypatch.setattr(postgres, "CHANNEL", "nowhere")

@@ -49,7 +49,7 @@ async def held(log: Store, life: Life) -> set[tuple[int, int]]:
 
 async def test_tracks_a_run_from_proposal_to_end_with_its_usage(tmp_path: Path) -> None:
     life = Life("S-aaaaaa")
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         async with Store.open(tmp_path) as log:
             states: list[str] = []
             for event in [*life.begun(), life.reserved(), life.settled(), *life.tool(), *life.ended()]:
@@ -67,7 +67,7 @@ async def test_tracks_a_run_from_proposal_to_end_with_its_usage(tmp_path: Path) 
 
 async def test_a_reservation_holds_the_call_and_wrap_up_until_settlement_and_run_end(tmp_path: Path) -> None:
     life = Life("S-aaaaaa")
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         async with Store.open(tmp_path) as log:
             await write_each(log, [*life.begun(), life.reserved(micros=5_000, wrap=1_000)])
             assert await held(log, life) == {(0, 6_000)}

@@ -115,7 +115,7 @@ async def used(log: Store, clock: Clock, days: int, every: int = 10) -> None:
 
 
 async def test_erases_old_content_from_every_byte_and_keeps_everything_else(tmp_path: Path, clock: Clock) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(40):
         async with Store.open(tmp_path) as log:
             own = folders(tmp_path, "S-aaaaaa", "S-bbbbbb")
             await a_run(log, "S-aaaaaa", "vexquokka")
@@ -153,7 +153,7 @@ async def test_erases_old_content_from_every_byte_and_keeps_everything_else(tmp_
 
 
 async def test_erases_nothing_twice(tmp_path: Path, clock: Clock) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(40):
         async with Store.open(tmp_path) as log:
             await a_run(log, "S-aaaaaa", "vexquokka")
             await used(log, clock, 100)
@@ -166,7 +166,7 @@ async def test_erases_nothing_twice(tmp_path: Path, clock: Clock) -> None:
 
 
 async def test_keeps_the_history_of_an_unfinished_run_until_long_after_it_ends(tmp_path: Path, clock: Clock) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(40):
         async with Store.open(tmp_path) as log:
             life = await a_run(log, "S-aaaaaa", "vexquokka", ends=False)
             await used(log, clock, 200)
@@ -184,7 +184,7 @@ async def test_keeps_the_history_of_an_unfinished_run_until_long_after_it_ends(t
 
 
 async def test_erases_the_content_of_an_undecided_proposal(tmp_path: Path, clock: Clock) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(40):
         async with Store.open(tmp_path) as log:
             for run_id, word, minutes in (("S-aaaaaa", "vexquokka", 10), ("S-bbbbbb", "numbatsorrel", 10**6)):
                 life = Life(run_id)
@@ -197,7 +197,7 @@ async def test_erases_the_content_of_an_undecided_proposal(tmp_path: Path, clock
 
 
 async def test_erases_nothing_for_a_day_after_the_clock_jumps_a_year_ahead(tmp_path: Path, clock: Clock) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(40):
         async with Store.open(tmp_path) as log:
             await a_run(log, "S-aaaaaa", "vexquokka")
             clock.days(2)
@@ -217,7 +217,7 @@ async def test_erases_nothing_for_a_day_after_the_clock_jumps_a_year_ahead(tmp_p
 
 
 async def test_entries_written_while_the_clock_was_behind_do_not_count_as_old(tmp_path: Path, clock: Clock) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(40):
         async with Store.open(tmp_path) as log:
             await write_texts(log, ["before"])
             clock.days(-400)
@@ -233,7 +233,7 @@ async def test_entries_written_while_the_clock_was_behind_do_not_count_as_old(tm
 
 
 async def test_the_retention_horizon_moves_once_a_day(tmp_path: Path, clock: Clock) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(40):
         async with Store.open(tmp_path) as log:
             await write_texts(log, ["noon"])
             assert await log.read(partial(retention_horizon, now_us=clock.ns // 1_000, days=1)) == (0, 0)
@@ -248,7 +248,7 @@ async def test_the_retention_horizon_moves_once_a_day(tmp_path: Path, clock: Clo
 async def test_a_mirror_line_read_before_an_erasure_does_not_restore_content(tmp_path: Path) -> None:
     from ava_audit.mirror import _next_batch  # pyright: ignore[reportPrivateUsage]
 
-    with anyio.fail_after(10):
+    with anyio.fail_after(40):
         async with Store.open(tmp_path) as log:
             mirror = Mirror(log, tmp_path / "logs")
             await mirror.repair_all()
@@ -266,7 +266,7 @@ async def test_a_mirror_line_read_before_an_erasure_does_not_restore_content(tmp
 
 
 async def test_clears_old_mirror_files_and_creates_none_when_the_mirror_is_off(tmp_path: Path) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(40):
         async with Store.open(tmp_path) as log:
             await a_run(log, "S-aaaaaa", "vexquokka")
             mirror = Mirror(log, tmp_path / "logs")
@@ -281,7 +281,7 @@ async def test_clears_old_mirror_files_and_creates_none_when_the_mirror_is_off(t
 
 
 async def test_never_erases_an_active_run(tmp_path: Path) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(40):
         async with Store.open(tmp_path) as log:
             await a_run(log, "S-aaaaaa", "vexquokka", ends=False)
             assert await erase_run(log, "S-aaaaaa", (1, 2), AVA, "a test") == 0
@@ -404,7 +404,7 @@ async def test_maintenance_erases_at_startup_and_periodically(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(maintenance, "ERASE_EVERY_S", 0.05)
-    with anyio.fail_after(10):
+    with anyio.fail_after(40):
         async with Store.open(tmp_path) as log, anyio.create_task_group() as tasks:
             await a_run(log, "S-aaaaaa", "vexquokka")
             clock.days(50)
@@ -427,7 +427,7 @@ async def test_maintenance_erases_at_startup_and_periodically(
 
 
 async def test_removes_a_link_in_place_of_a_run_folder_without_following_it(tmp_path: Path) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(40):
         precious = tmp_path / "precious"
         precious.mkdir()
         (precious / "file.txt").write_text("kept")

@@ -42,7 +42,7 @@ async def test_a_command_sees_the_changes_of_the_previous_command(
     tmp_path: Path, look: Callable[[View, int], Outcome[RunRow]]
 ) -> None:
     life = Life(RUN)
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         async with Store.open(tmp_path) as log, anyio.create_task_group() as tasks:
             await write_each(log, life.begun())
             for turn in range(1, 4):  # tasks start in order: one batch of the writer
@@ -55,7 +55,7 @@ async def test_a_command_sees_the_changes_of_the_previous_command(
 
 async def test_changes_by_another_process_are_visible_immediately(tmp_path: Path) -> None:
     mine, theirs = Life(RUN), Life(RUN, generation=2)
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         async with Store.open(tmp_path) as here, Store.open(tmp_path) as there:
             await write_each(here, [*mine.begun(), mine.reserved(), mine.settled(cost=1_000)])
             for turn, (store, life) in enumerate([(there, theirs), (here, mine)] * 3, 2):
@@ -67,7 +67,7 @@ async def test_changes_by_another_process_are_visible_immediately(tmp_path: Path
 
 
 async def test_changing_a_returned_row_does_not_change_the_state(tmp_path: Path) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         async with Store.open(tmp_path) as log:
             await write_each(log, Life(RUN).begun())
             run = await log.do(one)
@@ -83,7 +83,7 @@ async def test_a_rolled_back_batch_leaves_nothing_in_memory(tmp_path: Path) -> N
     def full(_db: Database) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         async with Store.open(tmp_path) as log:
             await write_each(log, life.begun())
             async with anyio.create_task_group() as tasks:
@@ -102,7 +102,7 @@ async def test_all_runs_are_correct_when_there_are_more_than_the_cache_holds(
 ) -> None:
     monkeypatch.setattr(projections, "CACHED_ROWS", 3)
     lives = [Life(f"S-{number:06x}") for number in range(8)]
-    with anyio.fail_after(10):
+    with anyio.fail_after(40):
         async with Store.open(tmp_path) as log:
             for step in zip(*(life.whole() for life in lives), strict=True):
                 async with anyio.create_task_group() as tasks:
@@ -116,7 +116,7 @@ async def test_all_runs_are_correct_when_there_are_more_than_the_cache_holds(
 async def test_runs_of_one_transaction_keep_their_proposal_order(tmp_path: Path, database: str) -> None:
     lives = [Life(f"S-{number:06x}") for number in range(20)]
     wanted = [life.run_id for life in lives]
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         async with Store.open(tmp_path) as log:
             await write(log, *(event for life in lives for event in (life.proposed(), life.decided(group="G-1"))))
             group = await log.read(lambda view: [run.id for run in view.group_runs("G-1")])

@@ -39,7 +39,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 async def root(tmp_path: Path) -> Path:
     """The data root of a log of ten messages."""
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         async with Store.open(tmp_path) as log:
             await write_texts(log, [f"message {number}" for number in range(1, 11)])
     return tmp_path
@@ -264,7 +264,7 @@ async def test_reports_progress(root: Path) -> None:
 async def test_an_erased_transcript_verifies_but_an_erased_fact_does_not(tmp_path: Path) -> None:
     life = Life("S-aaaaaa")
     root = tmp_path
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         async with Store.open(tmp_path) as log:
             await write_each(log, life.whole())
             await erase_run(log, life.run_id, (), AVA, "a test")
@@ -286,7 +286,7 @@ TAMPERED: dict[str, Callable[[Any], object]] = {
 
 @pytest.mark.parametrize("text", TAMPERED)
 async def test_reports_a_changed_projection_and_the_entry_it_was_compared_at(text: str, tmp_path: Path) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         async with Store.open(tmp_path) as log:
             await write_each(log, Life("S-aaaaaa").whole())
     with tampering(tmp_path) as db:
@@ -370,7 +370,7 @@ def whole_log(tmp_path: Path) -> bytes:
 
 
 async def test_verifies_a_log_that_is_being_written(tmp_path: Path) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         async with Store.open(tmp_path) as log:
             await write_texts(log, ["x"] * 50)
             async with anyio.create_task_group() as tasks:

@@ -21,7 +21,7 @@ def at(tmp_path: Path) -> Iterator[ToolContext]:
 
 
 async def save(at: ToolContext, name: str, content: str) -> ToolOutput:
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         return await SaveArtifact()(SaveArtifactArgs(name=name, content=content), at)
 
 

@@ -37,12 +37,12 @@ class Tree:
         return (self.path / name).read_bytes()
 
     async def edit(self, old: str, new: str, name: str = "src/a.py", *, replace_all: bool = False) -> ToolOutput:
-        with anyio.fail_after(10):
+        with anyio.fail_after(40):
             args = EditFileArgs.model_construct(path=name, old=old, new=new, replace_all=replace_all)
             return await EditFile()(args, self.at)
 
     async def write(self, content: str, name: str = "src/a.py") -> ToolOutput:
-        with anyio.fail_after(10):
+        with anyio.fail_after(40):
             return await WriteFile()(WriteFileArgs.model_construct(path=name, content=content), self.at)
 
     async def not_edited(self, old: str, new: str, name: str = "src/a.py", *, replace_all: bool = False) -> str:

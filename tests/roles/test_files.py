@@ -22,7 +22,7 @@ def at(tmp_path: Path) -> Iterator[ToolContext]:
 
 
 async def read(at: ToolContext, path: str, offset: int = 1, limit: int | None = None) -> ToolOutput:
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         return await ReadFile()(ReadFileArgs(path=path, offset=offset, limit=limit), at)
 
 

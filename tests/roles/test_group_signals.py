@@ -49,7 +49,7 @@ GIT = """
 from ava_roles.sandbox.git import run_git
 
 aliased = ["git", "-c", "alias.say=!sleep 0.5; echo twelve cents", "say"]
-print(run_git(aliased, folder=folder, env={"PATH": os.defpath}, aside=folder, within_s=20, check=signalled))
+print(run_git(aliased, folder=folder, env={"PATH": os.defpath}, aside=folder, within_s=60, check=signalled))
 """
 
 

@@ -88,7 +88,7 @@ async def test_a_server_of_the_handshake_era_works_and_all_its_requests_are_refu
     tmp_path: Path, ways: tuple[str, ...]
 ) -> None:
     async with held(tmp_path, entry(*ways, script=RAW), "ask") as (servers, offers):
-        with anyio.fail_after(10):
+        with anyio.fail_after(40):
             said = (await servers.call("lab", offers["ask"], {})).text
         assert said == ("sampling/createMessage: -32601; elicitation/create: -32601; roots/list: -32601; ping: {}")
         assert (await servers.call("lab", offers["ask"], {"what": "noise"})).text == "noisy"
@@ -128,7 +128,7 @@ async def test_calls_to_one_server_run_concurrently(tmp_path: Path) -> None:
         anyio.create_task_group() as tasks,
     ):
         tasks.start_soon(servers.call, "lab", offers["hold"], {"path": str(shared / "seen")})
-        with anyio.fail_after(10):
+        with anyio.fail_after(40):
             assert (await servers.call("lab", offers["add"], {"a": 2, "b": 2})).text.startswith("4")
         tasks.cancel_scope.cancel()
 
@@ -144,7 +144,7 @@ async def test_a_silent_server_delays_a_run_only_until_its_deadline(
     monkeypatch.setattr(run_servers, "START_S", 1.0)
     servers = RunMcpServers({"lab": entry("silent")}, {}, await means(tmp_path))
     async with anyio.create_task_group() as tasks:
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             assert await servers.start(tasks) == "the MCP server lab did not answer within 1 s"
             await servers.end()
 

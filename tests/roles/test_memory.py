@@ -27,7 +27,7 @@ def memory(tmp_path: Path) -> Memory:
 
 
 async def recall(memory: Memory | None, **given: object) -> ToolOutput:
-    with anyio.fail_after(10):
+    with anyio.fail_after(40):
         return await Recall()(RecallArgs.model_validate(given), ToolContext(memory=memory))
 
 

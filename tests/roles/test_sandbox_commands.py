@@ -102,7 +102,7 @@ async def test_a_command_sees_only_its_own_files_and_environment(kind: Kind, her
 
 async def test_the_environment_appears_on_no_command_line(kind: Kind, here: Path) -> None:
     look = "import pathlib\nfor p in pathlib.Path('/proc').glob('[0-9]*/cmdline'): print(p.read_bytes())"
-    with anyio.fail_after(10):
+    with anyio.fail_after(40):
         async with sandbox(kind, here.parent).start(
             command(here, "/bin/sh", "-c", "echo on; read line", KEY="only-mine")
         ) as pipes:
@@ -223,7 +223,7 @@ async def test_common_tools_work_in_a_sandbox(confined: Kind, here: Path) -> Non
 
 
 async def test_a_running_command_can_receive_input_and_answer(kind: Kind, here: Path) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(40):
         async with sandbox(kind, here.parent).start(
             command(here, "/bin/sh", "-c", 'echo trouble >&2; while read line; do echo "heard $line"; done')
         ) as pipes:
@@ -242,7 +242,7 @@ async def test_a_running_command_can_receive_input_and_answer(kind: Kind, here: 
 async def test_notices_that_a_running_command_closed_its_output(kind: Kind, here: Path) -> None:
     if kind == "bubblewrap":
         pytest.skip("bubblewrap itself holds the output open until the command ends")
-    with anyio.fail_after(10):
+    with anyio.fail_after(40):
         async with sandbox(kind, here.parent).start(
             command(here, "/bin/sh", "-c", "exec >&- 2>&-; sleep 60", timeout_s=60)
         ) as pipes:

@@ -31,7 +31,7 @@ def mark() -> str:
     return f"S-{secrets.token_hex(8)}"
 
 
-def until(what: Callable[[], object], within_s: float = 10.0) -> float:
+def until(what: Callable[[], object], within_s: float = 40.0) -> float:
     """Wait for something, and return how long that took."""
     began = time.monotonic()
     while not what():
@@ -41,7 +41,7 @@ def until(what: Callable[[], object], within_s: float = 10.0) -> float:
 
 
 async def going(here: Path) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(40):
         while not await anyio.Path(here / "going").exists():  # noqa: ASYNC110 - another process makes it
             await anyio.sleep(0.01)
 

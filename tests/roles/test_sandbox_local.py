@@ -262,7 +262,7 @@ async def relayed(here: Path, serve: Serve, code: str) -> AsyncGenerator[tuple[i
         sandbox("bubblewrap", here.parent).start(reaching(here, local, code)) as pipes,
     ):
         [guard] = set(children_of(os.getpid())) - before
-        with anyio.fail_after(10):
+        with anyio.fail_after(40):
             while not (pair := [pid for child in children_of(guard) for pid in children_of(child)])[1:]:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
         yield pair[0], pipes.stdout.receive
@@ -389,7 +389,7 @@ async def test_a_cancellation_ends_the_relay_and_what_resists(here: Path) -> Non
     order = replace(python(here, NASTY, "60", AVA_RUN_ID=mark), local=LocalServer(PORT, here.parent / "socket"))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(sandbox("bubblewrap", here.parent).run, order)
-        with anyio.fail_after(10):
+        with anyio.fail_after(40):
             while not await anyio.Path(here / "going").exists():  # noqa: ASYNC110 - another process makes it
                 await anyio.sleep(0.01)
         [guard] = set(children_of(os.getpid())) - before
@@ -427,7 +427,7 @@ async def test_a_command_ends_when_its_relay_is_killed(here: Path) -> None:
                 await sandbox("bubblewrap", here.parent).run(order)
 
         tasks.start_soon(doomed)
-        with anyio.fail_after(10):
+        with anyio.fail_after(40):
             while not (made := set(children_of(os.getpid())) - before):  # noqa: ASYNC110
                 await anyio.sleep(0.01)
             [guard] = made
@@ -450,7 +450,7 @@ async def test_a_failure_of_bubblewrap_is_reported_as_such(here: Path) -> None:
     local = LocalServer(PORT, here.parent / "socket")
     for machine in (Machine(how("bubblewrap").uid, "/no/bwrap"), Machine(how("bubblewrap").uid, "/bin/false")):
         box = SupervisedSandbox("bubblewrap", machine, here.parent)
-        with anyio.fail_after(10), pytest.raises(ToolFailed, match=r"/no/bwrap: No such file|bubblewrap ended with 1"):
+        with anyio.fail_after(40), pytest.raises(ToolFailed, match=r"/no/bwrap: No such file|bubblewrap ended with 1"):
             await box.run(replace(command(here, "/bin/true", timeout_s=60), local=local))
 
 

@@ -24,7 +24,7 @@ ARTICLE = (
 
 
 async def read(web: Site, *urls: str, tool: ReadWebpages | None = None) -> ToolOutput:
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         return await (tool or ReadWebpages())(ReadWebpagesArgs(urls=list(urls)), ToolContext(fetch=web.fetcher))
 
 
@@ -265,7 +265,7 @@ async def test_http_get_returns_text_unchanged_under_a_type_and_status_line() ->
     }
     async with site(pages) as web:
         tool, at = HttpGet(), ToolContext(fetch=web.fetcher)
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             got = await tool(HttpGetArgs(url=web.url("/data")), at)
             assert got.text == f"GET http://{HOST}/data: status 200, application/json, {len(data)} bytes\n\n{data}"
             cut = await tool(HttpGetArgs(url=web.url("/data"), max_bytes=5), at)
@@ -280,7 +280,7 @@ async def test_http_get_sends_allowed_headers_to_the_first_host_only() -> None:
     pages: dict[str, Answer] = {"/": Page(status=302, headers={"Location": "http://other.example.com/there"})}
     given = {"accept": "application/json", "AUTHORIZATION": "Bearer abc", "x-github-api-version": "2022-11-28"}
     async with site(pages) as web:
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             await HttpGet()(HttpGetArgs(url=web.url("/"), headers=given), ToolContext(fetch=web.fetcher))
         first, second = (seen.headers for seen in web.requests)
         assert (first["accept"], first["authorization"]) == ("application/json", "Bearer abc")

@@ -92,7 +92,7 @@ async def test_shows_the_progress_of_a_slow_model(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [slow]) as lab:
         run_id = await lab.start()
         seen: list[str] = []
-        with anyio.fail_after(10):
+        with anyio.fail_after(40):
             while seen[-1:] != ["Thinking (100 tokens)"]:
                 [run] = (await lab.call("check_subagent", subagent_id=run_id)).runs
                 if run.untrusted_activity and run.untrusted_activity not in seen:
@@ -183,13 +183,13 @@ async def test_what_has_not_changed_is_shown_again_until_the_run_ends(
 
         monkeypatch.setattr(membership, "show", noted)
         run_id = await lab.start()
-        with anyio.fail_after(10):
+        with anyio.fail_after(40):
             while shown[-3:] != [{run_id: "Thinking"}] * 3:  # noqa: ASYNC110 - nothing tells of it
                 await anyio.sleep(0.02)
         assert lab.runtime.instances.activities() == {(membership.name, run_id): "Thinking"}
         gate.released.set()
         await lab.ended(run_id)
-        with anyio.fail_after(10):
+        with anyio.fail_after(40):
             while shown[-1]:  # noqa: ASYNC110
                 await anyio.sleep(0.02)
         count = len(shown)

@@ -50,7 +50,7 @@ def page(settings: Settings, overview: Overview, width: int = 80, **more: Any) -
 
 
 async def arrived(gate: Gate) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(40):
         await anyio.to_thread.run_sync(gate.arrived.wait)
 
 
@@ -72,7 +72,7 @@ async def test_shows_every_state_with_its_activity_and_a_bar_for_each_cap(tmp_pa
     gate = Gate()
     async with open_lab(tmp_path, [*SCRIPT, Say("so", gate=gate), *[hand_over()] * 2], config=ONE_AT_ONCE) as lab:
         await everything(lab, gate)
-        with anyio.fail_after(10):
+        with anyio.fail_after(40):
             overview = await look(lab)
             while "Thinking" not in [run.activity for run in overview.runs]:  # it is shown a moment after the request
                 overview = await look(lab)

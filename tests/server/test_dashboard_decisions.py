@@ -255,7 +255,7 @@ async def near_its_cap(lab: Lab) -> str:
     lab.session.channel = "terminal"
     run_id = await lab.start(**CAP)
     lab.session.channel = "host_call"
-    await lab.logged(run_id, "ExtensionAsked", within_s=20)
+    await lab.logged(run_id, "ExtensionAsked", within_s=60)
     return run_id
 
 

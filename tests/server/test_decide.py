@@ -139,7 +139,7 @@ async def test_a_run_near_a_cap_gets_more_only_as_it_was_shown(tmp_path: Path) -
         lab.session.channel = "terminal"
         run_id = await lab.start(**CAP)
         lab.session.channel = "host_call"
-        await lab.logged(run_id, "ExtensionAsked", within_s=20)
+        await lab.logged(run_id, "ExtensionAsked", within_s=60)
         [one] = await person(lab).extensions.waiting()
         for service, shown in (
             (person(lab), replace(one.shown, digest="0" * 64)),

@@ -417,7 +417,7 @@ async def extended(lab: Lab) -> None:
         approval = {"pending_ids": [proposal.pending_id], "approving": [proposal.approval_line]}
         assert (await terminal.call("confirm_spawn", approval, quiet)).status == "approved"
         run_id = proposal.subagent_id
-        await lab.logged(run_id, "ExtensionAsked", within_s=30)
+        await lab.logged(run_id, "ExtensionAsked", within_s=60)
         if channel == "elicitation":
             await lab.service.call("check_subagent", {"subagent_id": run_id}, quiet, asking=Asking(Agreeing()))
         else:
@@ -432,7 +432,7 @@ async def questioned(lab: Lab) -> None:
     channels: Sequence[Channel] = ("terminal", "http", "browser", "elicitation")
     for channel in channels:
         run_id = await lab.start(task=play("asks"))
-        await lab.logged(run_id, "QuestionAsked", within_s=30)
+        await lab.logged(run_id, "QuestionAsked", within_s=60)
         if channel == "elicitation":
             await lab.service.call("check_subagent", {"subagent_id": run_id}, quiet, asking=Asking(Declining()))
         else:

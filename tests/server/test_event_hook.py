@@ -80,7 +80,7 @@ class Ears:
     def events(self) -> list[dict[str, Any]]:
         return [json.loads(call["raw"]) for call in self.calls]
 
-    async def until(self, count: int, within_s: float = 15) -> list[dict[str, Any]]:
+    async def until(self, count: int, within_s: float = 40) -> list[dict[str, Any]]:
         """Wait until it has heard so much, and return it."""
         await until(lambda: len(self.lines) >= count, within_s)
         return self.events
@@ -106,7 +106,7 @@ def held_by_another(path: Path) -> bool:
 async def noted(lab: Lab) -> None:
     """Wait until it is on the disk that all that has happened so far is told: who comes next begins after it."""
     head = lab.store.head
-    with anyio.fail_after(10):
+    with anyio.fail_after(40):
         while await lab.store.read(lambda view: view.progress("on_event")) < head:  # noqa: ASYNC110 - it is no entry
             await anyio.sleep(0.02)
 

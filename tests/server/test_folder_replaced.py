@@ -130,7 +130,7 @@ async def test_a_run_waits_for_a_missing_workspace(tmp_path: Path) -> None:
         proposed = await lab.propose(workspace=str(folder))
         folder.rename(folder.with_name("unmounted"))
         await lab.approve(proposed)
-        with anyio.fail_after(10):
+        with anyio.fail_after(40):
             while "cannot be opened" not in lab.runtime.manager.waiting_for.get(proposed.subagent_id, ""):
                 await anyio.lowlevel.checkpoint()
         folder.with_name("unmounted").rename(folder)

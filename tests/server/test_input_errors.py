@@ -119,7 +119,7 @@ class Bench:
 
     async def logged(self, words: str, **given: Any) -> None:
         """Wait until the log has these words: reading calls are logged without waiting for the commit."""
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             while words not in await self.log(**given):  # noqa: ASYNC110 - it is read as a host reads it
                 await anyio.sleep(0.02)  # a look is an entry too, and shall not push out what it looks for
 

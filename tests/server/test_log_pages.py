@@ -84,7 +84,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 async def _first_call(client: Client) -> None:
     """The log is opened after `initialize` was answered; a call waits for it."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(40):
         await client.call_tool("read_ava_logs", {})
 
 

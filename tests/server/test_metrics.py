@@ -56,7 +56,7 @@ async def scraped(runtime: Runtime) -> AsyncGenerator[Scraper]:
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off", loop="none"))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.serve)
-        with anyio.fail_after(10):
+        with anyio.fail_after(40):
             while not server.started:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
         port = server.servers[0].sockets[0].getsockname()[1]

@@ -377,7 +377,7 @@ async def test_a_group_of_which_one_was_rejected_waits_no_longer(tmp_path: Path,
 async def test_a_proposal_that_expires_ends_the_wait(tmp_path: Path, era: str) -> None:
     async with host(tmp_path, era, config=f"proposal_ttl_s = 2\n{HUMAN}") as at:
         made = await at.propose()
-        with anyio.fail_after(15):
+        with anyio.fail_after(40):
             answer = await at.confirm(made)
         assert "expired" in reason(answer), answer
         assert answer["decisions"][0]["fresh"]["status"] == WAITING
@@ -450,7 +450,7 @@ async def test_a_connection_that_ends_ends_the_wait(tmp_path: Path, era: str) ->
         waits.set()
         return ElicitResult(action="accept")
 
-    with anyio.fail_after(15):
+    with anyio.fail_after(40):
         async with host(tmp_path, era, opens) as at, anyio.create_task_group() as tasks:
             made = await at.propose()
             tasks.start_soon(at.confirm, made)

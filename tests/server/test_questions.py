@@ -320,7 +320,7 @@ async def test_each_option_can_be_chosen_however_it_is_written(tmp_path: Path) -
 
 
 async def input_required(at: Host, task_id: str) -> dict[str, Any]:
-    with anyio.fail_after(10):
+    with anyio.fail_after(40):
         while (task := await at.ask("tasks/get", task_id))["status"] != "input_required":  # noqa: ASYNC110
             await anyio.sleep(0.05)
     return task

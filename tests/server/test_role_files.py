@@ -258,7 +258,7 @@ async def test_a_project_on_an_unresponsive_disk_delays_only_one_answer(
         monkeypatch.setattr(os, "scandir", scandir)
         monkeypatch.setattr(os, "supports_fd", os.supports_fd | {scandir})
         try:
-            with anyio.fail_after(10):
+            with anyio.fail_after(40):
                 answer = await spawned(client, "researcher", workspace=str(workspace))
                 assert "were not read within" in answer
                 assert "web_crawler: " in str((await client.list_tools()).tools)

@@ -116,7 +116,7 @@ def at(name: str, server: ModelServer) -> Engine:
 
 async def ask(engine: Engine, count: int = 8) -> SearchResults:
     async with ClientPool() as clients:
-        with anyio.fail_after(10):
+        with anyio.fail_after(40):
             return await ask_engine(engine, "podcast prices & more", count, clients)
 
 

@@ -138,7 +138,7 @@ async def test_a_stream_receives_only_the_updates_it_requested(tmp_path: Path) -
             client.listen(resources_list_changed=True) as wide,
         ):
             await client.call_tool("cancel_subagent", {"pending_id": made["pending_id"]})
-            with anyio.fail_after(10):
+            with anyio.fail_after(40):
                 assert await anext(narrow) == ResourceUpdated(run)
                 assert await anext(wide) == ResourcesListChanged()
 

@@ -205,7 +205,7 @@ async def test_a_stream_tells_of_each_change_of_its_tasks(tmp_path: Path) -> Non
             listening.start_soon(host.request, "subscriptions/listen", {"notifications": wanted})
             await anyio.sleep(0.3)
             gate.released.set()
-            with anyio.fail_after(15):
+            with anyio.fail_after(40):
                 while not host.tasks.heard or host.tasks.heard[-1].status != "completed":  # noqa: ASYNC110
                     await anyio.sleep(0.05)
             listening.cancel_scope.cancel()

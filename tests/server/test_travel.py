@@ -94,7 +94,7 @@ class Machines:
         with away(self.tmp / "owner"):
             async with self.at("worker", runs=True, config=config) as lab:
                 await lab.ended(run_id, 60)
-                with anyio.fail_after(10):
+                with anyio.fail_after(40):
                     while list((lab.root / "worktrees").glob("S-*")):  # noqa: ASYNC110 - nothing tells when it goes
                         await anyio.sleep(0.02)
                 return await lab.result(run_id)
@@ -172,7 +172,7 @@ async def test_a_copy_that_is_not_the_approved_one_ends_the_run_before_anything_
     execute(machines.url, attack)
     with away(machines.tmp / "owner"):
         async with machines.at("worker", runs=True) as lab:
-            await lab.ended(run_id, 30)
+            await lab.ended(run_id, 60)
             result, facts = await lab.result(run_id), await lab.facts(run_id, WorktreeReady)
     assert (result["status"], result["stop_reason"]) == ("error", "the worktree could not be made")
     assert why in result["untrusted_result"]["error_text"]
@@ -199,7 +199,7 @@ async def test_a_copy_of_another_commit_is_refused_though_its_digest_was_approve
     run_id = await machines.proposed(**asked())
     with away(machines.tmp / "owner"):
         async with machines.at("worker", runs=True) as lab:
-            await lab.ended(run_id, 30)
+            await lab.ended(run_id, 60)
             result = await lab.result(run_id)
     assert result["stop_reason"] == "the worktree could not be made" and machines.server.requests == []
 
@@ -350,7 +350,7 @@ async def test_a_cancel_elsewhere_does_not_claim_that_nothing_was_changed(tmp_pa
                 await arrived(gate.arrived, 40)
             gate.released.set()
         async with machines.at("owner", runs=False) as lab:
-            with anyio.fail_after(10):
+            with anyio.fail_after(40):
                 answer = await lab.call("cancel_subagent", subagent_id=run_id)
             changes = (await lab.result(run_id))["changes"]
     assert answer.runs[0]["state"] == "cancelled"
@@ -371,7 +371,7 @@ async def test_without_its_machine_a_run_ends_in_time_and_says_what_is_lost(
             gate.released.set()
             monkeypatch.setattr(setup, "WORKTREE_S", 0.0)
             async with machines.at("third", runs=True) as lab:
-                await lab.ended(run_id, 30)
+                await lab.ended(run_id, 60)
                 result = await lab.result(run_id)
     assert result["stop_reason"] == "the worktree could not be made"
     assert "is gone, and with it what the run had changed" in result["untrusted_result"]["error_text"]
@@ -416,9 +416,9 @@ async def test_a_folder_is_read_on_another_machine(reading: Machines) -> None:
     write(reading.repository, {"a.md": "thirteen cents\n"})
     with away(reading.tmp / "owner"):
         async with reading.at("worker", runs=True) as lab:
-            await lab.ended(run_id, 30)
+            await lab.ended(run_id, 60)
             result, outputs = await lab.result(run_id), await lab.facts(run_id, ToolResult)
-            with anyio.fail_after(10):
+            with anyio.fail_after(40):
                 while list((lab.root / "scratch").glob("S-*")):  # noqa: ASYNC110 - nothing tells when it goes
                     await anyio.sleep(0.02)
     assert result["status"] == "success", result
@@ -440,7 +440,7 @@ async def test_a_copy_of_a_folder_that_was_changed_ends_the_run(reading: Machine
     execute(reading.url, attack)
     with away(reading.tmp / "owner"):
         async with reading.at("worker", runs=True) as lab:
-            await lab.ended(run_id, 30)
+            await lab.ended(run_id, 60)
             result = await lab.result(run_id)
     assert (result["status"], result["error"]["kind"]) == ("error", "folder_replaced")
     assert why in result["untrusted_result"]["error_text"]
@@ -473,5 +473,5 @@ async def test_a_machine_that_takes_less_leaves_a_run_to_others(reading: Machine
                     await anyio.sleep(0.05)
             assert "MB, and travel.folder_mb is 1 here" in lab.runtime.manager.waiting_for[run_id]
         async with reading.at("worker", runs=True) as lab:
-            await lab.ended(run_id, 30)
+            await lab.ended(run_id, 60)
             assert (await lab.result(run_id))["status"] == "success"

@@ -120,7 +120,7 @@ class Lab:
         assert answer.status == "approved", answer
         return str(proposal.subagent_id)
 
-    async def ended(self, run_id: str, within_s: float = 20) -> RunRow:
+    async def ended(self, run_id: str, within_s: float = 60) -> RunRow:
         """Wait for a run's ending."""
         with anyio.fail_after(within_s):
             return await self.runtime.manager.ended(run_id)
@@ -156,7 +156,7 @@ class Lab:
         """The facts of one type that belong to a run."""
         return [entry.fact for entry in await self.entries(run_id) if isinstance(entry.fact, kind)]
 
-    async def logged(self, run_id: str, type_name: str, count: int = 1, within_s: float = 10) -> Entry:
+    async def logged(self, run_id: str, type_name: str, count: int = 1, within_s: float = 40) -> Entry:
         """Wait until a run has so many entries of a type; return the last of them."""
         with anyio.fail_after(within_s):
             while True:
@@ -166,7 +166,7 @@ class Lab:
                     return found[count - 1]
                 await self.store.wait_for_entry_after(seen)
 
-    async def in_state(self, run_id: str, *states: str, within_s: float = 10) -> RunRow:
+    async def in_state(self, run_id: str, *states: str, within_s: float = 40) -> RunRow:
         """Wait until a run is in one of these states."""
         with anyio.fail_after(within_s):
             while True:
@@ -192,7 +192,7 @@ class Lab:
         return await self.as_user(user).call(tool, given, nothing)
 
 
-async def arrived(event: Any, within_s: float = 10) -> None:
+async def arrived(event: Any, within_s: float = 40) -> None:
     """Wait for a `threading.Event` of the model server."""
     assert await anyio.to_thread.run_sync(event.wait, within_s), "it did not come"
 

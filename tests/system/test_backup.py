@@ -181,7 +181,7 @@ async def test_a_held_run_is_shown_as_held_and_keeps_no_server_busy(tmp_path: Pa
         assert "restored or imported; resume it with `ava resume" in out, out + err
         async with open_lab(tmp_path / "new", server=server, config=PRICED, check=False) as lab:
             await lab.call("cancel_subagent", pending_id=(await lab.run(runs["proposed"])).pending_id)
-            with anyio.fail_after(10):
+            with anyio.fail_after(40):
                 while lab.runtime.manager.idle_since is None:  # noqa: ASYNC110 - it is set without an event
                     await anyio.sleep(0.05)
 

@@ -139,7 +139,7 @@ async def test_shows_what_each_run_is_waiting_for(tmp_path: Path) -> None:
             running = await lab.start(name="long ago")
             await arrived(gate.arrived)
             queued = await lab.start(name="patient")
-            with anyio.fail_after(5):
+            with anyio.fail_after(20):
                 while not (await lab.call("check_subagent", subagent_id=queued)).runs[0].waits_for:
                     await lab.store.wait_for_entry_after(lab.store.head - 1)
             _code, out, _err = await ava(tmp_path, server, "status", "--once")

@@ -181,7 +181,7 @@ async def test_an_administrator_does_not_resume_what_only_a_person_may_approve(t
         right = {"pending_ids": [queued], "approving": answer["approval_lines"]}
         code, _out, err = await all_of.ava("user", "limit", "ana", "--approval", "human")
         assert code == 0, err
-        with anyio.fail_after(15):
+        with anyio.fail_after(40):
             while told(await all_of.admin.call_tool("confirm_spawn", wrong))[0]["status"] == "refused":  # noqa: ASYNC110 - another process
                 await anyio.sleep(0.5)
         assert 'approval = "human" is set' in await refused(all_of.admin, "confirm_spawn", **right)
@@ -248,7 +248,7 @@ async def test_a_user_is_added_limited_and_removed_beside_a_running_server(tmp_p
                 answer, _text = told(await dora.call_tool("confirm_spawn", given))
                 return answer["status"] == "refused" and "users.dora.daily_cents" in str(answer)
 
-            with anyio.fail_after(15):
+            with anyio.fail_after(40):
                 while not await is_limited():  # noqa: ASYNC110 - it happens in another process
                     await anyio.sleep(0.5)
             code, out, err = await all_of.ava("user", "add", "dora")

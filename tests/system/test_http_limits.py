@@ -60,7 +60,7 @@ async def test_limits_sessions_per_user_and_ends_idle_ones_without_affecting_oth
 
 
 async def until_open(server: HttpServer, text: str) -> None:
-    with anyio.fail_after(15):
+    with anyio.fail_after(40):
         while (await opened(server, text)).status_code != 200:  # noqa: ASYNC110 - another process
             await anyio.sleep(0.2)
 
@@ -150,7 +150,7 @@ async def test_too_many_connections_are_closed_and_those_without_a_request_give_
 
 async def until_answered(server: HttpServer, text: str) -> None:
     """Wait until a connection finds a place."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(40):
         while True:
             with contextlib.suppress(httpx2.TransportError):
                 assert (await server.get("/x", text)).status_code == 404

@@ -121,7 +121,7 @@ async def test_a_stream_comes_through_another_server_until_one_side_ends(tmp_pat
                     assert stream.headers["content-type"].startswith("text/event-stream")
                     again = await one.get("/mcp", text, headers=session)
                     assert again.status_code == 409, "the owner has one such stream, whichever way it came"
-                with anyio.fail_after(10):  # the owner notices that the client has gone
+                with anyio.fail_after(40):  # the owner notices that the client has gone
                     while True:
                         async with http.stream("GET", two.url) as stream:
                             if stream.status_code == 200:
@@ -277,7 +277,7 @@ async def test_a_token_counts_on_every_server_at_once_and_a_revoked_one_on_none(
         admin = token(root, "olga", "admin", name="olga-admin")
         added = (await servers[0].post("/users/carl", admin, json={"daily_cents": 7})).json()
         assert (await servers[1].get("/token", added["token"])).json()["user"] == "carl"
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             while True:
                 users = {one["name"]: one for one in (await servers[1].get("/users", admin)).json()["users"]}
                 if users["carl"]["daily_cents"] == 7:

@@ -156,7 +156,7 @@ async def test_during_the_shutdown_delay_only_the_health_says_that_it_stops(tmp_
 
 
 async def until_status(server: HttpServer, status: int) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(40):
         while (await server.get("/healthz")).status_code != status:  # noqa: ASYNC110 - another process
             await anyio.sleep(0.02)
 

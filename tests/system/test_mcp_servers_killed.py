@@ -43,7 +43,7 @@ async def test_a_kill_leaves_no_mcp_server_and_an_open_call_is_never_repeated(tm
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(root), start_new_session=True
         ) as process:
             try:
-                await until(lambda: logged(root, "ToolCall", run=run_id), within_s=30)
+                await until(lambda: logged(root, "ToolCall", run=run_id), within_s=60)
                 assert len(marked(run_id)) > 3, "the server, and what it has started"
             finally:
                 os.killpg(process.pid, signal.SIGKILL)

@@ -176,7 +176,7 @@ async def test_initialize_is_answered_and_the_server_can_end_while_the_store_is_
     try:
         with other.held():
             async with serving(root, initialize=False) as wire:
-                with anyio.fail_after(10):
+                with anyio.fail_after(40):
                     assert (await wire.initialize())["result"]["serverInfo"]["name"] == "ava"
                     assert len((await wire.request("tools/list"))["result"]["tools"]) == 6
                 waiting = await wire.ask("tools/call", {"name": "check_subagent", "arguments": {}})

@@ -155,7 +155,7 @@ async def test_messages_can_come_from_a_file_and_answers_can_go_to_one(root: Pat
 
 @pytest.mark.slow
 async def test_ends_at_once_without_a_host(root: Path) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(40):
         done = await anyio.run_process(AVA, stdin=subprocess.DEVNULL, env=environment(root), check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 

@@ -103,7 +103,7 @@ async def test_one_host_can_approve_steer_await_and_cancel_what_another_proposed
             owner = logged(root, "RunClaimed", run=run)[0].content["instance"]
             assert owner
             for host in (one, other):  # one of them does not own it, whichever it is
-                with anyio.fail_after(5):
+                with anyio.fail_after(20):
                     ended = await host.tool("cancel_subagent", subagent_id=run)
                 assert ended["status"] == "cancelled"
             waited = await one.answer(waiting)
@@ -126,7 +126,7 @@ async def test_a_run_of_a_killed_server_continues_in_the_other_without_repeated_
             await until(gate.arrived.is_set)
             one.signal(signal.SIGKILL)
             await one.exited()
-            with anyio.fail_after(5):
+            with anyio.fail_after(20):
                 await until(lambda: len(logged(root, "RunClaimed", run=run)) == 2)
             ended = await other.tool("check_subagent", subagent_id=run, wait_seconds=20)
             assert ended["status"] == "success"

@@ -55,7 +55,7 @@ async def working(root: Path, url: str, base_url: str, *more: str) -> AsyncGener
         env = {**environment(root), **(using(base_url) if base_url else {})}
         process = await anyio.open_process([*WORKER, "--database-url", url, *more], env=env, stderr=stderr.file)
         try:
-            await until(lambda: "takes subagents from the Postgres database" in stderr.text, within_s=30)
+            await until(lambda: "takes subagents from the Postgres database" in stderr.text, within_s=60)
             yield process
         finally:
             await end(process)
@@ -71,9 +71,9 @@ async def test_a_worker_on_another_machine_runs_what_a_server_has_approved(
     with running_model_server([NOTE, DONE]) as models:
         async with serving(root, env=using(models.base_url)) as host:
             run = await host.start_run(workspace=None)
-            await until(lambda: "no worker is running" in str(told(root, run)), within_s=20)
+            await until(lambda: "no worker is running" in str(told(root, run)), within_s=60)
             async with working(machine(tmp_path, "worker", url), url, models.base_url):
-                await until(lambda: state_of(root, run) == "success", within_s=20)
+                await until(lambda: state_of(root, run) == "success", within_s=60)
             answer = await host.tool("check_subagent", subagent_id=run)
             assert answer["runs"][0]["untrusted_result"]["output"] == "twelve cents"
     assert [reason for _owner, reason in claims(root, run)] == ["start"]
@@ -101,13 +101,13 @@ async def test_another_worker_takes_over_within_the_lease_and_two_seconds(
             working(machine(tmp_path, "one", url), url, models.base_url) as first,
         ):
             run = await host.start_run(workspace=None)
-            await until(gate.arrived.is_set, within_s=20)
+            await until(gate.arrived.is_set, within_s=60)
             async with working(machine(tmp_path, "two", url), url, models.base_url):
                 first.send_signal(how)
                 began = anyio.current_time()
                 await until(lambda: len(claims(root, run)) == 2, within_s=LEASE_S + 10)
                 assert anyio.current_time() - began < LEASE_S + 2
-                await until(lambda: state_of(root, run) == "success", within_s=20)
+                await until(lambda: state_of(root, run) == "success", within_s=60)
                 gate.released.set()
                 if how == signal.SIGSTOP:
                     first.send_signal(signal.SIGCONT)
@@ -227,14 +227,14 @@ async def test_a_worker_that_is_stopped_hands_its_runs_over_and_loses_no_answer(
             working(machine(tmp_path, "one", url), url, models.base_url) as first,
         ):
             run = await host.start_run(workspace=None)
-            await until(gate.arrived.is_set, within_s=20)
+            await until(gate.arrived.is_set, within_s=60)
             first.send_signal(signal.SIGTERM)
             await anyio.sleep(0.5)
             async with working(machine(tmp_path, "two", url), url, models.base_url):
                 assert len(claims(root, run)) == 1, "the first one waits for the answer that is being paid for"
                 gate.released.set()
                 assert await first.wait() == 0
-                await until(lambda: state_of(root, run) == "success", within_s=20)
+                await until(lambda: state_of(root, run) == "success", within_s=60)
         assert len(models.requests) == 2, "no call was repeated"
     assert [reason for _owner, reason in claims(root, run)] == ["start", "takeover"]
     assert_intact(root)
@@ -249,12 +249,12 @@ async def test_a_worker_without_the_key_says_so_and_leaves_the_run_to_one_that_h
             working(machine(tmp_path, "poor", url), url, ""),
         ):
             run = await host.start_run(workspace=None)
-            waits = await until(lambda: (words := told(root, run)) and "custom" in words and words, within_s=20)
+            waits = await until(lambda: (words := told(root, run)) and "custom" in words and words, within_s=60)
             assert os.uname().nodename in waits
             status = await host.tool("check_subagent", subagent_id=run)
             assert "custom" in str(status)
             async with working(machine(tmp_path, "rich", url), url, models.base_url):
-                await until(lambda: state_of(root, run) == "success", within_s=20)
+                await until(lambda: state_of(root, run) == "success", within_s=60)
     assert_intact(root)
 
 
@@ -270,7 +270,7 @@ async def test_a_role_that_asks_for_a_label_runs_where_it_is(root: Path, tmp_pat
             shown = await host.tool("spawn_subagent", role="special", task="Look it up")
             assert "It runs only on a machine with these labels: gpu." in shown["message"]
             run = await host.start_run(role="special")
-            await until(lambda: "a machine with the label gpu" in str(told(root, run)), within_s=20)
+            await until(lambda: "a machine with the label gpu" in str(told(root, run)), within_s=60)
             async with working(machine(tmp_path, "gpu", url), url, models.base_url, "--label", "gpu"):
-                await until(lambda: state_of(root, run) == "success", within_s=20)
+                await until(lambda: state_of(root, run) == "success", within_s=60)
     assert_intact(root)

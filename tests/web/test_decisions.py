@@ -266,7 +266,7 @@ def test_an_answer_counts_as_a_persons_only_from_a_persons_session(here: There, 
 @pytest.mark.slow
 def test_a_run_near_its_cap_gets_more_only_as_it_was_shown(here: There, visitor: Visitor) -> None:
     run_id = approved(here, visitor, task="TASK: work", **CAP)["subagent_id"]
-    (asked,) = here.until(lambda: logged(here.root, "ExtensionAsked", run=run_id), within_s=30)
+    (asked,) = here.until(lambda: logged(here.root, "ExtensionAsked", run=run_id), within_s=60)
     path, csrf = f"/subagents/{run_id}/extension", visitor.csrf
     right = {"csrf": csrf, "digest": asked.content["digest"], "decision": "approve"}
     assert visitor.post(path, {**right, "digest": "0" * 64}).status_code == 409
@@ -284,7 +284,7 @@ def test_a_run_near_its_cap_gets_more_only_as_it_was_shown(here: There, visitor:
 @pytest.mark.slow
 def test_a_run_near_its_cap_may_be_told_to_wrap_up(here: There, visitor: Visitor) -> None:
     run_id = approved(here, visitor, task="TASK: work", **CAP)["subagent_id"]
-    (asked,) = here.until(lambda: logged(here.root, "ExtensionAsked", run=run_id), within_s=30)
+    (asked,) = here.until(lambda: logged(here.root, "ExtensionAsked", run=run_id), within_s=60)
     form = {"csrf": visitor.csrf, "digest": asked.content["digest"], "decision": "reject"}
     assert visitor.post(f"/subagents/{run_id}/extension", form).status_code == 303
     (decided,) = logged(here.root, "ExtensionDecided", run=run_id)

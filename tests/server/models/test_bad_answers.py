@@ -112,7 +112,7 @@ async def clients() -> AsyncIterator[ClientPool]:
 
 async def ask(base_url: str, clients: ClientPool, deadlines: Deadlines = PATIENT) -> Completion:
     model = HttpModel("custom", "acme/model-1", base_url, KEY, clients, ChatWire(), deadlines)
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         async with model.stream(ASK) as stream:
             async for _ in stream:
                 pass

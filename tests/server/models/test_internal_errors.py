@@ -85,7 +85,7 @@ def model_on(transport: Transport, extra: Mapping[str, Any] | None = None) -> Ht
 
 
 async def ask(model: HttpModel) -> Completion:
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         async with model.stream(ASK) as stream:
             async for _ in stream:
                 pass
@@ -149,7 +149,7 @@ async def test_propagates_cancellation_unchanged(caplog: pytest.LogCaptureFixtur
             ended.append(error)
             raise
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(asking)
             await hangs.wait()

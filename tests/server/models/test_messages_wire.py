@@ -37,7 +37,7 @@ async def answers(
 ) -> tuple[list[Completion], list[Received]]:
     """Ask a server that plays the script, and return its answers and what it received."""
     found: list[Completion] = []
-    with anyio.fail_after(10), running_model_server(script) as server:
+    with anyio.fail_after(40), running_model_server(script) as server:
         async with ClientPool() as clients:
             model = HttpModel("anthropic", "m", server.base_url, key, clients, wire or MessagesWire(thinking=ADAPTIVE))
             for request in requests or (ask(),):

@@ -64,7 +64,7 @@ def request(task: str, *later: Turn, system: str = "", names: Sequence[str] = NA
 
 
 async def ask(asked: Request) -> Completion:
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         async with LocalModel(OFFLINE, answer).stream(asked) as stream:
             deltas = [delta.text async for delta in stream]
         assert "".join(deltas) == stream.completion.text

@@ -44,7 +44,7 @@ async def answers(
 ) -> tuple[list[Completion], list[Received]]:
     """Ask a server that plays the script, and return its answers and what it received."""
     found: list[Completion] = []
-    with anyio.fail_after(10), running_model_server(script) as server:
+    with anyio.fail_after(40), running_model_server(script) as server:
         async with ClientPool() as clients:
             model = HttpModel("openai", "m", server.base_url, key, clients, wire)
             for request in requests or (ask(),):
@@ -606,7 +606,7 @@ async def test_a_run_calls_tools_and_sends_the_same_bytes_after_a_kill(
         async with open_lab(tmp_path, server=server, config=CONFIG, env=ENV, check=False) as lab:
             (lab.workspace / "0.md").write_text("twelve cents\n")
             run_id = await lab.start(extended_thinking=True)
-            with anyio.fail_after(10):
+            with anyio.fail_after(40):
                 assert await anyio.to_thread.run_sync(gate.arrived.wait, 10)
         async with open_lab(tmp_path, server=server, config=CONFIG, env=ENV, check=False) as lab:
             run = await lab.ended(run_id)

@@ -14,7 +14,7 @@ def scripted() -> Model:
 
 
 async def ask(*turns: Turn) -> Completion:
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         async with scripted().stream(Request("demo", "", (), (UserTurn("Old piers"), *turns), 100)) as stream:
             deltas = [delta.text async for delta in stream]
         assert "".join(deltas) == stream.completion.text
@@ -35,7 +35,7 @@ async def test_each_turn_gets_its_own_step_filled_in_with_what_was_found() -> No
 
 
 async def test_a_task_with_quotes_and_placeholders_is_only_text() -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         asked = Request("demo", "", (), (UserTurn('"{findings}" \\ {words}'),), 100)
         async with scripted().stream(asked) as stream:
             assert stream.completion.calls[0].args == {"query": "findings words"}

@@ -43,7 +43,7 @@ async def call(name: str, server: ModelServer, deadlines: Deadlines = DEADLINES)
     async with ClientPool() as clients:
         model = replace(search_model(name, found.choice, found.terms.results, clients), deadlines=deadlines)
         request = search_request(name, found.choice.model_id, QUERY, found.terms.output_tokens)
-        with anyio.fail_after(10):
+        with anyio.fail_after(40):
             async with model.stream(request) as stream:
                 async for _delta in stream:
                     pass

@@ -116,7 +116,7 @@ class Host:
         result = await self.client.session.send_request(TaskRequest(method=method, params=params), TaskResult)
         return result.model_dump(by_alias=True)
 
-    async def ended(self, task_id: str, within_s: float = 20) -> dict[str, Any]:
+    async def ended(self, task_id: str, within_s: float = 60) -> dict[str, Any]:
         with anyio.fail_after(within_s):
             while (task := await self.ask("tasks/get", task_id))["status"] == "working":  # noqa: ASYNC110
                 await anyio.sleep(0.05)  # as a client does

@@ -42,7 +42,7 @@ class Ear:
             if event is not None:
                 self.hear(event)
 
-    async def until(self, event: ServerEvent, within_s: float = 10) -> None:
+    async def until(self, event: ServerEvent, within_s: float = 40) -> None:
         """Wait until this was told."""
         with anyio.fail_after(within_s):
             while event not in self.heard:

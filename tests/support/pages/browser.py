@@ -188,7 +188,7 @@ class There:
     def state(self, proposed: dict[str, Any]) -> str:
         return state_of(self.root, proposed["subagent_id"])
 
-    def until(self, found: Any, within_s: float = 15.0) -> Any:
+    def until(self, found: Any, within_s: float = 40.0) -> Any:
         """Look again and again until something is there, and return it."""
 
         async def look() -> Any:
