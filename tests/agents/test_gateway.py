@@ -413,7 +413,7 @@ async def test_calls_that_are_open_at_the_end_are_settled(tmp_path: Path) -> Non
                 await anyio.to_thread.run_sync(gate.arrived.wait, 5)
             began = anyio.current_time()
         assert at.settled() == ["unknown"] * 5
-        assert anyio.current_time() - began < 4
+        assert anyio.current_time() - began < 12
         tasks.cancel_scope.cancel()
 
 

@@ -157,7 +157,7 @@ async def test_a_real_agent_is_cancelled(tmp_path: Path, agent: Agent) -> None:
             await lab.call("cancel_subagent", subagent_id=run_id)
             assert (await lab.ended(run_id, 10)).state == "cancelled"
             await until(lambda: not marked(run_id), 5)
-            assert anyio.current_time() - began < 3
+            assert anyio.current_time() - began < 10
 
 
 @pytest.mark.parametrize("status", [402, 404, 429])

@@ -398,7 +398,7 @@ async def test_a_cancellation_ends_the_relay_and_what_resists(here: Path) -> Non
         assert len(processes) == 4 and marked(mark)
         began = time.monotonic()
         tasks.cancel_scope.cancel()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
     assert marked(mark) == []
     assert not any(map(lives, processes))
 
@@ -435,7 +435,7 @@ async def test_a_command_ends_when_its_relay_is_killed(here: Path) -> None:
                 await anyio.sleep(0.01)
         began = time.monotonic()
         os.kill(pair[0], 9)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
     assert not any(map(lives, pair))
 
 

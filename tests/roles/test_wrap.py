@@ -257,7 +257,7 @@ def test_hostile_text_takes_time_proportional_to_its_length() -> None:
         "ب\u200c" * 50_000,
     ):
         inside(text)
-    assert time.perf_counter() - started < 5
+    assert time.perf_counter() - started < 15
 
 
 def test_references_of_html_become_characters_whatever_they_contain() -> None:

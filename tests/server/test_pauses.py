@@ -51,7 +51,7 @@ async def test_a_paused_run_frees_its_slot_and_shows_when_it_continues(tmp_path:
         assert (await lab.ended(await lab.start(task="another"))).state == "success", "the one slot is free"
         began = time.monotonic()
         checked = await lab.call("check_subagent", subagent_id=first, wait_seconds=40)
-        assert time.monotonic() - began < 5, "nobody waits for it"
+        assert time.monotonic() - began < 15, "nobody waits for it"
         [run] = checked.runs
         assert run.state == "queued" and run.queue_position is None
         assert run.not_before is not None and run.not_before in str(run.waits_for)

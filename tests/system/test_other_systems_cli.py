@@ -70,7 +70,7 @@ def test_ctrl_c_at_the_question_ends_at_once_and_starts_nothing(
             began = time.monotonic()
             screen.interrupt()
             assert screen.ended() == 10
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 15
             assert "Traceback" not in screen.text
         assert models.requests == []
     assert logged(root, "RunStarted") == []

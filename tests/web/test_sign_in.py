@@ -242,7 +242,7 @@ def test_revoking_a_token_ends_its_session_and_its_stream(team: There) -> None:
         revoke_token(team.root / "secrets" / "tokens.toml", "eve-reads")
         began = time.monotonic()
         assert all("event: changed" not in piece for piece in pieces), "it ends without another event"
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 15
     assert not signed_in(visitor) and signed_in(other)
 
 
@@ -256,7 +256,7 @@ def test_ending_a_session_ends_its_stream(here: There) -> None:
         assert second.post("/sign-out", {"csrf": csrf}).status_code == 200
         began = time.monotonic()
         assert [piece for piece in pieces if "changed" in piece] == []
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 15
 
 
 def test_a_token_made_again_under_the_same_name_does_not_revive_a_session(team: There) -> None:
