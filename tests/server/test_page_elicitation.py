@@ -613,13 +613,17 @@ async def test_a_server_that_ends_ends_the_wait_for_the_person(tmp_path: Path, e
                 server.signal()
                 return ElicitResult(action="accept")
 
-            async with server.client(token(root.path, "ana"), mode=era, ask=opens) as client:
-                given = {"role": "custom", "system_prompt": "Look.", "task": "Look", "max_cost_cents": 20}
-                made = structured(await client.call_tool("spawn_subagent", given))
-                with suppress(MCPError, httpx2.HTTPError):
-                    answer = structured(await client.call_tool("confirm_spawn", approval(made)))
-                    assert answer["status"] in ("refused", "failed"), answer
-                assert await server.exited(15) == 0
+            made: dict[str, Any] = {}
+            try:
+                async with server.client(token(root.path, "ana"), mode=era, ask=opens) as client:
+                    given = {"role": "custom", "system_prompt": "Look.", "task": "Look", "max_cost_cents": 20}
+                    made = structured(await client.call_tool("spawn_subagent", given))
+                    with suppress(MCPError, httpx2.HTTPError):
+                        answer = structured(await client.call_tool("confirm_spawn", approval(made)))
+                        assert answer["status"] in ("refused", "failed"), answer
+            except* httpx2.HTTPError:  # the person's answer may find nobody any more
+                pass
+            assert await server.exited() == 0
         assert await decided_in(root.path, made) == []
 
 
