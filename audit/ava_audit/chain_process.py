@@ -20,7 +20,7 @@ from ava_audit.events import TRANSCRIPT_TYPES
 from ava_audit.store.sqlite import SqliteBackend
 
 SILENT_S = 60.0
-"""After so long without a slice, the process is ended, and the other one goes on alone."""
+"""The process is ended after so long without a slice, and the other one goes on alone."""
 _START = f"import sys; sys.path.append(sys.argv[1]); from {__name__} import print_intact as p; p(*sys.argv[2:])"
 _N, _TYPE = len(HEADER), HEADER.index("type")
 # The bytes of a text, which need not be decoded. No hash can be made of 0: what is not text has been changed.
@@ -33,11 +33,9 @@ _SLICE = (
 
 @contextmanager
 def intact_slices(path: Path, size: int) -> Generator[Iterator[tuple[int, bytes]]]:
-    """Have a process check the entries of a log from the first one on, until the context ends.
+    """Have a process check a log from its first entry; yield the last `seq` and hash of each intact slice.
 
-    Returns:
-        The last `seq` and hash of each slice that is intact. They end before the first fault, at the end of the log, or
-        when the process fails for any reason.
+    They end before the first fault, at the end of the log, or when the process fails for any reason.
     """
     command = [sys.executable, "-I", "-c", _START, str(Path(__file__).parents[1]), str(path.absolute()), str(size)]
     try:

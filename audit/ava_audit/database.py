@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 ALL_ROWS = 2**62
-"""A LIMIT that limits nothing."""
 
 IndexRow = tuple[int, str, str, str, str, str]
 """A row of the text index: `seq`, then the tokens of agent, session and user, those of type and severity, the text."""
@@ -22,16 +21,10 @@ Values = Sequence[object] | Mapping[str, object]
 
 @dataclass(frozen=True)
 class IndexQuery:
-    """A query of the index. An entry must meet every part; without any part, every entry matches.
+    """A query of the index. An entry must meet every part; without any part, every entry matches."""
 
-    Attributes:
-        filters: A column, and the tokens of which an entry has one.
-        phrases: Words, or several that are adjacent, that are all in the text.
-        impossible: No entry matches.
-    """
-
-    filters: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    phrases: tuple[str, ...] = ()
+    filters: tuple[tuple[str, tuple[str, ...]], ...] = ()  # a column, and the tokens of which an entry has one
+    phrases: tuple[str, ...] = ()  # words, or several that are adjacent, that are all in the text
     impossible: bool = False
 
     def __bool__(self) -> bool:
@@ -94,11 +87,7 @@ class Database(Protocol):
         ...
 
     def begin_write(self) -> None:
-        """Begin a transaction that writes.
-
-        Raises Busy: another process writes, or the database starts; try again. Raises LogMoved: it is another log than
-        before.
-        """
+        """Begin a transaction that writes. Raises Busy: try again; LogMoved: it is another log than before."""
         ...
 
     def begin_bulk(self) -> None:
@@ -106,13 +95,9 @@ class Database(Protocol):
         ...
 
     def commit(self, head: tuple[int, bytes] | None = None, /) -> None:
-        """Commit.
+        """Commit; `head` is the `seq` and hash of the newest entry, if any was appended.
 
-        Args:
-            head: The `seq` and hash of the newest entry, if the transaction has appended any.
-
-        Raises Busy: the connection was lost, and nothing was written; try again. Raises OutcomeUnknown: the connection
-        was lost, and whether the commit was done cannot be found out.
+        Raises Busy: the connection was lost, and nothing was written; OutcomeUnknown: it was lost during the commit.
         """
         ...
 
@@ -135,8 +120,7 @@ class Database(Protocol):
     def empty_log(self, rewrite: bool, /) -> bool:
         """Move the write-ahead log into the database; False if a reader still needs a part of it.
 
-        Args:
-            rewrite: Rewrite the tables first, so that no page keeps bytes of rows that were deleted.
+        With `rewrite`, first rewrite the tables, so that no page keeps bytes of deleted rows.
         """
         ...
 
@@ -173,10 +157,8 @@ class Database(Protocol):
     def words_condition(self, query: IndexQuery, near: tuple[int, int] | None = None, /) -> tuple[str, list[object]]:
         """Return the SQL condition on `words` for a query of the text index, and its values.
 
-        Args:
-            query: The query.
-            near: Leave out entries far from this range (after the first `seq`, up to the second), so that the index
-                need not find them.
+        `near` leaves out entries outside of this range (after the first `seq`, up to the second), so that the index
+        need not find them.
         """
         ...
 

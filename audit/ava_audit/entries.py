@@ -15,7 +15,6 @@ from ava_audit.events import FACTS, TRANSCRIPT_TYPES, Fact, Unknown, Usage, Who
 from ava_audit.units import iso_utc
 
 GENESIS = bytes(32)
-"""The hash before the first entry."""
 
 
 def content_sha(content: bytes) -> bytes:
@@ -24,12 +23,7 @@ def content_sha(content: bytes) -> bytes:
 
 
 def entry_hash(previous: bytes, header: Sequence[object], sha: bytes) -> bytes:
-    """Return an entry's hash: sha256 over the previous hash, the header and the content's hash.
-
-    Args:
-        previous: The hash of the entry before it, `GENESIS` for the first.
-        header: The header columns in the order of the table, `seq` to `duration_ms`.
-        sha: The content's hash.
+    """Return the sha256 over the previous hash, the header (`seq` to `duration_ms`) and the content's hash.
 
     Raises TypeError: the header holds a value of a type that no header has.
     """
@@ -37,7 +31,6 @@ def entry_hash(previous: bytes, header: Sequence[object], sha: bytes) -> bytes:
 
 
 def _header_json(header: Sequence[object]) -> bytes:
-    """Return a header as a JSON array without spaces, in UTF-8."""
     try:
         line = to_json(header)  # five times as fast as `json`, and the same bytes for every valid header
     except PydanticSerializationError:  # a lone surrogate: only an entry that was tampered with has one
@@ -120,10 +113,7 @@ class Entry(_Columns):
 
     @cached_property
     def fact(self) -> Fact | None:
-        """What happened; None if the content was erased. Parsed on first use, because most facts are never used.
-
-        Raises ValueError: the content is invalid for the type: it was changed.
-        """
+        """What happened; None if erased. Parsed on first use. Raises ValueError: the content was changed."""
         return None if self.content is None else read_fact(self.type, self.version, self.content)
 
 
@@ -146,10 +136,7 @@ def limit_content(rows: Iterable[Sequence[Any]], max_chars: int) -> Iterator[Any
 
 
 def content_of(fact: Fact) -> bytes:
-    """Return a fact as the JSON that an entry stores, without fields that are None.
-
-    Raises ValueError: a text has a lone surrogate, which UTF-8 cannot encode.
-    """
+    """Return a fact as its stored JSON, without fields that are None. Raises ValueError: it has a lone surrogate."""
     return fact.__pydantic_serializer__.to_json(fact, exclude_none=True)
 
 
@@ -187,7 +174,6 @@ _TOP = {
 }
 _SEED = {"session_id": "sessionId", "agent_id": "agentId", "user_id": "userId", "type": "eventType"}
 _PLACES = [[(name, HEADER.index(column)) for column, name in names.items()] for names in (_SEED, _METADATA, _TOP)]
-"""Where a row has the seed of a line, its metadata, and the rest of its header."""
 
 
 def mirror_line(row: Sequence[Any]) -> bytes:
@@ -268,7 +254,6 @@ def _parsed(line: bytes) -> tuple[dict[str, Any], list[Any]]:
 
 
 def _cents(micros: int) -> str:
-    """Return micro-USD as an exact decimal number of cents."""
     whole, rest = divmod(abs(micros), 10_000)
     return f"{'-' if micros < 0 else ''}{whole}" + (f".{rest:04d}".rstrip("0") if rest else "")
 
@@ -293,7 +278,6 @@ FaultKind = Literal[
 ProgressCallback = Callable[[int, int], None]
 """Called with how much has been checked, and how much there is."""
 Row = tuple[Any, ...]
-"""A row of the log, selected with `ENTRY_COLUMNS`."""
 
 _N = len(HEADER)
 _SHA, _HASH = _N + 1, _N + 2
@@ -310,23 +294,15 @@ class Fault:
 
 @dataclass(frozen=True)
 class Report:
-    """What a verification found.
-
-    Attributes:
-        entries: How many entries were checked.
-        seq: The newest `seq` that was checked, where the projections were compared.
-        head: The hash of that entry in hex, to be noted elsewhere.
-        faults: The first fault of the chain; if there is none, the faults of projections, head and triggers.
-        projections: Whether the projections were compared.
-        gaps: How often a file skips entries of the log. They are in other files, were not exported, or were removed;
-            a file alone cannot tell which.
-    """
+    """What a verification found."""
 
     entries: int
-    seq: int
-    head: str
+    seq: int  # the newest `seq` that was checked, where the projections were compared
+    head: str  # the hash of that entry in hex, to be noted elsewhere
+    # The first fault of the chain; if there is none, the faults of projections, head and triggers.
     faults: tuple[Fault, ...]
-    projections: bool
+    projections: bool  # whether the projections were compared
+    # How often a file skips entries of the log: they are in others, were not exported, or were removed.
     gaps: int = 0
 
     @property
@@ -342,12 +318,7 @@ def missing_hash(digest: bytes, seq: int) -> Fault:
 
 
 def diagnose(row: Row, near: list[Row]) -> Fault:
-    """Say what happened at an entry whose hash does not continue the chain.
-
-    Args:
-        row: The entry.
-        near: The entries around it, including itself, in order.
-    """
+    """Say what happened at an entry whose hash does not continue the chain. `near`: it and the entries around it."""
     seq = row[0]
     hashes = {0: GENESIS, **{other[0]: other[_HASH] for other in near}}
     twin = next((number for number, digest in hashes.items() if 0 < number < seq and digest == row[_HASH]), None)
@@ -383,7 +354,6 @@ def _find_inserted(row: Row, after: list[Row], near: list[Row], hashes: dict[int
 
 
 def _follows(row: Row, before: bytes, seq: int) -> bool:
-    """Tell whether an entry was written as entry `seq`, after the entry with the hash `before`."""
     return bool(entry_hash(before, (seq, *row[1:_N]), row[_SHA]) == row[_HASH])
 
 

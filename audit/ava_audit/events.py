@@ -78,7 +78,6 @@ class Fact(BaseModel):
     transcript: ClassVar[bool] = False
     default_severity: ClassVar[Severity] = "info"
     text_fields: ClassVar[tuple[str, ...]] = ()
-    """The fields that make up the searchable text, in order."""
 
     @property
     def type(self) -> str:
@@ -752,27 +751,16 @@ class Fence(NamedTuple):
 
 
 class Event(NamedTuple):
-    """A fact on its way into the log.
-
-    Attributes:
-        who: Whom it concerns.
-        fact: What happened.
-        run_id: The run it belongs to, if any. If `fence` is set, its run counts instead.
-        fence: The claim under which it is written. Everything that a run in progress writes has one.
-        usage: Tokens, for a settlement.
-        cost_micros: Micro-USD, for a settlement.
-        model: `provider:id`, if a model was involved.
-        duration_ms: How long it took, in milliseconds of the monotonic clock.
-    """
+    """A fact on its way into the log."""
 
     who: Who
     fact: Fact
-    run_id: str | None = None
-    fence: Fence | None = None
-    usage: Usage | None = None
-    cost_micros: int | None = None
+    run_id: str | None = None  # the run it belongs to, if any. If `fence` is set, its run counts instead
+    fence: Fence | None = None  # the claim under which it is written. Everything that a run in progress writes has one
+    usage: Usage | None = None  # tokens, for a settlement
+    cost_micros: int | None = None  # micro-USD, for a settlement
     model: str | None = None
-    duration_ms: int | None = None
+    duration_ms: int | None = None  # how long it took, in milliseconds of the monotonic clock
 
 
 def readable_text(value: Any) -> str:

@@ -73,14 +73,8 @@ async def run_maintenance(
     """Maintain a data root whenever no other process does, until cancelled; then finish the work begun.
 
     Cancel it while the store is still open, after the last entry was written. It returns when a newer program has
-    migrated the log, because that program maintains it then.
-
-    Args:
-        store: The open log.
-        root: The data root.
-        mirror: Write the JSONL mirror too.
-        retention: How long content is kept; None erases nothing.
-        sweep: Removes what dead processes left; called at once, then every `SWEEP_EVERY_S`.
+    migrated the log, because that program maintains it then. `sweep` removes what dead processes left; it is called at
+    once, then every `SWEEP_EVERY_S`. `retention` None erases nothing.
     """
     with await hold_when_free(root / "keeper.lock", TAKE_OVER_S):
         async with anyio.create_task_group() as tasks:
@@ -162,7 +156,6 @@ async def _follow(name: str, store: Store, work: Callable[[], Awaitable[None]]) 
 
 
 async def _retry(name: str, work: Callable[[], Awaitable[T]]) -> T:
-    """Run a duty until it succeeds."""
     failures = 0
     while True:
         try:
@@ -180,10 +173,7 @@ async def _retry(name: str, work: Callable[[], Awaitable[T]]) -> T:
 
 
 async def index_new_entries(store: Store) -> None:
-    """Add all entries that the text index lacks now; those written meanwhile come next time, in one batch.
-
-    Raises StoreUnavailable: the log cannot be read or written.
-    """
+    """Add all entries that the text index lacks now; later ones come in the next batch. Raises StoreUnavailable."""
     while True:
         after, erased, rows, whole = await store.read(_next_index_rows)
         if not rows:

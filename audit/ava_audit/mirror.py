@@ -67,10 +67,7 @@ class Mirror:
             self._checked = True
 
     async def repair_erased(self, *, create: bool) -> None:
-        """Repair every file that still has content that was erased from the log.
-
-        Args:
-            create: Write missing files too; False if the mirror is off and only old files are left.
+        """Repair every file with content that was erased from the log; without `create`, only files that exist.
 
         Raises StoreUnavailable: the log cannot be read, or the progress not noted; OSError: a file cannot be written.
         """
@@ -154,10 +151,7 @@ def file_of(agent_id: str, ts_us: int) -> str:
 
 
 def repair_file(view: View, *, folder: Path, file: str) -> int:
-    """Make a file match the log, and return its length; its correct beginning is not written again.
-
-    A file that also has entries that the log lacks is quarantined and written from the start.
-    """
+    """Make a file match the log, and return its length; one with entries that the log lacks is quarantined first."""
     path = folder / file
     for each in (folder, path.parent):
         each.mkdir(mode=0o700, exist_ok=True)
@@ -189,7 +183,6 @@ def _repaired(view: View, *, folder: Path, file: str) -> Repaired:
 
 
 def _rows_of(view: View, file: str, upto: int) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a file up to a `seq`."""
     name = Path(file).stem
     if file.startswith("subagents/"):
         yield from view.rows("agent_id = ? AND seq <= ?", name, upto)
@@ -205,8 +198,6 @@ def _rows_of(view: View, file: str, upto: int) -> Iterator[tuple[Any, ...]]:
 
 @dataclass(frozen=True)
 class _Batch:
-    """The next lines of each file, the range of their `seq`s, the files' stored lengths, and whether that is all."""
-
     after: int
     upto: int
     lines: Mapping[str, Sequence[bytes]]
@@ -224,7 +215,7 @@ def _next_batch(view: View) -> _Batch:
 
 
 def _open(path: Path) -> IO[bytes]:
-    """Open a mirror file for reading and writing, created for this user only; never through a link."""
+    """Open or create a mirror file for this user only; never through a link."""
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     return os.fdopen(os.open(path, flags, 0o600), "r+b")
 
@@ -233,9 +224,9 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def mirror_faults(view: View | None, folder: Path | None) -> list[Fault]:
-    """Return a fault for each file whose last entry the log lacks; without a view, every file lacks its log.
+    """Return a fault for each file whose last entry the log lacks.
 
-    Files are written after the log: if a file has an entry that the log lacks, the log has lost it.
+    Files are written after the log, so it has lost it.
     """
     faults: list[Fault] = []
     for path in _files(folder):
@@ -249,10 +240,7 @@ def mirror_faults(view: View | None, folder: Path | None) -> list[Fault]:
 
 
 def mirror_differences(view: View, folder: Path | None) -> list[Fault]:
-    """Return a fault for each file with a line that differs from the log.
-
-    A file that only ends too early is not a fault: a server completes it. Nor is a file whose erasure is not finished.
-    """
+    """Return a fault for each file with a line that differs from the log, not for one that only ends too early."""
     faults: list[Fault] = []
     for path in _files(folder):
         seq = _first_difference(view, path)
@@ -268,7 +256,6 @@ def mirror_differences(view: View, folder: Path | None) -> list[Fault]:
 
 
 def _files(folder: Path | None) -> list[Path]:
-    """Return all files of the mirror except quarantined ones."""
     found = [] if folder is None else sorted(folder.glob("*/*.jsonl"))
     return [path for path in found if f".{QUARANTINE_MARK}-" not in path.name]
 
@@ -278,7 +265,6 @@ def _name(path: Path) -> str:
 
 
 def _first_difference(view: View, path: Path) -> int | None:
-    """Return the `seq` of the first entry whose line in a file differs from the log; None if all match."""
     file = "/".join(path.parts[-2:])
     seq = 0
     with path.open("rb") as lines:
@@ -305,7 +291,7 @@ def _is_line_of(view: View, file: str, line: bytes, *, after: int = 0) -> bool:
 def _has_foreign_entry(view: View, file: IO[bytes], start: int) -> bool:
     """Tell whether a file has, from a position on, an entry that the log lacks.
 
-    A line that was cut or changed does not count. An entry that was only erased since keeps its hash.
+    A cut, changed or erased one does not count.
     """
     file.seek(start)
     return any(_foreign_entry(view, line) is not None for line in file)
@@ -337,7 +323,6 @@ def _last_line(path: Path, *, torn: bool = False) -> bytes:
 
 
 def _quarantine(path: Path) -> None:
-    """Rename a file to a name that nobody writes."""
     number = 1
     while (free := path.with_name(f"{path.stem}.{QUARANTINE_MARK}-{number}{path.suffix}")).exists():
         number += 1

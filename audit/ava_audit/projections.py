@@ -33,13 +33,7 @@ INDEX_ROW_CHARS = 500
 
 
 class TableSpec(Generic[R]):
-    """The tables of a projection, the class of its rows, and the SQL statements for them.
-
-    Args:
-        name: The table.
-        kind: The class of its rows.
-        side_table: A second table and the columns that are stored there: large ones that rarely change.
-    """
+    """A projection's table, the class of its rows, and its SQL. `side_table` has large columns that rarely change."""
 
     def __init__(self, name: str, kind: type[R], side_table: tuple[str, frozenset[str]] | None = None) -> None:
         columns = [field.name for field in fields(kind)]
@@ -64,7 +58,6 @@ class TableSpec(Generic[R]):
             db.executemany(statement, map(values_of, rows))
 
     def _statements_for(self, changed: bytes) -> Iterator[tuple[str, Callable[[tuple[Any, ...]], tuple[Any, ...]]]]:
-        """Yield the statement for each table with what takes its values from a row."""
         key = self.columns[0]
         for table, columns in self.parts.items():
             wanted = compress(self.columns, changed or cycle([1]))
@@ -89,9 +82,9 @@ PROJECTIONS = tuple(table for spec in (PROPOSALS, RUNS, GROUPS, BUDGETS) for tab
 
 
 class ProjectionTable(Generic[R]):
-    """The rows of a projection, with the most recently used ones cached in memory.
+    """The rows of a projection, with the most recently used ones cached.
 
-    `flush` writes what reducers have changed. It runs before any other SQL reads the table, and before the commit.
+    `flush` runs before any other SQL and the commit.
     """
 
     def __init__(self, db: Database, spec: TableSpec[R]) -> None:
@@ -158,12 +151,9 @@ class ProjectionTable(Generic[R]):
 
 
 class Projections:
-    """All projections of a log, on the writer's connection.
+    """All projections of a log, on the writer's connection. `entries`: rows that the next `flush` appends to the log.
 
     Cached rows stay valid from one transaction to the next, as long as no other connection has written.
-
-    Attributes:
-        entries: Rows of new entries (`ENTRY_COLUMNS`), which the next `flush` appends to the log.
     """
 
     def __init__(self, db: Database) -> None:
@@ -191,20 +181,16 @@ class Projections:
             table.flush()
 
     def evict(self, keep: int = 0) -> None:
-        """Drop rows from memory, flushed or not: after a rollback they differ from the tables.
-
-        Args:
-            keep: How many rows of each table may stay.
-        """
+        """Drop all but `keep` rows of each table, flushed or not: after a rollback they differ from the tables."""
         self.entries.clear()
         for table in self._all:
             table.evict(keep)
 
 
 def rebuild_projections(db: Database) -> None:
-    """Rebuild the projections from the whole log, in the caller's transaction and with few rows in memory.
+    """Rebuild the projections from the log, in the caller's transaction.
 
-    Raises StoreUnavailable: a reducer rejects an entry; the text names it.
+    Raises StoreUnavailable: it contradicts itself.
     """
     for table in PROJECTIONS:
         db.execute(f"DELETE FROM {table}")  # noqa: S608
@@ -240,17 +226,10 @@ def append_entries(db: Database, rows: Iterable[Sequence[object]]) -> None:
 def index_words(
     db: Database, rows: Sequence[IndexRow], after: int, erased: Collection[int], for_s: float = math.inf
 ) -> int:
-    """Add entries to the text index, and note its progress.
+    """Add entries to the text index, note its progress, and return how many were added within `for_s` seconds.
 
-    Args:
-        db: The writer's connection.
-        rows: The rows to add, in order, prepared in a reader's thread: all entries after `after`, without a gap.
-        after: The progress of the index when the rows were prepared.
-        erased: Which of these entries had no content then.
-        for_s: Stop after so many seconds, because other writers wait meanwhile.
-
-    Returns:
-        How many rows were added; 0 if the rows are outdated (another process indexed or erased): prepare new ones.
+    `rows` were prepared in a reader's thread: all entries after `after`, without a gap; `erased` of them had no content
+    then. It returns 0 if another process has indexed or erased meanwhile: prepare new ones.
     """
     if not rows:
         return 0
@@ -276,9 +255,7 @@ def index_words(
 def merge_words(db: Database, pages: int) -> bool:
     """Do a part of what removes erased words from the index for good; False if nothing is left.
 
-    Args:
-        db: The writer's connection.
-        pages: About how many pages to write; a negative number starts it, a positive one continues it.
+    It writes about `pages` pages; a negative number starts it, a positive one continues it.
     """
     return db.merge_words(pages)
 
@@ -287,16 +264,7 @@ _MIRRORED = "INSERT INTO mirrored (file, bytes) VALUES (?, ?) ON CONFLICT (file)
 
 
 def erase_entries(db: Database, rows: Sequence[IndexRow], files: Iterable[str]) -> list[int]:
-    """Erase the content of entries from the log, and their text from the index.
-
-    Args:
-        db: The writer's connection.
-        rows: The rows of these entries for `index_words`.
-        files: The mirror files that hold these entries, or will: they are marked for repair.
-
-    Returns:
-        The `seq` of each entry that had content.
-    """
+    """Erase entries' content and index words, mark mirror files for repair, and return each `seq` that had content."""
     indexed = _progress(db, "words")
     erased: list[int] = []
     for row in rows:
@@ -326,12 +294,9 @@ def _progress(db: Database, duty: str) -> int:
 
 
 def note_mirrored(db: Database, *, after: int, upto: int, before: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
-    """Note that the mirror has the entries up to `upto`, and the new lengths of the changed files.
+    """Note the mirror's progress and the lengths of changed files; False if another process has noted some meanwhile.
 
     A file marked for repair stays marked: the appended lines may have been read before the erasure.
-
-    Returns:
-        False if another process has noted progress meanwhile; then nothing is noted.
     """
     of_file = "SELECT coalesce(max(bytes), 0) FROM mirrored WHERE file = ?"
     if _progress(db, "mirror") != after or any(

@@ -104,12 +104,7 @@ class Header:
 
 
 def reduce(state: State, header: Header, fact: Fact | None) -> None:
-    """Apply one entry to the projections.
-
-    Args:
-        state: The projections.
-        header: The entry's header.
-        fact: What happened; None if no reducer reads the content, which may have been erased.
+    """Apply one entry to the projections. `fact` is None if no reducer reads the content, which may have been erased.
 
     Raises Contradiction: the entry contradicts the log, e.g. it approves something that was never proposed.
     """
@@ -127,9 +122,9 @@ def reduce(state: State, header: Header, fact: Fact | None) -> None:
 
 
 def fold(state: State, row: Sequence[Any]) -> None:
-    """Apply a stored entry, given as the columns of its header and its content, to the projections.
+    """Apply a stored entry (header columns, content).
 
-    Raises Contradiction: as for `reduce`; ValueError: its content is invalid for its type.
+    Raises Contradiction, ValueError: content invalid for its type.
     """
     type_name, run_id, generation = row[5], row[7], row[8]
     if type_name in REDUCED_TYPES:
@@ -393,7 +388,6 @@ def _holdings(run: RunRow | None, *, calls: bool) -> Iterator[tuple[Sequence[str
 
 
 def _hold(state: State, scopes: Sequence[str], micros: int) -> None:
-    """Add an amount, which may be negative, to what each scope holds."""
     for scope in scopes:
         bucket = state.budgets.get(scope)
         if bucket is None:
@@ -429,7 +423,6 @@ _BY_FACT: dict[str, Callable[[State, Header, Any], None]] = {
     "SpawnDecided": _decided,
     "CostReserved": _reserved,
 }
-"""Reducers that read the fact."""
 _BY_RUN: dict[str, Callable[[State, RunRow, Header, Any], None]] = {
     "RunClaimed": _claimed,
     "RunPaused": _paused,
@@ -441,9 +434,7 @@ _BY_RUN: dict[str, Callable[[State, RunRow, Header, Any], None]] = {
     "CostUpdate": _settled,
     "RunEnded": _ended,
 }
-"""Reducers that read the fact, and have nothing to do without the run."""
 
 CONTENT_TYPES: frozenset[str] = frozenset({*_BY_FACT, *_BY_RUN})
-"""The event types whose content a reducer reads."""
 REDUCED_TYPES: frozenset[str] = CONTENT_TYPES | _BY_HEADER.keys()
 """The event types that a reducer reads; of others, a run notes only the time, if they have a generation."""

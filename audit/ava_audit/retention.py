@@ -53,11 +53,9 @@ _TYPE, _RUN_ID, _CONTENT = HEADER.index("type"), HEADER.index("run_id"), len(HEA
 
 @dataclass(frozen=True)
 class Retention:
-    """How long content is kept.
+    """How long content is kept: days after a run's end, or after an orchestrator's own entry was written.
 
-    Attributes:
-        days: Days after a run's end; for the orchestrator's own entries, days after they were written.
-        folders: Folders in which a run may have its own folder, named by its id. It is removed with the content.
+    `folders` are those in which a run may have its own, named by its id; it is removed with the content.
     """
 
     days: int
@@ -113,9 +111,9 @@ def retention_horizon(view: View, now_us: int, days: int) -> tuple[int, int]:
 
 
 async def erase_expired(store: Store, days: int, *, batches: int) -> bool:
-    """Erase what is older than so many days, at most so many batches of it; True if nothing is left.
+    """Erase at most so many batches of what is older than so many days; True if nothing is left.
 
-    Raises StoreUnavailable: the log cannot be read or written.
+    Raises StoreUnavailable.
     """
     upto, limit = await store.read(partial(retention_horizon, now_us=now_us(), days=days))
     for _ in range(batches):
@@ -130,15 +128,8 @@ async def erase_run(store: Store, run_id: str, also: Sequence[int], who: Who, wh
     """Erase the content of a run that is over, and return the number of erased entries.
 
     Maintenance finishes the erasure (`erasure_pending` tells when). Until then, files and free pages may hold text.
-
-    Args:
-        store: The open log.
-        run_id: The run.
-        also: The `seq` of the orchestrator's entries that quote the run without naming it in their header.
-        who: Who asked for it.
-        why: The reason, for the log.
-
-    Raises StoreUnavailable: the log cannot be read or written.
+    `also` has the `seq` of the orchestrator's entries that quote the run without naming it in their header. Raises
+    StoreUnavailable: the log cannot be read or written.
     """
     total = 0
     while True:
@@ -185,9 +176,9 @@ async def finish_erasures(store: Store, mirror: Mirror, folders: Iterable[Path],
 
 
 async def remove_erased_folders(store: Store, folders: Iterable[Path]) -> None:
-    """Remove the folders of runs that were erased by a process on another machine.
+    """Remove folders of runs that another machine erased.
 
-    Raises StoreUnavailable: the log cannot be read; OSError: a folder cannot be removed.
+    Raises StoreUnavailable; OSError: a folder cannot be removed.
     """
     names = await anyio.to_thread.run_sync(_folder_names, list(folders))
     erased = await store.read(lambda view: [name for name in names if view.is_erased(name)])
@@ -294,7 +285,6 @@ def _erase_run(db: Database, batch: _Batch, run_id: str, who: Who, why: str) -> 
 
 
 def _erase(db: Database, batch: _Batch) -> Counter[tuple[str, str | None]]:
-    """Erase a batch; return the number of erased entries by user and run."""
     counts = Counter(batch.owners[seq] for seq in erase_entries(db, batch.rows, batch.files))
     forget_live(db, {run_id for _user, run_id in counts if run_id is not None})
     return counts

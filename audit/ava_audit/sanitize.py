@@ -39,15 +39,9 @@ _UNSTORABLE = re.compile("[\ud800-\udbff][\udc00-\udfff]|[\ud800-\udfff\x00]")
 
 
 def sanitize_json(value: object, max_bytes: int = MAX_BYTES) -> tuple[Any, tuple[str, ...]]:
-    """Return a copy of a JSON-like value that can be stored, and notes on what was changed.
+    """Return a JSON-like value of at most `max_bytes` as UTF-8 JSON, and a note for each kind of change.
 
-    Args:
-        value: Anything; mappings, sequences, strings, numbers, booleans and None stay as they are.
-        max_bytes: The size limit of the result as UTF-8 JSON.
-
-    Returns:
-        The value in plain dicts, lists, strings, numbers, booleans and None, and one note for each kind of change,
-        e.g. `replaced 1 lone surrogate`. Without notes, nothing was changed.
+    The value is in plain dicts, lists, strings, numbers, booleans and None. Without notes, nothing was changed.
     """
     cleaner = _Cleaner()
     clean = cleaner.clean(value, 0)

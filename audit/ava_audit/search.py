@@ -32,7 +32,6 @@ FEW = 200
 _FEW = 1_000
 """Counting so many entries of a time range takes a tenth of a millisecond."""
 ALWAYS = "1 = 1"
-"""The condition of a query without conditions on `events`."""
 NEAR = 400
 """Newest entries that are compared one by one where the text index is not in the order of the log."""
 BLOCK = 16_384
@@ -43,88 +42,56 @@ RARE = 5
 
 @dataclass(frozen=True)
 class LogQuery:
-    """A query of the log. An entry must meet all conditions; an empty tuple sets none.
-
-    Attributes:
-        agents: Agent ids.
-        users: User ids.
-        sessions: Session ids.
-        runs: Runs that an entry belongs to, including their proposals, decisions and fetched results.
-        types: Event types by name in any case, or the short names of `SHORT_TYPES`.
-        without: Event types to leave out, by their exact names.
-        since_us: Only entries at or after this time (microseconds UTC).
-        until_us: Only entries before this time.
-        search: Words that must all be in the entry; words in double quotes must be adjacent.
-        level: At least this severity.
-        limit: At most so many entries.
-        before_seq: Only older entries: the cursor of the previous page.
-        after_seq: Only newer entries.
-        upto_seq: No entry newer than this one: the `upto` of the first page, so that pages neither skip nor repeat.
-    """
+    """A query of the log. An entry must meet all conditions; an empty tuple sets none."""
 
     agents: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
     sessions: tuple[str, ...] = ()
+    # runs that an entry belongs to, including their proposals, decisions and fetched results
     runs: tuple[str, ...] = ()
-    types: tuple[str, ...] = ()
-    without: tuple[str, ...] = ()
-    since_us: int | None = None
-    until_us: int | None = None
-    search: str | None = None
-    level: Severity | None = None
+    types: tuple[str, ...] = ()  # event types by name in any case, or the short names of `SHORT_TYPES`
+    without: tuple[str, ...] = ()  # event types to leave out, by their exact names
+    since_us: int | None = None  # only entries at or after this time (microseconds UTC)
+    until_us: int | None = None  # only entries before this time
+    search: str | None = None  # words that must all be in the entry; words in double quotes must be adjacent
+    level: Severity | None = None  # at least this severity
     limit: int = 50
-    before_seq: int | None = None
-    after_seq: int | None = None
+    before_seq: int | None = None  # only older entries: the cursor of the previous page
+    after_seq: int | None = None  # only newer entries
+    # no entry newer than this one: the `upto` of the first page, so that pages neither skip nor repeat
     upto_seq: int | None = None
 
 
 @dataclass(frozen=True)
 class EntryPage:
-    """One page of results.
-
-    Attributes:
-        entries: Newest first.
-        next: The `before_seq` of the next (older) page, None on the last page.
-        upto: The newest `seq` of the log at this time; pass it as `upto_seq` for the next page.
-    """
+    """One page of results."""
 
     entries: tuple[Entry, ...]
-    next: int | None
-    upto: int
+    next: int | None  # the `before_seq` of the next (older) page, None on the last page
+    upto: int  # the newest `seq` of the log at this time; pass it as `upto_seq` for the next page
 
 
 @dataclass(frozen=True)
 class ExportSlice:
-    """A slice of an export.
+    """A slice of an export."""
 
-    Attributes:
-        data: Whole lines of JSON.
-        entries: The number of lines.
-        upto: The `seq` up to which the log was searched.
-        of: The `seq` at which the export ends.
-    """
-
-    data: bytes
+    data: bytes  # whole lines of JSON
     entries: int
-    upto: int
-    of: int
+    upto: int  # the `seq` up to which the log was searched
+    of: int  # the `seq` at which the export ends
 
 
 async def search(store: Readable, query: LogQuery) -> EntryPage:
-    """Return the newest entries that match a query.
+    """Return the newest entries that match.
 
-    Raises BadQuery: the query names an unknown event type; StoreUnavailable: the log cannot be read.
+    Raises BadQuery: an unknown event type; StoreUnavailable: log unreadable.
     """
     page = partial(_page, query=query, conditions=Conditions(query))
     return await store.read(page, within_s=SEARCH_S, short=query.limit <= FEW)
 
 
 async def follow(store: Store, query: LogQuery) -> AsyncIterator[Entry]:
-    """Yield entries that match a query as any process writes them, oldest first, without end.
-
-    Args:
-        store: The open log.
-        query: The query. It starts after `after_seq`, or else at the current end of the log.
+    """Yield entries that match as any process writes them, oldest first, from `after_seq` or the log's end on.
 
     Raises BadQuery: the query names an unknown event type; StoreUnavailable: the log cannot be read.
     """
@@ -157,15 +124,9 @@ async def export_lines(store: Store, query: LogQuery) -> AsyncGenerator[ExportSl
 class Conditions:
     """A query as SQL conditions and as queries of the text index.
 
-    Attributes:
-        where: SQL conditions on `events`; true if there are none.
-        values: Their values.
-        rest: Those of them that are compared even with the index.
-        rest_values: Their values.
-        index_query: All conditions as a query of the log's text index.
-        text_query: Type, text and severity alone, for an index of entries that meet `where`.
-        impossible: No entry can match, e.g. a search text without any word.
-        one_run: Every entry of one run is wanted, but for what `where` leaves out.
+    `where` are conditions on `events`; `rest` are those of them that are compared even with the index. `text_query` is
+    type, text and severity alone, for an index of entries that meet `where`. `one_run`: every entry of one run is
+    wanted, but for what `where` leaves out.
     """
 
     def __init__(self, query: LogQuery) -> None:
@@ -260,7 +221,6 @@ def _among(view: View, conditions: Conditions, low: int, high: int, wanted: int)
 
 
 def _bounds(view: View, query: LogQuery, head: int) -> tuple[int, int]:
-    """Return the range of entries to search: after the first `seq`, up to and including the second."""
     high = head
     if query.upto_seq is not None:
         high = min(high, query.upto_seq)
@@ -316,7 +276,7 @@ def _select(
 
 
 def _tail(view: View, conditions: Conditions, low: int, high: int, limit: int) -> list[Any]:
-    """Return the matching entries among those that are not indexed yet, newest first."""
+    """Return the matching entries that are not indexed yet, newest first."""
     found: list[Any] = []
     while len(found) < limit:
         rows = list(_select(view, conditions, low, high, SLICE))
@@ -335,7 +295,6 @@ def _new_rows(view: View, *, conditions: Conditions, after: int, upto: int) -> l
 
 
 def _export_slice(view: View, *, conditions: Conditions, low: int, high: int) -> ExportSlice:
-    """Return the next lines after `low`."""
     indexed = view.progress("words")
     use_index = bool(conditions.index_query) and low < indexed
     upto = min(indexed, high) if use_index else high

@@ -100,10 +100,7 @@ def index_row(entry: Entry) -> IndexRow:
 
 
 def is_error(entry: Entry) -> bool:
-    """Tell whether an entry is of the short type `error`.
-
-    Errors are `ErrorOccurred`, a failed `ToolResult`, and every ending other than success or cancelled.
-    """
+    """Tell whether an entry is an `ErrorOccurred`, a failed `ToolResult`, or an ending but success or cancelled."""
     fact = entry.fact
     if isinstance(fact, ToolResult):
         return not fact.success
@@ -158,7 +155,6 @@ def _patterns() -> Sequence[re.Pattern[str]]:
 
 
 def _phrases(search: str) -> list[str]:
-    """Return the words and quoted phrases of a search as phrases of the index, without duplicates."""
     texts = (separate_words(quoted or word).replace('"', " ") for quoted, word in _PHRASE.findall(search))
     phrases = dict.fromkeys(part for text in texts for part in _cut_phrase(text))
     unsure = [phrase for phrase in phrases if not _WORD_CHARS.search(phrase)]
@@ -167,10 +163,7 @@ def _phrases(search: str) -> list[str]:
 
 
 def _cut_phrase(text: str) -> Iterator[str]:
-    """Yield a phrase in parts of at most `LONGEST_PHRASE` words, because searching a longer one takes too long.
-
-    The order of the parts is not checked, but an entry with the phrase has all of them.
-    """
+    """Yield parts of at most `LONGEST_PHRASE` words: a longer phrase searches too long. The order is not checked."""
     words = [part for word in _SEPARATORS.split(text) for part in _cut_word(word)]
     for start in range(0, len(words), LONGEST_PHRASE):
         part = " ".join(words[start : start + LONGEST_PHRASE]).strip()
@@ -189,10 +182,7 @@ def _cut_word(word: str) -> list[str]:
 
 
 def _with_words(phrases: Sequence[str]) -> set[str]:
-    """Return the phrases in which SQLite's tokenizer finds a word; a phrase without one matches nothing.
-
-    Only the tokenizer can tell: its character tables belong to its version, and differ from Python's.
-    """
+    """Return the phrases in which this version of SQLite's tokenizer finds a word; one without matches nothing."""
     with contextlib.closing(open_in_memory()) as db:
         numbered = list(enumerate(phrases, 1))
         index_words(db, [(number, "x", "x", "x", "x", phrase) for number, phrase in numbered], after=0, erased=())

@@ -20,29 +20,17 @@ from ava_audit.view import View
 
 @dataclass(frozen=True)
 class DaySpending:
-    """Totals of the settled calls of one run that were reserved on one day; micro-USD.
-
-    Attributes:
-        run_id: The run.
-        day: The UTC day, in days since 1970.
-        calls: The number of calls.
-        cost_micros: Their cost.
-        retries_micros: The part for repeating calls that had been paid for.
-        plan_micros: The part for planning.
-        uncosted_micros: The part booked at the worst case, because the cost of a call is unknown.
-        overruns: Calls that exceeded their reservation in cost or tokens.
-        over_micros: By how much their cost exceeded it.
-    """
+    """Totals of the settled calls of one run that were reserved on one day; micro-USD."""
 
     run_id: str
-    day: int
+    day: int  # the UTC day, in days since 1970
     calls: int
     cost_micros: int
-    retries_micros: int
-    plan_micros: int
-    uncosted_micros: int
-    overruns: int
-    over_micros: int
+    retries_micros: int  # the part for repeating calls that had been paid for
+    plan_micros: int  # the part for planning
+    uncosted_micros: int  # the part booked at the worst case, because the cost of a call is unknown
+    overruns: int  # calls that exceeded their reservation in cost or tokens
+    over_micros: int  # by how much their cost exceeded it
 
 
 @dataclass(frozen=True)
@@ -70,21 +58,13 @@ class ErrorCount:
 
 @dataclass(frozen=True)
 class Spending:
-    """Totals of a time range.
-
-    Attributes:
-        first_us: The time of the first entry (microseconds UTC), None for an empty log.
-        spent: Costs by run and day.
-        runs: The runs with costs or an end in that time, by id.
-        errors: Errors, the most frequent kind first.
-        others: How many runs of other users have costs in that time.
-    """
+    """Totals of a time range."""
 
     first_us: int | None
     spent: tuple[DaySpending, ...]
-    runs: dict[str, RunFacts]
-    errors: tuple[ErrorCount, ...]
-    others: int = 0
+    runs: dict[str, RunFacts]  # the runs with costs or an end in that time, by id
+    errors: tuple[ErrorCount, ...]  # errors, the most frequent kind first
+    others: int = 0  # how many runs of other users have costs in that time
 
 
 @dataclass(frozen=True)
@@ -108,14 +88,7 @@ _RUN = "id, user_id, role, model, state, stop_reason, error_kind, ended_us"
 
 
 def spending(view: View, since_us: int, until_us: int, user: str | None = None) -> Spending:
-    """Return the costs, ended runs and errors of a time range.
-
-    Args:
-        view: The state.
-        since_us: The start (microseconds UTC).
-        until_us: The end (exclusive).
-        user: Only this user's runs; None means everybody's.
-    """
+    """Return the costs, ended runs and errors from `since_us` to before `until_us`; `user` None means everybody's."""
     ((first_us,),) = view.select("SELECT ts_us FROM events WHERE seq = 1") if view.head() else ((None,),)
     if first_us is None:
         return Spending(None, (), {}, ())
@@ -202,22 +175,13 @@ class WaitingRuns:
 
 @dataclass(frozen=True)
 class CurrentRuns:
-    """The current runs.
+    """The current runs."""
 
-    Attributes:
-        waiting: Runs that wait for an approval and have not expired.
-        queued: Runs that wait for a slot.
-        paused: Runs whose provider takes no calls yet.
-        running: The number of runs by owner; the owner may be dead.
-        in_flight: Model calls that are not settled.
-        held_micros: The amount held for these calls and for the wrap-ups.
-    """
-
-    waiting: WaitingRuns
+    waiting: WaitingRuns  # runs that wait for an approval and have not expired
     queued: WaitingRuns
-    paused: WaitingRuns
-    running: Mapping[str, int]
-    in_flight: int
+    paused: WaitingRuns  # runs whose provider takes no calls yet
+    running: Mapping[str, int]  # the number of runs by owner; the owner may be dead
+    in_flight: int  # model calls that are not settled
     held_micros: int
 
 
@@ -237,15 +201,10 @@ NO_COUNT = Counted(0, 0)
 
 @dataclass
 class EntryCounts:
-    """Counts of entries by type and labels.
+    """Counts of entries by type and labels."""
 
-    Attributes:
-        since: The `seq` after which transcripts count.
-        upto: The `seq` up to which all entries have been counted.
-    """
-
-    since: int
-    upto: int = 0
+    since: int  # the `seq` after which transcripts count
+    upto: int = 0  # the `seq` up to which all entries have been counted
     counts: dict[str, dict[Labels, Counted]] = field(default_factory=dict[str, dict[Labels, Counted]])
 
     def of(self, type_name: str) -> Mapping[Labels, Counted]:
@@ -282,11 +241,9 @@ def run_sums(view: View) -> list[RunSums]:
 
 @dataclass(frozen=True)
 class StartWaits:
-    """How long runs waited from their approval to their first claim.
+    """How long runs waited from approval to first claim.
 
-    Attributes:
-        runs: The number of runs whose wait is within each bound and above the one before; the last has no bound.
-        total_us: The sum of all waits (microseconds).
+    The number within each bound (the last has none), and the sum.
     """
 
     runs: tuple[int, ...]
@@ -294,7 +251,7 @@ class StartWaits:
 
 
 def start_waits(view: View, bounds_us: Sequence[int]) -> StartWaits:
-    """Return how long runs waited for their first claim, counted by ascending upper bounds (microseconds).
+    """Count how long runs waited for their first claim, by ascending upper bounds (microseconds).
 
     The approval may have the time of another machine than the claim; a wait that seems negative counts as none.
     """

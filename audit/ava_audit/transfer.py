@@ -35,10 +35,9 @@ class ImportRefused(BadQuery):
 
 
 async def export_log(store: Store, file: IO[bytes], on_progress: ProgressCallback) -> tuple[int, str]:
-    """Write all entries of a log as lines; return their number, and the hash of the newest in hex.
+    """Write all entries until now as lines; return their number, and the newest hash in hex.
 
-    It ends at the current end of the log; other processes may go on writing. Raises StoreUnavailable: the log cannot be
-    read; OSError: the file cannot be written.
+    Raises StoreUnavailable: the log cannot be read; OSError: the file cannot be written.
     """
     head = await store.read(View.head)
     seq, digest = 0, GENESIS
@@ -64,18 +63,13 @@ class Imported(NamedTuple, Generic[T]):
 
 
 def import_log(backend: Backend, lines: BinaryIO, on_progress: ProgressCallback, then: Command[T]) -> Imported[T]:
-    """Fill an empty log with the lines of another, in one transaction, and verify it. Blocking.
+    """Fill an empty log with the lines of `export_log`, in one transaction, and verify it. Blocking.
 
-    Args:
-        backend: The target, which is created if it is missing.
-        lines: What `export_log` has written.
-        on_progress: Called from time to time with the number of bytes that were read, and of all (0: unknown).
-        then: A command that runs on the filled log in the same transaction, so that no server sees the log before it.
+    `on_progress` gets the number of bytes that were read, and of all (0: unknown). `then` runs on the filled log in the
+    same transaction, so that no server sees the log before it.
 
-    Raises:
-        ImportRefused: The target has entries, or a line is not the next entry of a log.
-        StoreUnavailable: The target cannot be written.
-        DataRootRefused: This data root cannot have its log there.
+    Raises ImportRefused: the target has entries, or a line is not the next entry of a log; StoreUnavailable: it cannot
+    be written; DataRootRefused: this data root cannot have its log there.
     """
     backend.prepare(fresh=True)
     try:
@@ -118,10 +112,7 @@ def _fill(
 
 
 def _chained(lines: BinaryIO) -> Iterator[tuple[Any, ...]]:
-    """Yield the row of each line, as long as each is the next entry of one chain.
-
-    Raises ImportRefused: a line is not.
-    """
+    """Yield the row of each line. Raises ImportRefused: a line is not the next entry of one chain."""
     seq, digest = 0, GENESIS
     while line := lines.readline(LONGEST_LINE):
         row = checked_row(line)

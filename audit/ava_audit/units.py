@@ -44,16 +44,10 @@ def steady_s() -> float:
 
 
 def parse_time(text: str, now_us: int, tz: tzinfo | None = None) -> int:
-    """Return the time that a person wrote, in microseconds UTC.
+    """Return the time that a person wrote (forms in `ACCEPTED`), in microseconds UTC; one before 1970 becomes 1970.
 
-    Every time before 1970 becomes 1970, so that a `since` far in the past means "from the beginning".
-
-    Args:
-        text: What the person wrote; `ACCEPTED` lists the forms.
-        now_us: The time from which `1h`, `today` and the like count, in microseconds UTC.
-        tz: The zone for days and for times without a zone; None is this machine's zone.
-
-    Raises ValueError: the text has none of the forms; the message lists them.
+    `1h`, `today` and the like count from `now_us`. `tz` is for days and for times without a zone; None is this
+    machine's. Raises ValueError: the text has none of the forms; the message lists them.
     """
     words = " ".join(text.split()).lower()
     try:
@@ -85,7 +79,6 @@ def _local_day(ts_us: int, tz: tzinfo | None) -> date:
 
 
 def _us(moment: datetime, tz: tzinfo | None) -> int:
-    """Return microseconds UTC. A moment without a zone is in `tz`, or in this machine's zone."""
     if moment.tzinfo is None and tz is not None:
         moment = moment.replace(tzinfo=tz)
     return (moment.astimezone(UTC) - EPOCH) // timedelta(microseconds=1)
@@ -163,19 +156,16 @@ def micros_from_cents(cents: float | Decimal) -> int:
 
 
 def cap_micros(cents: float | Decimal) -> int:
-    """Return a cap in cents as micro-USD, rounded down to a hundredth of a cent; a lower cap stays as it is.
+    """Return a cap in cents as micro-USD, rounded down to a hundredth of a cent.
 
-    Raises ValueError: as for `micros_from_cents`.
+    Raises ValueError as `micros_from_cents`.
     """
     micros = micros_from_cents(cents)
     return micros - micros % CAP_STEP_MICROS if micros >= CAP_STEP_MICROS else micros
 
 
 def entered_micros(dollars: float) -> int:
-    """Return a cap that a person enters in dollars as micro-USD: rounded down to whole cents.
-
-    A cap below one cent is rounded down to a hundredth of a cent, so it may become 0.
-    """
+    """Return a cap entered in dollars as micro-USD, in whole cents; below one cent in hundredths of one, maybe 0."""
     micros = Decimal(repr(dollars)) * MICROS_PER_USD
     step = MICROS_PER_CENT if micros >= MICROS_PER_CENT else CAP_STEP_MICROS
     return int(micros // step) * step
@@ -187,14 +177,10 @@ def cents(micros: int) -> float:
 
 
 def format_usd(micros: int, *, exact: bool = False) -> str:
-    """Return micro-USD for people.
+    """Return micro-USD for people; with `exact`, for caps and prices, unrounded.
 
     An amount has two decimals (`$0.50`, `$12.35`), and below one cent two significant digits (`$0.0031`). A cap is
     never rounded, because a person approves exactly what is shown: `$0.50`, and `$0.325` where it is not whole cents.
-
-    Args:
-        micros: The amount.
-        exact: Do not round: for caps, and for prices.
     """
     amount = Decimal(abs(micros)) / MICROS_PER_USD
     if not exact:

@@ -71,16 +71,12 @@ def verify(
     mirror: Path | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> Report:
-    """Check a log and report what is wrong with it.
+    """Check a log, or a copy's database file, and report what is wrong with it.
 
-    Args:
-        log: The data root, or the file of an embedded database, e.g. of a copy.
-        head: The hash (hex) of an entry that was noted elsewhere; the log must still have it.
-        since: The hash (hex) of an entry that was noted elsewhere; the check starts there. Everything before it is
-            trusted, and the projections, which depend on the whole log, are not compared.
-        mirror: The folder of the mirror; the log must have the last entry of each file. Without `since`, every line
-            must match the log too.
-        on_progress: Called after each slice with the number of checked entries, and of all entries.
+    `head` is a hash (hex) noted elsewhere that the log must still have. The check starts at `since`, another:
+    everything before it is trusted, and the projections, which depend on the whole log, are not compared. The log must
+    have the last entry of each file of the folder `mirror`; without `since`, every line must match too. `on_progress`
+    gets the number of checked entries, and of all.
 
     Raises BadQuery: a hash is invalid; StoreUnavailable: there is no log, or it cannot be read now.
     """
@@ -254,7 +250,6 @@ class _Walk:
         return self.fault or Fault("damaged", self.seq, "the projections cannot be read: the file is damaged")
 
     def _compare(self, rebuilt: MemoryState) -> list[Fault]:
-        """Compare the projections with the rebuilt ones, at the newest entry, in one consistent state."""
         self._db.begin_read()
         try:
             while self.fault is None and self._step():
@@ -348,11 +343,7 @@ _PROGRESS_EVERY = 1_000
 def verify_lines(lines: Path | BinaryIO, on_progress: ProgressCallback | None = None) -> Report:
     """Check a mirror file or an export: each line by itself, the order, and the chain of adjacent lines.
 
-    Args:
-        lines: The file, or a stream.
-        on_progress: Called from time to time with the number of checked bytes, and of all bytes (0: unknown).
-
-    Raises OSError: the file cannot be read.
+    `on_progress` gets the number of checked bytes, and of all bytes (0: unknown). Raises OSError: it cannot be read.
     """
     if isinstance(lines, Path):
         with lines.open("rb") as opened:

@@ -24,13 +24,7 @@ _GROUPS: Mapping[RunGroup, str] = {
 
 
 class View:
-    """The current state, as one connection sees it in one transaction.
-
-    Args:
-        db: The connection, in a transaction.
-        projections: The writer's projections in memory, if the writer itself reads.
-        head: The `seq` of the newest entry, if it is known.
-    """
+    """The current state, as one connection sees it in one transaction, from memory where the writer itself reads."""
 
     def __init__(self, db: Database, projections: Projections | None = None, head: int | None = None) -> None:
         self._db = db
@@ -74,15 +68,10 @@ class View:
         expired_before_us: int | None = None,
         limit: int = 1000,
     ) -> list[RunRow]:
-        """Return runs, oldest first.
+        """Return runs, oldest first, at most the `limit` newest ones (-1: all).
 
-        Args:
-            user: Only this user's.
-            states: Only in these states.
-            ended_since_us: Only those that ended at or after this time.
-            paused_at_us: Only those that nobody may start at this time.
-            expired_before_us: Without proposals that had expired by then: they keep their state for ever.
-            limit: At most so many, the newest ones; -1 means all.
+        `paused_at_us`: only those that nobody may start then. `expired_before_us`: without proposals that had expired
+        by then: they keep their state for ever.
         """
         where = ["1 = 1"]
         values: list[str | int] = []
@@ -134,15 +123,10 @@ class View:
         before: tuple[int, str] | None = None,
         limit: int = 50,
     ) -> list[RunRow]:
-        """Return runs, newest first.
+        """Return runs, newest first, after the one with the time and id `before`.
 
-        Args:
-            group: Only those that wait for their start or for a person, that run, or of which nothing more comes.
-            now_us: Now: an expired proposal waits no longer.
-            user: Only this user's.
-            role: Only those with this role.
-            before: Only those after this one in the list, by its time and id.
-            limit: At most so many.
+        `group`: only those that wait for their start or for a person, that run, or of which nothing more comes. An
+        expired proposal waits no longer.
         """
         # Walks the runs by time and stops when it has enough; runs that wait or run are few, and found by their state.
         where, values = ["1 = 1"], list[Any]()
@@ -164,12 +148,7 @@ class View:
         return [str(role) for (role,) in self.select(sql, user, user)]
 
     def running(self, gone: Iterable[str] = (), *, but: str = "") -> dict[str, int]:
-        """Return the number of running runs by user.
-
-        Args:
-            gone: Owners whose runs do not count.
-            but: A run that does not count.
-        """
+        """Return the number of running runs by user; those of owners in `gone`, and the run `but`, do not count."""
         dead = frozenset(gone)
         rows = self.select("SELECT user_id, instance FROM runs WHERE state = ? AND id <> ?", RUNNING, but)
         return dict(Counter(str(user) for user, instance in rows if instance not in dead))
@@ -269,9 +248,9 @@ class View:
         return int(self._one(sql, run_id, most)[0])
 
     def rare_entries(self, run_id: str, types: Sequence[str]) -> list[Entry]:
-        """Return the entries of a run that have one of these types, in order.
+        """Return a run's entries of these types, in order.
 
-        It walks all entries of these types, so they have to be rare in the whole log.
+        It walks all of these types: they have to be rare in the log.
         """
         return [*self._entries(f"type IN ({placeholders(types)}) AND +run_id = ? ORDER BY seq", *types, run_id)]
 
@@ -437,7 +416,7 @@ class Readable(Protocol):
     """A log that answers queries: a `Store`, or one state of the log that was opened to look at it."""
 
     async def read(self, query: Query[T], /, *, within_s: float | None = None, short: bool = False) -> T:
-        """Run a query on one consistent state, as `Store.read` does.
+        """Run a query on one consistent state, as `Store.read`.
 
         Raises StoreUnavailable: the database cannot be read.
         """

@@ -147,8 +147,6 @@ def _too_large(source: str) -> RoleFileError:
 
 
 def _read_user_folder(folder: Folder) -> Iterator[RoleFile | RoleFileError]:
-    """Read a folder of the user's own; they may put links there."""
-
     def entries(below: str) -> list[tuple[str, EntryKind]]:
         return [(path.name, "folder" if path.is_dir() else "file") for path in (folder.path / below).iterdir()]
 
@@ -203,7 +201,6 @@ def _read_project_folder(folder: Folder, project: Path) -> Iterator[RoleFile | R
 def _read_project_file(
     root: Root, path: str, kind: EntryKind, folder: Folder, name: str
 ) -> RoleFile | RoleFileError | None:
-    """Read a file of a project; None if it has been removed meanwhile."""
     source = f"{folder.label}/{file_label(name)}"
     if kind == "link":
         return RoleFileError(source, f"is a link, and those of a project are not followed; {_PUT_FILE}")
@@ -224,7 +221,7 @@ def _read_project_file(
 def _names(
     folder: Folder, entries: Callable[[str], list[tuple[str, EntryKind]]]
 ) -> tuple[list[tuple[str, EntryKind]], list[RoleFileError]]:
-    """Return the role files to read, sorted, with their kinds; and errors about what is too many.
+    """Return the role files to read, sorted, with their kinds, and errors about what is too many.
 
     `entries` lists the folder or a subfolder, by a path that is empty or ends with `/`.
     """
@@ -369,9 +366,9 @@ class UntrustedFile:
 
 @dataclass(frozen=True)
 class Catalog:
-    """All roles by name, the built-in ones first, and the role files that cannot be used.
+    """All roles by name, the built-in ones first, and unusable role files; `unread`.
 
-    `unread` says in a sentence which agent files a setting leaves unread; empty if there are none.
+    Which files a setting leaves unread.
     """
 
     by_name: Mapping[str, Role]
@@ -381,10 +378,9 @@ class Catalog:
 
     @classmethod
     def load(cls, folders: Sequence[Folder] = ()) -> Catalog:
-        """Read the built-in role files and every `*.md` of the folders, in their order.
+        """Read the built-in role files and every `*.md` of the folders, in their order. Blocking.
 
-        The first file of a name is used; a later one is a problem, and so is a file that is not valid. Untrusted
-        files take no name. Blocking.
+        The first file of a name is used; a later one, or an invalid one, is a problem. Untrusted files take no name.
         """
         roles: dict[str, Role] = {}
         problems: list[Remark] = []
@@ -448,8 +444,8 @@ class Catalog:
     def describe(self, limit: int = 1200) -> str:
         """Return a line `name: first sentence` for each role, at most `limit` characters in all.
 
-        If that is too long, the longest sentences are cut to one common length. If too little of them is left, only
-        names are given, and those that do not fit are counted.
+        If need be, the longest sentences are cut to one length, or only names are given, and what does not fit is
+        counted.
         """
         sentences = {role.name: clean(first_sentence(role.description))[0] for role in self.roles}
         longest = max((len(sentence) for sentence in sentences.values()), default=0)

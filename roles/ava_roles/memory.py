@@ -153,7 +153,6 @@ class Memory:
         return None
 
     def _read(self, root: Root, name: str) -> Note | str:
-        """Return a note, or why it cannot be read."""
         try:
             status = self.path(name).lstat()
             data, more = root.read(f"{name}{SUFFIX}", NOTE_BYTES)

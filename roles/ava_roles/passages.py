@@ -75,9 +75,9 @@ class Matches(NamedTuple):
 
 
 class Query:
-    """The words of a question that count, at most 30, in lower case; filler words only where there are no others.
+    """The words of a question that count, at most 30, in lower case.
 
-    `telling`: they are more than filler words.
+    Fillers only without others (then not `telling`).
     """
 
     def __init__(self, text: str) -> None:
@@ -141,7 +141,6 @@ class _Stems(dict[str, int]):
         self._left = _MAX_STEMMED
 
     def learn(self, word: str, number: int) -> bool:
-        """Add a word; False if it is a form of another one."""
         keys = self._keys(word)
         if not keys.isdisjoint(self._numbers):
             return False
@@ -237,7 +236,6 @@ def _fold_width(text: str) -> str:
 
 
 def _without_marks(word: str) -> str:
-    """Return a word without accents and the like, which people leave out."""
     if word.isascii():
         return word
     return "".join(char for char in unicodedata.normalize("NFKD", word.casefold()) if not unicodedata.combining(char))
@@ -390,10 +388,7 @@ def record_factor(path: str) -> float:
 
 
 def filler_share(text: str) -> float:
-    """Return the share of filler words among a text's words: sentences that explain something have most of them.
-
-    Scripts without spaces have no such words; their texts count as prose.
-    """
+    """Return the share of filler words in a text, high in prose; texts in scripts without spaces count as prose."""
     words = [word.lower() for word in _LETTERS.findall(text)]
     if not words:
         return 0.0

@@ -57,10 +57,7 @@ def secret_names(value: object) -> tuple[str, ...]:
 
 
 def fill_query(url: str, secrets: Collection[InjectedSecret]) -> str:
-    """Return a URL with the placeholders in its query replaced by the values, quoted so that they change nothing else.
-
-    Raises ToolFailed: a placeholder is elsewhere in the URL.
-    """
+    """Return a URL with placeholders in its query replaced, quoted. Raises ToolFailed: there is one elsewhere."""
     rest, fragment_mark, fragment = url.partition("#")
     place, mark, query = rest.partition("?")
     if has_placeholder(place) or has_placeholder(fragment):

@@ -45,9 +45,9 @@ class RoleDocument:
 
 
 def read_document(text: str, source: str, known: frozenset[str]) -> RoleDocument:
-    """Split a file into frontmatter and body, and read the values of the known keys.
+    """Split a file into frontmatter and body, and read the known keys.
 
-    Raises RoleFileError: the file is malformed; names file, line and key.
+    Raises RoleFileError: names file, line and key.
     """
     if len(text) > MAX_FILE_CHARS:
         raise RoleFileError(source, f"has {len(text):,} characters; a role file has at most {MAX_FILE_CHARS:,}")
@@ -77,7 +77,6 @@ def _quote(found: re.Match[str]) -> str:
 
 
 def _yaml(front: str, source: str, known: frozenset[str]) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return the values of the known keys, and the line of every key."""
     try:
         loader: Any = yaml.SafeLoader(front)  # its methods have no types
         root = loader.get_single_node()
@@ -156,11 +155,7 @@ def _model(value: str) -> str:
 
 
 def command_line(value: str) -> str:
-    """Return a command line for bash.
-
-    Raises:
-        ValueError: It is empty, too long, more than one line, or has control characters, which could hide a part of it.
-    """
+    """Return a command line for bash. Raises ValueError: empty, too long, several lines, or with control characters."""
     if not value or len(value) > 2_000 or show_controls(value) != value or "\n" in value or "\r" in value:
         raise ValueError("must be one command line of at most 2,000 characters; put more into a script")
     return value
@@ -311,10 +306,7 @@ def meant_key(unknown: str) -> str | None:
 
 @lru_cache(maxsize=256)
 def parse_role(text: str, source: str, default_name: str) -> Role:
-    """Return the role that a file's text describes. Equal texts are parsed once.
-
-    Raises RoleFileError: it is not a valid role file; names file, line and key of its first fault.
-    """
+    """Return the role of a file's text; equal texts are parsed once. Raises RoleFileError: names file, line and key."""
     role, faults = read_role(text, source, default_name)
     if role is None:
         raise faults[0]
@@ -392,7 +384,6 @@ def _tools(granted: Named, denied: Named) -> tuple[tuple[str, ...], tuple[str, .
 
 
 def _tool(file: RoleDocument, key: str, name: str) -> str | None:
-    """Return Ava's name of a tool; None for one that Ava does not have, or that no role needs to name."""
     specs = tool_specs()
     name = next((spec.name for spec in specs.values() if name in spec.aliases), name)
     if name in specs or _MCP_TOOL.fullmatch(name):

@@ -64,10 +64,7 @@ _call: ContextVar[_Call | None] = ContextVar("ava_tool_call", default=None)
 
 @contextmanager
 def ended_with_call(end: Callable[[], None]) -> Generator[None]:
-    """Call `end` if the caller of this thread's `run_sync` is cancelled meanwhile, or already was.
-
-    The thread cannot be ended from outside, but the process that it waits for can: `end` kills that.
-    """
+    """Call `end`, which kills the process that the thread waits for, if the caller of its `run_sync` is cancelled."""
     call = _call.get()
     if call is not None:
         call.add(end)
@@ -124,7 +121,6 @@ async def run_sync(func: Callable[..., _Result], *args: object, abandon_on_cance
 
 
 def _of_this_loop() -> _Threads:
-    """Return the threads of this event loop; the first call makes them."""
     try:
         return _threads.get()
     except LookupError:

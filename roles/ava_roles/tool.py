@@ -50,57 +50,38 @@ class ToolSpec:
     The flags are the only source of what a tool can reach. The proposal, the role trust screen, the choice of what runs
     side by side and of what may start without a question all follow from them. So set each flag for the worst that a
     call can do.
-
-    Attributes:
-        name: The tool's name, as role files and models spell it.
-        description: What it does, for the model.
-        args: The pydantic model of its arguments; its JSON schema is sent to the model.
-        read_only: Calling it twice does no harm. Read-only calls of one turn run side by side, and an interrupted one
-            is repeated on resume.
-        timeout_s: Seconds after which the loop cancels a call.
-        max_chars: Characters of output that the model is shown; the rest goes to the scratch folder.
-        both_ends: Of an output that is too long, show the model the beginning and the end, not only the beginning.
-        network: Reaches the network.
-        search: Needs a web search engine, which may charge for each search. Implies `network`.
-        files: Reads files of the workspace.
-        edits: Changes files of the run's worktree, so the run needs one. Implies `files` and `writes`.
-        commands: Runs commands that the model writes, so the run needs a sandbox.
-        memory: Reads the notes of the user whose run it is.
-        results: Reads results of earlier subagents that the call named.
-        artifacts: Writes files that are handed over with the result, and changes nothing else. Implies `writes`.
-        writes: Changes something that outlives the run.
-        program: Is provided by a program that is started for the run, so the run needs a sandbox.
-        foreign: The JSON schema of the arguments of another MCP server's tool, which that server checks; None for a
-            tool of Ava's own.
-        secrets: The arguments that may hold `{{secret:NAME}}`. The tool inserts the value itself, at the last moment,
-            and only for a host that the secret is meant for.
-        default: A role file that names no tools gets it.
-        common: Every role gets it, unless the role file disallows it.
-        aliases: What Claude Code calls it in agent files.
     """
 
     name: str
     description: str
     args: type[ToolArgs]
+    # Calling it twice does no harm. Read-only calls of one turn run side by side, and an interrupted one is repeated on
+    # resume.
     read_only: bool = True
-    timeout_s: float = 60.0
-    max_chars: int = 20_000
+    timeout_s: float = 60.0  # seconds after which the loop cancels a call
+    max_chars: int = 20_000  # characters of output that the model is shown; the rest goes to the scratch folder
+    # Of an output that is too long, show the model the beginning and the end, not only the beginning.
     both_ends: bool = False
-    network: bool = False
-    search: bool = False
-    files: bool = False
-    edits: bool = False
-    commands: bool = False
-    memory: bool = False
-    results: bool = False
+    network: bool = False  # reaches the network
+    search: bool = False  # needs a web search engine, which may charge for each search. Implies `network`
+    files: bool = False  # reads files of the workspace
+    edits: bool = False  # changes files of the run's worktree, so the run needs one. Implies `files` and `writes`
+    commands: bool = False  # runs commands that the model writes, so the run needs a sandbox
+    memory: bool = False  # reads the notes of the user whose run it is
+    results: bool = False  # reads results of earlier subagents that the call named
+    # Writes files that are handed over with the result, and changes nothing else. Implies `writes`.
     artifacts: bool = False
-    writes: bool = False
-    program: bool = False
+    writes: bool = False  # changes something that outlives the run
+    program: bool = False  # is provided by a program that is started for the run, so the run needs a sandbox
+    # The JSON schema of the arguments of another MCP server's tool, which that server checks; None for a tool of Ava's
+    # own.
     foreign: Mapping[str, Any] | None = None
+    # The arguments that may hold `{{secret:NAME}}`. The tool inserts the value itself, at the last moment, and only for
+    # a host that the secret is meant for.
     secrets: tuple[str, ...] = ()
-    default: bool = False
-    common: bool = False
-    aliases: tuple[str, ...] = ()
+    default: bool = False  # a role file that names no tools gets it
+    common: bool = False  # every role gets it, unless the role file disallows it
+    aliases: tuple[str, ...] = ()  # what Claude Code calls it in agent files
 
     def __post_init__(self) -> None:
         """Refuse flags that contradict each other. Raises ValueError: a flag lacks the one that it implies."""
@@ -140,65 +121,40 @@ class Source:
 
 @dataclass(frozen=True)
 class ToolOutput:
-    """The result of a tool call.
-
-    Attributes:
-        text: The whole output for the model; the loop cuts it at the tool's `max_chars`.
-        success: False for a failure, such as a page that answered 404.
-        count: How many results, files or pages it has; for the one-line view of the log.
-        sources: What was read; a run that ends without a result lists it.
-        own: The text is Ava's own, or a person's to the run: it is not marked as untrusted.
-    """
+    """The result of a tool call."""
 
     text: str
-    success: bool = True
-    count: int | None = None
-    sources: tuple[Source, ...] = ()
-    own: bool = False
+    success: bool = True  # false for a failure, such as a page that answered 404
+    count: int | None = None  # how many results, files or pages it has; for the one-line view of the log
+    sources: tuple[Source, ...] = ()  # what was read; a run that ends without a result lists it
+    own: bool = False  # the text is Ava's own, or a person's to the run: it is not marked as untrusted
 
 
 @dataclass(frozen=True)
 class ToolContext:
-    """What a tool call may use, and nothing else.
-
-    Attributes:
-        files: The workspace, open for reading; None if the run has none.
-        fetch: The guarded fetcher; None if the run may not reach the network.
-        search: The approved web search; None if there is none.
-        artifacts: The run's own folder for files to hand over.
-        memory: The notes of the user whose run it is; None if that user has none.
-        sandbox: Runs commands; None if the run may run none.
-        bench: Where commands run, created for the first of them; None if the run may run none.
-        edits: The files that the run may change, in its worktree; None if it has no worktree.
-        say: Takes a sentence of at most 80 characters about what is being done this second.
-        run_id: The run that calls; marks every child process that it starts.
-        call_id: The call, as the model named it.
-        secrets: The secrets that this call names and may send.
-        hide: Replaces secrets in a text. It keeps the number of lines, and changes no line without a secret. Give it a
-            whole file or page before you take part of it: half a secret is not recognised.
-    """
+    """What a tool call may use, and nothing else."""
 
     files: Root | None = None
-    fetch: Fetcher | None = None
-    search: Search | None = None
-    artifacts: Root | None = None
+    fetch: Fetcher | None = None  # the guarded fetcher; None if the run may not reach the network
+    search: Search | None = None  # the approved web search; None if there is none
+    artifacts: Root | None = None  # the run's own folder for files to hand over
     memory: Memory | None = None
-    sandbox: Sandbox | None = None
+    sandbox: Sandbox | None = None  # runs commands; None if the run may run none
+    # Where commands run, created for the first of them; None if the run may run none.
     bench: CommandWorkspace | None = None
-    edits: Edits | None = None
+    edits: Edits | None = None  # the files that the run may change, in its worktree; None if it has no worktree
+    # Takes a sentence of at most 80 characters about what is being done this second.
     say: Callable[[str], None] = lambda _sentence: None
-    run_id: str = ""
-    call_id: str = ""
-    secrets: tuple[InjectedSecret, ...] = ()
+    run_id: str = ""  # the run that calls; marks every child process that it starts
+    call_id: str = ""  # the call, as the model named it
+    secrets: tuple[InjectedSecret, ...] = ()  # the secrets that this call names and may send
+    # Replaces secrets in a text. It keeps the number of lines, and changes no line without a secret. Give it a whole
+    # file or page before you take part of it: half a secret is not recognised.
     hide: Callable[[str], str] = str  # hides nothing
 
 
 class Tool(Protocol):
-    """One tool.
-
-    `activity` returns the sentence that is shown while the tool runs. The tool leaves it uncut: the loop hides secrets
-    in it, removes control characters, and cuts it to 80 characters, in this order.
-    """
+    """One tool. The loop hides secrets in what `activity` returns, removes control characters, and cuts it to 80."""
 
     @property
     def spec(self) -> ToolSpec:
@@ -284,10 +240,7 @@ _MAX_READ_CHARS = 2_000
 
 
 def status_sentence(text: str, hide: Callable[[str], str] | None = None) -> str:
-    """Return text for the status line: one line of at most 80 printable characters.
-
-    `hide` replaces secrets before anything is cut: half a secret is not recognised.
-    """
+    """Return text as one line of at most 80 printable characters; `hide` replaces secrets before anything is cut."""
     cut = len(text) > _MAX_READ_CHARS
     text = text[:_MAX_READ_CHARS] if cut else text
     text = hide(text) if hide is not None else text

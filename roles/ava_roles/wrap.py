@@ -90,9 +90,8 @@ def unescape_html(text: str) -> str:
 def clean(text: str) -> tuple[str, int]:
     r"""Remove what a person does not see: bidi controls, zero-width characters, the tag block, control characters.
 
-    Returns the text, and how many characters were removed. Whole escape sequences go, such as colours, and count as
-    one. U+200C and U+200D stay where a script or an emoji needs them. Line ends become `\n` and are not counted as
-    removed; lines stay lines.
+    Returns the text, and how many were removed. Escape sequences, such as colours, go whole and count as one. U+200C
+    and U+200D stay where a script or an emoji needs them. Line ends become `\n` and do not count.
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if text.isascii() and _ASCII_CONTROLS.search(text) is None:  # as nearly all are: found three times as fast
@@ -112,10 +111,7 @@ _PICTURES = {
 
 
 def show_controls(text: str) -> str:
-    """Return a text with control characters as pictures (`␛` for ESC), so that `clean` keeps what they would hide.
-
-    For what a person decides about: a task, a role, a change of code.
-    """
+    """Return a text that a person decides about, with pictures of control characters (`␛`), which `clean` keeps."""
     return text.translate(_PICTURES) if not text.isprintable() else text
 
 
@@ -131,7 +127,6 @@ def shown_offsets(text: str) -> list[int]:
 
 
 def _joins(text: str, at: int) -> bool:
-    """Tell whether the U+200C or U+200D at a place changes what is seen."""
     found = _joins_between(text[at - 1 : at], text[at : at + 2]) if at else False
     if found is None:
         return bool(_joins_between(" " + text[max(0, at - _MOST_MARKS) : at], text[at : at + 1 + _MOST_MARKS]))
@@ -219,10 +214,7 @@ def wrap_tool_output(text: str, *, tool: str, nonce: str, source: str | None = N
 
 
 def cut_tool_output(wrapped: str, chars: int, result_id: str) -> str:
-    """Return a wrapped output, or plain text, with only the first `chars` of its text; a note says how to read on.
-
-    The notes around the text stay. `result_id` is the id for `read_tool_result`.
-    """
+    """Return a wrapped output, or plain text, cut to its first `chars`, with a note how to read on, by `result_id`."""
     opening, closing = _FIRST_TAG.search(wrapped), wrapped.rfind("\n</")
     begin, end = (opening.end(), closing) if opening is not None and closing >= opening.end() else (0, len(wrapped))
     if end - begin <= chars:

@@ -91,16 +91,7 @@ class PostgresBackend:
     # -- opening ------------------------------------------------------------------------------------------------------
 
     def prepare(self, *, fresh: bool = False) -> None:
-        """Create or migrate the database, while no other process does.
-
-        Args:
-            fresh: Fill it from elsewhere: the data root may have a log in `ava.db`.
-
-        Raises:
-            DataRootRefused: This data root cannot have its log there.
-            SchemaNewer: A newer program has migrated the database.
-            StoreUnavailable: The database cannot be opened.
-        """
+        """Create or migrate the database, while no other process does; raises as `Backend.prepare`."""
         refuse_unfit(self._root)
         with self._opened() as (db, conn):
             _refuse_server(conn, self.place)
@@ -158,10 +149,7 @@ class PostgresBackend:
         return PostgresDocuments(self._conninfo, self.place, self.prepare)
 
     def open_to_check(self) -> PostgresDatabase:
-        """Open a connection that only reads a log, to verify it.
-
-        Raises StoreUnavailable: there is no log, or its schema is older; SchemaNewer: a newer program has migrated it.
-        """
+        """Open a connection that only reads a log, to verify it; raises as `Backend.open_to_check`."""
         with self._opened() as (db, _conn):
             version = db.schema_version()
         if version > schema.SCHEMA_VERSION:
@@ -191,8 +179,8 @@ class PostgresBackend:
     async def maintaining(self) -> AsyncGenerator[None]:
         """Hold the lock of the process that maintains the log.
 
-        If the connection is lost, another process may begin to maintain it too: that costs work and harms nothing,
-        because each notes its progress only where it continues what was noted last.
+        Two at once, after a lost connection, do no harm: each notes progress only where it continues what was noted
+        last.
         """
         connection = SessionConnection(self._conninfo, CONNECT_S)
         try:
@@ -281,10 +269,7 @@ def _newest(db: PostgresDatabase) -> int | None:
 
 
 def _migrate(db: PostgresDatabase, place: str) -> None:
-    """Bring a database to the newest version; the caller holds the lock.
-
-    Raises SchemaNewer: a newer program has migrated it.
-    """
+    """Migrate to the newest version; the caller holds the lock. Raises SchemaNewer: a newer program has migrated it."""
     before = version = db.schema_version()
     if version > schema.SCHEMA_VERSION:
         raise SchemaNewer(_newer(place, version))
@@ -310,10 +295,7 @@ def _migrate(db: PostgresDatabase, place: str) -> None:
 
 
 def _refuse_server(conn: psycopg.Connection[Any], place: str) -> None:
-    """Refuse a server that cannot hold the log.
-
-    Raises StoreUnavailable: it is too old or a replica that only reads, or its clock differs.
-    """
+    """Raise StoreUnavailable: the server is too old, a replica that only reads, or its clock differs."""
     if conn.info.server_version < OLDEST_SERVER * 10_000:
         raise StoreUnavailable(
             f"{place} is Postgres {conn.info.server_version // 10_000}: use {OLDEST_SERVER} or newer"

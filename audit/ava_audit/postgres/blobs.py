@@ -52,10 +52,7 @@ class PostgresBlobs:
     def put(self, path: Path, runs: Sequence[str], use: Use) -> Blob:
         """Store a file for some runs, all of it or nothing. A file that is there already is not sent again.
 
-        Raises:
-            BlobRefused: The file changes while it is read.
-            StoreUnavailable: The database cannot be written.
-            OSError: The file cannot be read.
+        Raises BlobRefused: the file changes while it is read; StoreUnavailable; OSError: it cannot be read.
         """
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
@@ -77,10 +74,7 @@ class PostgresBlobs:
     def fetch(self, blob: Blob, run_id: str, path: Path) -> None:
         """Write a run's blob to a new file, which is removed again unless it is exactly what was stored.
 
-        Raises:
-            BlobRefused: It is missing, has another size, or was changed.
-            StoreUnavailable: The database cannot be read.
-            OSError: The file cannot be written.
+        Raises BlobRefused: it is missing, or was changed; StoreUnavailable; OSError: the file cannot be written.
         """
 
         def work(conn: psycopg.Connection[Any]) -> None:
@@ -95,11 +89,7 @@ class PostgresBlobs:
             raise
 
     def read(self, blob: Blob, run_id: str) -> bytes:
-        """Return the bytes of a run's blob.
-
-        Raises BlobRefused: it is missing, has another size, or was changed; StoreUnavailable: the database cannot be
-        read.
-        """
+        """Return the bytes of a run's blob. Raises BlobRefused: it is missing or was changed; StoreUnavailable."""
         return self._transact(lambda conn: b"".join(_parts(conn, blob, run_id)))
 
     def has(self, run_id: str, use: Use) -> bool:
@@ -108,10 +98,7 @@ class PostgresBlobs:
         return self._transact(lambda conn: conn.execute(sql, (run_id, use)).fetchone() is not None)
 
     def release(self, runs: Sequence[str], use: Use | None = None) -> None:
-        """Forget that runs use blobs, and remove those that no run uses.
-
-        Raises StoreUnavailable: the database cannot be written.
-        """
+        """Forget that runs use blobs, and remove those that no run uses. Raises StoreUnavailable."""
         ids = list(runs)
 
         def work(conn: psycopg.Connection[Any]) -> None:
@@ -126,10 +113,7 @@ class PostgresBlobs:
             self._transact(work)
 
     def sweep(self, now_us: int) -> None:
-        """Remove the inputs of ended runs and expired proposals, and what belongs to proposals that were never made.
-
-        Raises StoreUnavailable: the database cannot be written.
-        """
+        """Remove inputs of ended runs, expired proposals and proposals never made. Raises StoreUnavailable."""
 
         def work(conn: psycopg.Connection[Any]) -> None:
             _take_turn(conn)
@@ -183,7 +167,7 @@ def _take_turn(conn: psycopg.Connection[Any]) -> None:
 
 
 def _insert(conn: psycopg.Connection[Any], blob: Blob, file: IO[bytes]) -> None:
-    """Store the bytes of a file, which have to be those of its digest."""
+    """Store the bytes of a file; raise if they are not those of its digest."""
     conn.execute("INSERT INTO blobs (sha256, bytes) VALUES (%s, %s)", blob)
     digest, number = hashlib.sha256(), 0
     file.seek(0)
@@ -196,10 +180,7 @@ def _insert(conn: psycopg.Connection[Any], blob: Blob, file: IO[bytes]) -> None:
 
 
 def _parts(conn: psycopg.Connection[Any], blob: Blob, run_id: str) -> Iterator[bytes]:
-    """Yield the parts of a blob. No byte counts before the last one was checked.
-
-    Raises BlobRefused: it is missing, has another size, or was changed.
-    """
+    """Yield the parts of a blob; none counts before the last was checked. Raises BlobRefused: missing or changed."""
     used = conn.execute("SELECT 1 FROM blob_uses WHERE run_id = %s AND sha256 = %s LIMIT 1", (run_id, blob.sha256))
     if used.fetchone() is None:
         raise BlobRefused(f"the file {blob.sha256[:12]} is not in the database any more")

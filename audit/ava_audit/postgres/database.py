@@ -51,10 +51,8 @@ def translate(sql: str) -> str:
 
 
 LOCK = 0x61_76_61
-"""The advisory lock of those who write."""
 CHANNEL = "ava_log"
 COMMIT = "COMMIT"
-"""The statement that ends a transaction."""
 FETCHED = 50
 """Rows that a stream fetches at once; a row may have 2 MB."""
 HELD_S = 10.0
@@ -68,7 +66,6 @@ WHERE locktype = 'advisory' AND granted AND classid = 0 AND objid = %s AND datna
 """
 _UNSTORABLE = re.compile("[\ud800-\udfff\x00]")
 PAUSE_S = 0.2
-"""Between two attempts to connect."""
 SETTLE_S = 20.0
 """How long the fate of a commit is looked for after the connection was lost."""
 REWRITE_BYTES = 100_000_000
@@ -191,11 +188,7 @@ class PostgresDatabase:
             self.open().execute(begin)
 
     def begin_write(self) -> None:
-        """Begin a transaction that writes, once no other process does.
-
-        Raises Busy: another process writes, or the server cannot be reached right now; LogMoved: it is another log than
-        before.
-        """
+        """Begin a transaction that writes, once no other process does; raises as `Database.begin_write`."""
         known = self._place.head
         try:
             conn = self.open()
@@ -223,30 +216,20 @@ class PostgresDatabase:
         self._seen = self._place.head = head
 
     def _end_stuck_writer(self) -> None:
-        """End the session of a writer that has sent nothing for a while: its process was stopped, or has no network.
-
-        No timeout of the server covers it, because between the statements of a pipeline it counts as active.
-        """
+        """End the session of a silent writer: no timeout of the server covers it, as a pipeline counts as active."""
         with contextlib.suppress(psycopg.Error):  # it is another user's, or gone by now
             if self.open().execute(_END_STUCK, (LOCK, HELD_S)).fetchall():
                 log.warning("a writer that was silent for %g s was disconnected, so that others can write", HELD_S)
 
     def begin_bulk(self) -> None:
-        """Begin a transaction that writes much and reads much of what it wrote, and may take long.
-
-        Raises Busy: as for `begin_write`.
-        """
+        """Begin a transaction that writes much, reads much of that, and may take long. Raises Busy."""
         self.begin_write()
         self._leave()
         self.execute("SET LOCAL statement_timeout = 0")
         self.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
 
     def commit(self, head: tuple[int, bytes] | None = None, /) -> None:
-        """Commit, and tell other processes about new entries.
-
-        Raises Busy: the connection was lost, and nothing was written; OutcomeUnknown: the connection was lost, and
-        whether the commit was done cannot be found out.
-        """
+        """Commit, and tell other processes about new entries; raises as `Database.commit`."""
         assert self._conn is not None
         if head is not None:
             self._conn.execute(cast("LiteralString", f"SELECT pg_notify('{CHANNEL}', '{head[0]}')"))
@@ -265,9 +248,9 @@ class PostgresDatabase:
             self._seen = self._place.head = head[0]
 
     def _settle(self, head: tuple[int, bytes] | None, error: psycopg.Error) -> None:
-        """Find out whether a commit was done whose answer was lost; return if it was.
+        """Return if a commit was done whose answer was lost.
 
-        The lock is free once the server has ended the lost transaction, one way or the other.
+        The lock is free once the server has ended it, either way.
         """
         self.rollback()
         end = time.monotonic() + SETTLE_S
@@ -298,10 +281,7 @@ class PostgresDatabase:
             self._conn.close()
 
     def _leave(self) -> None:
-        """Leave the pipeline; what failed in it raises.
-
-        Raises psycopg.Error: a statement failed, or the connection was lost.
-        """
+        """Leave the pipeline. Raises psycopg.Error: a statement failed in it, or the connection was lost."""
         pipeline, self._pipeline = self._pipeline, None
         if pipeline is not None:
             pipeline.__exit__(None, None, None)
@@ -346,10 +326,7 @@ class PostgresDatabase:
         return False
 
     def newest(self) -> int:
-        """Return the newest `seq`, after everything that was heard of until now.
-
-        Raises psycopg.Error: the server cannot be asked; LogMoved: it is another log than before.
-        """
+        """Return the newest `seq`, after all that was heard of. Raises psycopg.Error; LogMoved: it is another log."""
         replaced, conn = self.lost, self.open()
         heard, known = _drain(conn), self._place.head
         if heard and not replaced:  # the same database as before: only its commits are told here
@@ -387,9 +364,9 @@ class PostgresDatabase:
 
 
 def findable(values: Values) -> Values:
-    """Return the values of a query without NUL and lone surrogates, which psycopg reports as a database failure.
+    """Return values without NUL and lone surrogates: psycopg calls them a database failure.
 
-    The log has U+FFFD in their place. An entry is never changed on the way: its hash covers it.
+    The log has U+FFFD instead.
     """
     if isinstance(values, Mapping):
         return {name: _findable(value) for name, value in values.items()}
@@ -401,10 +378,7 @@ def _findable(value: object) -> object:
 
 
 def _is_refusal(error: psycopg.Error) -> bool:
-    """Tell whether an error says that a commit was not done.
-
-    A server that ends a connection says so (`FATAL`) after what it has done, before the connection counts as lost.
-    """
+    """Tell whether an error says that a commit was not done; `FATAL` comes after what the server has done."""
     return isinstance(error, psycopg.errors.PipelineAborted) or error.diag.severity_nonlocalized == "ERROR"
 
 

@@ -32,10 +32,7 @@ class PostgresDocuments:
         self._changing: dict[str, str] = {}
 
     def newer(self, known: Mapping[str, int]) -> dict[str, tuple[int, str]]:
-        """Return the version and the text of each document whose version is not the known one.
-
-        Raises StoreUnavailable: the database cannot be read.
-        """
+        """Return the version and text of each document whose version is not the known one. Raises StoreUnavailable."""
 
         def query(conn: psycopg.Connection[Any]) -> dict[str, tuple[int, str]]:
             sql = (
@@ -49,10 +46,7 @@ class PostgresDocuments:
         return self._run(query)
 
     def take_over(self, texts: Mapping[str, str]) -> bool:
-        """Store the first texts of all documents, if there is none yet; tell whether they were stored.
-
-        Raises StoreUnavailable: the database cannot be written.
-        """
+        """Store the first texts of all documents, and tell whether there were none yet. Raises StoreUnavailable."""
 
         def store(conn: psycopg.Connection[Any]) -> bool:
             with conn.transaction():
@@ -77,12 +71,8 @@ class PostgresDocuments:
     def change(self, name: str, edit: Callable[[str], str]) -> tuple[int, str]:
         """Replace the text of a document while no other process does; return its version and text.
 
-        Args:
-            name: The document.
-            edit: Returns the new text for the old one; whatever it raises leaves the document alone.
-
-        Raises StoreUnavailable: another process changes it, or the database cannot be written. Raises OutcomeUnknown:
-        the connection was lost at the end; the change may be stored.
+        Raises what `edit` raises, which leaves the document alone; StoreUnavailable: another process changes it, or the
+        database cannot be written; OutcomeUnknown: the change may be stored.
         """
 
         def store(conn: psycopg.Connection[Any]) -> tuple[int, str]:

@@ -89,14 +89,9 @@ class SessionConnection:
 
 
 class LeaseMembership:
-    """This process as an instance: it lives while its lease is renewed.
+    """This process as an instance: it lives while its lease of `lease_s` seconds is renewed.
 
-    Args:
-        held: Its lock file, from which others on this machine see at once that it ended.
-        announcement: What it tells about itself.
-        lease_s: How long it counts as alive after a renewal.
-        conninfo: How to connect.
-        place: What a person calls the database.
+    `held` is its lock file, from which others on this machine see at once that it ended.
     """
 
     def __init__(
@@ -169,14 +164,7 @@ class LeaseMembership:
 
 
 class LeasedInstances:
-    """The live processes on a log in Postgres.
-
-    Args:
-        folder: The folder of this machine's lock files.
-        conninfo: How to connect.
-        place: What a person calls the database.
-        lease_s: How long this process counts as alive after a renewal.
-    """
+    """The live processes on a log in Postgres; `folder` has this machine's lock files, `lease_s` is of this process."""
 
     def __init__(self, folder: Path, conninfo: Mapping[str, Any], place: str, lease_s: float = LEASE_S) -> None:
         self.folder = folder

@@ -46,12 +46,9 @@ class _WholeLoader(Loader):
 
 
 class Place:
-    """Which log the connections of this process belong to, and whether they still meet it.
+    """Which log this process's connections belong to (`log_id`: None before the first), and whether they still meet it.
 
-    Attributes:
-        log_id: Its id; None until the first connection has read it.
-        moved: Why the database is another one now; None if it is not.
-        head: The newest `seq` that this process has committed or seen in a transaction.
+    `moved`: why the database is another one now. `head`: the newest `seq` that this process has committed or seen.
     """
 
     def __init__(self) -> None:
@@ -60,14 +57,9 @@ class Place:
         self.head = 0
 
     def check(self, log_id: str, head: int, known: int) -> None:
-        """Compare what a connection meets with the log of this process.
+        """Raise LogMoved if a connection with this id and newest `seq` meets another log, or an older state of it.
 
-        Args:
-            log_id: The id of the log that it meets.
-            head: The newest `seq` there.
-            known: `head` of this process, before the database was asked.
-
-        Raises LogMoved: it is another log, or an older state of it.
+        `known` is `head` of this process, before the database was asked.
         """
         if self.log_id is None:
             self.log_id = log_id
@@ -83,10 +75,7 @@ class Place:
 
 
 def dial(conninfo: Mapping[str, Any], *, readonly: bool, channel: str | None) -> psycopg.Connection[Any]:
-    """Open a connection: explicit transactions, durable commits, no wait without an end.
-
-    Raises psycopg.Error: it cannot be made.
-    """
+    """Connect: explicit transactions, durable commits, no wait without an end. Raises psycopg.Error: it fails."""
     conn: psycopg.Connection[Any] = psycopg.connect(**conninfo, autocommit=True)
     try:
         conn.adapters.register_dumper(int, Int8Dumper)

@@ -80,7 +80,7 @@ def _pem(text: str, start: int, after: int, end: int) -> tuple[list[SecretSpan],
 def _key_words(text: str, at: int, end: int) -> tuple[list[KeyWord], int]:
     """Return the words of a private key from a place on, and where they stop: at `end` if there is no other text.
 
-    Lines of code between the marks must not count as a key: a coder could hide them from the person who reviews them.
+    Lines of code between the marks must not count: a coder could hide them from the person who reviews them.
     """
     headers = _PEM_HEADERS.match(text, at, end)
     at = headers.end() if headers else at
@@ -149,10 +149,7 @@ def find_key_ends(text: str) -> Iterator[SecretSpan]:
 
 
 def _key_start(text: str, low: int, end: int) -> tuple[int | None, int]:
-    """Return where the lines of a key that ends at `end` begin, None if there is no key; and how wide they are.
-
-    The width is 0 if only the last line is there.
-    """
+    """Return where the lines of a key that ends at `end` begin (None: no key), and how wide they are (0: one line)."""
     width, start, next_start = 0, None, end
     for token in reversed(list(_KEY_TOKEN.finditer(text, low, end))):
         size = len(token[0])

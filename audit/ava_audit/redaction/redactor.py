@@ -37,11 +37,8 @@ SHORTEST_VALUE = 8
 class Redactor:
     """Replaces configured values, and everything that looks like a key, by `[redacted:NAME]`.
 
-    It may learn further values at any time, from any thread. It forgets none: a key that was replaced or removed may
-    still be in a later text.
-
-    Attributes:
-        too_short: Names of values that are not replaced because they have fewer than 8 characters.
+    It may learn further values at any time, from any thread, and forgets none: a key that was removed may still be in a
+    later text. `too_short` names values that are not replaced because they have fewer than 8 characters.
     """
 
     def __init__(self, values: Mapping[str, str]) -> None:
@@ -93,10 +90,7 @@ class Redactor:
         return _replace_spans(text, _merge_spans(self._configured(text)))
 
     def find_shapes(self, text: str) -> list[SecretSpan]:
-        """Return everything that looks like a key and is not a configured value, in the order of the text.
-
-        A task with such a key is refused; the person can store the key and use its name instead.
-        """
+        """Return in order what looks like a key and is no configured value; a task with one is refused."""
         configured = _merge_spans(self._configured(text))
         return [
             found
@@ -139,13 +133,8 @@ class RunRedactor(Redactor):
     """Knows everything that a shared redactor knows, and the private keys in the files of one run.
 
     A command can print any part of a file. So every part of such a key with at least 16 characters of one line is
-    replaced, also in base64.
-
-    Args:
-        shared: The shared redactor. It also learns the values given to `learn`, but no private keys.
-
-    Attributes:
-        full: There were more private keys than it can learn.
+    replaced, also in base64. The shared redactor also learns the values given to `learn`, but no private keys. `full`:
+    there were more of them than it can learn.
     """
 
     def __init__(self, shared: Redactor) -> None:
@@ -160,7 +149,7 @@ class RunRedactor(Redactor):
         self._shared.learn(values)
 
     def learn_private_keys(self, text: str) -> None:
-        """Replace every part of the PEM private keys in a file from now on, also of keys that are in base64.
+        """Replace from now on every part of the PEM private keys in a text, also of keys that are in base64.
 
         Give it the run's own files only: a page could contain a key made of words, to blank these words elsewhere.
         """
@@ -207,9 +196,7 @@ def _decoded_keys(text: str) -> Iterator[str]:
 def _pieces_of(data: str, written: str) -> Iterator[str]:
     """Yield the pieces by which a private key is recognised: every part with 16 characters contains one of them.
 
-    Args:
-        data: The key's base64 text without anything else.
-        written: The same as it is in the file, with its line ends.
+    `data` is the key's base64 text without anything else, `written` the same as in the file, with its line ends.
     """
     skipped = next((count for first, count in _COMMON_BEGINNINGS.items() if data.startswith(first)), 0)
     for form in (data[skipped:], *_base64_forms(written[skipped:].encode("utf-8", "replace"))):
@@ -315,9 +302,8 @@ _LONGEST_FRAGMENT, _SHORTEST_FRAGMENT, _SHORTEST_END = 8, 5, 3
 def redact_fragments(text: str, name: str, value: str) -> tuple[str, int]:
     """Return the text with every fragment of a value replaced, and the number of replacements.
 
-    A fragment has 8 characters; of a value under 16 characters it has half as many, but at least 5. At the end of the
-    text, the first 3 characters of the value are enough. Fragments are found in all forms of `written_forms`, in HTML
-    and in hexadecimal digits.
+    A fragment has 8 characters; of a value under 16 characters half as many, but at least 5; at the end of the text 3.
+    They are found in all forms of `written_forms`, in HTML and in hexadecimal digits.
     """
     size = min(_LONGEST_FRAGMENT, max(_SHORTEST_FRAGMENT, len(value) // 2))
     digits = value.encode("utf-8", "surrogatepass").hex()

@@ -20,19 +20,12 @@ from ava_audit.redaction.values import SecretSpan
 
 
 class KeyPattern(NamedTuple):
-    """How a kind of key looks.
+    """How a kind of key looks."""
 
-    Attributes:
-        name: What its mark says.
-        literals: What it begins with.
-        rest: The pattern that follows.
-        entropy: The fewest bits a character, to tell a key from a placeholder such as `glpat-xxxx…`.
-    """
-
-    name: str
-    literals: tuple[str, ...]
+    name: str  # what its mark says
+    literals: tuple[str, ...]  # what it begins with
     rest: str
-    entropy: float = 0
+    entropy: float = 0  # the fewest bits a character, to tell a key from a placeholder such as `glpat-xxxx…`
 
 
 def _shape(name: str, literals: str, rest: str) -> KeyPattern:

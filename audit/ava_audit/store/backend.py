@@ -37,21 +37,14 @@ Kind = Literal["server", "worker", "command"]
 
 @dataclass(frozen=True)
 class Announcement:
-    """What an instance tells the others about itself.
-
-    Attributes:
-        kind: What it is.
-        address: Where other servers reach it, as `http://host:port`; empty if nowhere.
-        offers: What it can run, as JSON values.
-    """
+    """What an instance tells the others about itself."""
 
     kind: Kind = "command"
-    address: str = ""
-    offers: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    address: str = ""  # where other servers reach it, as `http://host:port`; empty if nowhere
+    offers: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what it can run, as JSON values
 
 
 UNANNOUNCED = Announcement()
-"""A process that tells nothing about itself."""
 
 
 @dataclass(frozen=True)
@@ -68,23 +61,16 @@ Activities = Mapping[tuple[str, str], str]
 
 
 class Membership(Protocol):
-    """This process as an instance.
-
-    Attributes:
-        name: Its name, which no other instance has had.
-    """
+    """This process as an instance, with a name that no other instance has had."""
 
     name: str
 
     def announce(self, address: str) -> None:
-        """Say where this process answers the others; empty takes that back. Blocking, for a moment.
-
-        Raises StoreUnavailable: the database cannot be written; OSError: the file cannot be written.
-        """
+        """Say where this process answers others; empty takes it back. *Blocking*. Raises StoreUnavailable, OSError."""
         ...
 
     def show(self, activities: Mapping[str, str], /) -> None:
-        """Show the others what its runs are doing, by run, in place of what it showed before. Blocking, for a moment.
+        """Show the others what its runs are doing, in place of what it showed before. Blocking, for a moment.
 
         Repeat it before `SHOWN_S` is over. Where it cannot be written, nothing is shown, and nothing else happens.
         """
@@ -95,10 +81,7 @@ class Membership(Protocol):
         ...
 
     def renew(self) -> None:
-        """Let others see that it lives, also if they have not for a while; not after `release`. Blocking.
-
-        Raises StoreUnavailable: they cannot.
-        """
+        """Let others see that it lives; not after `release`. Blocking. Raises StoreUnavailable: they cannot."""
         ...
 
     def release(self) -> None:
@@ -114,10 +97,7 @@ class Instances(Protocol):
     """The live processes on one log."""
 
     def join(self, announcement: Announcement = UNANNOUNCED, /) -> Membership:
-        """Become an instance. Blocking.
-
-        Raises StoreUnavailable: the database cannot be written; OSError: the lock file cannot be made.
-        """
+        """Become an instance. Blocking. Raises StoreUnavailable; OSError: the lock file cannot be made."""
         ...
 
     async def keep(self, membership: Membership, /) -> None:
@@ -137,25 +117,18 @@ class Instances(Protocol):
         ...
 
     def live(self) -> list[LiveInstance]:
-        """Return the live instances, as far as they announce themselves. Blocking, for a moment.
-
-        Raises StoreUnavailable: the database cannot be read.
-        """
+        """Return the live instances that announce themselves. Blocking, for a moment. Raises StoreUnavailable."""
         ...
 
     def activities(self) -> Activities:
-        """Return what runs are doing; empty where it cannot be read. Blocking, for a moment.
+        """Return what runs are doing, if it can be read: untrusted lines for a person to read.
 
-        It comes from other processes: use it for nothing but a line that a person reads, and clean it.
+        Blocking, for a moment.
         """
         ...
 
     def remove_dead(self, keep: frozenset[str]) -> None:
-        """Remove what dead instances have left. Blocking.
-
-        Args:
-            keep: Instances that a run's claim names; their files stay.
-        """
+        """Remove what dead instances have left, but not the files of those in `keep`, which a claim names. Blocking."""
         ...
 
     def close(self) -> None:
@@ -206,17 +179,11 @@ class Documents(Protocol):
     """Small private documents that all servers of a log share. Every method blocks."""
 
     def newer(self, known: Mapping[str, int]) -> dict[str, tuple[int, str]]:
-        """Return the version and the text of each document whose version is not the known one.
-
-        Raises StoreUnavailable: they cannot be read.
-        """
+        """Return the version and text of each document whose version is not the known one. Raises StoreUnavailable."""
         ...
 
     def take_over(self, texts: Mapping[str, str]) -> bool:
-        """Store the first texts of all documents, if there is none yet; tell whether they were stored.
-
-        Raises StoreUnavailable: they cannot be written.
-        """
+        """Store the first texts of all documents, and tell whether there were none yet. Raises StoreUnavailable."""
         ...
 
     def changed_text(self, name: str) -> str | None:
@@ -225,12 +192,8 @@ class Documents(Protocol):
     def change(self, name: str, edit: Callable[[str], str]) -> tuple[int, str]:
         """Replace the text of a document while no other process does; return its version and text.
 
-        Args:
-            name: The document.
-            edit: Returns the new text for the old one; whatever it raises leaves the document alone.
-
-        Raises StoreUnavailable: another process changes it, or it cannot be written; OutcomeUnknown: it may have been
-        written.
+        Raises what `edit` raises, which leaves the document alone; StoreUnavailable: another process changes it, or it
+        cannot be written; OutcomeUnknown: it may have been written.
         """
         ...
 
@@ -239,30 +202,18 @@ class Documents(Protocol):
 
 
 class Backend(Protocol):
-    """The database of one log.
+    """The database of one log."""
 
-    Attributes:
-        place: What a person calls it; never with a password.
-        error: What its driver raises.
-        no_answer: Why the writer may not answer in time.
-        is_near: It is in this process: a few rows are read faster than a thread is woken.
-    """
-
-    place: str
-    error: type[Exception]
-    no_answer: str
-    is_near: bool
+    place: str  # what a person calls it; never with a password
+    error: type[Exception]  # what its driver raises
+    no_answer: str  # why the writer may not answer in time
+    is_near: bool  # it is in this process: a few rows are read faster than a thread is woken
 
     def prepare(self, *, fresh: bool = False) -> None:
-        """Create or migrate the database. Blocking.
+        """Create or migrate the database; with `fresh`, it replaces another log of the data root. Blocking.
 
-        Args:
-            fresh: It is to be filled from elsewhere: the data root may have another log, which it replaces.
-
-        Raises:
-            SchemaNewer: A newer program has migrated it.
-            DataRootRefused: This data root cannot have its log there.
-            StoreUnavailable: It cannot be opened.
+        Raises SchemaNewer: a newer program has migrated it; DataRootRefused: this data root cannot have its log there;
+        StoreUnavailable: it cannot be opened.
         """
         ...
 
@@ -293,19 +244,11 @@ class Backend(Protocol):
         ...
 
     def check_location(self) -> None:
-        """Check that the log still is where it was opened; takes a few microseconds.
-
-        Raises LogMoved: it was removed, moved or replaced.
-        """
+        """Raise LogMoved if the log is not where it was opened any more; takes a few microseconds."""
         ...
 
     def instances(self, folder: Path, lease_s: float = LEASE_S) -> Instances:
-        """Return the live processes on the log.
-
-        Args:
-            folder: The folder of this machine's lock files.
-            lease_s: How long this process counts as alive after it last showed that; a lock file needs no such time.
-        """
+        """Return the live processes on the log; `folder` has this machine's lock files, which need no `lease_s`."""
         ...
 
     def maintaining(self) -> AbstractAsyncContextManager[None]:

@@ -111,13 +111,9 @@ class SqliteDatabase(sqlite3.Connection):
         self.execute("INSERT INTO words (rowid, agent, session, user, marks, text) VALUES (?, ?, ?, ?, ?, '')", row[:5])
 
     def merge_words(self, pages: int, /) -> bool:
-        """Merge the segments of the index, so that removed words disappear from older segments too.
+        """Merge the index's segments, so that removed words disappear from older ones too; False if all are merged.
 
-        Args:
-            pages: About how many pages to write; a negative number starts a merge, a positive one continues it.
-
-        Returns:
-            False if nothing is left to merge.
+        `pages` is about how many to write; a negative number starts a merge, a positive one continues it.
         """
         if pages < 0:  # with the default of 4, two new segments stop a merge of two: SQLite then finds nothing to merge
             self.execute("INSERT INTO words (words, rank) VALUES ('usermerge', 2)")
@@ -137,10 +133,7 @@ def uri_of(path: Path, options: str) -> str:
 
 
 def connect(path: Path, *, readonly: bool = False) -> SqliteDatabase:
-    """Open a connection for the store: explicit transactions, durable commits, no automatic checkpoints.
-
-    It creates no file.
-    """
+    """Open an existing database: explicit transactions, durable commits, no automatic checkpoints."""
     db = sqlite3.connect(
         uri_of(path, "mode=rw"),
         timeout=BUSY_MS / 1000,

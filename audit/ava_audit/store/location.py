@@ -14,12 +14,7 @@ from ava_extras import ExtraMissing, load
 
 
 def backend_of(root: Path, url: str | None = None) -> Backend:
-    """Return the database of a data root's log.
-
-    Args:
-        root: The data root.
-        url: The address of a Postgres database, empty for the embedded one. None looks it up in the environment and
-            in `config.toml`.
+    """Return the database of a data root's log. `url` None looks in environment and `config.toml`; empty: embedded.
 
     Raises DataRootRefused: the address is invalid, or the log of this data root is elsewhere.
     """
@@ -46,10 +41,7 @@ def _postgres(root: Path, address: str) -> Backend:
 
 
 def backend_at(log: Path) -> Backend:
-    """Return the database of a data root's log, or of one file, e.g. of a copy.
-
-    Raises DataRootRefused: as for `backend_of`.
-    """
+    """Return the database of a data root's log, or of one file, e.g. of a copy. Raises DataRootRefused."""
     from ava_audit.store.sqlite import SqliteBackend
 
     return backend_of(log) if log.is_dir() else SqliteBackend(log.parent, log)
@@ -57,15 +49,11 @@ def backend_at(log: Path) -> Backend:
 
 @lru_cache(maxsize=8)
 def _setting_in(path: Path, _state: tuple[int, ...]) -> object:
-    """Return what `config.toml` has as the address, read again when the file's state has changed."""
     return tomllib.loads(path.read_text("utf-8")).get(SETTING, "")
 
 
 def database_url(root: Path) -> str:
-    """Return the address of the data root's Postgres database, empty if its log is in the embedded one.
-
-    Raises DataRootRefused: `config.toml` cannot be read.
-    """
+    """Return the address of the data root's Postgres database, empty for the embedded one. Raises DataRootRefused."""
     given = os.environ.get(VARIABLE)
     if given is not None:
         return given.strip()

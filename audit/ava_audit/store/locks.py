@@ -46,10 +46,7 @@ class UnsupportedSystem(OSError):
 
 
 def refuse_unfit(root: Path) -> None:
-    """Refuse a folder that cannot be the data root.
-
-    Raises DataRootRefused: it is not a folder, or is on a network file system.
-    """
+    """Raise DataRootRefused: a path is not a folder, or is on a network file system."""
     if not root.is_dir():
         raise DataRootRefused(f"the data root {root} is not a folder: create it, or choose another AVA_DATA_ROOT")
     kind = network_file_system(root)
@@ -61,10 +58,7 @@ def refuse_unfit(root: Path) -> None:
 
 
 def network_file_system(path: Path) -> str | None:
-    """Return the type of the network file system that holds a path; None on a local disk.
-
-    Only Linux can tell; on other systems every disk counts as local.
-    """
+    """Return the type of the network file system that holds a path; None on a local disk, or where not Linux."""
     try:
         return _network_kind(mount_table(), path.resolve())
     except UnsupportedSystem:
@@ -119,10 +113,7 @@ class WriteLock:
 
     @contextmanager
     def held(self, within_s: float = math.inf) -> Generator[None]:
-        """Wait for the lock and hold it. A holder that dies releases it; one that was stopped does not.
-
-        Args:
-            within_s: The most seconds to wait, out of turn. Without a limit, the wait is in turn.
+        """Hold the lock: in turn, or with `within_s` out of turn. If its holder dies it is free; if it is stopped, not.
 
         Raises TimeoutError: others have held it all the time.
         """
@@ -203,10 +194,7 @@ def is_held(path: Path) -> bool:
 
 
 def hold_within(path: Path, seconds: float) -> HeldLock | None:
-    """Take the lock at `path`; None if somebody else holds it all the time. Blocks.
-
-    Use it for a lock that others take for a moment, to see whether it is free.
-    """
+    """Take a lock that others hold for a moment at most; None if it is held all the time. Blocks."""
     end = time.monotonic() + seconds
     while (held := try_hold(path)) is None and time.monotonic() < end:
         time.sleep(0.05)
@@ -317,12 +305,7 @@ async def keep_renewing(membership: Membership, every_s: float, within_s: float)
 
 
 class LockedInstances:
-    """The live processes on a data root, each with a lock file in `instances/`.
-
-    Args:
-        folder: That folder.
-        check_location: Raises LogMoved if it is not the data root's any more.
-    """
+    """The live processes on a data root, each with a lock file in `instances/`, the given folder."""
 
     def __init__(self, folder: Path, check_location: Callable[[], None] = lambda: None) -> None:
         self.folder = folder
@@ -379,11 +362,7 @@ class LockedInstances:
         return found
 
     def remove_dead(self, keep: frozenset[str]) -> None:
-        """Remove the files of dead instances.
-
-        Args:
-            keep: Instances that a run's claim names; their lock files stay.
-        """
+        """Remove the files of dead instances, but not of those in `keep`."""
         for path in self.folder.glob(f"*{SUFFIX}"):
             if not self.alive(path.stem):
                 with suppress(OSError):
@@ -420,7 +399,6 @@ def _wait_for(file: IO[Any], within_s: float) -> None:
 
 
 def _still_at(path: Path, file: IO[Any]) -> bool:
-    """Tell whether the open file is still the one at `path`."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:

@@ -93,9 +93,9 @@ def schema_version(db: sqlite3.Connection) -> int:
 
 
 def migrate(db: SqliteDatabase) -> None:
-    """Migrate a database to the newest version; the caller holds the write lock.
+    """Migrate to the newest version; the caller holds the write lock.
 
-    Raises SchemaNewer: a newer program has migrated the database.
+    Raises SchemaNewer: a newer program has done so.
     """
     version = schema_version(db)
     if version > SCHEMA_VERSION:
@@ -147,10 +147,7 @@ Changes = dict[tuple[str, str], str]
 
 
 def schema_changes(db: sqlite3.Connection) -> Changes:
-    """Return how the schema differs from that of a new database.
-
-    Without its triggers, any SQL could change entries; without a table, nothing can be written.
-    """
+    """Return how the schema differs from a new database's: without its triggers, any SQL could change entries."""
     with contextlib.closing(open_in_memory()) as new:
         expected = _definitions(new)
     found = _definitions(db)

@@ -23,7 +23,6 @@ from ava_audit.store.schema import SCHEMA_VERSION, Changes, migrate, schema_chan
 log = logging.getLogger("ava.store")
 
 COPIED_PAGES = 2_000
-"""How many pages are copied between two looks at the progress."""
 POLL_S = 0.05
 """How often the store checks for commits of other processes; a check costs 3 microseconds."""
 
@@ -49,13 +48,7 @@ class SqliteBackend:
         self._location: LogLocation | None = None
 
     def prepare(self, *, fresh: bool = False) -> None:
-        """Create or migrate the database under the write lock; one that is as it should be is not locked.
-
-        Raises:
-            DataRootRefused: The data root is not a folder, or is on a network file system.
-            SchemaNewer: A newer program has migrated the database.
-            StoreUnavailable: The database cannot be opened.
-        """
+        """Create or migrate the database under the write lock, if it needs that; raises as `Backend.prepare`."""
         refuse_unfit(self._root)
         try:
             self.path.touch(mode=0o600, exist_ok=True)
@@ -86,10 +79,7 @@ class SqliteBackend:
         """Return None: they are files."""
 
     def open_to_check(self) -> SqliteDatabase:
-        """Open a connection that only reads a log, to verify it.
-
-        Raises StoreUnavailable: there is no log, or its schema is older; SchemaNewer: a newer program has migrated it.
-        """
+        """Open a connection that only reads a log, to verify it; raises as `Backend.open_to_check`."""
         path = self.path
         if not path.is_file():
             raise StoreUnavailable(f"there is no log at {path}")
@@ -137,10 +127,7 @@ class SqliteBackend:
         return self._lock.held()
 
     def check_location(self) -> None:
-        """Compare the file at the path with the one that was opened.
-
-        Raises LogMoved: another file, or none, is at the path.
-        """
+        """Raise LogMoved if another file than the one that was opened, or none, is at the path."""
         assert self._location is not None
         self._location.check()
 
@@ -199,14 +186,10 @@ class SqliteBackend:
 
 
 def copy_log(path: Path, target: Path, on_progress: ProgressCallback | None = None) -> None:
-    """Copy a log as it is at one moment, while other processes write to it. Blocking.
+    """Copy a log as it is at one moment to a new file, while other processes write to it. Blocking.
 
-    Args:
-        path: The database file. It is not changed.
-        target: The copy, which must not exist.
-        on_progress: Called with the number of copied pages, and of all pages.
-
-    Raises StoreUnavailable: the log cannot be read, or the copy cannot be written.
+    `on_progress` gets the number of copied pages, and of all pages. Raises StoreUnavailable: the log cannot be read, or
+    the copy cannot be written.
     """
 
     def progress(_status: int, remaining: int, total: int) -> None:
@@ -230,9 +213,9 @@ def copy_log(path: Path, target: Path, on_progress: ProgressCallback | None = No
 
 
 class LogLocation:
-    """Notices if the open log is removed, moved or replaced; anything written after that would be lost.
+    """Notices if the open log is removed, moved or replaced: later writes would be lost.
 
-    Raises OSError: it cannot be read.
+    Raises OSError: it is unreadable.
     """
 
     def __init__(self, path: Path) -> None:
@@ -240,10 +223,7 @@ class LogLocation:
         self._identity = self._read()
 
     def check(self) -> None:
-        """Compare the file at the path with the one that was opened; takes a few microseconds.
-
-        Raises LogMoved: another file, or none, is at the path.
-        """
+        """Raise LogMoved if another file, or none, is at the path; takes a few microseconds."""
         try:
             moved = self._read() != self._identity
         except OSError as error:

@@ -34,7 +34,6 @@ from ava_audit.store.writer import Checkpoint, Job, MaintenanceJob, Writer
 from ava_audit.view import Command, Outcome, Query, T, View, append
 
 READERS = 8
-"""Queries that run at once."""
 LOOK_S, THREADS_FOR = 0.005, 100
 """Seconds that a look may take in the event loop's thread. After a longer one, looks go to reader threads for so many
 times what it took: slow ones cost the loop a hundredth of its time at most."""
@@ -42,8 +41,6 @@ times what it took: slow ones cost the loop a hundredth of its time at most."""
 
 @dataclass(slots=True)
 class _Reading:
-    """A running query: when it is stopped, its connection, and whether its caller has gone."""
-
     until: float | None = None
     db: Database | None = None
     abandoned: bool = False
@@ -66,10 +63,7 @@ class Readers:
         return not self._idle.empty() and time.monotonic() >= self._threads_until
 
     def look(self, query: Query[T], *, bounded: bool = False) -> T:
-        """Run a short query in this thread.
-
-        Raises StoreUnavailable: the database cannot be read; TimeoutError: it was stopped.
-        """
+        """Run a short query in this thread. Raises StoreUnavailable; TimeoutError: it was stopped."""
         began = time.monotonic()
         try:
             return self._read(query, _Reading(began + LOOK_S if bounded else None))
@@ -182,7 +176,6 @@ ANSWER_S = 5.0
 COMMIT_S = 30.0
 """How much longer a command may take once the writer has started it: a disk may hang in fsync."""
 CLOSE_S = 2.0
-"""How long closing the store waits for its writer."""
 LOOKS = 16
 """So many looks at most without letting other tasks run."""
 LIVE_S = 0.2
@@ -211,16 +204,10 @@ class Store:
     @staticmethod
     @asynccontextmanager
     async def open(root: Path, url: str | None = None) -> AsyncGenerator[Store]:
-        """Open (and create or migrate) the log of a data root, until the context ends.
+        """Open (and create or migrate) the log of a data root, until the context ends; `url` is as for `backend_of`.
 
-        Args:
-            root: The data root.
-            url: The address of a Postgres database, empty for the embedded one; None looks it up (`backend_of`).
-
-        Raises:
-            SchemaNewer: A newer program has migrated it.
-            DataRootRefused: The folder cannot hold the log.
-            StoreUnavailable: The log cannot be opened.
+        Raises SchemaNewer: a newer program has migrated it; DataRootRefused: the folder cannot hold the log;
+        StoreUnavailable: it cannot be opened.
         """
         backend = await anyio.to_thread.run_sync(backend_of, root, url)
         await anyio.to_thread.run_sync(backend.prepare)
@@ -247,13 +234,10 @@ class Store:
     async def do(self, command: Command[T]) -> T:
         """Run a command and return its value once its events are on disk.
 
-        If the caller is cancelled while it waits, the command may or may not have run; the log tells.
-
-        Raises:
-            StoreUnavailable: The writer did not start it within 5 s, or it could not be written; nothing was.
-            LogMoved: The log was removed, moved or replaced; nothing was written.
-            StaleOwner: An event's fence is older than the run's claim.
-            SchemaNewer: A newer program has migrated the database.
+        If the caller is cancelled while it waits, the command may or may not have run; the log tells. Raises
+        StoreUnavailable: the writer did not start it within 5 s, or nothing could be written; LogMoved: the log was
+        removed, moved or replaced; StaleOwner: an event's fence is older than the run's claim; SchemaNewer: a newer
+        program has migrated the database.
         """
         value: T = await self._submit(command)
         return value
@@ -264,36 +248,24 @@ class Store:
             self._writer.put(Job(command, None))
 
     async def maintain(self, work: Callable[[Database], T]) -> T:
-        """Run work that is not a command (text index, `live`, progress) on the writer's connection.
+        """Run work that is not a command (text index, `live`, progress) on the writer's connection; raises as `do`.
 
-        The work must not write projections: the writer has some of their rows in memory. Raises StoreUnavailable: as
-        for `do`.
+        The work must not write projections: the writer has some of their rows in memory.
         """
         value: T = await self._submit(MaintenanceJob(work))
         return value
 
     async def maintain_with_events(self, work: Callable[[Database], Outcome[T]]) -> T:
-        """Run such work, and append the events of its outcome in the same transaction.
-
-        Raises StoreUnavailable: as for `do`.
-        """
+        """Run such work, and append the events of its outcome in the same transaction; raises as `do`."""
         value: T = await self._submit(MaintenanceJob(work))
         return value
 
     async def checkpoint(self, *, rewrite: bool = False) -> bool:
-        """Move the write-ahead log into the database and empty it. Only background maintenance calls this.
+        """Move the write-ahead log into the database and empty it; False if a reader needs a part. For maintenance.
 
-        It runs on the writer thread with the write lock held, so that no process writes meanwhile (SQLite before
-        3.51.3 can lose a commit when a checkpoint and a writer meet). It does not wait for readers.
-
-        Args:
-            rewrite: Rewrite the database first, so that no page keeps bytes of rows that were deleted. Writers wait
-                meanwhile: about 0.6 s per 100 MB.
-
-        Returns:
-            True if the log was emptied; False if a reader still needs a part of it: try again later.
-
-        Raises StoreUnavailable: as for `do`.
+        It runs on the writer thread with the write lock held, so that no process writes meanwhile (SQLite before 3.51.3
+        can lose a commit when a checkpoint and a writer meet). `rewrite` rewrites the database first, so that no page
+        keeps bytes of deleted rows; writers wait meanwhile, about 0.6 s per 100 MB. Raises as `do`.
         """
         return bool(await self._submit(Checkpoint(rewrite)))
 
@@ -306,15 +278,11 @@ class Store:
                 self._loop.call_soon_threadsafe(self._loop.call_later, LIVE_S, self._flush_live)
 
     async def read(self, query: Query[T], /, *, within_s: float | None = None, short: bool = False) -> T:
-        """Run a query on one consistent state, in a thread. It never waits for a writer.
+        """Run a query on one consistent state, in a thread, within `within_s` seconds. It never waits for a writer.
 
-        Args:
-            query: What to read.
-            within_s: How long it may take; a cancelled caller then returns at once, and its query is interrupted.
-            short: It usually takes little time: it is tried like a `look` first, which saves the way to a thread and
-                back. After `LOOK_S` it is stopped, and starts again in a thread.
-
-        Raises LogMoved: the log was removed, moved or replaced; StoreUnavailable: the database cannot be read.
+        With a limit, a cancelled caller returns at once, and its query is interrupted. A `short` one is tried like a
+        `look` first, which saves the way to a thread; after `LOOK_S` it starts again in one. Raises LogMoved: the log
+        was removed, moved or replaced; StoreUnavailable: the database cannot be read.
         """
         await self._let_others_run(looks=short)
         self._refuse_reading()
@@ -331,11 +299,10 @@ class Store:
             ) from error
 
     async def look(self, query: Query[T]) -> T:
-        """Run a query that reads a few rows by their keys, which takes less time than the way to a thread and back.
+        """Run a query of a few rows by their keys at once, in the event loop's thread: faster than the way to another.
 
-        It is run at once, in the event loop's thread. Where the database is another machine's, or the disk was slow
-        just now, it is like `read`. Raises LogMoved: the log was removed, moved or replaced; StoreUnavailable: the
-        database cannot be read.
+        Where the database is another machine's, or the disk was slow just now, it is like `read`, and raises as it
+        does.
         """
         await self._let_others_run(looks=True)
         self._refuse_reading()
@@ -367,10 +334,7 @@ class Store:
         return self._backend.maintaining()
 
     def check_location(self) -> None:
-        """Check that the log still is where it was opened, before a file beside it is written.
-
-        Raises LogMoved: it was removed, moved or replaced.
-        """
+        """Raise LogMoved if the log is not where it was opened any more, before a file beside it is written."""
         self._backend.check_location()
 
     @property
@@ -427,7 +391,6 @@ class Store:
             self._set_timer(due)
 
     def _time_out(self, job: Job, grace_s: float = COMMIT_S) -> None:
-        """Answer the caller if the writer has not started its job; otherwise after `grace_s` seconds."""
         if job.future is None or job.future.done():
             return
         if self._writer.withdraw(job):

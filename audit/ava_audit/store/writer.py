@@ -55,8 +55,7 @@ class Appender:
     def check(self, events: tuple[Event, ...]) -> list[bytes]:
         """Return the content of each event, or raise before anything is written.
 
-        Raises StaleOwner: a fence is older than the run's claim, or the run is not running; EntryTooLarge: a content is
-        over 2 MB.
+        Raises StaleOwner: a fence is older than the run's claim, or the run does not run; EntryTooLarge: over 2 MB.
         """
         checked: Fence | None = None
         for event in events:
@@ -115,9 +114,9 @@ _PENDING, _RUNNING, _DONE, _WITHDRAWN = range(4)
 
 @dataclass(slots=True, eq=False)
 class MaintenanceJob:
-    """Work on the writer's connection that writes no projection: `live`, the text index, erasure.
+    """Work on the writer's connection that writes no projection.
 
-    If it returns an `Outcome`, its events are appended in the same transaction.
+    Events of an `Outcome` go into the same transaction.
     """
 
     work: Callable[[Database], Any]
@@ -125,11 +124,7 @@ class MaintenanceJob:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Moves the write-ahead log into the database: outside a transaction, with the write lock held.
-
-    Attributes:
-        rewrite: Rewrite the database first (`VACUUM`), so that no page keeps bytes of rows that were deleted.
-    """
+    """Moves the write-ahead log into the database, outside a transaction; `rewrite` runs `VACUUM` first."""
 
     rewrite: bool = False
 
@@ -146,12 +141,7 @@ class Job:
 
 
 class Writer:
-    """The thread that writes.
-
-    Args:
-        backend: The log's database. It is closed with the thread.
-        on_done: Called in this thread after each batch, with its finished jobs and the newest `seq`.
-    """
+    """The thread that writes. `on_done` gets the finished jobs of each batch, and the newest `seq`, in this thread."""
 
     def __init__(self, backend: Backend, on_done: Callable[[list[Job], int], None]) -> None:
         self._backend = backend
@@ -259,9 +249,9 @@ class Writer:
         self._acknowledge(batch, head)
 
     def _transact(self, db: Database, projections: Projections, batch: list[Job], *, together: bool) -> int:
-        """Run jobs in one transaction and return the new head; a failure is stored in its job.
+        """Run jobs in one transaction and return the new head.
 
-        Raises _RetryOneByOne: applying failed and everything was rolled back.
+        A failure is stored in its job, or all is rolled back.
         """
         if not self._begin(db, batch):
             return 0
@@ -352,7 +342,6 @@ class Writer:
         return self._backend.translate_error(error)
 
     def _start(self, job: Job, *, again: bool = False) -> bool:
-        """Mark a job as running; False if its caller has withdrawn it."""
         with self._gate:
             if job.state == _PENDING or (again and job.state == _RUNNING):
                 job.state = _RUNNING
@@ -370,8 +359,7 @@ class Writer:
         self._on_done(done, head)
 
 
-class _RetryOneByOne(Exception):
-    """A batch was rolled back; its jobs must run one by one."""
+class _RetryOneByOne(Exception): ...
 
 
 def _flush_live_only(_db: Database) -> None:

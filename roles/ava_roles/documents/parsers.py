@@ -51,7 +51,6 @@ def _is_markup(head: bytes) -> bool:
 
 
 def _count_elements(head: bytes, file: Any, size: int) -> None:
-    """Count the elements of a part, without looking at its content."""
     counter = _Counter()
     parser = expat.ParserCreate(namespace_separator="}")
     parser.StartElementHandler = counter.start
@@ -115,10 +114,7 @@ _META_CHARS = 2_000  # of a title or a date
 
 @parsing("PDF")
 def read_pdf(data: bytes, first: int = 1, count: int | None = None, max_chars: int = 200_000) -> Pdf:
-    """Return the text of pages, from page `first` on, until `count`, `max_chars` or the time limit is reached.
-
-    Raises ToolFailed: it cannot be read.
-    """
+    """Return the text of pages from `first` on, within `count`, `max_chars` and the time limit. Raises ToolFailed."""
     import pypdf
 
     until = time.monotonic() + PARSING_S
@@ -191,7 +187,6 @@ def read_docx(data: bytes, hide: Callable[[str], str] = str) -> str:
 
 
 def _mark(style: str) -> str:
-    """Return the Markdown heading marks for a paragraph style; empty for other styles."""
     level = style.removeprefix("Heading ")
     return "# " if style == "Title" else "#" * min(int(level), 6) + " " if level.isdecimal() and level.isascii() else ""
 

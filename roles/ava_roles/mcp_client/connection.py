@@ -55,9 +55,9 @@ log = logging.getLogger("ava.foreign")
 
 @dataclass
 class ConnectionState:
-    """The state of one connection: `ended`, if the server has closed it or has ended; messages since the last answer.
+    """One connection.
 
-    `fault`: why Ava ended it, in Ava's own words; empty if Ava did not.
+    Whether it has `ended`, messages since the last answer, and the `fault` for which Ava ended it.
     """
 
     fault: str = ""
@@ -115,10 +115,7 @@ async def open_pipe_streams(pipes: Pipes, state: ConnectionState) -> AsyncGenera
 
 @asynccontextmanager
 async def drop_requests(streams: Any, state: ConnectionState) -> AsyncGenerator[Any]:
-    """Pass on answers to Ava's own requests, and nothing else: a server's requests are refused, except `ping`.
-
-    Notifications (log messages, progress) are dropped: nothing reads them, and there may be a flood.
-    """
+    """Pass on answers to Ava's requests alone; a server's are refused, except `ping`, and notifications dropped."""
     from mcp.shared.message import SessionMessage
     from mcp_types import METHOD_NOT_FOUND, ErrorData, JSONRPCError, JSONRPCRequest, JSONRPCResponse
 
@@ -175,7 +172,6 @@ async def _lines(pipes: Pipes, state: ConnectionState) -> AsyncIterator[bytes]:
 
 
 def _message(line: bytes) -> SessionMessage | None:
-    """Return the message in a line; None for garbage, such as a program's own log."""
     from mcp.shared.message import SessionMessage
     from mcp_types import jsonrpc_message_adapter
 
@@ -369,9 +365,9 @@ class McpConnection:
 
 @asynccontextmanager
 async def connect(entry: ServerEntry, launch: LaunchContext) -> AsyncGenerator[McpConnection]:
-    """Start or reach a server, and hold the connection; leaving ends the server and removes its home.
+    """Start or reach a server until the context ends.
 
-    Errors come from the SDK's task groups; `describe_failure` explains them.
+    `describe_failure` explains the errors of the SDK's task groups.
     """
     from mcp.client.session import ClientSession
     from mcp_types import Implementation

@@ -104,10 +104,9 @@ class _StartedServer:
 
 
 class RunMcpServers:
-    """The servers of one run, by name, as they are configured here.
+    """The servers of one run by name.
 
-    `approved`: the tools of each server that it has, as they were approved. `on_change` is called when one offers
-    others.
+    `approved`: their tools as approved; `on_change` is called if one offers others.
     """
 
     def __init__(
@@ -133,11 +132,7 @@ class RunMcpServers:
         return bool(self._servers)
 
     async def start(self, tasks: anyio.abc.TaskGroup) -> str | None:
-        """Start all servers side by side, and check that their tools are those that were approved.
-
-        Returns why the run cannot work as it was approved, in Ava's own words; None if it can. `tasks` runs a task for
-        each server until the run ends.
-        """
+        """Start all servers side by side until the run ends; return why it cannot work as it was approved, or None."""
         self._tasks = tasks
         faults: dict[str, str] = {}
 

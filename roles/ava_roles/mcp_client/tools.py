@@ -100,10 +100,7 @@ def is_wildcard(name: str) -> bool:
 
 
 def covers(word: str, name: str, tool: str) -> bool:
-    """Tell whether a name or pattern, in a role or a spawn, stands for a tool.
-
-    `name` is the tool's full name, as models spell it; `tool` is as its server spells it.
-    """
+    """Tell whether a name or pattern stands for a tool: `name` is as models spell it, `tool` as its server does."""
     if "*" in word:
         return fnmatchcase(name, word)
     if is_wildcard(word):
@@ -114,8 +111,7 @@ def covers(word: str, name: str, tool: str) -> bool:
 def full_names(server: str, tools: Iterable[str]) -> Mapping[str, str]:
     """Return the name that models know for each tool of a server: allowed characters, at most 64.
 
-    A name that had to be cut, or that would be the same for two tools, ends in a few digits of its own hash, so that it
-    means the same tool in every run.
+    A name that was cut, or would stand for two tools, ends in digits of its own hash: it means the same in every run.
     """
     plain = {tool: f"{PREFIX}{server}__{_NOT_ALLOWED.sub('_', tool)}" for tool in tools}
     taken = Counter(plain.values())
@@ -164,8 +160,7 @@ class OfferedTool:
         return same and not self.fault and self.tool == other.tool and (other.changes or not self.changes)
 
 
-class _Rejected(Exception):
-    """Raised inside a schema that no model may see."""
+class _Rejected(Exception): ...
 
 
 def offered_tools(server: str, listed: Sequence[ListedTool]) -> tuple[OfferedTool, ...]:
@@ -194,9 +189,9 @@ def _offer(server: str, name: str, tool: ListedTool) -> OfferedTool:
 
 
 def _bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a tool's arguments as models see it.
+    """Return the schema of arguments as models see it.
 
-    Raises _Rejected: it is too large, nested too deep, or of a form that providers refuse.
+    Raises _Rejected: too large, too deep, or a form providers refuse.
     """
     if schema.get("type", "object") != "object":
         raise _Rejected("its arguments are not an object")

@@ -52,10 +52,9 @@ def is_public(text: str) -> bool:
 
 
 def is_own(address: IPv4Address | IPv6Address) -> bool:
-    """Tell whether an address belongs to this machine, which no list of ranges can say.
+    """Tell whether an address belongs to this machine, as only such an address can be bound.
 
-    Only such an address can be bound. Where the system allows binding any address, none counts as public: that fails
-    closed.
+    Where the system allows binding any address, none counts as public: that fails closed.
     """
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:
@@ -93,10 +92,9 @@ _ARPA = ".home.arpa"
 
 
 def checked_url(text: str, ports: Collection[int] = PORTS) -> URL:
-    """Return a URL that may be requested, without its fragment.
+    """Return a URL that may be requested, without its fragment; it may come from a model or a `Location` header.
 
-    It may come from a model or a `Location` header. Raises AccessRefused: it is malformed, not http or https, to none
-    of the ports, or not of a public host; says why.
+    Raises AccessRefused: it is malformed, not http or https, to none of the ports, or not of a public host.
     """
     import httpx2
 
@@ -183,9 +181,9 @@ def allow_only_hosts_of(secrets: Collection[InjectedSecret]) -> Callable[[str], 
 
 
 def bound_host(given: str) -> str:
-    """Return a host that a person typed, in the form that secrets are bound to: `host`, or `host:port`.
+    """Return a typed host as secrets are bound to it: `host`, or `host:port`.
 
-    Raises ValueError: no tool could reach it; says why.
+    Raises ValueError: no tool could reach it.
     """
     text = given.strip()
     if not text or any(char in text for char in "/?#@\\*[]") or text.count(":") > 1:
@@ -208,10 +206,7 @@ _EXAMPLE = "an address such as http://proxy.example:3128, or http://user:passwor
 
 
 def proxy_url(text: str) -> str:
-    """Check the address of an HTTP proxy and return it unchanged.
-
-    Raises ValueError: it is not one. The text says what is allowed and repeats nothing of the address.
-    """
+    """Return the address of an HTTP proxy unchanged. Raises ValueError: it is not one; repeats nothing of it."""
     parts = _parts(text)
     if PLACEHOLDER.search(text):
         raise ValueError(f"{_EXAMPLE}; a stored secret cannot be put into it")
@@ -250,7 +245,6 @@ def proxy_password(text: str) -> str:
 
 
 def _parts(text: str) -> SplitResult | None:
-    """Split an address; None if it names no host or an impossible port."""
     if not text.isprintable() or " " in text or "\\" in text:
         return None
     try:

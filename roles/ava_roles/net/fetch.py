@@ -140,10 +140,9 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 @dataclass(frozen=True)
 class Response:
-    """A response with any status.
+    """A response with any status, from the final `url`; `redirects` are those before it. `truncated`: there was more.
 
-    `url` is the final one; `redirects` are those before it, in order. Names of headers are in lower case, and so is
-    `content_type`, which has no parameters and may be empty. `body` is decompressed; `truncated`: there was more.
+    Names of headers are in lower case, and so is `content_type`, which has no parameters. `body` is decompressed.
     """
 
     status: int
@@ -341,7 +340,6 @@ def _gzipped(target: httpx2.URL, response: httpx2.Response) -> bool:
 
 
 def _redirect(target: httpx2.URL, response: httpx2.Response) -> str | None:
-    """Return the URL that a response redirects to, or None."""
     import httpx2
 
     location = response.headers.get("location")

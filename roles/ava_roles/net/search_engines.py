@@ -21,10 +21,7 @@ _LONGEST_S = 31 * 86_400
 
 
 def asked_to_wait(headers: Mapping[str, str], now: float | None = None) -> float | None:
-    """Return the seconds in `Retry-After`, a number or a date; None if there is none.
-
-    Names of headers are in lower case. `now` is in seconds since 1970.
-    """
+    """Return the seconds in `Retry-After`, a number or a date; None without one. Header names are in lower case."""
     given = headers.get("retry-after", "").strip()
     if given.isascii() and given.isdigit():
         return min(float(given[:9]), _LONGEST_S)
@@ -48,7 +45,6 @@ def wait_words(seconds: float | None) -> str:
 
 
 DEADLINE_S: Final = 20.0
-"""Seconds for a search."""
 MOST_HITS: Final = 20
 WITHOUT: Final = "go on with pages that you know, and say in the caveats that the search did not work"
 """The end of every error: no other query would make the search work."""
@@ -111,7 +107,7 @@ class Search(Protocol):
 
 @dataclass(frozen=True)
 class Engine(ABC):
-    """A search engine: its name in settings, its title for people, and the address of its API.
+    """A search engine.
 
     `fields`: what a result calls its URL, its title, its words and its dates, the best date first.
     """
@@ -228,7 +224,6 @@ def _code(answer: Mapping[str, Any]) -> str:
 
 
 def _is_address(url: str) -> bool:
-    """Tell whether a hit's URL is one; it comes from the engine and is not trusted."""
     known = url.startswith(("https://", "http://"))
     return known and len(url) <= _URL_CHARS and url.isprintable() and not any(char.isspace() for char in url)
 

@@ -103,9 +103,9 @@ class NetworkBackend(httpcore2.AsyncNetworkBackend):
 
 
 class PooledTransport(httpx2.AsyncHTTPTransport):
-    """The HTTP client's transport, over a network backend of Ava's.
+    """The HTTP client's transport, over Ava's network backend.
 
-    Raises TypeError: this version of the client keeps its pool elsewhere, so that it cannot be replaced: fails closed.
+    Raises TypeError: this version keeps its pool elsewhere.
     """
 
     def __init__(self, context: ssl.SSLContext, backend: httpcore2.AsyncNetworkBackend) -> None:
@@ -131,7 +131,6 @@ class _KeptConnection(httpcore2.AsyncConnectionPool):
         self._kept: httpcore2.AsyncConnectionInterface | None = None
 
     async def handle_async_request(self, request: httpcore2.Request) -> httpcore2.Response:
-        """Send a request; the one before it has ended."""
         if request.url.scheme not in (b"http", b"https"):
             raise httpcore2.UnsupportedProtocol(f"no protocol for {request.url.scheme!r}")
         origin, kept = request.url.origin, self._kept
@@ -304,11 +303,7 @@ class ProxiedTransport(httpx2.AsyncHTTPTransport):
 
 
 class _Progress:
-    """The progress of a request, from the client's trace events.
-
-    `opening`: a connection is being made, and nothing of the request has been sent. After `seconds` of that, `scope` is
-    cancelled.
-    """
+    """A request's progress by the client's trace events; after `seconds` of `opening` a connection, ends `scope`."""
 
     def __init__(self, tunnel: bool, seconds: float | None) -> None:
         self._opened = "proxy.start_tls.complete" if tunnel else "http11.send_request_headers.started"

@@ -26,9 +26,9 @@ LIMITS = Limits(
 
 
 def find_agent(name: str, project: Path | None) -> Path:
-    """Return the path of an agent's program: an absolute one, or one on this process's PATH. Blocking.
+    """Return an agent's program, absolute or on this process's PATH. Blocking.
 
-    Raises ToolFailed: there is none, or it lies in the project, whose author wrote the programs in it.
+    Raises ToolFailed: none outside `project`.
     """
     program = Path(shutil.which(name, path=path_outside(os.environ.get("PATH", os.defpath), project)) or "")
     if not program.is_absolute():
@@ -48,21 +48,11 @@ def agent_command(
     variables: Mapping[str, str] | None = None,
     project: Path | None = None,
 ) -> Command:
-    """Return the command that starts an agent for `Sandbox.start`. Blocking.
+    """Return the command that starts an agent (`argv[0]` is from `find_agent`) for `Sandbox.start`. Blocking.
 
     It sees what the run's own commands see, at the same places and with the same rights, its own installation, and its
-    home. Nothing else of the person's home is there.
-
-    Args:
-        argv: The program, as `find_agent` returns it, and its arguments.
-        bench: What the commands of this run are given.
-        home: The folder here that the agent sees as its home, `HOME`; of this run alone, since the agent writes to it.
-        local: The one server that it reaches.
-        host: The folders of this machine that decide what it may see.
-        variables: Its environment, in addition to that of the run's commands.
-        project: The run's workspace.
-
-    Raises ToolFailed: its program cannot be shown; says what to do.
+    home: `home`, a folder here of this run alone, since the agent writes to it. Nothing else of the person's home is
+    there. `variables` are in addition to those of the run's commands. Raises ToolFailed: its program cannot be shown.
     """
     words, needed = _installed(Path(argv[0]), host, project)
     folders = [*bench.environment.get("PATH", "").split(":"), *SYSTEM_PATH, *needed.path]

@@ -26,7 +26,6 @@ from ava_roles.threads import run_sync
 SCRATCH = PurePosixPath("/scratch")
 CODE = PurePosixPath("/code")
 MAKE_S = 60.0
-"""Seconds for making the copy."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,9 @@ class CommandWorkspace(Protocol):
         ...
 
     async def ready(self) -> tuple[CommandSandbox, bool]:
-        """Make the working folder at the first call; return what commands are given, and whether it was made now.
+        """Make the working folder at the first call; return what commands get, and whether it is new.
 
-        Raises ToolFailed: it cannot be made; says what to do.
+        Raises ToolFailed.
         """
         ...
 
@@ -142,10 +141,7 @@ class CommandLayout:
 
 
 def bindable_dependencies(project: Path, report: CopyReport, check: Callable[[], None]) -> tuple[str, ...]:
-    """Return the dependencies that commands may see; note in the report those that hold a pipe, socket or device.
-
-    A pipe, socket or device would be a way out of the sandbox.
-    """
+    """Return the dependencies that commands may see; others have a pipe, socket or device, a way out of the sandbox."""
     kept: list[str] = []
     for name in report.dependencies:
         if (special := find_special_file(project / name, check)) is not None:

@@ -125,10 +125,9 @@ _UNLESS_ORPHANED = '[ "$PPID" = "$0" ] && exec "$@"'
 
 
 def ending_with_us(command: Sequence[str]) -> list[str]:
-    """Return a command line whose process the kernel kills with this thread, even if this process is killed.
+    """Return a command line whose process the kernel kills with this thread, where the kernel and `setpriv` can.
 
-    The shell starts nothing if this process ended before the kernel knew. Where the kernel or `setpriv` cannot do this,
-    the command goes on to its own end.
+    The shell starts nothing if this process ended before the kernel knew.
     """
     if not _knows_death_signal():
         return list(command)
@@ -165,19 +164,13 @@ def _wait(process: subprocess.Popen[bytes], within_s: float, check: Callable[[],
 
 @dataclass(frozen=True)
 class Checkout:
-    """The names in a folder of a checkout, relative to it.
+    """The names in a folder of a checkout, relative to it."""
 
-    Attributes:
-        tracked: What git tracks; a submodule by its folder.
-        others: What is neither tracked nor ignored; a nested repository by its folder, with `/` at the end.
-        ignored: Folders that are ignored as a whole.
-        foreign: The folder itself is ignored: it lies in the repository, but is not part of it.
-    """
-
-    tracked: tuple[str, ...]
+    tracked: tuple[str, ...]  # what git tracks; a submodule by its folder
+    # What is neither tracked nor ignored; a nested repository by its folder, with `/` at the end.
     others: tuple[str, ...]
-    ignored: tuple[str, ...]
-    foreign: bool = False
+    ignored: tuple[str, ...]  # folders that are ignored as a whole
+    foreign: bool = False  # the folder itself is ignored: it lies in the repository, but is not part of it
 
 
 def list_checkout(
@@ -188,10 +181,7 @@ def list_checkout(
     check: Callable[[], None] = lambda: None,
     git_folder: str = "",
 ) -> Checkout:
-    """Return the names in a folder of a repository. Blocks; stops at once when `check` raises.
-
-    Raises ToolFailed: git is not installed, fails, or would follow something elsewhere.
-    """
+    """Return the names in a folder of a repository. Blocks; stops at once when `check` raises. Raises ToolFailed."""
     git = git_program(repository)
     if git is None:
         raise ToolFailed("git is not installed here, and without it the files of this checkout cannot be listed")

@@ -58,10 +58,9 @@ NOTHING_OUTSIDE = only("")
 
 
 def find_git_folders(repository: Path, accept: Accept = NOTHING_OUTSIDE) -> GitFolders:
-    """Return the git folder of a checkout with this root. Blocks.
+    """Return the git folder of a checkout with this root; `accept` decides about one outside that names it. Blocks.
 
-    `accept` decides about a git folder outside of it that names it as its checkout. Raises NoGitFolder: `.git` does not
-    lead to a repository, or git would follow something in it elsewhere; OSError: it cannot be read.
+    Raises NoGitFolder: no repository, or git would follow something in it elsewhere; OSError: it cannot be read.
     """
     root = repository.resolve()
     git = root / ".git"

@@ -95,10 +95,7 @@ def end_within(seconds: int) -> None:
 
 
 def limit_memory(most: int) -> None:
-    """Limit this process's address space, in bytes, and let the kernel end it first when memory runs out.
-
-    Raises NotOnThisSystem: this is not Linux; other systems do not enforce such a limit.
-    """
+    """Limit this process's address space (bytes), and offer it first when memory runs out. Raises NotOnThisSystem."""
     if sys.platform != "linux":
         raise NotOnThisSystem("RLIMIT_AS")
     import resource
@@ -125,7 +122,6 @@ def kernel_setting(name: str) -> int | None:
 
 
 def _prctl(option: int, value: int) -> None:
-    """Call prctl. Raises NotOnThisSystem: this is not Linux, or a sandbox forbids it."""
     libc, get_errno = _libc("prctl")
     if libc.prctl(option, value, 0, 0, 0) != 0:
         raise NotOnThisSystem("prctl", get_errno())

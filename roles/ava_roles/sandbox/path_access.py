@@ -44,10 +44,7 @@ def has_folder_descriptors() -> bool:
 
 
 def make_folders(path: Path, beneath: Path, mode: int = 0o700) -> None:
-    """Make a folder and its missing parents below `beneath`, which is never made: it may have been removed or moved.
-
-    Raises OSError: it cannot be made, or `beneath` is gone.
-    """
+    """Make a folder and missing parents below `beneath`, which is never made: it may have moved. Raises OSError."""
     try:
         path.mkdir(mode, exist_ok=True)
     except FileNotFoundError:
@@ -58,10 +55,9 @@ def make_folders(path: Path, beneath: Path, mode: int = 0o700) -> None:
 
 
 class DescriptorPaths:
-    """A folder held by a descriptor. Names are opened with openat2, or one by one where the kernel lacks it.
+    """A folder held by a descriptor, closed in the end. Names are opened with openat2, or one by one without it.
 
-    A descriptor as `folder` is closed in the end. Without `kernel`, openat2 is not used, for tests of the other way.
-    Raises OSError: it is not a folder, or cannot be opened.
+    `kernel` False does not use openat2, for tests of the other way. Raises OSError: it cannot be opened as a folder.
     """
 
     def __init__(self, folder: Path | int, *, kernel: bool = True) -> None:
@@ -92,10 +88,7 @@ class DescriptorPaths:
 
     @contextmanager
     def duplicate(self) -> Generator[int]:
-        """Hold a copy of the root's descriptor.
-
-        A thread may still use it after `close`, when the number of the root's own is used for another folder.
-        """
+        """Hold a copy of the root's descriptor, as a thread may use it after `close`, when its number means another."""
         with self._lock:
             copy = os.dup(self._root)
         with _closing(copy):
@@ -174,11 +167,10 @@ class DescriptorPaths:
 
 
 class PlainPaths:
-    """A folder held by its path. The methods are those of `DescriptorPaths`.
+    """A folder held by its path, with the methods of `DescriptorPaths`. Raises OSError: it is not a folder.
 
-    Each step is checked for links, and the result is compared with the folder, before it is used. Another process could
-    replace a folder by a link between the check and the use; such systems offer nothing better. Raises OSError: it is
-    not a folder.
+    Each step is checked for links, and the result compared with the folder, before it is used. Another process could
+    put a link there between check and use; such systems offer nothing better.
     """
 
     def __init__(self, path: Path) -> None:
@@ -326,8 +318,7 @@ class NotRegular(OSError):
 def read_small(path: Path, most: int) -> bytes:
     """Return the beginning of a regular file, following links. Blocks, but never waits for a writer.
 
-    A link could lead to a device that yields data without end, or to one that the server itself reads from. Raises
-    NotRegular: it is not a regular file; OSError: it cannot be read.
+    A link could lead to a device without end, or to one that the server reads. Raises NotRegular; OSError.
     """
     if not stat.S_ISREG(path.stat().st_mode):  # opening a device can have effects
         raise NotRegular(errno.EINVAL, "it is not a regular file", str(path))

@@ -37,10 +37,9 @@ class Root:
 
     @classmethod
     def open_approved(cls, path: Path, identity: str) -> Root:
-        """Open an approved folder, if it is still the same folder; no part of the path was a link.
+        """Open an approved folder, if it is still the one with that `folder_identity` (empty: not recorded).
 
-        `identity` is what `folder_identity` returned at the approval; empty if that was not recorded. Raises
-        FolderReplaced: another folder, a link or a file is there; OSError: it cannot be opened.
+        Raises FolderReplaced: another folder, a link or a file is there; OSError: it cannot be opened.
         """
         try:
             access = (DescriptorPaths if path_access.has_folder_descriptors() else PlainPaths).open_without_links(path)
@@ -217,7 +216,6 @@ def shown(rel: str) -> str:
 
 
 def _order(entry: Entry) -> str:
-    """Return a sort key that puts a folder where the paths of its files belong."""
     return entry.name + ("/" if entry.kind == "folder" else "")
 
 

@@ -47,12 +47,10 @@ INSTALL_BUBBLEWRAP = "install bubblewrap (Debian and Ubuntu: apt install bubblew
 
 @dataclass(frozen=True)
 class LocalServer:
-    """The one server that a command without the network reaches.
+    """The one server that a command without the network reaches, at a `port` of its own 127.0.0.1.
 
-    Attributes:
-        port: Its port on 127.0.0.1 in the command's own network.
-        socket: The absolute path of the unix socket here that each connection is passed on to. The command does not see
-            the file. Nobody has to listen yet: until then connections are reset.
+    `socket` is the absolute path of the unix socket here that connections are passed on to; the command does not see
+    it. Nobody has to listen yet: until then connections are reset.
     """
 
     port: int
@@ -104,10 +102,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Pipes:
-    """The streams of a running command. `errors` returns the end of its stderr so far.
-
-    `stdout` raises `EndOfStream` when the command closes it, under bubblewrap when the whole command ends.
-    """
+    """A running command's streams; `errors` returns the end of stderr. At its end `stdout` raises `EndOfStream`."""
 
     stdin: ByteSendStream
     stdout: ByteReceiveStream
@@ -128,16 +123,16 @@ class Sandbox(Protocol):
         ...
 
     async def run(self, command: Command) -> Finished:
-        """Run a command to its end. A cancellation ends all its processes and waits until they are gone.
+        """Run a command to its end. A cancellation waits until all its processes are gone.
 
-        Raises ToolFailed: the command could not be started; says why.
+        Raises ToolFailed: not started.
         """
         ...
 
     def start(self, command: Command) -> AbstractAsyncContextManager[Pipes]:
-        """Run a command with open stdin and stdout. Leaving ends all its processes and waits until they are gone.
+        """Run a command with open stdin and stdout; leaving waits until its processes are gone.
 
-        Raises ToolFailed: on entering: the command could not be started; says why.
+        Raises ToolFailed on entering.
         """
         ...
 
@@ -163,10 +158,7 @@ def child_environment(run_id: str, given: Mapping[str, str] | None = None) -> di
 
 
 def path_outside(path: str, project: Path | None) -> str:
-    """Return the absolute folders of a PATH that lie outside a project.
-
-    npx and direnv put a project's own folders first, and the project's author wrote the programs in them.
-    """
+    """Return the absolute folders of a PATH outside a project, whose author's programs npx and direnv put first."""
     kept: list[str] = []
     for folder in path.split(os.pathsep):
         if Path(folder).is_absolute():

@@ -41,9 +41,9 @@ _found: dict[tuple[str, Path], Sandbox | Unavailable] = {}
 
 
 def find_sandbox(mode: Literal["auto", "none"], state: Path) -> Sandbox | Unavailable:
-    """Return the strongest sandbox that works here; it is attacked once per process. Blocks for up to seconds.
+    """Return the strongest sandbox that works here, attacked once per process; `none` confines nothing. Blocks.
 
-    `mode` is the setting `sandbox.mode`; `none` confines nothing. `state`: a folder of Ava's for what a sandbox stores.
+    `state` is a folder of Ava's for what a sandbox stores.
     """
     with _lock:
         if (mode, state) not in _found:
@@ -100,7 +100,6 @@ def _missing_for_landlock(abi: int, uid: int) -> str | None:
 
 
 def _advice(installed: bool, why: str) -> str:
-    """Return what would make bubblewrap work."""
     if not installed:
         return INSTALL_BUBBLEWRAP
     if linux.kernel_setting("kernel/apparmor_restrict_unprivileged_userns"):
@@ -120,10 +119,7 @@ def _advice(installed: bool, why: str) -> str:
 
 
 def pick_uid(state: Path) -> int | None:
-    """Return a user id without an account: always the same for one data root, usually different for two.
-
-    So the servers of one data root agree on its files' owner, and the commands of two data roots run as two users.
-    """
+    """Return a user id without an account, the same for all servers of a data root, other for another's commands."""
     taken = _ids_in("/etc/passwd") | _ids_in("/etc/group")
     first = int.from_bytes(hashlib.sha256(os.fsencode(state.resolve())).digest()[:8]) % len(USERS)
     return next((uid for uid in (*USERS[first:], *USERS[:first]) if uid not in taken), None)

@@ -39,9 +39,9 @@ _PATH, _TEMPORARY = "/usr/bin:/bin", PurePosixPath("/tmp")  # noqa: S108 - as a 
 
 @dataclass(frozen=True)
 class Machine:
-    """The facts about this machine that a sandbox depends on: bubblewrap's path, and Landlock's version (`abi`).
+    """What a sandbox depends on.
 
-    `uid`: the user that commands run as where the server is root; 0 is the server's own user.
+    Bubblewrap's path, Landlock's version, and a user for commands where root serves (else 0).
     """
 
     uid: int = 0
@@ -127,7 +127,6 @@ class SupervisedSandbox:
                 await self._wait_for_end(running)
 
     async def _wait_for_end(self, running: _Running) -> None:
-        """Wait for the end of a command whose supervisor's pipe has been closed."""
         supervisor, report = running.supervisor, running.report
         with anyio.CancelScope(shield=True):
             with anyio.move_on_after(END_S):
@@ -224,7 +223,7 @@ def _reader(ours: ExitStack, theirs: ExitStack) -> tuple[PipeReader, int]:
 
 
 def _writer(ours: ExitStack, theirs: ExitStack) -> tuple[PipeWriter, int]:
-    """Return the server's end of a pipe that it writes to, and the other end; each is closed with its stack."""
+    """Return the server's end of a pipe that it writes to, and the other end, as `_reader` does."""
     read_at, write_at = os.pipe()
     theirs.callback(os.close, read_at)
     writer = PipeWriter(write_at)
@@ -249,7 +248,6 @@ class _End:
         self.close()
 
     def close(self) -> None:
-        """Close it; who waits for it is woken."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             anyio.notify_closing(descriptor)

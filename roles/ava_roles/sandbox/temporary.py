@@ -34,10 +34,7 @@ def temporary_files_in(place: Path) -> Generator[None]:
 
 @contextmanager
 def temporary_folder(prefix: str, place: Path | None = None) -> Generator[Path]:
-    """Hold a new folder that only this user can open; remove it at the end. Blocking. Raises OSError.
-
-    Without `place`, it is in the newest `temporary_files_in` whose data root exists, else in the system's folder.
-    """
+    """Hold a new private folder, in `place`, the newest living `temporary_files_in`, or the system's. Blocking."""
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place or _current_place()))
     lock = _try_lock(folder)
     try:

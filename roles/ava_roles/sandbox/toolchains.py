@@ -31,10 +31,9 @@ _END, _NEEDED, _STRINGS, _RPATH, _RUNPATH = 0, 1, 5, 15, 29
 
 
 def python_library(program: Path) -> Path | None:
-    """Return the path where the loader finds an interpreter's libpython; None if it needs none.
+    """Return where the loader finds an interpreter's libpython (64-bit ELF); None if it needs none. Blocks.
 
-    Also None if that path is relative to the program (`$ORIGIN`): then it is in the program's own installation. Reads
-    64-bit ELF programs only. Blocks. The file's content is not trusted.
+    Also None if that path is relative to the program (`$ORIGIN`), in its own installation. No content is trusted.
     """
     try:
         descriptor = os.open(program, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -54,9 +53,9 @@ def python_library(program: Path) -> Path | None:
 
 
 def _read_links(descriptor: int) -> tuple[list[str], list[str]]:
-    """Return the names of the libraries that a program needs, and the folders where the loader looks for them.
+    """Return an ELF program's libraries and the loader's folders.
 
-    Raises OSError, OverflowError, ValueError, struct.error: it is not a valid ELF program.
+    Raises OSError, OverflowError, ValueError, struct.error.
     """
     segments = _segments(descriptor)
     loaded = [(start, offset, length) for kind, _, offset, start, _, length, *_ in segments if kind == _LOAD]
@@ -123,10 +122,7 @@ class Toolchains:
 
 @dataclass(frozen=True)
 class HostFolders:
-    """The folders of this machine that decide what confined programs may see.
-
-    `read_only` are toolchains from the settings; `closed` ones are never shown.
-    """
+    """What confined programs may see here: `read_only` toolchains of the settings, never `closed` folders."""
 
     home: Path
     read_only: Sequence[Path] = ()
@@ -159,14 +155,9 @@ def find_installation(
     programs: str = os.defpath,
     workspace: Path | None = None,
 ) -> Toolchains:
-    """Return what one program needs beside the system's own. Blocks: reads the file system, and starts nothing.
+    """Return what a program (absolute path) needs beside the system's own, and `files`. Blocks; starts nothing.
 
-    Args:
-        program: Its absolute path.
-        files: More files to show.
-        host: The folders of this machine.
-        programs: The PATH on which a script's interpreter is looked up.
-        workspace: Nothing that contains it or lies in it is shown.
+    A script's interpreter is looked up on `programs`. Nothing that contains `workspace` or lies in it is shown.
     """
     search = _Search(host, programs, workspace.resolve() if workspace is not None else None)
     search.add_installation(program)
@@ -179,10 +170,7 @@ def find_installation(
 
 
 def script_interpreter(script: Path, programs: str) -> list[str]:
-    """Return the words that start a script, as its first line names them; none for a program of another kind.
-
-    `env` is looked through: at the place of the script, its PATH may be another. Blocks.
-    """
+    """Return the words that start a script, looking through `env`; none for a program of another kind. Blocks."""
     try:
         start = read_small(script, 256).partition(b"\n")[0]
     except OSError:
@@ -220,9 +208,9 @@ class _Search:
             self._add_go()
 
     def add_installation(self, program: Path) -> None:
-        """Show the folder that a program was installed into, under each of its names, or else the program alone.
+        """Show a program's installation, as npm's packages need the others, under each name.
 
-        A program in a package of npm needs the packages beside it.
+        Or else the program alone.
         """
         for step in (program, *_link_chain(program)):
             packages = [folder for folder in step.parents if folder.name == "node_modules"]
@@ -236,7 +224,6 @@ class _Search:
         self._add_library(Path(os.path.realpath(program)))
 
     def add_file(self, file: Path) -> None:
-        """Show one file, unless its folder is refused."""
         real = file.resolve()
         refused = self._refusal(file, asked=True) or self._refusal(real, asked=True)
         if real.is_file() and refused is None and not _in_system(file):
@@ -331,7 +318,6 @@ class _Search:
             self.found.path.append(str(real.parent))
 
     def _show(self, name: Path, prefix: Path) -> bool:
-        """Show a folder under a name; return whether that is allowed."""
         if _in_system(prefix):
             return True
         if _in_system(name):  # it would hide the system's own programs
@@ -342,9 +328,9 @@ class _Search:
         return True
 
     def _add_library(self, real: Path) -> None:
-        """Show the library that an interpreter is linked with, under the path where the loader looks for it.
+        """Show the library that an interpreter is linked with, where the loader looks.
 
-        An installation can have several names, so that path may differ from those of the interpreter.
+        Maybe not under the program's names.
         """
         library = python_library(real) if _is_python(real) else None
         if library is None or any(library.is_relative_to(name) for name in self.found.shown):
@@ -358,7 +344,6 @@ class _Search:
         return len(root.relative_to(above).parts) > 1 or (root / "pyvenv.cfg").is_file()
 
     def _refusal(self, folder: Path, *, asked: bool = False) -> str | None:
-        """Return why a folder must not be shown, or None."""
         alone = "name the toolchain in it alone"
         holds_homes = folder == Path(folder.root) or self.home.is_relative_to(folder) or str(folder) in HOMES
         reasons = [
@@ -393,10 +378,7 @@ def _is_python(real: Path) -> bool:
 
 
 def _is_file(path: Path) -> bool:
-    """Tell whether a path is a file. From Python 3.14 on, `Path.is_file` calls what it may not look at no file.
-
-    Raises PermissionError: it lies in a folder that is closed to this user.
-    """
+    """Tell whether a path is a file. Raises PermissionError, as `Path.is_file` no longer does from Python 3.14 on."""
     try:
         return stat.S_ISREG(path.stat().st_mode)
     except PermissionError:

@@ -100,10 +100,9 @@ def resolve_workspace(
 def recheck_workspace(
     folder: Path, *, roots: Sequence[Path] | None, data_root: Path, home: Path, allow: Sequence[Path]
 ) -> None:
-    """Apply the rule to an approved workspace again: links, folders and settings may have changed since. Blocks.
+    """Apply the rule to an approved workspace again, as links, folders and settings may have changed. Blocks.
 
-    Every workspace is in one of the `roots`; None accepts every folder that `WorkspaceRule` does. `allow` are the
-    folders that settings name as workspaces. Raises WorkspaceRefused: it is refused now; says why.
+    It must be in one of `roots` (None: anywhere allowed). Raises WorkspaceRefused: it is refused now; says why.
     """
     if roots is not None and not _Look().is_within(folder, (str(root.resolve()) for root in roots)):
         raise WorkspaceRefused(f"{folder} is outside the allowed folders")
@@ -112,11 +111,9 @@ def recheck_workspace(
 
 
 def project_at(given: str, *, holding: Sequence[str], data_root: Path, home: Path) -> Path:
-    """Return the project that a folder belongs to.
+    """Return the nearest folder, up to the root of its git repository, that has one in `holding`; else itself. Blocks.
 
-    That is the nearest folder, from this one up to the root of its git repository, that has one of the folders in
-    `holding`; if there is none, the folder itself. Blocks. Raises WorkspaceRefused: it is not a folder, or is always
-    refused as a workspace; says why.
+    Raises WorkspaceRefused: it is not a folder, or is always refused as a workspace; says why.
     """
     return project_above(_folder(WorkspaceRule.of(home, data_root, None), given, ()), holding=holding, home=home)
 
@@ -138,8 +135,7 @@ def repository_of(folder: Path, home: Path) -> Path | None:
     return _repository(WorkspaceRule.of(home, home, None), folder)
 
 
-class _NoFolder(WorkspaceRefused):
-    """Raised when there is no folder at a path, or none that can be read: no setting would help."""
+class _NoFolder(WorkspaceRefused): ...
 
 
 @dataclass(frozen=True)
@@ -258,10 +254,9 @@ def _found(
 
 
 def _folder(places: WorkspaceRule, given: str, allowed: Sequence[Path], *, relative_to: Path | None = None) -> Path:
-    """Return the folder that a text names, links resolved.
+    """Return the folder that a text names, links resolved. Raises WorkspaceRefused; says why, and no more.
 
-    Its existence is checked last, so that a refusal reveals nothing about what lies outside. Raises WorkspaceRefused:
-    the folder is refused; says why, and no more.
+    Its existence is checked last, so that a refusal reveals nothing about what lies outside.
     """
     path = _path(given.strip(), places.home, relative_to)
     try:

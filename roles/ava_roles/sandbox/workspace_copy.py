@@ -108,7 +108,6 @@ class _Copy:
     _installed: set[str] = field(default_factory=set[str])
 
     def copy_folder(self, carried: list[str]) -> CopyReport:
-        """Copy a folder without git, or report that it is too large."""
         found = list(self._walk("", carried))
         size = sum(entry.size for entry in found)
         if len(found) > FOLDER_FILES or size > min(FOLDER_BYTES, self.most_bytes):
@@ -238,9 +237,9 @@ def _is_folder(root: Root, name: str) -> bool:
 
 
 def _unsafe_entries(folder: Path, check: Callable[[], None]) -> Iterable[str]:
-    """Yield what commands must not see in a folder that is shown itself: version control, pipes, sockets, devices.
+    """Yield what commands must not see in a shown folder: version control, pipes, sockets, devices.
 
-    Raises ToolFailed: the folder has too many entries.
+    Raises ToolFailed.
     """
     pending = [folder]
     seen = 0

@@ -60,7 +60,6 @@ def numbered_line(sign: str, at: int, line: str) -> str:
 
 
 def _trimmed(old: Sequence[str], new: Sequence[str], region: Region) -> Region:
-    """Return a region without equal lines at its beginning and end."""
     old_from, old_to, new_from, new_to = region
     old_to, new_to = min(old_to, len(old)), min(new_to, len(new))
     while old_from < old_to and new_from < new_to and old[old_from] == new[new_from]:
@@ -88,10 +87,7 @@ class NotEditable(Exception):
 
 @dataclass(frozen=True)
 class Document:
-    r"""A text file, whose `text` has `\n` as line end.
-
-    `ends` has the line end of each line in the file: `\n`, `\r\n` or `\r`. `mark`: it begins with a byte order mark.
-    """
+    r"""A text file, whose `text` has `\n` as line end; `ends` has those of the file. `mark`: a byte order mark."""
 
     MAX_PLACES: ClassVar[int] = 1_000
     MAX_REPLACED: ClassVar[int] = 20_000
@@ -166,9 +162,9 @@ class Document:
         return numbers
 
     def replaced(self, starts: Sequence[int], old: str, new: str) -> tuple[Document, list[Region]]:
-        """Return the document with another text at these offsets, and the regions that this changes.
+        """Return the document with another text at these offsets, and the changed regions.
 
-        A new line gets the line end of the first line that it replaces, or of the line that it is in.
+        Line ends stay as they are.
         """
         removed, added = old.count("\n"), new.count("\n")
         parts: list[str] = []

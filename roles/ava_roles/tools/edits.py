@@ -90,7 +90,6 @@ def _candidates(lines: Sequence[str], wanted: Sequence[Sequence[str]]) -> list[i
 
 
 def _window(lines: Sequence[str], start: int, wanted: Sequence[str]) -> list[str]:
-    """Return as many lines as the wanted text has, blank lines not counted."""
     missing = sum(bool(line.strip()) for line in wanted)
     here: list[str] = []
     for line in lines[start : start + 2 * len(wanted) + 10]:
@@ -152,7 +151,6 @@ def _trailing(line: str) -> str:
 
 
 def _blanks(white: str) -> str:
-    """Return white space in words: `4 blanks`, `1 tab and 2 blanks`."""
     runs = [(char, sum(1 for _ in run)) for char, run in groupby(white)]
     words = [f"{count} {_name(char)}{'' if count == 1 else 's'}" for char, count in runs[:6]]
     return " and ".join(words) or "no white space"
@@ -288,9 +286,9 @@ def _edit(edits: Edits, args: EditFileArgs, hide: Callable[[str], str]) -> ToolO
 
 
 def _as_written(text: str, old: str) -> str:
-    """Return `old` as the file has it, with the invisible characters; unchanged if it is there as given, or nowhere.
+    """Return `old` as the file has it, with invisible characters; unchanged if in none.
 
-    Raises ToolFailed: the file has it in several ways.
+    Raises ToolFailed: in several.
     """
     if old in text or old not in (seen := clean(text)[0]):
         return old
@@ -371,7 +369,6 @@ def _refuse_redaction_marks(text: str, before: str, name: str) -> None:
 
 
 def _refuse_quoted_marks(old: str, text: str, name: str) -> None:
-    """Refuse an `old` that quotes the mark of a hidden value."""
     for mark in set(_REDACTED.findall(old)):
         if mark not in text:
             raise ToolFailed(

@@ -56,11 +56,10 @@ class GrepResult:
 def search(
     root: Root, query: Query, hide: Callable[[str], str] = str, check: Callable[[], None] = lambda: None
 ) -> GrepResult:
-    """Return the lines that match, by path and line; stop after the most.
+    """Return the lines that match, by path and line; stop after the most. Raises ToolFailed: expression, glob or path.
 
     `hide` replaces secrets in a whole file, and keeps its number of lines: the query cannot match what it replaces.
-    `check` is called for each file; it raises to stop. Raises ToolFailed: the expression, the glob or the path cannot
-    be used.
+    `check` is called for each file; it raises to stop.
     """
     matching = _matcher(query)
     wanted_names = patterns(query.glob) if query.glob else None
@@ -132,10 +131,7 @@ def _around(line: str, at: int) -> str:
 
 
 def main() -> None:
-    """Run the child: read a request from stdin, search the inherited folder, write the result.
-
-    The server hides the secrets: the child sends it the text of each matching file, and gets it back without them.
-    """
+    """Run the child: read a request from stdin, search the inherited folder; the server hides secrets in each match."""
     child.limit_lifetime(CHILD_SECONDS)
     order = child.receive()
     root = Root.adopt(Path(order["path"]), order["descriptor"])

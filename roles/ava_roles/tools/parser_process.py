@@ -70,7 +70,6 @@ class _Limits:
         self._until = time.monotonic() + SECONDS
 
     def seconds_left(self) -> float:
-        """Return how long the file may still be read; 0 if its time is up."""
         return max(0.0, self._until - time.monotonic())
 
     def hide(self, text: str) -> str:
@@ -83,7 +82,6 @@ class _Limits:
         return self._hide(text)
 
     def failed(self, why: str) -> ToolFailed:
-        """Return that the file cannot be read, and why."""
         return ToolFailed(f"this {self._what} cannot be read: {why}")
 
     def late(self) -> ToolFailed:
@@ -91,10 +89,7 @@ class _Limits:
 
 
 def _parse(what: str, data: bytes, *given: object, limits: _Limits | None = None) -> Any:
-    """Return what a child makes of a file. Blocks.
-
-    Raises ToolFailed: the file cannot be read; or its parser crashed, took too long, or needed too much.
-    """
+    """Return what a child makes of a file. Blocks. Raises ToolFailed: unreadable; it crashed or took too much."""
     from ava_roles.sandbox.sandbox import child_environment
 
     limits = limits or _Limits(what)
@@ -144,7 +139,6 @@ def _exchange(
 
 
 def _next_answer(sent: IO[bytes]) -> dict[str, Any] | None:
-    """Return a child's next message; None if it has ended or sends something else."""
     size = int.from_bytes(sent.read(child.HEAD_BYTES))
     data = sent.read(size) if size <= ANSWER_BYTES else b""
     try:

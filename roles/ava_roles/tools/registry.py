@@ -16,10 +16,7 @@ from ava_roles.tools.web import HttpGet, ReadWebpages, WebSearch
 
 
 def builtin_tools() -> Mapping[str, Tool]:
-    """Return the tools that need nothing of the server, by name.
-
-    Call this once per process, so that all runs share what was fetched of each site's robots.txt.
-    """
+    """Return tools that need nothing of the server, once per process: runs share fetched robots.txt rules."""
     tools: tuple[Tool, ...] = (
         WebSearch(),
         ReadWebpages(),

@@ -148,7 +148,6 @@ def _recall(memory: Memory, args: RecallArgs, hide: Callable[[str], str]) -> Too
 
 
 def _find_note(memory: Memory, name: str) -> Note:
-    """Return the note of this name. Raises ToolFailed: there is none; names the existing ones."""
     note = memory.note(name.strip().removesuffix(".md"))
     if note is None:
         names = [each.name for each in memory.read().notes]

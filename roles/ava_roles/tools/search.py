@@ -113,7 +113,6 @@ class PassageReader:
 
 
 def _on_page(page: int, text: str) -> Passage:
-    """Return a passage of a page; as a place in lines does, its place says how many lines it has."""
     count = text.count("\n") + 1
     return Passage(f"page {page}, {count} line{'s' * (count > 1)}", text)
 
@@ -228,7 +227,6 @@ class SearchCodebase:
 
 
 def _limits_of(found: grep.GrepResult) -> str:
-    """Return what the result does not cover."""
     notes = [
         "; there are more: narrow the query, the path or the glob" if found.more else "",
         f"; {found.skipped:,} binary, large or unreadable files skipped" if found.skipped else "",
@@ -238,10 +236,7 @@ def _limits_of(found: grep.GrepResult) -> str:
 
 
 async def _in_child(root: Root, query: grep.Query, run_id: str, hide: Callable[[str], str]) -> grep.GrepResult:
-    """Search in a child process that has only the folder's descriptor and ends with the call.
-
-    The child knows no secrets. It sends each matching file to this process, which hides them, and searches the result.
-    """
+    """Search in a child with only the folder's descriptor; it sends matching files here, where secrets are hidden."""
     with root.duplicate() as descriptor:
         order = {"path": str(root.path), "descriptor": descriptor, "query": asdict(query)}
         try:
@@ -272,9 +267,9 @@ async def _in_child(root: Root, query: grep.Query, run_id: str, hide: Callable[[
 async def _answer(
     child: Process, order: object, hide: Callable[[str], str], limit: anyio.CancelScope
 ) -> dict[str, Any] | None:
-    """Return a child's result, hiding secrets in each text that it sends before; None if it ends without a result.
+    """Return a child's result or None, hiding secrets in texts that it sends.
 
-    The time limit is the expression's: it does not run while secrets are hidden.
+    That does not count for the time limit.
     """
     assert child.stdin is not None
     assert child.stdout is not None
@@ -343,7 +338,6 @@ class SearchAndRead:
 
 
 def _not_searched(found: SearchResult) -> str:
-    """Return how many files were not searched, and why."""
     reasons = [f"{count:,} {why}" for why, count in found.left_out.items() if count]
     if found.more:
         reasons.append(f"all after the first {_MAX_ENTRIES:,} entries: give a path")

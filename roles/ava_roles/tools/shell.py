@@ -166,7 +166,6 @@ def _describe_end(finished: Finished, timeout_s: int, renewed: str) -> str:
 
 
 def _python() -> str:
-    """Return the path of the system's Python. Raises ToolFailed: commands can see none."""
     program = shutil.which("python3", path=_SYSTEM_PATH)
     if program is None:
         raise ToolFailed("this system has no Python of its own (/usr/bin/python3); use run_bash if you have it")
@@ -174,7 +173,6 @@ def _python() -> str:
 
 
 def _encode(text: str) -> bytes:
-    """Return a text as bytes for a program. Raises ToolFailed: it contains a zero byte."""
     if "\0" in text:
         raise ToolFailed("it contains a zero byte; write it as an escape sequence of the language")
     return text.encode()

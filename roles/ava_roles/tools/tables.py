@@ -49,7 +49,6 @@ def read_csv(data: bytes, hide: Callable[[str], str] = str) -> str:
 
 
 def _separator(text: str) -> str:
-    """Return the cell separator: the candidate that is in most of the first lines, and there most often."""
     lines = text[:8_192].splitlines()[:20]
     return max(",;\t|", key=lambda sign: (sum(sign in line for line in lines), sum(line.count(sign) for line in lines)))
 
@@ -98,10 +97,9 @@ class TableBudget:
 
 
 def render_table(rows: Iterable[Iterable[str]], budget: TableBudget | None = None) -> str:
-    """Return rows as a Markdown table, with notes about what is not shown.
+    """Return rows as a Markdown table, with notes about what is not shown: empty rows, and what the budget forbids.
 
-    Empty rows are left out. The table has at most 2,000 rows and 200 columns, and what the budget of its file allows.
-    Short rows are not padded.
+    It has at most 2,000 rows and 200 columns. Short rows are not padded.
     """
     budget = budget or TableBudget()
     lines: list[str] = []

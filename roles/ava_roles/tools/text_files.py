@@ -51,9 +51,9 @@ def is_binary(head: bytes) -> bool:
 
 
 def decode_text(data: bytes, *, cut: bool = False) -> str | None:
-    """Return the text in bytes, or None if they are not text; with `cut`, the last character may be incomplete.
+    """Return bytes as text (UTF-8, UTF-16 with a mark, Windows-1252); None with a zero.
 
-    UTF-8, and UTF-16 with a byte order mark, are recognised; other bytes without a zero are read as Windows-1252.
+    `cut`: the end may be incomplete.
     """
     if data.startswith(_UTF16):
         return data.decode("utf-16", "replace")
@@ -82,10 +82,7 @@ def without_tags(html: str) -> str:
 
 
 class LineWindow(NamedTuple):
-    """A range of lines that fits an answer, by the numbers of the first and the last; for none, that is `first - 1`.
-
-    `cut`: numbers of lines that were too long and are shown in part.
-    """
+    """A range of lines that fits an answer (none: `last` is `first - 1`); lines in `cut` are shown in part."""
 
     text: str
     first: int
@@ -198,10 +195,7 @@ def patterns(*lines: str) -> GitIgnoreSpec | None:
 
 
 def _once(found: re.Match[str]) -> str:
-    """Return a star of a name and what follows it, found where it comes first.
-
-    That is enough where another star follows, and without other attempts a long name takes no longer than its length.
-    """
+    """Return a star of a name and what follows where it comes first: enough before another star, and in linear time."""
     characters = _CHARACTER.findall(found[1])
     between = "".join(f"(?!/){each}" if each.startswith("[") else each for each in characters)
     return f"(?>[^/]*?{between})"

@@ -121,8 +121,6 @@ class ReadWebpagesArgs(ToolArgs):
 
 @dataclass(frozen=True)
 class _PageRead:
-    """One URL, with the page, or why it was not read."""
-
     url: str
     got: Response | None
     page: WebPage | None
@@ -236,10 +234,7 @@ def _status(got: Response) -> str:
 
 
 def _together(reads: list[_PageRead], most: int) -> str:
-    """Return all pages in one text whose first `most` characters have a fair share of each.
-
-    The rest of each page follows after the last page, where the loop may cut.
-    """
+    """Return all pages in one text whose first `most` characters, where the loop may cut, have a fair share of each."""
     room = most - sum(_HEAD_CHARS if each.page else len(each.head()) + 2 for each in reads)
     shares: dict[str, int] = {}
     for left, each in zip(range(len(reads), 0, -1), sorted(reads, key=lambda each: len(each.text)), strict=True):
@@ -422,7 +417,6 @@ class Robots:
         site.until = self._clock() + (retry_s if site.closed else _CACHE_S)
 
     def _forget(self) -> None:
-        """Drop old entries, so that a long-lived server does not collect sites."""
         if len(self._sites) > _MAX_SITES:
             now = self._clock()
             for origin in [name for name, site in self._sites.items() if site.until <= now and not site.lock.locked()]:

@@ -45,8 +45,7 @@ class CheckoutState:
 def inspect_checkout(repository: Path, home: Path, accept: Accept = NOTHING_OUTSIDE) -> CheckoutState:
     """Return the state of a checkout. Blocking and quick; it runs nothing of the repository's and changes nothing.
 
-    `accept` decides about a git folder outside of the checkout. Raises NoRepository: there is no commit to begin at;
-    says what to do; WorktreeFailed: git is not installed, or fails.
+    `accept` decides about a git folder outside of it. Raises NoRepository: no commit to begin at; WorktreeFailed.
     """
     checkout = UserRepository.at(repository, home, accept=accept)
     with temporary_folder("inspecting the repository") as folder:
@@ -72,10 +71,7 @@ def inspect_checkout(repository: Path, home: Path, accept: Accept = NOTHING_OUTS
 
 
 def _count_uncommitted(checkout: UserRepository, git: Git, head: str) -> int:
-    """Return how many files differ from the last commit, by a copy of the index.
-
-    Submodules do not count: git compares the commits that their `.git` leads to, which may be anybody's.
-    """
+    """Return how many files differ from the last commit, not submodules: their `.git` may lead to anybody's."""
     index = git.own / "index"
     with translate_os_errors("reading the index"):
         for name in ("index", *(path.name for path in checkout.folder.glob("sharedindex.*"))):
@@ -107,9 +103,8 @@ class VerifyCommand:
 def find_verify_commands(repository: Path, home: Path, accept: Accept = NOTHING_OUTSIDE) -> tuple[VerifyCommand, ...]:
     """Return which of pytest, npm test, cargo test, go test and make test verify a project. Blocking; runs nothing.
 
-    A configured test runner goes before Python test files, and those before a Makefile. Several commands fit equally
-    well. Raises NoRepository: there is no commit to look at; says what to do. Raises WorktreeFailed: git is not
-    installed, or fails.
+    A configured test runner goes before Python test files, and those before a Makefile; several may fit equally well.
+    Raises NoRepository: no commit to look at; WorktreeFailed: git is not installed, or fails.
     """
     checkout = UserRepository.at(repository, home, accept=accept)
     with checkout.joined() as git:
@@ -126,16 +121,15 @@ class _Project:
         self.names = frozenset(git("ls-tree", "-r", "-z", "--name-only", "--full-tree", commit).names())
 
     def text(self, name: str) -> str:
-        """Return the text of a file; empty if it does not exist."""
         if name not in self.names:
             return ""
         done = self._git.run("cat-file", "blob", f"{self._commit}:{name}")
         return done.out[:_MAX_FILE_BYTES].decode("utf-8", "replace")
 
     def pytest(self, why: str) -> VerifyCommand:
-        """Return the pytest command, with the project's own interpreter if it has one.
+        """Return the pytest command, with the interpreter of the checkout's virtual environment.
 
-        The virtual environment is in the checkout, and is shown at the same place in the check tree.
+        The check tree shows it.
         """
         for name in _VIRTUAL_ENVIRONMENTS:
             python = self._root / name / "bin" / "python"

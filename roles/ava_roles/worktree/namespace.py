@@ -27,9 +27,9 @@ _DRIVE = re.compile(r"[A-Za-z]:")
 
 
 def namespace_of(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Return paths in their normal form: relative to the repository's root, with `/`; "." is all of it.
+    """Return paths relative to the repository's root, with `/`; "." is all. One inside another is left out.
 
-    A path inside another one of them is left out. Raises BadNamespace: one of them cannot be used; says why.
+    Raises BadNamespace: one of them cannot be used; says why.
     """
     texts = [given] if isinstance(given, str) else list(given)
     if not texts:
@@ -108,8 +108,8 @@ class Edits:
     def read(self, path: str) -> bytes:
         """Return a file that may be changed.
 
-        Raises AccessRefused: it may not be; or it is a link, a pipe, a hard link, or a pointer of Git LFS; NotThere: it
-        does not exist; ToolFailed: it cannot be read, or is too large.
+        Raises AccessRefused: it may not be, or is a link, pipe, hard link or Git LFS pointer; NotThere; ToolFailed: too
+        large.
         """
         name = self.allowed(path)
         data, more = self._root.read(name, BYTES_MAX)
@@ -124,8 +124,8 @@ class Edits:
     def write(self, path: str, data: bytes) -> None:
         """Write a file atomically; missing folders are created, and an existing file keeps its permissions.
 
-        Raises AccessRefused: it may not be changed. Raises ToolFailed: it cannot be written, or would be too large; the
-        old content is still there.
+        Raises AccessRefused: it may not be changed; ToolFailed: it cannot be written, and the old content is still
+        there.
         """
         name = self.allowed(path)
         if len(data) > BYTES_MAX:
@@ -142,8 +142,7 @@ class Edits:
 def belongs_to_git(name: str) -> bool:
     """Tell whether git, on any system, takes a name for `.git`.
 
-    HFS+ ignores characters of no width. NTFS ignores case, and spaces and dots at the end, and has streams (`:`) and
-    short names (`git~1`).
+    HFS+ ignores characters of no width. NTFS ignores case, spaces and dots at the end, streams; it has `git~1`.
     """
     visible = _IGNORED_BY_HFS.sub("", unicodedata.normalize("NFKC", name)).casefold()
     stems = (part.partition(":")[0].rstrip(" .") for part in re.split(r"[\\/]", visible))

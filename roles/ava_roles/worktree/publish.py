@@ -53,9 +53,9 @@ _FALLBACK_AUTHOR = ("Ava", "ava@localhost")
 
 
 def is_test(path: str, words: Iterable[str] = ()) -> bool:
-    """Tell whether a file, relative to the root, is a test, or controls what a verify command runs.
+    """Tell whether a file (from the root) is a test, or controls a verify command.
 
-    `words` are those of the commands, and of the files that define what these run: paths, programs or modules.
+    `words` are of commands and runners.
     """
     if any(_names_file(word, path) for word in words):
         return True
@@ -84,9 +84,9 @@ def _command_words(git: Git, commit: str, commands: Sequence[str]) -> set[str]:
 
 
 def changed_files(git: Git, base: str, head: str, commands: Sequence[str] = ()) -> tuple[ChangedFile, ...]:
-    """Return the files that differ between two commits or trees; a renamed file is removed and added.
+    """Return the files that differ between two commits or trees, a renamed one twice.
 
-    `commands` are the command lines that decide whether the work passes.
+    `commands` decide about the work.
     """
     raw = git("diff-tree", "-r", "-z", "--raw", "--no-abbrev", *_DIFF_OPTIONS, base, head).names()
     kinds: dict[str, _Kind] = {}
@@ -116,10 +116,9 @@ def unified_diff(git: Git, base: str, head: str, context: int) -> str:
 
 
 def publish_branch(trees: Trees, message: str) -> Branch | None:
-    """Commit what differs from the base, and make the branch; None if nothing differs. Blocking.
+    """Commit what differs from the base, and make the branch; None if nothing differs. Blocking. Raises WorktreeFailed.
 
-    Calling it again, also after a crash, leads to the same branch; after further work the branch moves on. Raises
-    WorktreeFailed: the work cannot be published.
+    Calling it again, also after a crash, leads to the same branch; after further work the branch moves on.
     """
     tree = trees.candidate()
     record = trees.folder.record()
@@ -169,7 +168,6 @@ def _valid_ident(text: str) -> str:
 
 
 def _tree_of(git: Git, commit: str) -> str:
-    """Return the tree of a commit; empty if the commit is missing."""
     done = git.run("rev-parse", "--verify", "--quiet", f"{commit}^{{tree}}")
     return os.fsdecode(done.out).strip() if done.code == 0 else ""
 

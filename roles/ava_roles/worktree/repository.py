@@ -59,10 +59,9 @@ def temporary_folder(doing: str) -> Generator[Path]:
 
 @dataclass(frozen=True)
 class Git:
-    """Runs git with one git directory of Ava's, on a work tree if it has one.
+    """Runs git with one git directory of Ava's, on a work tree if it has one, with `index` or the directory's own.
 
-    Without an `index`, it uses the directory's own. `check` is called repeatedly while git runs; it raises to stop it.
-    Each git process inherits the descriptors in `inherited`.
+    `check` is called repeatedly while git runs; it raises to stop it. git inherits the descriptors in `inherited`.
     """
 
     program: str
@@ -202,10 +201,7 @@ class UserRepository:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What distinguishes the checkout and its two git folders from any that are put in their places.
-
-        Raises WorktreeFailed: one of them cannot be read.
-        """
+        """What tells the checkout and its two git folders from any put in their places. Raises WorktreeFailed."""
         with translate_os_errors("looking at the repository"):
             return tuple(map(folder_identity, (self.root, self.folder, self.common)))
 
@@ -299,9 +295,9 @@ class UserRepository:
             yield self.git_folder(aside / "git", joined=True)
 
     def head(self, git: Git) -> tuple[str, str | None]:
-        """Return the commit that is checked out, and its branch; None for a detached HEAD.
+        """Return the checked-out commit and its branch (None: detached); `git` is joined.
 
-        `git` has a directory that is joined to this repository. Raises NoRepository: there is no commit.
+        Raises NoRepository: no commit.
         """
         commit = git.run("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
         branch = git.run("symbolic-ref", "--quiet", "HEAD")
@@ -358,7 +354,6 @@ def _find_folders(root: Path, accept: Accept) -> GitFolders:
 
 
 def _refuse(root: Path) -> None:
-    """Raise NoRepository for a folder without `.git`, and say what the folder is."""
     if (root / "HEAD").is_file() and (root / "objects").is_dir():
         raise NoRepository(f"{root} is a bare repository, without files; clone it, and give the clone as workspace")
     for above in root.parents:

@@ -42,10 +42,9 @@ class PreparedWorktree(NamedTuple):
 
 
 class WorktreeSession:
-    """One run's work on one repository, as it was approved.
+    """One run's work on one repository, as approved, in the folder `path`, where an earlier owner may have left some.
 
-    It is in the folder `path`; what an earlier owner of the run left there is used again. `say` takes a sentence about
-    what is being done this second.
+    `say` takes a sentence about what is being done this second.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class WorktreeSession:
     def keep(self, message: str) -> Branch | None:
         """Commit what differs, and make the branch; None if nothing differs. Blocking.
 
-        Raises FolderReplaced: it is not the approved repository; WorktreeFailed: not published; nothing has changed.
+        Raises FolderReplaced, WorktreeFailed.
         """
         with self._publishing:
             return publish_branch(self.prepared.trees, message)
@@ -161,7 +160,6 @@ class WorktreeSession:
         return await self._run(self._spec.verify, tree)
 
     async def _run_setup(self, tree: str) -> Verdict | None:
-        """Run the setup command if there is one and it has not passed for these manifests; otherwise return None."""
         line = self._spec.setup
         if line is None:
             return None
@@ -218,10 +216,9 @@ class WorktreeSandbox:
         return "ignored files, and your home folder, were removed to free space"
 
     async def after_command(self) -> str:
-        """Undo what a command changed outside of the namespace; return a sentence for the model, or an empty text.
+        """Undo what a command changed outside of the namespace, or left that no worktree may have; say so to the model.
 
-        Also remove what cannot be in a worktree: `.git`, pipes, devices; and setuid bits. Raises WorktreeFailed: the
-        worktree cannot be read or written.
+        That is `.git`, pipes, devices, setuid bits. Raises WorktreeFailed: the worktree cannot be read or written.
         """
         async with self._lock:
             return await run_sync(self._session.prepared.trees.undo_outside, check_cancelled, abandon_on_cancel=False)
@@ -231,9 +228,9 @@ class WorktreeSandbox:
 
 
 def publish_leftover(spec: WorktreeSpec, path: Path, home: Path, message: str) -> Branch | None:
-    """Publish what an ended run left in its worktree; None if there is nothing. Blocking; needs no sandbox.
+    """Publish what an ended run left in its worktree; None if nothing. Blocking.
 
-    Raises FolderReplaced: it is not the approved repository; WorktreeFailed: not published; the worktree is unchanged.
+    Raises FolderReplaced, WorktreeFailed.
     """
     if not (path / "kept.json").is_file():
         return None
@@ -259,7 +256,7 @@ def remove_worktree(path: Path) -> None:
 
 
 def branch_diff(repository: Path, base: str, head: str, home: Path, context: int = 3, git_folder: str = "") -> str:
-    """Return the unified diff of two commits of a repository. Blocking; runs nothing of the repository's.
+    """Return the unified diff of two commits. Blocking; runs nothing of the repository's.
 
     Raises NoRepository: the repository is gone; WorktreeFailed: one of the commits is gone, or git fails.
     """

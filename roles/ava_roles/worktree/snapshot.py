@@ -88,9 +88,9 @@ def pack_snapshot(
 
 
 def unpack_snapshot(snapshot: Path, place: Path, beneath: Path, commit: str) -> None:
-    """Make the repository of a snapshot whose bytes were checked. Blocking; a place that is complete is left as it is.
+    """Make the repository of a snapshot whose bytes were checked, unless it is complete. Blocking.
 
-    Raises WorktreeFailed: the snapshot is not one of this commit; nothing of it is left.
+    Raises WorktreeFailed.
     """
     if place.exists():
         return
@@ -125,10 +125,7 @@ class TravelledBranch:
 
 
 def has_commit(repository: Path, home: Path, commit: str, identity: tuple[str, ...] = (), git_folder: str = "") -> bool:
-    """Tell whether a repository has a commit. Blocking.
-
-    Raises FolderReplaced: it is not the approved repository; NoRepository: it is gone; WorktreeFailed: git fails.
-    """
+    """Tell whether a repository has a commit. Blocking. Raises FolderReplaced, NoRepository, WorktreeFailed."""
     with UserRepository.at(repository, home, identity, only(git_folder)).joined() as git:
         return git.run("cat-file", "-e", f"{commit}^{{commit}}").code == 0
 
@@ -182,7 +179,6 @@ def _check_branch(git: Git, branch: TravelledBranch) -> None:
 
 
 def _objects_of(git: Git, commit: str) -> list[str]:
-    """Return the objects of one commit, without its history and its submodules."""
     listed = git("ls-tree", "-r", "-t", "-z", "--full-tree", commit).names()
     entries = [entry.partition("\t")[0].split() for entry in listed]
     found = [words[2] for words in entries if words[1] != "commit"]
@@ -197,7 +193,6 @@ def _settings_of(checkout: UserRepository) -> dict[str, str]:
 
 
 def _info(checkout: UserRepository, name: str) -> bytes:
-    """Return a file of the repository, following no link; nothing if it is missing."""
     root = Root.open(checkout.common)
     try:
         return root.read(f"info/{name}", _SMALL_BYTES)[0]
@@ -208,7 +203,6 @@ def _info(checkout: UserRepository, name: str) -> bytes:
 
 
 def _read(path: Path) -> bytes:
-    """Return a small file; nothing if it is missing or large."""
     try:
         return path.read_bytes() if path.is_file() and path.stat().st_size <= _SMALL_BYTES else b""
     except OSError:
@@ -279,7 +273,6 @@ def _index(git: Git, pack: Path, *, strict: bool) -> None:
 
 
 def _check_complete(git: Git, commit: str) -> None:
-    """Check that a git directory has all objects of a commit. Raises WorktreeFailed: it has not."""
     git("index-pack", str(git.own / "objects" / "pack" / f"pack-{commit}.pack"))
     objects = _objects_of(git, commit)
     listed = git("cat-file", "--batch-check=%(objectname)", stdin=_lines(objects)).out.split(b"\n")

@@ -171,10 +171,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The state before the work: the commit that it begins at, and how both commands ended; None if one was not run.
-
-    `notes`: what the model should know about the worktree.
-    """
+    """The state before the work: its first commit, how both commands ended, if run, and `notes` for the model."""
 
     base: str
     notes: str

@@ -22,35 +22,24 @@ _LOCK_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class WorktreeRecord:
-    """What is known of a worktree. The field names are part of a file: they must not change.
+    """What is known of a worktree. The field names are part of a file: they must not change."""
 
-    Attributes:
-        base: The commit that the work begins at.
-        repository: The root of the user's checkout.
-        setup: The digest of the manifests for which the setup command has run; None if it has not.
-        beside: Files that it created in the check tree and that git does not ignore.
-        dependencies: Folders of the user's checkout that are shown in the trees.
-        checked: The only candidate that was checked in the check tree; None before the first, empty after several.
-        branch: The name of the branch; None before the first publication.
-        head: The commit that is on the branch, or is about to be.
-        previous: The commit that Ava put there before.
-    """
-
-    base: str
-    repository: str
-    setup: str | None = None
-    beside: tuple[str, ...] = ()
-    dependencies: tuple[str, ...] = ()
+    base: str  # the commit that the work begins at
+    repository: str  # the root of the user's checkout
+    setup: str | None = None  # the digest of the manifests for which the setup command has run; None if it has not
+    beside: tuple[str, ...] = ()  # files that it created in the check tree and that git does not ignore
+    dependencies: tuple[str, ...] = ()  # folders of the user's checkout that are shown in the trees
+    # The only candidate that was checked in the check tree; None before the first, empty after several.
     checked: str | None = None
-    branch: str | None = None
-    head: str | None = None
-    previous: str | None = None
+    branch: str | None = None  # the name of the branch; None before the first publication
+    head: str | None = None  # the commit that is on the branch, or is about to be
+    previous: str | None = None  # the commit that Ava put there before
 
 
 class WorktreeFolder:
     """The folder of a session, locked by one owner at a time.
 
-    Raises WorktreeFailed: it cannot be created, or a git process of an earlier owner is still using it.
+    Raises WorktreeFailed: an earlier owner's git still uses it.
     """
 
     def __init__(self, path: Path) -> None:

@@ -94,10 +94,9 @@ class Trees:
         return record
 
     def create(self, check: Callable[[], None] = _no_check) -> WorktreeRecord:
-        """Create both trees from the approved commit, or from the commit that is checked out.
+        """Create both trees from the approved commit, or from the checked-out one; if that fails, nothing is left.
 
-        Raises NoRepository: there is no commit; BadNamespace: a path of the namespace is in a submodule;
-        WorktreeFailed: they cannot be created; nothing of them is left.
+        Raises NoRepository: there is no commit; BadNamespace: a path is in a submodule; WorktreeFailed.
         """
         with self.repository.joined() as joined:
             base = self.spec.base or self.repository.head(joined)[0]
@@ -126,7 +125,6 @@ class Trees:
         return record
 
     def _protect(self, base: str, tree: Path | None = None) -> None:
-        """Find the paths that may not be changed."""
         self._protected = find_protected_paths(self.git, base, tree)
         for path in self.spec.namespace:
             inside = next((name for name in self._protected.submodules if within((name,), path)), None)
@@ -224,7 +222,7 @@ class Trees:
     def _rule_files(self, git: Git) -> list[str]:
         """Return untracked files that would tell git what to ignore, in folders with tracked files.
 
-        In other folders, such as a tool's cache, such a file belongs to the tool and affects only its own files.
+        Others are a tool's own.
         """
         found = git("ls-files", "-z", "--others", "--", *(f":(glob)**/{name}" for name in _RULE_FILES)).names()
         if not found:
@@ -242,9 +240,9 @@ class Trees:
     # -- the check tree -----------------------------------------------------------------------------------------------
 
     def check_out(self, candidate: str, check: Callable[[], None] = _no_check) -> None:
-        """Make the check tree equal to a candidate, without other files.
+        """Make the check tree equal to a candidate.
 
-        Ignored files stay from check to check, such as a compiler's output.
+        Ignored files, such as a compiler's output, stay from check to check.
         """
         with self._lock, translate_os_errors("preparing the check tree"):
             tree, trash = self.folder.check, self.folder.trash
@@ -266,10 +264,7 @@ class Trees:
                 raise WorktreeFailed(f"the check tree cannot be written: {_some(list(map(shown, wrong)))}")
 
     def reset_check(self, candidate: str) -> None:
-        """Empty the check tree and the home of its commands, so that nothing of other candidates is left.
-
-        The record is saved last, so that a crash in between leads here again.
-        """
+        """Empty the check tree and its home of other candidates; the record comes last, so a crash leads here again."""
         with self._lock, translate_os_errors("emptying the check tree"):
             self.folder.update(setup=None, beside=())
             remove_tree(self.folder.check_home)
@@ -302,10 +297,9 @@ def _some(names: Sequence[str]) -> str:
 
 
 class WorktreeSandboxes:
-    """Where commands run: in the worktree and in the check tree, which exist. Everything here blocks.
+    """Where commands run: in the worktree and the check tree, with `mounts` of folders under other paths. Blocking.
 
-    `mounts`: commands can see a folder under another path than its own. `check` is called repeatedly; it raises to
-    stop.
+    `check` is called repeatedly; it raises to stop.
     """
 
     def __init__(self, trees: Trees, mounts: bool, host: HostFolders, check: Callable[[], None]) -> None:

@@ -24,14 +24,9 @@ _OBSTRUCTED = (errno.ENOTDIR, errno.ELOOP, errno.ENOENT)
 
 
 def exec_command(spec: LaunchSpec, status_at: int, relay: tuple[str, int, str, int] | tuple[()]) -> NoReturn:
-    """Confine this process and execute the command.
+    """Confine this process and execute the command. Raises OSError: it cannot be confined.
 
-    Args:
-        spec: The command.
-        status_at: The descriptor that bubblewrap reports to.
-        relay: Bubblewrap's options for the relay, if there is one; see `Relay`.
-
-    Raises OSError: the command cannot be confined.
+    Bubblewrap reports to the descriptor `status_at`; `relay` has its options for the relay, if there is one (`Relay`).
     """
     os.setsid()
     kernel.reset_signals()
@@ -148,7 +143,6 @@ def _translate_paths(spec: LaunchSpec) -> None:
 
 
 def _in_memory(data: bytes) -> int:
-    """Return an inheritable descriptor from which the data can be read."""
     descriptor = os.memfd_create("ava", 0)
     os.write(descriptor, data)
     os.lseek(descriptor, 0, os.SEEK_SET)
@@ -243,15 +237,13 @@ def _leave_mounts() -> None:
 
 
 def _cover_place() -> None:
-    """Mount an empty folder at `_PLACE`."""
     kernel.mount("tmpfs", _PLACE, "tmpfs", _PLAIN, f"mode=0755,size={_PLACE_SIZE}")
 
 
 def _bind(place: int, target: str, *, writable: bool) -> str:
     """Mount a descriptor's folder or file at a target beneath `_PLACE`, and return the whole path.
 
-    It follows no link: a command may have made what is mounted there already. Raises OSError: a link or something else
-    is in the way.
+    It follows no link: a command may have made what is there. Raises OSError: something else is in the way.
     """
     *folders, last = target.strip("/").split("/")
     parent = _walk(os.open(_PLACE, _FOLDER), folders, owner=0)
@@ -281,10 +273,9 @@ def _walk(top: int, names: list[str], *, owner: int | None) -> int:
 
 
 def _open_or_make(parent: int, name: str, *, is_folder: bool, owner: int | None) -> int:
-    """Return a descriptor of a folder, or of a file of any kind; follow no link.
+    """Return a descriptor of a folder, or of a file of any kind; follow no link. Raises OSError.
 
-    A missing one is made, unless `owner` is None, and given to the owner, unless that is 0. Raises OSError: something
-    of the other kind or a link has the name, or it cannot be made.
+    A missing one is made, unless `owner` is None, and given to the owner, unless that is 0.
     """
     if owner is not None:
         try:

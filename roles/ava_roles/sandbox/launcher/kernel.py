@@ -71,9 +71,9 @@ def unshare(flags: int) -> None:
 
 
 def enter_network(namespace: int) -> None:
-    """Move this process into a network namespace, given a descriptor of it, and into the user namespace that owns it.
+    """Enter a network namespace and the user namespace that owns it.
 
-    Raises OSError: neither this user nor root has made them.
+    Raises OSError: neither this user nor root made them.
     """
     owner = fcntl.ioctl(namespace, _GET_OWNER)
     _checked(_LIBC.setns(owner, NEW_USER), "setns")
@@ -233,7 +233,6 @@ def _numbers(table: dict[str, tuple[int | None, int]], column: int) -> set[int]:
 
 
 def _resource_limits(limits: Limits) -> tuple[tuple[str, int, int], ...]:
-    """Return each limit: prlimit's option, the kernel's number, and the value."""
     return (
         *((("as", resource.RLIMIT_AS, limits.address_space),) if limits.address_space else ()),
         ("fsize", resource.RLIMIT_FSIZE, limits.file),
@@ -245,19 +244,13 @@ def _resource_limits(limits: Limits) -> tuple[tuple[str, int, int], ...]:
 
 
 def prlimit_command(limits: Limits) -> list[str]:
-    """Return the command that sets the limits and then executes what follows it.
-
-    It has to run inside the sandbox: a user namespace counts its own processes.
-    """
+    """Return the command that sets limits and executes the rest; inside the sandbox, which counts its own processes."""
     wanted = [(option, _allowed(number, value)) for option, number, value in _resource_limits(limits)]
     return [PRLIMIT, *(f"--{option}={value}" for option, value in wanted), "--"]
 
 
 def set_limits(limits: Limits, uid: int) -> None:
-    """Limit this process and all that it starts.
-
-    The kernel counts the processes of the user `uid`; those that exist already come on top of the limit.
-    """
+    """Limit this process and all that it starts; the existing processes of the user `uid` come on top."""
     present = _count_tasks(uid)
     for _option, number, value in _resource_limits(limits):
         least = _allowed(number, value + present if number == resource.RLIMIT_NPROC else value)
@@ -306,10 +299,9 @@ class TooDeep(Exception):
 
 
 def measure(folders: list[str], owner: int = 0) -> int:
-    """Return the bytes that folders and files take on the disk; missing ones count nothing.
+    """Return the bytes that folders and files take on the disk; missing ones count nothing. Raises TooDeep.
 
-    The user `owner` becomes the owner of what root or another of `USERS` owns there; 0 changes no owner. Raises
-    TooDeep: folders are nested too deep.
+    The user `owner` becomes the owner of what root or another of `USERS` owns there; 0 changes no owner.
     """
     seen: set[tuple[int, int]] = set()
     total = 0
@@ -378,10 +370,7 @@ def _size(found: os.stat_result, seen: set[tuple[int, int]]) -> int:
 
 
 def _give(parent: int | None, name: str, found: os.stat_result, owner: int, *, follow: bool = False) -> None:
-    """Make a user the owner of what root or another of `USERS` owns.
-
-    This excludes a file with several names: one of them may be elsewhere.
-    """
+    """Give a user what root or another of `USERS` owns, but no file with several names: one may be elsewhere."""
     others = found.st_uid == 0 or (found.st_uid in USERS and found.st_uid != owner)
     if owner and others and (stat.S_ISDIR(found.st_mode) or found.st_nlink == 1):
         os.chown(name, owner, owner, dir_fd=parent, follow_symlinks=follow)

@@ -37,15 +37,10 @@ _LISTENS, _GONE = b"listens", b"gone"
 
 
 class Relay:
-    """The relay of one command, as its supervisor holds it.
+    """The relay of one command to `local` (port, path of the socket), as its supervisor holds it.
 
-    Args:
-        local: The port, and the path of the socket.
-        uid: The user that the command runs as where the server is root, else 0.
-
-    Attributes:
-        options: Bubblewrap's options, for the command's process.
-        faults: A descriptor that becomes readable when the relay has failed or was ended.
+    `uid` is the command's user where the server is root, else 0. `options` are bubblewrap's, for the command's process.
+    `faults` becomes readable when the relay has failed or was ended.
     """
 
     def __init__(self, local: tuple[int, str], uid: int) -> None:
@@ -65,10 +60,7 @@ class Relay:
             os.close(int(descriptor))
 
     def end(self) -> str:
-        """Return what has failed, in words, when the processes have ended.
-
-        Until here the supervisor holds the command back too: else it would begin when the relay fails.
-        """
+        """Return what has failed, in words, once the processes have ended; until then the command must be held back."""
         os.close(self._release_at)
         os.set_blocking(self.faults, False)
         try:
@@ -175,12 +167,7 @@ def _hand_out_listener(theirs: socket.socket, pid: int, inode: int, port: int, u
 
 
 class _Connection:
-    """One connection: the command's side, and the server's side.
-
-    Attributes:
-        sides: The two sockets.
-        masks: What each of them is waited for.
-    """
+    """One connection: its `sides`, the command's and the server's socket, and what each is waited for (`masks`)."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.sides = (client, server)
@@ -241,13 +228,6 @@ class _Connection:
 
 
 class _Connections:
-    """All connections of a command.
-
-    Args:
-        listener: Where they arrive.
-        name: The socket that they are passed on to, in the current folder.
-    """
-
     def __init__(self, listener: socket.socket, name: str) -> None:
         self._listener, self._name = listener, name
         self._waiting = select.poll()
@@ -256,7 +236,6 @@ class _Connections:
         self._retries = False
 
     def pass_on(self) -> NoReturn:
-        """Pass everything on, forever."""
         while True:
             accepts = not self._retries and len(self._by_descriptor) < 2 * CONNECTIONS
             self._waiting.modify(self._listener.fileno(), select.POLLIN if accepts else 0)

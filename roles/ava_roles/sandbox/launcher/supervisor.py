@@ -113,8 +113,7 @@ def _reap(main: int) -> tuple[int | None, bool]:
 def _end_all(main: int) -> int | None:
     """End every descendant and wait until none is left; return the main child's status if it is reaped here.
 
-    Processes are stopped before they are killed, so that none can fork faster than it is found. Orphans become children
-    of this process.
+    Processes are stopped before they are killed, so that none forks faster than it is found. Orphans come to this one.
     """
     status = None
     until = time.monotonic() + GIVE_UP_S
@@ -149,11 +148,7 @@ _DESCRIPTORS = 6
 
 
 def main() -> None:
-    """Become the guard, and start the supervisor.
-
-    The arguments are two descriptors: of a socket whose other end only the server holds, and of the socket that
-    commands arrive on.
-    """
+    """Become the guard, and start the supervisor. Arguments: the sockets of the server, and of arriving commands."""
     server, control = (socket(fileno=int(number)) for number in sys.argv[-2:])
     for each in (server, control):
         os.set_inheritable(each.fileno(), False)
@@ -231,11 +226,7 @@ def _count_open() -> int:
 
 
 class _Supervisor:
-    """Supervises one command.
-
-    One of the descriptors `ends_at` becomes readable when the server ends the command or is gone, or when the guard is
-    gone. `streams` are the descriptors of the command's stdin, stdout and stderr.
-    """
+    """Supervises one command, with its stdin, stdout and stderr in `streams`, until one of `ends_at` is readable."""
 
     def __init__(self, spec: LaunchSpec, ends_at: tuple[int, ...], streams: list[int]) -> None:
         self._spec = spec
@@ -314,9 +305,9 @@ class _Supervisor:
             os._exit(125)
 
     def _watch(self) -> str:
-        """Wait for the end; return why the command must be ended, or nothing when it has ended by itself.
+        """Wait for the end; return why the command must be ended, e.g.
 
-        `failed` means that the relay has.
+        `failed` for the relay; nothing if it ended itself.
         """
         look_at = time.monotonic()
         end = look_at + self._spec.timeout_s
