@@ -30,28 +30,19 @@ _LONGEST = 100
 
 @dataclass(frozen=True)
 class BrowserSession:
-    """What is stored of a session, or of a code that begins one.
+    """What is stored of a session, or of a code that begins one."""
 
-    Attributes:
-        hash: The SHA-256 of the cookie or the code, in hex.
-        kind: `session`, `code`, `passkey` for a code that lets its user add a passkey, or `challenge` for one that a
-            passkey signs.
-        user: For whom it acts.
-        token: The id of the token that it was opened with; None for the user of this machine.
-        terminal: It was opened with what only a person has: a terminal, the PIN or a passkey.
-        created_us: When it was made, in microseconds since 1970.
-        expires_us: When it ends.
-        name: The name of the passkey that the code is for, what the challenge is for, or the only proposals that a code
-            and its session show.
-    """
-
-    hash: str
+    hash: str  # the SHA-256 of the cookie or the code, in hex
+    # `session`, `code`, `passkey` for a code that lets its user add a passkey, or `challenge` for one that a passkey
+    # signs.
     kind: str
     user: str
     token: str | None
-    terminal: bool
-    created_us: int
-    expires_us: int
+    terminal: bool  # it was opened with what only a person has: a terminal, the PIN or a passkey
+    created_us: int  # when it was made, in microseconds since 1970
+    expires_us: int  # when it ends
+    # The name of the passkey that the code is for, what the challenge is for, or the only proposals that a code and its
+    # session show.
     name: str | None = None
 
     @property
@@ -90,10 +81,9 @@ class _Entry(BaseModel):
 
 
 class BrowserSessions:
-    """The sessions and codes of one data root. Every method blocks.
+    """The sessions and codes of one data root, in `browser.toml`.
 
-    Args:
-        path: `browser.toml` in the folder of secrets.
+    Every method blocks, and raises ConfigError: unusable.
     """
 
     def __init__(self, path: Path) -> None:
@@ -101,51 +91,29 @@ class BrowserSessions:
         self._watched = WatchedFile(path, self._read)
 
     def issue_code(self, user: str, *, terminal: bool = False, only: Sequence[str] = ()) -> str:
-        """Make a one-time code for this machine's user, and return it.
+        """Make a one-time code for this machine's user, who asked at a `terminal`, and return it.
 
-        Args:
-            user: The user.
-            terminal: Somebody at a terminal asked for it.
-            only: The proposals that its session may show and decide on; empty is everything.
-
-        Raises:
-            ConfigError: It cannot be stored.
+        `only` has the proposals that its session may show and decide on; empty is everything.
         """
         return self._make("code", user, CODE_US, terminal=terminal, name=" ".join(only) or None)
 
     def linked(self) -> frozenset[str]:
-        """Return the proposals with a link that can be used, or that was opened a short time ago.
-
-        Raises:
-            ConfigError: The file cannot be read.
-        """
+        """Return the proposals with a link that can be used, or that was opened a short time ago."""
         since_us = now_us() - CODE_US
         recent = (each for each in self._read().values() if each.sort == "link" and each.created_us > since_us)
         return frozenset(proposal for each in recent for proposal in (each.name or "").split())
 
     def issue_passkey_code(self, user: str, name: str) -> str:
-        """Make a one-time code with which a user can add one passkey, and return it.
-
-        Raises:
-            ConfigError: It cannot be stored.
-        """
+        """Make a one-time code with which a user can add one passkey, and return it."""
         return self._make("passkey", user, CODE_US, name=name)
 
     def passkey_code(self, code: str, user: str) -> BrowserSession | None:
-        """Return what a code for adding a passkey stands for; None if it is not valid for this user.
-
-        Raises:
-            ConfigError: The file cannot be read.
-        """
+        """Return what a code for adding a passkey stands for; None if it is not valid for this user."""
         found = self._stored(_hash(code)) if _fits(code) else None
         return found if found is not None and _is_passkey_code(found, user) else None
 
     def take_passkey_code(self, code: str, user: str) -> BrowserSession | None:
-        """Use up a code for adding a passkey, and return what it stands for; None if it is not valid for this user.
-
-        Raises:
-            ConfigError: The file cannot be read or written.
-        """
+        """Use up a code for adding a passkey, and return what it stands for; None if it is not valid for this user."""
         if self.passkey_code(code, user) is None:
             return None
         found = self._take(code, "passkey")
@@ -156,37 +124,21 @@ class BrowserSessions:
         return self._make("challenge", user, life_us, name=purpose)
 
     def take_challenge(self, challenge: str) -> str | None:
-        """Use up a challenge, and return what it was for; None if it is not valid.
-
-        Raises:
-            ConfigError: The file cannot be read or written.
-        """
+        """Use up a challenge, and return what it was for; None if it is not valid."""
         found = self._take(challenge, "challenge")
         return None if found is None else found.name
 
     def open(self, user: str, *, token: str | None = None, terminal: bool = False, only: str | None = None) -> str:
-        """Begin a session, perhaps for `only` some proposals, and return the value of its cookie.
-
-        Raises:
-            ConfigError: It cannot be stored.
-        """
+        """Begin a session, perhaps for `only` some proposals, and return the value of its cookie."""
         return self._make("session", user, SESSION_US, token=token, terminal=terminal, name=only)
 
     def redeem(self, code: str) -> str | None:
-        """Exchange a code for a session, once, and return the value of its cookie; None if the code is not valid.
-
-        Raises:
-            ConfigError: The file cannot be read or written.
-        """
+        """Exchange a code for a session, once, and return the value of its cookie; None if the code is not valid."""
         found = self._take(code, "code")
         return None if found is None else self.open(found.user, terminal=found.terminal, only=found.name)
 
     def find(self, cookie: str) -> BrowserSession | None:
-        """Return the session with this cookie, None if there is none or it has expired.
-
-        Raises:
-            ConfigError: The file cannot be read.
-        """
+        """Return the session with this cookie, None if there is none or it has expired."""
         found = self._stored(_hash(cookie)) if _fits(cookie) else None
         return found if found is not None and found.kind == "session" and found.is_valid else None
 
@@ -200,11 +152,7 @@ class BrowserSessions:
         self._change(lambda document: document.pop(hashed, None))
 
     def end_all(self) -> int:
-        """End all sessions, make all codes useless, and return how many sessions there were.
-
-        Raises:
-            ConfigError: The file cannot be read or written.
-        """
+        """End all sessions, make all codes useless, and return how many sessions there were."""
         ended = [each for each in self._read().values() if each.kind == "session" and each.is_valid]
         if self._read():
             self._change(lambda document: document.clear())

@@ -48,10 +48,9 @@ def parse_value(text: str) -> Any:
 
 
 def parse_name(name: str) -> Place:
-    """Return the path of the setting that a person names.
+    """Return the path of a setting.
 
-    Raises:
-        BadInput: TOML does not allow the name as a key; the error has the right spelling if there is one.
+    Raises BadInput: no key in TOML; the error has the right spelling if there is one.
     """
     place = parse_setting_name(name)
     if place is None:
@@ -85,11 +84,8 @@ def no_setting(name: str) -> BadInput:
 def change_settings(path: Path, changes: Mapping[Place, Any]) -> list[Any]:
     """Set values in `config.toml`, or remove them (None); return the values before, None where there was none.
 
-    The file is created if it is missing. Blocking.
-
-    Raises:
-        BadInput: There is no such setting.
-        ConfigError: The value or the file is invalid, or the file cannot be read or written; nothing is changed.
+    The file is created if it is missing. Blocking. Raises BadInput: there is no such setting; ConfigError: the value or
+    the file is invalid, or the file cannot be read or written; nothing is changed.
     """
     import portalocker
 
@@ -111,16 +107,9 @@ def change_settings(path: Path, changes: Mapping[Place, Any]) -> list[Any]:
 
 
 def change_document(text: str, changes: Mapping[Place, Any], path: Path) -> tuple[str, list[Any]]:
-    """Return settings in TOML with values set, or removed (None), and the values before.
+    """Return settings in TOML with values set, or removed (None), and the values before; `path` is for errors.
 
-    Args:
-        text: The settings until now.
-        changes: The new values.
-        path: What errors call them.
-
-    Raises:
-        BadInput: There is no such setting.
-        ConfigError: A value or the text is invalid.
+    Raises BadInput: there is no such setting; ConfigError: a value or the text is invalid.
     """
     import tomlkit
     from tomlkit.exceptions import TOMLKitError

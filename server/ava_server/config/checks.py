@@ -37,7 +37,6 @@ FILE_ONLY = ("on_event", "prices", "users", "hosts", "mcp_servers")
 """Settings that run programs, set prices, admit users or trust hosts: no process's environment may set them."""
 
 PROXY = ("fetch", "proxy")
-"""A setting whose value may hold a user and a password."""
 
 _STRICTEST_FIRST: dict[tuple[str, ...], tuple[object, ...]] = {
     ("enabled",): (False, True),
@@ -93,10 +92,8 @@ def environment_tree(env: Mapping[str, str], model: type[BaseModel]) -> tuple[di
 
     A part of a variable's name is a key in lower case, or in quotes one as it is written. Empty variables count as
     unset: install dialogs pass them for blank fields. Unknown ones are ignored, unless they look like a misspelt
-    setting.
-
-    Raises:
-        ConfigError: A variable looks like a misspelt setting, or holds broken JSON or an unfilled placeholder.
+    setting. Raises ConfigError: a variable looks like a misspelt setting, or holds broken JSON or an unfilled
+    placeholder.
     """
     _refuse_unfilled("AVA_WORKSPACE", env.get("AVA_WORKSPACE", ""))
     tree: dict[str, Any] = {}
@@ -121,7 +118,6 @@ def environment_tree(env: Mapping[str, str], model: type[BaseModel]) -> tuple[di
 
 
 def _variable_path(rest: str) -> Place | None:
-    """Return the setting that a variable's name after `AVA_` means; None where its quotes do not match."""
     if '"' not in rest and "'" not in rest:
         return tuple(rest.lower().split("__"))
     parts = _VARIABLE_PART.findall(rest)
@@ -159,10 +155,9 @@ def _read(name: str, text: str) -> Any:
 
 
 def cents(name: str, dollars: str) -> int:
-    """Return the cents of an amount in dollars, such as `5` or `2.50`.
+    """Return the cents of dollars such as `5` or `2.50`.
 
-    Raises:
-        ConfigError: It is not an amount: it is negative, has a fraction of a cent, or has other characters.
+    Raises ConfigError: negative, a fraction of a cent, or no amount.
     """
     match = _DOLLARS.fullmatch(dollars)
     if match is None:
@@ -174,11 +169,7 @@ def cents(name: str, dollars: str) -> int:
 
 
 def refuse_secrets(data: Mapping[str, Any], origin: str) -> None:
-    """Refuse keys and passwords among settings; `{{secret:NAME}}` may stand for one in an MCP server's entry.
-
-    Raises:
-        ConfigError: A setting is named like a key, or its value looks like one; the value is not shown.
-    """
+    """Raise ConfigError for a key or a password among settings, unshown; an MCP server may have `{{secret:NAME}}`."""
     for path, value in leaves(data):
         last = path[len(path) - 1]
         if PLACEHOLDER.search(str(value)) or (path[0] == "agents" and value == "{secret}"):  # a secret of each run
@@ -223,11 +214,7 @@ def leaves(data: Mapping[str, object], path: tuple[str, ...] = ()) -> Iterator[t
 def refuse_looser(
     given: Mapping[str, Any], variables: Mapping[Place, str], before: BaseModel, after: BaseModel, config: str
 ) -> None:
-    """Refuse variables that would loosen a limit for all users; they may tighten it.
-
-    Raises:
-        ConfigError: A variable is looser than `config.toml` (or the default), or is only allowed there.
-    """
+    """Raise ConfigError for variables that are file-only, or loosen a limit of `config.toml` or the default."""
     for path in dict.fromkeys(path for path, _ in leaves(given)):
         name = variable_of(path, variables)
         if path[0] in FILE_ONLY:

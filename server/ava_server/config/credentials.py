@@ -29,11 +29,9 @@ if TYPE_CHECKING:
 class Credentials:
     """The keys and secrets of a process, read again when their files change.
 
-    What is redacted does not depend on what can be read: with a broken file, only what needs it stops, and every value
-    that this process has ever seen stays redacted.
-
-    Attributes:
-        redactor: Replaces every key and secret that this process has held; one object for all runs and the service.
+    What is redacted does not depend on what can be read: with a broken file, only what needs it stops, and the one
+    `redactor` of all runs and the service still replaces every value that this process has ever seen. The methods raise
+    AvaError: a file cannot be read or is invalid, or a variable or a name is.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -48,30 +46,18 @@ class Credentials:
 
     @property
     def models(self) -> ModelSettings:
-        """Providers, keys, tiers and prices, all from one reading. Blocking.
-
-        Raises:
-            AvaError: `keys.toml` cannot be read or is invalid, or a provider's variable or name is invalid.
-        """
+        """Providers, keys, tiers and prices, all from one reading. Blocking."""
         return self._keys.current()[1]
 
     def search(self, name: str | None = None) -> Engine | None:
-        """Return the configured search engine, or the one of this name if it is configured; else None. Blocking.
-
-        Raises:
-            AvaError: `keys.toml` cannot be read or is invalid, or the key's variable is invalid.
-        """
+        """Return the configured search engine, or the one of this name if it is configured; else None. Blocking."""
         from ava_server.config.search_engines import engine_of
 
         return engine_of(self._settings.search, self._keys.current()[0], name)
 
     @property
     def secrets(self) -> Mapping[str, Secret]:
-        """The stored secrets by name, all from one reading. Blocking.
-
-        Raises:
-            AvaError: `secrets.toml` cannot be read or is invalid.
-        """
+        """The stored secrets by name, all from one reading. Blocking."""
         return self._secrets.current()
 
     async def refresh(self) -> None:
@@ -94,15 +80,7 @@ class Credentials:
 
 
 def model_settings(settings: Settings, stored: Mapping[str, Key] | None = None) -> ModelSettings:
-    """Return what the settings and the keys say about models.
-
-    Args:
-        settings: What is configured.
-        stored: The keys in `keys.toml`; None reads them.
-
-    Raises:
-        AvaError: A key is invalid or cannot be read, or a provider's name is invalid.
-    """
+    """Return what settings and keys (None: read them) say about models. Raises AvaError: a key or a name is invalid."""
     stored = read_keys(settings.paths.keys) if stored is None else stored
     names = {*KNOWN_URLS, *settings.providers}
     addresses = provider_addresses(settings)

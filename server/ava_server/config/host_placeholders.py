@@ -31,8 +31,7 @@ _DAY_CAP = "AVA_DAILY_USD"
 def unset_unfilled(env: MutableMapping[str, str]) -> list[str]:
     """Remove unfilled placeholders among Ava's optional variables from an environment; returns their names.
 
-    Every start calls this before anything reads the environment, so it imports nothing unless there is something to
-    remove.
+    Every start calls this first, so it imports nothing unless there is something to remove.
     """
     names = [name for name, value in env.items() if _UNFILLED.fullmatch(value.strip())]
     removed: list[str] = []

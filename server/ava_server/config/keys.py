@@ -30,7 +30,6 @@ DEFAULT_ADDRESSES: Mapping[str, str] = {}
 """No addresses in the settings: each provider is called at its own."""
 
 SEARCHES = frozenset(name for name, known in PROVIDERS.items() if not known.models)
-"""The known providers that search the web and have no models."""
 
 OWN_PREFIX = "AVA_KEY_"
 SHORTEST = 8
@@ -61,17 +60,11 @@ def find_key(
     env: Mapping[str, str] | None = None,
     addresses: Mapping[str, str] = DEFAULT_ADDRESSES,
 ) -> Key | None:
-    """Return a provider's key: `AVA_KEY_<PROVIDER>`, else the usual variable, else the one in the file.
+    """Return a provider's key: `AVA_KEY_<PROVIDER>`, else the usual variable, else the one in the file, if it exists.
 
-    Args:
-        provider: The provider's name; case does not matter, and `-` is `_`.
-        keys_file: `keys.toml` of the data root; it need not exist.
-        env: The environment; None is this process's.
-        addresses: The addresses in the settings, by provider; a provider without one is called at its own.
-
-    Raises:
-        BadInput: The name is not valid for a provider.
-        ConfigError: The key is invalid, or the file is not safe to use or cannot be read.
+    Case does not matter in the name, and `-` is `_`. `addresses` are those in the settings, by provider; a provider
+    without one is called at its own. Raises BadInput: the name is invalid; ConfigError: the key is, or the file cannot
+    be used.
     """
     name = provider_name(provider)
     found = _from_environment(name, os.environ if env is None else env, addresses.get(name))
@@ -79,12 +72,7 @@ def find_key(
 
 
 def key_among(stored: Mapping[str, Key], provider: str, address: str | None = None) -> Key | None:
-    """Return a provider's key as `find_key` does, with the file's keys already read.
-
-    Raises:
-        BadInput: The name is not valid for a provider.
-        ConfigError: The key in the environment is invalid.
-    """
+    """Return a provider's key as `find_key` does, with the file's keys already read."""
     name = provider_name(provider)
     return _from_environment(name, os.environ, address) or stored.get(name)
 
@@ -102,11 +90,7 @@ def key_variables(env: Mapping[str, str]) -> dict[str, str]:
 def list_keys(
     keys_file: Path, env: Mapping[str, str] | None = None, addresses: Mapping[str, str] = DEFAULT_ADDRESSES
 ) -> list[Key]:
-    """Return the key in force for each provider that has one, sorted by provider.
-
-    Raises:
-        ConfigError: A key is invalid, or the file is not safe to use or cannot be read.
-    """
+    """Return the key in force for each provider, sorted. Raises ConfigError: a key is invalid, or the file unusable."""
     env = os.environ if env is None else env
     keys = read_keys(keys_file)
     for provider in {name for name in key_variables(env).values() if _PROVIDER.fullmatch(name)}:
@@ -119,9 +103,7 @@ def list_keys(
 def set_key(provider: str, value: str, keys_file: Path) -> None:
     """Store a key in the file, atomically and for its owner alone; an existing one is replaced.
 
-    Raises:
-        BadInput: The name or the value is invalid; the value is not shown.
-        ConfigError: The file is not safe to use, or cannot be read or written.
+    Raises BadInput: name or value is invalid; it is not shown; ConfigError: the file cannot be used.
     """
     name = provider_name(provider)
     value = value.strip()
@@ -137,21 +119,12 @@ def set_key(provider: str, value: str, keys_file: Path) -> None:
 
 
 def remove_key(provider: str, keys_file: Path) -> bool:
-    """Remove a key from the file; False when it held none for this provider.
-
-    Raises:
-        BadInput: The name is not valid for a provider.
-        ConfigError: The file is not safe to use, or cannot be read or written.
-    """
+    """Remove a key from the file; False without one. Raises BadInput: an invalid name; ConfigError: unusable file."""
     return _file(keys_file).remove(provider_name(provider), lambda: read_keys(keys_file)) is not None
 
 
 def provider_name(provider: str) -> str:
-    """Return a provider's name as keys are stored under it: lower case, `_` for `-`.
-
-    Raises:
-        BadInput: The name is not valid for a provider.
-    """
+    """Return a provider's name as keys have it: lower case, `_` for `-`. Raises BadInput: it is invalid."""
     name = provider.strip().lower().replace("-", "_")
     if not _PROVIDER.fullmatch(name):
         # A key typed instead of the name must not be shown.
@@ -176,12 +149,9 @@ def address_variables(provider: str) -> tuple[str, str]:
 
 
 def why_unused(provider: str, env: Mapping[str, str], address: str | None = None) -> str | None:
-    """Return why a provider's usual variable is set but not used; None otherwise.
+    """Return why a provider's usual variable is set but not used, as for another `address` than its own.
 
-    Args:
-        provider: The provider's name.
-        env: The environment.
-        address: Where the key would be sent, if not to the provider's own address.
+    None otherwise.
     """
     variable = WELL_KNOWN.get(provider, "")
     value = env.get(variable, "").strip()
@@ -202,7 +172,6 @@ def is_placeholder(value: str) -> bool:
 
 
 def _server(url: str) -> tuple[str, str, int] | None:
-    """Return the scheme, host and port of an address; None if it has no host."""
     try:
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -223,11 +192,7 @@ def _from_environment(provider: str, env: Mapping[str, str], address: str | None
 
 
 def read_keys(path: Path) -> dict[str, Key]:
-    """Return the keys in the file by provider, read at once; none when there is no file.
-
-    Raises:
-        ConfigError: The file is not safe to use, cannot be read, or holds an invalid key.
-    """
+    """Return the file's keys by provider, read at once, none without a file. Raises ConfigError: it cannot be used."""
     keys: dict[str, Key] = {}
     file = _file(path)
     for name, value in file.entries().items():

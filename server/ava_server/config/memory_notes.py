@@ -25,8 +25,7 @@ _MISSING = "There is no note {}. `ava memory` lists the notes."
 def note_name(given: str) -> str:
     """Return a note's name.
 
-    Raises:
-        BadInput: It is invalid; it is not repeated, because it may be a text or a secret given by mistake.
+    Raises BadInput: invalid; not repeated, as it may be a text or a secret given by mistake.
     """
     name = given.strip().removesuffix(".md")
     if not is_note_name(name):
@@ -45,11 +44,9 @@ def text_of(data: bytes) -> str:
 
 
 class Notebook:
-    """Reads and writes the notes of one user.
+    """Reads and writes the notes of one user; reading needs no `redactor`.
 
-    Args:
-        memory: Where they are.
-        redactor: Finds secrets in what is written; reading needs none.
+    Its methods raise ConfigError: a note or the folder is not safe to use, or cannot be read or written.
     """
 
     def __init__(self, memory: Memory, redactor: Redactor | None = None) -> None:
@@ -64,21 +61,12 @@ class Notebook:
             return self.memory.read()
 
     def find(self, name: str) -> Note | None:
-        """Return a note, if there is one.
-
-        Raises:
-            ConfigError: The note or the folder cannot be read, or is not safe to use.
-        """
+        """Return a note, if there is one."""
         with self._for_person():
             return self.memory.note(name)
 
     def get(self, name: str) -> Note:
-        """Return a note.
-
-        Raises:
-            BadInput: There is none.
-            ConfigError: The note or the folder cannot be read, or is not safe to use.
-        """
+        """Return a note. Raises BadInput: there is none."""
         note = self.find(name)
         if note is None:
             raise BadInput(_MISSING.format(name))
@@ -87,9 +75,7 @@ class Notebook:
     def add(self, name: str, text: str, *, append: bool = False) -> Note:
         """Write a new note, or with `append` add the text to the end of an existing one.
 
-        Raises:
-            BadInput: The note exists already, or the text is invalid or contains a secret.
-            ConfigError: The folder is not safe to use, or cannot be read or written.
+        Raises BadInput: the note exists already, or the text is invalid or contains a secret.
         """
         if not text.strip():
             raise BadInput("No text was given; nothing was written.")
@@ -105,12 +91,7 @@ class Notebook:
             return self._write(name, old + gap + text, new=before is None)
 
     def remove(self, name: str) -> None:
-        """Remove a note, even one that cannot be read.
-
-        Raises:
-            BadInput: There is none.
-            ConfigError: The folder is not safe to use, or cannot be written.
-        """
+        """Remove a note, even one that cannot be read. Raises BadInput: there is none."""
         with self._locked():
             try:
                 self.memory.path(name).unlink()
@@ -137,11 +118,7 @@ class Notebook:
         return self.get(name)
 
     def _refuse_secrets(self, name: str, text: str) -> None:
-        """Refuse secrets, because models read notes.
-
-        Raises:
-            BadInput: Says what was found and where, never its value.
-        """
+        """Raise BadInput for secrets, because models read notes; says what was found and where, never its value."""
         instead = (
             "Store it with `ava secret set NAME --for HOST` and write {{secret:NAME}} instead, for roles that list"
             " NAME under secrets. Nothing was written."
@@ -156,11 +133,6 @@ class Notebook:
 
     @contextmanager
     def _locked(self) -> Generator[None]:
-        """Keep other processes from writing.
-
-        Raises:
-            ConfigError: The folder is not safe to use, or cannot be read or written.
-        """
         import portalocker
 
         folder = self.memory.folder

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from tomlkit import TOMLDocument
 
 MOST_OF_USER = 20
-"""Most passkeys of one user."""
 REMOVED = "This passkey was removed; nothing was approved."
 COPIED = (
     "This passkey has counted fewer signatures than before, so there may be a copy of it. It was not accepted; remove"
@@ -33,27 +32,16 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True)
 class Passkey:
-    """What is stored of a passkey.
+    """What is stored of a passkey."""
 
-    Attributes:
-        name: Its name, for people; no other passkey of this user has it.
-        user: Whose it is.
-        host: The host name of the site that it is for; WebAuthn calls it the id of the relying party.
-        credential: The id by which the authenticator knows it.
-        public_key: The public key, in COSE's format.
-        counter: How many signatures the authenticator had counted; always 0 for those that do not count.
-        created_us: When it was added, in microseconds since 1970.
-        used_us: When it was last used; None is never.
-    """
-
-    name: str
-    user: str
-    host: str
-    credential: bytes
-    public_key: bytes = field(repr=False)
-    counter: int
-    created_us: int
-    used_us: int | None = None
+    name: str  # its name, for people; no other passkey of this user has it
+    user: str  # whose it is
+    host: str  # the host name of the site that it is for; WebAuthn calls it the id of the relying party
+    credential: bytes  # the id by which the authenticator knows it
+    public_key: bytes = field(repr=False)  # the public key, in COSE's format
+    counter: int  # how many signatures the authenticator had counted; always 0 for those that do not count
+    created_us: int  # when it was added, in microseconds since 1970
+    used_us: int | None = None  # when it was last used; None is never
 
     @property
     def id(self) -> str:
@@ -66,10 +54,9 @@ class Passkey:
 
 
 class Passkeys:
-    """The passkeys of a data root: one that is added or removed counts at once. Every method blocks.
+    """The passkeys of a data root, in `passkeys.toml`; changes count at once.
 
-    Args:
-        path: `passkeys.toml` in the folder of secrets.
+    Methods block; ConfigError: it is unusable.
     """
 
     def __init__(self, path: Path) -> None:
@@ -77,37 +64,22 @@ class Passkeys:
         self._watched = WatchedFile(path, self._read)
 
     def all(self) -> list[Passkey]:
-        """Return the passkeys of all users, by user and name.
-
-        Raises:
-            ConfigError: The file is not safe to use, or cannot be read.
-        """
+        """Return the passkeys of all users, by user and name."""
         return sorted(self._watched.current().values(), key=lambda each: (each.user, each.name))
 
     def of(self, user: str, host: str | None = None) -> list[Passkey]:
-        """Return a user's passkeys, by default for all hosts.
-
-        Raises:
-            ConfigError: The file is not safe to use, or cannot be read.
-        """
+        """Return a user's passkeys, by default for all hosts."""
         return [each for each in self.all() if each.user == user and host in (None, each.host)]
 
     def check_new(self, user: str, name: str) -> None:
         """Check that a user may have another passkey of this name.
 
-        Raises:
-            Refused: The name is used, or the user has too many.
-            ConfigError: The file cannot be read.
+        Raises Refused: it is used, or there are too many.
         """
         _refuse_another(self.of(user), name)
 
     def add(self, passkey: Passkey) -> None:
-        """Store a passkey.
-
-        Raises:
-            Refused: The name or the passkey itself is known, or the user has too many.
-            ConfigError: It cannot be stored.
-        """
+        """Store a passkey. Raises Refused: the name or the passkey itself is known, or the user has too many."""
         self._file.make_folder()
 
         def edit(document: TOMLDocument) -> None:
@@ -121,9 +93,7 @@ class Passkeys:
     def note_use(self, passkey: Passkey, counter: int) -> None:
         """Note that a passkey was used, with the count of signatures that it sent.
 
-        Raises:
-            Refused: It was removed meanwhile, or the count is not higher than before: then it may be a copy.
-            ConfigError: It cannot be stored.
+        Raises Refused: it was removed meanwhile, or the count is not higher than before: then it may be a copy.
         """
 
         def edit(document: TOMLDocument) -> None:
@@ -138,11 +108,7 @@ class Passkeys:
         self._file.change(self._read, edit)
 
     def remove(self, user: str, name: str) -> Passkey | None:
-        """Remove a user's passkey, and return it; None when there is none of this name.
-
-        Raises:
-            ConfigError: The file is not safe to use, or cannot be read or written.
-        """
+        """Remove a user's passkey, and return it; None when there is none of this name."""
         found = next((each for each in self.of(user) if each.name == name), None)
         return None if found is None else self._file.remove(found.id, self._read)
 

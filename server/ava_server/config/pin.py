@@ -47,10 +47,9 @@ class _Stored:
 
 
 class PinFile:
-    """The PIN of one data root. Every method blocks, for about 0.1 s where a PIN is checked.
+    """The PIN of one data root, in `approval.toml`. Every method blocks, for about 0.1 s where a PIN is checked.
 
-    Args:
-        path: `approval.toml` in the folder of secrets.
+    All raise ConfigError: the file is not safe to use or cannot be read or written, so nothing can be approved.
     """
 
     def __init__(self, path: Path) -> None:
@@ -68,21 +67,11 @@ class PinFile:
 
     @property
     def is_set(self) -> bool:
-        """Whether there is a PIN, and with it the policy `human`.
-
-        Raises:
-            ConfigError: The file is not safe to use or cannot be read, so nothing can be approved.
-        """
+        """Whether there is a PIN, and with it the policy `human`."""
         return self._stored() is not None
 
     def set(self, pin: str) -> None:
-        """Store the first PIN.
-
-        Raises:
-            BadInput: It is too weak.
-            Refused: There is one already.
-            ConfigError: It cannot be stored.
-        """
+        """Store the first PIN. Raises BadInput: it is too weak; Refused: there is one already."""
         refuse_weak(pin)
         self._file.make_folder()
 
@@ -94,36 +83,25 @@ class PinFile:
         self._file.change(self._stored, edit)
 
     def ready(self) -> None:
-        """Check that a PIN can be accepted at all, before a person is asked for it.
+        """Check that a PIN can be accepted, before a person is asked for it.
 
-        Raises:
-            Refused: There is none, or it is locked.
-            ConfigError: The file cannot be used.
+        Raises Refused: there is none, or it is locked.
         """
         if not self.is_set:
             raise Refused(NONE_YET)
         self.refuse_locked()
 
     def refuse_locked(self) -> None:
-        """Refuse while the PIN is locked; without one, a person can choose it.
-
-        Raises:
-            Refused: It is locked; says for how long.
-            ConfigError: The file cannot be used.
-        """
+        """Refuse while the PIN is locked, and say for how long; without one, a person can choose it."""
         stored = self._stored()
         if stored is not None:
             _refuse_locked(stored.locked_until - time.time())
 
     def check(self, pin: str) -> None:
-        """Check a PIN that a person has given.
+        """Check a PIN that a person has given. Raises Refused: it is wrong, or the PIN is locked.
 
         Each try is counted before it is checked, so there are never more than five, even with concurrent tries. The
         fifth wrong one locks the PIN for 15 minutes; then the right one is refused too.
-
-        Raises:
-            Refused: It is wrong, or the PIN is locked.
-            ConfigError: The file cannot be used.
         """
         stored = self._counted()
         if not hmac.compare_digest(_hash(pin, stored.salt, stored.cost), stored.hash):
@@ -134,24 +112,13 @@ class PinFile:
         self._change({"tries": 0, "locked_until": 0.0})
 
     def change(self, old: str, new: str) -> None:
-        """Replace the PIN.
-
-        Raises:
-            BadInput: The new one is too weak.
-            Refused: The old one is wrong, or locked.
-            ConfigError: The file cannot be used.
-        """
+        """Replace the PIN. Raises BadInput: the new one is too weak; Refused: the old one is wrong, or locked."""
         refuse_weak(new)
         self.check(old)
         self._change(_entry(new))
 
     def remove(self, pin: str) -> None:
-        """Remove the PIN, and with it the policy `human`.
-
-        Raises:
-            Refused: It is wrong, or locked.
-            ConfigError: The file cannot be used.
-        """
+        """Remove the PIN, and with it the policy `human`. Raises Refused: it is wrong, or locked."""
         self.check(pin)
         self._change(None)
 
@@ -179,8 +146,6 @@ class PinFile:
         return stored
 
     def _change(self, fields: dict[str, Any] | None) -> None:
-        """Change what is stored of the PIN; None removes it."""
-
         def edit(document: TOMLDocument) -> None:
             if _TABLE not in document:
                 raise Refused(_GONE)
@@ -197,11 +162,7 @@ class PinFile:
 
 
 def _refuse_locked(left_s: float) -> None:
-    """Refuse while the PIN is locked; a longer time means that the clock was set back.
-
-    Raises:
-        Refused: It is locked; says for how long.
-    """
+    """Refuse while the PIN is locked; a longer time than `LOCKED_S` means that the clock was set back."""
     if 0 < left_s <= LOCKED_S:
         raise Refused(f"The PIN is locked for {max(1, round(left_s / 60))} more min, after {TRIES} wrong tries.")
 
@@ -251,11 +212,7 @@ def _hash(pin: str, salt: bytes, cost: tuple[int, int, int]) -> bytes:
 
 
 def refuse_weak(pin: str) -> None:
-    """Refuse a PIN that can be guessed in five tries.
-
-    Raises:
-        BadInput: It is too short, too long, or easy to guess; it is not shown.
-    """
+    """Raise BadInput for a PIN, unshown, that can be guessed in five tries."""
     if not SHORTEST <= len(pin) <= LONGEST or not pin.isprintable() or pin != pin.strip():
         raise BadInput(
             f"A PIN has {SHORTEST} to {LONGEST} characters, digits or others, without white space around them."

@@ -29,19 +29,14 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def read_trusted(path: Path) -> dict[str, dict[str, str]]:
-    """Return the trusted files, by the real path of their folder; none when there is no file. Blocking.
-
-    Raises:
-        ConfigError: The file or its folder is not safe to use or cannot be read, or an entry is invalid.
-    """
+    """Return the trusted files, by the real path of their folder. Blocking. Raises ConfigError: they cannot be read."""
     return _file(path).read(_hashes, "ava roles trust")
 
 
 def change_trusted(path: Path, folders: Mapping[str, Hashes]) -> dict[str, dict[str, str]]:
     """Trust exactly these files of these folders; return what was trusted of them before. Blocking.
 
-    Raises:
-        ConfigError: The file or its folder is not safe to use, or cannot be read or written.
+    Raises ConfigError.
     """
     file = _file(path)
     file.make_folder()
@@ -80,19 +75,12 @@ ROLES_S = 10.0
 
 @dataclass(frozen=True)
 class RolePlaces:
-    """The folders that may hold role files.
+    """The folders that may hold role files."""
 
-    Attributes:
-        root: The data root, if there is one.
-        project: The project's folder with links resolved, if there is one.
-        claude_agents: Claude Code's agent files are roles as well.
-        home: The user's home folder, if there is one.
-    """
-
-    root: DataRoot | None
-    project: Path | None
-    claude_agents: bool
-    home: Path | None
+    root: DataRoot | None  # the data root, if there is one
+    project: Path | None  # the project's folder with links resolved, if there is one
+    claude_agents: bool  # claude Code's agent files are roles as well
+    home: Path | None  # the user's home folder, if there is one
 
     @property
     def of_project(self) -> tuple[Folder, ...]:
@@ -113,7 +101,7 @@ class RolePlaces:
         return (Folder(self.home / CLAUDE, f"~/{CLAUDE}", deep=True),) if self.home is not None else ()
 
     def unread(self) -> str:
-        """Return which Claude Code agents are there and left unread, and how to use them; empty if none. Blocking.
+        """Return which Claude Code agents are left unread, and how to use them; empty if none. Blocking.
 
         It names no file: a project's author chose the names, and a model may see this.
         """
@@ -129,10 +117,7 @@ class RolePlaces:
         return (Folder(self.root.roles, "roles of the data root"),) if self.root is not None else ()
 
     def look(self) -> tuple[object, ...]:
-        """Return a value that changes when a role file or its trust changes. Blocking.
-
-        No file is read, so this may be called every few seconds.
-        """
+        """Return a value that changes with a role file or its trust. Blocking, but quick: no file is read."""
         trust: tuple[int, ...] = ()
         if self.root is not None:
             with contextlib.suppress(OSError):
@@ -141,12 +126,9 @@ class RolePlaces:
         return (trust, *(folder_fingerprint(folder) for folder in (*self._of_root, *self.of_project, *self.of_user)))
 
     def load(self, *, by_path: bool = False) -> Catalog:
-        """Read every role file. Blocking.
+        """Read every role file. Blocking. With `by_path`, for programs, messages name files by their whole paths.
 
         If the list of trusted files cannot be read, no file of the project is trusted; the other roles work.
-
-        Args:
-            by_path: Messages name files by their whole paths, for programs.
         """
         project = self.of_project
         problems: tuple[Remark, ...] = ()
@@ -163,11 +145,7 @@ class RolePlaces:
 
 
 def project_named(given: str, data_root: Path, home: Path) -> Path:
-    """Return the project that a folder belongs to. Blocking.
-
-    Raises:
-        WorkspaceRefused: It is not a folder, or not allowed as a project.
-    """
+    """Return the project that a folder belongs to. Blocking. Raises WorkspaceRefused: it cannot be one."""
     return project_at(given, holding=(OURS, CLAUDE), data_root=data_root, home=home)
 
 
@@ -201,16 +179,8 @@ def places_of(
 ) -> RolePlaces:
     """Return the folders with role files for a proposal. Blocking.
 
-    Its project is its workspace or, without one, the working folder if that is inside a git repository. With a refused
-    workspace there is no project; resolving the proposal says why.
-
-    Args:
-        settings: What is configured.
-        asked: The folder that the call names.
-        client_roots: Folders that the client named.
-        cwd: The server's working folder.
-        home: The user's home folder.
-        found: The workspace, where `workspace_of` has returned it already.
+    Its project is its workspace (`found`, if that is known) or, without one, the working folder if that is inside a git
+    repository. With a refused workspace there is no project; resolving the proposal says why.
     """
     found = found or workspace_of(settings, asked=asked, client_roots=client_roots, cwd=cwd, home=home)
     folder = found.path if isinstance(found, Workspace) else None
@@ -231,10 +201,7 @@ def places_of(
 
 
 def checkout_here() -> Path | None:
-    """Return the checkout that this process works in, else its working folder; None if that was removed. Blocking.
-
-    Its author may have written programs, and tools such as npx and direnv put them on the PATH.
-    """
+    """Return this process's checkout, or working folder, whose programs npx or direnv may put on the PATH. Blocking."""
     folder = working_folder()
     return None if folder is None else repository_of(folder, home_folder()) or folder
 

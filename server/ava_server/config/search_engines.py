@@ -39,16 +39,7 @@ def engine_title(name: str) -> str:
 
 
 def engine_of(settings: SearchSettings, stored: Mapping[str, Key], name: str | None = None) -> Engine | None:
-    """Return the configured search engine, or None.
-
-    Args:
-        settings: What is configured.
-        stored: The keys in `keys.toml`.
-        name: The one that is wanted; None is the one that the settings choose.
-
-    Raises:
-        ConfigError: The key in the environment is invalid.
-    """
+    """Return the configured search engine, or the one of this name, or None. Raises ConfigError: its key is invalid."""
     wanted = [each for each in ORDER if settings.engine in ("auto", each) and name in (None, each)]
     return next((engine for each in wanted if (engine := _engine(each, settings, stored))), None)
 
@@ -68,11 +59,6 @@ def provider_engine(
     """Return the web search of a model provider: the one that the settings name, else that of the run's own model.
 
     A provider that answers at another address than its own searches only where the settings name it.
-
-    Args:
-        settings: What is configured.
-        models: Providers, keys and prices.
-        choice: Returns the run's model.
     """
     try:
         if settings.engine in search_terms():
@@ -89,20 +75,12 @@ def provider_engine(
 def any_search(
     settings: SearchSettings, stored: Mapping[str, Key], models: ModelSettings, model: str = "balanced"
 ) -> Engine | ProviderSearch | None:
-    """Return what searches for a run with this model: a tier, or `provider:id`.
-
-    Raises:
-        ConfigError: The key in the environment is invalid.
-    """
+    """Return what searches for a run with this model (a tier, or `provider:id`). Raises ConfigError: an invalid key."""
     return engine_of(settings, stored) or provider_engine(settings, models, lambda: choose(None, model, models))
 
 
 def searches_by_default(settings: SearchSettings, stored: Mapping[str, Key], models: ModelSettings) -> bool:
-    """Tell whether something searches for a run with the default model, without looking up any price.
-
-    Raises:
-        AvaError: A key is invalid, or the configuration names no model.
-    """
+    """Tell whether something searches for runs with the default model; looks up no price. Raises AvaError: no model."""
     if engine_of(settings, stored) is not None:
         return True
     providers = configured(models)
@@ -138,12 +116,9 @@ def without_search(tools: Mapping[str, Tool]) -> dict[str, Tool]:
 
 @dataclass(frozen=True)
 class ApprovedSearch:
-    """The web search of one run: by the engine that was approved, with its current key.
+    """The web search of one run: by the engine that was approved, with its current key, which `find` returns.
 
-    Attributes:
-        name: The engine.
-        find: Returns the engine of a name if it is configured now.
-        clients: The clients of model calls, which honour the environment's proxy and certificates.
+    `clients` are those of model calls, which honour the environment's proxy and certificates.
     """
 
     name: str

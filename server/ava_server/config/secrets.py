@@ -28,19 +28,12 @@ MOST_DIGITS = 6
 
 @dataclass(frozen=True)
 class Secret:
-    """A stored secret.
+    """A stored secret."""
 
-    Attributes:
-        name: As role files and placeholders write it; case counts.
-        value: In no repr.
-        hosts: Where it may be sent: `host`, or `host:port`. Without any, no tool can use it.
-        set_at: When it was stored, in UTC, as ISO 8601.
-    """
-
-    name: str
+    name: str  # as role files and placeholders write it; case counts
     value: str = field(repr=False)
-    hosts: tuple[str, ...]
-    set_at: str
+    hosts: tuple[str, ...]  # where it may be sent: `host`, or `host:port`. Without any, no tool can use it
+    set_at: str  # when it was stored, in UTC, as ISO 8601
 
 
 def secret_name(given: str) -> str:
@@ -79,26 +72,15 @@ def hosts_of(given: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_secrets(path: Path) -> dict[str, Secret]:
-    """Return the stored secrets by name, read at once; none when there is no file.
-
-    Raises:
-        ConfigError: The file or its folder is not safe to use or cannot be read, or an entry is invalid.
-    """
+    """Return the stored secrets by name, read at once; none without a file. Raises ConfigError: it cannot be used."""
     return _file(path).read(_secret, "ava secret set")
 
 
 def set_secret(name: str, value: str, hosts: Sequence[str] | None, path: Path) -> Secret:
-    """Store a secret, atomically and for its owner alone; an existing one is replaced.
+    """Store a secret, without surrounding white space, atomically and for its owner alone; an existing one is replaced.
 
-    Args:
-        name: Its name.
-        value: Its value; surrounding white space is removed.
-        hosts: Where it may be sent; None keeps the hosts of the existing one.
-        path: `secrets.toml` of the data root.
-
-    Raises:
-        BadInput: Name, value or a host is invalid; the value is not shown.
-        ConfigError: The file or its folder is not safe to use, or cannot be read or written.
+    `hosts` None keeps those of the existing one. Raises BadInput: name, value or a host is invalid; the value is not
+    shown; ConfigError: the file or its folder cannot be used.
     """
     name, value = secret_name(name), value.strip()
     if fault := _fault(value):
@@ -118,12 +100,7 @@ def set_secret(name: str, value: str, hosts: Sequence[str] | None, path: Path) -
 
 
 def remove_secret(name: str, path: Path) -> bool:
-    """Remove a secret; False when there was none of this name.
-
-    Raises:
-        BadInput: The name is invalid.
-        ConfigError: The file or its folder is not safe to use, or cannot be read or written.
-    """
+    """Remove a secret; False without one. Raises BadInput: the name is invalid; ConfigError: the file is unusable."""
     return _file(path).remove(secret_name(name), lambda: read_secrets(path)) is not None
 
 

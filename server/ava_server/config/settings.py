@@ -74,11 +74,7 @@ def _search_url(url: str) -> str:
 
 
 def http_url(url: str) -> str:
-    """Return the address of an endpoint.
-
-    Raises:
-        ValueError: It is not an address, or may contain a secret; the text says what is allowed.
-    """
+    """Return an endpoint's address. Raises ValueError: none, or maybe with a secret; the text says what is allowed."""
     try:
         parts = urlsplit(url)
         fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -417,12 +413,8 @@ def limits_of(configured: Configured) -> dict[str, Any]:
 def load_settings(data_root: Path | None = None, env: Mapping[str, str] | None = None) -> Settings:
     """Return the settings of `config.toml`, overridden by the environment; nothing is created.
 
-    Args:
-        data_root: The data root, instead of AVA_DATA_ROOT.
-        env: The environment; None is this process's.
-
-    Raises:
-        ConfigError: A setting is invalid, unknown, a key, or loosened by the environment.
+    `data_root` is instead of AVA_DATA_ROOT. Raises ConfigError: a setting is invalid, unknown, a key, or loosened by
+    the environment.
     """
     env = os.environ if env is None else env
     root = find_data_root(data_root, env)
@@ -456,11 +448,7 @@ def load_settings(data_root: Path | None = None, env: Mapping[str, str] | None =
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return what `config.toml` has; nothing where it is missing.
-
-    Raises:
-        ConfigError: It cannot be read, or is not valid TOML.
-    """
+    """Return what `config.toml` has; nothing without one. Raises ConfigError: it cannot be read, or is not TOML."""
     try:
         if path.is_fifo():  # reading it would wait forever
             raise ConfigError(f"{path} is a pipe, not a file of settings. Put a file there, or remove it.")
@@ -526,10 +514,7 @@ def note_settings(now: Mapping[str, Any], who: "Who") -> "Command[int]":
 
 
 async def record_settings(store: "Store", now: Mapping[str, Any], who: "Who") -> None:
-    """Compare the settings of the data root with the log, and record the differences.
-
-    A log that cannot be reached does not prevent a start: the next start finds the same differences.
-    """
+    """Record differences of the settings from the log. A log out of reach prevents no start: the next one does it."""
     try:
         if await store.read(lambda view: changes(view, now)):
             await store.do(note_settings(now, who))

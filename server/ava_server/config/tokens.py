@@ -45,23 +45,14 @@ _LONGEST = 200
 
 @dataclass(frozen=True)
 class Token:
-    """What is stored of a token.
+    """What is stored of a token."""
 
-    Attributes:
-        name: Its name, for people.
-        user: The user for whom its requests act.
-        scopes: What it may do.
-        hash: The SHA-256 of the token, in hex; in no repr.
-        created_us: When it was made, in microseconds since 1970.
-        expires_us: When it expires; None is never.
-    """
-
-    name: str
+    name: str  # its name, for people
     user: str
     scopes: tuple[Scope, ...]
-    hash: str = field(repr=False)
-    created_us: int
-    expires_us: int | None
+    hash: str = field(repr=False)  # the SHA-256 of the token, in hex; in no repr
+    created_us: int  # when it was made, in microseconds since 1970
+    expires_us: int | None  # when it expires; None is never
 
     @property
     def reads_all(self) -> bool:
@@ -85,10 +76,9 @@ class Token:
 
 
 class Tokens:
-    """The tokens in force: one that is made or revoked counts at once.
+    """The tokens in force, in `tokens.toml`: one that is made or revoked counts at once.
 
-    Args:
-        path: `tokens.toml` in the folder of secrets.
+    Its methods block, and raise ConfigError: the file cannot be used; then every request is refused.
     """
 
     def __init__(self, path: Path) -> None:
@@ -100,29 +90,18 @@ class Tokens:
         return self._file.is_shared
 
     def any(self) -> bool:
-        """Tell whether there is a valid one. Blocking.
-
-        Raises:
-            ConfigError: The file is not safe to use, or cannot be read.
-        """
+        """Tell whether there is a valid one."""
         return any(not token.expired() for token in self._file.current().values())
 
     def find(self, given: str) -> Token | None:
-        """Return the token that a request shows; None for one that is unknown, revoked or expired. Blocking.
-
-        Raises:
-            ConfigError: The file is not safe to use or cannot be read: then every request is refused.
-        """
+        """Return the token that a request shows; None for one that is unknown, revoked or expired."""
         found = self.known(given)
         return self.known(given) if found is None and self._file.look_again() else found
 
     def known(self, given: str) -> Token | None:
-        """Return the token that a request shows, without one that another server has made in this second. Blocking.
+        """Return the token that a request shows, without one that another server has made in this second.
 
         All hashes are compared, each in constant time, so the time says nothing about a stored token.
-
-        Raises:
-            ConfigError: The file is not safe to use or cannot be read: then every request is refused.
         """
         stored = self._file.current()
         if len(given) > _LONGEST or not given.isascii():
@@ -139,11 +118,7 @@ class Tokens:
         return self._readable().get(token.name) == token and not token.expired()
 
     def with_id(self, token_id: str) -> Token | None:
-        """Return the valid token with this id, None without one. Blocking.
-
-        Raises:
-            ConfigError: The file is not safe to use or cannot be read.
-        """
+        """Return the valid token with this id, None without one."""
         found = (stored for stored in self._file.current().values() if stored.id == token_id and not stored.expired())
         return next(found, None)
 
@@ -159,11 +134,7 @@ class Tokens:
 
 
 def read_tokens(path: Path) -> dict[str, Token]:
-    """Return the stored tokens by name; none when there is no file. Blocking.
-
-    Raises:
-        ConfigError: The file or its folder is not safe to use or cannot be read, or an entry is invalid.
-    """
+    """Return the stored tokens by name; none without a file. Blocking. Raises ConfigError: it cannot be used."""
     return _file(path).read(_token, "ava token create")
 
 
@@ -172,10 +143,7 @@ def create_token(
 ) -> tuple[Token, str]:
     """Make a token, and return it with its text, which is stored nowhere. Blocking.
 
-    Raises:
-        BadInput: Name, user or scopes are invalid.
-        Refused: The name is already used.
-        ConfigError: The file or its folder is not safe to use, or cannot be read or written.
+    Raises BadInput: name, user or scopes are invalid; Refused: the name is used; ConfigError: the file cannot be used.
     """
     name, user = token_name(name), user_name(user)
     if not scopes:
@@ -205,13 +173,10 @@ def host_token(root: DataRoot) -> tuple[str, Token | None]:
 
     A host knows only a URL. Claude Code runs a command before it connects (`headersHelper`), and sends what that
     prints: `ava connect` starts the server unless it runs, and prints this token, which is in no configuration file.
-    Another user could listen on the port while the server does not run. So it is printed only while a process holds
-    the lock in the data root and has recorded that very port: that process listens there.
+    Another user could listen on the port while the server does not run. So it is printed only while a process holds the
+    lock in the data root and has recorded that very port: that process listens there.
 
-    Of several hosts that start at once, one makes it.
-
-    Raises:
-        ConfigError: Its file cannot be read or written.
+    Of several hosts that start at once, one makes it. Raises ConfigError: its file cannot be read or written.
     """
     root.create()
     held = hold_within(root.local_token_lock, LOCK_S)
@@ -234,11 +199,9 @@ def host_token(root: DataRoot) -> tuple[str, Token | None]:
 
 
 def revoke_token(path: Path, name: str) -> Token | None:
-    """Remove a token, and return it; None when there is none of this name. Blocking.
+    """Remove a token, and return it, or None. Blocking.
 
-    Raises:
-        BadInput: The name is invalid.
-        ConfigError: The file or its folder is not safe to use, or cannot be read or written.
+    Raises BadInput: the name is invalid; ConfigError: unusable file.
     """
     return _file(path).remove(token_name(name), lambda: read_tokens(path))
 
@@ -275,10 +238,9 @@ def scopes_in(given: Sequence[str]) -> tuple[Scope, ...]:
 
 
 def expiry(given: str | None, now_us: int) -> int | None:
-    """Return when a token expires that is valid for `90d`, `12h` or `30m`; None for one that never expires.
+    """Return when a token expires that is valid for `90d`, `12h` or `30m`; None: never.
 
-    Raises:
-        BadInput: It is not a duration.
+    Raises BadInput: no duration.
     """
     if given is None:
         return None

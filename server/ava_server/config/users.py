@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 
 
 def read_users(root: DataRoot) -> dict[str, UserSettings]:
-    """Return the users that are limited. Blocking.
-
-    Raises:
-        ConfigError: `config.toml` or the document cannot be read, or is invalid.
-    """
+    """Return the users that are limited. Blocking. Raises ConfigError: `config.toml` or the document is unusable."""
     values = read_config(root.config)
     document = shared_document(root.shared_users)
     try:
@@ -47,10 +43,9 @@ def read_users(root: DataRoot) -> dict[str, UserSettings]:
 
 
 def with_shared_users(settings: Settings) -> Settings:
-    """Return settings with the limits that all servers share, where there are such limits. Blocking.
+    """Return settings with the limits that all servers share, if any. Blocking.
 
-    Raises:
-        ConfigError: They cannot be read, or are invalid.
+    Raises ConfigError: they are unusable.
     """
     if shared_document(settings.paths.shared_users) is None:
         return settings
@@ -60,11 +55,8 @@ def with_shared_users(settings: Settings) -> Settings:
 def change_users(root: DataRoot, changes: Mapping[Place, Any]) -> list[Any]:
     """Set limits of users, or remove them (None); return the values before. Blocking.
 
-    A removal also takes them out of this machine's `config.toml`, which would count again otherwise.
-
-    Raises:
-        BadInput: There is no such limit.
-        ConfigError: A limit is invalid, or it cannot be stored; nothing is changed.
+    A removal also takes them out of this machine's `config.toml`, where they would count again. Raises BadInput: there
+    is no such limit; ConfigError: a limit is invalid, or cannot be stored; nothing is changed.
     """
     shared = shared_document(root.shared_users)
     if shared is None:
@@ -86,11 +78,7 @@ def change_users(root: DataRoot, changes: Mapping[Place, Any]) -> list[Any]:
 
 
 class WatchedUsers:
-    """The limits of users as they are now.
-
-    Args:
-        root: The data root.
-    """
+    """The limits of users as they are now."""
 
     def __init__(self, root: DataRoot) -> None:
         self._root = root
@@ -99,8 +87,7 @@ class WatchedUsers:
     def changed(self) -> dict[str, UserSettings] | None:
         """Return the users if their limits may have changed since the last call, else None. Blocking.
 
-        Raises:
-            ConfigError: They cannot be read.
+        Raises ConfigError.
         """
         if not any(each.is_changed for each in self._files):
             return None

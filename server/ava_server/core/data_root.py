@@ -43,7 +43,6 @@ def home_folder() -> Path:
 
 @lru_cache(maxsize=4)
 def _home(*_named: str | None) -> Path:
-    """Look it up, again where a variable that names it has changed."""
     try:
         return Path.home()
     except RuntimeError:
@@ -70,33 +69,25 @@ class DataRoot:
     path: Path
 
     config = _Place("config.toml")
-    """The settings."""
     db = _Place("ava.db")
-    """The log."""
     origin = _Place("origin.id")
     """The name of this data root among all that share a log, made when it is first needed."""
     keys = _Place("keys.toml")
-    """The keys of providers."""
     artifacts = _Place("artifacts")
     """Files that runs hand over, a folder per run."""
     instances = _Place("instances")
-    """The locks of live processes."""
     logs = _Place("logs")
     """The JSONL mirror."""
     memory = _Place("memory")
     """The notes that roles may recall."""
     roles = _Place("roles")
-    """The installation's own role files."""
     sandbox = _Place("sandbox")
-    """What a sandbox needs on the disk."""
     scratch = _Place("scratch")
     """Temporary files of runs, a folder per run."""
     temporary = _Place("temporary")
-    """Temporary folders of processes."""
     worktrees = _Place("worktrees")
     """Where runs change files, a folder per run while it lasts."""
     worker_lock = _Place("worker.lock")
-    """The lock of the one worker."""
     worker_words = _Place("worker.log")
     """The output of the worker, which has no terminal."""
     http_lock = _Place("http.lock")
@@ -106,15 +97,12 @@ class DataRoot:
     http_words = _Place("http.log")
     """The output of that server, when a host has started it."""
     pages_lock = _Place("pages.lock")
-    """The lock of the server of `ava ui`."""
     pages_port = _Place("pages.port")
     """The port that it had last, and its process."""
     pages_words = _Place("pages.log")
-    """Its output."""
     browser_sessions = _Place("secrets", "browser.toml")
     """The hashes of the sessions of browsers, and of the codes that begin one."""
     passkeys = _Place("secrets", "passkeys.toml")
-    """The public keys of passkeys."""
     local_token = _Place("secrets", "local_token")
     """The token of this machine's hosts for that server."""
     local_token_lock = _Place("local_token.lock")
@@ -122,7 +110,6 @@ class DataRoot:
     secrets = _Place("secrets")
     """Secrets for tool calls, and hashes."""
     secrets_file = _Place("secrets", "secrets.toml")
-    """The secrets for tool calls."""
     approval_file = _Place("secrets", "approval.toml")
     """The approval PIN's hash, and its policy."""
     trusted_roles = _Place("secrets", "trusted_roles.toml")
@@ -143,10 +130,9 @@ class DataRoot:
         return False
 
     def create(self) -> None:
-        """Make the folder, for its owner alone, if it is missing; an existing one is not changed.
+        """Make the folder, for its owner alone, if it is missing.
 
-        Raises:
-            ConfigError: It cannot be made, is not a folder, is not writable, or is writable for anybody.
+        Raises ConfigError: impossible, or writable for anybody.
         """
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -161,10 +147,7 @@ class DataRoot:
             raise ConfigError(f"Anybody may write to the data root {self.path}. Correct it with: chmod 700 {self.path}")
 
     def close_to_others(self) -> None:
-        """Create the folders for the files of runs, and remove other users' rights to them and to each run's folder.
-
-        The user that runs commands needs no rights: root opens what it then shows to a command.
-        """
+        """Create the folders for the files of runs, and remove others' rights to them; root opens what commands see."""
         for place in (self.artifacts, self.scratch, self.worktrees):
             with suppress(OSError):  # it belongs to another user: whatever needs the folder reports that
                 place.mkdir(mode=0o700, exist_ok=True)
@@ -175,11 +158,7 @@ class DataRoot:
 
 
 def find_data_root(data_root: Path | None = None, env: Mapping[str, str] | None = None) -> DataRoot:
-    """Return the data root: the one given, else AVA_DATA_ROOT, else the platform's folder for data.
-
-    Raises:
-        ConfigError: AVA_DATA_ROOT is not an absolute path, so it would depend on the working folder.
-    """
+    """Return the data root: the one given, AVA_DATA_ROOT, or the platform's. Raises ConfigError: not absolute."""
     if data_root is not None:
         return DataRoot(Path(os.path.abspath(data_root)))  # noqa: PTH100 - links are not resolved
     given = (os.environ if env is None else env).get("AVA_DATA_ROOT", "").strip()
@@ -199,11 +178,7 @@ def default_data_root() -> DataRoot:
 
 
 def absolute_folder(path: Path) -> Path:
-    """Return a folder with `~` resolved.
-
-    Raises:
-        ValueError: It is not absolute, so it would depend on the working folder.
-    """
+    """Return a folder with `~` resolved. Raises ValueError: it would depend on the working folder."""
     try:
         path = path.expanduser()
     except RuntimeError:
@@ -218,11 +193,7 @@ _KERNEL = (Path("/proc"), Path("/sys"))
 
 
 def has_log(root: DataRoot) -> bool:
-    """Tell whether there is a log; if not, one can be created.
-
-    Raises:
-        ConfigError: The data root cannot be used, so "there is nothing" would be the wrong answer.
-    """
+    """Tell whether there is a log. Raises ConfigError: the data root cannot be used, so "nothing" would be wrong."""
     path = root.path
     try:
         mode = path.stat().st_mode

@@ -51,12 +51,7 @@ TAKEN_OVER = ".in-database"
 
 
 class SharedDocuments:
-    """The shared documents of one data root, and what this process knows of them.
-
-    Args:
-        folder: The folder that has their files, where they are files.
-        database: Where they are.
-    """
+    """The shared documents of one data root, as this process knows them; `folder` would have their files."""
 
     def __init__(self, folder: Path, database: Documents) -> None:
         self._folder = folder
@@ -68,10 +63,9 @@ class SharedDocuments:
         self._keepers = 0
 
     def state(self, name: str) -> tuple[int, str]:
-        """Return the version and the text of a document; version 0 and no text where there is none.
+        """Return a document's version and text; 0 and no text without one.
 
-        Raises:
-            ConfigError: The database cannot be read.
+        Raises ConfigError: the database is unreadable.
         """
         with _translated():
             text = self._database.changed_text(name)
@@ -84,11 +78,7 @@ class SharedDocuments:
         return self._known.get(name, (0, ""))
 
     def look_again(self) -> None:
-        """Learn what other processes have changed until now; callers at the same time share one query.
-
-        Raises:
-            ConfigError: The database cannot be read.
-        """
+        """Learn what others have changed until now; callers at the same time share one query. Raises ConfigError."""
         asked = time.monotonic()
         with self._connection():
             if self._looked >= asked:  # somebody else has looked since
@@ -102,14 +92,9 @@ class SharedDocuments:
                 raise
 
     def change(self, name: str, edit: Callable[[str], str]) -> None:
-        """Replace the text of a document while no other process does.
+        """Replace the text of a document while no other process does; what `edit` raises leaves it alone.
 
-        Args:
-            name: The document.
-            edit: Returns the new text for the old one; whatever it raises leaves the document alone.
-
-        Raises:
-            ConfigError: The database cannot be written, or another process changes the document.
+        Raises ConfigError: the database cannot be written, or another process changes the document.
         """
         with self._connection():
             if self._looked == float("-inf"):
@@ -184,11 +169,7 @@ class SharedDocument:
         return self.documents.state(self.name)[0]
 
     def change(self, edit: Callable[[str], str]) -> None:
-        """Replace its text while no other process does; see `SharedDocuments.change`.
-
-        Raises:
-            ConfigError: The database cannot be written, or another process changes it.
-        """
+        """Replace its text while no other process does, as `SharedDocuments.change`."""
         self.documents.change(self.name, edit)
 
 
@@ -197,10 +178,9 @@ _OPENING = threading.Lock()
 
 
 def shared_document(path: Path) -> SharedDocument | None:
-    """Return the shared document that takes the place of a file; None where it is a file.
+    """Return the shared document in place of a file; None for a file.
 
-    Raises:
-        ConfigError: The log of this data root is in a database, but its address is missing or invalid.
+    Raises ConfigError: no valid address for the log.
     """
     if path.name not in SHARED or path.parent.name != FOLDER:
         return None
@@ -209,11 +189,7 @@ def shared_document(path: Path) -> SharedDocument | None:
 
 
 def documents_of(root: Path) -> SharedDocuments | None:
-    """Return the shared documents of a data root; None where they are files.
-
-    Raises:
-        ConfigError: The log of this data root is in a database, but its address is missing or invalid.
-    """
+    """Return a data root's shared documents; None for files. Raises ConfigError: no valid address for the log."""
     from ava_audit.errors import AuditError
     from ava_audit.store.backend import MARK
     from ava_audit.store.location import backend_of, database_url
@@ -232,10 +208,9 @@ def documents_of(root: Path) -> SharedDocuments | None:
 
 
 async def keep_fresh(root: Path, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-    """Keep what this process knows of the shared documents fresh, until cancelled; ends at once where they are files.
+    """Keep the shared documents fresh until cancelled; ends at once for files.
 
-    Raises:
-        ConfigError: They cannot be read at the start.
+    Raises ConfigError: unreadable at the start.
     """
     documents = await anyio.to_thread.run_sync(documents_of, root)
     if documents is None:
@@ -289,13 +264,8 @@ def reason(error: OSError) -> str:
 def read_private(path: Path, holds: str, remedy: str) -> str:
     """Return a file's text, empty when there is no file; checked and read through one descriptor.
 
-    Args:
-        path: The file.
-        holds: Its content, in the plural: `keys`.
-        remedy: What to do with a file that is wrong.
-
-    Raises:
-        ConfigError: It is not safe to use, or cannot be read.
+    Raises ConfigError: it is not safe to use, or cannot be read. The text says so of what it `holds` (plural: `keys`),
+    with the `remedy`.
     """
     try:
         if path.is_symlink():

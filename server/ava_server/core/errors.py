@@ -27,8 +27,7 @@ from typing import Literal
 class AvaError(Exception):
     """Base of every error that this package raises on purpose; its text says what to do.
 
-    Attributes:
-        needs_key: The provider whose key is missing. How to give one depends on the host, so the border adds that.
+    `needs_key` is the provider whose key is missing. How to give one depends on the host, so the border adds that.
     """
 
     def __init__(self, message: str, *, needs_key: str | None = None) -> None:
@@ -45,11 +44,7 @@ class Refused(AvaError):
 
 
 class ToolMissing(Refused):
-    """Raised when a role needs a tool that is not available; naming the tool makes the role go without it.
-
-    Attributes:
-        tool: The tool.
-    """
+    """Raised when a role needs a tool that is not available; naming the tool makes the role go without it."""
 
     def __init__(self, message: str, tool: str, *, needs_key: str | None = None) -> None:
         super().__init__(message, needs_key=needs_key)
@@ -77,14 +72,9 @@ ModelErrorKind = Literal[
 class ModelError(AvaError):
     """Raised by a model adapter when an attempt brought no complete answer.
 
-    Attributes:
-        kind: What went wrong, from a closed set.
-        sent: The request may have reached the provider.
-        answered: A byte of an answer (a 200's body) arrived, so it may have been billed.
-        retryable: Sending the same request again can help.
-        again_after_s: Seconds to wait before that, if the provider said so.
-        request_id: The provider's id of the call, if it gave one with the error.
-        what_to_do: One next step for a person.
+    `sent`: the request may have reached the provider. `answered`: a byte of an answer (a 200's body) arrived, so it may
+    have been billed. `retryable`: sending the same request again can help, after `again_after_s` seconds if the
+    provider said so. `what_to_do` is one next step for a person.
     """
 
     def __init__(

@@ -33,17 +33,9 @@ class FileChanged(Exception):
 
 
 def replace_file(path: Path, data: bytes, mode: int = 0o600, instead_of: bytes | None = None) -> None:
-    """Write a new file beside the old one, flush it to the disk, and put it in the old one's place.
+    """Write a new file, flush it to the disk, and put it in the old one's place, or a link's, with these permissions.
 
-    Args:
-        path: The file; whatever is there is replaced, a link included.
-        data: The new content.
-        mode: Its permissions, where the system has them.
-        instead_of: The content that the old file must have; None does not check.
-
-    Raises:
-        FileChanged: It has other content, and was left alone.
-        OSError: It cannot be written, and was left alone.
+    Raises FileChanged: it has other content than `instead_of`, and was left alone; OSError: it cannot be written.
     """
     fresh = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     create_file(fresh, data, mode)
@@ -57,12 +49,7 @@ def replace_file(path: Path, data: bytes, mode: int = 0o600, instead_of: bytes |
 
 
 def create_file(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Write a file that does not exist yet, and flush it to the disk.
-
-    Raises:
-        FileExistsError: Something is there.
-        OSError: It cannot be written; nothing of it is left.
-    """
+    """Write a new file, and flush it. Raises FileExistsError; OSError: it cannot be written; nothing of it is left."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     descriptor = os.open(path, flags, 0o600)
     try:
@@ -86,11 +73,9 @@ def is_root() -> bool:
 class PrivateFile:
     """A TOML file of secret values, one entry each; for some, a document in the database takes its place.
 
-    Attributes:
-        path: The file; it need not exist.
-        holds: Its content, in the plural: `keys`.
-        command: The command that writes it: `ava key`.
-        setting: How to store one entry: `ava key set PROVIDER`.
+    For messages: what it `holds`, in the plural (`keys`); the `command` that writes it (`ava key`); the `setting` of an
+    entry (`ava key set PROVIDER`). It need not exist. Its methods raise ConfigError: it is not safe to use, is invalid,
+    or cannot be read or written.
     """
 
     path: Path
@@ -100,7 +85,6 @@ class PrivateFile:
 
     @cached_property
     def _shared(self) -> SharedDocument | None:
-        """The document in its place, looked up once."""
         return shared_document(self.path)
 
     @property
@@ -114,11 +98,7 @@ class PrivateFile:
         return f"Remove the file and store the {self.holds} again with `{self.setting}`."
 
     def entries(self) -> dict[str, Any]:
-        """Return its entries, read at once; none when there is no file.
-
-        Raises:
-            ConfigError: It is not safe to use, cannot be read, or is not valid TOML.
-        """
+        """Return its entries, read at once; none when there is no file."""
         try:
             return tomllib.loads(self._text())
         except (ValueError, RecursionError) as wrong:  # the parser does not raise TOMLDecodeError for every fault
@@ -127,14 +107,9 @@ class PrivateFile:
             raise ConfigError(f"{self.path} is not valid TOML {at[0] if at else ''}. {self.remedy}") from None
 
     def read(self, make: Callable[[str, Any], T], command: str) -> dict[str, T]:
-        """Return its entries by name, each as `make` reads it from its name and what is stored.
+        """Return its entries by name, as `make` reads each; it raises ValueError where it is invalid.
 
-        Args:
-            make: Reads an entry, and raises ValueError where it is invalid.
-            command: What writes entries: `ava key set`.
-
-        Raises:
-            ConfigError: The file or its folder is not safe to use or cannot be read, or an entry is invalid.
+        `command` is what writes entries: `ava key set`.
         """
         self.check_folder()
         try:
@@ -145,12 +120,7 @@ class PrivateFile:
     def change(self, check: Callable[[], object], edit: Callable[[TOMLDocument], None]) -> None:
         """Change an entry and replace the file, under a lock; comments and order stay.
 
-        Args:
-            check: Reads the whole file, and raises if it is invalid.
-            edit: Changes it.
-
-        Raises:
-            ConfigError: It is not safe to use, or cannot be read or written.
+        `check` reads the whole file before, and raises if it is invalid; `edit` changes it.
         """
         import portalocker
         import tomlkit
@@ -176,11 +146,7 @@ class PrivateFile:
             raise unusable(path, failed) from failed
 
     def remove(self, name: str, read: Callable[[], Mapping[str, T]]) -> T | None:
-        """Remove an entry, and return it as `read` gives it; None when there is none.
-
-        Raises:
-            ConfigError: The file is not safe to use, or cannot be read or written.
-        """
+        """Remove an entry, and return it as `read` gives it; None when there is none."""
         if name not in read():
             return None
         removed: list[T] = []
@@ -194,21 +160,13 @@ class PrivateFile:
         return removed[0] if removed else None
 
     def make_folder(self) -> None:
-        """Make the file's folder, for its owner alone, if it is missing.
-
-        Raises:
-            ConfigError: It cannot be made, or is not safe to use.
-        """
+        """Make the file's folder, for its owner alone, if it is missing."""
         if self._shared is None:
             make_private_folder(self.path.parent)
         self.check_folder()
 
     def check_folder(self) -> None:
-        """Refuse a folder in which others could replace the file.
-
-        Raises:
-            ConfigError: It is not a folder, is a link, belongs to another user, or is open to others.
-        """
+        """Refuse a folder in which others could replace the file: a link, another user's, or one open to others."""
         if self._shared is not None:
             return
         folder = self.path.parent
@@ -234,10 +192,9 @@ class PrivateFile:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder for its owner alone, if it is missing; whether an existing one is safe is for the caller to check.
+    """Make a missing folder for its owner; whether an existing one is safe is for the caller to check.
 
-    Raises:
-        ConfigError: It cannot be made.
+    Raises ConfigError.
     """
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -248,11 +205,9 @@ def make_private_folder(folder: Path) -> None:
 
 
 class WatchedFile(Generic[T]):
-    """A value made from a file, or from the document in its place, and made again when that has changed.
+    """A value that `read` makes from a file, or from the document in its place, again when that has changed.
 
-    Args:
-        path: The file.
-        read: Reads it, once for all callers; raises AvaError if it cannot.
+    It is made once for all callers; `read` raises AvaError if it cannot.
     """
 
     def __init__(self, path: Path, read: Callable[[], T]) -> None:
@@ -275,11 +230,7 @@ class WatchedFile(Generic[T]):
         return self._document() is not None
 
     def look_again(self) -> bool:
-        """Learn what other servers have just written, and tell whether that is new. Blocking; not for a file.
-
-        Raises:
-            ConfigError: The database cannot be read.
-        """
+        """Learn what other servers have just written, and tell whether that is new. Blocking; not for a file."""
         if (shared := self._document()) is None:
             return False
         shared.documents.look_again()

@@ -31,15 +31,10 @@ def new_id(field: str) -> str:
 
 
 def parse_id(field: str, given: str, argument: str | None = None) -> str:
-    """Return an id in its canonical form; prefix and case of the given one do not matter.
+    """Return an id in its canonical form, in any case and with or without prefix. Raises BadInput: it has another form.
 
-    Args:
-        field: `subagent_id`, `pending_id`, `group_id`, `extension_id` or `question_id`.
-        given: What was given.
-        argument: The argument's name in the error; by default the field.
-
-    Raises:
-        BadInput: It does not have the form.
+    `field` is `subagent_id`, `pending_id`, `group_id`, `extension_id` or `question_id`; `argument` is its name in
+    errors.
     """
     prefix, digits, hint = _FORMS[field]
     text = given.strip().lower()

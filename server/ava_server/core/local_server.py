@@ -31,10 +31,7 @@ if os.fork():
 os.setsid()
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""Starts a program that is not a descendant of this process and has a session of its own.
-
-When a host closes, it may kill the group of its server (Codex), or the whole tree of its descendants (opencode).
-"""
+"""Starts a program outside of this process's descendants and session: a closing host may kill its group or tree."""
 _KEEP = """\
 import os, signal, sys, time
 if os.fork():
@@ -54,17 +51,10 @@ _DETACHED = getattr(subprocess, "DETACHED_PROCESS", 0) | getattr(subprocess, "CR
 def start_detached(
     command: Sequence[str], words: Path, folder: Path, env: Mapping[str, str], *, keep: bool = False
 ) -> None:
-    """Start a program that no host ends.
+    """Start a program that no host ends, with this environment alone. Raises OSError: it cannot be started.
 
-    Args:
-        command: Its command line.
-        words: The file for its standard error, private to its owner; a file that is too long is emptied.
-        folder: Its working folder.
-        env: Its whole environment.
-        keep: Start it again when it crashes. Not on Windows.
-
-    Raises:
-        OSError: It cannot be started.
+    `words` is the file for its standard error, private to its owner; one that is too long is emptied. With `keep`, it
+    is started again when it crashes, but not on Windows.
     """
     launcher = (sys.executable, "-I", "-S", "-c", _KEEP if keep else _LAUNCH) if os.name == "posix" else ()
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
@@ -107,14 +97,9 @@ TRY_FOR_S = 1.0
 
 @dataclass(frozen=True)
 class LocalServer:
-    """One kind of server of a data root.
+    """One kind of server of a data root: the file that it locks, and that with its port, its process and its version.
 
-    Attributes:
-        root: The data root.
-        lock: The file that the server locks.
-        port_file: The file with its port, its process and its version of Ava.
-        output: The file for its standard error, when another process has started it.
-        what: What it is, for errors.
+    `output` is the file for its standard error, when another process has started it; `what` is what errors call it.
     """
 
     root: DataRoot
@@ -126,8 +111,7 @@ class LocalServer:
     def port(self) -> int | None:
         """Return the port of the server that runs, or None. Blocking.
 
-        The lock alone does not prove the record: a server that has just taken it has not replaced an older one yet, and
-        another program may listen on that port by now. So each server also locks its record.
+        Each server also locks its record: one that has just taken the lock has not replaced an older record yet.
         """
         return self.last_port() if is_held(self.port_file if _LOCKS_RECORD else self.lock) else None
 
@@ -165,9 +149,7 @@ class LocalServer:
     def announced(self, port: int, *, keep: bool = False) -> Generator[bool]:
         """Record that this process serves on this port, and yield whether it is the first one. Blocking.
 
-        Args:
-            port: The port.
-            keep: Leave the record behind, so that the next server can use the same port.
+        With `keep`, the record stays, so that the next server can use the same port.
         """
         held = hold_within(self.lock, TRY_FOR_S)
         if held is None:
@@ -197,13 +179,8 @@ class LocalServer:
     def start(self, options: Sequence[str], port: int | None = None, within_s: float = READY_S) -> int:
         """Start the server as a process of its own, unless it runs, and return its port. Blocking.
 
-        Args:
-            options: What follows `ava`.
-            port: The port that it has to have; None accepts any.
-            within_s: Seconds in which it has to serve.
-
-        Raises:
-            ConfigError: It cannot be started, or runs on another port.
+        `options` follow `ava`. Raises ConfigError: it cannot be started, does not serve in time, or runs on another
+        port.
         """
         started = False
         end = time.monotonic() + within_s
@@ -236,10 +213,9 @@ def http_server(root: DataRoot) -> LocalServer:
 
 
 def start_http(root: DataRoot, port: int) -> None:
-    """Start the HTTP server of a data root on a port, unless it runs. Blocking.
+    """Start the HTTP server of a data root, unless it runs. Blocking.
 
-    Raises:
-        ConfigError: It cannot be started, or serves on another port.
+    Raises ConfigError: impossible, or on another port.
     """
     http_server(root).start(("serve", "--http", "--port", str(port), "--idle", HTTP_IDLE), port)
 
@@ -255,12 +231,9 @@ def pages_port(root: DataRoot) -> int:
 
 
 def start_pages(root: DataRoot) -> str:
-    """Start the server of `ava ui` unless it runs, and return its address. Blocking.
+    """Start the server of `ava ui` unless it runs, and return its address; replace one of an older Ava. Blocking.
 
-    One of an older Ava, left running during an upgrade, is replaced.
-
-    Raises:
-        ConfigError: It cannot be started.
+    Raises ConfigError: it cannot be started.
     """
     root.create()
     server = pages_server(root)

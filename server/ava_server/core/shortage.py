@@ -15,7 +15,6 @@ RUN_RESERVE = 32
 SERVER_RESERVE = 4
 """Further files that a server itself opens after its start, such as connections to its log."""
 WANTED = 1_024
-"""The limit that a server asks the system for."""
 RAISE_LIMIT = f"Raise the limit (`ulimit -n {WANTED}`, or LimitNOFILE in systemd) and restart the server"
 
 MORE_THREADS = "Raise the limit (`ulimit -u`, TasksMax in systemd, --pids-limit of a container) and restart the server"
@@ -60,10 +59,7 @@ def find_shortage(wanted: int = RUN_RESERVE) -> str | None:
 
 
 def shortage_in(error: BaseException) -> str:
-    """Return what the system has run out of and what to do, if an error says so; else an empty text.
-
-    It passes: what fails with it can be tried again, and a run goes on later.
-    """
+    """Return what the system has run out of for now, and what to do, if an error says so; else an empty text."""
     if isinstance(error, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", error)
         return next((text for each in group.exceptions if (text := shortage_in(each))), "")

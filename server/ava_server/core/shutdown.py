@@ -22,23 +22,16 @@ EXIT_WITHIN_S = 4.5
 
 
 class Shutdown:
-    """The shutdown of a server.
-
-    Attributes:
-        serving: Cancelled at the first signal.
-        code: The exit code, once the shutdown has begun.
-    """
+    """The shutdown of a server: `serving` is cancelled at the first signal, and then there is an exit `code`."""
 
     def __init__(self) -> None:
         self.serving = anyio.CancelScope()
         self.code: int | None = None
 
     def begin(self, code: int, *, after_s: float = 0.0) -> None:
-        """Set the exit code and the deadline; what was acknowledged is on the disk by then. Repeating it is harmless.
+        """Set the exit code and the deadline; what was acknowledged is on the disk by then.
 
-        Args:
-            code: The exit code.
-            after_s: Seconds to add to the deadline.
+        Repeating it is harmless.
         """
         if self.code is None:
             self.code = code
@@ -57,19 +50,10 @@ class Shutdown:
 
 
 class GracefulShutdown(Shutdown):
-    """A shutdown in steps: the first signal lets calls in progress finish, the second does not wait.
+    """A shutdown in steps: the first signal lets calls finish for `drain_s`, the second does not wait.
 
-    Between the first signal and the first refusal is a delay in which the server only says that it stops, so that load
-    balancers send it nothing new.
-
-    Args:
-        drain_s: Seconds that calls in progress may take.
-        delay_s: Seconds of the delay.
-
-    Attributes:
-        asked: Set at the first signal.
-        stopping: Whether the delay is over, too.
-        draining: Scope of the wait for calls in progress.
+    For `delay_s` after the first signal (`asked`), the server only says that it stops, so that load balancers send it
+    nothing new; then it is `stopping`. `draining` is the scope of the wait for calls in progress.
     """
 
     def __init__(self, drain_s: float, delay_s: float = 0.0) -> None:

@@ -41,9 +41,9 @@ def received(*numbers: signal.Signals) -> Generator[AsyncIterator[int]]:
 
 
 async def read_apart(read: Callable[[], T]) -> T:
-    """Do a blocking read in a daemon thread: a read cannot be interrupted, so the exit must not wait for it.
+    """Do a blocking read in a daemon thread: the exit must not wait for it.
 
-    A cancelled caller continues at once, and what is read after that is lost.
+    What is read after a cancellation is lost.
     """
     import asyncio
 
@@ -77,13 +77,10 @@ GRACE_S = 1.5
 
 
 async def run_apart(tasks: anyio.abc.TaskGroup, work: Callable[[], Awaitable[T]], timeout_s: float) -> T:
-    """Do work in a task of `tasks`, and wait for it at most `timeout_s`.
+    """Do work in a task of `tasks`, and wait for it at most `timeout_s`. Raises TimeoutError.
 
-    At the deadline, or when the caller is cancelled, the work is cancelled too. If it has not stopped after `GRACE_S`,
-    it is left to `tasks`, and its result is lost.
-
-    Raises:
-        TimeoutError: The deadline passed.
+    At the deadline, or when the caller is cancelled, the work is cancelled too; if it has not stopped after `GRACE_S`,
+    its result is lost.
     """
     done = anyio.Event()
     scope = anyio.CancelScope()

@@ -36,23 +36,14 @@ _STARTERS = frozenset({"uv", "uvx", "pipx", "python", "python3", "py"})
 
 @dataclass(frozen=True)
 class Change:
-    """A change of a host's configuration.
+    """A change of a host's configuration."""
 
-    Attributes:
-        path: The file, as it was named.
-        target: The file that is written: where a link leads.
-        before: Its text; None if there is no file.
-        after: Its new text; None if the file is removed.
-        lines: What changes, one line each. Old values are not shown: they may be keys.
-        notes: What was left alone, and why.
-    """
-
-    path: Path
-    target: Path
-    before: str | None
-    after: str | None
-    lines: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    path: Path  # the file, as it was named
+    target: Path  # the file that is written: where a link leads
+    before: str | None  # its text; None if there is no file
+    after: str | None  # its new text; None if the file is removed
+    lines: tuple[str, ...] = ()  # what changes, one line each. Old values are not shown: they may be keys
+    notes: tuple[str, ...] = ()  # what was left alone, and why
 
     @property
     def nothing(self) -> bool:
@@ -61,11 +52,7 @@ class Change:
 
 
 def adding(host: Host, name: str, launch: Launch, path: Path) -> Change:
-    """Return the change that adds the server to a host, or makes its existing entry start this installation.
-
-    Raises:
-        ConfigError: The configuration cannot be changed, or has another server of that name; it is left alone.
-    """
+    """Return the change that adds Ava to a host, or renews its entry. Raises ConfigError: impossible, or not Ava's."""
     file = Configuration.read(path, host.format)
     before, where = file.text, place_of(file, host, name)
     old = file.get(where)
@@ -98,12 +85,9 @@ def adding(host: Host, name: str, launch: Launch, path: Path) -> Change:
 
 
 def removing(host: Host, name: str, path: Path) -> Change:
-    """Return the change that removes the server from a host's configuration.
+    """Return the change that removes the server, to exactly the text from before Ava was added, if nobody changed that.
 
-    If nobody has changed the file since Ava was added, it gets exactly the text from before.
-
-    Raises:
-        ConfigError: The configuration cannot be changed, or the server of that name is not Ava; it is left alone.
+    Raises ConfigError: the configuration cannot be changed, or the server of that name is not Ava.
     """
     file = Configuration.read(path, host.format)
     before, where = file.text, place_of(file, host, name)
@@ -129,10 +113,9 @@ def removing(host: Host, name: str, path: Path) -> Change:
 
 
 def apply(change: Change) -> Path | None:
-    """Write a change, and return the path of the backup, if there was a file.
+    """Write a change, and return the backup's path, if any.
 
-    Raises:
-        ConfigError: It cannot be written, or somebody else has changed the file; it is left as it is.
+    Raises ConfigError: impossible, or changed by somebody else.
     """
     target, backup = change.target, None
     try:
@@ -183,12 +166,9 @@ def is_remote(entry: object) -> bool:
 
 @dataclass(frozen=True)
 class Server:
-    """A server in a host's configuration that is Ava.
+    """A server in a host's configuration that is Ava; `command` is what the host starts.
 
-    Attributes:
-        command: What the host starts.
-        without_address: The variables of keys that the host passes on, each with the variables for its address that the
-            host does not pass on; none where it passes them all on.
+    `without_address`: the variables of keys that the host passes on, each with those for its address that it does not.
     """
 
     command: str
@@ -219,7 +199,7 @@ def place_of(file: Configuration, host: Host, name: str) -> Steps:
 
 
 def _keys_without_address(host: Host, entry: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
-    """Return the variables of keys that an entry passes on, each with the variables for its address that are missing.
+    """Return the variables of keys that an entry passes on, each with those for its address that are missing.
 
     Without those, Ava cannot tell a gateway's key from the provider's. A key that is written into the entry is Ava's.
     """
@@ -237,7 +217,6 @@ def _keys_without_address(host: Host, entry: Mapping[str, object]) -> dict[str, 
 
 
 def _words(entry: object) -> list[str]:
-    """Return the command line of an entry; empty if it has none."""
     if not isinstance(entry, Mapping):
         return []
     table = cast("Mapping[str, object]", entry)
@@ -324,15 +303,10 @@ def _as_before(host: Host, name: str, entry: dict[str, Any], file: Configuration
 def text_before(
     file: Configuration, form: Format, before: str | None, add: Callable[[Configuration], bool]
 ) -> str | None:
-    """Return the text of a file from before something was added, if that is certain, else its present text.
+    """Return a file's text from before something was added, if that is certain, else its present text.
 
-    It is certain if adding it to a backup, or to no file, gives exactly the text before the removal.
-
-    Args:
-        file: The file, after the removal.
-        form: Its format.
-        before: Its text before the removal.
-        add: Adds it again; tells whether it was missing.
+    It is certain if `add`, which tells whether something was missing, applied to a backup (`before`) or to no file,
+    gives exactly the text before the removal.
     """
     texts: list[str | None] = [None]
     for backup in sorted(file.target.parent.glob(f"{file.target.name}.{BACKUP}-*"), reverse=True):
@@ -386,11 +360,7 @@ QUIET_TOOLS = ("spawn_subagent", "check_subagent", "read_ava_logs")
 
 
 def allowing(host: Host, name: str, config: Path, place: UserPlace) -> Change | None:
-    """Return the change that adds the rules for a server; None if the host has no place for them.
-
-    Raises:
-        ConfigError: The file cannot be read or changed; it is left alone.
-    """
+    """Return the change that adds the rules for a server; None without a place for them. Raises ConfigError."""
     if host.tool_rules is None:
         return None
     rules, file = host.tool_rules, _read(host.tool_rules, config, place)
@@ -402,12 +372,9 @@ def allowing(host: Host, name: str, config: Path, place: UserPlace) -> Change | 
 
 
 def forgetting(host: Host, name: str, config: Path, place: UserPlace) -> Change | None:
-    """Return the change that removes exactly these rules; None if the host has no place for them.
+    """Return the change that removes exactly these rules, to the text from before if nobody changed that; else None.
 
-    If nobody has changed the file since they were added, it gets exactly the text from before.
-
-    Raises:
-        ConfigError: The file cannot be read or changed; it is left alone.
+    Raises ConfigError: the file cannot be read or changed; it is left alone.
     """
     if host.tool_rules is None:
         return None
@@ -440,11 +407,7 @@ def _read(rules: ToolRules, config: Path, place: UserPlace) -> Configuration:
 
 
 def _add(file: Configuration, rules: ToolRules, name: str) -> list[str]:
-    """Add the rules that are missing, and return their lines; a place where something else stands is left so.
-
-    Raises:
-        ConfigError: A list of rules is something else.
-    """
+    """Add missing rules, where nothing else stands, and return their lines. Raises ConfigError: a list is none."""
     added: list[Rule] = []
     for rule in rules.of(name, QUIET_TOOLS):
         found = file.get(rule.place)

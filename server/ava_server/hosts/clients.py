@@ -29,27 +29,18 @@ ASKS: Mapping[Prompt, str] = {
 
 @dataclass(frozen=True)
 class Seen:
-    """How the facts of a row are known.
+    """How the facts of a row are known."""
 
-    Attributes:
-        how: `driven` with a scripted model, `documented`, or `reported` by users.
-        version: The client's version.
-        date: The day.
-        source: Where it is written; empty if it was driven.
-    """
-
+    # `driven` with a scripted model, `documented`, or `reported` by users.
     how: Literal["driven", "documented", "reported"]
     version: str
     date: date
-    source: str = ""
+    source: str = ""  # where it is written; empty if it was driven
 
 
 @dataclass(frozen=True)
 class McpClient:
-    """What is known of an MCP client; `clients.toml` explains the fields.
-
-    The defaults are what is assumed of a client that is not in the table, or of an older version of one that is.
-    """
+    """A client as `clients.toml` describes it; the defaults are assumed of an unknown client, or an older version."""
 
     id: str = ""
     title: str = "This host"
@@ -109,12 +100,9 @@ def connection_of(client_id: str) -> Connection:
 
 @dataclass(frozen=True)
 class Connection:
-    """A client's connection, through which an approval may come.
+    """A client's connection, through which an approval may come; `forms`.
 
-    Attributes:
-        name: What the client calls itself.
-        version: Its version, as it says.
-        forms: It declares that it can show Ava's own question to a person.
+    It can show Ava's own question to a person.
     """
 
     name: str | None = None

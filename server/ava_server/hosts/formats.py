@@ -23,15 +23,13 @@ KeyPath = Sequence[Step]
 class Format(Protocol):
     """A format of configuration files; an edit keeps every other character.
 
-    An edit may raise any error for a text that it cannot handle: the caller parses the result, and uses it only if it
-    says what it should.
+    An edit may raise any error: the caller uses its result only if that, parsed, says what it should.
     """
 
     def parse(self, text: str) -> Any:
         """Return what a text says; a blank one is an empty table.
 
-        Raises:
-            ValueError: It does not have this format; says where.
+        Raises ValueError: it has another format; says where.
         """
         ...
 
@@ -206,7 +204,6 @@ _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 
 def _head(line: str) -> tuple[str, ...] | None:
-    """Return the name of the table that a line begins, if it begins one."""
     if not line.lstrip().startswith("["):
         return None
     try:
@@ -221,12 +218,7 @@ def _head(line: str) -> tuple[str, ...] | None:
 
 
 def at(data: Any, path: KeyPath) -> Any:
-    """Return the value at a place.
-
-    Raises:
-        LookupError: There is none.
-        TypeError: Something on the way is not a table or list.
-    """
+    """Return the value at a place. Raises LookupError: there is none; TypeError: no table or list on the way."""
     for step in path:
         data = data[step]
     return data
@@ -271,13 +263,9 @@ NOTHING: Final = Missing()
 
 
 class Configuration:
-    """A configuration: its text, and the data that it contains.
+    """A configuration: its text (None without a file), and its data.
 
-    Attributes:
-        path: The file, as it was named.
-        target: The file that is read and written: where a link leads.
-        text: Its text; None if there is no file.
-        data: The parsed text.
+    `target` is the file where a link (`path`) leads.
     """
 
     def __init__(self, path: Path, target: Path, text: str | None, form: Format) -> None:
@@ -290,15 +278,9 @@ class Configuration:
 
     @classmethod
     def read(cls, path: Path, form: Format, *, to_change: bool = True) -> Configuration:
-        """Read a file; a missing one is empty.
+        """Read a file; a missing one is empty. Raises ConfigError: it cannot be read or changed.
 
-        Args:
-            path: The file.
-            form: Its format.
-            to_change: It will be changed, so this user must own it and be able to write it.
-
-        Raises:
-            ConfigError: It cannot be read or changed.
+        `to_change`: this user must own it and be able to write it.
         """
         try:
             target = path.resolve(strict=False) if path.is_symlink() else path
@@ -353,10 +335,9 @@ class Configuration:
         self._apply(lambda: self._format.put(self.body, path, value), lambda data: put_in(data, path, value))
 
     def remove(self, path: Steps) -> None:
-        """Remove a value, and the tables that are then empty, without even a comment.
+        """Remove a value, and tables that are empty then.
 
-        Raises:
-            ConfigError: This is impossible without touching anything else; nothing was changed.
+        Raises ConfigError: impossible without touching anything else.
         """
         self._apply(lambda: self._format.remove(self.body, path), lambda data: take_out(data, path))
         above = path[:-1]

@@ -21,7 +21,6 @@ _SPACE = re.compile(f"[{_BLANK}]*")
 _DECODER = json.JSONDecoder()
 
 Step = str | int
-"""A member's key, or an element's index."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +40,7 @@ class Json:
             raise ValueError("it is nested too deeply") from None
 
     def put(self, text: str, path: Sequence[Step], value: Any) -> str:
-        """Return the text with a member or an element replaced, or added as the last one.
-
-        Objects and arrays that are missing on the way are made. The text is JSON with an object in it, or blank.
-        """
+        """Return a text (an object, or blank) with a member or an element set, made on the way or added as the last."""
         source = _Source(text if _Source(text).plain.strip(_BLANK) else f"{text}{{}}\n")
         box = source.root
         for depth, step in enumerate(path):
@@ -76,8 +72,6 @@ class Json:
 
 @dataclass(frozen=True)
 class _Item:
-    """A member of an object or an element of an array: where it starts, where its value starts, where it ends."""
-
     start: int
     value: int
     end: int
@@ -86,8 +80,6 @@ class _Item:
 
 @dataclass(frozen=True)
 class _Box:
-    """An object or an array: where it starts and ends, and its items."""
-
     start: int
     end: int
     items: tuple[_Item, ...]
@@ -113,32 +105,27 @@ class _Source:
 
     @cached_property
     def bare(self) -> str:
-        """The text without its comments."""
         return _TEXT_OR_COMMENT.sub(
             lambda found: found[0] if found[0][0] == '"' else re.sub(r"[^\r\n]", " ", found[0]), self.text
         )
 
     @cached_property
     def plain(self) -> str:
-        """The text without its comments and trailing commas."""
         return _TEXT_OR_TRAILING_COMMA.sub(
             lambda found: found[0] if found[0][0] == '"' else f"{found[0][:-1]} ", self.bare
         )
 
     @property
     def root(self) -> _Box:
-        """The outermost object."""
         return self.box(_skip_blanks(self.plain, 0))
 
     def below(self, path: Sequence[Step]) -> _Box:
-        """Return the object or array at a place."""
         box = self.root
         for step in path:
             box = self.box(box[step].value)
         return box
 
     def box(self, start: int) -> _Box:
-        """Return the object or array that starts at a place."""
         plain, items = self.plain, list[_Item]()
         at = _skip_blanks(plain, start + 1)
         while plain[at] not in "}]":
@@ -154,7 +141,6 @@ class _Source:
         return _Box(start, at + 1, tuple(items))
 
     def replaced(self, box: _Box, item: _Item, value: Any) -> str:
-        """Return the text with an item's value replaced."""
         written = self._written(value, self._indent(item.start), self._spread(box))
         return self.text[: item.value] + written + self.text[item.end :]
 
@@ -176,7 +162,6 @@ class _Source:
         return f"{text[:end]}{'' if comma else ','}{text[end:tail]}{body}{comma}{text[tail:]}"
 
     def without(self, box: _Box, item: _Item) -> str:
-        """Return the text without an item."""
         text, close = self.text, box.end - 1
         around = text[box.start + 1 : item.start] + text[item.end : close]
         if box.items == (item,) and not around.strip(f"{_BLANK},"):

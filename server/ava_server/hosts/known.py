@@ -22,15 +22,9 @@ from ava_server.hosts.jsonc import Json
 
 @dataclass(frozen=True)
 class UserPlace:
-    """The user's environment, which decides where a host's files are.
+    """The user's environment, which decides where a host's files are."""
 
-    Attributes:
-        system: `sys.platform`.
-        home: The home folder.
-        env: The environment.
-    """
-
-    system: str
+    system: str  # `sys.platform`
     home: Path
     env: Mapping[str, str]
 
@@ -80,93 +74,58 @@ class Element:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule in a host's file.
+    """A rule in a host's file."""
 
-    Attributes:
-        place: Where it stands.
-        value: What stands there.
-        listed: It is an element of a list at that place.
-    """
-
-    place: tuple[str, ...]
+    place: tuple[str, ...]  # where it stands
     value: Any
-    listed: bool = True
+    listed: bool = True  # it is an element of a list at that place
 
 
 @dataclass(frozen=True)
 class ToolRules:
-    """Where a host keeps which tools it calls without asking.
+    """Where a host keeps which tools it calls without asking."""
 
-    Attributes:
-        format: The format of that file.
-        file: Returns it, from the user's environment and the host's configuration.
-        of: Makes the rules for a server's name and tools.
-        only_to_list: Only an existing list is added to, because a new one would replace the one in the app.
-        needed: Without rules, it asks before each of these tools.
-    """
-
-    format: Format
-    file: Callable[[UserPlace, Path], Path]
-    of: Callable[[str, Sequence[str]], list[Rule]]
-    only_to_list: bool = False
-    needed: bool = True
+    format: Format  # the format of that file
+    file: Callable[[UserPlace, Path], Path]  # returns it, from the user's environment and the host's configuration
+    of: Callable[[str, Sequence[str]], list[Rule]]  # makes the rules for a server's name and tools
+    only_to_list: bool = False  # only an existing list is added to, because a new one would replace the one in the app
+    needed: bool = True  # without rules, it asks before each of these tools
 
 
 @dataclass(frozen=True)
 class RemoteForm:
-    """How a host connects to another machine's server without its token in a file.
+    """How a host connects to another machine's server without its token in a file."""
 
-    Attributes:
-        entry: Makes the server's entry from the URL.
-        token: How the host gets the token; a sentence for the person.
-        element: What the entry refers to elsewhere in the configuration.
-    """
-
-    entry: Callable[[str], dict[str, Any]]
-    token: str
-    element: Element | None = None
+    entry: Callable[[str], dict[str, Any]]  # makes the server's entry from the URL
+    token: str  # how the host gets the token; a sentence for the person
+    element: Element | None = None  # what the entry refers to elsewhere in the configuration
 
 
 @dataclass(frozen=True)
 class Host:
-    """A host.
+    """A host."""
 
-    Attributes:
-        name: The argument of `ava init`, and the id of its row in `clients.toml`.
-        title: Its name for people.
-        format: The format of its configuration.
-        files: Where its configuration can be: the first that exists, else the first.
-        servers: The table of servers in it.
-        in_list: It is a list, whose elements have their server's name.
-        entry: Makes the server's entry in that table.
-        http_entry: Makes the entry for an HTTP server that the host starts before it connects, from the server's URL
-            and the command that starts it and prints its headers; None if the host runs no such command.
-        next: What a person does after the change.
-        key: An alternative to `ava key set`, with `{variable}` for the key's usual variable.
-        env: The entry's field for the variables of the server.
-        element: What the entry refers to elsewhere in the configuration.
-        asks: What makes it ask before each `confirm_spawn`: a place, with `{name}` for the server's name, and a value.
-            None if that is not part of its configuration.
-        tool_rules: Where it keeps rules for single tools; None if no file has any.
-        quiet: What its person may do so that it asks less often, besides those rules.
-        remote: How it connects to another machine's server; None if its configuration takes no such server.
-    """
-
-    name: str
-    title: str
+    name: str  # the argument of `ava init`, and the id of its row in `clients.toml`
+    title: str  # its name for people
     format: Format
+    # Where its configuration can be: the first that exists, else the first.
     files: Callable[[UserPlace], Sequence[Path]]
-    servers: str
-    entry: Callable[[Launch], dict[str, Any]]
-    next: str
-    key: str
-    env: str = "env"
-    in_list: bool = False
-    element: Element | None = None
+    servers: str  # the table of servers in it
+    entry: Callable[[Launch], dict[str, Any]]  # makes the server's entry in that table
+    next: str  # what a person does after the change
+    key: str  # an alternative to `ava key set`, with `{variable}` for the key's usual variable
+    env: str = "env"  # the entry's field for the variables of the server
+    in_list: bool = False  # it is a list, whose elements have their server's name
+    element: Element | None = None  # what the entry refers to elsewhere in the configuration
+    # What makes it ask before each `confirm_spawn`: a place, with `{name}` for the server's name, and a value. None if
+    # that is not part of its configuration.
     asks: tuple[tuple[str, ...], str] | None = None
+    # Makes the entry for an HTTP server that the host starts before it connects, from the server's URL and the command
+    # that starts it and prints its headers; None if the host runs no such command.
     http_entry: Callable[[str, str], dict[str, Any]] | None = None
-    tool_rules: ToolRules | None = None
-    quiet: str = ""
+    tool_rules: ToolRules | None = None  # where it keeps rules for single tools; None if no file has any
+    quiet: str = ""  # what its person may do so that it asks less often, besides those rules
+    # How it connects to another machine's server; None if its configuration takes no such server.
     remote: RemoteForm | None = None
 
     def file(self, place: UserPlace) -> Path:
@@ -175,11 +134,7 @@ class Host:
         return next((file for file in files if file.exists() or file.is_symlink()), files[0])
 
     def connecting_to(self, url: str) -> Host:
-        """Return this host as it connects to another machine's server.
-
-        Raises:
-            BadInput: Its configuration takes no such server.
-        """
+        """Return this host as it connects to another machine's server. Raises BadInput: it takes no such server."""
         if self.remote is None:
             raise BadInput(
                 f"--url: {self.title} takes no server on another machine from its configuration file. Connect another"
@@ -516,7 +471,6 @@ HOSTS: Mapping[str, Host] = {
         ),
     )
 }
-"""The hosts by name."""
 
 
 def find_host(name: str) -> Host:

@@ -31,15 +31,8 @@ def launch(workspace: str | None = None, env: Mapping[str, str] | None = None) -
     """Return how a host starts this installation, with the same data root and model as in this shell.
 
     Many hosts pass on only a few variables, so those for the data root and the model are written into the entry. Keys
-    never are.
-
-    Args:
-        workspace: The folder that subagents may read; None leaves it to Ava.
-        env: The environment; None is this process's.
-
-    Raises:
-        BadInput: The workspace is not a folder.
-        ConfigError: AVA_DATA_ROOT is not an absolute path, or AVA_MODEL_BASE_URL is invalid or has a password.
+    never are. `workspace` None leaves the folder to Ava. Raises BadInput: it is not a folder; ConfigError:
+    AVA_DATA_ROOT is not absolute, or AVA_MODEL_BASE_URL is invalid or has a password.
     """
     env = os.environ if env is None else env
     variables: dict[str, str] = {}
@@ -62,10 +55,7 @@ def _launch() -> Launch:
 
 
 def terminal_command(data_root: Path, *words: str) -> str:
-    """Return what to type in any terminal to run one of this installation's commands on a data root.
-
-    It contains the path of `ava`, and the data root unless that is the default.
-    """
+    """Return what runs one of this installation's commands on a data root in any terminal, with the path of `ava`."""
     line = _launch().shell(*words)
     if not os.environ.get("XDG_DATA_HOME", "").strip() and data_root == find_data_root(env={}).path:
         return line
@@ -76,11 +66,7 @@ def terminal_command(data_root: Path, *words: str) -> str:
 
 
 def over_http(host: Host, started: Launch, port: int) -> Host:
-    """Return a host whose entry connects it to the HTTP server on a port of this machine, which it starts itself.
-
-    Raises:
-        BadInput: It cannot start one, or the entry would need what only a server over stdio is given.
-    """
+    """Return a host that starts and uses this machine's HTTP server. Raises BadInput: it cannot, or needs stdio."""
     if host.http_entry is None:
         raise BadInput(
             f"--http: {host.title} runs no command before it connects, so nothing would start the server. docs/hosts.md"
@@ -127,14 +113,7 @@ _IN_BUNDLE = "Enter it in the extension's dialog: Settings → Extensions → Av
 
 
 def key_advice(provider: str, client: str | None, env: Mapping[str, str] | None = None, *, remote: bool = False) -> str:
-    """Return how to give this server a provider's key.
-
-    Args:
-        provider: The provider.
-        client: The host's name as an MCP client; None without a host.
-        env: The server's environment; None is this process's.
-        remote: The user is on another machine, and learns no paths of this one.
-    """
+    """Return how to give this server a provider's key; to a `remote` user, without paths of this machine."""
     env = os.environ if env is None else env
     if provider == CUSTOM:
         return (

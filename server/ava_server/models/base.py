@@ -32,11 +32,7 @@ class ToolSchema:
 class ToolUse:
     """A tool call that the model asked for.
 
-    Attributes:
-        call_id: The provider's id of the call, sent back with its result.
-        name: The tool's name as the model spelled it.
-        args: The arguments, or None when they were not a JSON object.
-        raw_args: The text of the arguments exactly as the model sent it.
+    `args` is None when its `raw_args`, sent as they are, were not a JSON object.
     """
 
     call_id: str
@@ -56,10 +52,8 @@ class UserTurn:
 class AssistantTurn:
     """An earlier answer; `raw` is the provider's message, kept and sent back verbatim.
 
-    Attributes:
-        edited_before: Something before it has changed since it was given. Some providers then refuse its thinking, and
-            their wires leave it out.
-        without_thinking: The provider has refused the thinking so far, so it is left out.
+    `edited_before`: something before it was changed since; some providers then refuse its thinking, and their wires
+    leave it out. `without_thinking`: the provider has refused the thinking so far.
     """
 
     raw: Mapping[str, Any]
@@ -81,68 +75,42 @@ Turn = UserTurn | AssistantTurn | ToolTurn
 
 @dataclass(frozen=True)
 class Request:
-    """One model call, complete and without state on the server.
-
-    Attributes:
-        model: The provider's id of the model.
-        system: The system prompt.
-        tools: The tools on offer, in a fixed order.
-        turns: The conversation so far, the task first.
-        max_output: Most tokens that the answer may have, thinking included.
-        thinking: How many of them the model may use for thinking; with 0 it is told not to think.
-        own_bytes: How many bytes of the system prompt are Ava's own text.
-    """
+    """One model call, complete and without state on the server."""
 
     model: str
     system: str
-    tools: tuple[ToolSchema, ...]
-    turns: tuple[Turn, ...]
-    max_output: int
-    thinking: int = 0
-    own_bytes: int = 0
+    tools: tuple[ToolSchema, ...]  # the tools on offer, in a fixed order
+    turns: tuple[Turn, ...]  # the conversation so far, the task first
+    max_output: int  # most tokens that the answer may have, thinking included
+    thinking: int = 0  # how many of them the model may use for thinking; with 0 it is told not to think
+    own_bytes: int = 0  # how many bytes of the system prompt are Ava's own text
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Turns of a request whose tokens a provider's reports give together.
+    """Turns of a request whose tokens a provider's reports give together."""
 
-    Attributes:
-        tokens: Their tokens when they were reported.
-        turns: Their places in the request.
-        changed: Something of them was shortened or left out since: `tokens` is then too high.
-    """
-
-    tokens: int
-    turns: tuple[int, ...]
-    changed: bool = False
+    tokens: int  # their tokens when they were reported
+    turns: tuple[int, ...]  # their places in the request
+    changed: bool = False  # something of them was shortened or left out since: `tokens` is then too high
 
 
 @dataclass(frozen=True)
 class ReportedUsage:
-    """What a provider's reports say about the turns of a request: a tight base for its bound.
+    """What a provider's reports say about the turns of a request: a tight base for its bound."""
 
-    Attributes:
-        segments: The turns of earlier prompts; the tokens of the first include the system prompt and the tools.
-        answers: By place in the request, the reported tokens of an answer as the model wrote it.
-    """
-
+    # The turns of earlier prompts; the tokens of the first include the system prompt and the tools.
     segments: tuple[Segment, ...]
-    answers: Mapping[int, int]
+    answers: Mapping[int, int]  # by place in the request, the reported tokens of an answer as the model wrote it
 
 
 @dataclass(frozen=True)
 class Bound:
-    """An upper bound of one call, in tokens.
-
-    Attributes:
-        prompt_tokens: Of the prompt.
-        output_tokens: Of the answer.
-        new_bytes: The part of `prompt_tokens` that no report covers: it is counted as one token per byte.
-    """
+    """An upper bound of one call, in tokens."""
 
     prompt_tokens: int
     output_tokens: int
-    new_bytes: int = 0
+    new_bytes: int = 0  # the part of `prompt_tokens` that no report covers: it is counted as one token per byte
 
     def by_ratio(self, tokens_per_byte: float) -> Bound:
         """Return it with so many tokens for each byte that no report covers, rounded up; at most one for each."""
@@ -161,29 +129,18 @@ class Delta:
 
 @dataclass(frozen=True)
 class Completion:
-    """A complete answer.
-
-    Attributes:
-        text: The model's words.
-        calls: The tool calls it asks for, in order.
-        raw: The provider's message, to be stored and sent back verbatim.
-        usage: Tokens by class as the provider reported them; None without a plausible report.
-        cost_micros: What the provider says the call cost, in micro-USD, rounded up; None when it does not say.
-        thinking: The model's thinking as far as a person can read it.
-        stop_reason: The provider's word for why the answer ended.
-        request_id: The provider's id of the call.
-        notes: What had to be changed or was odd, e.g. `replaced 1 lone surrogate`.
-    """
+    """A complete answer."""
 
     text: str
     calls: tuple[ToolUse, ...]
     raw: Mapping[str, Any]
     usage: Usage | None
+    # What the provider says the call cost, in micro-USD, rounded up; None when it does not say.
     cost_micros: int | None = None
-    thinking: str = ""
+    thinking: str = ""  # the model's thinking as far as a person can read it
     stop_reason: str | None = None
     request_id: str | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what had to be changed or was odd, e.g. `replaced 1 lone surrogate`
 
 
 class Stream(Protocol):
@@ -234,10 +191,7 @@ class Model(Protocol):
     def stream(self, request: Request, check: SendCheck = unchecked) -> AbstractAsyncContextManager[Stream]:
         """Send the request once; leaving the context closes the connection.
 
-        A cancellation before anything was sent has the note `NOT_SENT`.
-
-        Raises:
-            AuditError: `check` has raised it; nothing was sent.
-            ModelError: No complete answer came; the error says whether the attempt may have been billed.
+        A cancellation before anything was sent has the note `NOT_SENT`. Raises AuditError: `check` has raised it, and
+        nothing was sent; ModelError: no complete answer came, and the attempt may have been billed.
         """
         ...

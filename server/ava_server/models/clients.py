@@ -24,8 +24,6 @@ CLOSE_S = 2.0
 
 @dataclass
 class _Client:
-    """A client, and when its last call ended, on the event loop's clock."""
-
     http: httpx2.AsyncClient
     used_s: float = 0.0
 
@@ -110,8 +108,8 @@ class ClientPool:
 def _proxy_transports(tls: ssl.SSLContext) -> dict[str, httpx2.AsyncBaseTransport | None]:
     """Return the transports by URL pattern; None connects directly.
 
-    The HTTP client decides which URL goes through a proxy (NO_PROXY with its networks and wildcards, on other systems
-    the system's own settings). The transports are ours: they limit the time to connect, and name the proxy in errors.
+    The HTTP client decides what goes through a proxy (NO_PROXY, the system's settings). The transports are ours: they
+    limit the time to connect, and name the proxy in errors.
     """
     return {
         pattern: None if proxy is None else _proxy_transport(pattern.removesuffix("://"), proxy, tls)

@@ -36,7 +36,6 @@ SPENT_FOR_THE_MONTH = "enforced_spend_limit_reached"
 Access resumes at 00:00 UTC on the first of the next month (developersdigest.tech/errors/api/anthropic-api, from
 Anthropic's own pages)."""
 _MOST_CHARS = 4_000
-"""Characters of an error that are looked at."""
 _EPOCH_S, _EPOCH_MS = 1e9, 1e11  # from here on a number is a point in time, not a duration
 _JUST_PAST = timedelta(hours=1)
 
@@ -61,12 +60,10 @@ _EPOCH = re.compile(r"(?i:limit reached)\s?\|\s?([0-9]{10}|[0-9]{13})\b")
 
 
 def again_after(headers: Mapping[str, str], words: str, now: datetime) -> float | None:
-    """Return the seconds until a provider takes calls again, from 0 to `MOST_S`; None when it does not say.
+    """Return the seconds (0 to `MOST_S`) until a provider takes calls again; None when it does not say.
 
-    Args:
-        headers: Those of the response, and those inside the error itself (OpenRouter: `error.metadata.headers`).
-        words: The error's message and codes.
-        now: The time, used when the response has no date of its own.
+    `headers` are those of the response, and those inside the error itself (OpenRouter: `error.metadata.headers`). `now`
+    is used when the response has no date of its own.
     """
     given = {name.lower(): value.strip() for name, value in headers.items()}
     now = _http_date(given.get("date", "")) or now
@@ -92,9 +89,9 @@ def _longest(moments: Iterable[float | datetime], now: datetime) -> float | None
 
 
 def _retry_headers(given: Mapping[str, str]) -> Iterator[float | datetime]:
-    """Yield the wait of the retry headers; milliseconds replace the rounded seconds.
+    """Yield the wait of the retry headers.
 
-    The SDKs of OpenAI and Anthropic read them in this order (`_parse_retry_after_header`).
+    Milliseconds replace rounded seconds, as in OpenAI's and Anthropic's SDKs.
     """
     milliseconds = given.get("retry-after-ms", "")
     if _NUMBER.fullmatch(milliseconds):
@@ -130,10 +127,7 @@ def _moment(value: str) -> float | datetime | None:
 
 
 def _from_words(words: str, now: datetime) -> Iterator[float | datetime]:
-    """Yield the durations and times that a message names as the end of a wait.
-
-    A time of day without a zone is ignored: it could be hours off.
-    """
+    """Yield durations and times that a message names as the end of a wait, no time of day without a zone."""
     yield from (_seconds(found[1]) for found in _IN.finditer(words))
     moments = [_since_1970(float(found[1])) for found in _EPOCH.finditer(words)]
     for found in _ON.finditer(words):  # `2026-12-01 at 5:00`
@@ -148,7 +142,6 @@ def _from_words(words: str, now: datetime) -> Iterator[float | datetime]:
 
 
 def _seconds(span: str) -> float:
-    """Add up `1h 2m3.5s`, `120ms`, `4 days, 10 hours and 3 minutes`."""
     return sum(float(number) * _SECONDS["ms" if unit[:3] in ("mil", "mse", "ms") else unit[0]]
                for number, unit in _PIECE.findall(span))  # fmt: skip
 
@@ -202,8 +195,7 @@ _AGAIN = "or propose it again with retry_of and another `model`"
 def may_have_been_billed(error: ModelError) -> bool:
     """Tell how to settle an attempt: False is `not_billed`, True is `unknown`.
 
-    Not billed is only what never reached the provider, or what it refused with an error status before any byte of an
-    answer. If the connection broke in between, the outcome is unknown.
+    Not billed is only what never reached the provider, or what it refused before any byte of an answer.
     """
     return error.answered or (error.sent and error.kind in ("connection", "dropped", "timeout", "bad_answer"))
 
@@ -262,28 +254,16 @@ def error_table() -> ErrorTable:
 
 @dataclass(frozen=True)
 class ProviderError:
-    """An error as a provider sent it.
+    """An error as a provider sent it."""
 
-    Attributes:
-        words: Its message with its code, for people.
-        codes: Every type and code in it, in lower case.
-        headers: Values in it that are headers elsewhere.
-        request_id: The provider's id of the call.
-    """
-
-    words: str = ""
-    codes: frozenset[str] = frozenset()
+    words: str = ""  # its message with its code, for people
+    codes: frozenset[str] = frozenset()  # every type and code in it, in lower case
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     request_id: str | None = None
 
 
 def find_case(error: ProviderError, status: int | None = None) -> ErrorCase:
-    """Return what a provider's error means.
-
-    Args:
-        error: What the provider sent.
-        status: The HTTP status; None for an error in the body of a 200.
-    """
+    """Return what a provider's error means; `status` is None for an error in the body of a 200."""
     table = error_table()
     if status is None:
         numbers = [int(code) for code in error.codes if re.fullmatch("[45][0-9][0-9]", code)]
@@ -344,10 +324,7 @@ def read_error(error: Any, request_id: Any = None) -> ProviderError:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a model is called, and makes the errors of such a call.
-
-    Errors name it by host and path: without user, query or key.
-    """
+    """Where a model is called; makes the errors of such a call, with host and path, without user, query or key."""
 
     url: str
     model: str
@@ -385,12 +362,9 @@ class Endpoint:
         return repr(self.clean(content[:80].decode("utf-8", "replace")))
 
     def error(self, name: str, *, answered: bool = False, **values: object) -> ModelError:
-        """Return the error of a failure that Ava notices itself.
+        """Return the error of a failure that Ava notices itself: its case in `errors.toml`, and `values` for its texts.
 
-        Args:
-            name: The case in `errors.toml`.
-            answered: A byte of an answer came, where the case leaves that open.
-            values: What its texts name.
+        `answered`: a byte of an answer came, where the case leaves that open.
         """
         case = error_table().by_name[name]
         fields = {"place": self.place, "key": self.key, "model": repr(self.model), "speaks": self.speaks, **values}

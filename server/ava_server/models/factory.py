@@ -63,16 +63,9 @@ def parameters(choice: Choice) -> dict[str, Any]:
 
 
 def model_of(name: str, parameters: Mapping[str, Any], api_key: str | None, clients: ClientPool) -> Model:
-    """Return the model that sends the same bytes as when its parameters were stored.
+    """Return the model that sends the same bytes as when its parameters were stored (see `parameters`).
 
-    Args:
-        name: `provider:id`.
-        parameters: What `parameters` returned, perhaps read back from a log.
-        api_key: The provider's key, which no log has.
-        clients: Where HTTP clients come from.
-
-    Raises:
-        ConfigError: The parameters are those of another version of Ava.
+    Raises ConfigError: they are those of another version of Ava.
     """
     if parameters in ({"wire": "scripted"}, {"wire": "offline"}):
         from ava_server.models import offline
@@ -94,16 +87,12 @@ def model_of(name: str, parameters: Mapping[str, Any], api_key: str | None, clie
 
 
 class _StoredParameters(BaseModel):
-    """What every format's parameters have, as `parameters` stores them."""
-
     base_url: str
     stream: StrictBool
     thinking: Thinking
 
 
 class _StoredChatParameters(_StoredParameters):
-    """The parameters of chat completions."""
-
     thinking_field: Literal["reasoning_effort", "reasoning"]
     output_field: Literal["max_tokens", "max_completion_tokens"]
     extra: dict[str, Any]

@@ -46,23 +46,12 @@ _LAST_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class HttpModel:
-    """A model behind an HTTP endpoint.
-
-    Attributes:
-        provider: The provider's name in the settings.
-        model_id: The provider's id of the model.
-        base_url: The API's address; the wire adds its path.
-        api_key: Sent in the wire's header for it; None sends none.
-        clients: Where HTTP clients come from.
-        wire: The format of requests and answers.
-        deadlines: How long each part of a call may take.
-        most_bytes: The most bytes that an answer may have.
-    """
+    """A model behind an HTTP endpoint."""
 
     provider: str
     model_id: str
     base_url: str
-    api_key: str | None = field(repr=False)
+    api_key: str | None = field(repr=False)  # sent in the wire's header for it; None sends none
     clients: ClientPool = field(repr=False)
     wire: Wire
     deadlines: Deadlines = DEADLINES
@@ -86,7 +75,6 @@ class HttpModel:
         return content
 
     def _take_encoded(self, request: Request) -> bytes:
-        """Return the request's body, and drop the copy that `encode` kept."""
         kept, self._encoded[:] = self._encoded[:], []
         for encoded, content in kept:
             if encoded is request:
@@ -125,9 +113,8 @@ class HttpModel:
     ) -> AsyncGenerator[AnswerStream]:
         """Send a body once. `unseen` returns how many of its bytes the model may not have seen.
 
-        Raises:
-            AuditError: `check` has raised it; nothing was sent.
-            ModelError: No connection, an error status, or (while iterating) no valid answer.
+        Raises AuditError: `check` has raised it, and nothing was sent; ModelError: no connection, an error status, or
+        (while iterating) no valid answer.
         """
         end = anyio.current_time() + self.deadlines.total_s
         endpoint = Endpoint(self.wire.url(self.base_url), self.model_id, self.api_key, self.wire.speaks)
@@ -201,17 +188,13 @@ class HttpModel:
 
 @lru_cache(maxsize=64)
 def _url(url: str) -> httpx2.URL:
-    """Return a parsed address; a run calls the same one again and again."""
     import httpx2
 
     return httpx2.URL(url)
 
 
 async def _taken(pieces: list[bytes], check: SendCheck) -> AsyncGenerator[bytes]:
-    """Yield a body, and its end only after the check: a provider acts on a whole request, and bills only that.
-
-    The connection is open by then, and all before the end is in the system's hands.
-    """
+    """Yield a body, and its end only after the check: a provider acts on a whole request, and bills only that."""
     if len(pieces[0]) > _LAST_BYTES:
         yield pieces[0][:-_LAST_BYTES]
         pieces[0] = pieces[0][-_LAST_BYTES:]

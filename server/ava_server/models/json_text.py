@@ -25,13 +25,7 @@ class NotJsonError(ValueError):
 
 
 def encode(value: Any) -> bytes:
-    """Return compact JSON in UTF-8; the same value always gives the same bytes.
-
-    A lone surrogate, which UTF-8 cannot hold, becomes U+FFFD.
-
-    Raises:
-        ValueError: A number is infinite or none at all.
-    """
+    """Return compact JSON in UTF-8, always the same; a lone surrogate becomes U+FFFD. Raises ValueError: not finite."""
     with suppress(ValueError):  # a lone surrogate, or values nested deeper than it goes
         content = to_json(value)  # four times as fast as `json`
         if b"NaN" not in content and b"Infinity" not in content:  # else perhaps only words of a text
@@ -40,10 +34,9 @@ def encode(value: Any) -> bytes:
 
 
 def decode(text: str) -> Any:
-    """Read JSON as it comes; NaN and absurd numbers stay, as floats, until `storable` replaces them.
+    """Read JSON; NaN and absurd numbers stay, as floats, until `storable`.
 
-    Raises:
-        NotJsonError: It is not JSON, or nested too deeply to be an answer.
+    Raises NotJsonError: no JSON, or too deep.
     """
     try:
         return _DECODER.decode(text)
@@ -52,14 +45,7 @@ def decode(text: str) -> Any:
 
 
 def decode_at(text: str, at: int) -> tuple[Any, int]:
-    """Read the JSON that begins at a place in a text.
-
-    Returns:
-        The value, storable, and where it ends.
-
-    Raises:
-        NotJsonError: There is no JSON, or it is nested too deeply.
-    """
+    """Return the storable JSON that begins at a place, and where it ends. Raises NotJsonError: no JSON, or too deep."""
     try:
         value, end = _LOOSE_DECODER.raw_decode(text, at)
     except (ValueError, RecursionError) as error:
@@ -166,11 +152,7 @@ def storable(value: Any) -> tuple[Any, tuple[str, ...]]:
 
 
 def join_surrogates(text: str) -> tuple[str, int]:
-    """Join surrogate pairs that arrived in halves, and replace lone ones with U+FFFD.
-
-    Returns:
-        The text, and how many were replaced.
-    """
+    """Join surrogate pairs that arrived in halves, replace lone ones with U+FFFD, and count these."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -180,11 +162,7 @@ def join_surrogates(text: str) -> tuple[str, int]:
 
 
 def decode_text(raw: bytes) -> tuple[str, int]:
-    """Decode UTF-8, with U+FFFD for what is invalid.
-
-    Returns:
-        The text, and how many sequences were replaced.
-    """
+    """Decode UTF-8, with U+FFFD for what is invalid, and count that."""
     try:
         return raw.decode(), 0
     except UnicodeDecodeError:
@@ -193,12 +171,7 @@ def decode_text(raw: bytes) -> tuple[str, int]:
 
 
 def _repaired(text: str) -> Any:
-    """Read JSON, repairing harmless faults.
-
-    Raises:
-        ValueError: It has another fault; a `json.JSONDecodeError` says where.
-        RecursionError: It is nested too deeply.
-    """
+    """Read JSON, repairing harmless faults. Raises ValueError: another fault; RecursionError: too deep."""
     try:
         return _STRICT_DECODER.decode(text)
     except ValueError:

@@ -51,63 +51,40 @@ NOBODY = "nobody: no key and no endpoint is configured"
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """What a tier, or a role's `model`, means here now.
-
-    Attributes:
-        wanted: The tier or the model's name.
-        choice: The model; None where it cannot be used.
-        said_by: What says so: a variable, a setting and its place, `tiers.toml` of a day, or the name itself.
-        error: Why it cannot be used.
-    """
+    """What a tier, or a role's `model`, means here now."""
 
     wanted: str
-    choice: Choice | None
-    said_by: str
+    choice: Choice | None  # the model; None where it cannot be used
+    said_by: str  # what says so: a variable, a setting and its place, `tiers.toml` of a day, or the name itself
     error: AvaError | None = None
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A model that a provider has.
-
-    Attributes:
-        model_id: The provider's id of the model.
-        price: What it costs; None where that is not known.
-        unpriced: Why it cannot be used, with the lines to add to the settings; empty where it has a price.
-        tiers: The tiers that mean it here.
-    """
+    """A model that a provider has."""
 
     model_id: str
     price: Price | None
-    unpriced: str
-    tiers: tuple[str, ...]
+    unpriced: str  # why it cannot be used, with the lines to add to the settings; empty where it has a price
+    tiers: tuple[str, ...]  # the tiers that mean it here
 
 
 @dataclass(frozen=True)
 class ModelCatalog:
-    """A provider whose models can be listed.
-
-    Attributes:
-        name: The provider's name.
-        base_url: Its address.
-        api_key: Its key, if there is one; never shown.
-        wire: The format that it speaks.
-        configured: It can be called.
-        in_table: The price table lists its models; otherwise only the provider can.
-    """
+    """A provider whose models can be listed."""
 
     name: str
     base_url: str
-    api_key: str | None = field(repr=False)
+    api_key: str | None = field(repr=False)  # its key, if there is one; never shown
     wire: WireName
-    configured: bool
-    in_table: bool
+    configured: bool  # it can be called
+    in_table: bool  # the price table lists its models; otherwise only the provider can
 
 
 def resolve_models(wanted: Iterable[str], models: ModelSettings, where: Where) -> list[ResolvedModel]:
     """Return what tiers or roles' models mean here now.
 
-    Reads the price table, whose import takes a while: call it in a thread.
+    Call it in a thread: importing the price table takes a while.
     """
     return [_resolved(one, models, where) for one in wanted]
 
@@ -150,11 +127,7 @@ def model_json(meant: ResolvedModel, what_to_do: str = "") -> dict[str, Any]:
 
 
 def model_catalogs(models: ModelSettings) -> dict[str, ModelCatalog]:
-    """Return the providers whose models can be listed: the configured ones, and those that Ava knows by name.
-
-    Raises:
-        ConfigError: A provider's name is invalid.
-    """
+    """Return the providers with models to list, configured or known by name. Raises ConfigError: an invalid name."""
     usable = configured(models)
     found: dict[str, ModelCatalog] = {}
     for name, provider in {**{name: Provider() for name in KNOWN_URLS}, **usable}.items():
@@ -216,11 +189,7 @@ LONGEST_ID = 200
 
 
 async def ask_endpoint(catalog: ModelCatalog, clients: ClientPool) -> list[str]:
-    """Return the ids of the models that an endpoint lists, in its own order.
-
-    Raises:
-        AvaError: The endpoint cannot be reached, or its answer is not a list of models.
-    """
+    """Return the ids of the models that an endpoint lists, in its order. Raises AvaError: unreachable, or no list."""
     import httpx2
 
     check_address(catalog.name, catalog.base_url, catalog.api_key)
@@ -262,7 +231,6 @@ async def _fetch(client: httpx2.AsyncClient, endpoint: Endpoint, wire: Wire) -> 
 
 
 def _ids(content: bytes, endpoint: Endpoint) -> list[str]:
-    """Return the ids in an answer, without those that cannot be a model's name."""
     try:
         ids: list[Any] = [entry["id"] for entry in json.loads(content)["data"]]
     except (ValueError, TypeError, KeyError, RecursionError):

@@ -37,12 +37,7 @@ from ava_server.models.wires.base import tool_use
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A model in this process.
-
-    Attributes:
-        name: As the log has it.
-        answer: Returns the next answer. It depends only on the request, so an interrupted run resumes like any other.
-    """
+    """A model in this process. `answer` depends only on the request, so an interrupted run resumes like any other."""
 
     name: str
     answer: Callable[[Request], Completion]
@@ -65,12 +60,7 @@ class LocalModel:
 
     @asynccontextmanager
     async def stream(self, request: Request, check: SendCheck = unchecked) -> AsyncGenerator[LocalStream]:
-        """Answer, in a thread.
-
-        Raises:
-            AuditError: `check` has raised it.
-            ModelError: There is no answer to this request.
-        """
+        """Answer, in a thread. Raises AuditError: from `check`; ModelError: there is no answer to this request."""
         await check()
         yield LocalStream(await anyio.to_thread.run_sync(self.answer, request))
 
@@ -109,12 +99,9 @@ def answers_before(request: Request) -> int:
 
 
 def scripted_answer(request: Request) -> Completion:
-    """Return the answer of `ava demo --scripted`: a step of `demo_script.json`, filled in with what the tools returned.
+    """Return a step of `demo_script.json` with what the tools returned, for `ava demo --scripted`. Blocks for a moment.
 
-    Blocks for a moment.
-
-    Raises:
-        ModelError: The script is over.
+    Raises ModelError: the script is over.
     """
     steps = json.loads(files("ava_server.models").joinpath("demo_script.json").read_text(encoding="utf-8"))
     turn = answers_before(request)
@@ -132,7 +119,6 @@ def scripted_answer(request: Request) -> Completion:
 
 
 def _filled_in(step: str, request: Request) -> str:
-    """Return a step, as JSON, with `{words}`, `{source}` and `{findings}` replaced."""
     task = next((turn.text for turn in request.turns if isinstance(turn, UserTurn)), "")
     results = [turn for turn in request.turns if isinstance(turn, ToolTurn)]
     query = Query(task)

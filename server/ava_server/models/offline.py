@@ -81,7 +81,6 @@ def _query(task: str) -> Query:
 
 
 def _asked(task: str) -> str:
-    """Return a task without the pages and files that it names."""
     without = _FILE.sub(lambda path: path[0] if _NO_FILE.fullmatch(path[0]) else " ", _URL.sub(" ", task))
     return " ".join(_MATERIAL.sub(" ", without).split())
 
@@ -183,7 +182,6 @@ def _fitting(*sentences: str) -> str:
 
 
 def _missing(query: Query, spread: Spread) -> list[str]:
-    """Return the words that nothing has, where something was searched."""
     return [word for word, count in zip(query.words, spread.counts, strict=True) if spread.total and not count]
 
 

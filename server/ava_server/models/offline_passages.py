@@ -42,25 +42,15 @@ _MORE_BELOW = re.compile(r"\n\n\[[\d,]+ more characters of this page follow belo
 
 @dataclass(frozen=True)
 class Passage:
-    """A verbatim piece of a source.
-
-    Attributes:
-        source: A path or a URL.
-        place: Where in it: `line 12` or `page 3`; empty if unknown.
-        text: The words.
-        line: The number of its first line, if known.
-        title: The source's own title.
-        fenced: It is inside a code fence.
-        file_rank: How many files the search found that fit better.
-    """
+    """A verbatim piece of a source."""
 
     source: str
-    place: str
+    place: str  # where in it: `line 12` or `page 3`; empty if unknown
     text: str
     line: int | None = None
     title: str = ""
-    fenced: bool = False
-    file_rank: int = 0
+    fenced: bool = False  # it is inside a code fence
+    file_rank: int = 0  # how many files the search found that fit better
 
     @property
     def location(self) -> str:
@@ -140,10 +130,7 @@ def spread_in(query: Query, passages: Sequence[Passage]) -> Spread:
 
 
 def _found(body: str) -> Iterator[Passage]:
-    """Read the output of `search_and_read`.
-
-    A place says how many lines follow, so that nothing in a passage is taken for the next file or passage.
-    """
+    """Read the output of `search_and_read`; line counts keep a passage's text from being taken for the next file."""
     at, path, rank = 0, "", -1
     while head := _FOUND_PLACE.search(body, at):
         if head["path"] is not None:
@@ -183,7 +170,6 @@ def _headed(head: re.Pattern[str], body: str) -> Iterator[tuple[re.Match[str], s
 
 
 def _bodies(output: str) -> list[str]:
-    """Return the texts between the marks of untrusted text, or the whole output without such marks."""
     return [body for _, body in _WRAPPED.findall(output)] or [output]
 
 
@@ -241,21 +227,13 @@ _SENTENCE_END = re.compile(r".*[.!?…。！？][\"'”’)\]]*", re.DOTALL)
 
 @dataclass(frozen=True)
 class Answer:
-    """The pieces that answer a question best, and how much of it they have, weighed by how rare its words are.
+    """The pieces that answer a question best, and how much of it they have, weighed by how rare its words are."""
 
-    Attributes:
-        pieces: The best first.
-        sentence: The most of the question that one sentence has, from 0 to 1.
-        piece: The most that one piece has.
-        whole: What the pieces have together.
-        words: The largest number of the question's words in one piece, each counted alike.
-    """
-
-    pieces: Sequence[Passage] = ()
-    sentence: float = 0.0
-    piece: float = 0.0
-    whole: float = 0.0
-    words: int = 0
+    pieces: Sequence[Passage] = ()  # the best first
+    sentence: float = 0.0  # the most of the question that one sentence has, from 0 to 1
+    piece: float = 0.0  # the most that one piece has
+    whole: float = 0.0  # what the pieces have together
+    words: int = 0  # the largest number of the question's words in one piece, each counted alike
 
     @property
     def fits(self) -> bool:
@@ -265,10 +243,7 @@ class Answer:
 
 
 def best_passages(found: Iterable[Passage], query: Query, spread: Spread, most: int) -> Answer:
-    """Return the pieces that answer a question best.
-
-    A page gives several places where they fit better than other pages. Pieces far below the best are left out.
-    """
+    """Return the pieces that answer a question best, several of a page if they fit better; not those far below."""
     weigh = Weighing(spread.weights, _QUOTE_WORDS)
     likely: list[tuple[float, int, Passage]] = []
     for number, passage in enumerate(found):
@@ -311,9 +286,9 @@ def _together(text: str, query: Query, weigh: Weighing) -> float:
 
 
 def best_sentences(text: str, query: Query, spread: Spread, few: int, most: int) -> str:
-    """Return the whole sentence of a text that has most of a question, on one line, and those after it.
+    """Return on one line a text's sentence with most of a question, and those after it within `few` characters.
 
-    Empty if no sentence of at most `most` characters ends like one; those after it may make `few` characters of it.
+    Empty if no sentence of at most `most` characters ends like one.
     """
     weigh = Weighing(spread.weights, _QUOTE_WORDS)
     sentences = whole_sentences(text)
@@ -419,7 +394,6 @@ def _cut_at(text: str, start: int) -> int:
 
 
 def _piece(passage: Passage, start: int, end: int) -> Iterator[Passage]:
-    """Yield one piece, if it contains a word."""
     text = passage.text[start:end]
     start += len(text) - len(text.lstrip())
     text = text.strip()

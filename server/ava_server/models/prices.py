@@ -30,13 +30,9 @@ _KINDS = ("input_mtok", "output_mtok", "cache_read_mtok", "cache_write_mtok")
 
 
 def look_up(provider: str, model_id: str, *, base_url: str | None, now: datetime | None = None) -> Price | str:
-    """Return the table's price of a model, or why there is none.
+    """Return the table's price of a model, for the present by default, or why there is none.
 
-    Args:
-        provider: The provider's name; used only without a `base_url`, which says who really answers.
-        model_id: The provider's id of the model.
-        base_url: The endpoint; None for the provider's own.
-        now: The time for which the price is wanted; by default the present.
+    `base_url` says who really answers; None is the provider's own endpoint.
     """
     from genai_prices import __version__
     from genai_prices.data_snapshot import get_snapshot
@@ -119,7 +115,6 @@ class _Rates:
         }
 
     def at(self, prompt: int) -> tuple[int, int, int, int]:
-        """Return input, output, cache read and cache write for a prompt of that many tokens."""
         fresh, output, read, write = (_at(self.values[kind], prompt) for kind in _KINDS)
         return fresh, max(output, _at(self.thinking, prompt)), read, write
 
@@ -161,10 +156,7 @@ class Unpriced(Refused):
 
 @dataclass(frozen=True)
 class UserPrice:
-    """A price as the settings have it, in USD per million tokens (`per_request`: in USD).
-
-    A missing cache price is the input price.
-    """
+    """A price in the settings, in USD per million tokens (`per_request`: in USD); a cache costs as input by default."""
 
     input: float
     output: float
@@ -186,29 +178,17 @@ class Step:
 
 @dataclass(frozen=True)
 class Price:
-    """What a model's tokens cost, in nano-USD per token.
+    """What a model's tokens cost, in nano-USD per token."""
 
-    Attributes:
-        input: Fresh input, at the most expensive tier.
-        output: Output, thinking included, at the most expensive tier.
-        cache_read: Input read from a cache, at the most expensive tier.
-        cache_write: Input written to a cache, at the most expensive tier.
-        per_request: What a call costs besides its tokens, in nano-USD.
-        source: Where the price comes from, for people and the log.
-        free: Nothing is expected to be billed; a cost that a provider reports is booked anyway.
-        window: Tokens that prompt and answer may have together, if known.
-        steps: Cheaper tiers for shorter prompts, shortest first.
-    """
-
-    input: int
-    output: int
-    cache_read: int
-    cache_write: int
-    per_request: int = 0
-    source: str = ""
-    free: bool = False
-    window: int | None = None
-    steps: tuple[Step, ...] = ()
+    input: int  # fresh input, at the most expensive tier
+    output: int  # output, thinking included, at the most expensive tier
+    cache_read: int  # input read from a cache, at the most expensive tier
+    cache_write: int  # input written to a cache, at the most expensive tier
+    per_request: int = 0  # what a call costs besides its tokens, in nano-USD
+    source: str = ""  # where the price comes from, for people and the log
+    free: bool = False  # nothing is expected to be billed; a cost that a provider reports is booked anyway
+    window: int | None = None  # tokens that prompt and answer may have together, if known
+    steps: tuple[Step, ...] = ()  # cheaper tiers for shorter prompts, shortest first
 
 
 FREE_LOCAL = Price(0, 0, 0, 0, source="free (local)", free=True)
@@ -219,10 +199,7 @@ CACHE_WRITE_TIMES = Decimal("1.25")
 
 
 def marked_price(price: Price) -> Price:
-    """Return the price of a model whose requests mark what to cache, with the real price of writing to the cache.
-
-    Tables and users omit it where they do not know it; it then equals the price of input, which is too low.
-    """
+    """Return a price with the real cost of writing to the cache, for requests that mark it, where no table has it."""
 
     def dearer(one: Price | Step) -> int:
         known = one.cache_write > one.input or not one.input
@@ -233,16 +210,9 @@ def marked_price(price: Price) -> Price:
 
 
 def find_price(provider: str, model_id: str, *, base_url: str | None, overrides: Mapping[str, UserPrice]) -> Price:
-    """Return what a model costs.
+    """Return what a model costs. Raises Unpriced: its price is not known.
 
-    Args:
-        provider: The provider's name in the settings.
-        model_id: The provider's id of the model.
-        base_url: The endpoint; None for a known provider's own.
-        overrides: The user's prices, by `provider:id` or by id alone.
-
-    Raises:
-        Unpriced: Its price is not known.
+    `base_url` None is a known provider's own endpoint; `overrides` are the user's, by `provider:id` or by id alone.
     """
     name = f"{provider}:{model_id}"
     for key in (name, model_id):
@@ -303,12 +273,9 @@ def reserve_micros(price: Price, bound: Bound) -> int:
 
 
 def cost_by(price: Price, usage: Usage, total: int) -> dict[str, int]:
-    """Split a cost into `input`, `cache`, `output` and `thinking`, whose sum is the total to the micro-USD.
+    """Split the booked `total` (micro-USD) exactly into `input`, `cache`, `output` and `thinking`.
 
-    Args:
-        price: What the tokens cost.
-        usage: The tokens.
-        total: The booked cost in micro-USD; the amount that a provider reports may differ from the table's.
+    The amount that a provider reports may differ from the table's.
     """
     shares = nanos_of(price, usage)
     whole = sum(shares.values())

@@ -11,17 +11,11 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True)
 class KnownProvider:
-    """A provider that Ava knows by name.
+    """A provider that Ava knows by name."""
 
-    Attributes:
-        variable: The environment variable that usually holds its key.
-        base_url: The address of its API.
-        models: It offers models; otherwise it searches the web.
-    """
-
-    variable: str
+    variable: str  # the environment variable that usually holds its key
     base_url: str
-    models: bool = True
+    models: bool = True  # it offers models; otherwise it searches the web
 
 
 PROVIDERS: Mapping[str, KnownProvider] = {

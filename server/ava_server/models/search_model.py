@@ -202,10 +202,9 @@ def _untraced(url: Any) -> str:
 
 @dataclass(frozen=True)
 class ChatSearch(ChatWire):
-    """OpenRouter's web search, as a plugin of chat completions: it searches once, before the model answers.
+    """OpenRouter's web search, a plugin of chat completions.
 
-    Attributes:
-        results: The most results, each of which is paid for.
+    It searches once, first, for `results`, each of which costs.
     """
 
     results: int = 0
@@ -225,7 +224,6 @@ class _ChatResults(ChatAnswer):
     _notes: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def add(self, chunk: Mapping[str, Any]) -> Delta:
-        """Take in a whole answer, with its annotations."""
         for choice in objects_in(as_list(chunk.get("choices"))[:1]):
             message = as_object(choice.get("message")) or {}
             self._notes += objects_in(message.get("annotations"))

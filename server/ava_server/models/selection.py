@@ -86,83 +86,49 @@ SET_A_MODEL = (
 
 @dataclass(frozen=True)
 class Provider:
-    """A configured provider.
-
-    Attributes:
-        base_url: Its address; None for a known provider's own.
-        api_key: Its key.
-        wire: The format that it speaks; None is the one known for its address, else chat completions.
-        streaming: It can stream.
-        unused_key: Why the key in the provider's usual variable is not used.
-    """
+    """A configured provider."""
 
     base_url: str | None = None
     api_key: str | None = field(default=None, repr=False)
+    # The format that it speaks; None is the one known for its address, else chat completions.
     wire: WireName | None = None
-    streaming: bool = True
-    unused_key: str | None = None
+    streaming: bool = True  # it can stream
+    unused_key: str | None = None  # why the key in the provider's usual variable is not used
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """What the settings say about models.
+    """What the settings say about models."""
 
-    Attributes:
-        base_url: AVA_MODEL_BASE_URL: one endpoint for everything, called `custom`.
-        api_key: AVA_MODEL_API_KEY, for that endpoint.
-        model: AVA_MODEL: that endpoint's model or, without an endpoint, the default model.
-        tiers: `[models]`: tier to `provider:id`.
-        providers: Those with a key or an address.
-        prices: The user's own prices, by `provider:id` or by id alone.
-    """
-
-    base_url: str | None = None
-    api_key: str | None = field(default=None, repr=False)
-    model: str | None = None
-    tiers: Mapping[str, str] = field(default_factory=dict[str, str])
-    providers: Mapping[str, Provider] = field(default_factory=dict[str, Provider])
+    base_url: str | None = None  # AVA_MODEL_BASE_URL: one endpoint for everything, called `custom`
+    api_key: str | None = field(default=None, repr=False)  # AVA_MODEL_API_KEY, for that endpoint
+    model: str | None = None  # AVA_MODEL: that endpoint's model or, without an endpoint, the default model
+    tiers: Mapping[str, str] = field(default_factory=dict[str, str])  # `[models]`: tier to `provider:id`
+    providers: Mapping[str, Provider] = field(default_factory=dict[str, Provider])  # those with a key or an address
+    # The user's own prices, by `provider:id` or by id alone.
     prices: Mapping[str, UserPrice] = field(default_factory=dict[str, UserPrice])
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A chosen model: all that is needed to show it, price it and call it.
-
-    Attributes:
-        provider: The provider's name.
-        model_id: The provider's id of the model.
-        name: `provider:id`, as proposals and the log have it.
-        tier: The tier that it was chosen for.
-        wire: The format that it speaks.
-        price: What it costs.
-        base_url: Its address; None for a model in this process.
-        api_key: The key; never shown.
-        streaming: Answers are asked for as a stream.
-    """
+    """A chosen model: all that is needed to show it, price it and call it."""
 
     provider: str
     model_id: str
-    name: str
-    tier: str
+    name: str  # `provider:id`, as proposals and the log have it
+    tier: str  # the tier that it was chosen for
     wire: WireName
     price: Price
-    base_url: str | None = None
+    base_url: str | None = None  # its address; None for a model in this process
     api_key: str | None = field(default=None, repr=False)
-    streaming: bool = True
+    streaming: bool = True  # answers are asked for as a stream
 
 
 def choose(wanted: str | None, tier: str, settings: ModelSettings) -> Choice:
-    """Return the model for a run.
+    """Return the model for a run: `wanted` (a tier, `provider:id`, an id), or else `tier`, the role's `model`.
 
-    Args:
-        wanted: A tier, `provider:id`, an id, or nothing.
-        tier: The role's `model`, used when nothing is asked for: a tier, or a model as in `wanted`.
-        settings: What is configured.
-
-    Raises:
-        BadInput: There is no such model or tier, or several providers have it.
-        ConfigError: The settings name a provider or an address that cannot be used.
-        Unpriced: Its price is not known.
+    Raises BadInput: there is no such model or tier, or several providers have it; ConfigError: the settings name a
+    provider or an address that cannot be used; Unpriced: its price is not known.
     """
     wanted = (wanted or "").strip()
     if wanted in TIERS:
@@ -268,11 +234,7 @@ def _free_choice(wire: Literal["offline", "scripted"], model_id: str, name: str,
 
 
 def meant_by(tier: str, settings: ModelSettings, providers: Mapping[str, Provider]) -> tuple[str, SaidBy]:
-    """Return which model a tier means and what says so; `nobody` when no provider is configured.
-
-    Raises:
-        ConfigError: The configuration names no model.
-    """
+    """Return which model a tier means and what says so; `nobody` without any provider. Raises ConfigError: no model."""
     if settings.base_url:
         if not settings.model:
             raise ConfigError(
@@ -361,10 +323,7 @@ def _knows(name: str, provider: Provider, model_id: str, settings: ModelSettings
 
 
 def unknown_prices(settings: ModelSettings, named: Iterable[str]) -> dict[str, str]:
-    """Return the user's prices that are of no known model, each with the most similar name, or empty text.
-
-    Known are the models in the price table, and those that settings, roles and calls name.
-    """
+    """Return the user's prices of models that no table, setting, role or call names, with the most similar name."""
     providers = configured(settings)
     own = f"{CUSTOM}:{settings.model}" if settings.base_url else settings.model or ""
     names = {own, *named, *settings.tiers.values()} - {*TIERS, ""}
@@ -385,11 +344,7 @@ def unknown_prices(settings: ModelSettings, named: Iterable[str]) -> dict[str, s
 
 
 def check_address(name: str, base_url: str, api_key: str | None) -> None:
-    """Refuse an address that cannot be used, or that would send a key unencrypted.
-
-    Raises:
-        ConfigError: The address or the key cannot be used.
-    """
+    """Raise ConfigError for an address that cannot be used, or that would send a key unencrypted."""
     try:
         parts = urlsplit(base_url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -411,6 +366,5 @@ def check_address(name: str, base_url: str, api_key: str | None) -> None:
 
 
 def _shown(base_url: str) -> str:
-    """Return an address without user and password, for an error."""
     scheme, _, rest = base_url.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}" if rest else base_url.rpartition("@")[2]

@@ -58,13 +58,7 @@ _MOST = 128
 
 @dataclass(frozen=True)
 class TextToolCall:
-    """A printed call.
-
-    Attributes:
-        name: The tool.
-        args: Its arguments.
-        source: The text that it was read from.
-    """
+    """A printed call, and the text that it was read from."""
 
     name: str
     args: Mapping[str, Any]
@@ -72,12 +66,9 @@ class TextToolCall:
 
 
 class Unreadable(Exception):
-    """Raised for text that begins like a call and cannot be made as one; says why.
+    """Raised for text that begins like a call, or is `whole`, and cannot be made as one; says why.
 
     The model is shown the reason, and a resumed run makes it again from the log: its words never change.
-
-    Attributes:
-        whole: The text has the complete form of a call.
     """
 
     def __init__(self, why: str, *, whole: bool = False) -> None:
@@ -260,26 +251,17 @@ _NEAR = 200
 
 @dataclass(frozen=True)
 class TextToolCalls:
-    """The part of an answer that looks like calls.
-
-    Attributes:
-        words: The text before them.
-        calls: The calls, if all of them can be made; else none.
-        why: Why they cannot be made, for the model.
-    """
+    """The part of an answer that looks like calls."""
 
     words: str
-    calls: tuple[TextToolCall, ...] = ()
-    why: str = ""
+    calls: tuple[TextToolCall, ...] = ()  # the calls, if all of them can be made; else none
+    why: str = ""  # why they cannot be made, for the model
 
 
 def read_printed(text: str, tools: Sequence[ToolSchema], seen: Callable[[], Iterable[str]]) -> TextToolCalls | None:
     """Return the calls at the end of an answer, or why they cannot be made; None for plain text.
 
-    Args:
-        text: The answer's text.
-        tools: The tools on offer.
-        seen: Returns everything that the run has read: a call quoted from there is not made.
+    `seen` returns everything that the run has read: a call quoted from there is not made.
     """
     offered = {tool.name: tool.parameters for tool in tools}
     opening = OPENING.search(text)
@@ -301,7 +283,7 @@ def read_printed(text: str, tools: Sequence[ToolSchema], seen: Callable[[], Iter
 def with_calls(completion: Completion, printed: TextToolCalls, turn: int, message: MessageMaker) -> Completion:
     """Return an answer with its printed calls as real calls, and a note that says so.
 
-    Their ids are derived from the turn and the text, in a form that every provider accepts (nine letters and digits).
+    Their ids are made from the turn and the text, in a form that every provider accepts (nine letters and digits).
     """
     calls: list[ToolUse] = []
     for number, call in enumerate(printed.calls):

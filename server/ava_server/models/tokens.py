@@ -26,15 +26,9 @@ def read_usage(
 ) -> tuple[Usage | None, int | None, tuple[str, ...]]:
     """Read a provider's usage; a count that is too small to be true makes it unusable.
 
-    Args:
-        usage: The report, with the names of chat completions.
-        sent_bytes: The size of the request's body.
-        has_content: The answer has text, calls or thinking.
-        unseen: Returns how many of the bytes the model may not have seen; called only where the prompt looks too small.
-
-    Returns:
-        Tokens by class (None without a plausible report), the cost in micro-USD rounded up (None when it is not
-        reported), and a note for each value that cannot be true.
+    `unseen` returns how many of the `sent_bytes` the model may not have seen; called only where the prompt looks too
+    small. Returns tokens by class (None without a plausible report), the cost in micro-USD rounded up (None when it is
+    not reported), and a note for each value that cannot be true.
     """
     if usage is None:
         return None, None, ("the provider reported no usage",)
@@ -79,10 +73,7 @@ def _counts_in(usage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merge_usage(known: Mapping[str, Any] | None, later: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return two reports of one answer as one: the later one, with no count smaller than before.
-
-    Some servers report with every piece, each time more. One that lowers a count may still bill the higher one.
-    """
+    """Return two reports of one answer as one, with no count smaller than before, as a server may still bill that."""
     if known is None or later is None:
         return later or known
     both = {**known, **{name: value for name, value in later.items() if value is not None}}
@@ -135,10 +126,7 @@ _UNKNOWN_GROWTH = 11  # the longest compatible form there is: U+FDFA, from 3 byt
 
 
 def text_bound(text: str) -> int:
-    """Return the most tokens that a text can have: one for each UTF-8 byte, also of its compatible form (NFKC).
-
-    Tokenizers with a fallback to bytes need no more; some normalize first.
-    """
+    """Return the most tokens of a text: one for each UTF-8 byte, also in NFKC, as tokenizers fall back to bytes."""
     if text.isascii():
         return len(text)
     return sum([_longest(character) * count for character, count in Counter(text).items()])
@@ -157,13 +145,7 @@ in seven public tokenizers (cl100k, o200k, p50k, Claude 2, Llama 2 and 3, Mistra
 
 
 def prefix_bound(system: str, tools: Sequence[ToolSchema] = (), own_bytes: int = 0) -> tuple[int, int]:
-    """Return an upper bound of the tokens that stand before the first turn: of known texts, and of the rest in bytes.
-
-    Args:
-        system: The system prompt.
-        tools: The tools on offer.
-        own_bytes: How many bytes of the system prompt are Ava's own text.
-    """
+    """Return the most tokens before the first turn: of known texts, and of the rest in bytes. `own_bytes` are Ava's."""
     rest = text_bound(system)
     own = min(own_bytes, rest)
     known, rest = FIXED_TOKENS + MESSAGE_TOKENS, rest - own
@@ -215,16 +197,9 @@ def bound(
     known: ReportedUsage | None,
     counted: CountedMessages | None = None,
 ) -> Bound:
-    """Return an upper bound of one call.
+    """Return an upper bound of a call: what was reported, Ava's own English at half a token a byte, all else at one.
 
-    What a provider has reported counts as reported, and Ava's own English half a token per byte. All else counts one
-    token per byte.
-
-    Args:
-        request: The call.
-        wire: Makes the message that a turn becomes in the request.
-        known: What the provider reported for earlier calls of this run; None for the first.
-        counted: What was counted of this run's messages before.
+    `wire` makes the message of a turn; `known` is None for the first call; `counted` is of this run's earlier messages.
     """
     turns = request.turns
     segments = known.segments if known is not None else ()

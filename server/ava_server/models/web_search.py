@@ -44,13 +44,7 @@ def search_terms() -> Mapping[str, SearchTerms]:
 
 @dataclass(frozen=True)
 class ProviderSearch:
-    """The web search of a model provider, as it can be proposed.
-
-    Attributes:
-        name: The engine's name in settings.
-        choice: The model that is called, its address and its key.
-        price: What a call with one search costs: the model's price, and the fee for each request.
-    """
+    """The web search of a model provider, as proposed; `price` is the model's, and the fee for each request."""
 
     name: str
     choice: Choice
@@ -80,13 +74,9 @@ def engine_at(base_url: str | None) -> str | None:
 
 
 def provider_search(name: str, provider: str, settings: ModelSettings) -> ProviderSearch | None:
-    """Return the web search of a provider; None where the provider is not configured.
+    """Return a provider's web search, with its fast model, as the query is given; None where it is not configured.
 
-    It calls the provider's fast model: which one picks the words changes little, because the query is given, and the
-    results that it has to read cost least with it.
-
-    Raises:
-        AvaError: Its model has no price, or its address cannot be used.
+    Raises AvaError: its model has no price, or its address cannot be used.
     """
     if provider not in configured(settings):
         return None

@@ -20,37 +20,23 @@ _LONGEST_LINE = 200
 
 @dataclass(frozen=True)
 class WholeAnswer:
-    """What an answer holds, in plain, finite JSON.
-
-    Attributes:
-        raw: The message, to be stored and sent back.
-        text: Its words.
-        calls: Its tool calls.
-        thinking: Its thinking as far as a person can read it.
-        is_empty: There is nothing in it, so no output tokens are plausible.
-        notes: What had to be changed or was odd.
-        stop_reason: Why it ended, where that is not the provider's own word.
-    """
+    """What an answer holds, in plain, finite JSON."""
 
     raw: dict[str, Any]
     text: str
     calls: tuple[ToolUse, ...]
-    thinking: str
-    is_empty: bool
-    notes: tuple[str, ...]
-    stop_reason: str | None = None
+    thinking: str  # its thinking as far as a person can read it
+    is_empty: bool  # there is nothing in it, so no output tokens are plausible
+    notes: tuple[str, ...]  # what had to be changed or was odd
+    stop_reason: str | None = None  # why it ended, where that is not the provider's own word
 
 
 @dataclass
 class Answer(ABC):
     """An answer that grows with every event of a stream, or is taken whole.
 
-    Attributes:
-        stop_reason: The provider's word for why it ended; None while it has not said. What goes wrong after that does
-            not spoil the answer.
-        over: The stream has said that nothing more comes.
-        request_id: The provider's id of the answer.
-        usage: The provider's usage as it came.
+    `stop_reason` is the provider's word for why it ended; what goes wrong after that does not spoil the answer. `over`:
+    the stream has said that nothing more comes. `usage` is the provider's as it came.
     """
 
     stop_reason: str | None = None
@@ -82,13 +68,9 @@ class Answer(ABC):
     def complete(
         self, *, request_id: str | None, sent_bytes: int, unseen: Callable[[], int] = int, notes: tuple[str, ...] = ()
     ) -> Completion:
-        """Return the answer as it is to be stored.
+        """Return the answer as it is to be stored. `sent_bytes` is the size of the request's body.
 
-        Args:
-            request_id: The id from the response's headers.
-            sent_bytes: The size of the request's body.
-            unseen: Returns how many of those bytes the model may not have seen: earlier thinking, signatures.
-            notes: What was odd on the way.
+        `unseen` returns how many of those the model may not have seen: earlier thinking, signatures.
         """
         whole = self.whole()
         usage, cost_micros, odd = read_usage(
@@ -115,12 +97,8 @@ class Answer(ABC):
 class Wire(ABC):
     """A format of requests and answers, as one endpoint speaks it.
 
-    Attributes:
-        streaming: Ask for a stream; some servers cannot.
-        thinking: How the model is told to think.
-        speaks: The format's name, for people.
-        part: The field that every whole answer has.
-        path: Where answers are asked for, under an API's address.
+    `streaming`: ask for a stream; some servers cannot. `part` is the field that every whole answer has. `path` is under
+    an API's address.
     """
 
     streaming: bool = True
@@ -172,10 +150,7 @@ class Wire(ABC):
 
 
 def tool_use(call_id: str, name: str, raw_args: str) -> ToolUse:
-    """Return a tool call with its arguments read, if they are a JSON object.
-
-    A pure function of three strings: the log keeps them, and a resumed run reads the same call from them.
-    """
+    """Return a tool call with its arguments read, if they are a JSON object; a pure function, for resumed runs."""
     return ToolUse(call_id, name, decode_object(raw_args), raw_args)
 
 

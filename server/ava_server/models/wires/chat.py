@@ -34,10 +34,7 @@ _JOINED = ("text", "summary", "data")
 class ChatWire(Wire):
     """Chat completions as one endpoint has them.
 
-    Attributes:
-        output_field: What the endpoint calls the limit of an answer's tokens.
-        extra: Further parts of each request's body, such as OpenRouter's `provider`.
-        thinking_field: Where the model is told to think: a field with a word, or OpenRouter's table.
+    Its names for the limit of tokens and for thinking, and `extra` parts.
     """
 
     speaks: ClassVar[str] = "chat completions"
@@ -130,10 +127,7 @@ def assistant_message(text: str | None, calls: Sequence[ToolUse] = ()) -> dict[s
 
 @dataclass
 class ChatAnswer(Answer):
-    """An answer that grows with every chunk of a stream, or is taken whole from a message.
-
-    It is never `over`: the last chunk looks like any other, and `[DONE]` after it is not a chunk.
-    """
+    """An answer of chunks, or a whole message; never `over`, as `[DONE]` after the last chunk is not a chunk."""
 
     _content: list[Any] = field(default_factory=list[Any])
     _kept: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -267,11 +261,7 @@ def _kind(value: Any) -> str:
 
 
 def _extend(known: list[Any], pieces: Sequence[Any]) -> set[tuple[str, str]]:
-    """Append pieces of reasoning, joining those of one block, which a stream splits.
-
-    Returns:
-        What was dropped because its type changed: the field, and its new type.
-    """
+    """Append pieces of reasoning, joining a block's; return what was dropped as its type changed: field, new type."""
     odd: set[tuple[str, str]] = set()
     for piece in pieces:
         fields, last = as_object(piece), as_object(known[-1]) if known else None

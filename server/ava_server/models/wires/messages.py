@@ -36,11 +36,7 @@ _GROWS = {"text_delta": "text", "thinking_delta": "thinking"}
 
 @dataclass(frozen=True)
 class MessagesWire(Wire):
-    """Anthropic Messages as one endpoint has them.
-
-    Attributes:
-        bearer: Also send the key as a bearer token: servers other than Anthropic's look for it there.
-    """
+    """Anthropic Messages as one endpoint has them; `bearer` also sends the key as a token, for others' servers."""
 
     speaks: ClassVar[str] = "Anthropic Messages"
     part: ClassVar[str] = "content"
@@ -75,10 +71,9 @@ class MessagesWire(Wire):
                 return {"role": "user", "content": [result]}
 
     def body(self, request: Request) -> dict[str, Any]:
-        """Return the whole body of a request.
+        """Return the whole body of a request, with cache marks after the system prompt, the last request, and this one.
 
-        Cache marks stand at the end of the system prompt, of the last request, and of this one. The cache looks back at
-        most 20 blocks from a mark, and one answer may ask for as many calls.
+        The cache looks back at most 20 blocks from a mark, and one answer may ask for as many calls.
         """
         thinks = request.thinking if self.may_think(request.turns) else 0
         with_thinking = bool(thinks) or self.thinking.on != "budget"  # these accept none back while they do not think

@@ -69,10 +69,7 @@ class ResponsesWire(Wire):
         return {**parts, "stream": self.streaming}
 
     def _thinking(self, tokens: int) -> dict[str, Any]:
-        """Return what tells the model to think, or, with 0, not to think.
-
-        No summary of its thinking is asked for: OpenAI refuses that to organisations that are not verified.
-        """
+        """Return what tells the model to think, or, with 0, not to; OpenAI gives summaries only to the verified."""
         if tokens and self.thinking.possible:
             return {"reasoning": {"effort": EFFORT}}
         effort = {"default": None, "disabled": "none"}.get(self.thinking.off, LOW)
@@ -111,10 +108,7 @@ class ResponsesWire(Wire):
 
 
 def _sent_back(raw: Mapping[str, Any], *, with_thinking: bool) -> list[dict[str, Any]]:
-    """Return the items of an earlier answer that the API accepts.
-
-    A thought goes back sealed or, from open models, which do not seal it, as plain text.
-    """
+    """Return the items of an earlier answer that the API accepts; a thought sealed or, from open models, as text."""
     kept = [
         item
         for item in objects_in(raw.get("output"))
@@ -128,14 +122,7 @@ def _sent_back(raw: Mapping[str, Any], *, with_thinking: bool) -> list[dict[str,
 
 @dataclass
 class _Item:
-    """An item on its way.
-
-    Attributes:
-        fields: What is known of it.
-        done: It has come whole, and its pieces no longer count.
-        pieces: What came before that, by its kind and the index of its part.
-        arguments: The pieces of a call's arguments.
-    """
+    """An item on its way: its `fields`, and `pieces` by kind and part until it is `done`."""
 
     fields: dict[str, Any]
     done: bool = False
@@ -143,7 +130,6 @@ class _Item:
     arguments: list[str] = field(default_factory=list[str])
 
     def whole(self) -> dict[str, Any]:
-        """Return the item with its pieces put in."""
         item = dict(self.fields)
         if not self.done:
             item.pop("encrypted_content", None)  # it may be only half there

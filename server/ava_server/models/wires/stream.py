@@ -49,12 +49,9 @@ class LineTooLongError(ValueError):
 
 
 class EventReader:
-    """Turns pieces of a stream into the data of its events.
+    """Turns pieces of a stream, cut anywhere, into the data of its events.
 
-    Lines are split as bytes and decoded whole, so a piece may end anywhere, also inside a character.
-
-    Attributes:
-        replaced: How many invalid UTF-8 sequences were read as U+FFFD.
+    Counts `replaced` invalid UTF-8 sequences.
     """
 
     def __init__(self, max_line: int = MOST_LINE_BYTES) -> None:
@@ -69,8 +66,7 @@ class EventReader:
     def feed(self, piece: bytes) -> list[str]:
         r"""Return the data of each event that `piece` completes; lines end with \n, \r or \r\n.
 
-        Raises:
-            LineTooLongError: A line exceeds the limit.
+        Raises LineTooLongError.
         """
         self._rest += piece
         events: list[str] = []
@@ -114,11 +110,9 @@ def ends_inside_character(tail: bytes) -> bool:
 
 
 class AnswerStream:
-    """An answer on its way: a stream of events or, from servers that do not stream, JSON in one piece.
+    """An answer on its way: a stream of events, or JSON in one piece.
 
-    Attributes:
-        headers: Those of the response.
-        tap: Gets each piece as it came, before it is read.
+    `tap` gets each piece as it came, before it is read.
     """
 
     def __init__(
@@ -132,17 +126,10 @@ class AnswerStream:
         unseen: Callable[[], int],
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        """Take over a response with status 200.
+        """Take over a response with status 200, read up to its headers.
 
-        Args:
-            response: The response, read up to its headers.
-            wire: The format of the answer.
-            endpoint: Where it comes from.
-            deadlines: How long each part may take.
-            end: The call's deadline on the event loop's clock.
-            sent_bytes: The size of the request's body, which bounds the usage from below.
-            unseen: Returns how many of those bytes the model may not have seen.
-            most_bytes: The most bytes that the answer may have.
+        `end` is the call's deadline on the event loop's clock. `sent_bytes`, the size of the request's body, bounds the
+        usage from below; `unseen` returns how many of those the model may not have seen.
         """
         self._most_bytes = most_bytes
         self._sent_bytes = sent_bytes
@@ -258,7 +245,6 @@ class AnswerStream:
         return self._answer.add(fields)
 
     def _whole(self, content: bytes, content_type: str) -> Delta:
-        """Read an answer that came in one piece."""
         head = content[:64].lstrip().lower()
         if head.startswith(b"<") or (content_type.startswith("text/html") and not head.startswith(b"{")):
             raise self._endpoint.error("web page", begins=self._endpoint.begins(content))
@@ -306,10 +292,7 @@ class AnswerStream:
         return self._endpoint.fault(error, "Reading the answer of", sent=True, answered=self._received > 0)
 
     async def _pieces(self) -> AsyncGenerator[bytes]:
-        """Yield what arrives, until the end or a deadline.
-
-        What breaks after the finish reason is noted, not raised: the answer is complete, though its usage may not be.
-        """
+        """Yield what arrives, until the end or a deadline. What breaks after the finish reason is only noted."""
         import httpx2
 
         error: ModelError
