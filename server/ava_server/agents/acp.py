@@ -38,7 +38,6 @@ MOST_ASKS = 1_000
 MOST_OPEN = 32
 """Requests of an agent that wait for their answer; it is read on when it has taken some."""
 _MOST_SESSION = 1_000
-"""Characters of a session's id."""
 _MOST_TITLE, _MOST_PATH = 10_000, 4_096
 """Characters of a title that are looked at, far more than are shown, and of a path that permission is asked for."""
 _SIGN_IN = -32_000
@@ -82,9 +81,9 @@ class Ask:
 
 
 class AcpAgent:
-    """A running agent.
+    """A running agent; `name` and `version` are its own words.
 
-    `name` and `version` are what it calls itself. `hide` hides secrets in what it writes, before that is cut.
+    `hide` replaces secrets in what it writes, before it is cut.
     """
 
     def __init__(
@@ -172,10 +171,7 @@ class AcpAgent:
             await self._request("providers/set", asked, schema.SetProviderResponse, ANSWER_S)
 
     async def open_session(self, folder: str, mcp: tuple[str, str] | None) -> str:
-        """Begin a session in a folder, with a server of tools (its address and secret); return the session's id.
-
-        Raises AgentFailed: it cannot, or the id cannot be kept in the log.
-        """
+        """Begin a session in a folder, with a server of tools (address, secret); return its id. Raises AgentFailed."""
         asked = {"cwd": folder, "mcpServers": _servers(mcp)}
         said = await self._request("session/new", asked, schema.NewSessionResponse, START_S)
         if len(said.session_id) > _MOST_SESSION or self._hide(said.session_id) != said.session_id:
@@ -286,8 +282,7 @@ class AcpAgent:
         return {"outcome": {"outcome": "selected", "optionId": option}}
 
 
-class _Anything(BaseModel, extra="allow"):
-    """An answer of which nothing is needed."""
+class _Anything(BaseModel, extra="allow"): ...
 
 
 def _servers(mcp: tuple[str, str] | None) -> Sequence[Mapping[str, Any]]:
@@ -307,7 +302,7 @@ def _is_answerable(message: Mapping[str, Any]) -> bool:
 class _Lines:
     """The SDK's transport over the pipes of a command: a message is a line of JSON.
 
-    `fault` says in words why nothing more can be read.
+    `fault`: why nothing more is read.
     """
 
     def __init__(self, pipes: Pipes) -> None:
@@ -346,7 +341,6 @@ class _Lines:
             await self._pipes.stdout.aclose()
 
     async def receive(self) -> dict[str, Any] | None:
-        """Return the next message, None at the end."""
         while True:
             line = await self._line()
             if line is None:
@@ -397,6 +391,5 @@ class _Lines:
         return line
 
     async def close(self) -> None:
-        """Say that nothing more comes."""
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError), anyio.move_on_after(1):
             await self._pipes.stdin.aclose()

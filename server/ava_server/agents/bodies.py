@@ -236,7 +236,6 @@ class Bodies:
         return self._inner(fields, dropped)
 
     def _adjust(self, body: dict[str, Any], dropped: list[str]) -> None:
-        """Take out what depends on what is gone."""
         choice = as_object(body.get("tool_choice")) or {}
         name = as_text(choice.get("name")) or as_text((as_object(choice.get("function")) or {}).get("name"))
         kind = as_text(choice.get("type"))

@@ -12,11 +12,7 @@ from ava_server.models.tokens import FIXED_TOKENS, MESSAGE_TOKENS, TOOL_TOKENS, 
 
 
 class CountedBounds:
-    """The bounds of one run; see `seam.Bounds`.
-
-    A request that begins with all of an earlier one counts that with the tokens that were reported for it. What comes
-    after counts one token for each byte, which no tokenizer exceeds.
-    """
+    """The bounds of one run (`seam.Bounds`): what a request begins with as reported, and then a token for each byte."""
 
     def __init__(self) -> None:
         self._reported: dict[str, int] = {}

@@ -124,7 +124,6 @@ class Gateway:
         return any(hmac.compare_digest(each.encode(), self._secret) for each in given)
 
     def _error(self, status: int, kind: str, message: str, wait_s: float | None = None) -> Response:
-        """Return an error as the run's provider would send it."""
         error: dict[str, Any] = {"type": kind, "message": message}
         body = {"type": "error", "error": error}
         if self._model.wire.path != "/messages":
@@ -268,7 +267,6 @@ class _Forwarded:
         self.completion = stream.completion
 
     async def end(self) -> None:
-        """Pass on the end of a whole answer."""
         await self._pass_on(more=False)
 
     async def _pass_on(self, *, more: bool) -> None:
@@ -314,9 +312,9 @@ async def _body(receive: Receive, take: Callable[[int], None]) -> bytes:
 
 @asynccontextmanager
 async def serving(gateway: Gateway, socket: Path) -> AsyncGenerator[None]:
-    """Serve a gateway on a unix socket while the body runs; then every call is settled.
+    """Serve a gateway on a unix socket while the body runs, then settle every call.
 
-    Raises OSError: it cannot listen there.
+    Raises OSError: it cannot listen.
     """
     async with listening(gateway, socket):
         try:

@@ -38,9 +38,9 @@ async def start_command(
     host: HostFolders,
     project: Path | None,
 ) -> Command:
-    """Return the command that starts an agent, with its files in a home in `scratch`, where its gateway listens too.
+    """Return the command that starts an agent, with its home, and its gateway's socket, in `scratch`.
 
-    Raises RolesError: it cannot be started.
+    Raises RolesError.
     """
     words = {
         "{url}": f"http://127.0.0.1:{PORT}/v1",

@@ -38,9 +38,9 @@ AT_HAND = {"anthropic/alwaysLoad": True}
 
 
 class RunTools:
-    """The tools of one run. `submitted` is what was handed over, with the id of its call; None before that.
+    """The tools of one run.
 
-    `news` returns messages that the agent has not been told yet; they are added to the next result.
+    `submitted` has what was handed over, and its call's id; `news` goes with the next result.
     """
 
     def __init__(

@@ -172,7 +172,6 @@ class AgentWork:
         return str(found[-1]) if found else None
 
     def _first(self) -> str:
-        """Return the first prompt: the role, the rules, and the task."""
         history = self._log.history
         prefix, task = history.prefix or self._run.context.started, history.task
         ready = history.worktree.told if history.worktree is not None else ""
@@ -220,7 +219,6 @@ class AgentWork:
         return stop
 
     async def _after(self, stop: str, news: str) -> RunResult | str:
-        """Return the run's ending, or the next prompt."""
         if self._tools.submitted is not None:
             return await self._checked(*self._tools.submitted)
         if news:
@@ -273,7 +271,6 @@ class AgentWork:
         return RunResult(cap.status, cap.reason, submitted, call_id=call_id)
 
     async def _news(self) -> str:
-        """Return the messages to the run that the agent has not been told yet."""
         run_id, looked = self._log.run.id, self._looked
         entries = await self._log.read(lambda view: view.entries(run_id, looked, ("UserMessage",)))
         self._looked = max([looked, *(entry.seq for entry in entries)])

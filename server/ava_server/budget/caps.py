@@ -176,9 +176,7 @@ def messages_first(run_id: str, looked: int, command: Command[T]) -> Command[T |
 class HeldCall:
     """A call in flight, and what is reserved for it, in micro-USD and in tokens.
 
-    Attributes:
-        new_bytes: The bytes of its prompt that no report covers, if earlier reports cover the rest; `reported_tokens`
-            are those of the rest.
+    `new_bytes` of its prompt are covered by no report; `reported_tokens` are those of the rest.
     """
 
     turn: int
@@ -290,9 +288,9 @@ def in_flight_purpose(view: View, run: RunRow) -> Purpose | None:
 def settle_unknown(
     run: RunRow, who: Who, fence: Fence | None = None, *, purpose: Purpose | None = None
 ) -> tuple[Event, ...]:
-    """Return the settlements, as unknown, of calls left in flight by a dead owner or an internal error.
+    """Return the settlements, as unknown, of calls left in flight.
 
-    With a fence the owner settles; without one, the command that takes the run from its owner does.
+    By the owner (`fence`), or who takes the run from it.
     """
     if run.in_flight is None:
         return ()
@@ -304,7 +302,6 @@ def settle_unknown(
 
 
 def _tokens(held: Mapping[str, Any]) -> int:
-    """Return the most that a call in flight can count against `max_tokens`."""
     return int(held["prompt_tokens"]) + int(held["max_output"])
 
 

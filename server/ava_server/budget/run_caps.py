@@ -15,21 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunCap:
-    """A cap of a run.
+    """A cap of a run."""
 
-    Attributes:
-        argument: Its name in calls, in answers, and where a run asks for more: `max_cost_cents`.
-        field: Its name in the configuration and in the log's decisions. Money is in micro-USD there.
-        hard: The setting in `[limits]` above which no run gets, in the unit of the argument.
-        limited: What it limits, as subagents are told: `tool calls`.
-        word: What it is a cap on, as people are told: `tool call`.
-    """
-
-    argument: str
-    field: str
-    hard: str
-    limited: str
-    word: str
+    argument: str  # its name in calls, in answers, and where a run asks for more: `max_cost_cents`
+    field: str  # its name in the configuration and in the log's decisions. Money is in micro-USD there
+    hard: str  # the setting in `[limits]` above which no run gets, in the unit of the argument
+    limited: str  # what it limits, as subagents are told: `tool calls`
+    word: str  # what it is a cap on, as people are told: `tool call`
 
     def stored(self, given: float) -> float:
         """Return an argument as the configuration and the log have it."""

@@ -53,11 +53,7 @@ class EarlierRun(BaseModel):
 
 
 class ForeignDefinition(BaseModel):
-    """A tool of an MCP server as it was approved: its definition, and whether it can change things.
-
-    Attributes:
-        tool: As its server spells it.
-    """
+    """A tool of an MCP server as it was approved, by its server's name for it, and whether it can change things."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -72,34 +68,20 @@ class ForeignDefinition(BaseModel):
 
 
 class ForeignUse(BaseModel):
-    """What a run uses of one MCP server, as it was approved.
-
-    Attributes:
-        digest: The hash of the server's configuration.
-        where: Its program, or its address.
-        network: Its program may use this machine's network.
-        remote: It has an address and runs elsewhere.
-        read_write: Folders that its program may write to.
-        tools: Those of its tools that the run has, by full name.
-    """
+    """What a run uses of one MCP server, as it was approved."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    digest: str
+    digest: str  # the hash of the server's configuration
     where: str
-    network: bool = False
-    remote: bool = False
-    read_write: tuple[str, ...] = ()
-    tools: dict[str, ForeignDefinition] = {}
+    network: bool = False  # its program may use this machine's network
+    remote: bool = False  # it has an address and runs elsewhere
+    read_write: tuple[str, ...] = ()  # folders that its program may write to
+    tools: dict[str, ForeignDefinition] = {}  # those of its tools that the run has, by full name
 
 
 class StoredFile(BaseModel):
-    """A file beside the log, in its database.
-
-    Attributes:
-        sha256: The SHA-256 of its bytes.
-        size: Their number.
-    """
+    """A file beside the log, in its database: its SHA-256, and its number of bytes."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -108,59 +90,37 @@ class StoredFile(BaseModel):
 
 
 class Coding(BaseModel):
-    """What a run may change in a repository, and the command that decides whether its work passes.
-
-    Attributes:
-        repository: The root of the user's checkout.
-        branch: The branch that is checked out there; None for a detached HEAD.
-        base: The commit at which the work starts.
-        identity: The repository's `UserRepository.identity`; empty in older entries.
-        uncommitted: How many files of the checkout have uncommitted changes, which the work does not include.
-        namespace: The files and folders that may be changed, relative to the repository's root; `.` is all of it.
-        verify: The command line that decides.
-        verify_from: Where it comes from, as text.
-        setup: The command line that prepares a worktree.
-        notes: Other facts about the repository, in sentences.
-        snapshot: The commit at which the work starts, for other machines; None where it does not travel.
-    """
+    """What a run may change in a repository, and the command that decides whether its work passes."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    repository: str
-    branch: str | None = None
-    base: str
-    identity: tuple[str, ...] = ()
-    uncommitted: int = 0
+    repository: str  # the root of the user's checkout
+    branch: str | None = None  # the branch that is checked out there; None for a detached HEAD
+    base: str  # the commit at which the work starts
+    identity: tuple[str, ...] = ()  # the repository's `UserRepository.identity`; empty in older entries
+    uncommitted: int = 0  # how many files of the checkout have uncommitted changes, which the work does not include
+    # The files and folders that may be changed, relative to the repository's root; `.` is all of it.
     namespace: tuple[str, ...]
-    verify: str
-    verify_from: str
-    setup: str | None = None
-    notes: tuple[str, ...] = ()
+    verify: str  # the command line that decides
+    verify_from: str  # where it comes from, as text
+    setup: str | None = None  # the command line that prepares a worktree
+    notes: tuple[str, ...] = ()  # other facts about the repository, in sentences
+    # The commit at which the work starts, for other machines; None where it does not travel.
     snapshot: StoredFile | None = None
 
 
 class SearchCall(BaseModel):
-    """The model call that one web search makes, where a model provider searches.
-
-    Attributes:
-        model: `provider:id`.
-        base_url: The provider's address.
-        price: What the call costs, the fee of the search included.
-        fee: The fee of one search, in nano-USD.
-        prompt_tokens: What is reserved for the request and its results.
-        output_tokens: The limit of the answer.
-        results: The most results of one search.
-    """
+    """The model call that one web search makes, where a model provider searches."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     model: str
     base_url: str
-    price: StoredPrice
-    fee: int
-    prompt_tokens: int
-    output_tokens: int
-    results: int
+    price: StoredPrice  # what the call costs, the fee of the search included
+    fee: int  # the fee of one search, in nano-USD
+    prompt_tokens: int  # what is reserved for the request and its results
+    output_tokens: int  # the limit of the answer
+    results: int  # the most results of one search
 
     @staticmethod
     def of(search: "ProviderSearch") -> "SearchCall":
@@ -178,58 +138,13 @@ class SearchCall(BaseModel):
 
 
 class RunConfig(BaseModel):
-    """Everything that the proposal resolved, without the texts. Caps are the run's own.
-
-    Attributes:
-        role_text: The role file's content, read once, at the proposal.
-        runner: Who does the work: Ava itself (`in-process`), or another agent (`acp:NAME`).
-        model: `provider:id`, as it stands in the log.
-        price: What its tokens cost.
-        lacks: Tools that its role needs and that are missing; a person at a terminal accepted that.
-        workspace_identity: The folder's `folder_identity`; empty in older entries.
-        git_folder: The git folder of its checkout, where that lies outside of it and a command or a change uses it.
-        workspace_given: The call gave the workspace, so a role with network access may read it.
-        workspace_named: Not only the call, but also a setting or the client names a folder that contains it.
-        confinement: The sandbox of its commands and MCP servers (`bubblewrap`, `landlock`, `none`); `none needed`
-            where it has neither.
-        labels: Labels that the machine must have on which it runs.
-        network: Its commands may use the host's network.
-        commands_note: Why a role with command tools has none here, and what would help; else empty.
-        files_note: Why a role with file tools sees no files, and what would help; else empty.
-        hosts: The only hosts that its tools may read from the web; none means every public one.
-        secrets: The secrets that the role lists and a tool of the run may send, each with its hosts; None for one that
-            was not stored.
-        plan: It plans before it works.
-        extended_thinking: The model is told to think before it answers.
-        thinking_note: Why it does not, although its role asks for it; else empty.
-        questions: How many questions it may ask the person.
-        wrap_output: Most tokens of the wrap-up's answer.
-        least_micros: The cost cap from which it can work; no lower one is accepted.
-        start_micros: The most that its first call and its last one cost.
-        turn_micros: The most that each further call costs; 0 where none costs anything.
-        first_micros: What another agent's first call is likely to cost; 0 for a run of Ava's own.
-        search: The engine of its web searches; empty without any.
-        search_micros: What a search costs, as far as that is known. Caps count it only with a `search_call`.
-        search_call: The call that a search makes; None for a search engine, which bills separately.
-        context_from: The ended runs whose results it may read.
-        foreign: The MCP servers whose tools it has, by name.
-        foreign_notes: A sentence for each MCP tool that its role names and that is not there.
-        coding: What it may change in a repository, and how that is checked; None where it changes no files.
-        origin: The data root whose machine has its folder or repository; empty where that is the only one.
-        folder: The files of its workspace, for other machines; None where they do not travel.
-        travel_note: Why its folder or repository does not travel; else empty.
-        reach: What the run may read, reach and change, in a few words.
-        background: It continues when its host is closed.
-        clamped: What was asked above a hard cap, as text.
-        price_note: Prices in the settings that are of no known model, where its own is not from there; else empty.
-        asked: The arguments of the call without the texts: the defaults of a retry or a fresh proposal.
-    """
+    """Everything that the proposal resolved, without the texts. Caps are the run's own."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")  # a newer program may have written it
 
     role: str
     role_source: str
-    role_text: str
+    role_text: str  # the role file's content, read once, at the proposal
     runner: str = IN_PROCESS
     model: str
     provider: str
@@ -243,48 +158,57 @@ class RunConfig(BaseModel):
     max_iterations: int
     max_tool_calls: int
     max_output: int = 4096
-    wrap_output: int = 1024
-    least_micros: int = 0
-    start_micros: int = 0
-    turn_micros: int = 0
-    first_micros: int = 0
+    wrap_output: int = 1024  # most tokens of the wrap-up's answer
+    least_micros: int = 0  # the cost cap from which it can work; no lower one is accepted
+    start_micros: int = 0  # the most that its first call and its last one cost
+    turn_micros: int = 0  # the most that each further call costs; 0 where none costs anything
+    first_micros: int = 0  # what another agent's first call is likely to cost; 0 for a run of Ava's own
     tools: tuple[str, ...]
     unavailable_tools: tuple[str, ...] = ()
-    lacks: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()  # tools that its role needs and that are missing; a person at a terminal accepted that
     workspace: str | None = None
-    workspace_identity: str = ""
+    workspace_identity: str = ""  # the folder's `folder_identity`; empty in older entries
+    # The git folder of its checkout, where that lies outside of it and a command or a change uses it.
     git_folder: str = ""
-    workspace_given: bool = False
-    workspace_named: bool = True
+    workspace_given: bool = False  # the call gave the workspace, so a role with network access may read it
+    workspace_named: bool = True  # not only the call, but also a setting or the client names a folder that contains it
+    # The sandbox of its commands and MCP servers (`bubblewrap`, `landlock`, `none`); `none needed` where it has
+    # neither.
     confinement: str = NO_COMMANDS
-    labels: tuple[str, ...] = ()
-    network: bool = False
-    commands_note: str = ""
-    files_note: str = ""
-    hosts: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()  # labels that the machine must have on which it runs
+    network: bool = False  # its commands may use the host's network
+    commands_note: str = ""  # why a role with command tools has none here, and what would help; else empty
+    files_note: str = ""  # why a role with file tools sees no files, and what would help; else empty
+    hosts: tuple[str, ...] = ()  # the only hosts that its tools may read from the web; none means every public one
+    # The secrets that the role lists and a tool of the run may send, each with its hosts; None for one that was not
+    # stored.
     secrets: dict[str, tuple[str, ...] | None] = {}
     plan: bool = False
-    extended_thinking: bool = False
-    thinking_note: str = ""
-    questions: int = 0
-    search: str = ""
-    search_micros: int = 0
+    extended_thinking: bool = False  # the model is told to think before it answers
+    thinking_note: str = ""  # why it does not, although its role asks for it; else empty
+    questions: int = 0  # how many questions it may ask the person
+    search: str = ""  # the engine of its web searches; empty without any
+    search_micros: int = 0  # what a search costs, as far as that is known. Caps count it only with a `search_call`
+    # The call that a search makes; None for a search engine, which bills separately.
     search_call: SearchCall | None = None
-    context_from: tuple[EarlierRun, ...] = ()
-    foreign: dict[str, ForeignUse] = {}
-    foreign_notes: tuple[str, ...] = ()
+    context_from: tuple[EarlierRun, ...] = ()  # the ended runs whose results it may read
+    foreign: dict[str, ForeignUse] = {}  # the MCP servers whose tools it has, by name
+    foreign_notes: tuple[str, ...] = ()  # a sentence for each MCP tool that its role names and that is not there
+    # What it may change in a repository, and how that is checked; None where it changes no files.
     coding: Coding | None = None
-    origin: str = ""
-    folder: StoredFile | None = None
-    travel_note: str = ""
-    reach: str
-    background: bool = False
+    origin: str = ""  # the data root whose machine has its folder or repository; empty where that is the only one
+    folder: StoredFile | None = None  # the files of its workspace, for other machines; None where they do not travel
+    travel_note: str = ""  # why its folder or repository does not travel; else empty
+    reach: str  # what the run may read, reach and change, in a few words
+    background: bool = False  # it continues when its host is closed
     estimated_minutes: tuple[int, int]
     name: str | None = None
     task_id: str | None = None
     output_schema: dict[str, Any] | None = None
-    clamped: tuple[str, ...] = ()
+    clamped: tuple[str, ...] = ()  # what was asked above a hard cap, as text
+    # Prices in the settings that are of no known model, where its own is not from there; else empty.
     price_note: str = ""
+    # The arguments of the call without the texts: the defaults of a retry or a fresh proposal.
     asked: dict[str, Any] = {}
 
     @property
@@ -319,10 +243,7 @@ _ESTIMATES = {"estimated_minutes", "least_micros", "start_micros", "turn_micros"
 
 
 def digest(config: RunConfig, texts: Texts) -> str:
-    """Return the hash of what is approved: the complete configuration and texts.
-
-    What is estimated is not part of it: an equal spawn has an equal digest after other runs have ended.
-    """
+    """Return the hash of what is approved: configuration and texts, but no estimate, which depends on other runs."""
     own = {"runner"} if config.runner == IN_PROCESS else set[str]()  # as before there were others
     both = {
         "config": config.model_dump(mode="json", exclude=_ESTIMATES | own),

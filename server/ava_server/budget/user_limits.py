@@ -78,17 +78,10 @@ def policy_in_force(
     policy is that of the host, `[hosts.NAME]`, where there is one; under `by_host` it follows what the client is known
     to show. Nothing else says who may approve. A decision about another user's run names both users.
 
-    Args:
-        settings: The settings.
-        users: Whose policies count.
-        pin: Whether there is a PIN, where the caller knows that and the limits of users; None looks both up.
-        through: The client's connection through which the approval would come; None is a person's own terminal or
-            browser.
-        made_under_human: The policy was `human` for the client that has proposed what is decided: under `by_host` a
-            person's own terminal or browser asks for the PIN too, because that client's model may use them.
-
-    Raises:
-        ConfigError: The PIN's file or the limits of users cannot be read.
+    `pin`: whether there is one, where the caller knows that and the users' limits; None looks both up. `through` is the
+    client's connection through which the approval would come; None is a person's own terminal or browser. With
+    `made_under_human` (the policy for the client that has proposed it) these ask for the PIN under `by_host` too,
+    because that client's model may use them. Raises ConfigError: the PIN's file or the limits of users cannot be read.
     """
     if pin is None:
         settings, pin = with_shared_users(settings), PinFile(settings.paths.approval_file).is_set

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 BODY_BYTES = 256 * 1024
 CLIENT = "approvals"
 _FIELDS = ("status", "decisions", "group_id", "approval_lines")
-"""What is sent of a decision on proposals."""
 
 
 class ProposalsBody(BaseModel):

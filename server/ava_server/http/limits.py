@@ -49,10 +49,7 @@ _UNKNOWN = (
 
 
 def unauthorized(*, known: bool, given: bool = True) -> Response:
-    """Return the 401 for a request without a valid token.
-
-    `known`: an Authorization header was sent, so the challenge says `invalid_token`; `given`: it held a bearer token.
-    """
+    """Return the 401 for a request: `known` had a header, so the challenge says so; `given` had a bearer token."""
     sentence = _UNKNOWN if given else _NONE_GIVEN
     error = f', error="invalid_token", error_description="{sentence}"' if known else ""
     return error_response(401, sentence, {"WWW-Authenticate": f'Bearer realm="ava"{error}'}, error="invalid_token")
@@ -215,9 +212,9 @@ class RequestInProgress:
         return self._user, self.listens
 
     async def answered(self, app: ASGIApp, user: str, counts: Callable[[], bool]) -> None:
-        """Answer it with `app`, and complete the answer whatever happens.
+        """Answer it with `app`, completely, whatever happens, for a `user` (empty.
 
-        `user` is empty for somebody who has not signed in; `counts` tells whether the token or session is still valid.
+        Not signed in) who still `counts`.
         """
         self._user, self._counts = user, counts
         self._limits.take(self)
@@ -265,7 +262,6 @@ class RequestInProgress:
         return {"type": "http.disconnect"}
 
     async def _gone(self) -> Message:
-        """Wait until the client disconnects."""
         if not self.listens:
             return await self._receive()
         if self._limits.ending:
@@ -307,10 +303,7 @@ class RequestInProgress:
             await self._send(message)
 
     async def _skip_rest(self) -> None:
-        """Read a small body to its end: a proxy that still passes it on may lose an answer that comes before (Go's do).
-
-        A client that asks first (`Expect: 100-continue`) need not send it.
-        """
+        """Read a small body to its end: proxies may lose an earlier answer; not where the client asks (`Expect`)."""
         if "expect" in Headers(scope=self._scope):
             return
         size = 0
@@ -353,8 +346,7 @@ class Readiness(Protocol):
 class Authentication:
     """ASGI middleware that lets authenticated requests through to `app`.
 
-    `readiness` says why the server is not ready. `pages` answers browsers, which have a session in place of a token; it
-    is None if they are not installed.
+    `readiness` says why the server is not ready. `pages` answers browsers, which have a session instead of a token.
     """
 
     def __init__(

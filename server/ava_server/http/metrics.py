@@ -111,10 +111,7 @@ class LogState:
 
 
 def bounded(seen: Iterable[tuple[int, str]], most: int) -> Callable[[str], str]:
-    """Return a function from value to label: the first `most` values keep their own, later ones are `other`.
-
-    `seen` has when each value was seen, in any order and perhaps several times, and the value.
-    """
+    """Return a function from value to label: the first `most` that were seen keep their own, later ones are `other`."""
     kept = frozenset(list(dict.fromkeys(value for _when, value in sorted(seen)))[:most])
     return lambda value: value if value in kept else OTHER
 
@@ -288,7 +285,6 @@ class Families:
         yield _summary("ava_tool_call_seconds", f"How long tool calls of runs took.{_SINCE}", ("tool",), took)
 
     def _count(self, type_name: str) -> Counter[LabelNames]:
-        """Return the events of a type by their labels, whatever the model."""
         found = Counter[LabelNames]()
         for (_model, *labels), counted in self._entry_counts.of(type_name).items():
             found[tuple("none" if label is None else str(label) for label in labels)] += counted.entries
@@ -301,10 +297,7 @@ def provider_of(model: str) -> str:
 
 
 def tool_label(tool: str, known: frozenset[str], servers: frozenset[str]) -> str:
-    """Return the label of a tool: the name of one of Ava's own, the configured MCP server of another, or `other`.
-
-    A model can call tools that do not exist, by any name.
-    """
+    """Return a tool's label: one of Ava's own, another's configured server, or `other`, as a model may invent names."""
     if tool in known:
         return tool
     server = server_of(tool)
@@ -333,10 +326,7 @@ def _summary(name: str, text: str, labels: LabelNames, values: Mapping[LabelName
 
 
 async def render(runtime: Runtime, *, open_sessions: int | None = None) -> bytes:
-    """Return the metrics of a data root in the format of `CONTENT_TYPE`. Raises StoreUnavailable: no log to read.
-
-    `open_sessions` is None for a transport without sessions.
-    """
+    """Return a data root's metrics (`open_sessions` None: it has none). Raises StoreUnavailable: no log to read."""
     async with runtime.counting:  # one at a time, because threads read the counts
         at_us = now_us()
         by_user = runtime.settings.metrics.by_user

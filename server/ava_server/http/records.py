@@ -75,8 +75,6 @@ async def answer_records(app: App, scope: Scope, receive: Receive, send: Send) -
 
 
 class _Handler(requests.RecordsHandler):
-    """Answers one request of a user, who sees what `Access` shows them."""
-
     bounded = True
 
     def __init__(self, app: App, token: Token) -> None:
@@ -157,7 +155,6 @@ _READERS: Mapping[Any, Callable[[str], Any]] = {
     requests.Number | None: _number,
     LogQuery: lambda given: TypeAdapter(LogQuery).validate_json(given or "{}"),
 }
-"""What reads a parameter of each kind."""
 
 
 def _json(value: object) -> Response:

@@ -69,8 +69,7 @@ MCP_PATH, APPROVALS_PATH, METRICS_PATH, USERS_PATH = "/mcp", "/approvals", "/met
 def serve(load: Callable[[], Settings], reach: Reach, say: Callable[[str], None]) -> int:
     """Serve MCP clients over HTTP until a signal comes; returns the exit code. `say` prints a line for the person.
 
-    Raises BadInput for a public address without tokens or name, and ConfigError if the settings are wrong, or the
-    address or the data root cannot be used.
+    Raises BadInput: a public address without tokens or name; ConfigError: wrong settings, address or data root.
     """
     log_to_stderr("ava: %(message)s")
     logging.getLogger("ava.access").setLevel(logging.INFO)
@@ -135,7 +134,6 @@ async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say
 
 
 def _serving(reach: Reach) -> str:
-    """Return the sentence on what is served where."""
     if reach.pages:
         return f"Serving the pages at {reach.base_url}. Press Ctrl-C to stop."
     where = f"at {reach.url}, on {reach.host} port {reach.port}"
@@ -145,7 +143,6 @@ def _serving(reach: Reach) -> str:
 
 
 def _pages(app: App, root: DataRoot, reach: Reach, tokens: Tokens) -> Pages | None:
-    """Return the pages; None without what they need."""
     if not has_extra("web"):
         return None
     from ava_server.web.pages import Pages
@@ -167,7 +164,6 @@ async def _announced(root: DataRoot, reach: Reach) -> AsyncGenerator[bool]:
 
 
 async def _end_when_idle(limits: RequestLimits, idle_s: float, ending: GracefulShutdown) -> None:
-    """Begin the shutdown when no request came for so long."""
     while True:
         left_s = idle_s - limits.idle_s()
         if left_s <= 0:
@@ -179,15 +175,12 @@ async def _end_when_idle(limits: RequestLimits, idle_s: float, ending: GracefulS
 
 
 class _Paths:
-    """Routes authenticated requests by path."""
-
     def __init__(self, app: App, sessions: Sessions, ending: GracefulShutdown) -> None:
         self._app = app
         self._sessions = sessions
         self._ending = ending
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
         token: Token = scope[OF_REQUEST]
         if not self._app.is_open or self._ending.serving.cancel_called:
             await error_response(503, "Try again in a moment.", error="not ready")(scope, receive, send)
@@ -254,5 +247,4 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Install no handlers."""
         yield

@@ -46,7 +46,7 @@ _AGAIN_S = 60
 class Sessions(StreamableHTTPSessionManager):
     """The MCP sessions at `/mcp`, with their owners.
 
-    The forwarder has other servers answer requests for their sessions; it is None until the data root is open.
+    The forwarder, for other servers' sessions, needs an open data root.
     """
 
     def __init__(self, server: Server[Any]) -> None:
@@ -118,7 +118,6 @@ def worth_a_line(record: logging.LogRecord) -> bool:
 
 
 def _opens(scope: Scope) -> bool:
-    """Tell whether a request opens a session, by the SDK's rules."""
     headers = Headers(scope=scope)
     return MCP_SESSION_ID_HEADER not in headers and _of_session(headers)
 
@@ -206,8 +205,6 @@ class Forwarder:
 
 
 class _Relay:
-    """One request on its way to another server."""
-
     def __init__(self, client: httpx2.AsyncClient, scope: Scope, receive: Receive, send: Send) -> None:
         self._client = client
         self._scope = scope

@@ -17,30 +17,20 @@ _TRIES = 5
 
 @dataclass(frozen=True)
 class Reach:
-    """How the server may be reached.
-
-    Attributes:
-        host: Address to listen on.
-        port: Port; 0 picks a free one.
-        public_url: URL under which clients reach it, if not `host`.
-        proxies: Addresses whose `X-Forwarded-*` headers are trusted.
-        drain_s: Seconds that calls in progress may take at shutdown.
-        shutdown_delay_s: Seconds that it goes on as before at shutdown, and only says that it is not ready.
-        access_log: Whether each request is logged.
-        idle_s: Seconds without a request and without an open stream after which the server ends; None is never.
-        inner_url: Address at which the other servers of the same log reach this one; None means `host` and `port`.
-        pages: It is the server of `ava ui`: its pages are for this user of this machine alone, and need no token.
-    """
+    """How the server may be reached."""
 
     host: str = "127.0.0.1"
-    port: int = HTTP_PORT
-    public_url: str | None = None
-    proxies: tuple[Network, ...] = ()
-    drain_s: float = 5.0
-    shutdown_delay_s: float = 0.0
+    port: int = HTTP_PORT  # port; 0 picks a free one
+    public_url: str | None = None  # URL under which clients reach it, if not `host`
+    proxies: tuple[Network, ...] = ()  # addresses whose `X-Forwarded-*` headers are trusted
+    drain_s: float = 5.0  # seconds that calls in progress may take at shutdown
+    shutdown_delay_s: float = 0.0  # seconds that it goes on as before at shutdown, and only says that it is not ready
     access_log: bool = False
+    # Seconds without a request and without an open stream after which the server ends; None is never.
     idle_s: float | None = None
+    # It is the server of `ava ui`: its pages are for this user of this machine alone, and need no token.
     pages: bool = False
+    # Address at which the other servers of the same log reach this one; None means `host` and `port`.
     inner_url: str | None = None
 
     @property
@@ -87,9 +77,9 @@ class Reach:
         return plain and port != 0 and parts.hostname in self.names
 
     def allows_origin(self, given: str, host: str) -> bool:
-        """Tell whether an Origin header is allowed: only the one of `host`, the request's own, which is allowed itself.
+        """Tell whether an Origin is that of `host`, the request's own.
 
-        Another name of this server is another site: on this machine, `[::1]` may be another program's.
+        `[::1]` may be another program's on this machine.
         """
         if not _plain(given):
             return False
@@ -116,10 +106,7 @@ class Reach:
 
 
 def inner_url(reach: Reach) -> str | None:
-    """Return the address at which the other servers reach this one; None if it has none.
-
-    A server that listens everywhere gives the address of this machine's name, as containers and pods have it.
-    """
+    """Return where other servers reach this one, or None: if it listens everywhere, by this machine's name."""
     if reach.inner_url is not None or not _is_any(reach.host):
         return reach.inner_url or f"http://{bracketed(reach.host)}:{reach.port}"
     with contextlib.suppress(OSError):
@@ -169,10 +156,10 @@ def listen(reach: Reach) -> socket.socket:
 
 
 def listen_everywhere(reach: Reach) -> list[socket.socket]:
-    """Return the listening sockets: one, and for `localhost` one for each of its two addresses.
+    """Return the listening sockets: one, and for `localhost` one for each of its two addresses. Raises ConfigError.
 
     A client may try the other address first, where a program of another user could listen. If the port of the pages is
-    not free at both, another one is taken. Raises ConfigError: the address cannot be used.
+    not free at both, another one is taken.
     """
     if not reach.pages and reach.host != "localhost":
         return [listen(reach)]
@@ -196,7 +183,6 @@ def _listen_on_both(reach: Reach) -> list[socket.socket]:
 
 
 def _has_ipv6() -> bool:
-    """Tell whether this machine has the address ::1."""
     try:
         with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
             probe.bind(("::1", 0))

@@ -52,8 +52,6 @@ _Count = Annotated[int, Field(strict=True, ge=0)]
 
 
 class _Limits(BaseModel):
-    """What an administrator may set from elsewhere."""
-
     model_config = ConfigDict(extra="forbid")
 
     daily_cents: _Count | None = None

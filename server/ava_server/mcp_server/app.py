@@ -69,10 +69,7 @@ class App:
         self._telling = anyio.CancelScope()
 
     async def keep_open(self) -> None:
-        """Open the data root at its first use, and keep it open until the server ends.
-
-        After a failure the next call tries again: a person may have fixed the problem meanwhile.
-        """
+        """Open the data root at its first use, until the server ends; after a failure, the next call tries again."""
         while self._runtime is None:
             await self._wanted.wait()
             self._wanted = anyio.Event()
@@ -184,9 +181,9 @@ class App:
         )
 
     def service_for(self, key: tuple[Token | None, *tuple[object, ...]], session: Callable[[], Session]) -> Service:
-        """Return the service of a session, and make it with `session` if there is none; the data root has to be open.
+        """Return or make the service of a session, with the data root open.
 
-        `key` is the token with its current scopes, and what else tells its sessions apart.
+        `key` is the token, scopes, and the rest.
         """
         from ava_server.service.service import Service
 

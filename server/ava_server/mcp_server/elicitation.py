@@ -71,8 +71,7 @@ def client_of_call(ctx: ServerRequestContext[App, Any]) -> McpClient:
 def asks_alone(ctx: ServerRequestContext[App, Any]) -> bool:
     """Tell whether Ava's question can be the only one before a start: the host needs no hint to ask as well.
 
-    Only in the handshake era over stdio, where the connection that lists the tools also calls them. Elsewhere, a client
-    that cannot ask may use the list of another.
+    That is the handshake era over stdio: the connection that lists the tools calls them. Elsewhere others may.
     """
     from ava_server.mcp_server.app import HTTP
 
@@ -152,9 +151,9 @@ class ClientPerson:
         return None
 
     async def link(self, ids: Sequence[str], again: bool) -> str | None:
-        """Return the address of the page for proposals; on this machine whoever opens it first is signed in.
+        """Return the page for proposals; whoever opens it first here is signed in.
 
-        With `again`, None while the last one of each proposal can still be used.
+        `again`: None while a link is good.
         """
         from ava_extras import has_extra
         from ava_server.config.browser_sessions import BrowserSessions
@@ -243,12 +242,10 @@ class ClientPerson:
 
     @property
     def _question_s(self) -> float:
-        """Seconds that a question may take."""
         return self._client.question_s or ASK_S
 
     @property
     def _wait_s(self) -> float:
-        """Seconds that a call may wait without a question."""
         from ava_server.approval.requests import WAIT_LIMIT_S
 
         return self._client.wait_s or WAIT_LIMIT_S
@@ -293,10 +290,7 @@ def reply_of(answer: types.ElicitResult) -> Reply:
 
 
 def result_of(answer: Answer, client: McpClient | None = None) -> types.CallToolResult:
-    """Return an answer as hosts get it, in both forms.
-
-    A client that passes both to its model would have it pay for the same twice: there the text is only the first line.
-    """
+    """Return an answer in both forms; for a client that passes both to its model, the text is only the first line."""
     from ava_server.render.host_text import text_of
 
     text = text_of(answer)

@@ -34,10 +34,7 @@ _META = "io.modelcontextprotocol/"
 
 
 class Early:
-    """What was done before the server was loaded: which request was answered, by its id.
-
-    `read` is what was read from stdin, the answered request included; the server reads it again.
-    """
+    """What was done before the server was loaded: which request was answered, and all that was `read` from stdin."""
 
     def __init__(self) -> None:
         self.read = b""

@@ -42,10 +42,7 @@ def refuse_cursor(params: types.PaginatedRequestParams | None) -> None:
 
 
 def page_of(rows: Sequence[RunRow], cursor: str | None) -> tuple[list[RunRow], str | None]:
-    """Return the runs of a page, newest first, and the cursor of the next page, if there is one.
-
-    A cursor names the last run of its page by its age, so later runs do not shift it.
-    """
+    """Return a page's runs, newest first, and the next cursor, by the last one's age: later runs do not shift it."""
     newest_first = sorted(rows, key=_place, reverse=True)
     if cursor is not None:
         place = _read(cursor)
@@ -267,7 +264,6 @@ def _artifact(runtime: Runtime, run_id: str, name: str) -> str:
 MOST = 100
 """Most values in one answer, by the protocol."""
 Given = Mapping[str, str]
-"""The values of the other arguments."""
 
 
 async def complete(ctx: Ctx, params: types.CompleteRequestParams) -> types.CompleteResult:

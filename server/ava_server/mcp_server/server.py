@@ -43,7 +43,6 @@ class _Server(Server[App]):
         experimental_capabilities: dict[str, dict[str, Any]] | None = None,
         extensions: dict[str, dict[str, Any]] | None = None,
     ) -> InitializationOptions:
-        """Return what the handshake is answered with."""
         changing = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
         return super().create_initialization_options(
             notification_options or changing, experimental_capabilities, extensions
@@ -51,9 +50,9 @@ class _Server(Server[App]):
 
 
 def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app: App | None = None) -> Server[App]:
-    """Return the MCP server. `load` reads the settings, after `initialize` was answered; `transport` is for the log.
+    """Return the MCP server.
 
-    `app` is made from the other two where it is not given.
+    `load` reads settings after `initialize`; `app` is made of it and `transport` by default.
     """
     from ava_server.mcp_server import prompts, resources, tools
     from ava_server.render.host_text import INSTRUCTIONS

@@ -189,10 +189,7 @@ class Subscriptions:
     # -- who listens ------------------------------------------------------------------------------------------------
 
     def join(self, ctx: Ctx, user: str | None) -> Listener:
-        """Notify a connection of the handshake era until it ends; a second call is harmless.
-
-        Raises BadInput: there are too many.
-        """
+        """Notify a handshake-era connection until it ends; a second call is harmless. Raises BadInput: too many."""
         key = _connection(ctx)
         if key not in self._connections:
             listener = Listener(user)
@@ -219,9 +216,9 @@ class Subscriptions:
         tasks: Mapping[str, frozenset[str]],
         task_now: TaskNow,
     ) -> types.SubscriptionsListenResult:
-        """Serve a stream of the stateless era, with those of the named resources and tasks that the user has.
+        """Serve a stateless-era stream with what the user has of it.
 
-        Raises BadInput if there are too many, and Refused if the server is about to stop.
+        Raises BadInput: too many; Refused: about to stop.
         """
         if self._closed:
             raise Refused(ENDS_SOON)
@@ -313,7 +310,6 @@ class Subscriptions:
             await anyio.sleep(ROLES_EVERY_S)
 
     async def _look(self, runtime: Runtime) -> tuple[object, ...] | None:
-        """Return the state of the role files, or None where it cannot be read now."""
         try:
             return await read_apart(lambda: self._places(runtime).look())
         except (AvaError, OSError, RuntimeError) as error:  # e.g. the working folder was removed

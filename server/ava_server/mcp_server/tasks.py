@@ -164,10 +164,9 @@ async def _service(ctx: Ctx) -> Service:
 
 
 async def _service_of_task(ctx: Ctx, params: TaskParams) -> Service:
-    """Return the service of the session, for a request about one task.
+    """Return the service for a request about one task.
 
-    Raises MCPError if the protocol version has no tasks of this form, the client has not declared the extension, or
-    the request's header names another task.
+    Raises MCPError: this version has no such tasks, the client has not declared them, or the header names another.
     """
     service = await _service(ctx)
     _refuse_undeclared(ctx)
@@ -178,7 +177,6 @@ async def _service_of_task(ctx: Ctx, params: TaskParams) -> Service:
 
 
 def _refuse_undeclared(ctx: Ctx) -> None:
-    """Raise an MCPError where the client has not declared the extension on this request."""
     if not declares_tasks(ctx):
         needed: dict[str, Any] = {"requiredCapabilities": {"extensions": {EXTENSION: {}}}}
         raise MCPError(code=MISSING_CAPABILITY, message=f"the client has not declared {EXTENSION}", data=needed)
@@ -215,5 +213,4 @@ def _reply(given: object) -> Reply | None:
         return None
 
 
-async def _no_progress(_line: str) -> None:
-    """Report nothing: a task has its status message."""
+async def _no_progress(_line: str) -> None: ...

@@ -77,10 +77,7 @@ def _with_ask(tool: types.Tool) -> types.Tool:
 async def call_tool(
     ctx: ServerRequestContext[App, Any], params: types.CallToolRequestParams
 ) -> types.CallToolResult | types.InputRequiredResult | dict[str, Any]:
-    """Call one of the tools. Every error becomes an answer, in both forms; a start may be answered as a task.
-
-    Raises MCPError: there is no such tool.
-    """
+    """Call a tool. Every error becomes an answer, and a start maybe a task. Raises MCPError: there is no such tool."""
     from ava_server.approval.questions import AnsweredLater
     from ava_server.approval.requests import shown
     from ava_server.service.tools import TOOLS
@@ -177,10 +174,7 @@ def _schemas() -> dict[str, Mapping[str, Any]]:
 
 
 def input_schema(name: str) -> Mapping[str, Any] | None:
-    """Return the input schema of a tool with arguments that clients also send as headers, by which these are checked.
-
-    Without this function, the SDK lists all tools for each call over HTTP.
-    """
+    """Return a tool's schema if headers repeat its arguments; without this, the SDK lists all for each HTTP call."""
     return _schemas().get(name)
 
 

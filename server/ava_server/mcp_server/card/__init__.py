@@ -25,7 +25,6 @@ URI = "ui://ava/run"
 PAGE_META: dict[str, Any] = {"ui": {"prefersBorder": True}}
 """Without `csp` a host has to use its strictest policy: no request to any address."""
 _CLOSED: dict[str, Any] = {"visibility": ["model"]}
-"""What a host must not let a page call."""
 
 
 def declares_apps(ctx: ServerRequestContext[App, Any]) -> bool:
