@@ -47,7 +47,6 @@ READY = re.compile(r"Serving (MCP clients at \S+/mcp, on \S+ port (?P<port>\d+)|
 
 
 def token(root: Path, user: str, *scopes: Scope, name: str | None = None, expires_us: int | None = None) -> str:
-    """Make a token, as `ava token create` does, and return its text."""
     root.mkdir(mode=0o700, exist_ok=True)
     path = root / "secrets" / "tokens.toml"
     return create_token(path, name or f"of-{user}", user, scopes or EVERYTHING, expires_us)[1]
@@ -58,8 +57,6 @@ def bearer(text: str) -> dict[str, str]:
 
 
 class HttpServer:
-    """A server that listens."""
-
     def __init__(self, process: anyio.abc.Process, stderr: Stderr, url: str) -> None:
         self.process = process
         self.pid = process.pid
@@ -107,7 +104,6 @@ class HttpServer:
                 yield client
 
     async def request(self, method: str, path: str, text: str | None = None, **more: Any) -> httpx2.Response:
-        """One request by hand."""
         headers = {**(bearer(text) if text is not None else {}), **more.pop("headers", {})}
         async with httpx2.AsyncClient(timeout=20) as http:
             return await http.request(method, f"{self.base}{path}", headers=headers, **more)

@@ -23,7 +23,6 @@ from_nothing = pytest.mark.skipif(
 
 
 def script(name: str) -> ModuleType:
-    """Return a file of scripts/ as a module."""
     spec = importlib.util.spec_from_file_location(name, REPOSITORY / "scripts" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -39,7 +38,6 @@ def environment(home: Path, **more: str) -> dict[str, str]:
 
 
 def run(command: str | Sequence[str], folder: Path, env: Mapping[str, str], seconds: float) -> str:
-    """Run a command, or a line for the shell, that succeeds; return what it printed."""
     done = subprocess.run(
         ["sh", "-c", command] if isinstance(command, str) else command, cwd=folder, env=env,
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False,

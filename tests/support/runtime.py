@@ -66,12 +66,10 @@ USER = "somebody"
 
 
 def hand_over(**more: Any) -> Say:
-    """An answer that hands over a result."""
     return Say(calls=[(DONE[0], {**DONE[1], **more})])
 
 
 def submits(output: Any = "the answer", summary: str = "all is said", **more: Any) -> Say:
-    """An answer that hands over this output."""
     return Say(calls=[("submit_result", {"summary": summary, "output": output, **more})])
 
 
@@ -108,20 +106,17 @@ class Lab:
         return answer
 
     async def approve(self, *proposals: Any, last: str | None = None, **more: Any) -> Any:
-        """Approve proposals with the lines that they returned."""
         lines = [proposal.approval_line for proposal in proposals] + ([last] if last else [])
         ids = [proposal.pending_id for proposal in proposals]
         return await self.call("confirm_spawn", pending_ids=ids, approving=lines, **more)
 
     async def start(self, **more: Any) -> str:
-        """Propose and approve one run; return its id."""
         proposal = await self.propose(**more)
         answer = await self.approve(proposal)
         assert answer.status == "approved", answer
         return str(proposal.subagent_id)
 
     async def ended(self, run_id: str, within_s: float = 60) -> RunRow:
-        """Wait for a run's ending."""
         with anyio.fail_after(within_s):
             return await self.runtime.manager.ended(run_id)
 
@@ -132,8 +127,6 @@ class Lab:
         return await self.result(run_id)
 
     async def result(self, run_id: str) -> dict[str, Any]:
-        """The result of an ended run, as the log has it."""
-
         def query(view: View) -> dict[str, Any]:
             run = view.run(run_id)
             assert run is not None and run.result_seq is not None, f"{run_id} has no result"
@@ -153,7 +146,6 @@ class Lab:
         return await self.store.read(lambda view: view.entries(run_id))
 
     async def facts(self, run_id: str, kind: type[F]) -> list[F]:
-        """The facts of one type that belong to a run."""
         return [entry.fact for entry in await self.entries(run_id) if isinstance(entry.fact, kind)]
 
     async def logged(self, run_id: str, type_name: str, count: int = 1, within_s: float = 40) -> Entry:
@@ -167,7 +159,6 @@ class Lab:
                 await self.store.wait_for_entry_after(seen)
 
     async def in_state(self, run_id: str, *states: str, within_s: float = 40) -> RunRow:
-        """Wait until a run is in one of these states."""
         with anyio.fail_after(within_s):
             while True:
                 seen = self.store.head
@@ -180,12 +171,9 @@ class Lab:
         await self.store.do(lambda _view, _now: Outcome(None, events))
 
     def as_user(self, user: str) -> Service:
-        """Another user's desk in the same house."""
         return Service(self.runtime, Session(user=user, transport="memory"))
 
     async def call_as(self, user: str, tool: str, **given: Any) -> Any:
-        """Call a tool as another user."""
-
         async def nothing(_line: str) -> None:
             pass
 
@@ -238,17 +226,9 @@ async def open_lab(
 ) -> AsyncGenerator[Lab]:
     """Open a runtime on `tmp/data` with `tmp/workspace` to read and a scripted model server behind it.
 
-    Args:
-        tmp: The test's own folder.
-        script: What the model server answers.
-        config: The text of `config.toml`.
-        server: A model server that runs already, in place of `script`.
-        env: Further variables of the environment.
-        runs: Claim runs.
-        mode: Which kind of process this is, if it does.
-        everybody: Claim those of all users, as an HTTP server does.
-        beneath: Where workspaces may lie, if not only in `tmp/workspace`.
-        check: Compare requests and budgets with the log at the end; not for a root that another house also uses.
+    `server` runs already, in place of `script`. `runs`: claim runs, with `everybody` those of all users, as an HTTP
+    server does. `beneath`: where workspaces may lie, if not only in `tmp/workspace`. `check` compares requests and
+    budgets with the log at the end; not for a root that another runtime also uses.
     """
     root, workspace = tmp / "data", tmp / "workspace"
     workspace.mkdir(exist_ok=True)
@@ -308,7 +288,6 @@ async def connect(
 
 
 def text(answer: CallToolResult) -> str:
-    """The text form of an answer."""
     return "\n".join(getattr(block, "text", "") for block in answer.content)
 
 
@@ -389,6 +368,5 @@ def check_budgets(view: View) -> None:
 
 
 def scopes_used(view: View, run: RunRow) -> set[str]:
-    """Every scope in which a run has reserved."""
     facts = [entry.fact for entry in view.entries(run.id, 0, ("CostReserved",))]
     return {scope for fact in facts if isinstance(fact, CostReserved) for scope in fact.scopes}

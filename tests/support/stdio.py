@@ -53,8 +53,6 @@ def using(base_url: str) -> dict[str, str]:
 
 
 class Stderr:
-    """What the server has said on stderr, in a file that outlives it."""
-
     def __init__(self) -> None:
         self.file = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed by `checked`
 
@@ -133,7 +131,6 @@ class Wire:
         return message
 
     async def ask(self, method: str, params: Mapping[str, Any] | None = None) -> int:
-        """Send a request, and return its id."""
         self._next += 1
         given = dict(params or {})
         if self.meta:
@@ -192,7 +189,6 @@ class Wire:
         return result
 
     async def start_run(self, **spawn: Any) -> str:
-        """Propose and approve; return the run's id."""
         proposed = await self.tool("spawn_subagent", **{"role": "researcher", "task": "Look it up", **spawn})
         confirmed = await self.tool(
             "confirm_spawn", pending_ids=[proposed["pending_id"]], approving=[proposed["approval_line"]]
@@ -205,14 +201,12 @@ class Wire:
         await self._in.aclose()
 
     async def close_stdout(self) -> None:
-        """Close the end from which a host reads."""
         await self._out.aclose()
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
     async def exited(self) -> int:
-        """Wait for the end, which must come in time, and return the exit code."""
         with anyio.fail_after(EXIT_S):
             return await self.process.wait()
 
@@ -258,8 +252,6 @@ async def serving(
 
 @dataclass(frozen=True)
 class Logged:
-    """An entry of the log, as it is stored."""
-
     seq: int
     agent: str
     session: str
@@ -286,7 +278,6 @@ def logged(root: Path, *types: str, run: str | None = None) -> list[Logged]:
 
 
 def state_of(root: Path, run: str) -> str:
-    """The stored state of a run."""
     with looking(root) as db:
         state: str = db.execute("SELECT state FROM runs WHERE id = ?", (run,)).fetchone()[0]
         return state
@@ -302,13 +293,11 @@ def made(root: Path, mode: int = 0o700, **files: str) -> Path:
 
 
 def prepare(root: Path) -> None:
-    """Make a data root, unless there is one or something else is in its place."""
     if not os.path.lexists(root) and root.parent.is_dir():
         made(root)
 
 
 async def until(found: Callable[[], Any], within_s: float = 40.0) -> Any:
-    """Look again and again until something is there, and return it."""
     with anyio.fail_after(within_s):
         while not (value := found()):  # noqa: ASYNC110 - it happens in another process
             await anyio.sleep(0.02)

@@ -91,7 +91,6 @@ class Screen:
 
     @property
     def echoes(self) -> bool:
-        """Whether the terminal shows what is typed."""
         return bool(termios.tcgetattr(self._descriptor)[3] & termios.ECHO)
 
     def resize(self, columns: int, rows: int) -> None:
@@ -117,7 +116,6 @@ class Screen:
 
     @property
     def lines(self) -> list[str]:
-        """What stands on the screen now, as it is read."""
         return [line.rstrip() for line in self._shown.display]
 
     def until_shown(self, shows: Callable[[list[str]], bool]) -> list[str]:
@@ -128,7 +126,6 @@ class Screen:
         return self.lines
 
     def interrupt(self) -> None:
-        """What Ctrl-C does."""
         self.process.send_signal(signal.SIGINT)
 
     def ended_after(self, answers: Iterable[tuple[str, str]]) -> int:
@@ -139,7 +136,6 @@ class Screen:
         return self.ended()
 
     def ended(self) -> int:
-        """Read to the end, and return the exit code."""
         deadline = time.monotonic() + WITHIN_S
         while self._more(deadline):
             pass

@@ -23,20 +23,13 @@ _Calls = tuple[tuple[Mapping[str, Any], str], ...]
 
 @dataclass(frozen=True)
 class ToolExample:
-    """What tests know of a tool, and state a second time on purpose.
+    """What tests know of a tool, and state a second time on purpose."""
 
-    Attributes:
-        flags: The flags of its spec that are set: all that it can reach or change.
-        call: Arguments with which it succeeds in `tests/server/test_event_coverage.py`.
-        says: Arguments, and the sentence of its activity.
-        roles: The built-in roles that name it.
-        work: What a built-in role calls it with in `tests/server/test_builtin_roles.py`, and what it must be shown.
-    """
-
-    flags: str
-    call: Mapping[str, Any]
-    says: _Calls
-    roles: tuple[str, ...] = ()
+    flags: str  # the flags of its spec that are set: all that it can reach or change
+    call: Mapping[str, Any]  # arguments with which it succeeds in `tests/server/test_event_coverage.py`
+    says: _Calls  # arguments, and the sentence of its activity
+    roles: tuple[str, ...] = ()  # the built-in roles that name it
+    # What a built-in role calls it with in `tests/server/test_builtin_roles.py`, and what it must be shown.
     work: _Calls = ()
 
 

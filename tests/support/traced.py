@@ -39,7 +39,6 @@ async def whole_run(folder: Path) -> dict[str, Any]:
 
 
 async def side_by_side(folder: Path) -> dict[str, Any]:
-    """Three runs at once."""
     gate = Gate()
 
     def answer(request: dict[str, Any]) -> Say:
@@ -55,7 +54,6 @@ async def side_by_side(folder: Path) -> dict[str, Any]:
 
 
 async def failed(folder: Path) -> dict[str, Any]:
-    """A run that its model refuses for good."""
     async with open_lab(folder, [Fail(401)]) as lab:
         run_id = await lab.start()
         return {"run": run_id, "state": (await lab.ended(run_id)).state}
@@ -74,7 +72,6 @@ async def taken_up(folder: Path) -> dict[str, Any]:
 
 
 async def cancelled(folder: Path) -> dict[str, Any]:
-    """A run that is cancelled while its model answers."""
     gate = Gate()
     async with open_lab(folder, [Say("", gate=gate)]) as lab:
         run_id = await lab.start()

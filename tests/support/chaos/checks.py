@@ -35,25 +35,21 @@ class Scope:
 
 @dataclass
 class Sums:
-    """Every entry of a log, added up without the product's code.
-
-    Attributes:
-        faults: What must not be.
-        lines: The entries of each run, for a person who reads a fault.
-        calls: The reserved calls by the hash of their request, and how each was settled.
-    """
+    """Every entry of a log, added up without the product's code."""
 
     user_cents: Mapping[str, int]
     others_cents: int
     all_cents: int
-    faults: list[str] = field(default_factory=list[str])
+    faults: list[str] = field(default_factory=list[str])  # what must not be
     counts: Counter[str] = field(default_factory=Counter[str])
+    # The reserved calls by the hash of their request, and how each was settled.
     calls: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     scopes: dict[str, Scope] = field(default_factory=dict[str, Scope])
     caps: dict[str, int] = field(default_factory=dict[str, int])
     approved: dict[str, int] = field(default_factory=dict[str, int])
     results: Counter[str] = field(default_factory=Counter[str])
     ended: dict[str, str] = field(default_factory=dict[str, str])
+    # The entries of each run, for a person who reads a fault.
     lines: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     _claims: dict[str, int] = field(default_factory=dict[str, int])
     _flight: dict[str, CostReserved] = field(default_factory=dict[str, CostReserved])
@@ -61,7 +57,6 @@ class Sums:
     _attempts: set[tuple[str, int, int]] = field(default_factory=set[tuple[str, int, int]])
 
     def add(self, entry: Entry) -> None:
-        """Add the next entry."""
         fact, run = entry.fact, str(entry.run_id)
         line = f"{entry.seq} {entry.ts_us / 1e6:.2f} {fact!r}"
         self.lines.setdefault(run, []).append(f"{line[:200]} generation {entry.generation} cost {entry.cost_micros}")
@@ -91,7 +86,6 @@ class Sums:
                 pass
 
     def finish(self, acknowledged: Iterable[str]) -> None:
-        """Look for what is missing at the end."""
         self.faults += [
             f"{run} was approved, and the log does not know it" for run in set(acknowledged) - set(self.approved)
         ]

@@ -21,8 +21,6 @@ CALL_S = 12.0
 
 
 class Target(Protocol):
-    """A server that may be running."""
-
     address: str
     root: Path
     kind: Any
@@ -99,7 +97,6 @@ class Hosts:
             await anyio.sleep(0.2)
 
     async def cancel(self, run: str, user: str) -> None:
-        """Cancel a run; it may have ended, or no server may answer."""
         try:
             await self.call(user, "cancel_subagent", subagent_id=run)
         except (CallFailed, PermissionError) as error:
@@ -113,12 +110,7 @@ class Hosts:
             return False
 
     async def call(self, user: str, tool: str, **given: Any) -> dict[str, Any]:
-        """Call a tool at any server that is up.
-
-        Raises:
-            CallFailed: There was no answer, or the log was out of reach.
-            PermissionError: It was refused.
-        """
+        """Call a tool at any server that is up. Raises CallFailed: no answer, or no log; PermissionError: refused."""
         up = [server for server in self._servers if server.address]
         if not up:
             raise CallFailed("no server is up")

@@ -16,11 +16,7 @@ DONE = ("submit_result", {"summary": "done", "output": "twelve cents"})
 
 
 class Model:
-    """A script whose next step is drawn at each request.
-
-    Attributes:
-        steps: How often each kind of answer was given.
-    """
+    """A script whose next step is drawn at each request; `steps` counts each kind of answer."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)

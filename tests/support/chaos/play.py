@@ -45,22 +45,15 @@ LOW_USERS, LOW_CENTS, USER_CENTS = USERS[::2], 60, 300
 
 @dataclass(frozen=True)
 class Plan:
-    """What is played, and for how long.
+    """What is played, and for how long."""
 
-    Attributes:
-        seconds: How long hosts start runs while things fail.
-        seed: Where chance begins. Processes have their own timing, so it repeats the faults, not the run.
-        pause_s: The least and the most time between two faults.
-        day_cents: The cap of the installation's day.
-    """
-
-    seconds: float
-    seed: int
+    seconds: float  # how long hosts start runs while things fail
+    seed: int  # where chance begins. Processes have their own timing, so it repeats the faults, not the run
     workers: int = 3
     servers: int = 2
     lease_s: int = 3
-    pause_s: tuple[float, float] = (0.5, 2.5)
-    day_cents: int = 100_000
+    pause_s: tuple[float, float] = (0.5, 2.5)  # the least and the most time between two faults
+    day_cents: int = 100_000  # the cap of the installation's day
 
     @property
     def config(self) -> str:
@@ -152,10 +145,7 @@ class Chaos:
     def make_members(self, namespaces: list[NetworkNamespace], cables: list[Cable], models: list[str]) -> None:
         """Make each machine's data root, with the same limits and tokens on all.
 
-        Args:
-            namespaces: Those of the workers, if they have any.
-            cables: Each one's way to the database.
-            models: Each one's address of the model provider.
+        `namespaces` are the workers'; `cables` are each one's way to the database, `models` to the model provider.
         """
         database = self.direct.rpartition("/")[2]
         kinds: list[Kind] = ["worker" for _ in range(self.plan.workers)]
@@ -232,7 +222,6 @@ class Chaos:
             member.cable.plug_in(reset=self.random.random() < 0.5)
 
     async def cut_connections(self) -> None:
-        """End all connections to the database."""
         sql = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database()"
         found = await anyio.to_thread.run_sync(self.ask, f"{sql} AND pid <> pg_backend_pid()")
         self.counts["all connections cut"] += 1
@@ -253,7 +242,6 @@ class Chaos:
             member.busy = False
 
     async def play_faults(self, tasks: anyio.abc.TaskGroup) -> None:
-        """One fault after another; those of a member last while others begin."""
         end = time.monotonic() + self.plan.seconds
         while time.monotonic() < end:
             await anyio.sleep(self.random.uniform(*self.plan.pause_s))
@@ -279,7 +267,6 @@ class Chaos:
         return dict(await anyio.to_thread.run_sync(self.ask, sql))
 
     async def play(self) -> tuple[ModelServer, Hosts]:
-        """Play the plan, let everything end, and stop all members."""
         model = Model(self.plan.seed)
         with ExitStack() as running:
             models = running.enter_context(running_model_server(model))
@@ -357,7 +344,6 @@ class Chaos:
 
 
 def _of_folder(folder: Path) -> list[int]:
-    """The processes whose data root is in a folder."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():

@@ -62,26 +62,17 @@ class Stop:
 
 @dataclass
 class Takeovers:
-    """What is played, and what came of it.
+    """What is played, and what came of it."""
 
-    Attributes:
-        seconds: For how long owners are stopped and woken.
-        seed: Where chance begins.
-        url: The log's database, if it is in Postgres.
-        counts: What was seen.
-        faults: What must not be.
-        received: The task and the turn of each request, and when it arrived.
-        runs: The run of each task.
-        cancelled: Runs that waited for a person in the end; a call in progress may be lost with that.
-    """
-
-    seconds: float
-    seed: int
-    url: str = ""
-    counts: Counter[str] = field(default_factory=Counter[str])
-    faults: list[str] = field(default_factory=list[str])
+    seconds: float  # for how long owners are stopped and woken
+    seed: int  # where chance begins
+    url: str = ""  # the log's database, if it is in Postgres
+    counts: Counter[str] = field(default_factory=Counter[str])  # what was seen
+    faults: list[str] = field(default_factory=list[str])  # what must not be
+    # The task and the turn of each request, and when it arrived.
     received: list[tuple[str, int, float]] = field(default_factory=list[tuple[str, int, float]])
-    runs: dict[str, str] = field(default_factory=dict[str, str])
+    runs: dict[str, str] = field(default_factory=dict[str, str])  # the run of each task
+    # Runs that waited for a person in the end; a call in progress may be lost with that.
     cancelled: set[str] = field(default_factory=set[str])
     stops: list[Stop] = field(default_factory=list[Stop])
 
@@ -101,7 +92,6 @@ class Takeovers:
         return Say("I look.", [DONE if turn >= TURNS else NOTE], gate=gate)
 
     async def play(self, tmp: Path) -> None:
-        """Play, let every run end, and compare."""
         config = f'database_url = "{self.url}"\n{LIMITS}' if self.url else LIMITS
         output = tmp / "owners.log"
         with running_model_server(self.answer) as server, output.open("w") as out:
@@ -215,7 +205,6 @@ class Takeovers:
 
 
 def _story(requests: list[tuple[int, float]], entries: list[Entry]) -> list[str]:
-    """Return what happened to a run, for a person who reads a fault."""
     lines = [(at, f"request of turn {turn}") for turn, at in requests]
     lines += [
         (entry.ts_us / US_PER_S, f"entry {entry.seq} by generation {entry.generation}: {entry.fact!r}"[:160])
@@ -253,10 +242,6 @@ def owning(root: Path, base_url: str, output: Any = None) -> Generator[Owner]:
 def connecting_slowly(
     tmp: Path, monkeypatch: pytest.MonkeyPatch, step: Step
 ) -> Generator[tuple[ModelServer, Cable, Mapping[str, str]]]:
-    """A model over TLS that always answers the same, the cable to it, and what the environment has of both.
-
-    While the cable is unplugged, no handshake ends, so no request can be sent.
-    """
     issued = issue(tmp, "IP:127.0.0.1")
     monkeypatch.setenv("SSL_CERT_FILE", str(issued.authority))
     with (

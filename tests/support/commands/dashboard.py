@@ -51,14 +51,11 @@ async def live_app(
 
 
 def screen(app: StatusApp) -> list[str]:
-    """The lines that the app shows."""
     strips = app.screen._compositor.render_strips()  # pyright: ignore[reportPrivateUsage]
     return ["".join(segment.text for segment in strip).rstrip() for strip in strips]
 
 
 async def shows(app: StatusApp, words: str) -> list[str]:
-    """Wait until the screen shows some words, and return its lines."""
-
     def found() -> list[str]:
         lines = screen(app)
         return lines if words in " ".join(" ".join(lines).split()) else []
@@ -68,6 +65,5 @@ async def shows(app: StatusApp, words: str) -> list[str]:
 
 
 async def hides(app: StatusApp, words: str) -> list[str]:
-    """Wait until the screen no longer shows some words, and return its lines."""
     lines: list[str] = await until(lambda: found if words not in "\n".join(found := screen(app)) else [])
     return lines

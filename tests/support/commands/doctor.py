@@ -20,7 +20,6 @@ Findings = dict[str, dict[str, str]]
 
 
 def read(done: subprocess.CompletedProcess[str]) -> Findings:
-    """Return the findings by name, once their form is what it should be."""
     assert "Traceback" not in done.stdout + done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
     findings: list[dict[str, str]] = answer["findings"]
@@ -50,7 +49,6 @@ def files(root: Path) -> dict[str, tuple[int, int]]:
 
 
 def used(root: Path, tmp_path: Path) -> None:
-    """Have a run on the data root, so that there is a log."""
     folder = tmp_path / "work"
     folder.mkdir()
     (folder / "notes.md").write_text("The ferry to Vis leaves at six.\n")

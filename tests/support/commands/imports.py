@@ -20,7 +20,6 @@ finally:
 
 
 def modules_of(root: Path, *args: str) -> set[str]:
-    """Return the names of the modules that `ava` with these arguments imports."""
     environment = {"PATH": os.environ["PATH"], "AVA_DATA_ROOT": str(root)}
     command = [sys.executable, "-c", _PROGRAM, *args]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
@@ -28,7 +27,6 @@ def modules_of(root: Path, *args: str) -> set[str]:
 
 
 def ours(modules: set[str]) -> list[str]:
-    """Return those of Ava, sorted."""
     return sorted(name for name in modules if name.startswith("ava_"))
 
 

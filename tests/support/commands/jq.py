@@ -22,7 +22,6 @@ def on_path(folder: Path) -> Path:
 
 
 def main() -> None:
-    """Filter the files as jq does."""
     sys.path.remove(str(Path(__file__).resolve().parent))  # else this file is found in place of the library
     import jq
 

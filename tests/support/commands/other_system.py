@@ -72,8 +72,6 @@ def hide(module: ModuleType, lacking: set[str], *, empty: Collection[str] = ()) 
 
 
 def pretend(platform: str, python: str) -> None:
-    """Let Ava see another platform, and another interpreter."""
-
     class Pretending(ModuleType):
         def __getattribute__(self, name: str) -> Any:
             if name in ("platform", "executable") and _ours(_frame(1)):
@@ -102,8 +100,6 @@ def refuse_imports() -> None:
 
 
 def refuse_proc() -> None:
-    """Have no /proc."""
-
     def hook(event: str, args: tuple[Any, ...]) -> None:
         if event == "open" and isinstance(args[0], str) and args[0].startswith("/proc/"):
             raise FileNotFoundError(2, "this system has no /proc", args[0])
@@ -169,7 +165,6 @@ def lead_to(port: int) -> None:
 
 
 def become(system: str, python: str) -> None:
-    """Take away what a system lacks."""
     refuse_imports()
     refuse_proc()
     if system == "bare":

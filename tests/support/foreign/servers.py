@@ -23,7 +23,6 @@ def stdio_server(*ways: str, name: str = "lab", more: str = "", env: dict[str, s
 
 
 def write_role(root: Path, tools: str, more: str = "", name: str = "guest") -> None:
-    """Write a role file into a data root."""
     folder = root / "roles"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     head = f"---\nname: {name}\ndescription: Uses other servers.\ntools: [{tools}]\n{more}---\nUse them.\n"

@@ -42,21 +42,14 @@ KEY = "sk-scripted"
 
 @dataclass(frozen=True)
 class Turn:
-    """A request of the main conversation.
+    """A request of the main conversation."""
 
-    Attributes:
-        at: When it came, in seconds since the epoch.
-        news: What was typed, and what Claude Code itself told the model, since the model's last answer.
-        results: What the model's last calls returned.
-    """
-
-    at: float
-    news: str
-    results: tuple[str, ...]
+    at: float  # when it came, in seconds since the epoch
+    news: str  # what was typed, and what Claude Code itself told the model, since the model's last answer
+    results: tuple[str, ...]  # what the model's last calls returned
 
     @classmethod
     def of(cls, request: Mapping[str, Any]) -> Turn:
-        """Read a request."""
         news: list[str] = []
         results: list[str] = []
         for message in _since_last_answer(request["messages"]):
@@ -112,7 +105,6 @@ class Orchestrator:
         self.requests = 0
 
     def __call__(self, request: dict[str, Any]) -> Step:
-        """Answer a request of Claude Code."""
         self.requests += 1
         if f"{PREFIX}spawn_subagent" not in {tool["name"] for tool in request.get("tools") or ()}:
             return Say("ok")
@@ -129,14 +121,12 @@ class Orchestrator:
         return next((turn for turn in self.turns if all(text in turn.news for text in texts)), None)
 
     def forget(self) -> None:
-        """Forget the requests so far."""
         self.turns.clear()
         self.sizes.clear()
         self.requests = 0
 
 
 def call(tool: str, **arguments: Any) -> Say:
-    """Call a tool of Ava."""
     return Say(calls=[(f"{PREFIX}{tool}", arguments)])
 
 
@@ -158,7 +148,6 @@ def delegates(*spawns: Mapping[str, Any]) -> Rule:
 
 
 def confirm(pending_ids: Sequence[str], approving: Sequence[str]) -> Say:
-    """Call confirm_spawn."""
     return call("confirm_spawn", approving=list(approving), pending_ids=list(pending_ids))
 
 
@@ -192,19 +181,16 @@ class ClaudeCode(Window):
     orchestrator: Orchestrator
 
     def press(self, *keys: str) -> None:
-        """Press keys, one after the other, as a person does."""
         for key in keys:
             tmux(self.socket, "send-keys", key)
             time.sleep(0.3)
 
     def type(self, text: str) -> None:
-        """Type a line and send it."""
         self.write(text)
         self.until_shown(f"❯ {text}"[:60])
         self.press("Enter")
 
     def write(self, text: str) -> None:
-        """Write text where the cursor is."""
         tmux(self.socket, "send-keys", "-l", text)
         time.sleep(0.3)
 
@@ -213,7 +199,6 @@ class ClaudeCode(Window):
         return self.until(lambda: screen if all(text in (screen := self.screen) for text in texts) else None)
 
     def until_logged(self, *types: str) -> dict[str, Any]:
-        """Wait for an entry of these types in the log, and return the newest."""
         return self.until(lambda: entries(self.root, *types)[-1:])[0]
 
     def greet(self) -> None:
@@ -245,7 +230,6 @@ class ClaudeCode(Window):
         return task_id
 
     def _started(self) -> str | None:
-        """Return the task's id from what the model was told."""
         for result in (result for turn in self.orchestrator.turns for result in turn.results):
             if "started server-side task " in result:
                 return result.partition("started server-side task ")[2].split()[0].rstrip(".")
@@ -294,7 +278,6 @@ class Headless:
     project: Path
 
     def ask(self, text: str, within_s: float = WITHIN_S) -> str:
-        """Return what Claude Code answers."""
         done = subprocess.run(
             [str(_program()), "-p", text], cwd=self.project, env=dict(self.env), capture_output=True, text=True,
             timeout=within_s, stdin=subprocess.DEVNULL, check=False,
@@ -303,7 +286,6 @@ class Headless:
         return done.stdout.strip()
 
     def approve(self, *pending_ids: str) -> None:
-        """Approve proposals in another window."""
         env = subagents_use(self.models)
         with on_terminal(self.root, "approve", *pending_ids, env=env, command=CONTROLLED) as screen:
             assert screen.ended_after([("[y", "y")]) == 0, (
@@ -364,7 +346,6 @@ def _prepare(
 
 
 def _program() -> Path:
-    """Return Claude Code's program for this machine."""
     return next(HOSTS.glob("node_modules/@anthropic-ai/claude-code-*/claude"))
 
 
@@ -375,7 +356,6 @@ def tmux(socket: Path, *args: str, env: Mapping[str, str] | None = None) -> subp
 
 
 def close_window(socket: Path) -> None:
-    """Close the window, and wait until Claude Code is gone."""
     pid = int(tmux(socket, "display-message", "-p", "#{pane_pid}").stdout)
     tmux(socket, "kill-server")
     deadline = time.monotonic() + 10

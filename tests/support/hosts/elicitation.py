@@ -132,7 +132,6 @@ class Host:
         assert decided == [] and self.models.requests == []
 
     async def started_once(self, made: dict[str, Any], *, requests: int = 1) -> SpawnDecided:
-        """It runs to its end, once; return the decision."""
         ended = await self.call("check_subagent", subagent_id=made["subagent_id"], wait_seconds=20)
         assert ended["status"] == "success", ended
         assert len(await self.facts(made, RunClaimed)) == 1
@@ -151,7 +150,6 @@ def structured(answer: CallToolResult) -> dict[str, Any]:
 
 
 def approval(*made: dict[str, Any], last: str | None = None, **more: Any) -> dict[str, Any]:
-    """The arguments of an approval with the right lines."""
     lines = [each["approval_line"] for each in made] + ([last] if last else [])
     return {"pending_ids": [each["pending_id"] for each in made], "approving": lines, **more}
 
@@ -178,6 +176,5 @@ async def host(
 
 
 async def end_pages(root: DataRoot) -> None:
-    """End the server of the pages, if one was started, and wait until it is gone."""
     end_started_pages(root.path)
     await until(lambda: pages_server(root).port() is None, within_s=10)

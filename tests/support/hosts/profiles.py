@@ -145,34 +145,21 @@ def _text(result: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Profile:
-    """What one host does.
+    """What one host does."""
 
-    Attributes:
-        name: What it calls itself, with its version.
-        protocol: The version that it speaks; with the newest it sends no `initialize`.
-        reads: What its model sees of an answer.
-        leave: How it ends its server.
-        capabilities: What it says that it can do.
-        hands_on: What it adds to the few variables that every host leaves its servers.
-        token: The progress token of its calls; None sends none.
-        lists_first: It lists the tools before it calls any.
-        cancels: It sends `notifications/cancelled` after every call, also when that has been answered.
-        from_root: It starts its servers in `/`.
-        own_group: Its servers are the first of a process group of their own.
-    """
-
-    name: str
+    name: str  # what it calls itself, with its version
     version: str
-    protocol: str
-    reads: Structured | Text
-    leave: Leave
-    capabilities: Mapping[str, Any] = field(default_factory=dict)
+    protocol: str  # the version that it speaks; with the newest it sends no `initialize`
+    reads: Structured | Text  # what its model sees of an answer
+    leave: Leave  # how it ends its server
+    capabilities: Mapping[str, Any] = field(default_factory=dict)  # what it says that it can do
+    # What it adds to the few variables that every host leaves its servers.
     hands_on: Mapping[str, str] = field(default_factory=dict)
-    token: Callable[[int], int | str] | None = None
-    lists_first: bool = True
-    cancels: bool = False
-    from_root: bool = False
-    own_group: bool = False
+    token: Callable[[int], int | str] | None = None  # the progress token of its calls; None sends none
+    lists_first: bool = True  # it lists the tools before it calls any
+    cancels: bool = False  # it sends `notifications/cancelled` after every call, also when that has been answered
+    from_root: bool = False  # it starts its servers in `/`
+    own_group: bool = False  # its servers are the first of a process group of their own
 
 
 ASKS: Mapping[str, Any] = {"elicitation": {"form": {}, "url": {}}}
@@ -199,8 +186,6 @@ HOSTS = (CLAUDE_CODE, CODEX, OPENCODE, GEMINI, CLAUDE_DESKTOP)
 
 
 class Host:
-    """One host with its server."""
-
     def __init__(self, profile: Profile, wire: Wire, workspace: Path) -> None:
         self.profile = profile
         self.wire = wire
@@ -212,7 +197,6 @@ class Host:
             wire.replies["elicitation/create"] = lambda: YES
 
     async def greet(self) -> None:
-        """Say who this is, and list the tools now or never."""
         profile, wire = self.profile, self.wire
         who = {"name": profile.name, "version": profile.version}
         if profile.protocol == MODERN:
@@ -235,7 +219,6 @@ class Host:
         return self.tools
 
     async def call(self, tool: str, **arguments: Any) -> dict[str, Any]:
-        """Call a tool as this host does, and return the whole result."""
         self.calls += 1
         params: dict[str, Any] = {"name": tool, "arguments": arguments}
         if self.profile.token is not None:
@@ -256,7 +239,6 @@ class Host:
         return result
 
     async def leave(self) -> None:
-        """End the server as this host does, and wait until it is gone."""
         with suppress(ProcessLookupError):
             await self.profile.leave(self.wire)
         await self.wire.exited()

@@ -29,7 +29,6 @@ SPAWN = {"role": "custom", "system_prompt": "Look.", "task": "Look it up", "max_
 
 
 def needs(*programs: str) -> pytest.MarkDecorator:
-    """Skip tests where programs of the system or the real hosts are missing."""
     missing = [program for program in programs if shutil.which(program) is None]
     reason = f"{', '.join(missing)} not installed" if missing else ""
     if not reason and not script("real_hosts").installed():
@@ -42,7 +41,6 @@ BY_HOST = f'approval = "by_host"\n{PRICED}'
 
 
 def data_root(tmp_path: Path, config: str = BY_HOST) -> Path:
-    """Return the data root of a test, made when it is first asked for."""
     root = tmp_path / "data"
     return root if root.exists() else made(root, config_toml=config)
 
@@ -53,7 +51,6 @@ def subagents_use(models: ModelServer) -> dict[str, str]:
 
 
 def entries(root: Path, *types: str) -> list[dict[str, Any]]:
-    """Return the log's entries, of these types, as `ava logs --json` prints them."""
     done = ava(root, "logs", "--json", "--last", "10000")
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
@@ -61,14 +58,11 @@ def entries(root: Path, *types: str) -> list[dict[str, Any]]:
 
 
 def written_at(entry: Mapping[str, Any]) -> float:
-    """Return when an entry was written, in seconds since the epoch."""
     return datetime.fromisoformat(entry["timestamp"]).timestamp()
 
 
 @dataclass(frozen=True)
 class HttpServer:
-    """`ava serve --http`."""
-
     process: subprocess.Popen[str]
     port: int
 
@@ -77,11 +71,9 @@ class HttpServer:
         return f"http://127.0.0.1:{self.port}/mcp"
 
     def entry(self, token: str) -> dict[str, Any]:
-        """Return how a host's configuration names it."""
         return {"type": "http", "url": self.url, "headers": {"Authorization": f"Bearer {token}"}}
 
     def kill(self) -> None:
-        """End it as a crash does."""
         self.process.kill()
         self.process.wait(10)
 

@@ -28,24 +28,15 @@ CLASSIFIER = ["respond_in_schema"]
 
 @dataclass
 class Orchestrator:
-    """A host's model: proposes and confirms when asked to, looks, cancels and reads the log.
+    """A host's model: proposes and confirms when asked to, looks, cancels and reads the log."""
 
-    Attributes:
-        spawn: Further arguments of `spawn_subagent`.
-        called: The tools of Ava that it has called, in order.
-        answers: What the calls returned, in order.
-        run_id: The run that it proposed last.
-        told: All messages of the last request.
-    """
-
-    spawn: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    called: list[str] = field(default_factory=list[str])
-    answers: list[str] = field(default_factory=list[str])
-    run_id: str = ""
-    told: str = ""
+    spawn: Mapping[str, Any] = field(default_factory=dict[str, Any])  # further arguments of `spawn_subagent`
+    called: list[str] = field(default_factory=list[str])  # the tools of Ava that it has called, in order
+    answers: list[str] = field(default_factory=list[str])  # what the calls returned, in order
+    run_id: str = ""  # the run that it proposed last
+    told: str = ""  # all messages of the last request
 
     def __call__(self, request: dict[str, Any]) -> Say:
-        """Answer a request of the host."""
         tools = [tool["function"]["name"] for tool in request.get("tools") or ()]
         if tools == CLASSIFIER:
             return Say(calls=[(CLASSIFIER[0], {"shouldBlock": False})])
@@ -145,25 +136,15 @@ def _continue(home: Path, url: str, server: Mapping[str, Any]) -> dict[str, str]
 
 @dataclass(frozen=True)
 class Host:
-    """A host.
+    """A host."""
 
-    Attributes:
-        name: Also the test's.
-        program: Below `node_modules`.
-        options: What it is started with; `{home}` stands for its home.
-        prepare: Writes its files.
-        ready: What its screen shows when something can be typed.
-        question: What its own question before a call shows; None if it asks nobody by default.
-        greeting: What it may show first, until a key is pressed.
-    """
-
-    name: str
-    program: str
-    prepare: Prepare
-    ready: str
-    question: str | None = None
-    options: tuple[str, ...] = ()
-    greeting: str = "\0"
+    name: str  # also the test's
+    program: str  # below `node_modules`
+    prepare: Prepare  # writes its files
+    ready: str  # what its screen shows when something can be typed
+    question: str | None = None  # what its own question before a call shows; None if it asks nobody by default
+    options: tuple[str, ...] = ()  # what it is started with; `{home}` stands for its home
+    greeting: str = "\0"  # what it may show first, until a key is pressed
 
     def command(self, home: Path) -> list[str]:
         options = (option.replace("{home}", str(home)) for option in self.options)
@@ -186,8 +167,6 @@ TABLE = (COPILOT, CLINE, QWEN, CONTINUE)
 
 @dataclass(frozen=True)
 class AtHost(Window):
-    """A host as its person sees it."""
-
     host: Host
     orchestrator: Orchestrator
 
@@ -226,7 +205,6 @@ class AtHost(Window):
         return questions
 
     def _logged(self) -> list[str]:
-        """Return the tools of Ava that were called, as the log has them."""
         return [entry["content"]["tool"] for entry in entries(self.root, "ToolCall")]
 
     def begin(self, text: str) -> None:

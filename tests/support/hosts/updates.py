@@ -34,7 +34,6 @@ class Ear:
         self._news = anyio.Event()
 
     async def on_message(self, message: IncomingMessage) -> None:
-        """Be the handler of a client of the handshake era."""
         method = getattr(message, "method", None)
         if isinstance(method, str):
             params = getattr(message, "params", None)
@@ -43,7 +42,6 @@ class Ear:
                 self.hear(event)
 
     async def until(self, event: ServerEvent, within_s: float = 40) -> None:
-        """Wait until this was told."""
         with anyio.fail_after(within_s):
             while event not in self.heard:
                 await self._news.wait()

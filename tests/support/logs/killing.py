@@ -57,21 +57,13 @@ anyio.run(main, Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
 
 @dataclass
 class Killed:
-    """What came of it.
+    """What came of it."""
 
-    Attributes:
-        rounds: How often the writer was killed.
-        acknowledged: How many entries it was told of, over all rounds.
-        lost: Those that the log did not have afterwards, as `seq text`.
-        faults: What verification found, of the log and of its mirror.
-        seconds: How long it all took.
-    """
-
-    rounds: int = 0
-    acknowledged: int = 0
-    lost: list[str] = field(default_factory=list[str])
-    faults: list[str] = field(default_factory=list[str])
-    seconds: float = 0.0
+    rounds: int = 0  # how often the writer was killed
+    acknowledged: int = 0  # how many entries it was told of, over all rounds
+    lost: list[str] = field(default_factory=list[str])  # those that the log did not have afterwards, as `seq text`
+    faults: list[str] = field(default_factory=list[str])  # what verification found, of the log and of its mirror
+    seconds: float = 0.0  # how long it all took
 
 
 def kill_the_writer(root: Path, *, rounds: int, tasks: int = TASKS, seed: int = 4) -> Killed:

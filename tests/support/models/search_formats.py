@@ -153,21 +153,13 @@ OPENROUTER: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Format:
-    """How one provider is asked and answers.
+    """How one provider is asked and answers."""
 
-    Attributes:
-        model: Its fast model, whose id stands in its requests.
-        path: Where it is asked.
-        answer: Its answer.
-        header: The header that holds the key, and what stands before the key.
-        fee_micros: The fee of one search.
-    """
-
-    model: str
-    path: str
-    answer: Mapping[str, Any]
-    header: tuple[str, str]
-    fee_micros: int
+    model: str  # its fast model, whose id stands in its requests
+    path: str  # where it is asked
+    answer: Mapping[str, Any]  # its answer
+    header: tuple[str, str]  # the header that holds the key, and what stands before the key
+    fee_micros: int  # the fee of one search
 
     def with_rows(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return its answer with these results, each with `url` and `title`."""

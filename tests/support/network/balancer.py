@@ -40,11 +40,7 @@ async def several(
 
 
 class Balancer(httpx2.AsyncBaseTransport, httpx2.BaseTransport):
-    """Sends each request to the next server; one that refuses the connection is skipped, as balancers do.
-
-    Attributes:
-        sent: The ports of the servers that took requests, in order.
-    """
+    """Sends each request to the next server, past one that refuses; `sent` has the ports of those that took some."""
 
     def __init__(self, servers: Sequence[HttpServer]) -> None:
         self._ports = [server.port for server in servers]

@@ -22,12 +22,7 @@ WAYS: tuple[Way, ...] = ("to server", "from server")
 
 
 class Cable:
-    """One process's way to the server.
-
-    Attributes:
-        port: Where the process connects.
-        open: Connections that exist now.
-    """
+    """One process's way to the server: the `port` where it connects, and the `open` connections."""
 
     def __init__(self, server_port: int) -> None:
         self.port = 0

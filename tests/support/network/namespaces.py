@@ -26,10 +26,7 @@ NETWORK = "10.213"
 class NetworkNamespace:
     """A machine of its own, as far as the network is concerned.
 
-    Attributes:
-        name: Its name for `ip`.
-        to_database: The address of this machine by the link that can be unplugged.
-        to_all_else: The address of this machine by the other link.
+    This machine's addresses are `to_database`, by the link that can be unplugged, and `to_all_else`, by the other.
     """
 
     name: str

@@ -28,16 +28,10 @@ Stall = Literal["answer", "tunnel", "never"]
 class Proxy:
     """What a test sees of the proxy, and what it may change while it runs.
 
-    Attributes:
-        routes: Ports on 127.0.0.1 by the name that is asked for; others are answered 502.
-        login: `user:password` that it asks for.
-        refuses: A status with which it answers everything.
-        stalls: Where it falls silent: before its answer to a request, or in the tunnel that it has opened.
-        hangs_up: It closes the connection instead of answering.
-        tunnels: What CONNECT asked for, in order.
-        requests: The addresses of plain requests, in order.
-        logins: The Proxy-Authorization headers that came.
-        asked: Set when a request is there.
+    `routes` are ports on 127.0.0.1 by the name that is asked for; others are answered 502. `login` is the
+    `user:password` that it asks for, `refuses` a status with which it answers everything. It `stalls` before its answer
+    to a request, or in the tunnel that it has opened; it `hangs_up` instead of answering. `tunnels` and `requests` are
+    what came, in order.
     """
 
     routes: Mapping[str, int]

@@ -140,12 +140,10 @@ async def site(
     certificate: Path | None = None,
     server_names: list[str | None] | None = None,
 ) -> AsyncIterator[Site]:
-    """Serve pages until the block ends.
+    """Serve pages until the block ends; a missing path is a 404, `/robots.txt` too.
 
-    Args:
-        pages: Answers by path. A missing path is a 404, `/robots.txt` too.
-        certificate: A PEM file with key and certificate (see `make_certificate`): serves HTTPS with it.
-        server_names: Takes the names that TLS clients asked for.
+    `certificate` is a PEM file with key and certificate (see `make_certificate`): it serves HTTPS with it.
+    `server_names` takes the names that TLS clients asked for.
     """
     listener: anyio.abc.Listener[Any] = await anyio.create_tcp_listener(local_host="127.0.0.1")
     port = int(listener.extra(anyio.abc.SocketAttribute.local_port))

@@ -130,14 +130,7 @@ class Visitor:
 
 @dataclass
 class There:
-    """A server of pages.
-
-    Attributes:
-        root: Its data root.
-        server: Its process.
-        host: A host of the user.
-        requests: What the model was asked.
-    """
+    """A server of pages, a host of its user, and what the model was asked."""
 
     root: Path
     server: HttpServer

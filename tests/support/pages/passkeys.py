@@ -31,11 +31,7 @@ FLAG = AuthenticatorData.FLAG
 
 
 class Authenticator:
-    """One passkey, on a device that counts its signatures.
-
-    Args:
-        origin: The site that the browser shows.
-    """
+    """One passkey, on a device that counts its signatures, for the site `origin`."""
 
     def __init__(self, origin: str) -> None:
         self.origin = origin
@@ -113,13 +109,7 @@ def added(there: There, visitor: Visitor, user: str, name: str = "laptop") -> Au
 
 
 class DecisionForm:
-    """The form of one or more proposals, as a page shows it, about to be approved.
-
-    Args:
-        visitor: Whose page it is.
-        pending_ids: The proposals.
-        more: What was entered into further fields.
-    """
+    """The form of one or more proposals on a visitor's page, about to be approved; `more` goes into further fields."""
 
     def __init__(self, visitor: Visitor, *pending_ids: str, **more: str) -> None:
         self._visitor = visitor

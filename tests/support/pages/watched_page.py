@@ -13,14 +13,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request
 
 @dataclass
 class Watched:
-    """A page, and what has happened on it.
-
-    Attributes:
-        page: The page.
-        errors: Errors of its scripts and its console, among them reports of the content security policy.
-        foreign: Requests to other hosts.
-        dialogs: Dialogs that it has opened.
-    """
+    """A page, errors of its scripts, console and security policy, requests to other hosts, and dialogs."""
 
     page: Page
     base: str

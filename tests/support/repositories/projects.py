@@ -21,7 +21,6 @@ _LEFT_OUT = shutil.ignore_patterns(
 
 
 def git(folder: Path, *args: str) -> str:
-    """Run git in a folder, as nobody in particular; return what it says."""
     env = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_OPTIONAL_LOCKS": "0"}
     who = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "protocol.file.allow=always")
     done = subprocess.run(
@@ -61,7 +60,6 @@ def tree(folder: Path) -> dict[str, object]:
 
 
 def names(folder: Path) -> set[str]:
-    """Return the files and links beneath a folder."""
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()}
 
 

@@ -137,7 +137,6 @@ def how(kind: Kind, state: Path = Path("/nonexistent")) -> Machine:
 
 
 def sandbox(kind: Kind, state: Path, **limits: int) -> SupervisedSandbox:
-    """A sandbox of a kind."""
     return SupervisedSandbox(kind, how(kind), state, Limits(**limits))
 
 
@@ -156,7 +155,6 @@ def python(here: Path, code: str, *argv: str, timeout_s: float = 20.0, **more: s
 
 @cache
 def why_not(kind: Kind) -> str | None:
-    """Why this machine cannot try a kind of sandbox; None where it can."""
     if kind == "bubblewrap" and not BWRAP.exists():
         return "bubblewrap is not installed"
     abi = linux.landlock_abi()
@@ -172,7 +170,6 @@ def why_not(kind: Kind) -> str | None:
 
 
 def needs(kind: Kind) -> None:
-    """Skip a test where this machine cannot try a kind of sandbox."""
     if why := why_not(kind):
         import pytest
 

@@ -108,7 +108,6 @@ class Ledger:
         return run.tokens + tokens <= run.max_tokens
 
     def hold(self, run: Run, call: Call, wrap: int, now_us: int) -> None:
-        """A call was granted."""
         self.release_wrap(run)
         for scope, cap in self.covering(run, now_us):
             account = self.account(scope)
@@ -117,7 +116,6 @@ class Ledger:
         run.call, run.wrap, run.wrap_scopes = call, wrap, call.scopes
 
     def book(self, run: Run, cost: int, tokens: int, *, unknown: bool = False) -> None:
-        """The call in flight was settled."""
         call = run.call
         assert call is not None
         for scope in call.scopes:
@@ -142,7 +140,6 @@ class Ledger:
         run.wrap, run.wrap_scopes = 0, ()
 
     def end(self, run: Run, status: str) -> None:
-        """A run has ended; what it left in flight counts in full."""
         self.lose(run)
         self.release_wrap(run)
         run.state = status

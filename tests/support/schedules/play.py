@@ -290,13 +290,9 @@ class Processes(RuleBasedStateMachine):
     def approves(
         self, runs: list[Run], group_share: float | None, *, lowered: float | None = None, right: bool = True
     ) -> None:
-        """Approve runs of one user, alone or as a group.
+        """Approve runs of one user, alone or as a group. `group_share` is of what its members may cost together.
 
-        Args:
-            runs: The runs.
-            group_share: The group's cap, as a share of what its members may cost together.
-            lowered: The first one's cap is changed to this share of what it was.
-            right: With the right lines.
+        `lowered` is the first one's cap as a share of what it was; `right`: with the right lines.
         """
         user = runs[0].user
         total = sum(run.cap for run in runs)
@@ -395,7 +391,6 @@ class Processes(RuleBasedStateMachine):
             self.stale.append(owner)
 
     def cancels(self, run: Run, user: str) -> None:
-        """Waiting, queued, running or ended; once, or again."""
         found = self.do("cancel", self.moving("cancel", cancel(run.id, self.who(user), "enough", "person"), run))
         if user != run.user:
             assert found.run is None
@@ -600,7 +595,6 @@ class Processes(RuleBasedStateMachine):
             run.not_before_us, run.asks_for, run.question = 0, 0, ""
 
     def asks_a_question(self, owner: Owner) -> None:
-        """A run asks the person something about its task."""
         run = self.ledger.runs[owner.run_id]
         self.begin("question")
         self.made += 1
@@ -615,7 +609,6 @@ class Processes(RuleBasedStateMachine):
             self.dispossess(run)
 
     def answers_a_question(self, run: Run, text: str | None, *, shown: bool) -> None:
-        """Somebody answers the question of a run, or another one, or of a run that asks nothing."""
         waits = run.state == "queued" and bool(run.question) and run.not_before_us > self.now_us
         which = run.question if shown and run.question else "Q-ffffffff"
         who = self.who(run.user)

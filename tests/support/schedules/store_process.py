@@ -49,11 +49,9 @@ class StoreProcess:
         return ProcessStore(self)
 
     async def close(self) -> None:
-        """Close the log."""
         await self.ask("close", None)
 
     async def call(self, work: Callable[[], T]) -> T:
-        """Call a function there."""
         answer: T = await self.ask("call", work)
         return answer
 
@@ -69,7 +67,6 @@ class StoreProcess:
         return answer
 
     def stop(self) -> None:
-        """Close its log, and wait for its end."""
         assert self._child.stdin is not None
         self._child.stdin.close()
         try:
@@ -88,12 +85,10 @@ class ProcessStore:
         self._process = process
 
     async def do(self, command: Command[T]) -> T:
-        """As `Store.do`."""
         value: T = await self._process.ask("do", command)
         return value
 
     async def read(self, query: Query[T]) -> T:
-        """As `Store.read`."""
         value: T = await self._process.ask("read", query)
         return value
 
