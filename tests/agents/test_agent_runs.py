@@ -487,24 +487,25 @@ KILLS = [0.15 * number for number in range(1, 21)]
 """Seconds after the approval: while it starts, opens its session, calls its model, hands over."""
 
 
-async def test_a_server_killed_anywhere_leaves_no_process_and_pays_at_most_one_call_twice(tmp_path: Path) -> None:
-    """Twenty moments with all tests, a few of them in the gate."""
+@pytest.mark.parametrize("after_s", sampled(KILLS, 1))
+async def test_a_server_killed_anywhere_leaves_no_process_and_pays_at_most_one_call_twice(
+    tmp_path: Path, after_s: float
+) -> None:
     needs("bubblewrap")
     steps: list[dict[str, Any]] = []
     for number in range(5):
         steps += [{"ask": f"step {number}"}, {"sleep": 0.15}]
-    for after_s in sampled(KILLS, 1):
-        async with killable(tmp_path / f"{after_s:.2f}", [*steps, SUBMIT]) as (root, spawn, far):
-            async with serving(root) as first:
-                run_id = await first.start_run(**spawn)
-                await anyio.sleep(after_s)
-                pids = marked(run_id)
-                first.process.kill()
-            await gone(pids)
-            await finished_by_another(root, run_id)
-            assert 5 <= len(far.requests) <= 6, after_s
-        ways = [entry.content["settlement"] for entry in logged(root, "CostUpdate", run=run_id)]
-        assert ways.count("unknown") <= 1 and len(ways) == len(logged(root, "CostReserved", run=run_id)), after_s
+    async with killable(tmp_path, [*steps, SUBMIT]) as (root, spawn, far):
+        async with serving(root) as first:
+            run_id = await first.start_run(**spawn)
+            await anyio.sleep(after_s)
+            pids = marked(run_id)
+            first.process.kill()
+        await gone(pids)
+        await finished_by_another(root, run_id)
+        assert 5 <= len(far.requests) <= 6
+    ways = [entry.content["settlement"] for entry in logged(root, "CostUpdate", run=run_id)]
+    assert ways.count("unknown") <= 1 and len(ways) == len(logged(root, "CostReserved", run=run_id))
 
 
 async def test_an_agent_whose_model_does_not_answer_is_stopped(tmp_path: Path) -> None:

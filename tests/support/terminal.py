@@ -31,7 +31,7 @@ from support.sample import SEED
 COMMAND = (sys.executable, "-m", "ava_server")
 CONTROLLED = ("sh", "-c", ': <"$(tty)"; exec "$@"', "sh", *COMMAND)
 """The command as a shell starts it: its terminal is also /dev/tty, and Ctrl-C typed there interrupts it."""
-WITHIN_S = 30.0
+WITHIN_S = 90.0
 
 
 def environment(root: Path | str, **more: str) -> dict[str, str]:

@@ -322,11 +322,12 @@ async def quiet(_line: str) -> None:
 
 
 async def test_neither_approves_nor_lists_an_expired_proposal(tmp_path: Path) -> None:
-    async with host(tmp_path, "proposal_ttl_s = 2\n") as at:
+    async with host(tmp_path, "proposal_ttl_s = 8\n") as at:
         proposal = await at.propose()
+        expires = anyio.current_time() + 8
         with at.terminal("approve", proposal["pending_id"]) as screen:
             screen.until(ASKS)
-            await anyio.sleep(2.1)  # its time has to pass, and no event tells that it has
+            await anyio.sleep_until(expires + 0.1)  # its time has to pass, and no event tells that it has
             screen.type("y\n")
             assert screen.ended() == 10
         assert "Not approved: it expired before it was approved" in " ".join(screen.text.split())
