@@ -144,7 +144,9 @@ def test_the_pages_for_beginners_name_every_provider_of_models(page: str) -> Non
 
 
 def test_every_dependency_is_listed_with_its_reason() -> None:
-    named = re.findall(r"^\| `([\w.-]+)` \| \S.+ \|$", (DOCS / "dependencies.md").read_text("utf-8"), re.MULTILINE)
+    named = re.findall(
+        r"^\| `([\w.-]+)` \| \S.+ \|$", (DOCS / "reference" / "dependencies.md").read_text("utf-8"), re.MULTILINE
+    )
     wanted = [*PROJECT["dependencies"], *EXTRAS]
     assert sorted(normal(name) for name in named) == sorted({normal(name) for name in wanted})
 

@@ -13,7 +13,8 @@ _MOST_BYTES = 150_000
 
 
 def test_each_copied_file_is_the_one_in_the_documentation_and_has_its_licence() -> None:
-    listed = {name: sha for name, _licence, sha in _ROW.findall((REPOSITORY / "docs" / "dependencies.md").read_text())}
+    page = (REPOSITORY / "docs" / "reference" / "dependencies.md").read_text("utf-8")
+    listed = {name: sha for name, _licence, sha in _ROW.findall(page)}
     assert {each.name for each in STATIC.iterdir() if ".min." in each.name} == set(listed)
     for name, sha in listed.items():
         assert hashlib.sha256((STATIC / name).read_bytes()).hexdigest() == sha, name
