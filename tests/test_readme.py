@@ -34,7 +34,7 @@ def copy_of_the_tree(target: Path) -> Path:
 
 
 def test_the_readme_has_exactly_the_commands_tested_here() -> None:
-    assert set(COMMANDS) == {"demo", "tests", "tests-uv", "install", "init", "look"}
+    assert set(COMMANDS) == {"uvx", "demo", "tests", "tests-uv", "install", "init", "look"}
     fenced = re.findall(r"^```sh\n(.*?)^```$", README.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     beside = [block.strip() for block in fenced if block.strip() not in COMMANDS.values()]
     assert beside == ["ava key set openrouter"], "the one command without a mark; it prompts for a key"
