@@ -44,5 +44,17 @@ def test_the_picture_contains_all_lines_and_no_local_paths() -> None:
     assert str(REPOSITORY) not in PICTURE.read_text("utf-8")
 
 
+def test_each_line_of_the_picture_appears_with_its_part_and_the_answer_after_its_question() -> None:
+    text = PICTURE.read_text("utf-8")
+    rules = re.findall(r"^(\[clip-path.+) \{ animation: ava-demo-part-(\d)", text, re.MULTILINE)
+    parts = {int(line): int(part) for rule, part in rules for line in re.findall(r"line-(\d+)", rule)}
+    assert sorted(parts) == list(range(len(shown(text))))
+    assert [parts[line] for line in sorted(parts)] == sorted(parts.values())
+    moments = [float(moment) for moment in re.findall(r"@keyframes ava-demo-part-\d \{ .* ([\d.]+)% ", text)]
+    (answered,) = [float(moment) for moment in re.findall(r"@keyframes ava-demo-answer \{ .* ([\d.]+)% ", text)]
+    (question,) = [line for line, words in enumerate(shown(text)) if "Start it?" in words]
+    assert moments == sorted(moments) and moments[parts[question]] < answered < moments[parts[question] + 1]
+
+
 def test_the_readme_shows_the_picture() -> None:
     assert "](examples/demo.svg)" in (REPOSITORY / "README.md").read_text("utf-8")
