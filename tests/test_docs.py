@@ -151,6 +151,12 @@ def test_every_dependency_is_listed_with_its_reason() -> None:
     assert sorted(normal(name) for name in named) == sorted({normal(name) for name in wanted})
 
 
+def test_every_package_that_reaches_users_has_a_lower_bound_and_one_at_a_major_version() -> None:
+    extras = [need for extra, needs in BY_EXTRA.items() if extra not in ("all", "dev") for need in needs]
+    unbound = [need for need in (*PROJECT["dependencies"], *extras) if not re.search(r">=[\d.]+,<\d+$", need)]
+    assert unbound == []
+
+
 def test_the_core_imports_only_its_own_packages_and_an_extra_those_two() -> None:
     known = packages_distributions()
     for folder in ("server", "roles", "audit"):

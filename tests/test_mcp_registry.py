@@ -60,4 +60,4 @@ def test_every_variable_is_optional_and_read_by_the_server(entry: dict[str, Any]
 
 def test_the_readme_names_the_registry_entry(entry: dict[str, Any]) -> None:
     assert f"<!-- mcp-name: {entry['name']} -->" == registry.README_LINE
-    assert registry.README_LINE in (REPOSITORY / PROJECT["readme"]).read_text("utf-8").splitlines()
+    assert registry.README_LINE in (REPOSITORY / "README.md").read_text("utf-8").splitlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from support.model_server import Gate, ModelServer, Say, running_model_server
 from support.network.web_site import HOST, Site, site
 from support.processes import children_of, lives
+from support.repository import REPOSITORY
 from support.stdio import Wire, assert_intact, instance_locks, logged, made, serving, state_of, until, using
 
 from ava_roles.tools import child
@@ -205,6 +207,15 @@ def test_the_time_limit_of_a_search_runs_again_after_secrets_were_hidden(
     assert done.stdout == child.message({"hide": "aaa\n"})
 
 
+@pytest.mark.parametrize("alone", ["win32", "darwin"])
+def test_every_module_imports(alone: str) -> None:
+    text = (REPOSITORY / "scripts" / "import_all.py").read_text("utf-8")
+    command = [sys.executable, str(LAUNCHER), alone, "python", "-I", "-c", text]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.fullmatch(rf"{alone}: [34]\d\d modules, 0 faults, [78] left out\n", done.stdout)
+
+
 def test_the_simulated_systems_really_lack_linux_features() -> None:
     look = (
         "import os, signal, sys\n"
@@ -226,6 +237,6 @@ def test_the_simulated_systems_really_lack_linux_features() -> None:
     common = ["O_NOFOLLOW", "geteuid", "fchmod", "SIGALRM", "SIGKILL", "SIGHUP", "SIGINT", "True", "True"]
     assert seen == {
         "win32": ["win32", "SIGINT", "False", "True"],
-        "darwin": ["darwin", *common],
+        "darwin": ["darwin", *common[:-2], "fcntl", "resource", "pwd", "termios", "ctypes", *common[-2:]],
         "bare": ["linux", "O_NOFOLLOW", "O_PATH", *common[1:]],
     }
