@@ -75,8 +75,17 @@ def missing(name: str) -> str:
     return f"{EXTRAS[name].need} the extra {name}; add it with: {install_command(name)}"
 
 
+def in_uv_cache(prefix: Path) -> bool:
+    """Tell whether a Python environment is one that `uvx` made in its cache."""
+    parts = prefix.resolve().parts
+    return not {"archive-v0", "builds-v0"}.isdisjoint(parts) or {"uv", "cache"}.issubset(parts)
+
+
 def install_command(*names: str) -> str:
-    """Return the command, to be pasted, that adds extras to this installation, however it was made."""
+    """Return the command, to be pasted, that adds extras to this installation, however it was made.
+
+    Where it is in uv's cache, the command installs it permanently.
+    """
     import json
     import shlex
     from importlib.metadata import PackageNotFoundError, distribution
@@ -89,7 +98,7 @@ def install_command(*names: str) -> str:
         origin = {}
     prefix = Path(sys.prefix)
     wanted = ",".join(names)
-    if (prefix / "uv-receipt.toml").exists():
+    if any((in_uv_cache(prefix), (prefix / "uv-receipt.toml").exists())):
         installer = ["uv", "tool", "install"]
     elif (prefix / "pipx_metadata.json").exists():
         installer = ["pipx", "install", "--force"]
@@ -99,10 +108,11 @@ def install_command(*names: str) -> str:
         installer = ["uv", "pip", "install", "--python", sys.executable]
     if installer[0] == "pipx" or installer[1] == "tool":  # these install anew, without the extras that are here
         wanted = ",".join(name for name in EXTRAS if name in names or has_extra(name))
+    wanted = f"[{wanted}]".replace("[]", "")
     url, folder = str(origin.get("url", "")), origin.get("dir_info")
     if folder is not None:
         source = ["-e"] if folder.get("editable") else []
-        return shlex.join([*installer, *source, f"{unquote(urlsplit(url).path)}[{wanted}]"])
+        return shlex.join([*installer, *source, f"{unquote(urlsplit(url).path)}{wanted}"])
     if version := origin.get("vcs_info"):
         url = f"{version['vcs']}+{url}@{version['commit_id']}"
-    return shlex.join([*installer, f"{_PACKAGE}[{wanted}]" + (f" @ {url}" if url else "")])
+    return shlex.join([*installer, f"{_PACKAGE}{wanted}" + (f" @ {url}" if url else "")])

@@ -135,6 +135,18 @@ def test_an_environment_of_uv_without_pip_is_told_uv(monkeypatch: pytest.MonkeyP
     assert install_command("web") == f"uv pip install --python {sys.executable} 'ava-subagents[web]'"
 
 
+def test_what_uvx_runs_from_its_cache_is_told_how_to_be_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached = tmp_path / "uv" / "archive-v0" / "a1"
+    cached.mkdir(parents=True)
+    monkeypatch.setattr("importlib.metadata.distribution", lambda _name: Installation({"url": "file:///ava.whl"}))
+    monkeypatch.setattr(sys, "prefix", str(cached))
+    monkeypatch.setattr(ava_extras, "has_extra", lambda _name: False)
+    assert install_command() == "uv tool install 'ava-subagents @ file:///ava.whl'"
+    assert install_command("web") == "uv tool install 'ava-subagents[web] @ file:///ava.whl'"
+
+
 def test_this_installation_knows_where_it_comes_from() -> None:
     if distribution("ava-subagents").read_text("direct_url.json") is not None:
         assert str(Path(__file__).parents[2]) in install_command("web")

@@ -79,9 +79,9 @@ class Screen:
     def text(self) -> str:
         return self._bytes.decode("utf-8", "replace").replace("\r\n", "\n")
 
-    def until(self, text: str) -> str:
+    def until(self, text: str, within_s: float = WITHIN_S) -> str:
         """Read until a text stands on the screen, and return everything."""
-        deadline = time.monotonic() + WITHIN_S
+        deadline = time.monotonic() + within_s
         while text not in self.text:
             assert self._more(deadline), f"{text!r} never came; there was: {self.text}"
         return self.text
@@ -135,8 +135,8 @@ class Screen:
             self.type(f"{answer}\n")
         return self.ended()
 
-    def ended(self) -> int:
-        deadline = time.monotonic() + WITHIN_S
+    def ended(self, within_s: float = WITHIN_S) -> int:
+        deadline = time.monotonic() + within_s
         while self._more(deadline):
             pass
         return self.process.wait(WITHIN_S)

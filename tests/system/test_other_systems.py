@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.model_server import Gate, ModelServer, Say, running_model_server
@@ -127,6 +128,21 @@ async def test_files_are_read_as_safely_as_the_system_allows(root: Path, workspa
     assert all("twelve" in result["output"] for result in results[:4])
     assert (root / "artifacts" / run / "prices.md").read_text() == TEXT
     assert_intact(root)
+
+
+@pytest.mark.parametrize("asked", [{"role": "coder"}, {"role": "researcher", "tools": ["read_file", "run_bash"]}])
+async def test_a_coder_and_a_shell_are_refused_with_the_reason(
+    root: Path, workspace: Path, system: str, asked: dict[str, Any]
+) -> None:
+    with running_model_server([]) as models:
+        async with elsewhere(system, root, models) as there:
+            refused = await there.wire.tool_result("spawn_subagent", **asked, task="Fix it", workspace=str(workspace))
+            assert refused["isError"] is True
+            reason = "confined on Linux only; run Ava on Linux, in WSL 2 or in a container"
+            assert reason in str(refused["content"]), refused
+            await there.end()
+    assert models.requests == []
+    assert logged(root, "RunStarted") == []
 
 
 async def test_ctrl_c_ends_the_server_at_once_and_the_next_one_continues_the_run(root: Path, system: str) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -14,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
-from ava_extras import require
+from ava_extras import in_uv_cache, install_command, require
 from ava_server.cli.completion import hosts
 from ava_server.cli.log_access import read_settings
 from ava_server.cli.options import TokenFile, absolute_path
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 _HOSTS = (
     "claude-desktop, claude-code, codex, copilot, cursor, vscode, opencode, gemini, qwen-code, cline, continue or goose"
 )
-HANDSHAKE_S = 30.0
+HANDSHAKE_S, INSTALL_S = 30.0, 600.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}")
 """What every host accepts: Gemini CLI takes no `_`, and several build tool names from it."""
 
@@ -86,7 +89,7 @@ def init_command(
     if every:
         if host is not None or remove or http or url is not None or file is not None:
             raise BadInput("--all takes no HOST, and none of --remove, --http, --url and --file")
-        _add_to_all(name, launch(workspace), only_print=only_print)
+        _add_to_all(name, _permanent(launch(workspace), only_print), only_print=only_print)
         return
     if host is None:
         raise BadInput(f"ava init needs a host: {_HOSTS}. For any other, docs/hosts.md has the common form.")
@@ -94,7 +97,7 @@ def init_command(
     if not _NAME.fullmatch(name):
         raise BadInput(f"--name is {name!r}; allowed are letters, digits and `-`, at most 40.")
     path = known.file(_place()) if file is None else absolute_path("--file", file)
-    started = launch(workspace)
+    started = _permanent(launch(workspace), only_print or remove or url is not None)
     server = given_server(context, url, token_file, variable=False)  # AVA_URL is for commands on runs
     if server is not None:
         if http or workspace is not None:
@@ -138,6 +141,30 @@ def init_command(
     if server is None:
         _offer_pin([known])
         _show_next_steps(started)
+
+
+def _permanent(started: Launch, as_it_is: bool) -> Launch:
+    """Offer to install Ava first where it runs from uv's cache, so that the entry outlives the cache.
+
+    Raises:
+        Refused: uv failed. Nothing was changed.
+    """
+    if as_it_is or not in_uv_cache(Path(sys.prefix)) or not someone_there():
+        return started
+    words = shlex.split(install_command())
+    say(f"This Ava is in uv's cache, which is cleared from time to time. {shlex.join(words)} installs it permanently.")
+    if not anyio.run(agrees, "Install it first?"):
+        return started
+    uv = os.environ.get("UV") or shutil.which("uv") or "uv"
+    try:
+        subprocess.run([uv, *words[1:]], check=True, timeout=INSTALL_S)  # noqa: S603 - the one that the person saw
+        shown = subprocess.run(  # noqa: S603
+            [uv, "tool", "dir", "--bin"], check=True, capture_output=True, text=True, timeout=INSTALL_S
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise Refused(f"uv could not install it ({error}). No host was changed.") from None
+    program = "ava.exe" if sys.platform == "win32" else "ava"
+    return replace(started, command=str(Path(shown.stdout.strip(), program)), args=("serve",))
 
 
 def _add_to_all(name: str, started: Launch, *, only_print: bool) -> None:
@@ -341,7 +368,7 @@ def _show_next_steps(started: Launch) -> None:
     from ava_server.hosts.launching import passing
     from ava_server.models.selection import is_configured
 
-    if why := passing(Path(sys.prefix)):
+    if (why := passing(Path(sys.prefix))) and Path(started.command).is_relative_to(sys.prefix):
         say(f"This Ava is in {sys.prefix}: {why}. Install it in a permanent place, and run `ava init` from there.")
     try:
         ready = is_configured(model_settings(read_settings()))

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ava_extras import in_uv_cache
 from ava_server import MODULE_ARGS
 from ava_server.config.host_placeholders import BUNDLE
 from ava_server.config.keys import OWN_PREFIX, WELL_KNOWN, provider_name
@@ -24,7 +25,6 @@ from ava_server.models.selection import CUSTOM
 
 _PLACES = ("AVA_DATA_ROOT", "XDG_DATA_HOME")
 _MODEL = ("AVA_MODEL_BASE_URL", "AVA_MODEL")
-_CACHES = frozenset({".cache", "archive-v0", "builds-v0"})
 
 
 def launch(workspace: str | None = None, env: Mapping[str, str] | None = None) -> Launch:
@@ -98,8 +98,7 @@ def _folder(given: str) -> Path:
 
 def passing(prefix: Path) -> str:
     """Return why a Python environment is temporary, or empty text."""
-    parts = prefix.resolve().parts
-    if _CACHES.intersection(parts) or ("uv" in parts and "cache" in parts):
+    if in_uv_cache(prefix) or ".cache" in prefix.resolve().parts:
         return "that is a cache, which is cleared from time to time"
     if prefix.resolve().is_relative_to(Path(tempfile.gettempdir()).resolve()):
         return "that is a temporary folder"

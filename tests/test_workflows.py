@@ -1,0 +1,76 @@
+"""The workflows are thin: pinned actions, few permissions, and scripts that also run without them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.repository import REPOSITORY
+
+FOLDER = REPOSITORY / ".github" / "workflows"
+FILES = sorted(FOLDER.glob("*.yml"))
+_PINNED = re.compile(r"uses: (?P<action>[\w/.-]+)@(?P<commit>[0-9a-f]{40}) # (?P<version>v\d+\.\d+\.\d+)\n")
+_OURS = "./.github/workflows/job.yml"
+
+
+def steps_of(workflow: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for job in workflow["jobs"].values():
+        yield from job.get("steps", [])
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_every_action_is_pinned_by_commit_and_says_its_version(file: Path) -> None:
+    text = file.read_text("utf-8")
+    assert len(_PINNED.findall(text)) == text.count("uses: ") - text.count(f"uses: {_OURS}")
+
+
+def test_an_action_has_one_commit_in_all_workflows() -> None:
+    found = {match.groups() for file in FILES for match in _PINNED.finditer(file.read_text("utf-8"))}
+    repositories = {("/".join(action.split("/")[:2]), commit, version) for action, commit, version in found}
+    assert len(repositories) == len({repository for repository, _commit, _version in repositories})
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_a_workflow_has_no_permission_of_its_own_and_runs_only_scripts_of_the_repository(file: Path) -> None:
+    workflow = yaml.safe_load(file.read_text("utf-8"))
+    assert workflow["permissions"] == {}
+    for step in steps_of(workflow):
+        if "run" in step:
+            script = step["run"].removeprefix("bash ").split()[0]
+            assert script.startswith(".ci/") and (REPOSITORY / script).is_file(), step
+            assert "${{" not in step["run"], "what a workflow is given never becomes part of a command"
+        elif step["uses"].startswith("actions/checkout@"):
+            assert step["with"]["persist-credentials"] is False
+
+
+def test_every_job_of_the_script_runs_in_a_workflow_and_no_other_is_asked_for() -> None:
+    script = (REPOSITORY / ".ci" / "job").read_text("utf-8")
+    known = set(re.findall(r"^  ([a-z]+)\)", script, re.MULTILINE))
+    asked: set[str] = set()
+    for name in ("ci", "nightly"):
+        for job in yaml.safe_load((FOLDER / f"{name}.yml").read_text("utf-8"))["jobs"].values():
+            assert job["uses"] == _OURS
+            one = job["with"]["job"]
+            asked.update(job["strategy"]["matrix"]["job"] if "matrix.job" in one else [one])
+    assert asked == known
+
+
+def test_an_unknown_job_is_refused() -> None:
+    done = subprocess.run([REPOSITORY / ".ci" / "publish", "nothing"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "no such part: nothing\n")
+
+
+def test_zizmor_finds_no_weakness(tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("zizmor")), "--offline", "--no-progress", "--min-severity", "medium"]
+    done = subprocess.run([*command, FOLDER], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    bad = tmp_path / "bad.yml"
+    bad.write_text("on: pull_request_target\njobs: {a: {runs-on: x, steps: [{run: 'echo ${{ github.head_ref }}'}]}}\n")
+    done = subprocess.run([*command, bad], capture_output=True, text=True, check=False)
+    assert done.returncode != 0, "and it does look"
