@@ -28,6 +28,7 @@ def document() -> dict[str, Any]:
         # pyproject's own is longer than the 100 characters that the registry takes.
         "description": "Background subagents for any MCP host: approved with a maximum cost, capped while they run.",
         "version": project["version"],
+        "repository": {"url": project["urls"]["Homepage"], "source": "github"},
         "packages": [
             {
                 "registryType": "pypi",
