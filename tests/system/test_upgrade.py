@@ -42,7 +42,7 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def old(python: Path, root: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a command of the previous version."""
     command = [str(python), "-m", "ava_server", *words]
-    return subprocess.run(command, env=environment(root), capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, env=environment(root), capture_output=True, text=True, timeout=200, check=False)
 
 
 def lines(root: Path) -> list[dict[str, Any]]:
@@ -82,14 +82,17 @@ async def test_two_servers_of_the_previous_version_are_upgraded_and_a_downgrade_
             answer = await other.tool("check_subagent", subagent_id=ended, wait_seconds=30)
             assert answer["runs"][0]["status"] == "success"
             running = await one.start_run(task="Badger: what does it cost?", workspace=str(folder))
-            waiting = await other.tool("spawn_subagent", task="Heron: what does it cost?", workspace=str(folder))
+            waiting = await other.tool(
+                "spawn_subagent", role="researcher", task="Heron: what does it cost?", workspace=str(folder)
+            )
             await until(gate.arrived.is_set)
             before = old(previous, root, "logs", "--json", "--last", "100000").stdout.splitlines()
 
             async with host() as new:
                 [run] = (await new.tool("check_subagent", subagent_id=ended))["runs"]
                 assert run["untrusted_result"]["output"] == "twelve cents"
-                assert "newer ava has migrated" in str(await other.tool_result("spawn_subagent", task="Crane: cost?"))
+                refused = await other.tool_result("spawn_subagent", role="researcher", task="Crane: what does it cost?")
+                assert "newer ava has migrated" in str(refused)
                 one.process.kill()
                 answer = await new.tool("check_subagent", subagent_id=running, wait_seconds=30)
                 assert answer["runs"][0]["status"] == "success", "it goes on where the old server left it"
