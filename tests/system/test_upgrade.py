@@ -106,10 +106,13 @@ async def test_two_servers_of_the_previous_version_are_upgraded_and_a_downgrade_
     assert_intact(root)
 
     kept = files(root)
-    for words in (("status", "--once"), ("logs",), ("verify",), ("serve",)):
+    for words in (("status", "--once"), ("logs",), ("verify",)):
         refused = old(previous, root, *words)
         assert refused.returncode != 0 and "newer" in refused.stdout + refused.stderr, words
         assert "Traceback" not in refused.stderr
+    async with serving(root, cwd=folder, command=command) as back:
+        answer = await back.tool_result("check_subagent")
+        assert answer["isError"] and "newer" in str(answer["content"])
     assert files(root) == kept, "the previous version changed nothing"
     assert lines(root) == now and state_of(root, running) == "success"
     assert_intact(root)
