@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ava_server.render.responses import RunAnswer
 
 POLL_S = 0.05
-WITHIN_S = 60.0
+WITHIN_S = 180.0
 """The demo takes a few seconds; a server that is silent this long has failed."""
 LOG_LINES = 2
 PASSAGES_MOST = 2
