@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from ava_extras import EXTRAS
 
 PROGRAMS, POSIX = ("ava_roles.sandbox.launcher", "ava_roles.sandbox.attacker"), ("ava_server.dashboard.driver",)
-ELSEWHERE = {"linux": (), "win32": PROGRAMS + POSIX}.get(sys.platform, PROGRAMS)
+ELSEWHERE: tuple[str, ...] = {"linux": (), "win32": PROGRAMS + POSIX}.get(sys.platform, PROGRAMS)
 ROOTS = ("ava_audit", "ava_extras", "ava_roles", "ava_server")
 MISSING = {package for extra in EXTRAS.values() for package in extra.packages if find_spec(package) is None}
 faults: list[str] = []

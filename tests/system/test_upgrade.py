@@ -7,13 +7,15 @@ import json
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.model_server import Gate, Say, Step, running_model_server
 from support.repository import REPOSITORY
-from support.stdio import assert_intact, environment, serving, state_of, until, using
+from support.stdio import AVA, Wire, assert_intact, environment, serving, state_of, until, using
 from support.terminal import ava
 
 PREVIOUS = "8d45ebdfcb2dfca065ea5d98d0f3fe6e3f639fec"
@@ -73,11 +75,10 @@ async def test_two_servers_of_the_previous_version_are_upgraded_and_a_downgrade_
     with running_model_server(script) as models:
         env = using(models.base_url)
 
-        def host(*, command: list[str] | None = None) -> Any:
-            more = {} if command is None else {"command": command}
-            return serving(root, env=env, cwd=folder, **more)
+        def host(command: Sequence[str] = AVA) -> AbstractAsyncContextManager[Wire]:
+            return serving(root, env=env, cwd=folder, command=command)
 
-        async with host(command=command) as one, host(command=command) as other:
+        async with host(command) as one, host(command) as other:
             ended = await one.start_run(task="Otter: what does it cost?", workspace=str(folder))
             answer = await other.tool("check_subagent", subagent_id=ended, wait_seconds=30)
             assert answer["runs"][0]["status"] == "success"
@@ -96,8 +97,8 @@ async def test_two_servers_of_the_previous_version_are_upgraded_and_a_downgrade_
                 one.process.kill()
                 answer = await new.tool("check_subagent", subagent_id=running, wait_seconds=30)
                 assert answer["runs"][0]["status"] == "success", "it goes on where the old server left it"
-                lines_ = waiting["approval_line"]
-                await new.tool("confirm_spawn", pending_ids=[waiting["pending_id"]], approving=[lines_])
+                line = waiting["approval_line"]
+                await new.tool("confirm_spawn", pending_ids=[waiting["pending_id"]], approving=[line])
                 answer = await new.tool("check_subagent", subagent_id=waiting["subagent_id"], wait_seconds=30)
                 assert answer["runs"][0]["status"] == "success", "what waited for approval can be approved"
 
@@ -107,9 +108,9 @@ async def test_two_servers_of_the_previous_version_are_upgraded_and_a_downgrade_
 
     kept = files(root)
     for words in (("status", "--once"), ("logs",), ("verify",)):
-        refused = old(previous, root, *words)
-        assert refused.returncode != 0 and "newer" in refused.stdout + refused.stderr, words
-        assert "Traceback" not in refused.stderr
+        done = old(previous, root, *words)
+        assert done.returncode != 0 and "newer" in done.stdout + done.stderr, words
+        assert "Traceback" not in done.stderr
     async with serving(root, cwd=folder, command=command) as back:
         answer = await back.tool_result("check_subagent")
         assert answer["isError"] and "newer" in str(answer["content"])
