@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from ava_audit.database import ALL_ROWS, Database, IndexQuery
@@ -14,6 +14,26 @@ from ava_audit.events import Event, SessionStart
 from ava_audit.projections import RUNS, Projections
 from ava_audit.rows import RUNNING, UNENDED, Bucket, GroupRow, ProposalRow, RunRow
 
+PAST_RUNS = 200
+"""The runs of a user and role among which similar ones are looked for."""
+
+
+@dataclass(frozen=True)
+class PastRun:
+    """An ended run, as an estimate of a similar one needs it: money in micro-USD, time in microseconds."""
+
+    model: str
+    state: str
+    cost_micros: int
+    active_us: int
+    input_tokens: int
+    output_tokens: int
+    cache_read_tokens: int
+    cache_write_tokens: int
+    config: str
+
+
+_PAST = ", ".join(field.name for field in fields(PastRun)[:-1])
 RunGroup = Literal["waiting", "running", "ended"]
 _EXPIRES = "(SELECT expires_us FROM proposals WHERE proposals.pending_id = runs.pending_id)"
 _GROUPS: Mapping[RunGroup, str] = {
@@ -153,10 +173,32 @@ class View:
         rows = self.select("SELECT user_id, instance FROM runs WHERE state = ? AND id <> ?", RUNNING, but)
         return dict(Counter(str(user) for user, instance in rows if instance not in dead))
 
-    def durations(self, role: str, limit: int = 50) -> list[tuple[str, int]]:
-        """Return model and active time (microseconds) of a role's last successful runs, newest first."""
-        sql = "SELECT model, active_us FROM runs WHERE role = ? AND state = 'success' ORDER BY ended_us DESC LIMIT ?"
-        return [(str(model), int(active_us)) for model, active_us in self.select(sql, role, limit)]
+    def past_runs(self, user: str, role: str, model: str, endings: Collection[str], limit: int) -> list[PastRun]:
+        """Return the last runs of a user and role with one of these endings; those of another model fill what is left.
+
+        It looks at the last `PAST_RUNS` that ended, whatever their ending and model, so a long history costs no more.
+        """
+        newest = (
+            f"SELECT {_PAST}, id, ended_us FROM runs WHERE user_id = ? AND role = ? AND started_us IS NOT NULL"  # noqa: S608
+            f" AND ended_us IS NOT NULL ORDER BY ended_us DESC LIMIT {PAST_RUNS}"
+        )
+        wanted = (
+            f"SELECT {_PAST}, id FROM ({newest}) AS newest WHERE state IN ({placeholders(endings)})"  # noqa: S608
+            " ORDER BY model <> ?, ended_us DESC LIMIT ?"
+        )
+        sql = f"SELECT {_PAST}, config FROM ({wanted}) AS wanted JOIN configs USING (id)"  # noqa: S608
+        return [PastRun(*row) for row in self.select(sql, user, role, *endings, model, limit)]
+
+    def ended_runs(
+        self, since_us: int, until_us: int, user: str | None, endings: Collection[str]
+    ) -> Iterator[tuple[str, PastRun]]:
+        """Yield role and facts of the runs with one of these endings that ended in a time (end exclusive)."""
+        sql = (
+            f"SELECT role, {_PAST}, config FROM runs JOIN configs USING (id) WHERE ended_us >= ? AND ended_us < ?"  # noqa: S608
+            f" AND state IN ({placeholders(endings)}) AND (CAST(? AS TEXT) IS NULL OR user_id = ?)"
+        )
+        for role, *facts in self.stream(sql, since_us, until_us, *endings, user, user):
+            yield role, PastRun(*facts)
 
     def users(self) -> set[str]:
         """Return everybody who has ever proposed a run."""

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -661,7 +662,7 @@ def test_a_log_of_the_first_version_on_a_server_gets_what_later_ones_have(url: s
     with asking(url) as other:
         for made in (
             "DROP INDEX ava.runs_ended",
-            "DROP INDEX ava.runs_role",
+            "DROP INDEX ava.runs_own",
             "DROP INDEX ava.runs_owners",
             "DROP INDEX ava.events_decided, ava.events_decided_by, ava.events_session",
             "DROP TABLE ava.activities",
@@ -689,7 +690,11 @@ QUERIES: dict[str, Callable[[View], object]] = {
     "newest runs of a page": lambda view: view.newest_runs("ended", NOW, role="researcher", before=(NOW, "S-z")),
     "roles": lambda view: (view.roles(None), view.roles("ben"), view.roles("eve")),
     "running": lambda view: view.running(),
-    "durations": lambda view: [model for model, _us in view.durations("researcher")],
+    "past runs": lambda view: [
+        [replace(run, active_us=0) for run in view.past_runs("ben", "researcher", model, ("success",), 9)]
+        for model in ("test:model", "other:model")
+    ],
+    "ended runs": lambda view: [role for role, _run in view.ended_runs(0, NOW, None, ("success",))],
     "users": lambda view: view.users(),
     "changed": lambda view: sorted(view.changed_after(3, ("RunEnded", "RunClaimed"))),
     "unfetched": lambda view: view.unfetched("ben"),

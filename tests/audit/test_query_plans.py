@@ -88,7 +88,6 @@ def test_a_long_history_makes_no_call_slower(db: SqliteDatabase) -> None:
             lambda view: view.runs(user="ben", ended_since_us=5),
             lambda view: view.runs(ended_since_us=5),
         ],
-        "INDEX runs_role (role=?)": [lambda view: view.durations("coder")],
         "INDEX runs_owners (user_id=? AND instance>?)": [lambda view: view.owners("ben")],
         "INDEX runs_group (group_id=?)": [lambda view: view.group_runs("G-4e1b2c3")],
         "INDEX runs_unfetched (user_id=?)": [lambda view: view.unfetched("ben")],
@@ -100,6 +99,18 @@ def test_a_long_history_makes_no_call_slower(db: SqliteDatabase) -> None:
         assert [walk for walk in walked if walk.endswith(index)] and not [walk for walk in walked if "SCAN" in walk], (
             walked
         )
+
+
+def test_an_estimate_reads_a_users_last_runs_of_a_role_from_their_index(db: SqliteDatabase) -> None:
+    plans = Plans(db)
+    View(db).past_runs("ben", "coder", "a:b", ("success", "timeout"), 39)
+    walked = [plan.partition(" for ")[0] for plan in plans.all()]
+    assert "SEARCH runs USING INDEX runs_own (user_id=? AND role=? AND ended_us>?)" in walked
+    assert [walk for walk in walked if re.match(r"SEARCH configs USING INDEX .*\(id=\?\)", walk)], walked
+    assert {walk for walk in walked if "SCAN" in walk} == {"SCAN newest", "SCAN wanted"}, "at most 200 rows and 39"
+    plans = Plans(db)
+    list(View(db).ended_runs(5, 9, "ben", ("success",)))
+    assert [plan for plan in plans.all() if "INDEX runs_ended (ended_us>? AND ended_us<?)" in plan]
 
 
 def test_rare_entries_of_a_run_are_found_by_their_type(db: SqliteDatabase) -> None:

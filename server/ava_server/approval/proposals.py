@@ -29,6 +29,7 @@ from ava_server.approval.summary import (
     approval_line,
     group_line,
     group_note,
+    likely_cost,
     powers,
     proposal_message,
     quoted,
@@ -341,7 +342,7 @@ def _summary(config: RunConfig, texts: Texts, day: DayLeft) -> ProposalSummary:
     return ProposalSummary(
         role=f"{config.role} without {' and '.join(config.lacks)}" if config.lacks else config.role,
         model=config.model,
-        limits=f"{cost}, {minutes(config.timeout_s)}",
+        limits=f"{cost}{f' (likely {likely})' if (likely := likely_cost(config)) else ''}, {minutes(config.timeout_s)}",
         task=quoted(texts.task, TASK_CHARS),
         reach=config.reach,
         powers=powers(config, specs_of(config.tools, {})),

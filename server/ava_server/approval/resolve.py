@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from ava_roles.tools.run_files import NAME as RECALL
 from ava_roles.tools.run_specs import ASK
 from ava_roles.wrap import show_controls
 from ava_server.approval.coding import changes_files, refuse_coding, resolve_coding
+from ava_server.approval.estimates import with_estimate
 from ava_server.approval.output_schema import check_schema
 from ava_server.approval.remote_users import workspace_over_http
 from ava_server.approval.requests import NAME as READ_RESULT
@@ -40,7 +40,7 @@ from ava_server.approval.scope import (
     sandbox_for,
 )
 from ava_server.approval.summary import RunReach, reach
-from ava_server.budget.run_caps import CAPS, COST, TIME, TURNS
+from ava_server.budget.run_caps import CAPS, COST, TURNS
 from ava_server.budget.run_config import (
     PLAN_TURNS,
     RUN_TOOLS,
@@ -59,7 +59,6 @@ from ava_server.core.ids import IN_PROCESS
 from ava_server.models.factory import how_it_thinks
 from ava_server.models.prices import FROM_SETTINGS, unknown_price_words
 from ava_server.models.selection import (
-    OFFLINE,
     Choice,
     ModelSettings,
     Thinking,
@@ -70,12 +69,11 @@ from ava_server.models.selection import (
 from ava_server.models.web_search import ProviderSearch
 
 if TYPE_CHECKING:
+    from ava_audit.view import PastRun
     from ava_roles.net.search_engines import Engine
     from ava_server.config.settings import Limits, Policy, Settings
 
 
-ENOUGH_RUNS = 5
-MINUTE_US = 60_000_000
 OUTPUT = 4_096
 """Most tokens of one answer."""
 LONG_OUTPUT = 8_192
@@ -118,20 +116,6 @@ def extended_thinking(args: SpawnArgs, role: Role, choice: Choice, how: Thinking
     return False, f"role {role.name} asks its model to think first, which {choice.name} cannot be told to"
 
 
-def estimate(role: Role, choice: Choice, timeout_s: float, durations: Sequence[tuple[str, int]]) -> tuple[int, int]:
-    """Return the estimated minutes of a run, at most its timeout; one minute without a language model.
-
-    With five earlier runs of the role, it is the range that eight of ten of them took; else the role file's estimate.
-    """
-    most = 1 if choice.base_url is None else max(1, math.ceil(timeout_s / 60))
-    low, high = role.estimated_minutes
-    took = sorted(active_us for model, active_us in durations if (model == OFFLINE) == (choice.name == OFFLINE))
-    if len(took) >= ENOUGH_RUNS:
-        tenth = len(took) // 10
-        low, high = max(1, took[tenth] // MINUTE_US), max(1, math.ceil(took[-1 - tenth] / MINUTE_US))
-    return min(low, most), min(high, most)
-
-
 _URL = re.compile(r"https?://[^\s<>\"']+")
 
 
@@ -150,7 +134,7 @@ class ResolveContext:
         home: The home folder of the user whom the server runs as.
         secrets: Reads what secrets are stored; asked only where a role lists some.
         sandbox: Finds what confines commands and MCP servers; asked only where a role has tools of either. Blocks.
-        durations: Model and active time (microseconds) of the last runs of the role that ended well.
+        past: The user's last runs of the role, by which the proposal is estimated.
         notes: There are notes in memory: a tool that would find nothing is not offered.
         servers: The other MCP servers that are configured.
         listings: What those of them offer that the role names.
@@ -171,7 +155,7 @@ class ResolveContext:
     home: Path
     secrets: Callable[[], Mapping[str, Secret]] = dict
     sandbox: Callable[[], Sandbox | Unavailable] = no_sandbox
-    durations: Sequence[tuple[str, int]] = ()
+    past: Sequence[PastRun] = ()
     notes: bool = False
     servers: Mapping[str, ServerEntry] = member(default_factory=dict[str, ServerEntry])
     listings: Mapping[str, ToolListing] = member(default_factory=dict[str, ToolListing])
@@ -497,7 +481,7 @@ class _Resolution:
         how = how_it_thinks(choice)
         thinking, thinking_note = extended_thinking(args, role, choice, how)
         specs, scope, sandbox = specs_of(found.names, self._tools), found.scope, found.sandbox
-        return RunConfig(
+        config = RunConfig(
             role=role.name,
             role_source=role.source,
             role_text=role.text,
@@ -535,7 +519,8 @@ class _Resolution:
             commands_note=f"{sandbox.why}; {sandbox.what_to_do}" if isinstance(sandbox, Unavailable) else "",
             files_note="" if scope.workspace or not self._has(role.tools, "files") else self._no_files(),
             background=context.background,
-            estimated_minutes=estimate(role, choice, float(caps[TIME.field]), context.durations),
+            estimated_minutes=role.estimated_minutes,
+            input_bytes=sum(len(text.encode()) for text in (args.task, args.context, args.system_prompt) if text),
             name=args.name,
             task_id=args.task_id,
             output_schema=args.output_schema,
@@ -547,6 +532,7 @@ class _Resolution:
             **caps,
             **(self._search_fields() if any(spec.search for spec in specs) else {}),
         )
+        return with_estimate(config, context.past)
 
     def _besides_its_own(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the tools that another agent gets from Ava: it has its own for files and commands, and asks nobody."""

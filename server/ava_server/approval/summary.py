@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ava_audit.units import format_usd, minutes
+from ava_audit.units import US_PER_S, format_duration, format_usd, minutes
 from ava_roles import BUILT_IN_SOURCE
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.tool import ToolSpec
@@ -310,8 +310,46 @@ def _first_lines(config: RunConfig, texts: Texts) -> list[str]:
     return [
         f"Ava wants to start a {label}: {quoted(texts.task, SHOWN_CHARS)}.",
         f"It {can}." if sees else f"It {can}; it cannot read your files.",
-        f"It takes about {about}, at most {minutes(config.timeout_s)}, and {cost}.",
+        f"It takes about {about}, at most {minutes(config.timeout_s)}, and {cost}.{_likely(config)}",
     ]
+
+
+_SUCH = {
+    "size": "yours with this role, this model and about as much input",
+    "model": "yours with this role and this model, with more or less input",
+    "role": "yours with this role, also with other models, at this model's price",
+}
+"""Which runs an estimate comes from, by its group."""
+
+
+def likely_cost(config: RunConfig) -> str:
+    """Return what half of the similar runs cost less than; empty where that is not known, or the cap."""
+    half = config.estimate.half_micros if config.estimate is not None else None
+    return format_usd(half) if half is not None and half < config.max_cost_micros else ""
+
+
+def _likely(config: RunConfig) -> str:
+    """Return the sentence on what it is likely to take, with a space before it; empty where too few runs ended."""
+    if (found := config.estimate) is None:
+        return ""
+
+    def words(micros: int | None, us: int | None) -> str:
+        cost, time = config.max_cost_micros, int(config.timeout_s * US_PER_S)
+        parts = [] if config.free else [_capped(micros, cost, format_usd)]
+        parts.append(_capped(us, time, lambda us: format_duration(us / US_PER_S)))
+        return " and ".join(parts)
+
+    most = "nine in ten" if found.bounded else "all"
+    left = f", without {found.left_out} of unknown cost at today's price" if found.left_out else ""
+    return (
+        f" Likely {words(found.half_micros, found.half_us)} (half of {found.runs} such runs took less), {most} within"
+        f" {words(found.most_micros, found.most_us)}; such runs are {_SUCH[found.group]}{left}."
+    )
+
+
+def _capped(value: int | None, cap: int, text: Callable[[int], str]) -> str:
+    """Return an estimate as text; the cap, where it is no lower."""
+    return text(value) if value is not None and value < cap else f"{text(cap)} (its cap)"
 
 
 def _reach_lines(config: RunConfig, texts: Texts) -> list[str]:

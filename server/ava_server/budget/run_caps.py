@@ -22,6 +22,7 @@ class RunCap:
     hard: str  # the setting in `[limits]` above which no run gets, in the unit of the argument
     limited: str  # what it limits, as subagents are told: `tool calls`
     word: str  # what it is a cap on, as people are told: `tool call`
+    ending: str  # how a run ends that reaches it
 
     def stored(self, given: float) -> float:
         """Return an argument as the configuration and the log have it."""
@@ -54,14 +55,15 @@ class RunCap:
         return f"{stored:,}"
 
 
-TIME = RunCap("timeout", "timeout_s", "max_timeout_s", "time", "time")
-COST = RunCap("max_cost_cents", "max_cost_micros", "max_cost_cents", "money", "cost")
-TOKENS = RunCap("max_tokens", "max_tokens", "max_tokens", "tokens", "token")
-TURNS = RunCap("max_iterations", "max_iterations", "max_iterations", "turns", "turn")
-TOOL_CALLS = RunCap("max_tool_calls", "max_tool_calls", "max_tool_calls", "tool calls", "tool call")
+TIME = RunCap("timeout", "timeout_s", "max_timeout_s", "time", "time", "timeout")
+COST = RunCap("max_cost_cents", "max_cost_micros", "max_cost_cents", "money", "cost", "cost_exceeded")
+TOKENS = RunCap("max_tokens", "max_tokens", "max_tokens", "tokens", "token", "token_exceeded")
+TURNS = RunCap("max_iterations", "max_iterations", "max_iterations", "turns", "turn", "iteration_limit")
+TOOL_CALLS = RunCap("max_tool_calls", "max_tool_calls", "max_tool_calls", "tool calls", "tool call", "tool_limit")
 CAPS = (TIME, COST, TOKENS, TURNS, TOOL_CALLS)
 CAP_OF_ARGUMENT: Mapping[str, RunCap] = {cap.argument: cap for cap in CAPS}
 CAP_OF_FIELD: Mapping[str, RunCap] = {cap.field: cap for cap in CAPS}
+CAP_OF_ENDING: Mapping[str, RunCap] = {cap.ending: cap for cap in CAPS}
 
 
 def stored_caps(given: Mapping[str, float]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import asdict
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, PlainSerializer
 
@@ -137,6 +137,28 @@ class SearchCall(BaseModel):
         )
 
 
+class Estimate(BaseModel):
+    """What similar runs of the user took, when the run was proposed; see `approval/estimates.py`.
+
+    A value is None where it is the proposal's own cap, or where nothing costs anything.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    runs: int  # how many similar runs there were
+    group: Literal["size", "model", "role"]  # the narrowest that they have in common
+    left_out: int = 0  # similar runs whose cost at today's prices is not known
+    half_micros: int | None = None  # half of them cost less
+    most_micros: int | None = None  # nine in ten are likely to cost no more; of fewer than nine runs, the highest
+    half_us: int | None = None  # the same of their time
+    most_us: int | None = None
+
+    @property
+    def bounded(self) -> bool:
+        """Whether there were enough runs for a bound of nine in ten."""
+        return self.runs >= 9
+
+
 class RunConfig(BaseModel):
     """Everything that the proposal resolved, without the texts. Caps are the run's own."""
 
@@ -202,6 +224,8 @@ class RunConfig(BaseModel):
     reach: str  # what the run may read, reach and change, in a few words
     background: bool = False  # it continues when its host is closed
     estimated_minutes: tuple[int, int]
+    input_bytes: int = 0  # of task, context and instructions; 0 in older entries
+    estimate: Estimate | None = None  # None where fewer than five similar runs ended
     name: str | None = None
     task_id: str | None = None
     output_schema: dict[str, Any] | None = None
@@ -239,7 +263,15 @@ def config_of(stored: str) -> RunConfig:
     return RunConfig.model_validate_json(stored)
 
 
-_ESTIMATES = {"estimated_minutes", "least_micros", "start_micros", "turn_micros", "first_micros"}
+_ESTIMATES = {
+    "estimated_minutes",
+    "input_bytes",
+    "estimate",
+    "least_micros",
+    "start_micros",
+    "turn_micros",
+    "first_micros",
+}
 
 
 def digest(config: RunConfig, texts: Texts) -> str:

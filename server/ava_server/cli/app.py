@@ -44,6 +44,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "logs export": ("logs", "Entries as a file of JSON lines, which can be verified by itself."),
         "report": ("report", "What was spent, by day, role, model and ending, and what failed."),
         "report approvals": ("report", "Who approved what, over which way, and what it cost."),
+        "report estimates": ("report", "How good the estimates in past proposals were."),
         "verify": ("verify", "Check the log's hash chain and rebuild its state."),
         "erase": ("erase", "Erase a finished run's content; keep its metadata and cost."),
         "backup": ("backup", "Copy the data root, also while servers run."),
@@ -77,7 +78,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
 }
 """The commands by what they are for, each with its module, which has it as `NAME_command`, and its line in the help."""
-TWO_WORDS = ("logs export", "report approvals")
+TWO_WORDS = ("logs export", "report approvals", "report estimates")
 """Commands of two words whose first word is also a command."""
 COMMANDS: Mapping[str, str] = {
     name: f"ava_server.cli.{module}"
@@ -89,7 +90,7 @@ COMMANDS: Mapping[str, str] = {
 
 REMOTE_COMMANDS = (
     "approve", "reject", "status", "logs", "show", "wait", "cancel", "send", "resume", "report", "report approvals",
-    "user",
+    "report estimates", "user",
 )  # fmt: skip
 """Commands that `--url` and AVA_URL send to another server."""
 URL_VARIABLE = "AVA_URL"

@@ -1,6 +1,6 @@
 """`ava report`: what was spent, by day, role, model and ending, and what failed; or the runs of one group.
 
-`ava report approvals`: who approved what.
+`ava report approvals`: who approved what. `ava report estimates`: how good the estimates in proposals were.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -43,11 +43,13 @@ from ava_server.render.report import NOT_FAILED, Report, Sum, folded, months_of,
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_audit.totals import GroupSum
+    from ava_server.approval.estimates import Kept
     from ava_server.cli.records import Records
     from ava_server.render.approvals import Decisions
 
     Screen = Callable[[Records], Coroutine[Any, Any, None]]
 DAYS = 30
+Since = Annotated[str | None, typer.Option(metavar="TIME", help=f"Only from this time on; {DAYS} days ago by default.")]
 TOP = 8
 """Reasons on a screen at most; JSON has all."""
 MANY_DAYS = 62
@@ -348,9 +350,7 @@ def _took_us(found: GroupSum, at_us: int) -> int | None:
 
 def report_approvals_command(
     context: typer.Context,
-    since: Annotated[
-        str | None, typer.Option(metavar="TIME", help=f"Only from this time on; {DAYS} days ago by default.")
-    ] = None,
+    since: Since = None,
     until: Until = None,
     user: Annotated[str | None, typer.Option(metavar="USER", help="The runs of this user; default: yours.")] = None,
     everybody: Annotated[bool, typer.Option("--all", help="The runs of all users, not only yours.")] = False,
@@ -368,6 +368,12 @@ def report_approvals_command(
         raise BadInput("--csv: leave out --json; the answer has one of the two forms")
     if user is not None and everybody:
         raise BadInput("--user: leave out --all, which shows all users")
+    span = _span(since, until)
+    return _show(server, partial(_decisions, *span, user, everybody, as_json, as_csv), older=False)
+
+
+def _span(since: str | None, until: str | None) -> tuple[int, int]:
+    """Return a time, end exclusive; the last `DAYS` by default. Raises BadInput: there is none between."""
     at_us = now_us()
     until_us = parse_time_option("--until", until, at_us)
     since_us = parse_time_option("--since", since, at_us)
@@ -375,7 +381,7 @@ def report_approvals_command(
     since_us = max(0, until_us - DAYS * DAY_US) if since_us is None else since_us
     if since_us >= until_us:
         raise BadInput("no time lies between: --since is later than --until, or than now")
-    return _show(server, partial(_decisions, since_us, until_us, user, everybody, as_json, as_csv), older=False)
+    return since_us, until_us
 
 
 async def _decisions(
@@ -424,3 +430,53 @@ def _write_csv(found: Decisions) -> None:
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows([COLUMNS, *map(csv_cells, found.rows)])
     write(file.getvalue().rstrip("\n"))
+
+
+# -- estimates --------------------------------------------------------------------------------------------------------
+
+
+def report_estimates_command(
+    context: typer.Context,
+    since: Since = None,
+    until: Until = None,
+    everybody: Annotated[bool, typer.Option("--all", help="The runs of all users, not only yours.")] = False,
+    as_json: Json = False,
+    url: Url = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Show how many runs stayed within what their proposals said: half of them should, and nine in ten.
+
+    Only runs count that came to their own end or to a cap.
+    """
+    server, span = chosen_server(context, url, token_file), _span(since, until)
+    return _show(server, partial(_estimates, *span, everybody, as_json), older=False)
+
+
+async def _estimates(since_us: int, until_us: int, everybody: bool, as_json: bool, records: Records) -> None:
+    from ava_server.service.record_requests import ESTIMATES
+
+    try:
+        found = await records.get(ESTIMATES, since=since_us, until=until_us, all=everybody)
+    except NoLog:
+        from ava_server.approval.estimates import PastEstimates, RoleEstimates
+
+        found = PastEstimates(None if everybody else os_user(), RoleEstimates(""), ())
+    if as_json:
+        span = {"since": iso_utc(since_us), "until": iso_utc(until_us)}
+        return say_json({**place_json(records.place), **span, **asdict(found)})
+    heading(records.place)
+    total, whose = found.total, "all users" if found.user is None else one_line(found.user)
+    say(
+        f"{format_ts(since_us)} to {format_ts(until_us)}, of {whose}: {counted(total.runs, 'run')} with an estimate,"
+        f" {total.without:,} without, because fewer than five similar ones had ended before."
+    )
+    if not total.runs:
+        return None
+    say("The estimates were right if half of the runs stayed within the likely one, and 90 % within nine in ten.")
+    head = ("runs", "likely cost", "nine in ten", "likely time", "nine in ten")
+    rows = [one for one in found.roles if one.runs] + [replace(total, role="all")] * (len(found.roles) > 1)
+    return _table("Role", head, [Row(one.role, (f"{one.runs:,}", *map(_kept, one.kinds))) for one in rows])
+
+
+def _kept(kept: Kept) -> str:
+    return f"{kept.within:,} of {kept.of:,} ({100 * kept.within / kept.of:.0f} %)" if kept.of else "-"

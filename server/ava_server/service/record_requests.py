@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ava_audit.entries import Entry
     from ava_audit.redaction import Redactor
     from ava_audit.totals import GroupSum, UserSpending
+    from ava_server.approval.estimates import PastEstimates
     from ava_server.budget.caps import DayCaps
     from ava_server.render.approvals import Decisions
     from ava_server.render.run_view import Processes
@@ -261,6 +262,13 @@ class RecordsHandler:
         before = None if before_us is None else (before_us, before_seq or 0)
         return await self.store.read(lambda view: decisions_of(view, Period(since, until, whose), before))
 
+    async def estimates(self, since: Number, until: Number, all: bool = False) -> "PastEstimates":
+        """Return how good the estimates of the runs were that ended in a period."""
+        from ava_server.approval.estimates import past_estimates
+
+        user = self._whose(all)
+        return await self.store.read(lambda view: past_estimates(view, since, until, user))
+
 
 @dataclass(frozen=True)
 class Request(Generic[P, T]):
@@ -290,8 +298,9 @@ LOG = Request("/log", RecordsHandler.log, f"{__name__}:LogLines")
 GROUP = Request("/report", RecordsHandler.group, "ava_audit.totals:GroupSum", ("group",))
 SPENDING = Request("/report", RecordsHandler.spending, "ava_audit.totals:UserSpending")
 DECISIONS = Request("/report/approvals", RecordsHandler.decisions, "ava_server.render.approvals:Decisions")
+ESTIMATES = Request("/report/estimates", RecordsHandler.estimates, "ava_server.approval.estimates:PastEstimates")
 REQUESTS: tuple[Request[..., Any], ...] = (
-    TOKEN, LISTED, CURRENT, RECORD, COSTS, DIFF, LOG, GROUP, SPENDING, DECISIONS,
+    TOKEN, LISTED, CURRENT, RECORD, COSTS, DIFF, LOG, GROUP, SPENDING, DECISIONS, ESTIMATES,
 )  # fmt: skip
 PATHS = tuple(dict.fromkeys(f"/{request.path.split('/')[1]}" for request in REQUESTS))
 

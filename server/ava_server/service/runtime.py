@@ -22,7 +22,7 @@ from ava_audit.store.backend import UNANNOUNCED, Announcement, Instances, Member
 from ava_audit.store.store import Store
 from ava_audit.totals import EntryCounts
 from ava_audit.units import now_us
-from ava_audit.view import T, View
+from ava_audit.view import PastRun, T, View
 from ava_roles.catalog import Catalog
 from ava_roles.errors import WorkspaceRefused
 from ava_roles.mcp_client.tools import server_of
@@ -30,6 +30,7 @@ from ava_roles.sandbox.sandbox import Unavailable
 from ava_roles.sandbox.temporary import remove_leftovers, temporary_files_in
 from ava_roles.sandbox.workspace import Workspace
 from ava_server.approval import remote_users
+from ava_server.approval.estimates import COUNTED, SIMILAR
 from ava_server.approval.proposals import SpawnLimits, spawn_limits
 from ava_server.approval.resolve import ResolveContext
 from ava_server.approval.scope import remove_workbenches
@@ -234,15 +235,17 @@ class Runtime(RunResources):
 
         context, role, chosen = await _answering(read)
 
-        def query(view: View) -> tuple[list[tuple[str, int]], float | None]:
-            return view.durations(args.role), measured_ratio(view, chosen) if chosen is not None else None
+        def query(view: View) -> tuple[list[PastRun], float | None]:
+            if chosen is None:
+                return [], None
+            return view.past_runs(user, args.role, chosen, COUNTED, SIMILAR), measured_ratio(view, chosen)
 
-        durations, ratio = await self.store.read(query)
+        past, ratio = await self.store.read(query)
         foreign: dict[str, Any] = {}
         if role is not None and any(server_of(tool) for tool in role.tools):
             await begin()
             foreign = {"servers": self.foreign.entries, "listings": await self.foreign.listings(role)}
-        return context(durations=durations, tokens_per_byte=ratio, **foreign)
+        return context(past=past, tokens_per_byte=ratio, **foreign)
 
     async def prepare_first_run(self) -> None:
         """Load what the first run needs once something is proposed: while the person reads that, nobody waits."""

@@ -1,0 +1,234 @@
+"""What a run is likely to cost and how long it is likely to take, from the user's own runs; and how good that was.
+
+**Which runs.** Those that came to an end of their own or at a cap, also at a cost of 0. One that was cancelled, failed
+or was abandoned tells too little and does not count, nor does one of another runner; the offline reader's runs say
+nothing about a language model's, nor the other way round. The narrowest group with five runs counts: the same role,
+model and size of input (each class four times the one before), then the same role and model, then the role.
+
+**What they cost.** At today's price, what the log says. A run at another price is priced again by its tokens if both
+prices are the same for every prompt, and its logged cost is that of its tokens; else it is left out, and the proposal
+says so. That also makes runs of other models comparable.
+
+**Half, and nine in ten.** Half of the runs needed less than their median. With n runs, whatever their distribution,
+the next one stays at or below the k-th lowest with a probability of k/(n + 1): the bound is the one with the smallest
+k for which that is 0.9 or more, so the 9th of 9, the 18th of 19, the 36th of 39 (distribution-free prediction bound:
+Hahn, Meeker and Escobar, Statistical Intervals, 2017, chapter 5). Fewer than nine runs have none, only their highest.
+One outlier never moves the median, and is the bound of at most 18 runs.
+
+**Caps.** What ended at its cost or time cap would have gone on, so it counts as reaching the cap of the proposal; so
+does what ended at another cap that is higher now. No estimate is above the proposal's caps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any, Literal
+
+from pydantic_core import from_json
+
+from ava_audit.view import PastRun, View
+from ava_server.budget.run_caps import CAP_OF_ENDING, COST, TIME
+from ava_server.budget.run_config import Estimate, RunConfig
+from ava_server.core.ids import IN_PROCESS
+from ava_server.models.prices import Price
+from ava_server.models.selection import OFFLINE
+
+COUNTED = ("success", "no_answer", "guardrail", *CAP_OF_ENDING)
+"""The endings of runs that count."""
+ENOUGH = 5
+SIMILAR = 39
+"""The newest so many count: older ones say less."""
+MINUTE_US = 60_000_000
+ROUNDED_NANOS = 100_000
+"""What rounding each call up to a micro-USD may add to the cost of a run."""
+_RATES = ("input", "output", "cache_read", "cache_write")
+_STEPPED = ("per_request", "steps")
+
+
+def bound_of(values: Sequence[float]) -> float:
+    """Return what the next value of a kind stays at or below with a probability of at least 0.9; see the module.
+
+    Of fewer than nine values it is the highest, and the probability n/(n + 1).
+    """
+    rank = -(-9 * (len(values) + 1) // 10)
+    return sorted(values)[min(rank, len(values)) - 1]
+
+
+def with_estimate(config: RunConfig, past: Iterable[PastRun]) -> RunConfig:
+    """Return a configuration with its estimate; without enough runs its minutes stay the role's, within its timeout.
+
+    Args:
+        config: The configuration with all of its caps.
+        past: The user's last runs of its role.
+    """
+    most = 1 if config.base_url is None else max(1, math.ceil(config.timeout_s / 60))
+    (low, high), estimate = config.estimated_minutes, None
+    if (found := _similar(config, past)) is not None:
+        group, runs, left_out = found
+        cost_cap, time_cap = config.max_cost_micros, int(config.timeout_s * 1e6)
+        costs, times = [run.micros or 0 for run in runs], [run.us for run in runs]
+        within = [min(us, time_cap) for us in times]
+        low = max(1, int(-bound_of([-us for us in within])) // MINUTE_US)
+        high = max(1, math.ceil(bound_of(within) / MINUTE_US))
+        estimate = Estimate(
+            runs=len(runs),
+            group=group,
+            left_out=left_out,
+            half_micros=None if config.free else _below(median(costs), cost_cap),
+            most_micros=None if config.free else _below(bound_of(costs), cost_cap),
+            half_us=_below(median(times), time_cap),
+            most_us=_below(bound_of(times), time_cap),
+        )
+    return config.model_copy(update={"estimated_minutes": (min(low, most), min(high, most)), "estimate": estimate})
+
+
+def _below(value: float, cap: int) -> int | None:
+    return math.ceil(value) if value < cap else None
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run that counts; what it would have gone on to is infinite, and a cost that is not known is None."""
+
+    model: str
+    size: int
+    micros: float | None
+    us: float
+
+
+def _similar(
+    config: RunConfig, past: Iterable[PastRun]
+) -> tuple[Literal["size", "model", "role"], list[_Run], int] | None:
+    """Return the narrowest group with enough runs, and how many of it are left out; None without one."""
+    offline, size = config.model == OFFLINE, _size(config.input_bytes)
+    runs = [_run(run, then, config) for run in past if (then := from_json(run.config)) and _counts(then, config)]
+    groups: Mapping[Literal["size", "model", "role"], Callable[[_Run], bool]] = {
+        "size": lambda run: run.model == config.model and run.size == size,
+        "model": lambda run: run.model == config.model,
+        "role": lambda run: (run.model == OFFLINE) == offline,
+    }
+    for group, has in groups.items():
+        alike = [run for run in runs if has(run)]
+        known = [run for run in alike if run.micros is not None]
+        if len(known) >= ENOUGH:
+            return group, known, len(alike) - len(known)
+    return None
+
+
+def _counts(then: Mapping[str, Any], config: RunConfig) -> bool:
+    return bool(then.get("runner", IN_PROCESS) == config.runner)
+
+
+def _size(count: int) -> int:
+    """Return the class of a number of bytes: up to 1 KiB, 4 KiB, 16 KiB and so on; -1 where it is not known."""
+    return (((count - 1) >> 10).bit_length() + 1) // 2 if count else -1
+
+
+def _run(run: PastRun, then: Mapping[str, Any], config: RunConfig) -> _Run:
+    cap = CAP_OF_ENDING.get(run.state)
+    more = cap is not None and cap.of(config) > then.get(cap.field, 0)
+    cost = 0 if config.free else math.inf if more or cap is COST else _cost(run, then.get("price", {}), config.price)
+    return _Run(run.model, _size(then.get("input_bytes", 0)), cost, math.inf if more or cap is TIME else run.active_us)
+
+
+def _cost(run: PastRun, then: Mapping[str, Any], now: Price) -> int | None:
+    """Return what a run would cost at today's price, in micro-USD; None where the log does not say it exactly."""
+    today: Mapping[str, Any] = {**asdict(now), "steps": [asdict(step) for step in now.steps]}
+    if all(then.get(name) == today[name] for name in (*_RATES, *_STEPPED)):
+        return run.cost_micros
+    if not then or any(price.get(name) for price in (then, today) for name in _STEPPED):
+        return None
+
+    def nanos(price: Mapping[str, Any]) -> int:
+        tokens = run.input_tokens, run.output_tokens, run.cache_read_tokens, run.cache_write_tokens
+        return sum(count * int(price[name]) for count, name in zip(tokens, _RATES, strict=True))
+
+    logged = run.cost_micros * 1_000
+    exact = abs(logged - nanos(then)) <= max(logged // 100, ROUNDED_NANOS)
+    return -(-nanos(today) // 1_000) if exact else None
+
+
+# -- how good they were -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Kept:
+    """How many estimates there were of one kind, and how many runs stayed within them."""
+
+    of: int = 0
+    within: int = 0
+
+    def add(self, estimate: int | None, actual: int) -> None:
+        """Add a run; an estimate that is the cap says nothing that could be wrong."""
+        if estimate is not None:
+            self.of += 1
+            self.within += actual <= estimate
+
+
+@dataclass
+class RoleEstimates:
+    """How good the estimates of a role were: `half` should have held for half of the runs, `most` for nine in ten.
+
+    Attributes:
+        role: The role; empty for all.
+        runs: Runs that ended and had an estimate.
+        without: Runs that ended and had none: they came before there were five similar ones.
+        half_cost: Runs that cost no more than the half before them.
+        most_cost: Runs within the bound of nine in ten.
+        half_time: The same of their time.
+        most_time: See `most_cost`.
+    """
+
+    role: str
+    runs: int = 0
+    without: int = 0
+    half_cost: Kept = field(default_factory=Kept)
+    most_cost: Kept = field(default_factory=Kept)
+    half_time: Kept = field(default_factory=Kept)
+    most_time: Kept = field(default_factory=Kept)
+
+    @property
+    def kinds(self) -> tuple[Kept, Kept, Kept, Kept]:
+        """The four kinds of estimates, in order."""
+        return self.half_cost, self.most_cost, self.half_time, self.most_time
+
+    def add(self, run: PastRun) -> None:
+        """Add a run that ended."""
+        stored = from_json(run.config).get("estimate")
+        if stored is None:
+            self.without += 1
+            return
+        estimate = Estimate.model_validate(stored)
+        self.runs += 1
+        self.half_cost.add(estimate.half_micros, run.cost_micros)
+        self.half_time.add(estimate.half_us, run.active_us)
+        if estimate.bounded:
+            self.most_cost.add(estimate.most_micros, run.cost_micros)
+            self.most_time.add(estimate.most_us, run.active_us)
+
+
+@dataclass(frozen=True)
+class PastEstimates:
+    """How good the estimates were of the runs that ended in a time, all together and by role.
+
+    Attributes:
+        user: Whose runs; None for everybody's.
+        total: All of them.
+        roles: By role, the one with the most runs first.
+    """
+
+    user: str | None
+    total: RoleEstimates
+    roles: tuple[RoleEstimates, ...]
+
+
+def past_estimates(view: View, since_us: int, until_us: int, user: str | None) -> PastEstimates:
+    """Return how good the estimates of the runs were that ended in a time, end exclusive; `user` None: everybody's."""
+    total, roles = RoleEstimates(""), dict[str, RoleEstimates]()
+    for role, run in view.ended_runs(since_us, until_us, user, COUNTED):
+        for sums in (total, roles.setdefault(role, RoleEstimates(role))):
+            sums.add(run)
+    return PastEstimates(user, total, tuple(sorted(roles.values(), key=lambda one: (-one.runs, one.role))))
