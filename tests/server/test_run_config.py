@@ -140,16 +140,25 @@ NUMBERS = count()
 
 
 async def ran(lab: Lab, minutes: list[float], role: str = "researcher", model: str = "custom:test") -> None:
-    """Put runs of a role on record that have taken so long."""
+    """Put runs of a role on record that have taken so long, at the price of the first proposal."""
+    [first, *_others] = await lab.store.read(lambda view: view.of_type("SpawnProposed"))
+    assert isinstance(first.fact, SpawnProposed)
     for taken in minutes:
         life = Life(f"S-{next(NUMBERS):06x}", user=lab.runtime.user)
         ended = life.wrote(RunEnded(status="success", stop_reason="done", active_us=round(taken * 60e6)))
-        for event in (life.proposed(role=role, model=model), life.task(), life.decided(), life.claimed(), ended):
+        for event in (
+            life.proposed(role=role, model=model, price=first.fact.config["price"]),
+            life.task(),
+            life.decided(),
+            life.claimed(),
+            ended,
+        ):
             await lab.write(event)
 
 
 async def test_estimates_come_from_past_runs_of_the_role_after_five_runs(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config="[limits]\nspawns_per_hour = 100", check=False) as lab:
+        await lab.propose()
         await ran(lab, [4.2, 0.5, 4.9, 4.4])
         await ran(lab, [9.0] * 9, role="data_extractor")
         await ran(lab, [0.1] * 9, model="offline/extractive")
@@ -159,7 +168,7 @@ async def test_estimates_come_from_past_runs_of_the_role_after_five_runs(tmp_pat
         after = await lab.propose()
         assert (after.estimated_minutes.min, after.estimated_minutes.max) == (1, 6)
         assert "It takes about 1 to 6 minutes, at most 10 min" in after.message
-        await ran(lab, [4.5] * 10, model="custom:third")
+        await ran(lab, [4.5] * 14, model="custom:third")
         usual = await lab.propose()
         assert (usual.estimated_minutes.min, usual.estimated_minutes.max) == (4, 5), "eight of ten"
         short = await lab.propose(timeout=120)

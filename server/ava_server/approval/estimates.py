@@ -33,7 +33,6 @@ from ava_audit.view import PastRun, View
 from ava_server.budget.run_caps import CAP_OF_ENDING, COST, TIME
 from ava_server.budget.run_config import Estimate, RunConfig
 from ava_server.core.ids import IN_PROCESS
-from ava_server.models.prices import Price
 from ava_server.models.selection import OFFLINE
 
 COUNTED = ("success", "no_answer", "guardrail", *CAP_OF_ENDING)
@@ -103,8 +102,10 @@ def _similar(
     config: RunConfig, past: Iterable[PastRun]
 ) -> tuple[Literal["size", "model", "role"], list[_Run], int] | None:
     """Return the narrowest group with enough runs, and how many of it are left out; None without one."""
-    offline, size = config.model == OFFLINE, _size(config.input_bytes)
-    runs = [_run(run, then, config) for run in past if (then := from_json(run.config)) and _counts(then, config)]
+    offline, size, today = config.model == OFFLINE, _size(config.input_bytes), asdict(config.price)
+    today["steps"] = list(today["steps"])  # as JSON has them
+    stored = ((run, from_json(run.config)) for run in past)
+    runs = [_run(*each, config, today) for each in stored if each[1].get("runner", IN_PROCESS) == config.runner]
     groups: Mapping[Literal["size", "model", "role"], Callable[[_Run], bool]] = {
         "size": lambda run: run.model == config.model and run.size == size,
         "model": lambda run: run.model == config.model,
@@ -118,25 +119,20 @@ def _similar(
     return None
 
 
-def _counts(then: Mapping[str, Any], config: RunConfig) -> bool:
-    return bool(then.get("runner", IN_PROCESS) == config.runner)
-
-
 def _size(count: int) -> int:
     """Return the class of a number of bytes: up to 1 KiB, 4 KiB, 16 KiB and so on; -1 where it is not known."""
     return (((count - 1) >> 10).bit_length() + 1) // 2 if count else -1
 
 
-def _run(run: PastRun, then: Mapping[str, Any], config: RunConfig) -> _Run:
+def _run(run: PastRun, then: Mapping[str, Any], config: RunConfig, today: Mapping[str, Any]) -> _Run:
     cap = CAP_OF_ENDING.get(run.state)
     more = cap is not None and cap.of(config) > then.get(cap.field, 0)
-    cost = 0 if config.free else math.inf if more or cap is COST else _cost(run, then.get("price", {}), config.price)
+    cost = 0 if config.free else math.inf if more or cap is COST else _cost(run, then.get("price", {}), today)
     return _Run(run.model, _size(then.get("input_bytes", 0)), cost, math.inf if more or cap is TIME else run.active_us)
 
 
-def _cost(run: PastRun, then: Mapping[str, Any], now: Price) -> int | None:
+def _cost(run: PastRun, then: Mapping[str, Any], today: Mapping[str, Any]) -> int | None:
     """Return what a run would cost at today's price, in micro-USD; None where the log does not say it exactly."""
-    today: Mapping[str, Any] = {**asdict(now), "steps": [asdict(step) for step in now.steps]}
     if all(then.get(name) == today[name] for name in (*_RATES, *_STEPPED)):
         return run.cost_micros
     if not then or any(price.get(name) for price in (then, today) for name in _STEPPED):

@@ -1,0 +1,274 @@
+"""What a run is likely to cost and take, from the user's own log, and how good such estimates were."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.log import Life
+from support.past_runs import DISTRIBUTIONS, MODEL, PRICE, config, coverage, past
+from support.runtime import PRICED, Lab, open_lab
+from support.terminal import ava
+
+from ava_audit.events import RunEnded, SpawnProposed
+from ava_audit.view import PastRun
+from ava_server.approval.estimates import bound_of, past_estimates, with_estimate
+from ava_server.approval.proposals import ProposalSummary
+from ava_server.approval.summary import DayLeft, proposal_message
+from ava_server.budget.run_config import Estimate, RunConfig, Texts, digest
+from ava_server.models.prices import Step
+
+DAY = DayLeft(10_000_000, 10_000_000, "your", "limits.user_daily_cents")
+
+
+def estimated(runs: list[PastRun], **changes: Any) -> Estimate:
+    found = with_estimate(config(**changes), runs).estimate
+    assert found is not None
+    return found
+
+
+def line_of(proposed: RunConfig) -> str:
+    return proposal_message(proposed, Texts(task="Look"), DAY).splitlines()[2]
+
+
+# -- the bound --------------------------------------------------------------------------------------------------------
+
+
+def test_the_bound_is_the_lowest_rank_that_holds_the_next_value_with_nine_tenths() -> None:
+    """Of n values and the next one, each order is equally likely: the next is within the k-th lowest k times in n + 1.
+
+    The ranks are those of published tables of distribution-free prediction bounds: 9 of 9, 18 of 19, 27 of 29.
+    """
+    ranks = {count: int(bound_of(range(1, count + 1))) for count in range(1, 60)}
+    assert [ranks[count] for count in (9, 10, 14, 18, 19, 20, 28, 29, 39, 49)] == [
+        9,
+        10,
+        14,
+        18,
+        18,
+        19,
+        27,
+        27,
+        36,
+        45,
+    ]
+    for count, rank in ranks.items():
+        if count >= 9:
+            assert Fraction(rank - 1, count + 1) < Fraction(9, 10) <= Fraction(rank, count + 1)
+        else:
+            assert rank == count, "the highest, which is no bound of nine in ten"
+
+
+@pytest.mark.parametrize("count", [9, 19, 29, 39])
+def test_the_bound_is_the_ninth_decile_where_that_is_a_value(count: int) -> None:
+    """`statistics` has Hyndman and Fan's sixth definition (scipy: `mquantiles(alphap=0, betap=0)`)."""
+    values = [value * value % 101 for value in range(1, count + 1)]
+    assert bound_of(values) == statistics.quantiles(values, n=10, method="exclusive")[8]
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_nine_in_ten_held_back_runs_stay_within_the_bound_whatever_the_distribution(name: str) -> None:
+    half, most = coverage(name, seed=7, runs=1_500)
+    assert 0.87 <= most <= 0.93
+    assert 0.47 <= half <= 0.53
+
+
+# -- which runs -------------------------------------------------------------------------------------------------------
+
+
+def test_the_narrowest_group_with_five_runs_counts() -> None:
+    same = [past(80_000) for _ in range(5)]
+    longer = [past(300_000, input_bytes=30_000) for _ in range(5)]
+    older = [past(200_000, input_bytes=0) for _ in range(2)]
+    other = [past(60_000, model="custom:other") for _ in range(20)]
+    reader = [past(0, 5_000, model="offline/extractive") for _ in range(20)]
+    rest = [*other, *reader, *older]
+    assert (found := estimated([*same, *longer, *rest])).group == "size" and (found.runs, found.half_micros) == (
+        5,
+        80_000,
+    )
+    assert (found := estimated([*same[1:], *longer, *rest])).group == "model" and found.runs == 11
+    assert (found := estimated([*same[1:], *rest[:20]])).group == "role" and found.runs == 24
+    assert with_estimate(config(), [*same[1:], *reader]).estimate is None, "fewer than five"
+    assert with_estimate(config(), same[1:]).estimated_minutes == (3, 8), "the role file's"
+
+
+def test_runs_of_another_runner_and_of_the_offline_reader_do_not_count() -> None:
+    agent = [past(900_000, runner="acp:claude-code") for _ in range(9)]
+    reader = [past(0, 5_000, model="offline/extractive") for _ in range(9)]
+    assert with_estimate(config(), [*agent, *reader]).estimate is None
+    assert estimated([*agent, *reader], runner="acp:claude-code", max_cost_micros=10**6).half_micros == 900_000
+
+
+def test_one_outlier_among_ten_runs_changes_neither_the_middle_nor_promises_more_than_the_cap() -> None:
+    runs = [past(80_000 + 1_000 * number) for number in range(9)]
+    outlier = past(30_000_000, 9_000_000_000)
+    alone, beside = estimated(runs), estimated([*runs, outlier])
+    assert (alone.half_micros, alone.most_micros) == (84_000, 88_000)
+    assert (beside.half_micros, beside.most_micros, beside.most_us) == (84_500, None, None), "its cap"
+    assert estimated([*runs, *runs, outlier]).most_micros == 88_000, "one of 19 is no longer the bound"
+    proposed = with_estimate(config(), [*runs, outlier])
+    assert "nine in ten within $0.50 (its cap) and 10 min (its cap)" in line_of(proposed)
+    assert proposed.estimated_minutes == (2, 10)
+
+
+# -- caps -------------------------------------------------------------------------------------------------------------
+
+
+def test_what_ended_at_a_cap_counts_as_reaching_the_cap_of_the_proposal() -> None:
+    whole = [past(80_000) for _ in range(7)]
+    capped = [past(95_000, state="cost_exceeded", max_cost_micros=100_000) for _ in range(3)]
+    found = estimated([*whole, *capped])
+    assert (found.runs, found.half_micros, found.most_micros) == (10, 80_000, None)
+    assert estimated([*whole[:4], *capped, *capped]).half_micros is None, "most of them would have gone on"
+    slow = [past(80_000, 600_000_000, state="timeout") for _ in range(3)]
+    found = estimated([*whole, *slow])
+    assert (found.most_micros, found.half_us, found.most_us) == (80_000, 120_000_000, None)
+
+
+def test_a_cap_that_is_higher_now_says_nothing_about_what_a_run_would_have_cost() -> None:
+    whole = [past(80_000) for _ in range(7)]
+    short = [past(20_000, state="iteration_limit", max_iterations=10) for _ in range(3)]
+    assert estimated([*whole, *short]).most_micros is None
+    assert estimated([*whole, *short], max_iterations=10).most_micros == 80_000
+
+
+# -- prices -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_at_another_price_is_priced_again_by_its_tokens() -> None:
+    half = replace(PRICE, input=1_500, output=7_500, source="another table")
+    dearer = [past(80_000) for _ in range(9)]
+    found = estimated(dearer, price=half)
+    assert (found.runs, found.left_out) == (9, 0)
+    assert found.most_micros == pytest.approx(40_000, rel=0.001)
+    assert estimated(dearer, price=replace(PRICE, source="another table")).half_micros == 80_000, "the same price"
+    [one] = {replace(run, config="") for run in dearer}
+    assert found.most_micros == -(-(one.input_tokens * 1_500 + one.output_tokens * 7_500) // 1_000)
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        {"price": replace(PRICE, input=1, steps=(Step(1_000, 1, 1, 1, 1),))},
+        {"price": replace(PRICE, input=1, per_request=5_000_000)},
+        {"price": replace(PRICE, input=90_000, output=90_000)},  # its cost is not that of its tokens
+    ],
+    ids=["steps", "per request", "searches or a reported cost"],
+)
+def test_a_run_whose_cost_at_todays_price_is_not_known_is_left_out_and_that_is_said(then: dict[str, Any]) -> None:
+    known = [past(80_000) for _ in range(5)]
+    proposed = with_estimate(config(), [*known, *(past(70_000, **then) for _ in range(2))])
+    assert proposed.estimate is not None and (proposed.estimate.runs, proposed.estimate.left_out) == (5, 2)
+    assert "without 2 of unknown cost at today's price." in line_of(proposed)
+
+
+def test_a_free_run_has_an_estimate_of_its_time_alone() -> None:
+    free = replace(PRICE, input=0, output=0, cache_read=0, cache_write=0, free=True)
+    proposed = with_estimate(config(price=free), [past(0, 90_000_000, price=free) for _ in range(9)])
+    assert "Likely 1 min 30 s (half of 9 such runs took less), nine in ten within 1 min 30 s;" in line_of(proposed)
+
+
+# -- what is shown ----------------------------------------------------------------------------------------------------
+
+
+def test_the_sentence_says_how_many_runs_and_which() -> None:
+    runs = [past(10_000 * number, 60_000_000 + 10_000_000 * number) for number in range(1, 15)]
+    assert line_of(with_estimate(config(), runs)) == (
+        "It takes about 1 to 4 minutes, at most 10 min, and costs at most $0.50. Likely $0.08 and 2 min 15 s (half of"
+        " 14 such runs took less), nine in ten within $0.14 and 3 min 20 s; such runs are yours with this role, this model"
+        " and about as much input."
+    )
+    few = line_of(with_estimate(config(), runs[:6]))
+    assert "(half of 6 such runs took less), all within $0.06 and 2 min;" in few
+
+
+def test_a_cap_that_an_approval_lowers_is_not_below_the_estimate_that_is_shown() -> None:
+    proposed = with_estimate(config(), [past(80_000) for _ in range(9)])
+    assert "Likely $0.05 (its cap) and 2 min" in line_of(proposed.model_copy(update={"max_cost_micros": 50_000}))
+
+
+def test_an_estimate_changes_no_digest() -> None:
+    texts = Texts(task="Look")
+    proposed = with_estimate(config(), [past(80_000) for _ in range(9)])
+    assert proposed.estimate is not None and digest(proposed, texts) == digest(config(), texts)
+
+
+# -- from the log -----------------------------------------------------------------------------------------------------
+
+
+async def lived(lab: Lab, number: int, cost: int, ending: Any = "success", user: str = "", **changes: Any) -> None:
+    """Put a run on record that was approved as one that is proposed now, and cost so much."""
+    price = {"input": 3_000, "output": 15_000, "cache_read": 300, "cache_write": 3_750, "per_request": 0, "steps": []}
+    life = Life(f"S-{number:06x}", user=user or lab.runtime.user)
+    given = {"role": "researcher", "model": MODEL, "price": price, "input_bytes": 30, **changes}
+    steps = (life.proposed(**given), life.task(), life.decided(), life.claimed())
+    for event in (*steps, life.reserved(micros=cost), life.settled(cost=cost, reserved=cost)):
+        await lab.write(event)
+    await lab.write(life.wrote(RunEnded(status=ending, stop_reason="done", active_us=120_000_000)))
+
+
+CONFIG = f"{PRICED}\n[limits]\nspawns_per_hour = 100"
+
+
+async def test_a_proposal_has_the_estimate_of_the_users_own_runs_on_each_surface(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config=CONFIG, check=False) as lab:
+        price = (await lab.facts((await lab.propose()).subagent_id, SpawnProposed))[0].config["price"]
+        for number in range(9):
+            await lived(lab, number, 80_000, price=price)
+            await lived(lab, 100 + number, 400_000, user="eve", price=price)
+            await lived(lab, 200 + number, 1_000, "cancelled", price=price)
+            await lived(lab, 300 + number, 1_000, "error", price=price)
+        made = await lab.propose()
+        assert "Likely $0.08 and 2 min (half of 9 such runs took less), nine in ten within $0.08" in made.message
+        (fact,) = await lab.facts(made.subagent_id, SpawnProposed)
+        assert fact.config["estimate"]["most_micros"] == 80_000
+        [waiting] = [one for one in await pending(lab) if one.pending_id == made.pending_id]
+        assert waiting.message == made.message
+        assert isinstance(waiting.summary, ProposalSummary) and waiting.summary.limits == "$0.50 (likely $0.08), 10 min"
+        shown = await lab.approve(made, changes={made.pending_id: {"max_cost_cents": 5}})
+        assert shown.decisions[0].status == "approved", "an estimate binds nobody"
+
+
+async def pending(lab: Lab) -> list[Any]:
+    from ava_audit.units import now_us
+    from ava_server.approval.proposals import pending_proposals
+
+    user = lab.runtime.user
+    limits = lab.runtime.spawn_limits_of(user)
+    return await lab.store.read(lambda view: pending_proposals(view, user, limits, now_us()))
+
+
+async def test_the_report_says_how_many_runs_stayed_within_their_estimates(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, check=False) as lab:
+        said = {"runs": 12, "group": "size", "half_micros": 50_000, "most_micros": 90_000, "half_us": 60_000_000}
+        for number in range(10):
+            await lived(lab, number, 10_000 * (number + 1), estimate=said)
+        few = {**said, "runs": 6}
+        await lived(lab, 20, 200_000, estimate=few, role="coder")
+        await lived(lab, 21, 200_000)
+        await lived(lab, 22, 200_000, "cancelled", estimate=said)
+        await lived(lab, 23, 200_000, estimate=said, user="eve")
+        user = lab.runtime.user
+        found = await lab.store.read(lambda view: past_estimates(view, 0, 2**52, user))
+        root = lab.runtime.settings.data_root
+        everybody = json.loads(ava(root, "report", "estimates", "--all", "--json").stdout)
+        screen = ava(root, "report", "estimates")
+    first, coder = found.roles
+    assert (first.role, first.runs, first.without) == ("researcher", 10, 1)
+    kinds = [(kept.of, kept.within) for kept in first.kinds]
+    assert kinds == [(10, 5), (10, 9), (10, 0), (0, 0)], "without a bound of the time, none is counted"
+    assert (coder.runs, coder.half_cost.of, coder.most_cost.of) == (1, 1, 0), "six runs have no bound of nine in ten"
+    assert (everybody["total"]["runs"], everybody["total"]["most_cost"]) == (12, {"of": 11, "within": 9})
+    assert screen.returncode == 0 and "11 runs with an estimate, 1 without" in screen.stdout
+    assert "5 of 10 (50 %)" in screen.stdout and "9 of 10 (90 %)" in screen.stdout
+
+
+def test_the_report_of_an_empty_data_root_says_so(tmp_path: Path) -> None:
+    done = ava(tmp_path, "report", "estimates")
+    assert (done.returncode, done.stderr) == (0, "") and "0 runs with an estimate" in done.stdout

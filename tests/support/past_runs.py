@@ -1,0 +1,68 @@
+"""Runs that ended, as estimates see them, and scripted distributions of what runs cost."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from ava_audit.view import PastRun
+from ava_server.approval.estimates import SIMILAR, with_estimate
+from ava_server.budget.run_config import RunConfig
+from ava_server.models.prices import Price
+
+PRICE = Price(input=3_000, output=15_000, cache_read=300, cache_write=3_750, source="config.toml")
+MODEL = "custom:test"
+
+
+def config(**changes: Any) -> RunConfig:
+    """A configuration that is proposed."""
+    given: dict[str, Any] = {
+        "role": "researcher", "role_source": "built in", "role_text": "", "model": MODEL, "provider": "custom",
+        "model_id": "test", "base_url": "http://model.example/v1", "price": PRICE, "timeout_s": 600.0,
+        "max_cost_micros": 500_000, "max_tokens": 400_000, "max_iterations": 40, "max_tool_calls": 80, "tools": (),
+        "reach": "can reach nothing", "estimated_minutes": (3, 8), "input_bytes": 400,
+    }  # fmt: skip
+    return RunConfig(**{**given, **changes})
+
+
+def stored(**changes: Any) -> str:
+    """What a row has of the configuration of a run that ended."""
+    then = config(**changes)
+    return json.dumps({**then.model_dump(mode="json", exclude_none=True), "price": asdict(then.price)})
+
+
+def past(micros: int, us: int = 120_000_000, *, state: str = "success", model: str = MODEL, **changes: Any) -> PastRun:
+    """A run that ended; its tokens are those of its cost at `PRICE`."""
+    return PastRun(model, state, micros, us, micros // 6, micros // 30, 0, 0, stored(model=model, **changes))
+
+
+def _two_humps(chance: random.Random) -> float:
+    mean = 0.04 if chance.random() < 0.7 else 0.6
+    return mean * chance.lognormvariate(0, 0.2)
+
+
+DISTRIBUTIONS: Mapping[str, Callable[[random.Random], float]] = {
+    "narrow": lambda chance: 0.08 * chance.lognormvariate(0, 0.1),
+    "heavy tail": lambda chance: 0.02 * chance.paretovariate(1.2),
+    "two humps": _two_humps,
+}
+"""What a run costs, in dollars. Spawns of a published log had 9 calls in the middle, 115 in the last hundredth."""
+
+
+def coverage(name: str, seed: int, runs: int) -> tuple[float, float]:
+    """Return the share of runs that cost at most the half, and the bound of nine in ten, of the runs before them."""
+    chance, before, proposed, kept_half, kept_most = random.Random(seed), deque[PastRun](maxlen=SIMILAR), 0, 0, 0
+    asked, then = config(max_cost_micros=10**12), stored()
+    for _ in range(runs):
+        micros = round(DISTRIBUTIONS[name](chance) * 1e6)
+        estimate = with_estimate(asked, before).estimate
+        if estimate is not None and estimate.bounded:
+            proposed += 1
+            kept_half += micros <= (estimate.half_micros or 0)
+            kept_most += micros <= (estimate.most_micros or 0)
+        before.append(PastRun(MODEL, "success", micros, 60_000_000, 0, 0, 0, 0, then))
+    return kept_half / proposed, kept_most / proposed
