@@ -14,7 +14,7 @@ from ava_audit.events import Event, SessionStart
 from ava_audit.projections import RUNS, Projections
 from ava_audit.rows import RUNNING, UNENDED, Bucket, GroupRow, ProposalRow, RunRow
 
-PAST_RUNS = 200
+PAST_RUNS = 100
 """The runs of a user and role among which similar ones are looked for."""
 
 

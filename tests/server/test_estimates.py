@@ -181,8 +181,8 @@ def test_the_sentence_says_how_many_runs_and_which() -> None:
     runs = [past(10_000 * number, 60_000_000 + 10_000_000 * number) for number in range(1, 15)]
     assert line_of(with_estimate(config(), runs)) == (
         "It takes about 1 to 4 minutes, at most 10 min, and costs at most $0.50. Likely $0.08 and 2 min 15 s (half of"
-        " 14 such runs took less), nine in ten within $0.14 and 3 min 20 s; such runs are yours with this role, this model"
-        " and about as much input."
+        " 14 such runs took less), nine in ten within $0.14 and 3 min 20 s; such runs are yours with this role, this"
+        " model and about as much input."
     )
     few = line_of(with_estimate(config(), runs[:6]))
     assert "(half of 6 such runs took less), all within $0.06 and 2 min;" in few

@@ -11,7 +11,7 @@ says so. That also makes runs of other models comparable.
 
 **Half, and nine in ten.** Half of the runs needed less than their median. With n runs, whatever their distribution,
 the next one stays at or below the k-th lowest with a probability of k/(n + 1): the bound is the one with the smallest
-k for which that is 0.9 or more, so the 9th of 9, the 18th of 19, the 36th of 39 (distribution-free prediction bound:
+k for which that is 0.9 or more, so the 9th of 9, the 18th of 19, the 27th of 29 (distribution-free prediction bound:
 Hahn, Meeker and Escobar, Statistical Intervals, 2017, chapter 5). Fewer than nine runs have none, only their highest.
 One outlier never moves the median, and is the bound of at most 18 runs.
 
@@ -38,7 +38,7 @@ from ava_server.models.selection import OFFLINE
 COUNTED = ("success", "no_answer", "guardrail", *CAP_OF_ENDING)
 """The endings of runs that count."""
 ENOUGH = 5
-SIMILAR = 39
+SIMILAR = 29
 """The newest so many count: older ones say less."""
 MINUTE_US = 60_000_000
 ROUNDED_NANOS = 100_000
