@@ -29,6 +29,7 @@ from support.postgres import missing, running_server
 
 from ava_audit.database import Database
 from ava_audit.projections import RUNS
+from ava_audit.reducers import terms_of
 from ava_audit.rows import RunRow
 from ava_audit.store.store import Store
 from ava_audit.view import View
@@ -38,7 +39,7 @@ ROLES = ("researcher", "coder", "data_extractor", "code_reviewer", "web_crawler"
 MODELS = (MODEL, "custom:other", "custom:third")
 TEXT = " ".join(f"Read file {number} and say what it costs." for number in range(125))
 ENDINGS = ("success", "success", "success", "cost_exceeded", "cancelled", "error")
-BATCH, TIMES, WARM = 5_000, 300, 20
+BATCH, TIMES, WARM = 1_000, 300, 20
 
 
 def rows(first: int, count: int) -> Iterator[tuple[object, ...]]:
@@ -49,7 +50,7 @@ def rows(first: int, count: int) -> Iterator[tuple[object, ...]]:
         row = RunRow(
             f"S-{number:06x}", f"P-{number:08x}", None, "ben", "sess-1", role, None, None, model, text, None,
             ENDINGS[number % 6], "done", None, at_us, at_us, None, at_us, at_us, at_us, at_us, active_us=90_000_000,
-            cost_micros=10_000 + number * 7919 % 90_000,
+            cost_micros=10_000 + number * 7919 % 90_000, terms=terms_of(json.loads(text)),
         )  # fmt: skip
         yield RUNS.values(row)
 

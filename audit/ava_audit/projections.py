@@ -75,7 +75,7 @@ class TableSpec(Generic[R]):
 
 
 PROPOSALS = TableSpec("proposals", ProposalRow)
-RUNS = TableSpec("runs", RunRow, side_table=("configs", frozenset({"config"})))
+RUNS = TableSpec("runs", RunRow, side_table=("configs", frozenset({"config", "terms"})))
 GROUPS = TableSpec("groups", GroupRow)
 BUDGETS = TableSpec("budgets", Bucket)
 PROJECTIONS = tuple(table for spec in (PROPOSALS, RUNS, GROUPS, BUDGETS) for table in spec.parts)

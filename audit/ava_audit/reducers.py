@@ -199,6 +199,7 @@ def _proposed(state: State, header: Header, fact: SpawnProposed) -> None:
             task_id=_text(fact.config.get("task_id")),
             model=str(fact.config.get("model")),
             config=_config(fact.config),
+            terms=terms_of(fact.config),
             retry_of=fact.retry_of,
             state=WAITING,
             stop_reason=None,
@@ -402,7 +403,21 @@ def _text(value: object) -> str | None:
 
 def _change_config(run: RunRow, changes: dict[str, Any]) -> None:
     if changes:
-        run.config = _config({**json.loads(run.config), **changes})
+        changed = {**json.loads(run.config), **changes}
+        run.config, run.terms = _config(changed), terms_of(changed)
+
+
+_TERMS = (
+    "price", "runner", "input_bytes", "timeout_s", "max_cost_micros", "max_tokens", "max_iterations", "max_tool_calls",
+)  # fmt: skip
+
+
+def terms_of(config: dict[str, Any]) -> str | None:
+    """Return what estimates need of a configuration, as JSON; None for one without its size of input.
+
+    Older versions stored none: the rows of their runs stay as they are, and `View.past_runs` reads the configuration.
+    """
+    return _config({name: config[name] for name in _TERMS if name in config}) if "input_bytes" in config else None
 
 
 def _config(config: dict[str, Any]) -> str:

@@ -19,7 +19,8 @@ UNENDED = (WAITING, QUEUED, RUNNING)
 class RunRow:
     """The state of a run. Money in micro-USD, times in microseconds UTC, durations in microseconds.
 
-    `config` is the approved configuration, with the decision's changes applied. `in_flight` is the `CostReserved` of a
+    `config` is the approved configuration, with the decision's changes applied; `terms` is what estimates need of it,
+    without the long texts, and None for runs of an older version. `in_flight` is the `CostReserved` of a
     model call that is not settled, or a list of several. `tokens` counts the tokens that count against `max_tokens`.
     `not_before_us` is the end of a pause; nobody may claim the run before. `extension` and `question` are the
     `ExtensionAsked` and the `QuestionAsked` that the run waits for.
@@ -69,6 +70,7 @@ class RunRow:
     fetched_us: int | None = None
     extension: str | None = None
     question: str | None = None
+    terms: str | None = None
 
     @property
     def ended(self) -> bool:

@@ -20,7 +20,10 @@ PAST_RUNS = 100
 
 @dataclass(frozen=True)
 class PastRun:
-    """An ended run, as an estimate of a similar one needs it: money in micro-USD, time in microseconds."""
+    """An ended run, as an estimate of a similar one needs it: money in micro-USD, time in microseconds.
+
+    `config` is its configuration or, from `past_runs`, the `terms` of that where there are some.
+    """
 
     model: str
     state: str
@@ -186,7 +189,7 @@ class View:
             f"SELECT {_PAST}, id FROM ({newest}) AS newest WHERE state IN ({placeholders(endings)})"  # noqa: S608
             " ORDER BY model <> ?, ended_us DESC LIMIT ?"
         )
-        sql = f"SELECT {_PAST}, config FROM ({wanted}) AS wanted JOIN configs USING (id)"  # noqa: S608
+        sql = f"SELECT {_PAST}, coalesce(terms, config) FROM ({wanted}) AS wanted JOIN configs USING (id)"  # noqa: S608
         return [PastRun(*row) for row in self.select(sql, user, role, *endings, model, limit)]
 
     def ended_runs(
@@ -195,7 +198,7 @@ class View:
         """Yield role and facts of the runs with one of these endings that ended in a time (end exclusive)."""
         sql = (
             f"SELECT role, {_PAST}, config FROM runs JOIN configs USING (id) WHERE ended_us >= ? AND ended_us < ?"  # noqa: S608
-            f" AND state IN ({placeholders(endings)}) AND (CAST(? AS TEXT) IS NULL OR user_id = ?)"
+            f" AND +state IN ({placeholders(endings)}) AND (CAST(? AS TEXT) IS NULL OR user_id = ?)"
         )
         for role, *facts in self.stream(sql, since_us, until_us, *endings, user, user):
             yield role, PastRun(*facts)

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.log import Life
+from support.log import Life, write_each
+from support.logs.past import me
 from support.past_runs import DISTRIBUTIONS, MODEL, PRICE, config, coverage, past
 from support.runtime import PRICED, Lab, open_lab
 from support.terminal import ava
 
 from ava_audit.events import RunEnded, SpawnProposed
+from ava_audit.store.store import Store
 from ava_audit.view import PastRun
 from ava_server.approval.estimates import bound_of, past_estimates, with_estimate
 from ava_server.approval.proposals import ProposalSummary
@@ -202,28 +204,27 @@ def test_an_estimate_changes_no_digest() -> None:
 # -- from the log -----------------------------------------------------------------------------------------------------
 
 
-async def lived(lab: Lab, number: int, cost: int, ending: Any = "success", user: str = "", **changes: Any) -> None:
+async def lived(log: Store, number: int, cost: int, ending: Any = "success", user: str = "", **changes: Any) -> None:
     """Put a run on record that was approved as one that is proposed now, and cost so much."""
-    price = {"input": 3_000, "output": 15_000, "cache_read": 300, "cache_write": 3_750, "per_request": 0, "steps": []}
-    life = Life(f"S-{number:06x}", user=user or lab.runtime.user)
-    given = {"role": "researcher", "model": MODEL, "price": price, "input_bytes": 30, **changes}
-    steps = (life.proposed(**given), life.task(), life.decided(), life.claimed())
-    for event in (*steps, life.reserved(micros=cost), life.settled(cost=cost, reserved=cost)):
-        await lab.write(event)
-    await lab.write(life.wrote(RunEnded(status=ending, stop_reason="done", active_us=120_000_000)))
+    life = Life(f"S-{number:06x}", user=user or me())
+    given = {"role": "researcher", "model": MODEL, "input_bytes": 30, **changes}
+    steps = [life.proposed(**given), life.task(), life.decided(), life.claimed()]
+    steps += [life.reserved(micros=cost), life.settled(cost=cost, reserved=cost)]
+    ended = life.wrote(RunEnded(status=ending, stop_reason="done", active_us=120_000_000))
+    await write_each(log, [*steps, ended])
 
 
 CONFIG = f"{PRICED}\n[limits]\nspawns_per_hour = 100"
 
 
 async def test_a_proposal_has_the_estimate_of_the_users_own_runs_on_each_surface(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, config=CONFIG, check=False) as lab:
+    async with open_lab(tmp_path, config=CONFIG, runs=False, check=False) as lab:
         price = (await lab.facts((await lab.propose()).subagent_id, SpawnProposed))[0].config["price"]
         for number in range(9):
-            await lived(lab, number, 80_000, price=price)
-            await lived(lab, 100 + number, 400_000, user="eve", price=price)
-            await lived(lab, 200 + number, 1_000, "cancelled", price=price)
-            await lived(lab, 300 + number, 1_000, "error", price=price)
+            await lived(lab.store, number, 80_000, price=price)
+            await lived(lab.store, 100 + number, 400_000, user="eve", price=price)
+            await lived(lab.store, 200 + number, 1_000, "cancelled", price=price)
+            await lived(lab.store, 300 + number, 1_000, "error", price=price)
         made = await lab.propose()
         assert "Likely $0.08 and 2 min (half of 9 such runs took less), nine in ten within $0.08" in made.message
         (fact,) = await lab.facts(made.subagent_id, SpawnProposed)
@@ -245,20 +246,17 @@ async def pending(lab: Lab) -> list[Any]:
 
 
 async def test_the_report_says_how_many_runs_stayed_within_their_estimates(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, check=False) as lab:
-        said = {"runs": 12, "group": "size", "half_micros": 50_000, "most_micros": 90_000, "half_us": 60_000_000}
+    said = {"runs": 12, "group": "size", "half_micros": 50_000, "most_micros": 90_000, "half_us": 60_000_000}
+    async with Store.open(tmp_path) as log:
         for number in range(10):
-            await lived(lab, number, 10_000 * (number + 1), estimate=said)
-        few = {**said, "runs": 6}
-        await lived(lab, 20, 200_000, estimate=few, role="coder")
-        await lived(lab, 21, 200_000)
-        await lived(lab, 22, 200_000, "cancelled", estimate=said)
-        await lived(lab, 23, 200_000, estimate=said, user="eve")
-        user = lab.runtime.user
-        found = await lab.store.read(lambda view: past_estimates(view, 0, 2**52, user))
-        root = lab.runtime.settings.data_root
-        everybody = json.loads(ava(root, "report", "estimates", "--all", "--json").stdout)
-        screen = ava(root, "report", "estimates")
+            await lived(log, number, 10_000 * (number + 1), estimate=said)
+        await lived(log, 20, 200_000, estimate={**said, "runs": 6}, role="coder")
+        await lived(log, 21, 200_000)
+        await lived(log, 22, 200_000, "cancelled", estimate=said)
+        await lived(log, 23, 200_000, estimate=said, user="eve")
+        found = await log.read(lambda view: past_estimates(view, 0, 2**52, me()))
+    everybody = json.loads(ava(tmp_path, "report", "estimates", "--all", "--json").stdout)
+    screen = ava(tmp_path, "report", "estimates")
     first, coder = found.roles
     assert (first.role, first.runs, first.without) == ("researcher", 10, 1)
     kinds = [(kept.of, kept.within) for kept in first.kinds]

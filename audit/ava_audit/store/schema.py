@@ -85,7 +85,7 @@ MIGRATIONS: tuple[Callable[[Database], None], ...] = (
     _activities,
     _no_answer,
     _several_calls,
-    partial(_execute, ["DROP INDEX runs_role", _OWN_RUNS]),
+    partial(_execute, ["DROP INDEX runs_role", _OWN_RUNS, "ALTER TABLE configs ADD COLUMN terms TEXT"]),
 )
 """In order; the schema's version is the number of applied migrations. From the fourth on, Postgres runs them too."""
 

@@ -78,7 +78,7 @@ def report_command(
     if group is not None:
         if since is not None or until is not None:
             raise BadInput("--group: a group is shown whole; leave --since and --until out")
-        return _show(server, partial(_group, parse_id("group_id", group, "--group"), everybody, as_json), older=True)
+        return _show(server, partial(_group, parse_id("group_id", group, "--group"), everybody, as_json), older=False)
     return _show(server, partial(_spending, *days_of(since, until, now_us()), everybody, as_json), older=True)
 
 
