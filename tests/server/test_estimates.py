@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from dataclasses import replace
+from dataclasses import asdict, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from support.terminal import ava
 from ava_audit.events import RunEnded, SpawnProposed
 from ava_audit.store.store import Store
 from ava_audit.view import PastRun
-from ava_server.approval.estimates import bound_of, past_estimates, with_estimate
+from ava_server.approval.estimates import COUNTED, SIMILAR, bound_of, past_estimates, with_estimate
 from ava_server.approval.proposals import ProposalSummary
 from ava_server.approval.summary import DayLeft, proposal_message
 from ava_server.budget.run_config import Estimate, RunConfig, Texts, digest
@@ -232,8 +232,26 @@ async def test_a_proposal_has_the_estimate_of_the_users_own_runs_on_each_surface
         [waiting] = [one for one in await pending(lab) if one.pending_id == made.pending_id]
         assert waiting.message == made.message
         assert isinstance(waiting.summary, ProposalSummary) and waiting.summary.limits == "$0.50 (likely $0.08), 10 min"
-        shown = await lab.approve(made, changes={made.pending_id: {"max_cost_cents": 5}})
-        assert shown.decisions[0].status == "approved", "an estimate binds nobody"
+        shown = await lab.approve(made)
+        assert shown.decisions[0].status == "queued"
+
+
+async def test_runs_that_an_older_version_has_stored_count_whatever_their_size(tmp_path: Path) -> None:
+    async with Store.open(tmp_path) as log:
+        for number in range(5):
+            life = Life(f"S-{number:06x}", user=me())
+            price = asdict(PRICE)
+            ended = life.wrote(RunEnded(status="success", stop_reason="done", active_us=120_000_000))
+            await write_each(
+                log, [life.proposed(model=MODEL, price=price), life.task(), life.decided(), life.claimed()]
+            )
+            await write_each(log, [life.reserved(micros=70_000), life.settled(cost=70_000, reserved=70_000), ended])
+        runs = await log.read(lambda view: view.past_runs(me(), "researcher", MODEL, COUNTED, SIMILAR))
+        await lived(log, 9, 10_000, price=asdict(PRICE), role_text="long")
+        [newer, *_] = await log.read(lambda view: view.past_runs(me(), "researcher", MODEL, COUNTED, SIMILAR))
+    found = estimated(runs)
+    assert (found.group, found.half_micros) == ("model", 70_000)
+    assert "role_text" not in json.loads(newer.config), "texts are not read where the terms stand beside them"
 
 
 async def pending(lab: Lab) -> list[Any]:
