@@ -64,7 +64,8 @@ def with_estimate(config: RunConfig, past: Iterable[PastRun]) -> RunConfig:
         past: The user's last runs of its role.
     """
     most = 1 if config.base_url is None else max(1, math.ceil(config.timeout_s / 60))
-    (low, high), estimate = config.estimated_minutes, None
+    (low, high) = config.estimated_minutes
+    estimate: Estimate | None = None
     if (found := _similar(config, past)) is not None:
         group, runs, left_out = found
         cost_cap, time_cap = config.max_cost_micros, int(config.timeout_s * 1e6)
