@@ -176,7 +176,7 @@ class View:
         rows = self.select("SELECT user_id, instance FROM runs WHERE state = ? AND id <> ?", RUNNING, but)
         return dict(Counter(str(user) for user, instance in rows if instance not in dead))
 
-    def past_runs(self, user: str, role: str, model: str, endings: Collection[str], limit: int) -> list[PastRun]:
+    def past_runs(self, user: str, role: str, model: str, endings: Sequence[str], limit: int) -> list[PastRun]:
         """Return the last runs of a user and role with one of these endings; those of another model fill what is left.
 
         It looks at the last `PAST_RUNS` that ended, whatever their ending and model, so a long history costs no more.
@@ -193,7 +193,7 @@ class View:
         return [PastRun(*row) for row in self.select(sql, user, role, *endings, model, limit)]
 
     def ended_runs(
-        self, since_us: int, until_us: int, user: str | None, endings: Collection[str]
+        self, since_us: int, until_us: int, user: str | None, endings: Sequence[str]
     ) -> Iterator[tuple[str, PastRun]]:
         """Yield role and facts of the runs with one of these endings that ended in a time (end exclusive)."""
         sql = (
