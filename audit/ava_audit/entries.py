@@ -325,13 +325,11 @@ def diagnose(row: Row, near: list[Row]) -> Fault:
     if twin is not None and _follows(row, hashes.get(twin - 1, b""), twin):
         return Fault("inserted", seq, f"entry {seq} was inserted: it is a copy of entry {twin}")
     after = [other for other in near if other[0] > seq]
-    if after:
-        if _follows(after[0], row[_HASH], after[0][0]):
-            return Fault("changed", seq, f"entry {seq} was changed")
-        for gone in range(1, WINDOW):  # renumbered down: the entry and its successor are still chained
-            if _follows(after[0], row[_HASH], seq + 1 + gone):
-                which = "an entry is" if gone == 1 else f"{gone} entries are"
-                return Fault("missing", seq, f"{which} missing before entry {seq}")
+    if after and _follows(after[0], row[_HASH], after[0][0]):
+        return Fault("changed", seq, f"entry {seq} was changed")
+    if gone := _missing_before(row, after):
+        which = "an entry is" if gone == 1 else f"{gone} entries are"
+        return Fault("missing", seq, f"{which} missing before entry {seq}")
     inserted = _find_inserted(row, after, near, hashes)
     if inserted is not None:
         return inserted
@@ -339,6 +337,12 @@ def diagnose(row: Row, near: list[Row]) -> Fault:
     if place is not None:
         return Fault("reordered", seq, f"entry {seq} was entry {place}: entries were reordered")
     return Fault("changed", seq, f"entry {seq} was changed or replaced")
+
+
+def _missing_before(row: Row, after: list[Row]) -> int:
+    """Return how many entries are gone before one that was renumbered with its successor: these are still chained."""
+    numbers = range(1, WINDOW if after else 1)
+    return next((gone for gone in numbers if _follows(after[0], row[_HASH], row[0] + 1 + gone)), 0)
 
 
 def _find_inserted(row: Row, after: list[Row], near: list[Row], hashes: dict[int, bytes]) -> Fault | None:

@@ -140,30 +140,18 @@ class Bodies:
         raise CallRefused("form", "the body is not a JSON object as the API has it, or is nested too deep")
 
     def _read(self, given: dict[str, Any]) -> AgentCall:
-        model = as_text(given.get("model"))
-        if model not in self._models:
-            known = ", ".join(sorted(set(self._models.values())))
-            raise CallRefused("model", f"the model {model[:80]!r} was not approved for this run; approved: {known}")
-        form = self._form
-        for field_name in form.refused & given.keys():
-            if given[field_name] not in (None, False, [], {}):
-                raise CallRefused("form", f"{field_name} cannot be used here: Ava does not see what it stands for")
-        if given.get("n", 1) not in (1, None):
-            raise CallRefused("form", "n must be 1: each answer costs")
+        self._refuse_unapproved(given)
+        model, form = as_text(given.get("model")), self._form
         dropped: list[str] = []
         items = given.get(form.items)
         if isinstance(items, str):  # the short form of responses
             items = [{"type": "message", "role": "user", "content": items}]
-        body: dict[str, Any] = {"model": self._models[model]}
-        for name in form.head:
-            if name in given and given[name] is not None:
-                body[name] = self._tools(given[name], dropped) if name == "tools" else given[name]
-        body[form.items] = [self._known(item, dropped) for item in objects_in(items)]
-        for name in (*form.head, form.items):
-            if name in body:
-                body[name] = self._cleaned(body[name])
-        passed = {name: given[name] for name in sorted(form.passed & given.keys()) if given[name] is not None}
-        body |= {name: self._cleaned(value) for name, value in passed.items()}
+        seen = {name: given[name] for name in form.head if given.get(name) is not None}
+        if "tools" in seen:
+            seen["tools"] = self._tools(seen["tools"], dropped)
+        seen[form.items] = [self._known(item, dropped) for item in objects_in(items)]
+        seen |= {name: given[name] for name in sorted(form.passed & given.keys()) if given[name] is not None}
+        body = {"model": self._models[model], **{name: self._cleaned(value) for name, value in seen.items()}}
         self._adjust(body, dropped)
         taken = {"model", "n", form.items, *form.head, *form.passed, *form.output, *form.refused, *form.forced}
         dropped += sorted(given.keys() - taken - {"stream_options"})
@@ -235,12 +223,21 @@ class Bodies:
             raise _unseen(kind)
         return self._inner(fields, dropped)
 
+    def _refuse_unapproved(self, given: Mapping[str, Any]) -> None:
+        model = as_text(given.get("model"))
+        if model not in self._models:
+            known = ", ".join(sorted(set(self._models.values())))
+            raise CallRefused("model", f"the model {model[:80]!r} was not approved for this run; approved: {known}")
+        for name in self._form.refused & given.keys():
+            if given[name] not in (None, False, [], {}):
+                raise CallRefused("form", f"{name} cannot be used here: Ava does not see what it stands for")
+        if given.get("n", 1) not in (1, None):
+            raise CallRefused("form", "n must be 1: each answer costs")
+
     def _adjust(self, body: dict[str, Any], dropped: list[str]) -> None:
         choice = as_object(body.get("tool_choice")) or {}
-        name = as_text(choice.get("name")) or as_text((as_object(choice.get("function")) or {}).get("name"))
-        kind = as_text(choice.get("type"))
-        offered = {as_text(each.get("name")) or as_text((as_object(each.get("function")) or {}).get("name"))
-                   for each in objects_in(body.get("tools"))}  # fmt: skip
+        name, kind = _tool_name(choice), as_text(choice.get("type"))
+        offered = {_tool_name(each) for each in objects_in(body.get("tools"))}
         if not offered or (name and name not in offered) or kind == "allowed_tools":
             if body.pop("tool_choice", None) is not None:
                 dropped.append("tool_choice")
@@ -276,6 +273,10 @@ _MOST_DEEP = 100
 _MOST_PARTS = 200_000
 _LEAST_BUDGET = 1_024
 """The smallest budget for thinking that Anthropic's API takes."""
+
+
+def _tool_name(tool: Mapping[str, Any]) -> str:
+    return as_text(tool.get("name")) or as_text((as_object(tool.get("function")) or {}).get("name"))
 
 
 def _unseen(what: Any) -> CallRefused:

@@ -208,27 +208,14 @@ class RunMeter:
     # -- reserving ----------------------------------------------------------------------------------------------------
 
     async def _admitted(self, call: AgentCall) -> Admitted:
-        if self.error is not None:
-            raise CallRefused("over", "this run is over")
-        if self._is_done():
-            raise CallRefused("over", "the result is handed over")
-        if self.cap is None and (cap := self._counted()) is not None:
-            await self._reach(cap)
-        if self.cap is not None and not self._left_to_hand_over:
-            raise CallRefused("cap", self._refusal(self.cap))
+        await self._refuse_at_end()
         seen = self._compared(call)
         if sum(map(len, seen.fresh), len(call.head)) > MOST_NEW_BYTES:
             why = CallRefused("form", f"it has more than {MOST_NEW_BYTES:,} bytes that no earlier request had")
             await self.refuse(why)
             raise why
         shown = await anyio.to_thread.run_sync(self._shown_by, call, seen, self._turn + 1)
-        most = call.asked_output or self._config.max_output
-        if self._left_to_hand_over is not None:
-            most = min(most, max(self._config.wrap_output, GOOD_OUTPUT))
-        if self._config.price.output:
-            left = self._config.max_cost_micros - self._log.run.cost_micros
-            share = left * 1000 // (OUTPUT_SHARE * self._config.price.output)
-            most = max(min(most, share), min(most, GOOD_OUTPUT))
+        most = self._most_output(call)
         tries, output = 0, most
         ratio: float | None = None
         while True:
@@ -252,6 +239,26 @@ class RunMeter:
                     await self._reach(cap)
                 raise CallRefused("cap", self._refusal(cap))
             output, ratio = smaller
+
+    async def _refuse_at_end(self) -> None:
+        if self.error is not None:
+            raise CallRefused("over", "this run is over")
+        if self._is_done():
+            raise CallRefused("over", "the result is handed over")
+        if self.cap is None and (cap := self._counted()) is not None:
+            await self._reach(cap)
+        if self.cap is not None and not self._left_to_hand_over:
+            raise CallRefused("cap", self._refusal(self.cap))
+
+    def _most_output(self, call: AgentCall) -> int:
+        most = call.asked_output or self._config.max_output
+        if self._left_to_hand_over is not None:
+            most = min(most, max(self._config.wrap_output, GOOD_OUTPUT))
+        if self._config.price.output:
+            left = self._config.max_cost_micros - self._log.run.cost_micros
+            share = left * 1000 // (OUTPUT_SHARE * self._config.price.output)
+            most = max(min(most, share), min(most, GOOD_OUTPUT))
+        return most
 
     def _counted(self) -> LastTurn | None:
         """Return the cap of turns or tool calls, if it is reached."""

@@ -187,16 +187,16 @@ class BrowserSessions:
         self._file.make_folder()
 
         def edit(document: MutableMapping[str, Any]) -> None:
-            stored = sorted(self._read().values(), key=lambda each: each.created_us)
+            stored = sorted((each for each in self._read().values() if each.is_valid), key=lambda each: each.created_us)
             # Challenges come and go, and a model can make any number of links: neither may take a session's place.
-            others = {each.hash for each in stored if each.is_valid and each.sort != made.sort}
-            valid = [each for each in stored if each.is_valid and each.hash not in others]
-            too_many = [each for each in valid if each.user == user][: -(MOST_OF_USER - 1)]
-            kept = others | {each.hash for each in [each for each in valid if each not in too_many][-(MOST - 1) :]}
-            for name in [name for name in document if name not in kept]:
+            kept = {each.hash for each in stored if each.sort != made.sort}
+            alike = [each for each in stored if each.sort == made.sort]
+            too_many = [each for each in alike if each.user == user][: -(MOST_OF_USER - 1)]
+            kept |= {each.hash for each in [each for each in alike if each not in too_many][-(MOST - 1) :]}
+            for name in document.keys() - kept:
                 del document[name]
-            fields = {name: value for name, value in asdict(made).items() if name != "hash" and value is not None}
-            document[made.hash] = fields
+            fields = asdict(made)
+            document[fields.pop("hash")] = {name: value for name, value in fields.items() if value is not None}
 
         self._change(edit)
         return text

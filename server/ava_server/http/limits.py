@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
@@ -423,7 +424,7 @@ class Authentication:
 
     def _refused_by_name(self, scope: Scope, headers: Headers) -> Response | None:
         """Return a refusal for a wrong Host, a foreign Origin, or headers that could be smuggled; else None."""
-        if sum(len(name) + len(value) for name, value in scope["headers"]) > HEADER_BYTES:
+        if sum(map(len, chain.from_iterable(scope["headers"]))) > HEADER_BYTES:
             return error_response(431, f"The headers are longer than {HEADER_BYTES:,} bytes.", {"Connection": "close"})
         if "transfer-encoding" in headers and "content-length" in headers:
             # A proxy may have used one and we the other: the rest would be taken for another request (smuggling).

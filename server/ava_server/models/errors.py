@@ -262,15 +262,16 @@ class ProviderError:
     request_id: str | None = None
 
 
+def _status_in(error: ProviderError, table: ErrorTable) -> int:
+    numbers = [int(code) for code in error.codes if re.fullmatch("[45][0-9][0-9]", code)]
+    known = [table.status_of[code] for code in error.codes if code in table.status_of]
+    return max(numbers or known, default=0)
+
+
 def find_case(error: ProviderError, status: int | None = None) -> ErrorCase:
     """Return what a provider's error means; `status` is None for an error in the body of a 200."""
     table = error_table()
-    if status is None:
-        numbers = [int(code) for code in error.codes if re.fullmatch("[45][0-9][0-9]", code)]
-        known = [table.status_of[code] for code in error.codes if code in table.status_of]
-        code = max(numbers or known, default=0)
-    else:
-        code = status
+    code = _status_in(error, table) if status is None else status
     if not 300 <= code < 400:
         for case, words in table.by_text:
             if not error.codes.isdisjoint(case.codes) or (words and code < case.below and words.search(error.words)):

@@ -97,12 +97,16 @@ def _first_calls(task: str, request: Request) -> list[tuple[str, Mapping[str, An
     if "read_file" in offered:
         calls += [("read_file", {"path": path}) for path in paths[:_NAMED_MOST]]
     if SEARCH in offered:
-        words = _asked(task)  # with filler words, which tell the language
-        if len(words) > _QUERY_CHARS or not Query(words).telling:
-            texts = (words, _URL.sub(" ", task), named)
-            words = " ".join(next((query.words for query in map(Query, texts) if query.telling), ()))
-        calls.append((SEARCH, {"query": words[:_QUERY_CHARS] or "readme", "max_files": _FILES_MOST}))
+        calls.append((SEARCH, {"query": _search_words(task, named) or "readme", "max_files": _FILES_MOST}))
     return calls
+
+
+def _search_words(task: str, named: str) -> str:
+    words = _asked(task)  # with filler words, which tell the language
+    if len(words) > _QUERY_CHARS or not Query(words).telling:
+        texts = (words, _URL.sub(" ", task), named)
+        words = " ".join(next((query.words for query in map(Query, texts) if query.telling), ()))
+    return words[:_QUERY_CHARS]
 
 
 def _result(task: str, results: list[ToolTurn]) -> dict[str, Any]:

@@ -253,8 +253,7 @@ def best_passages(found: Iterable[Passage], query: Query, spread: Spread, most: 
     ranked: list[tuple[float, float, Passage]] = []
     for around, _, passage in nsmallest(_CUT_MOST, likely):
         for piece in pieces(passage):
-            matches = query.matches(piece.text)
-            own = weigh(matches)
+            own = weigh(query.matches(piece.text))
             together = _together(piece.text, query, weigh) if own else 0.0
             rank = own * (-around) ** _AROUND * together**_TOGETHER * record_factor(piece.source)
             rank *= _form(piece.text) * _NEXT_FILE**passage.file_rank
@@ -351,20 +350,8 @@ def pieces(passage: Passage) -> Iterator[Passage]:
     So pieces overlap. A heading or a short line comes with what follows it, which begins no piece of its own if both
     fit into one; the next section has its own pieces.
     """
-    starts: list[int] = []
-    ends: list[int] = []
-    below_title = False
+    starts, ends = _bounds(passage.text)
     sections = list(_sections(passage.text))
-    for paragraph in _PARAGRAPH.finditer(passage.text):
-        sentences = [found.span() for found in _SENTENCE.finditer(passage.text, *paragraph.span())]
-        is_long = paragraph.end() - paragraph.start() > QUOTE_CHARS
-        is_title = _TITLE.fullmatch(paragraph[0]) is not None
-        begins = [start for start, _ in (sentences if is_long else sentences[:1])]
-        if below_title and not is_title and paragraph.end() <= starts[-1] + QUOTE_CHARS:
-            begins = begins[1:]  # it is quoted with its title
-        starts += begins
-        below_title = is_title
-        ends += [end for _, end in sentences]
     for start in starts:
         limit = next((section for section in sections if section > start), len(passage.text))
         fitting = [end for end in ends if start < end <= min(start + QUOTE_CHARS, limit)]
@@ -373,6 +360,24 @@ def pieces(passage: Passage) -> Iterator[Passage]:
         while not fitting and end < min(each for each in ends if each > start):  # a sentence that is longer
             start, end = end, _cut_at(passage.text, end)
             yield from _piece(passage, start, end)
+
+
+def _bounds(text: str) -> tuple[list[int], list[int]]:
+    """Return where pieces of a text can begin, and where they can end."""
+    starts: list[int] = []
+    ends: list[int] = []
+    below_title = False
+    for paragraph in _PARAGRAPH.finditer(text):
+        sentences = [found.span() for found in _SENTENCE.finditer(text, *paragraph.span())]
+        is_long = paragraph.end() - paragraph.start() > QUOTE_CHARS
+        is_title = _TITLE.fullmatch(paragraph[0]) is not None
+        begins = [start for start, _ in (sentences if is_long else sentences[:1])]
+        if below_title and not is_title and paragraph.end() <= starts[-1] + QUOTE_CHARS:
+            begins = begins[1:]  # it is quoted with its title
+        starts += begins
+        below_title = is_title
+        ends += [end for _, end in sentences]
+    return starts, ends
 
 
 def _sections(text: str) -> Iterator[int]:

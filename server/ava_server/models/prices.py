@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
@@ -41,8 +41,7 @@ def look_up(provider: str, model_id: str, *, base_url: str | None, now: datetime
     if known is None:
         return f"the table knows no provider {base_url or provider}"
     wanted = model_id.lower()
-    model = next((one for one in known.models if one.id.lower() == wanted), None)
-    model = model or next((one for one in known.models if _names(one.match, wanted)), None)
+    model = _model_named(known.models, wanted)
     if model is None:
         near = next((one.id for one in known.models if one.match.is_match(wanted)), None)
         return f"the table has only the similar {near}" if near else f"{known.name} sells none in the table"
@@ -50,6 +49,11 @@ def look_up(provider: str, model_id: str, *, base_url: str | None, now: datetime
     if any(price.input_mtok is None or price.output_mtok is None for price in prices):  # the table counts that as 0
         return f"the table's entry {model.id} lacks an input or output price"
     return _dearest([_Rates(price) for price in prices], model, f"genai-prices {__version__}")
+
+
+def _model_named(models: Sequence[ModelInfo], wanted: str) -> ModelInfo | None:
+    exact = next((one for one in models if one.id.lower() == wanted), None)
+    return exact or next((one for one in models if _names(one.match, wanted)), None)
 
 
 def known_ids(provider: str, base_url: str | None = None) -> frozenset[str]:

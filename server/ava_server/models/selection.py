@@ -265,29 +265,35 @@ def _split_name(wanted: str, settings: ModelSettings, providers: Mapping[str, Pr
         if rest.strip():
             return prefix, rest.strip()
         raise BadInput(f"model: {wanted!r} names a provider without a model; write {prefix}:ID")
-    if colon and prefix in settings.providers and prefix not in KNOWN_URLS:
-        raise BadInput(
-            f"model: {wanted!r} needs the address of {prefix}; add base_url to [providers.{prefix}] in config.toml"
-        )
     if colon and prefix in KNOWN_URLS:
         unused = settings.providers[prefix].unused_key if prefix in settings.providers else None
         why = f" ({unused})" if unused else ""
         raise BadInput(f"model: {wanted!r} needs a key for {prefix}, and there is none{why}.", needs_key=prefix)
+    if colon and prefix in settings.providers:
+        raise BadInput(
+            f"model: {wanted!r} needs the address of {prefix}; add base_url to [providers.{prefix}] in config.toml"
+        )
     if not providers:
         raise BadInput(
             f"model: {wanted!r} cannot be used, because no model is configured. Ava needs a key, or AVA_MODEL_BASE_URL"
             " and AVA_MODEL of any OpenAI-compatible endpoint.",
             needs_key="openrouter",
         )
+    return _knowing(wanted, settings, providers), wanted
+
+
+def _knowing(wanted: str, settings: ModelSettings, providers: Mapping[str, Provider]) -> str:
+    """Return the one provider that has a model; the user's own endpoint may have any."""
     knowing = [name for name, provider in providers.items() if _knows(name, provider, wanted, settings)]
     if len(knowing) > 1:
         choices = " or ".join(f"{name}:{wanted}" for name in knowing)
         raise BadInput(f"model: {' and '.join(knowing)} both know {wanted!r}; write {choices}")
     if knowing:
-        return knowing[0], wanted
+        return knowing[0]
     open_ended = [name for name in providers if name not in KNOWN_URLS]
+    _, colon, rest = wanted.partition(":")
     if len(providers) == 1 and open_ended and (not colon or _VERSION.search(rest)):
-        return open_ended[0], wanted  # the user's own endpoint, whose models no table lists
+        return open_ended[0]
     also = f"; if {open_ended[0]} has such a model, write {open_ended[0]}:{wanted}" if open_ended else ""
     raise BadInput(
         f"model: no configured provider knows {wanted!r} (configured: {', '.join(providers)})"
@@ -356,7 +362,7 @@ def check_address(name: str, base_url: str, api_key: str | None) -> None:
             f"The base URL of {name} ({_shown(base_url)}) cannot be used; write it like https://host/v1, "
             "without user, password or query."
         )
-    if api_key and not (api_key.isascii() and api_key.isprintable() and " " not in api_key):
+    if re.search("[^!-~]", api_key or ""):
         raise ConfigError(
             f"The key of {name} contains characters that keys never have; store it again: `ava key set {name}`"
         )

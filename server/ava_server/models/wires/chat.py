@@ -197,16 +197,17 @@ class ChatAnswer(Answer):
             self._dropped[f"dropped a piece of {key} that was {_kind(value)}"] = None
         return ""
 
+    def _found(self, identity: str, index: Any) -> dict[str, Any] | None:
+        if isinstance(index, int):
+            return self._by_index.get(index)
+        if identity:
+            return self._by_id.get(identity)
+        return self._calls[-1] if self._calls else None
+
     def _add_fragment(self, fragment: Mapping[str, Any]) -> str:
         """Add a fragment to its tool call, found by index, else by id, else the last one; return new arguments."""
         identity, index = as_text(fragment.get("id")), fragment.get("index")
-        call: dict[str, Any] | None
-        if isinstance(index, int):
-            call = self._by_index.get(index)
-        elif identity:
-            call = self._by_id.get(identity)
-        else:
-            call = self._calls[-1] if self._calls else None
+        call = self._found(identity, index)
         # Some servers number every call 0: another id is another call.
         if call is None or (identity and call["id"] and identity != call["id"]):
             call = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
