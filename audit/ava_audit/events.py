@@ -42,14 +42,12 @@ PlanPhase = Literal["analysis", "plan", "review"]
 ExtendedCap = Literal["max_cost_cents", "max_tokens", "timeout"]
 
 
-class Usage(BaseModel):
+class Usage(BaseModel, frozen=True, extra="forbid"):
     """Tokens of one model call by class, as reported by the provider.
 
     `input_tokens` counts fresh tokens: neither read from a cache nor written to one. `thinking_tokens` is a part of
     `output_tokens`; only the cost table shows it.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     input_tokens: int = Field(default=0, ge=0)
     output_tokens: int = Field(default=0, ge=0)
@@ -593,14 +591,12 @@ class PlanReady(Fact):
     reviewed: bool
 
 
-class CommandRun(BaseModel):
+class CommandRun(BaseModel, frozen=True, extra="ignore"):
     """How a command of a run's approval ended: the setup command or the verify command.
 
     `passed` means exit code 0. `ended` says how the command ended, if it did not exit by itself. `output` is its
     last part, or the part that shows the failure: bounded, and without secrets.
     """
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     passed: bool
     code: int | None = None

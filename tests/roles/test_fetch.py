@@ -496,7 +496,7 @@ async def test_reports_a_page_that_was_never_requested() -> None:
 
 async def test_forgets_hosts_without_waiting_requests() -> None:
     now = 0.0
-    turns = HostQueue(1.0, lambda: now, anyio.sleep)
+    turns = HostQueue(lambda: now, anyio.sleep)
     for number in range(1000):
         now += 2
         async with turns.turn(f"host{number}"):

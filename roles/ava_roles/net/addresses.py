@@ -91,7 +91,7 @@ _LOCAL_NAMES = frozenset((
 _ARPA = ".home.arpa"
 
 
-def checked_url(text: str, ports: Collection[int] = PORTS) -> URL:
+def checked_url(text: str) -> URL:
     """Return a URL that may be requested, without its fragment; it may come from a model or a `Location` header.
 
     Raises AccessRefused: it is malformed, not http or https, to none of the ports, or not of a public host.
@@ -115,8 +115,8 @@ def checked_url(text: str, ports: Collection[int] = PORTS) -> URL:
         raise refused("only http and https URLs can be fetched")
     if url.userinfo or _USERINFO.match(text):
         raise refused("it contains a user name or password; leave out everything up to the @")
-    if port is not None and port not in ports:
-        raise refused(f"port {port} is not open to subagents; open are {', '.join(map(str, sorted(ports)))}")
+    if port is not None and port not in PORTS:
+        raise refused(f"port {port} is not open to subagents; open are {', '.join(map(str, sorted(PORTS)))}")
     if why := _bad_host(host):
         raise refused(why)
     return url.copy_with(fragment=None)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from ava_roles.errors import AccessRefused, NotRequested, ToolFailed
-from ava_roles.net.addresses import PORTS, checked_url, host_of, masked
+from ava_roles.net.addresses import checked_url, host_of, masked
 from ava_roles.threads import run_sync
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Body:
         return True
 
 
-SLOW_S = 5.0
+SLOW_S, PAUSE_S = 5.0, 1.0
 _HOSTS_KEPT = 256
 
 
@@ -92,11 +92,10 @@ class _Queue:
 class HostQueue:
     """Sends one request at a time to each host; none makes the next one wait for more than `SLOW_S`.
 
-    `pause_s` lie between the end of a request to a host and the start of the next. `clock` returns monotonic seconds.
+    `PAUSE_S` lie between the end of a request to a host and the start of the next. `clock` returns monotonic seconds.
     """
 
-    def __init__(self, pause_s: float, clock: Callable[[], float], sleep: Callable[[float], Awaitable[None]]) -> None:
-        self._pause_s = pause_s
+    def __init__(self, clock: Callable[[], float], sleep: Callable[[float], Awaitable[None]]) -> None:
         self._clock = clock
         self._sleep = sleep
         self._queues: dict[str, _Queue] = {}
@@ -117,7 +116,7 @@ class HostQueue:
                 yield
             finally:
                 ended.set()
-                queue.free_at = self._clock() + self._pause_s
+                queue.free_at = self._clock() + PAUSE_S
         finally:
             queue.users -= 1
             if len(self._queues) > _HOSTS_KEPT:  # a long-lived server must not collect them
@@ -178,8 +177,7 @@ class Fetcher:
 
     `resolver` and `context` are the system's by default; tests put their own server behind `backend`, which connects to
     a checked address. Without a `proxy`, it connects directly, whatever the environment says. `hosts`: the only ones
-    that may be requested, as `bound_host` returns them; none means every public one. `pause_s` lie between two requests
-    to one host. `clock` returns monotonic seconds.
+    that may be requested, as `bound_host` returns them; none means every public one. `clock` returns monotonic seconds.
     """
 
     def __init__(
@@ -187,11 +185,9 @@ class Fetcher:
         resolver: Resolver | None = None,
         backend: httpcore2.AsyncNetworkBackend | None = None,
         *,
-        ports: Collection[int] = PORTS,
         context: ssl.SSLContext | None = None,
         proxy: str | None = None,
         hosts: Collection[str] = (),
-        pause_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
@@ -199,11 +195,10 @@ class Fetcher:
 
         self._resolver = resolver or SystemResolver()
         self._backend = backend
-        self._ports = frozenset(ports)
         self._context = context
         self._proxy = proxy
         self._allowed: tuple[frozenset[str], ...] = (frozenset(hosts),) if hosts else ()
-        self._turns = HostQueue(pause_s, clock, sleep)
+        self._turns = HostQueue(clock, sleep)
 
     def limit_to(self, hosts: Collection[str]) -> Fetcher:
         """Return this fetcher, restricted further to these hosts; without hosts, unchanged."""
@@ -266,7 +261,7 @@ class Fetcher:
             ) from None
 
     def _checked(self, url: str) -> httpx2.URL:
-        target = checked_url(url, self._ports)
+        target = checked_url(url)
         for hosts in self._allowed:
             if host_of(target) not in hosts:
                 raise AccessRefused(

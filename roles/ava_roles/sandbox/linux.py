@@ -31,10 +31,10 @@ class NotOnThisSystem(OSError):
         super().__init__(number, "not on this system", what)
 
 
-def openat2(folder: int, name: str, flags: int, mode: int = 0) -> int:
+def openat2(folder: int, name: str, flags: int) -> int:
     """Open a name beneath a folder in one call, by no link and no mount point. Raises OSError: the kernel refuses."""
     libc, get_errno = _libc("openat2")
-    how = struct.pack("QQQ", flags, mode, _RESOLVE)
+    how = struct.pack("QQQ", flags, 0, _RESOLVE)
     for _ in range(_TRIES):
         descriptor = int(libc.syscall(_OPENAT2, folder, os.fsencode(name), how, len(how)))
         if descriptor >= 0:

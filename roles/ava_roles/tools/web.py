@@ -163,8 +163,8 @@ class ReadWebpages:
         aliases=("WebFetch",),
     )
 
-    def __init__(self, robots: Robots | None = None) -> None:
-        self._robots = robots or Robots()
+    def __init__(self) -> None:
+        self._robots = Robots()
 
     def activity(self, args: ReadWebpagesArgs) -> str:
         """Return `Reading HOST/PATH`."""

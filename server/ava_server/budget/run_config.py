@@ -8,7 +8,7 @@ from dataclasses import asdict
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, PlainSerializer
+from pydantic import BaseModel, PlainSerializer
 
 from ava_roles.mcp_client.tools import OfferedTool
 from ava_roles.tools.run_specs import RUN_SPECS
@@ -31,10 +31,8 @@ StoredPrice = Annotated[Price, PlainSerializer(asdict, return_type=dict[str, Any
 """A price with its nulls, in the log too."""
 
 
-class Texts(BaseModel):
+class Texts(BaseModel, frozen=True, extra="forbid"):
     """The texts of a proposal. They are in the run's first `UserMessage`, so that they can be erased."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     task: str
     context: str | None = None
@@ -42,20 +40,16 @@ class Texts(BaseModel):
     rationale: str | None = None
 
 
-class EarlierRun(BaseModel):
+class EarlierRun(BaseModel, frozen=True, extra="ignore"):
     """An ended run whose result may be read; nothing that it wrote."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     id: str
     role: str
     ending: str
 
 
-class ForeignDefinition(BaseModel):
+class ForeignDefinition(BaseModel, frozen=True, extra="ignore"):
     """A tool of an MCP server as it was approved, by its server's name for it, and whether it can change things."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     tool: str
     description: str
@@ -67,10 +61,8 @@ class ForeignDefinition(BaseModel):
         return OfferedTool(name, self.tool, self.description, self.parameters, self.changes)
 
 
-class ForeignUse(BaseModel):
+class ForeignUse(BaseModel, frozen=True, extra="ignore"):
     """What a run uses of one MCP server, as it was approved."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     digest: str  # the hash of the server's configuration
     where: str
@@ -80,19 +72,15 @@ class ForeignUse(BaseModel):
     tools: dict[str, ForeignDefinition] = {}  # those of its tools that the run has, by full name
 
 
-class StoredFile(BaseModel):
+class StoredFile(BaseModel, frozen=True, extra="ignore"):
     """A file beside the log, in its database: its SHA-256, and its number of bytes."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     sha256: str
     size: int
 
 
-class Coding(BaseModel):
+class Coding(BaseModel, frozen=True, extra="ignore"):
     """What a run may change in a repository, and the command that decides whether its work passes."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     repository: str  # the root of the user's checkout
     branch: str | None = None  # the branch that is checked out there; None for a detached HEAD
@@ -109,10 +97,8 @@ class Coding(BaseModel):
     snapshot: StoredFile | None = None
 
 
-class SearchCall(BaseModel):
+class SearchCall(BaseModel, frozen=True, extra="ignore"):
     """The model call that one web search makes, where a model provider searches."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     model: str
     base_url: str
@@ -137,13 +123,11 @@ class SearchCall(BaseModel):
         )
 
 
-class Estimate(BaseModel):
+class Estimate(BaseModel, frozen=True, extra="ignore"):
     """What similar runs of the user took, when the run was proposed; see `approval/estimates.py`.
 
     A value is None where it is the proposal's own cap, or where nothing costs anything.
     """
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     runs: int  # how many similar runs there were
     group: Literal["size", "model", "role"]  # the narrowest that they have in common
@@ -159,10 +143,8 @@ class Estimate(BaseModel):
         return self.runs >= 9
 
 
-class RunConfig(BaseModel):
+class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may have written it
     """Everything that the proposal resolved, without the texts. Caps are the run's own."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")  # a newer program may have written it
 
     role: str
     role_source: str

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from ava_audit.units import now_us
 from ava_server.core.files import PrivateFile, WatchedFile
@@ -68,9 +68,7 @@ class BrowserSession:
         return self.expires_us > now_us()
 
 
-class _Entry(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class _Entry(BaseModel, extra="forbid", strict=True):
     kind: str
     user: str
     token: str | None = None

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 
-class TokenEntry(BaseModel):
+class TokenEntry(BaseModel, strict=True):
     """A token."""
-
-    model_config = ConfigDict(strict=True)
 
     user: str
     scopes: list[str]
@@ -17,20 +15,16 @@ class TokenEntry(BaseModel):
     expires_us: int | None = None
 
 
-class SecretEntry(BaseModel):
+class SecretEntry(BaseModel, strict=True):
     """A secret."""
-
-    model_config = ConfigDict(strict=True)
 
     value: str
     hosts: list[str] = Field(default=[], alias="for")
     set_at: str = Field(default="", alias="set")
 
 
-class PasskeyEntry(BaseModel):
+class PasskeyEntry(BaseModel, extra="forbid", strict=True):
     """A passkey; bytes are in base64."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str
     user: str

@@ -73,10 +73,10 @@ def provider_engine(
 
 
 def any_search(
-    settings: SearchSettings, stored: Mapping[str, Key], models: ModelSettings, model: str = "balanced"
+    settings: SearchSettings, stored: Mapping[str, Key], models: ModelSettings
 ) -> Engine | ProviderSearch | None:
-    """Return what searches for a run with this model (a tier, or `provider:id`). Raises ConfigError: an invalid key."""
-    return engine_of(settings, stored) or provider_engine(settings, models, lambda: choose(None, model, models))
+    """Return what searches for a run with the default model. Raises ConfigError: an invalid key."""
+    return engine_of(settings, stored) or provider_engine(settings, models, lambda: choose(None, UNNAMED, models))
 
 
 def searches_by_default(settings: SearchSettings, stored: Mapping[str, Key], models: ModelSettings) -> bool:

@@ -58,9 +58,9 @@ def nearest(given: str, known: Iterable[str], cutoff: float = 0.6) -> str | None
     return names[found[0]] if found else None
 
 
-def did_you_mean(given: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+def did_you_mean(given: str, known: Iterable[str]) -> str:
     """Return `did you mean NAME? `, to be followed by a sentence; empty if no name is similar."""
-    name = nearest(given, known, cutoff)
+    name = nearest(given, known)
     return f"did you mean {name}? " if name is not None else ""
 
 

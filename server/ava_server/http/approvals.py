@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import anyio.to_thread
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError
+from pydantic import BaseModel, Discriminator, Field, Tag, TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -38,14 +38,12 @@ CLIENT = "approvals"
 _FIELDS = ("status", "decisions", "group_id", "approval_lines")
 
 
-class ProposalsBody(BaseModel):
+class ProposalsBody(BaseModel, extra="forbid", strict=True):
     """The body of a decision; two or more proposals are approved as one group, whose cap of time is in seconds.
 
     `approving` has their approval lines letter for letter, and the group's line if there are several; `digests` has the
     digest of each proposal as GET /approvals showed it.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     decision: Literal["approve", "reject"]
     pending_ids: list[str] = Field(min_length=1, max_length=50)
@@ -55,10 +53,8 @@ class ProposalsBody(BaseModel):
     group_timeout: float | int | None = None
 
 
-class ExtensionBody(BaseModel):
+class ExtensionBody(BaseModel, extra="forbid", strict=True):
     """The body of a decision on what a run near a cap asks for; its digest is the one of GET /approvals."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     decision: Literal["approve", "reject"]
     subagent_id: str

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio.to_thread
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -51,9 +51,7 @@ BODY_BYTES = 10_000
 _Count = Annotated[int, Field(strict=True, ge=0)]
 
 
-class _Limits(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class _Limits(BaseModel, extra="forbid"):
     daily_cents: _Count | None = None
     running: _Count | None = None
     spawns_per_hour: _Count | None = None

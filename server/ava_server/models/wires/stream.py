@@ -54,9 +54,7 @@ class EventReader:
     Counts `replaced` invalid UTF-8 sequences.
     """
 
-    def __init__(self, max_line: int = MOST_LINE_BYTES) -> None:
-        """Start empty; `max_line` is the most bytes that a line may have."""
-        self._max_line = max_line
+    def __init__(self) -> None:
         self._rest = bytearray()
         self._ends_with_cr = False
         self._data: list[str] = []
@@ -75,8 +73,8 @@ class EventReader:
             self._rest = bytearray(rest)
             events = self._read(lines)
         self._ends_with_cr = self._rest.endswith(b"\r")
-        if len(self._rest) > self._max_line:
-            raise LineTooLongError(f"a line of more than {self._max_line:,} bytes")
+        if len(self._rest) > MOST_LINE_BYTES:
+            raise LineTooLongError(f"a line of more than {MOST_LINE_BYTES:,} bytes")
         return events
 
     def finish(self) -> list[str]:
