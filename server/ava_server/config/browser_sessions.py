@@ -193,8 +193,9 @@ class BrowserSessions:
             kept |= {each.hash for each in [each for each in alike if each not in too_many][-(MOST - 1) :]}
             for name in document.keys() - kept:
                 del document[name]
-            fields = asdict(made)
-            document[fields.pop("hash")] = {name: value for name, value in fields.items() if value is not None}
+            fields = {name: value for name, value in asdict(made).items() if value is not None}
+            del fields["hash"]
+            document[made.hash] = fields
 
         self._change(edit)
         return text
