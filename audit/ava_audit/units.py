@@ -120,11 +120,7 @@ def format_duration(seconds: float) -> str:
     if seconds < 0.9995:
         return f"{max(0, round(seconds * 1_000))} ms" if seconds > 0 else "0 s"
     whole = round(seconds)
-    for size, unit, part_size, part_unit in (
-        (86_400, "d", 3_600, "h"),
-        (3_600, "h", 60, "min"),
-        (60, "min", 1, "s"),
-    ):
+    for size, unit, part_size, part_unit in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
         if whole >= size:
             part = whole % size // part_size
             return f"{whole // size} {unit}" + (f" {part} {part_unit}" if part else "")

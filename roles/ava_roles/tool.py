@@ -23,14 +23,7 @@ if TYPE_CHECKING:
 
 
 NEVER_FOR_SUBAGENTS = frozenset(
-    {
-        "spawn_subagent",
-        "confirm_spawn",
-        "check_subagent",
-        "message_subagent",
-        "cancel_subagent",
-        "read_ava_logs",
-    }
+    {"spawn_subagent", "confirm_spawn", "check_subagent", "message_subagent", "cancel_subagent", "read_ava_logs"}
 )
 """Ava's own MCP tools. No subagent gets a tool with one of these names, from any server."""
 WEB_SEARCH = "web_search"

@@ -54,9 +54,7 @@ _OWN = (
     _shape("google-key", "GOCSPX-", r"[A-Za-z0-9_-]{28}(?![A-Za-z0-9_-])"),
     _shape("google-token", "ya29.", r"[A-Za-z0-9_-]{30,}+"),
     _shape(
-        "slack-token",
-        "xoxb- xoxp- xoxa- xoxr- xoxs- xoxc- xoxe. xapp-",
-        r"(?=[A-Za-z-]{0,20}[0-9])[A-Za-z0-9.-]{20,}+",
+        "slack-token", "xoxb- xoxp- xoxa- xoxr- xoxs- xoxc- xoxe. xapp-", r"(?=[A-Za-z-]{0,20}[0-9])[A-Za-z0-9.-]{20,}+"
     ),
     _shape("slack-webhook", "hooks.slack.com/services/T", r"[A-Z0-9]{6,16}+/B[A-Z0-9]{6,16}+/[A-Za-z0-9]{16,}+"),
     _shape("huggingface-token", "hf_", r"[A-Za-z0-9]{30,}+"),

@@ -93,11 +93,7 @@ def run_git(
     `env` is its whole environment, and `aside` a folder for temporary files without a name. It inherits the descriptors
     `held`. With `outlives`, it goes on if this process is killed. Raises OSError: it cannot be started.
     """
-    with (
-        tempfile.TemporaryFile(dir=aside) as given,
-        tempfile.TemporaryFile(dir=aside) as out,
-        _memory_file() as errors,
-    ):
+    with tempfile.TemporaryFile(dir=aside) as given, tempfile.TemporaryFile(dir=aside) as out, _memory_file() as errors:
         given.write(stdin)
         given.seek(0)
         process = subprocess.Popen(  # noqa: S603 - Ava's own arguments, and names from a file or after `--`

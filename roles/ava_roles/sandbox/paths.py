@@ -132,12 +132,7 @@ class Root:
         return self._entry(parts).kind if parts else "folder"
 
     def walk(
-        self,
-        rel: str = "",
-        *,
-        limit: int = 100_000,
-        keep: Callable[[Entry], bool] | None = None,
-        links: bool = False,
+        self, rel: str = "", *, limit: int = 100_000, keep: Callable[[Entry], bool] | None = None, links: bool = False
     ) -> Generator[Entry]:
         """Yield the regular files beneath a folder, sorted by path; follow no link. A file yields itself.
 

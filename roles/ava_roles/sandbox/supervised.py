@@ -64,10 +64,7 @@ class SupervisedSandbox:
         """Run a command to its end, as `Sandbox.run` says."""
         began = time.monotonic()
         output = Output(command.max_output)
-        async with (
-            self._supervise(replace(command, stdin=False)) as running,
-            anyio.create_task_group() as tasks,
-        ):
+        async with self._supervise(replace(command, stdin=False)) as running, anyio.create_task_group() as tasks:
             tasks.start_soon(output.drain, running.stdout)
             await running.report.wait()
             tasks.cancel_scope.deadline = anyio.current_time() + REST_S
@@ -83,10 +80,7 @@ class SupervisedSandbox:
     async def start(self, command: Command) -> AsyncGenerator[Pipes]:
         """Run a command with open stdin and stdout, as `Sandbox.start` says."""
         errors = Output(command.max_output)
-        async with (
-            self._supervise(replace(command, stdin=True)) as running,
-            anyio.create_task_group() as tasks,
-        ):
+        async with self._supervise(replace(command, stdin=True)) as running, anyio.create_task_group() as tasks:
             tasks.start_soon(errors.drain, running.stderr)
             try:
                 yield Pipes(running.stdin, running.stdout, lambda: errors.text()[0])

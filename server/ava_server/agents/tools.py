@@ -44,11 +44,7 @@ class RunTools:
     """
 
     def __init__(
-        self,
-        run: ActiveRun,
-        calls: ToolCalls,
-        on_submit: Callable[[], None],
-        news: Callable[[], Awaitable[str]],
+        self, run: ActiveRun, calls: ToolCalls, on_submit: Callable[[], None], news: Callable[[], Awaitable[str]]
     ) -> None:
         self._run = run
         self._calls = calls

@@ -259,9 +259,6 @@ _ESTIMATES = {
 def digest(config: RunConfig, texts: Texts) -> str:
     """Return the hash of what is approved: configuration and texts, but no estimate, which depends on other runs."""
     own = {"runner"} if config.runner == IN_PROCESS else set[str]()  # as before there were others
-    both = {
-        "config": config.model_dump(mode="json", exclude=_ESTIMATES | own),
-        "texts": texts.model_dump(mode="json"),
-    }
+    both = {"config": config.model_dump(mode="json", exclude=_ESTIMATES | own), "texts": texts.model_dump(mode="json")}
     line = json.dumps(both, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
     return hashlib.sha256(line.encode()).hexdigest()

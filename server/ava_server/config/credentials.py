@@ -7,15 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ava_roles.net.addresses import PROXY_VARIABLES, proxy_password
-from ava_server.config.keys import (
-    OWN_PREFIX,
-    Key,
-    is_placeholder,
-    key_among,
-    key_variables,
-    read_keys,
-    why_unused,
-)
+from ava_server.config.keys import OWN_PREFIX, Key, is_placeholder, key_among, key_variables, read_keys, why_unused
 from ava_server.config.secrets import Secret, read_secrets
 from ava_server.core.files import WatchedFile
 from ava_server.models.prices import UserPrice

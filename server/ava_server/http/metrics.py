@@ -120,12 +120,7 @@ class Families:
     """The metrics, as the library collects them. Blocks."""
 
     def __init__(
-        self,
-        log: LogState,
-        runtime: Runtime,
-        live: Sequence[LiveInstance],
-        now_us: int,
-        open_sessions: int | None,
+        self, log: LogState, runtime: Runtime, live: Sequence[LiveInstance], now_us: int, open_sessions: int | None
     ) -> None:
         self._log = log
         self._live = live

@@ -103,10 +103,7 @@ async def list_resources(ctx: Ctx, params: types.PaginatedRequestParams | None) 
             resources.append(types.Resource(uri=card.URI, name="run", title="Card of a run", mime_type=card.MIME))
     resources.extend(
         types.Resource(
-            uri=f"ava://runs/{row.id}",
-            name=row.id,
-            title=f"{label(row)}: {row.state}",
-            mime_type="application/json",
+            uri=f"ava://runs/{row.id}", name=row.id, title=f"{label(row)}: {row.state}", mime_type="application/json"
         )
         for row in page
     )

@@ -11,15 +11,7 @@ from urllib.parse import urlsplit
 
 from ava_server.models.base import Bound
 from ava_server.models.prices import Price, nanos, reserve_micros
-from ava_server.models.selection import (
-    KNOWN_URLS,
-    Choice,
-    ModelSettings,
-    choose,
-    configured,
-    default_tiers,
-    host_of,
-)
+from ava_server.models.selection import KNOWN_URLS, Choice, ModelSettings, choose, configured, default_tiers, host_of
 
 
 @dataclass(frozen=True)
