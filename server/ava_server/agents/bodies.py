@@ -151,7 +151,10 @@ class Bodies:
             seen["tools"] = self._tools(seen["tools"], dropped)
         seen[form.items] = [self._known(item, dropped) for item in objects_in(items)]
         seen |= {name: given[name] for name in sorted(form.passed & given.keys()) if given[name] is not None}
-        body = {"model": self._models[model], **{name: self._cleaned(value) for name, value in seen.items()}}
+        body: dict[str, Any] = {
+            "model": self._models[model],
+            **{name: self._cleaned(value) for name, value in seen.items()},
+        }
         self._adjust(body, dropped)
         taken = {"model", "n", form.items, *form.head, *form.passed, *form.output, *form.refused, *form.forced}
         dropped += sorted(given.keys() - taken - {"stream_options"})
