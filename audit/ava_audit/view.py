@@ -262,6 +262,11 @@ class View:
         where = "user_id = ? AND task_id = ? AND state IN (?, ?, ?) ORDER BY created_us, id"
         return self._runs(where, user, task_id, *UNENDED)
 
+    def with_task_prefix(self, user: str, prefix: str) -> list[RunRow]:
+        """Return all of this user's runs whose `task_id` begins with a text, oldest first."""
+        where = "user_id = ? AND substr(task_id, 1, ?) = ? ORDER BY created_us, id"
+        return self._runs(where, user, len(prefix), prefix)
+
     def live(self, run_id: str) -> tuple[str, int] | None:
         """Return what a run is doing right now and since when (microseconds UTC), or None."""
         return next(self.select("SELECT text, at_us FROM live WHERE run_id = ?", run_id), None)

@@ -38,6 +38,7 @@ EXTRAS: Mapping[str, Extra] = {
     "documents": Extra(
         "PDF, Word and Excel files need", "ava_roles.documents.parsers", ("pypdf", "docx", "openpyxl", "trafilatura")
     ),
+    "eval": Extra("Suites of cases need", "ava_server.suites.run", ("pydantic_evals",)),
     "languages": Extra("Words of Chinese, Japanese and Thai need", "icu4py.breakers", ("icu4py",)),
     "postgres": Extra("A log in Postgres needs", "ava_audit.postgres.backend", ("psycopg",)),
 }

@@ -45,6 +45,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "report": ("report", "What was spent, by day, role, model and ending, and what failed."),
         "report approvals": ("report", "Who approved what, over which way, and what it cost."),
         "report estimates": ("report", "How good the estimates in past proposals were."),
+        "eval": ("eval", "Cases of runs, recorded runs run again for nothing, and suites."),
         "verify": ("verify", "Check the log's hash chain and rebuild its state."),
         "erase": ("erase", "Erase a finished run's content; keep its metadata and cost."),
         "backup": ("backup", "Copy the data root, also while servers run."),

@@ -20,6 +20,7 @@ import typer
 
 from ava_audit.errors import AuditError
 from ava_audit.rows import WAITING
+from ava_audit.units import MICROS_PER_CENT
 from ava_roles.errors import RolesError
 from ava_server.approval.decide import PersonAnswer, Shown, approval_needs
 from ava_server.approval.requests import SpawnArgs
@@ -58,6 +59,7 @@ class RunRequest:
     Attributes:
         spawns: The arguments of `spawn_subagent` for each subagent.
         group: The limits of several together, as `confirm_spawn` takes them.
+        most_micros: The most that several may cost together, where their own caps come to more; micro-USD.
         degraded: Accept that tools which the roles need are missing.
         yes: Start without asking.
         as_json: Print the results as one JSON object.
@@ -67,6 +69,7 @@ class RunRequest:
 
     spawns: tuple[dict[str, Any], ...]
     group: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    most_micros: int | None = None
     degraded: bool = False
     yes: bool = False
     as_json: bool = False
@@ -201,7 +204,7 @@ def run_command(
         out=out,
         artifacts=artifacts,
     )
-    raise typer.Exit(anyio.run(_run, _checked_settings(request), request))
+    raise typer.Exit(anyio.run(_run, checked_settings(request), request))
 
 
 def _tasks(given: Sequence[str]) -> Sequence[str]:
@@ -240,7 +243,7 @@ def _task_in(file: Path) -> str:
     return text
 
 
-def _checked_settings(request: RunRequest) -> Settings:
+def checked_settings(request: RunRequest) -> Settings:
     """Return the settings, if somebody or something may approve the request.
 
     Raises:
@@ -317,7 +320,7 @@ async def _run(settings: Settings, request: RunRequest) -> int:
     folder = request.spawns[0].get("workspace") or await _folder_of(settings, request.spawns[0].get("retry_of"))
     roots = (str(folder),) if folder is not None else ()
     async with open_service(settings, "ava run", asked=not request.yes, runs=True, roots=roots) as (runtime, service):
-        run_ids = await _approve(runtime, service, request)
+        run_ids = await approve(runtime, service, request)
         if not run_ids:
             return NOT_APPROVED
         followed = FollowedRuns(runtime, service, run_ids)
@@ -339,7 +342,7 @@ async def _folder_of(settings: Settings, retried: str | None) -> str | None:
         return config_of((await find_run(log, retried)).config).workspace
 
 
-async def _approve(runtime: Runtime, service: Service, request: RunRequest) -> list[str]:
+async def approve(runtime: Runtime, service: Service, request: RunRequest) -> list[str]:
     """Propose, ask, and approve or reject; return the ids of the runs, none if they were not approved."""
     client = LocalApprovals(runtime, service.session)
     await client.check_can_approve(())  # an error comes before any question
@@ -353,6 +356,8 @@ async def _approve(runtime: Runtime, service: Service, request: RunRequest) -> l
     limits = dict(request.group)
     if len(proposals) > 1:
         await _check_group_cap(client, proposals, request)
+        if request.most_micros is not None and request.most_micros < sum(one.max_cost_micros for one in proposals):
+            limits["group_max_cost_cents"] = request.most_micros // MICROS_PER_CENT
         show_table(proposals, limits, err=True)
     chosen = proposals if request.yes else []
     try:

@@ -192,6 +192,7 @@ class RunContext:
         ask: Asks the person; None where the run cannot wait for an answer.
         artifacts: Lists the files that the run has handed over.
         close: Closes the run's folders; after the run's end (True) it also removes them.
+        clock: The monotonic clock by which its active time is measured, in seconds.
     """
 
     model: Model
@@ -214,6 +215,7 @@ class RunContext:
     ask: Ask | None = None
     artifacts: Callable[[], list[dict[str, Any]]] = field(default=list)
     close: Callable[[bool], None] = field(default=_nothing)
+    clock: Callable[[], float] = time.monotonic
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,7 @@ class ActiveRun:
         log: Its log.
         config: What was approved.
         context: What it works with.
-        began: When it would have begun without interruptions, on the monotonic clock.
+        began: When it would have begun without interruptions, on the context's clock.
         say: Shows a sentence in the status line; does not wait.
         tasks: Where a tool works; one that ignores its cancellation is left behind there.
     """
@@ -239,7 +241,7 @@ class ActiveRun:
     @property
     def active_s(self) -> float:
         """Seconds for which the run has been active, over all its claims."""
-        return time.monotonic() - self.began
+        return self.context.clock() - self.began
 
     @property
     def left_s(self) -> float:

@@ -94,7 +94,7 @@ class AgentRun:
         self._log = RunLog(store, run, who, history)
         self._log.on_hold = self.say
         self._on_activity = on_activity
-        began = time.monotonic() - run.active_us / 1_000_000
+        began = context.clock() - run.active_us / 1_000_000
         self._run = active = ActiveRun(self._log, self._config, context, began, self.say, tasks)
         self._planner = Planner(self._log, wanted=self._config.plans)
         self._reservations = Reservations(active, self._planner)
@@ -112,6 +112,7 @@ class AgentRun:
                 self.say,
             )
         self._due: float | None = None  # of the monotonic clock
+        self._working = anyio.CancelScope()
         self._cap = LastTurn(status="timeout", reason=f"timeout of {self._config.timeout_s:g} s")
         self._cancelled_at: float | None = None
 
@@ -148,6 +149,10 @@ class AgentRun:
     def leave(self) -> None:
         """Stop before the next model call, with everything on the record, so that another process can go on."""
         self._leaves = True
+
+    def end_time(self) -> None:
+        """End the time for work now, or that of the wrap-up where it is on, as if it had passed."""
+        self._working.cancel()
 
     def overdue(self) -> RunResult | None:
         """Return how the run should have ended by now; None while it is in time, or is stopping."""
@@ -217,7 +222,7 @@ class AgentRun:
                 await self._log.write_kept()
         if self._context.agent is not None:
             return await self._work_of_agent(work_s, left_s, cap)
-        with anyio.move_on_after(work_s):
+        with anyio.move_on_after(work_s) as self._working:
             return await self._work()
         own = self._reservations.last_turn() is None and cap.reason != GROUP_TIMEOUT
         own = own and self._history.unknown_attempts < UNKNOWN_ATTEMPTS
@@ -226,7 +231,7 @@ class AgentRun:
             return RunResult(last.status, last.reason)
         if (ended := await self._finish_handover()) is not None:
             return ended
-        with anyio.move_on_after(max(left_s - work_s, 0.0)):
+        with anyio.move_on_after(max(left_s - work_s, 0.0)) as self._working:
             if own and (waits := await self._reservations.extensions.more_time(self._run.active_s)) is not None:
                 return waits
             if self._history.answered:

@@ -102,6 +102,8 @@ LAST_WORDS = (
     " in caveats what is missing."
 )
 TO_WORK = "plan:work"
+SHARED_CAPS = ("the group's ", "the user's ", "the installation's ")
+"""How the reason of an ending begins where not the run's own cap was reached, but one over several runs."""
 
 
 @dataclass(frozen=True)

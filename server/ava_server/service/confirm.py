@@ -7,12 +7,14 @@ from typing import Any
 
 import anyio.lowlevel
 import anyio.to_thread
+from pydantic import Field
 
 from ava_audit.errors import AuditError
 from ava_audit.rows import RUNNING, RunRow
 from ava_audit.units import cap_micros, format_ts
 from ava_server.approval.decide import ONLY_PERSON
 from ava_server.approval.decisions import Approval, ConfirmOutcome, approve, reject
+from ava_server.approval.proposals import MOST_WAITING
 from ava_server.approval.questions import NOT_AGREED, Person, Question
 from ava_server.approval.requests import Changes, ConfirmArgs, parse
 from ava_server.approval.summary import normalize_typography
@@ -26,6 +28,12 @@ from ava_server.service.check import RunChecks, fit_runs
 from ava_server.service.client_approval import CONFIRM_AGAIN, NEXT_STEPS, ClientApprovals, not_started_next
 from ava_server.service.record import CallContext
 from ava_server.service.spawn import Spawns, started_next
+
+
+class TerminalConfirmArgs(ConfirmArgs):
+    """The same from a terminal, where a person approves all runs of a suite at once."""
+
+    pending_ids: list[str] = Field(min_length=1, max_length=MOST_WAITING)
 
 
 class Confirmations(Operations):
@@ -46,7 +54,7 @@ class Confirmations(Operations):
             AnsweredLater: The client asks the person and calls again.
         """
         began = time.monotonic()
-        args = parse(ConfirmArgs, given)
+        args = parse(TerminalConfirmArgs if self._session.transport == "terminal" else ConfirmArgs, given)
         if (run := await self._interrupted(args)) is not None:
             self._runtime.closing.refuse_new()
             await caller.record.begin()

@@ -1,0 +1,300 @@
+"""`ava eval`: a run as a case, recorded runs that are run again without a model, and suites of cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import anyio
+import anyio.to_thread
+import typer
+
+from ava_audit.units import micros_from_cents
+from ava_extras import load
+from ava_server.cli.app import USAGE, in_event_loop, refuse_in_subagent
+from ava_server.cli.completion import roles, tiers
+from ava_server.cli.log_access import checked_root, find_run, open_log, read_settings
+from ava_server.cli.options import EndedRunId, Json, absolute_path, parse_cents
+from ava_server.cli.terminal import counted, present
+from ava_server.core.data_root import DataRoot
+from ava_server.core.errors import AvaError, BadInput
+from ava_server.core.shutdown import prepare_to_run
+
+if TYPE_CHECKING:
+    from ava_audit.store.store import Store
+    from ava_server.config.settings import Settings
+    from ava_server.evals.freeze import Frozen
+    from ava_server.evals.recording import Recording
+    from ava_server.evals.replay import Change, Replayed
+    from ava_server.models.selection import ModelSettings
+
+eval_command = typer.Typer(no_args_is_help=True)
+
+AT_ONCE = 8
+"""Replays at once: they wait for the same disk."""
+DIFFERS = 1
+"""Exit code of a replay that differs."""
+
+
+@eval_command.callback()
+def _described() -> None:
+    """Cases, recorded runs that are run again without a model call, and suites that compare models."""
+
+
+@eval_command.command("add", short_help="Make a case of a run.")
+@in_event_loop
+async def add_command(
+    subagent: EndedRunId,
+    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="The folder of the suite.")],
+    name: Annotated[
+        str | None, typer.Option("--id", metavar="NAME", help="The case's name; default: the run's id.")
+    ] = None,
+    contains: Annotated[
+        list[str] | None,
+        typer.Option("--contains", metavar="TEXT", help="What the answer has to contain, in place of proposed checks."),
+    ] = None,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Keep all files of the workspace, not only those it read.")
+    ] = False,
+    no_workspace: Annotated[bool, typer.Option("--no-workspace", help="Keep no files, only the recording.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Make a case of an ended run: its task, its recording, the files that it read, and checks from its result.
+
+    Secrets are replaced in all of it. Read the files before you share them.
+    """
+    from ava_server.config.credentials import Credentials
+    from ava_server.evals.freeze import freeze
+
+    root = checked_root("ava eval add", show=False)
+    credentials = Credentials(read_settings())
+    async with open_log(root) as store:
+        recording = await _recorded(store, subagent)
+    folder = absolute_path("--to", to)
+
+    def work() -> Frozen:
+        _ = credentials.secrets, credentials.models  # from now on, their values are hidden
+        return freeze(
+            recording, folder, name or recording.run_id, credentials.redactor,
+            workspace=not no_workspace, whole=whole, contains=contains or (),
+        )  # fmt: skip
+
+    made = await anyio.to_thread.run_sync(work)
+    checks = [check.model_dump(mode="json", by_alias=True) for check in made.case.checks]
+    lines = [
+        f"Case {made.case.id}: {made.path}",
+        f"Kept: the recording, {counted(made.files, 'file')} of the workspace.",
+        *(f"Left out: {what}." for what in made.left_out),
+        *(
+            f"Check: {check['kind']} {', '.join(map(str, next(iter([*check.values()][1:]), ())))}".rstrip()
+            for check in checks
+        ),
+    ]
+    fields = {"case": str(made.path), "files": made.files, "left_out": made.left_out, "checks": checks}
+    present(root, as_json, fields, lines)
+
+
+@eval_command.command("replay", short_help="Run recorded runs again: no call, no cost.")
+@in_event_loop
+async def replay_command(
+    target: Annotated[str, typer.Argument(metavar="S-ID|FOLDER", help="A run of the log, or a folder of cases.")],
+    role: Annotated[
+        Path | None, typer.Option("--role", metavar="FILE", help="This role file; default: the role as it is now.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="MODEL", help="This model, at its price of today.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run recorded runs again with the roles, prompts, tools and code of now, and say what differs.
+
+    Answers and results of tools come from the recording: no model and no tool is called, and nothing is written to
+    your log. Exit code 0: all the same; 1: something differs; 2 or 30: a recording cannot be run again.
+    """
+    from ava_server.evals.replay import Replayer, report_lines
+
+    root, settings = checked_root("ava eval replay", show=False), read_settings()
+    recordings, faults = await _recordings(root, target)
+    changes = await anyio.to_thread.run_sync(partial(_changes, root, settings, role, model))
+    done: dict[int, tuple[Replayed, list[str]]] = {}
+    async with Replayer.open() as replayer, anyio.create_task_group() as tasks:
+        at_once = anyio.CapacityLimiter(AT_ONCE)
+
+        async def one(number: int, recording: Recording) -> None:
+            async with at_once:
+                change, remarks = await anyio.to_thread.run_sync(changes, recording)
+                done[number] = await replayer.replay(recording, change), remarks
+
+        for number, (_name, recording) in enumerate(recordings):
+            tasks.start_soon(one, number, recording)
+    found = [done[number][0] for number in range(len(recordings))]
+    lines: list[str] = []
+    for number, (name, _recording) in enumerate(recordings):
+        replayed, remarks = done[number]
+        if not replayed.same or len(recordings) == 1:
+            lines += [*([f"{name}:"] if len(recordings) > 1 else []), *report_lines(replayed), *remarks]
+    differ = sum(not each.same for each in found)
+    lines += [f"{name}: {why}" for name, why in faults]
+    if len(recordings) + len(faults) > 1:
+        lines.append(
+            f"{counted(len(found), 'recorded run')}: {len(found) - differ} the same, {differ} differ. No call was made."
+        )
+    fields = {
+        "runs": [
+            {"name": name, "same": each.same, **asdict(each)}
+            for (name, _run), each in zip(recordings, found, strict=True)
+        ],
+        "faults": [{"name": name, "fault": why} for name, why in faults],
+    }
+    present(root, as_json, fields, lines)
+    if faults or differ:
+        raise typer.Exit(USAGE if faults else DIFFERS)
+
+
+Recorded = tuple[list[tuple[str, "Recording"]], list[tuple[str, str]]]
+"""Recordings by name, and those that cannot be run again, each with why."""
+
+
+async def _recordings(root: DataRoot, target: str) -> Recorded:
+    """Return the recordings that are meant. Raises BadInput: there is none."""
+    if (found := await anyio.to_thread.run_sync(_in_folder, Path(target))) is not None:
+        return found
+    async with open_log(root) as store:
+        recording = await _recorded(store, target)
+    return [(recording.run_id, recording)], []
+
+
+def _in_folder(folder: Path) -> Recorded | None:
+    """Return the recordings in a folder; None where it is none. Blocking. Raises BadInput: it has none."""
+    from ava_server.evals.recording import read_recording
+
+    if not folder.is_dir():
+        return None
+    found: list[tuple[str, Recording]] = []
+    faults: list[tuple[str, str]] = []
+    for path in sorted(folder.glob("*.jsonl")):
+        try:
+            found.append((path.stem, read_recording(path)))
+        except AvaError as error:
+            faults.append((path.stem, str(error)))
+    if not found and not faults:
+        raise BadInput(f"{folder}: there is no recorded run in it; `ava eval add S-… --to {folder}` adds one")
+    return found, faults
+
+
+def _changes(
+    root: DataRoot, settings: Settings, file: Path | None, model: str | None
+) -> Callable[[Recording], tuple[Change, list[str]]]:
+    """Return what a replay of a recording changes, with remarks about that. Blocking.
+
+    Raises:
+        BadInput: There is no such model.
+        RoleFileError: The role file is not valid.
+    """
+    from ava_roles.catalog import read_chosen_file, text_of
+    from ava_roles.role import parse_role
+    from ava_server.config.credentials import model_settings
+    from ava_server.config.role_folders import places_here
+    from ava_server.evals.replay import Change
+    from ava_server.models.selection import choose
+
+    own = None
+    if file is not None:
+        own = parse_role(text_of(read_chosen_file(file, str(file)), str(file)), str(file), file.stem)
+    catalog = {role.name: role for role in places_here(root, settings).load().roles}
+    models = model_settings(settings)
+    unlocked = replace(  # nothing is called: a price needs no key
+        models,
+        providers={name: replace(each, api_key=each.api_key or "none") for name, each in models.providers.items()},
+    )
+    choice = choose(model, "balanced", unlocked) if model is not None else None
+
+    def change(recording: Recording) -> tuple[Change, list[str]]:
+        name, remarks = recording.config.role, list[str]()
+        role = own or catalog.get(name)
+        if role is None:
+            remarks.append(f"There is no role {name} here: it was replayed as it was recorded.")
+        elif role.model != recording.role.model and choice is None and role.text != recording.config.role_text:
+            remarks.append(f"The role now names the model {role.model}; --model replays with it.")
+        if choice is None and _costs_otherwise(recording, models):
+            remarks.append(f"{recording.config.model} has another price by now; --model replays with it.")
+        return Change(role, choice), remarks
+
+    return change
+
+
+def _costs_otherwise(recording: Recording, models: ModelSettings) -> bool:
+    """Tell whether the model of a recorded run has another price by now. Blocking."""
+    from ava_audit.events import RunStarted
+    from ava_server.models.prices import Unpriced
+    from ava_server.models.selection import price_over
+
+    config = recording.config
+    if config.base_url is None:
+        return False
+    wire = recording.first(RunStarted).parameters["wire"]
+    try:
+        price = price_over(wire, config.provider, config.model_id, config.base_url, models.prices)
+    except Unpriced:
+        return False
+    return replace(price, source=config.price.source, window=config.price.window) != config.price
+
+
+async def _recorded(store: Store | None, given: str) -> Recording:
+    """Return the recording of a run in the log."""
+    from ava_server.evals.recording import recording_of
+
+    run = await find_run(store, given)
+    assert store is not None
+    return recording_of(run.id, await store.read(lambda view: view.entries(run.id)))
+
+
+@eval_command.command("run", short_help="Run a suite of cases under one cap, and compare models or roles.")
+def run_command(
+    suite: Annotated[str, typer.Argument(metavar="SUITE", help="A folder with cases, or a shipped suite: starter.")],
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-m", "--model", metavar="MODEL", help="A column for this model; repeatable.", autocompletion=tiers
+        ),
+    ] = None,
+    role: Annotated[
+        list[str] | None,
+        typer.Option("--role", metavar="ROLE", help="A column for this role; repeatable.", autocompletion=roles),
+    ] = None,
+    tries: Annotated[int, typer.Option(min=1, max=50, metavar="K", help="How often each case is tried.")] = 1,
+    max_cost: Annotated[
+        str | None, typer.Option(metavar="DOLLARS", help="The most that the whole round may cost, e.g. 2.")
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Begin a new round: everything is run again.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Start without asking; requires --max-cost.")] = False,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with a picture to a file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run what the log lacks of a suite, under one cap that you approve once, and show how its cases went.
+
+    The same command goes on with a round that was interrupted or has reached its cap, adds models and tries to it, and
+    shows a finished one again. What the log has is not paid again.
+    """
+    prepare_to_run()
+    refuse_in_subagent("ava eval run")
+    suites = load("eval")
+    most = parse_cents("--max-cost", max_cost)
+    request = suites.SuiteRequest(
+        suite, tuple(model or ()), tuple(role or ()), tries, None if most is None else micros_from_cents(most),
+        again=again, yes=yes, as_json=as_json, html=html,
+    )  # fmt: skip
+    raise typer.Exit(suites.run_suite(request))
+
+
+@eval_command.command("compare", short_help="Compare two results of `ava eval run --json`, case by case.")
+def compare_command(
+    first: Annotated[Path, typer.Argument(metavar="FIRST.json", help="The earlier result.")],
+    second: Annotated[Path, typer.Argument(metavar="SECOND.json", help="The later one.")],
+    as_json: Json = False,
+) -> None:
+    """Show which cases went better and worse, for each column that both have, and whether that may be chance."""
+    load("eval").compare_files(first, second, as_json)

@@ -1,0 +1,364 @@
+"""Cases: a task with its checks, one TOML file each; a suite is a folder of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
+
+import tomlkit
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ava_audit.events import Ending
+from ava_server.approval.output_schema import check_schema, find_mismatch
+from ava_server.approval.requests import SpawnArgs, parse
+from ava_server.core.errors import BadInput, ConfigError
+from ava_server.runs.result import normalize
+
+SUITE = "suite.toml"
+"""The one TOML file of a suite that is no case."""
+MOST_BYTES = 1_000_000
+_NOT_ARGUMENTS = frozenset(
+    ("role", "task", "context", "system_prompt", "workspace", "name", "task_id", "retry_of", "context_from", "ask")
+)
+_LINE = re.compile(r"\(at line (\d+)")
+
+
+class SuiteFaults(ConfigError):
+    """Raised when cases are not valid; the text has a line for every fault, in a compiler's form."""
+
+
+class _Check(BaseModel):
+    """Base of all checks."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def failure(self, result: Mapping[str, Any]) -> str | None:
+        """Return why a stored result does not pass, in a sentence; None where it does."""
+        raise NotImplementedError
+
+    def fault(self) -> str | None:
+        """Return why this is no check, in a sentence; None where it is one."""
+        return None
+
+
+class Contains(_Check):
+    """Every text stands in the output, whatever its case, white space and quote marks."""
+
+    kind: Literal["contains"] = "contains"
+    texts: tuple[str, ...]
+
+    def failure(self, result: Mapping[str, Any]) -> str | None:
+        """Return why a result does not pass."""
+        lacking = [text for text in self.texts if _plain(text) not in _plain(output_text(result))]
+        return f"the output lacks {_listed(lacking)}" if lacking else None
+
+    def fault(self) -> str | None:
+        """Return why this is no check."""
+        empty = not self.texts or not all(_plain(text) for text in self.texts)
+        return "it can never fail: an empty text stands in every output" if empty else None
+
+
+class Absent(_Check):
+    """No text stands in the output."""
+
+    kind: Literal["absent"] = "absent"
+    texts: tuple[str, ...]
+
+    def failure(self, result: Mapping[str, Any]) -> str | None:
+        """Return why a result does not pass."""
+        there = [text for text in self.texts if _plain(text) in _plain(output_text(result))]
+        return f"the output has {_listed(there)}" if there else None
+
+    def fault(self) -> str | None:
+        """Return why this is no check."""
+        if not self.texts:
+            return "it can never fail: it names no text"
+        return None if all(_plain(text) for text in self.texts) else "an empty text stands in every output"
+
+
+class Schema(_Check):
+    """The output holds a JSON schema."""
+
+    kind: Literal["schema"] = "schema"
+    schema_: dict[str, Any] = Field(alias="schema")
+
+    def failure(self, result: Mapping[str, Any]) -> str | None:
+        """Return why a result does not pass."""
+        wrong = find_mismatch(_untrusted(result).get("output"), self.schema_)
+        return None if wrong is None else f"the output does not hold the schema: {wrong}"
+
+    def fault(self) -> str | None:
+        """Return why this is no check."""
+        if wrong := check_schema(self.schema_):
+            return wrong
+        if any(find_mismatch(value, self.schema_) for value in _ANY_VALUES):
+            return None
+        return "it can never fail: this schema allows every value"
+
+
+class Equals(_Check):
+    """The output is this value."""
+
+    kind: Literal["equals"] = "equals"
+    value: Any
+
+    def failure(self, result: Mapping[str, Any]) -> str | None:
+        """Return why a result does not pass."""
+        found = _untrusted(result).get("output")
+        return None if found == self.value else f"the output is {_short(found)}, not {_short(self.value)}"
+
+
+class Sources(_Check):
+    """For each source, a finding names it (or a place in it) with a quote that was found there."""
+
+    kind: Literal["sources"] = "sources"
+    paths: tuple[str, ...]
+
+    def failure(self, result: Mapping[str, Any]) -> str | None:
+        """Return why a result does not pass."""
+        findings: Sequence[Mapping[str, Any]] = _untrusted(result).get("findings") or ()
+        good = {each["finding"] for each in result.get("quotes_checked") or () if each["verdict"] != "not_found"}
+        named = [str(one.get("source_url")) for number, one in enumerate(findings, 1) if number in good]
+        # A place follows the path: `notes.md:3`, `report.pdf, page 2`.
+        lacking = [
+            path for path in self.paths if not any(re.match(rf"{re.escape(path)}(?![^:,])", one) for one in named)
+        ]
+        return f"no finding quotes {_listed(lacking)}" if lacking else None
+
+    def fault(self) -> str | None:
+        """Return why this is no check."""
+        return None if self.paths else "it can never fail: it names no source"
+
+
+class Verify(_Check):
+    """The verify command passed on what a coder has changed."""
+
+    kind: Literal["verify"] = "verify"
+
+    def failure(self, result: Mapping[str, Any]) -> str | None:
+        """Return why a result does not pass."""
+        changes: Mapping[str, Any] = result.get("changes") or {}
+        return None if changes.get("verified") else "the verify command did not pass"
+
+
+class Endings(_Check):
+    """The run ended in one of these ways; without this check, a success is expected."""
+
+    kind: Literal["ending"] = "ending"
+    any: tuple[Ending, ...]
+
+    def failure(self, result: Mapping[str, Any]) -> str | None:
+        """Return why a result does not pass."""
+        status = result.get("status")
+        return None if status in self.any else f"it ended with {status} ({result.get('stop_reason')})"
+
+    def fault(self) -> str | None:
+        """Return why this is no check."""
+        return None if self.any else "it can never pass: it names no ending"
+
+
+Check = Annotated[Contains | Absent | Schema | Equals | Sources | Verify | Endings, Field(discriminator="kind")]
+_ANY_VALUES: tuple[Any, ...] = (None, True, 0, -1.5, "", "text", [], [None], {}, {"a": 1})
+_EMPTY_ANSWERS: tuple[Mapping[str, Any], ...] = tuple(
+    {"status": status, "untrusted_result": {"output": output, "findings": []}}
+    for status in ("success", "no_answer")
+    for output in (None, "")
+)
+
+
+class Case(BaseModel):
+    """One case.
+
+    Attributes:
+        id: The name of its file, without `.toml`.
+        folder: Where that is.
+        task: What is asked; `context` and `system_prompt` as for `spawn_subagent`.
+        workspace: The folder that the run reads, relative to `folder`.
+        recording: A recorded run, relative to `folder`.
+        arguments: Further arguments of `spawn_subagent`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str = Field(exclude=True)
+    folder: Path = Field(exclude=True)
+    task: str = Field(min_length=1)
+    role: str = "researcher"
+    context: str | None = None
+    system_prompt: str | None = None
+    workspace: str | None = None
+    recording: str | None = None
+    tags: tuple[str, ...] = ()
+    arguments: dict[str, Any] = {}
+    checks: tuple[Check, ...] = Field(min_length=1)
+
+    def failures(self, result: Mapping[str, Any]) -> list[str]:
+        """Return why a stored result (`SubagentComplete.result`) does not pass, a sentence for each check."""
+        ending = any(isinstance(check, Endings) for check in self.checks)
+        checks = self.checks if ending else (Endings(any=("success",)), *self.checks)
+        return [why for check in checks if (why := check.failure(result)) is not None]
+
+    def faults(self) -> list[tuple[tuple[str | int, ...], str]]:
+        """Return what is wrong with it: where, and a sentence."""
+        found: list[tuple[tuple[str | int, ...], str]] = []
+        for key, given in (("workspace", self.workspace), ("recording", self.recording)):
+            if given is not None and (why := self._place_fault(given, folder=key == "workspace")):
+                found.append(((key,), why))
+        found += self._argument_faults()
+        own = [(("checks", number), why) for number, check in enumerate(self.checks) if (why := check.fault())]
+        if not own and any(not self.failures(answer) for answer in _EMPTY_ANSWERS):
+            own = [
+                (("checks", 0), "the checks can never fail: an empty answer passes all of them; add one of the answer")
+            ]
+        return [*found, *own]
+
+    def path(self, given: str) -> Path:
+        """Return the path of its workspace or recording."""
+        return self.folder / given
+
+    def _argument_faults(self) -> Iterator[tuple[tuple[str], str]]:
+        for key, value in self.arguments.items():
+            if key in _NOT_ARGUMENTS:
+                yield (key,), "a case has it itself, or each of its runs has its own; leave it out of [arguments]"
+                continue
+            try:
+                parse(SpawnArgs, {"role": self.role, "task": self.task, key: value})
+            except BadInput as error:
+                yield (key,), str(error).removeprefix(f"{key}: ")
+
+    def _place_fault(self, given: str, *, folder: bool) -> str | None:
+        parts = PurePosixPath(given)
+        if parts.is_absolute() or ".." in parts.parts or not parts.parts:
+            return f"{given!r} has to lie in the folder of the case; give a path relative to it"
+        there = self.path(given)
+        if there.is_dir() if folder else there.is_file():
+            return None
+        return f"there is no {'folder' if folder else 'file'} {given!r} beside the case"
+
+
+def load_cases(folder: Path) -> list[Case]:
+    """Return the cases of a folder, by id. Blocking.
+
+    Raises:
+        SuiteFaults: Some are not valid, or there is none.
+    """
+    cases: list[Case] = []
+    faults: list[str] = []
+    files = sorted(path for path in folder.glob("*.toml") if path.name != SUITE)
+    for path in files:
+        found = read_case(path)
+        if isinstance(found, Case):
+            cases.append(found)
+        else:
+            faults += found
+    if not files:
+        faults = [f"{folder}: there is no case in this folder; `ava eval add S-… --to {folder}` makes one of a run"]
+    if faults:
+        raise SuiteFaults("\n".join(faults))
+    return cases
+
+
+def read_case(path: Path) -> Case | list[str]:
+    """Return the case in a file, or every fault of it as `file:line: sentence`. Blocking."""
+    text = ""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            return [f"{path}:1: it is larger than {MOST_BYTES:,} bytes"]
+        text = path.read_text("utf-8")
+        case = Case.model_validate({**tomllib.loads(text), "id": path.stem, "folder": path.parent})
+        found = case.faults()
+    except ValidationError as error:
+        found = [(_place(fault["loc"]), fault["msg"]) for fault in error.errors()]
+    except tomllib.TOMLDecodeError as error:
+        at = _LINE.search(str(error))
+        return [f"{path}:{at[1] if at else 1}: {error}"]
+    except UnicodeDecodeError:
+        return [f"{path}:1: it is not UTF-8 text"]
+    except OSError as error:
+        return [f"{path}:1: it cannot be read ({error.strerror})"]
+    else:
+        if not found:
+            return case
+    return [f"{path}:{_line_of(text, place)}: {_named(place)}{why}" for place, why in found]
+
+
+def write_case(case: Case) -> Path:
+    """Write a new case into its folder, and return the path. Blocking.
+
+    Raises:
+        SuiteFaults: It is not valid.
+        FileExistsError: There is a case of this id.
+    """
+    path = case.folder / f"{case.id}.toml"
+    if faults := case.faults():
+        raise SuiteFaults("\n".join(f"{path}: {_named(place)}{why}" for place, why in faults))
+    fields = case.model_dump(mode="json", by_alias=True, exclude_none=True)
+    given = {key: value for key, value in fields.items() if value not in ([], {})}
+    tables = [given.pop(key) for key in ("arguments", "checks") if key in given]
+    document = tomlkit.document()
+    for key, value in given.items():
+        document.add(key, value)
+    for key, value in zip([key for key in ("arguments", "checks") if fields[key]], tables, strict=True):
+        document.add(key, tomlkit.item(_without_nulls(value)))
+    with path.open("x", encoding="utf-8") as file:
+        file.write(tomlkit.dumps(document))
+    return path
+
+
+def output_text(result: Mapping[str, Any]) -> str:
+    """Return the output of a stored result as text."""
+    output = _untrusted(result).get("output")
+    if output is None:
+        return ""
+    return output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
+
+
+def _untrusted(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    return result.get("untrusted_result") or {}
+
+
+def _plain(text: str) -> str:
+    return normalize(text).casefold()
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return ", ".join(_short(text) for text in texts)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a value for TOML, which has no null."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}  # pyright: ignore[reportUnknownVariableType]
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType]
+
+
+def _place(loc: Sequence[str | int]) -> tuple[str | int, ...]:
+    """Return where a fault is, without the name of the kind that pydantic puts after the number of a check."""
+    return (*loc[:2], *loc[3:]) if loc[:1] == ("checks",) else tuple(loc)
+
+
+def _named(place: Sequence[str | int]) -> str:
+    return "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".") + ": "
+
+
+def _line_of(text: str, place: Sequence[str | int]) -> int:
+    """Return the line of a key, or of the table that it should be in, as a case is usually written."""
+    lines = text.splitlines()
+    begin, names = 0, list(place)
+    if len(names) > 1 and isinstance(names[1], int):
+        heads = [number for number, line in enumerate(lines) if re.match(rf"\s*\[\[\s*{names[0]}\s*\]\]", line)]
+        begin = heads[names[1]] if names[1] < len(heads) else 0
+        names = names[2:]
+    for number in range(begin, len(lines)):
+        if names and re.match(rf"\s*\[?{re.escape(str(names[0]))}\s*[=.\]]", lines[number]):
+            return number + 1
+    return begin + 1

@@ -1,0 +1,202 @@
+"""A run as a case: its recording, the files that it read, and a check that is proposed from its result."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ava_audit.events import ToolResult
+from ava_audit.redaction import Redactor
+from ava_roles.errors import FolderReplaced, ToolFailed
+from ava_roles.sandbox.paths import Root, shown
+from ava_roles.tools.registry import tool_specs
+from ava_server.core.errors import BadInput, Refused
+from ava_server.evals.case import Case, Check, Contains, Endings, Schema, Sources, Verify, output_text, write_case
+from ava_server.evals.recording import Recording
+from ava_server.runs.result import normalize
+
+MOST_FILES, MOST_FILE_BYTES, MOST_BYTES = 1_000, 10_000_000, 50_000_000
+"""What is kept of a workspace: so many files, so many bytes of each, and in all."""
+MOST_FIGURES = 5
+_FIGURE = re.compile(r"\w*\d[\w.,:%/€$£-]*\d%?|\d%")
+_KEPT = ("context_from", "role", "workspace", "name", "task_id", "rationale")
+"""Arguments of the call that are not the case's own: it has them elsewhere, or they are of this data root."""
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A new case: its file, how many files of the workspace are with it, and what was left out, in sentences."""
+
+    case: Case
+    path: Path
+    files: int
+    left_out: tuple[str, ...]
+
+
+def freeze(
+    recording: Recording,
+    folder: Path,
+    case_id: str,
+    redactor: Redactor,
+    *,
+    workspace: bool = True,
+    whole: bool = False,
+    contains: Sequence[str] = (),
+) -> Frozen:
+    """Write a run as a case into a folder. Blocking.
+
+    Args:
+        recording: The run.
+        folder: Where the case goes; it is made where it is missing.
+        case_id: The case's name.
+        redactor: Hides secrets in everything that is written.
+        workspace: Keep the files that it read; all of the workspace with `whole`.
+        whole: See there.
+        contains: What its output has to contain, in place of the proposed checks.
+
+    Raises:
+        BadInput: The name is taken or none.
+        Refused: Its workspace is gone, or no check that could fail follows from its result.
+        SuiteFaults: The check that was given can never fail.
+    """
+    if not re.fullmatch(r"[\w.-]{1,80}", case_id) or case_id.startswith("."):
+        raise BadInput(f"--id: {case_id!r} is no name of a file; use letters, digits, `-` and `_`")
+    config, texts, hide = recording.config, recording.texts, redactor.redact_json
+    checks = (Contains(texts=tuple(contains)),) if contains else propose_checks(recording)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as made:
+        files, left_out = 0, list[str]()
+        if config.coding is not None:
+            left_out.append(f"its repository {config.coding.repository} (commit {config.coding.base[:12]})")
+        elif config.workspace is not None and workspace:
+            files, left_out = _copy(recording, Path(config.workspace), Path(made), redactor, whole=whole)
+        if config.context_from:
+            left_out.append(f"the results of {', '.join(run.id for run in config.context_from)}, which it could read")
+        case = Case(
+            id=case_id,
+            folder=folder,
+            task=hide(texts.task),
+            role=config.role,
+            context=hide(texts.context),
+            system_prompt=hide(texts.system_prompt),
+            workspace=case_id if files else None,
+            recording=f"{case_id}.jsonl",
+            arguments={name: hide(value) for name, value in config.asked.items() if name not in _KEPT},
+            checks=tuple(hide_in(check, redactor) for check in checks),
+        )
+        names = [f"{case_id}.toml", f"{case_id}.jsonl", *([case_id] if files else [])]
+        if taken := next((name for name in names if (folder / name).exists()), None):
+            raise BadInput(f"--id: there is a {taken} in {folder} already; give another --id")
+        (folder / f"{case_id}.jsonl").write_bytes(recording.lines(redactor))
+        try:
+            if files:
+                shutil.copytree(made, folder / case_id)
+            path = write_case(case)
+        except BaseException:
+            (folder / f"{case_id}.jsonl").unlink()
+            shutil.rmtree(folder / case_id, ignore_errors=True)
+            raise
+    return Frozen(case, path, files, tuple(left_out))
+
+
+def propose_checks(recording: Recording) -> tuple[Check, ...]:
+    """Return checks that the run's own result passes and an empty answer fails.
+
+    Raises:
+        Refused: None follows from its result; says what to do.
+    """
+    result, config = recording.result, recording.config
+    if result["status"] == "no_answer":
+        return (Endings(any=("no_answer",)),)
+    verify: Mapping[str, Any] = (result.get("changes") or {}).get("verify") or {}
+    found: list[Check] = []
+    if (result.get("changes") or {}).get("verified") and not (verify.get("before") or {}).get("passed"):
+        found.append(Verify())
+    if config.output_schema is not None and Schema(schema=config.output_schema).fault() is None:
+        found.append(Schema(schema=config.output_schema))
+    good = {each["finding"] for each in result.get("quotes_checked") or () if each["verdict"] == "found"}
+    findings: Sequence[Mapping[str, Any]] = result["untrusted_result"].get("findings") or ()
+    quoted = [one for number, one in enumerate(findings, 1) if number in good]
+    output = normalize(output_text(result))
+    figures = dict.fromkeys(
+        figure
+        for one in quoted
+        for figure in _FIGURE.findall(normalize(str(one.get("quote"))))
+        if figure in output and figure not in recording.texts.task
+    )
+    if figures:
+        found.append(Contains(texts=tuple(figures)[:MOST_FIGURES]))
+    if sources := dict.fromkeys(str(one["source_url"]) for one in quoted if one.get("source_url")):
+        found.append(Sources(paths=tuple(sources)[:MOST_FIGURES]))
+    if result["status"] != "success" or not found:
+        raise Refused(
+            f"{recording.run_id}: from its result ({result['status']}) follows no check that could fail: no quote was"
+            " found in a source, there is no schema, and no verify command failed before and passed after. Say what its"
+            ' answer has to contain: --contains "TEXT"'
+        )
+    return tuple(found)
+
+
+def hide_in(check: Check, redactor: Redactor) -> Check:
+    """Return a check without secrets: it was made of what the run wrote."""
+    return type(check).model_validate(redactor.redact_json(check.model_dump(mode="json", by_alias=True)))
+
+
+def _copy(
+    recording: Recording, workspace: Path, target: Path, redactor: Redactor, *, whole: bool
+) -> tuple[int, list[str]]:
+    """Copy what a run read of its workspace, or all of it; return how many files, and what was left out."""
+    try:
+        root = Root.open_approved(workspace, recording.config.workspace_identity)
+    except (OSError, FolderReplaced) as error:
+        raise Refused(
+            f"{recording.run_id}: its workspace {workspace} is gone or is another folder by now, so it cannot be kept;"
+            " --no-workspace makes a case of the recording alone"
+        ) from error
+    size, count = 0, 0
+    left_out: list[str] = []
+    try:
+        names = [entry.name for entry in root.walk()] if whole else _names_read(recording)
+        if len(names) > MOST_FILES:
+            left_out.append(f"{len(names) - MOST_FILES:,} files beyond the first {MOST_FILES:,}")
+        for name in names[:MOST_FILES]:
+            try:
+                data, more = root.read(name, MOST_FILE_BYTES)
+            except ToolFailed as error:
+                left_out.append(str(error))
+                continue
+            if more or size + len(data) > MOST_BYTES:
+                left_out.append(f"{shown(name)}, which is too large")
+                continue
+            path = target.joinpath(*root.parts(name))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(_hidden(data, redactor))
+            size, count = size + len(data), count + 1
+        if not whole and {"run_bash", "python_exec"} & set(recording.config.tools):
+            left_out.append("files that only its commands read (--whole keeps all)")
+    finally:
+        root.close()
+    return count, left_out
+
+
+def _names_read(recording: Recording) -> list[str]:
+    """Return the files that the run's tools name as their sources."""
+    reads = {name for name, spec in tool_specs().items() if spec.files}
+    results = [fact for fact in recording.facts(ToolResult) if fact.tool in reads and fact.success]
+    places = (str(source["location"]) for fact in results for source in fact.sources)
+    return sorted(dict.fromkeys(place for place in places if place != "."))
+
+
+def _hidden(data: bytes, redactor: Redactor) -> bytes:
+    """Return a file's bytes with the secrets hidden, where it is text."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        return data
+    shown_text, found = redactor.redact_lines(text)
+    return shown_text.encode() if found else data

@@ -1,0 +1,636 @@
+"""Replay: the real loop of a run on a recording, with another role, model or code; and how it differs.
+
+What somebody else wrote into the recorded run (its approval, messages, answers) goes into a log in a temporary folder;
+what the run itself decides is decided again by `AgentRun`, with answers and results from a `Tape`. Where a request
+differs, the recorded answer to it is still taken: what follows is an assumption, and the report says so.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tempfile
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from ava_audit.entries import Entry
+from ava_audit.events import (
+    CostReserved,
+    Event,
+    ExtensionAsked,
+    ExtensionDecided,
+    Fact,
+    GuardrailTripped,
+    LastTurn,
+    QuestionAnswered,
+    RunClaimed,
+    RunEnded,
+    RunStarted,
+    SpawnDecided,
+    SpawnProposed,
+    ToolResult,
+    UserMessage,
+    Who,
+)
+from ava_audit.redaction import Redactor, RunRedactor
+from ava_audit.rows import RunRow
+from ava_audit.store.store import Store
+from ava_audit.units import format_usd
+from ava_audit.view import Outcome, View
+from ava_roles.mcp_client.run_servers import RunMcpServers
+from ava_roles.role import Role, parse_role
+from ava_roles.tool import Tool, ToolContext
+from ava_roles.tools.registry import builtin_tools, tool_specs
+from ava_roles.tools.run_specs import ASK
+from ava_roles.tools.shell import RunBash
+from ava_server.budget.caps import DayCaps, settle_unknown
+from ava_server.budget.run_caps import CAPS
+from ava_server.budget.run_config import RunConfig, config_of
+from ava_server.config.settings import Settings, load_settings
+from ava_server.core.ids import AGENT
+from ava_server.evals.recording import Recording
+from ava_server.evals.tape import (
+    PAUSES,
+    Key,
+    Tape,
+    TapeCoding,
+    TapeHistory,
+    TapeModel,
+    TapeSearch,
+    TapeSecrets,
+    TapeTool,
+)
+from ava_server.models.base import AssistantTurn, Request, ToolTurn, Turn, UserTurn
+from ava_server.models.clients import ClientPool
+from ava_server.models.factory import model_of, parameters
+from ava_server.models.search_model import search_model
+from ava_server.models.selection import Choice
+from ava_server.runs.coding import Worktrees
+from ava_server.runs.context import ActiveRun, RunContext, SearchModel
+from ava_server.runs.extension import ExtensionLimits
+from ava_server.runs.first_call import started
+from ava_server.runs.history import History
+from ava_server.runs.lifecycle import GROUP_TIMEOUT, Paused
+from ava_server.runs.loop import AgentRun
+from ava_server.runs.questions import Ask
+from ava_server.runs.reservation import RATIO_MARGIN, Planner, Reservations
+from ava_server.runs.result import RunResult
+from ava_server.runs.run_tools import ReadSubagentResult, foreign_tools, run_tools
+from ava_server.runs.setup import WINDOW
+from ava_server.runs.travel import Travel
+
+MOST_PAUSES = 10
+UNLIMITED = 10**15
+"""What others spend of a day or a group is not in a recording: where it stopped the run, the recording says so."""
+_ELSEWHERE = ("the group's ", "the user's budget", "the installation's budget")
+_FROM_OUTSIDE = (UserMessage, QuestionAnswered, ExtensionDecided)
+DIFF_LINES, LINE_CHARS = 6, 200
+MOST_NOTED = 20
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a replay changes besides the code: the role, and the model."""
+
+    role: Role | None = None
+    choice: Choice | None = None
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What a run used and cost: tokens of all its prompts and answers, and micro-USD."""
+
+    calls: int
+    prompt_tokens: int
+    output_tokens: int
+    micros: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a request that differs: its name, and the lines that do."""
+
+    name: str
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where the requests first differ: the turn, and which parts of it."""
+
+    turn: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a replay found.
+
+    Attributes:
+        run_id: The recorded run.
+        first: Where the requests first differ; None where all are the same.
+        before: What the recorded run used; `after`: what the replay used.
+        notes: What would have been cut, refused, capped or ended otherwise, in sentences.
+        estimated: Its tokens are estimated, because requests or the model differ.
+    """
+
+    run_id: str
+    first: Difference | None
+    before: Sums
+    after: Sums
+    notes: tuple[str, ...]
+    estimated: bool
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing differs."""
+        return self.first is None and not self.notes and self.before == self.after
+
+
+class Replayer:
+    """Replays recordings in one log, in a temporary folder."""
+
+    def __init__(self, store: Store, folder: Path, settings: Settings) -> None:
+        self._store, self._folder, self._settings = store, folder, settings
+        self._clients = ClientPool()
+        self.tools = builtin_tools()
+        self._count = 0
+
+    @staticmethod
+    @asynccontextmanager
+    async def open() -> AsyncGenerator[Replayer]:
+        """Open one, until the context ends."""
+        with tempfile.TemporaryDirectory(prefix="ava-replay-") as made:
+            folder = Path(made)
+            settings = await anyio.to_thread.run_sync(partial(load_settings, folder, env={}))
+            async with Store.open(folder, "") as store:
+                yield Replayer(store, folder, settings)
+
+    async def replay(self, recording: Recording, change: Change) -> Replayed:
+        """Run a recorded run again, and return how it differs."""
+        self._count += 1
+        run_id, pending_id = f"S-{self._count:06x}", f"P-{self._count:08x}"
+        proposed, decided = recording.first(SpawnProposed), recording.first(SpawnDecided)
+        config = _changed(RunConfig.model_validate(proposed.config), change)
+        choice = change.choice
+        same_model = choice is None or choice.name == config_model(recording)
+        tape = Tape(recording, config.price, same_model=same_model and _same_wire(recording, choice))
+        ids = {"pending_id": pending_id, "subagent_id": run_id}
+        opening: list[Fact] = [
+            proposed.model_copy(update={**ids, "config": config.model_dump(mode="json"), "supersedes": None}),
+            next(fact for fact in recording.facts(UserMessage) if fact.kind == "task"),
+            decided.model_copy(
+                update={"pending_id": pending_id, "group_id": decided.group_id and f"G-{self._count:07x}"}
+            ),
+        ]
+        await self._write(run_id, opening)
+        await self._play(run_id, tape, choice)
+        row = await self._store.read(lambda view: view.run(run_id))
+        entries = await self._store.read(lambda view: view.entries(run_id))
+        assert row is not None, "it was just written"
+        return _compared(recording, tape, entries)
+
+    async def _play(self, run_id: str, tape: Tape, choice: Choice | None) -> None:
+        outside = _Outside(self._store, run_id, tape.recording)
+        for number, claim in enumerate(tape.claims):
+            assert isinstance(claim.fact, RunClaimed)
+            await outside.write_until(claim.seq)
+            for _time in range(MOST_PAUSES):
+                row, entries = await self._claim(run_id, claim.fact)
+                if row.ended:
+                    return
+                tape.take(number, row.active_us)
+                history = tape.history = TapeHistory(run_id, tape)
+                history.add_all(entries)
+                context = self._context(row, history, tape, choice)
+                async with anyio.create_task_group() as tasks:
+                    run = tape.run = _TapeRun(self._store, row, history, context, tasks, tape, outside)
+                    tape.begin()
+                    with anyio.CancelScope() as tape.scope:
+                        await run.drive(run.seconds_left)
+                    tasks.cancel_scope.cancel()
+                if tape.ended or run.done:
+                    return
+                if tape.scope.cancel_called or tape.paused:
+                    break  # else it waits where the recorded run did not: nobody answers
+
+    async def _claim(self, run_id: str, recorded: RunClaimed) -> tuple[RunRow, list[Entry]]:
+        """Claim the run, as another process did; a call in flight is settled as unknown, as a claim does."""
+
+        def command(view: View, _now_us: int) -> Outcome[None]:
+            run = view.run(run_id)
+            assert run is not None, "it was proposed"
+            who = _who(run_id)
+            fact = recorded.model_copy(update={"generation": run.generation + 1})
+            return Outcome(None, (*settle_unknown(run, who), Event(who, fact, run_id=run_id)) if not run.ended else ())
+
+        await self._store.do(command)
+        row, entries = await self._store.read(lambda view: (view.run(run_id), view.entries(run_id)))
+        assert row is not None, "it was proposed"
+        return row, entries
+
+    async def _write(self, run_id: str, facts: Sequence[Fact]) -> None:
+        events = tuple(Event(_who(run_id), fact, run_id=run_id) for fact in facts)
+        await self._store.do(lambda _view, _now_us: Outcome(None, events))
+
+    def _context(self, run: RunRow, history: History, tape: Tape, choice: Choice | None) -> RunContext:
+        """Return what the run works with: as `RunSetup.prepare`, without anything that it would open."""
+        config, recording = config_of(run.config), tape.recording
+        prefix = recording.first(RunStarted)
+        shapes = dict(prefix.parameters) if choice is None else parameters(choice)
+        scratch = self._folder / "scratch" / run.id
+        wait_s = self._settings.limits.question_wait_s
+        ask = Ask(self._store, history, config.questions, wait_s)
+        results = ReadSubagentResult(self._store, run.user_id, config.context_from, json.dumps)
+        real: dict[str, Tool] = {
+            **self.tools,
+            **run_tools(history, scratch, ask, results),
+            **foreign_tools(config, RunMcpServers()),
+            **({"run_bash": RunBash(in_worktree=True)} if config.coding is not None else {}),
+        }
+        tools: dict[str, Tool] = {
+            name: ask if name == ASK.name else TapeTool(real[name], tape) for name in config.tools if name in real
+        }
+        fresh = started(config, recording.texts, tools, shapes, prefix.confinement)
+        model = model_of(config.model, shapes, None, self._clients)
+        recipes = recording.facts(CostReserved)
+        ratios = [fact.byte_tokens for fact in recipes if fact.byte_tokens is not None]
+        waits = 3_600 if recording.facts(ExtensionAsked) else 0
+        return RunContext(
+            model=TapeModel(model, tape),
+            started=fresh.model_copy(update={"nonce": prefix.nonce}),
+            tools=tools,
+            place=ToolContext(),
+            redactor=RunRedactor(Redactor({})),
+            secret_injection=TapeSecrets(tape),
+            scratch=scratch,
+            caps=DayCaps(UNLIMITED, UNLIMITED),
+            window=config.price.window or WINDOW,
+            worktrees=Worktrees(self._folder, self._folder, Travel(self._settings, None, self._folder)),
+            extensions=ExtensionLimits(
+                waits, UNLIMITED, UNLIMITED, UNLIMITED, UNLIMITED, DayCaps(UNLIMITED, UNLIMITED)
+            ),
+            tokens_per_byte=ratios[0] / RATIO_MARGIN if ratios else None,
+            search=self._search(config, tape),
+            effects=parse_role(config.role_text, config.role_source, config.role).effects,
+            ask=ask,
+            clock=tape.clock,
+        )
+
+    def _search(self, config: RunConfig, tape: Tape) -> SearchModel | None:
+        call = config.search_call
+        if call is None:
+            return None
+        provider, _, model_id = call.model.partition(":")
+        choice = Choice(provider, model_id, call.model, "fast", "chat_completions", call.price, call.base_url)
+        real = search_model(config.search, choice, call.results, self._clients)
+        return SearchModel(config.search, call, TapeSearch(real, tape))
+
+
+class _Outside:
+    """What came from outside into the recorded run, written into the replay's log in its place."""
+
+    def __init__(self, store: Store, run_id: str, recording: Recording) -> None:
+        self._store, self._run_id = store, run_id
+        own = [
+            entry for entry in recording.entries if entry.generation is None and isinstance(entry.fact, _FROM_OUTSIDE)
+        ]
+        self._left = own[1:]  # the first is the task
+
+    async def write_until(self, seq: float) -> None:
+        """Write what came before an entry of the recording, and is not written yet."""
+        due = [entry.fact for entry in self._left if entry.seq < seq and entry.fact is not None]
+        self._left = self._left[len(due) :]
+        if due:
+            await self._store.do(lambda view, _now_us: Outcome(None, tuple(self._events(view, due))))
+
+    def _events(self, view: View, due: Sequence[Fact]) -> list[Event]:
+        run = view.run(self._run_id)
+        assert run is not None, "it was proposed"
+        events: list[Event] = []
+        for fact in due:
+            if isinstance(fact, QuestionAnswered) and run.question is not None:
+                fact = fact.model_copy(update={"question_id": json.loads(run.question)["question_id"]})
+            elif isinstance(fact, ExtensionDecided) and run.extension is not None:
+                fact = fact.model_copy(update={"extension_id": json.loads(run.extension)["extension_id"]})
+            elif not isinstance(fact, UserMessage):
+                continue  # the replay has not asked for it
+            events.append(Event(_who(self._run_id), fact, run_id=self._run_id))
+        return events
+
+
+class _TapeRun(AgentRun):
+    """A run whose reservations follow the recording's time, and what others spent of its caps."""
+
+    def __init__(
+        self,
+        store: Store,
+        row: RunRow,
+        history: History,
+        context: RunContext,
+        tasks: anyio.abc.TaskGroup,
+        tape: Tape,
+        outside: _Outside,
+    ) -> None:
+        super().__init__(store, row, _who(row.id), history, context, tasks, lambda: None)
+        self._reservations = _TapeReservations(self._run, self._planner, tape, outside)
+        coding = self._config.coding
+        if coding is not None:
+            self._coding = TapeCoding(tape, coding, self._log, self.say)
+        reasons = [fact.last.reason for fact in tape.recording.facts(CostReserved) if fact.last is not None]
+        grouped = GROUP_TIMEOUT in [*reasons, tape.recording.result["stop_reason"]]
+        self.seconds_left = self._run.left_s - 0.001 if grouped else None
+
+
+class _TapeReservations(Reservations):
+    cap: LastTurn | None
+
+    def __init__(self, run: ActiveRun, planner: Planner, tape: Tape, outside: _Outside) -> None:
+        super().__init__(run, planner)
+        self._tape, self._outside = tape, outside
+
+    async def next(self) -> Any:
+        """Reserve the next call, at the time and with the messages that it had."""
+        attempt = 1 if self._history.answered else self._history.attempt + 1
+        recorded = self._tape.attempts.get((self._next_turn(), attempt))
+        ending = self._tape.recording.first(RunEnded)
+        goes_on = self._tape.has_more_claims or self._tape.recording.ended_from_outside
+        if recorded is None and goes_on and not self._tape.paused:
+            return await self._tape.leave()
+        if recorded is None and ending.stop_reason.startswith(_ELSEWHERE):
+            return RunResult(ending.status, ending.stop_reason)
+        if recorded is None and self._tape.ran_out:
+            return await self._tape.run_out()
+        if recorded is not None:
+            if recorded.entry.generation != self._tape.generation and not self._tape.paused:
+                return await self._tape.leave()
+            self._tape.at(recorded, self._config.timeout_s)
+            await self._outside.write_until(min(recorded.entry.seq, self._tape.pause_seq))
+            last = recorded.reserved.last
+            if self.cap is None and last is not None and _from_elsewhere(last):
+                self.cap = last
+        found = await super().next()
+        if recorded is not None and not isinstance(found, Paused):
+            self._tape.go_on(recorded.entry.generation or 0)
+        return found
+
+
+def _from_elsewhere(last: LastTurn) -> bool:
+    return last.status == "timeout" or last.reason.startswith(_ELSEWHERE)
+
+
+def _who(run_id: str) -> Who:
+    return Who("replay", run_id, "replay", parent_agent_id=AGENT)
+
+
+# -- what is changed --------------------------------------------------------------------------------------------------
+
+
+def config_model(recording: Recording) -> str:
+    """Return the model of a recorded run, as `provider:id`."""
+    return recording.config.model
+
+
+def _same_wire(recording: Recording, choice: Choice | None) -> bool:
+    return choice is None or recording.first(RunStarted).parameters.get("wire") == choice.wire
+
+
+def _changed(config: RunConfig, change: Change) -> RunConfig:
+    """Return a configuration with another role and model, where the call itself did not decide."""
+    fields: dict[str, Any] = {}
+    if (role := change.role) is not None and role.text != config.role_text:
+        before = parse_role(config.role_text, config.role_source, config.role)
+        fields |= {"role_text": role.text, "role_source": role.source, "tools": _tools(config, before, role)}
+        for cap in CAPS:
+            if cap.argument not in config.asked and cap.default(role) != cap.default(before):
+                fields[cap.field] = cap.stored(cap.default(role))
+        for name in ("plan", "extended_thinking", "questions"):
+            if config.asked.get(name) is None and getattr(role, name) != getattr(before, name):
+                fields[name] = getattr(role, name)
+    if (choice := change.choice) is not None:
+        fields |= {
+            "model": choice.name, "provider": choice.provider, "model_id": choice.model_id, "tier": choice.tier,
+            "base_url": choice.base_url, "price": choice.price,
+        }  # fmt: skip
+    return config.model_copy(update=fields)
+
+
+def _tools(config: RunConfig, before: Role, role: Role) -> tuple[str, ...]:
+    """Return a run's tools under a changed role: what it had and the role still has, and what is new and built in."""
+    asked, blocked = config.asked.get("tools"), config.asked.get("blocked_tools") or ()
+    new = [
+        name
+        for name in role.tools
+        if name not in before.tools
+        and name in tool_specs()
+        and name not in blocked
+        and (asked is None or name in asked)
+    ]
+    foreign = {name for use in config.foreign.values() for name in use.tools}
+    return (*(name for name in config.tools if name in role.tools or name in foreign), *new)
+
+
+# -- how it differs ---------------------------------------------------------------------------------------------------
+
+
+def _compared(recording: Recording, tape: Tape, entries: Sequence[Entry]) -> Replayed:
+    before, after = _sums(recording.entries), _sums(entries)
+    first = _first_difference(tape)
+    notes = list(dict.fromkeys([*tape.notes, *_decided_otherwise(recording.entries, entries)]))
+    if tape.ended:
+        notes.append(f"{tape.ended}: the replay ends there")
+    else:
+        was, now = (_ending(each) for each in (recording.entries, entries))
+        if (was and was.status) != (now and now.status):
+            then = f"{now.status} ({now.stop_reason})" if now is not None else "nothing yet"
+            earlier = was.status if was is not None else "an end from outside"
+            notes.append(f"it would end with {then}, not with {earlier}")
+    if len(notes) > MOST_NOTED:
+        notes[MOST_NOTED:] = [f"{len(notes) - MOST_NOTED} more such differences"]
+    return Replayed(recording.run_id, first, before, after, tuple(notes), bool(tape.changed) or not tape.same_model)
+
+
+def _first_difference(tape: Tape) -> Difference | None:
+    if not tape.changed:
+        return None
+    key = min(tape.changed)
+    now, before = tape.requests[key], tape.recorded(key)
+    if before is None:
+        return Difference(key[0], (Part("a call that the recorded run did not make"),))
+    return Difference(key[0], tuple(_parts(tape, before, now)) or (Part("the format of the request"),))
+
+
+def _parts(tape: Tape, before: Request, now: Request) -> Iterator[Part]:
+    """Yield the parts of a request that differ; of its messages, the first that does."""
+    if before.system != now.system:
+        yield Part("the system prompt", _diff(before.system, now.system))
+    was, tools = ({tool.name: tool.as_dict() for tool in each.tools} for each in (before, now))
+    for name in dict.fromkeys([*was, *tools]):
+        if was.get(name) != tools.get(name):
+            one, other = (_tool_text(each.get(name)) for each in (was, tools))
+            yield Part(f"the tool {name}", _diff(one, other))
+    turns_before, turns = (tape.comparable(each)[2] for each in (before, now))
+    for number, (one, other) in enumerate(zip_longest(turns_before, turns), 1):
+        if one != other:
+            kind = _kind(other if other is not None else one)
+            yield Part(f"message {number} ({kind})", _diff(_turn_text(one), _turn_text(other)))
+            break
+    for what, least, most in (
+        ("the most tokens of the answer", before.max_output, now.max_output),
+        ("the tokens for thinking", before.thinking, now.thinking),
+    ):
+        if least != most:
+            yield Part(what, (f"-{least}", f"+{most}"))
+
+
+def _tool_text(tool: dict[str, Any] | None) -> str:
+    if tool is None:
+        return ""
+    return f"{tool['description']}\n{json.dumps(tool['parameters'], ensure_ascii=False, indent=1)}"
+
+
+def _kind(turn: Turn | str) -> str:
+    match turn:
+        case UserTurn():
+            return "from outside, or a notice"
+        case ToolTurn():
+            return f"a result of {turn.name}"
+        case _:
+            return "an answer"
+
+
+def _turn_text(turn: Turn | str | None) -> str:
+    match turn:
+        case None:
+            return ""
+        case UserTurn() | ToolTurn():
+            return turn.text
+        case AssistantTurn():
+            return json.dumps(asdict(turn), ensure_ascii=False, indent=1, default=str)
+        case str():
+            return turn
+
+
+def _diff(before: str, now: str) -> tuple[str, ...]:
+    """Return the lines that differ, the first ones on both sides."""
+    lines = list(difflib.unified_diff(before.splitlines(), now.splitlines(), n=0, lineterm=""))[2:]
+    shown: list[str] = []
+    for sign in "-+":
+        found = [line if len(line) <= LINE_CHARS else f"{line[:LINE_CHARS]}…" for line in lines if line[0] == sign]
+        if len(found) > DIFF_LINES:
+            found[DIFF_LINES:] = [f"{sign}… {len(found) - DIFF_LINES} more lines"]
+        shown += found
+    return tuple(shown)
+
+
+def _decided_otherwise(recorded: Sequence[Entry], entries: Sequence[Entry]) -> list[str]:
+    """Return what the replay decided otherwise, in sentences."""
+    notes: list[str] = []
+    was, now = _calls(recorded), _calls(entries)
+    for key, fact in now.items():
+        before = was.get(key)
+        if before is None:
+            continue
+        turn = f"turn {key[0]}"
+        if (fact.last is None) != (before.last is None):
+            last = fact.last or before.last
+            is_last = "would be the last" if fact.last is not None else "would not be the last any more"
+            notes.append(f"{turn} {is_last}: {last.reason if last is not None else ''}")
+        for what, one, other in (
+            ("results left out", len(before.elide), len(fact.elide)),
+            ("results cut", len(before.cut), len(fact.cut)),
+        ):
+            if one != other:
+                notes.append(f"{turn}: {other} {what}, not {one}")
+        if fact.max_output != before.max_output:
+            notes.append(f"{turn}: an answer of at most {fact.max_output:,} tokens, not {before.max_output:,}")
+        if (told := _topics(fact)) != (was_told := _topics(before)):
+            notes.append(f"{turn}: it is told of {told}, not of {was_told}")
+    outcomes, results = _results(recorded), _results(entries)
+    for call, result in results.items():
+        earlier = outcomes.get(call)
+        if earlier is not None and (earlier.success, bool(earlier.output_sha)) != (
+            result.success,
+            bool(result.output_sha),
+        ):
+            line = result.output.partition("\n")[0][:200]
+            notes.append(f"turn {call[0]}: {result.tool} would be answered with: {line}")
+    tripped = [
+        [(trip.guardrail, trip.action, trip.tool) for entry in each if isinstance(trip := entry.fact, GuardrailTripped)]
+        for each in (recorded, entries)
+    ]
+    notes += [
+        f"the guardrail {name} would have {what} {tool or 'it'}"
+        for name, what, tool in tripped[1]
+        if (name, what, tool) not in tripped[0]
+    ]
+    asked = [sum(isinstance(entry.fact, PAUSES) for entry in each) for each in (recorded, entries)]
+    if asked[1] > asked[0]:
+        notes.append("it would ask a person, and nobody's answer is recorded: it goes on without one")
+    return notes
+
+
+def _topics(fact: CostReserved) -> str:
+    """Return what a request tells the model about, without the id of a request for more."""
+    return ", ".join(sorted(topic.partition(":E-")[0] for topic in fact.notices)) or "nothing"
+
+
+def _calls(entries: Sequence[Entry]) -> dict[Key, CostReserved]:
+    facts = (entry.fact for entry in entries)
+    return {
+        (fact.turn, fact.attempt): fact for fact in facts if isinstance(fact, CostReserved) and fact.tool_call is None
+    }
+
+
+def _results(entries: Sequence[Entry]) -> dict[tuple[int | None, str | None], ToolResult]:
+    facts = (entry.fact for entry in entries if entry.generation is not None)
+    return {(fact.turn, fact.call_id): fact for fact in facts if isinstance(fact, ToolResult)}
+
+
+def _sums(entries: Sequence[Entry]) -> Sums:
+    settled = [entry for entry in entries if entry.type == "CostUpdate"]
+    usages = [entry.usage for entry in settled if entry.usage is not None]
+    return Sums(
+        calls=len(settled),
+        prompt_tokens=sum(usage.prompt_tokens for usage in usages),
+        output_tokens=sum(usage.output_tokens for usage in usages),
+        micros=sum(entry.cost_micros or 0 for entry in settled),
+    )
+
+
+def _ending(entries: Sequence[Entry]) -> RunEnded | None:
+    """Return how a run ended by itself; None where it did not."""
+    own = (entry.fact for entry in entries if entry.generation is not None)
+    return next((fact for fact in own if isinstance(fact, RunEnded)), None)
+
+
+def report_lines(found: Replayed) -> list[str]:
+    """Return what a replay found, as lines for a person."""
+    if found.same:
+        return [f"{found.run_id}: the same in {found.after.calls} calls ({format_usd(found.after.micros)})."]
+    lines = [f"{found.run_id}: differs."]
+    if found.first is not None:
+        lines.append(f"First in turn {found.first.turn}: {', '.join(part.name for part in found.first.parts)}.")
+        lines += [f"  {line}" for part in found.first.parts for line in part.lines]
+        lines.append(
+            f"From the answer of turn {found.first.turn} on, it is assumed that the model would have answered the same."
+        )
+    about = "about " if found.estimated else ""
+    one, other = found.before, found.after
+    lines.append(
+        f"Tokens: {one.prompt_tokens:,} in and {one.output_tokens:,} out before;"
+        f" {about}{other.prompt_tokens:,} and {other.output_tokens:,} now."
+    )
+    lines.append(
+        f"Cost: {format_usd(one.micros, exact=True)} before; {about}{format_usd(other.micros, exact=True)} now,"
+        f" in {other.calls} calls instead of {one.calls}."
+    )
+    return [*lines, *(f"- {note}" for note in found.notes)]

@@ -1,0 +1,278 @@
+"""What a suite asks for: its cases times the columns times the tries, and which of that the log has already.
+
+A cell is one try of one case in one column. Its `task_id` names the suite, the round and a hash of all that decides the
+answer: the arguments, the files, the role's text and the model. So the log alone says what was done and paid. A changed
+role or case is another cell, and a changed check is not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ava_audit.rows import WAITING, RunRow
+from ava_audit.view import View
+from ava_roles.errors import RolesError
+from ava_server.core.errors import AvaError, BadInput
+from ava_server.evals.case import SUITE, Case, SuiteFaults, load_cases
+from ava_server.models.selection import OFFLINE, choose
+from ava_server.runs.reservation import SHARED_CAPS
+from ava_server.suites.workspaces import frozen_copy
+
+if TYPE_CHECKING:
+    from ava_roles.catalog import Catalog
+    from ava_roles.role import Role
+    from ava_server.models.selection import ModelSettings
+
+_PACKAGE = Path(__file__).parents[1]
+SHIPPED = (_PACKAGE / "_suites", _PACKAGE.parents[1] / "examples" / "suites")
+"""Where the shipped suites are: in the installed package, or beside it in a checkout."""
+_NAME = re.compile(r"[^a-z0-9-]+")
+_NAME_CHARS, _ID_CHARS = 24, 60
+_OWN_FAULTS = frozenset({"bad_output", "bad_answer", "refusal", "verification"})
+"""Kinds of errors that tell something about the model; after any other, a try has no verdict and is made again."""
+
+
+class _SuiteFile(BaseModel):
+    """`suite.toml`: what the suite is about, and arguments for all of its cases that do not give their own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    about: str = ""
+    arguments: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A suite: its name, as the log has it, and its cases."""
+
+    name: str
+    folder: Path
+    about: str
+    arguments: Mapping[str, Any]
+    cases: tuple[Case, ...]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One way to do each case: a model and a role, or None for the case's own."""
+
+    model: str | None = None
+    role: str | None = None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One try of a case in a column.
+
+    Attributes:
+        column: The column's name.
+        number: The try, from 1.
+        spawn: The arguments of `spawn_subagent`, without `task_id`.
+        id: The hash of what decides the answer, and the try.
+        cap_cents: The run's own cap on its cost.
+        refusal: Why it cannot be done in this column, so that it counts as not passed; else empty.
+    """
+
+    case: Case
+    column: str
+    number: int
+    spawn: Mapping[str, Any]
+    id: str
+    cap_cents: float
+    refusal: str = ""
+
+    def task_id(self, suite: str, round_number: int) -> str:
+        """Return the reference of its run."""
+        return f"{prefix_of(suite)}{round_number}:{self.id}"
+
+
+def prefix_of(suite: str) -> str:
+    """Return how the references of all runs of a suite begin."""
+    return f"eval:{suite}:"
+
+
+def find_suite(given: str) -> Suite:
+    """Return the suite in a folder, or the shipped one of this name. Blocking.
+
+    Raises:
+        BadInput: There is no such folder, and no shipped suite of this name.
+        SuiteFaults: The suite is not valid; has every fault with its line.
+    """
+    folder = Path(given).expanduser()
+    if not folder.is_dir():
+        shipped = {path.name: path for place in SHIPPED if place.is_dir() for path in place.iterdir() if path.is_dir()}
+        if given not in shipped:
+            raise BadInput(
+                f"SUITE: there is no folder {given!r}; give one with cases, or a shipped suite: {', '.join(shipped)}"
+            )
+        folder = shipped[given]
+    folder = folder.resolve()
+    faults: list[str] = []
+    about = _read_file(folder / SUITE, faults)
+    cases: Sequence[Case] = ()
+    try:
+        cases = load_cases(folder)
+    except SuiteFaults as found:
+        faults.append(str(found))
+    if faults:
+        raise SuiteFaults("\n".join(faults))
+    name = _NAME.sub("-", folder.name.lower()).strip("-")[:_NAME_CHARS] or "suite"
+    return Suite(name, folder, about.about, about.arguments, tuple(cases))
+
+
+def _read_file(path: Path, faults: list[str]) -> _SuiteFile:
+    text = ""
+    try:
+        text = path.read_text("utf-8") if path.exists() else ""
+        return _SuiteFile.model_validate(tomllib.loads(text))
+    except ValidationError as error:
+        for fault in error.errors():
+            key = str(fault["loc"][0])
+            at = next((at for at, line in enumerate(text.splitlines(), 1) if line.strip(" [").startswith(key)), 1)
+            faults.append(f"{path}:{at}: {key}: {fault['msg']}")
+    except (OSError, ValueError) as error:
+        found = re.search(r"line (\d+)", str(error))
+        faults.append(f"{path}:{found[1] if found else 1}: {error}")
+    return _SuiteFile()
+
+
+def copy_workspaces(suite: Suite) -> dict[str, tuple[Path, str]]:
+    """Return a copy of each case's workspace, and the hash of its files. Blocking.
+
+    Raises:
+        ConfigError: One cannot be copied.
+    """
+    copies: dict[str, tuple[Path, str]] = {}
+    for case in suite.cases:
+        folder = case.path(case.workspace) if case.workspace is not None else None
+        copies[case.id] = frozen_copy(folder, repository="namespace" in {**suite.arguments, **case.arguments})
+    return copies
+
+
+def plan_cells(
+    suite: Suite,
+    columns: Sequence[Column],
+    tries: int,
+    copies: Mapping[str, tuple[Path, str]],
+    catalog: Catalog,
+    models: ModelSettings,
+) -> list[Cell]:
+    """Return all cells, case by case.
+
+    Args:
+        suite: The suite.
+        columns: Its columns; two that mean the same count once.
+        tries: How often each case is tried.
+        copies: What `copy_workspaces` returned.
+        catalog: The roles.
+        models: The configured models.
+
+    Raises:
+        BadInput: A role or a model is not known; says of which case.
+    """
+    cells: list[Cell] = []
+    named = [(column, _chosen(suite, column, catalog, models)) for column in columns]
+    for case in suite.cases:
+        copy, sha = copies[case.id]
+        arguments = {**suite.arguments, **case.arguments}
+        texts = {"task": case.task, "context": case.context, "system_prompt": case.system_prompt}
+        given = {**{key: value for key, value in texts.items() if value is not None}, **arguments}
+        for column, chosen in named:
+            role, model = chosen[case.id]
+            decides = [case.id, {**given, "model": model}, sha, catalog.get(role.name).text]
+            key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
+            spawn = {**given, "role": role.name, "workspace": str(copy), "name": case.id[:_ID_CHARS]}
+            spawn |= {"model": column.model} if column.model is not None else {}
+            label = _column_name(column, {each for _role, each in chosen.values()})
+            cap = float(arguments.get("max_cost_cents", role.max_cost_cents))
+            refusal = _refusal(role, arguments) if model == OFFLINE else ""
+            cells += [
+                Cell(case, label, number, spawn, f"{key}:{number}", cap, refusal) for number in range(1, tries + 1)
+            ]
+    return list({(cell.column, cell.id): cell for cell in cells}.values())
+
+
+def _chosen(suite: Suite, column: Column, catalog: Catalog, models: ModelSettings) -> dict[str, tuple[Role, str]]:
+    """Return the role and the model's full name of each case in a column."""
+    found: dict[str, tuple[Role, str]] = {}
+    for case in suite.cases:
+        asked = column.model or {**suite.arguments, **case.arguments}.get("model")
+        try:
+            role = catalog.get(column.role or case.role)
+            found[case.id] = role, choose(asked, role.model, models).name
+        except (AvaError, RolesError) as error:
+            raise BadInput(f"{case.id}: {error}") from error
+    return found
+
+
+def _refusal(role: Role, arguments: Mapping[str, Any]) -> str:
+    """Return why the offline reader cannot be asked: it is the floor, and has not solved what it cannot do."""
+    if role.needs_model:
+        return f"the role {role.name} needs a language model"
+    return "the offline reader writes no output in a given form" if "output_schema" in arguments else ""
+
+
+def _column_name(column: Column, models: set[str]) -> str:
+    """Return what a column is called: its models, and its role where one is given for all cases."""
+    name = ", ".join(sorted(models))
+    return f"{name} · {column.role}" if column.role is not None else name
+
+
+@dataclass(frozen=True)
+class Round:
+    """One pass over a suite: the runs of each of its cells that has any, by `Cell.id`, the newest last."""
+
+    number: int
+    runs: Mapping[str, Sequence[RunRow]]
+
+    def newest(self, cell: Cell) -> RunRow | None:
+        """Return the run that counts for a cell."""
+        return next(reversed(self.runs.get(cell.id, ())), None)
+
+    def left(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Return the cells that have to be proposed: without a run, or whose run says nothing about the model."""
+        return [
+            cell
+            for cell in cells
+            if not cell.refusal and ((run := self.newest(cell)) is None or (run.ended and not has_verdict(run)))
+        ]
+
+    @property
+    def spent_micros(self) -> int:
+        """What all of its runs have cost, those without a verdict too; micro-USD."""
+        return sum(run.cost_micros for runs in self.runs.values() for run in runs)
+
+
+def has_verdict(run: RunRow) -> bool:
+    """Tell whether an ended run can be scored: nobody and nothing but the run itself ended it."""
+    if run.result_seq is None or run.state in ("cancelled", "abandoned"):
+        return False
+    if run.state == "error":
+        return run.error_kind in _OWN_FAULTS
+    return run.state != "cost_exceeded" or not (run.stop_reason or "").startswith(SHARED_CAPS)
+
+
+def find_round(view: View, user: str, suite: Suite, cells: Sequence[Cell], *, again: bool) -> Round:
+    """Return the newest round that has runs of these cells, or with `again` a new one."""
+    rounds: dict[int, dict[str, list[RunRow]]] = {}
+    wanted = {cell.id for cell in cells}
+    for row in view.with_task_prefix(user, prefix_of(suite.name)):
+        number, _colon, cell_id = str(row.task_id).removeprefix(prefix_of(suite.name)).partition(":")
+        if number.isdecimal():
+            runs = rounds.setdefault(int(number), {})
+            if cell_id in wanted and row.state != WAITING:
+                runs.setdefault(cell_id, []).append(row)
+    last = max(rounds, default=0)
+    for number in sorted(rounds, reverse=True) if not again else ():
+        if rounds[number]:
+            return Round(number, rounds[number])
+    return Round(last + 1, {})

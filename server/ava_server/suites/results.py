@@ -1,0 +1,238 @@
+"""What a round of a suite has shown: verdicts, columns with their intervals, and two of them case by case.
+
+`SuiteResult` is the JSON of `ava eval run --json`, and what `ava eval compare` reads. Money is in whole micro-USD, as
+the log has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from ava_audit.rows import RunRow
+from ava_audit.units import US_PER_S
+from ava_server.budget.run_config import config_of
+from ava_server.models.prices import Price
+from ava_server.suites.plan import Cell, Round
+from ava_server.suites.scores import Score
+from ava_server.suites.statistics import Ratio, Share, pass_all, pass_at_1, per_solved, sign_test
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")  # a newer Ava may have written it
+
+
+class Verdict(_Model):
+    """One try.
+
+    Attributes:
+        number: The try, from 1.
+        run: Its run, the newest if it was made again; None where it was never approved.
+        ending: How that ended; else its state.
+        passed: Whether it passed the case's checks; None without a verdict.
+        why: Why it did not, or has no verdict.
+        cost_micros: What all of its runs have cost.
+        seconds: Their active time.
+    """
+
+    case: str
+    column: str
+    number: int
+    run: str | None
+    ending: str
+    passed: bool | None
+    why: str
+    cost_micros: int
+    seconds: float
+
+
+class ColumnScore(_Model):
+    """One model or role over all cases; intervals are of 95 % (`statistics`).
+
+    Attributes:
+        tries: Its tries with a verdict.
+        without: Its tries without one.
+        pass_1: How often one try solves a case.
+        pass_all: The share of cases of which every try is solved.
+        cost_micros: What all its tries have cost.
+        cost_per_solved: The same per solved try, in micro-USD.
+        seconds_per_solved: The active time of all tries per solved try.
+        price: What a token of it costs, in words; several where that has changed.
+    """
+
+    name: str
+    tries: int
+    without: int
+    solved: int
+    pass_1: Share
+    pass_all: Share
+    cost_micros: int
+    cost_per_solved: Ratio
+    seconds_per_solved: Ratio
+    price: tuple[str, ...]
+
+
+class Comparison(_Model):
+    """Two columns case by case.
+
+    Attributes:
+        cases: How many cases have a verdict in both.
+        better: Those that the second does better, with the share of solved tries before and after; and worse.
+        p_value: Of the sign test: how likely such a difference is by chance.
+        before, after: What a solved try has cost, in micro-USD.
+        notes: What else is different.
+    """
+
+    first: str
+    second: str
+    cases: int
+    better: dict[str, tuple[float, float]]
+    worse: dict[str, tuple[float, float]]
+    p_value: float
+    before: Ratio
+    after: Ratio
+    notes: tuple[str, ...] = ()
+
+
+class SuiteResult(_Model):
+    """A round of a suite."""
+
+    format: Literal[1] = 1
+    suite: str
+    about: str
+    round: int
+    tries: int
+    cost_micros: int
+    columns: tuple[ColumnScore, ...]
+    verdicts: tuple[Verdict, ...]
+    comparisons: tuple[Comparison, ...] = ()
+    notes: tuple[str, ...]
+
+
+def result_of(suite: str, about: str, done: Round, cells: Sequence[Cell], scores: Mapping[str, Score]) -> SuiteResult:
+    """Return what a round has shown.
+
+    Args:
+        suite: The suite's name.
+        about: What it is about.
+        done: The round.
+        cells: All cells that were asked for.
+        scores: The scores of those with a verdict, by id.
+    """
+    verdicts = [_verdict(cell, done, scores.get(cell.id)) for cell in cells]
+    names = list(dict.fromkeys(cell.column for cell in cells))
+    tries = max(cell.number for cell in cells)
+    runs = {
+        name: [run for cell in cells if cell.column == name for run in done.runs.get(cell.id, ())] for name in names
+    }
+    columns = [_column(name, [one for one in verdicts if one.column == name], tries, runs[name]) for name in names]
+    result = SuiteResult(
+        suite=suite,
+        about=about,
+        round=done.number,
+        tries=tries,
+        cost_micros=sum(column.cost_micros for column in columns),
+        columns=tuple(columns),
+        verdicts=tuple(verdicts),
+        notes=tuple(_notes(verdicts, columns)),
+    )
+    pairs = [((result, names[0]), (result, name)) for name in names[1:]]
+    return result.model_copy(update={"comparisons": tuple(compare_columns(*pair) for pair in pairs)})
+
+
+def _verdict(cell: Cell, done: Round, scored: Score | None) -> Verdict:
+    run, runs = done.newest(cell), done.runs.get(cell.id, ())
+    passed, why = scored or (Score(False, cell.refusal) if cell.refusal else Score(None, "it was not approved"))
+    if scored is None and run is not None:
+        why = run.stop_reason or run.state.replace("_", " ")
+    return Verdict(
+        case=cell.case.id,
+        column=cell.column,
+        number=cell.number,
+        run=run.id if run is not None else None,
+        ending=run.state if run is not None else "",
+        passed=passed,
+        why=why,
+        cost_micros=sum(each.cost_micros for each in runs),
+        seconds=sum(each.active_us for each in runs) / US_PER_S,
+    )
+
+
+def _column(name: str, verdicts: Sequence[Verdict], tries: int, runs: Sequence[RunRow]) -> ColumnScore:
+    known = [one for one in verdicts if one.passed is not None]
+    counts: list[tuple[int, int]] = []
+    costs: list[tuple[int, float]] = []
+    times: list[tuple[int, float]] = []
+    for _case, group in groupby(verdicts, key=lambda one: one.case):
+        tried = list(group)
+        solved = sum(one.passed is True for one in tried)
+        counts.append((solved, sum(one.passed is not None for one in tried)))
+        costs.append((solved, sum(one.cost_micros for one in tried)))
+        times.append((solved, sum(one.seconds for one in tried)))
+    return ColumnScore(
+        name=name,
+        tries=len(known),
+        without=len(verdicts) - len(known),
+        solved=sum(one.passed is True for one in known),
+        pass_1=pass_at_1(counts),
+        pass_all=pass_all(counts, tries),
+        cost_micros=sum(one.cost_micros for one in verdicts),
+        cost_per_solved=per_solved(costs),
+        seconds_per_solved=per_solved(times),
+        price=tuple(dict.fromkeys(map(_price_text, (config_of(run.config).price for run in runs)))),
+    )
+
+
+def _price_text(price: Price) -> str:
+    return "free" if price.free else f"${price.input / 1000:g} in, ${price.output / 1000:g} out per million tokens"
+
+
+def _notes(verdicts: Sequence[Verdict], columns: Sequence[ColumnScore]) -> Iterator[str]:
+    for column in columns:
+        if len(column.price) > 1:
+            yield (
+                f"The price of {column.name} has changed during this round: {', then '.join(column.price)}. Each run"
+                " counts with what it has cost."
+            )
+        if column.without:
+            why = next(one.why for one in verdicts if one.column == column.name and one.passed is None)
+            yield f"{column.name}: {column.without} of {column.tries + column.without} tries have no verdict ({why})."
+
+
+def compare_columns(first: tuple[SuiteResult, str], second: tuple[SuiteResult, str]) -> Comparison:
+    """Return two columns case by case, each given by its result and its name."""
+    before, after = (_solved_share(result.verdicts, name) for result, name in (first, second))
+    one, other = (next(each for each in result.columns if each.name == name) for result, name in (first, second))
+    both = {case: (share, after[case]) for case, share in before.items() if case in after}
+    better = {case: pair for case, pair in both.items() if pair[1] > pair[0]}
+    worse = {case: pair for case, pair in both.items() if pair[1] < pair[0]}
+    notes = [f"{len(only)} cases are only in one of them." for only in (before.keys() ^ after.keys(),) if only]
+    if one.name == other.name and one.price != other.price:
+        notes.append(f"The price of {one.name} has changed from {_last(one.price)} to {_last(other.price)}.")
+    return Comparison(
+        first=one.name,
+        second=other.name,
+        cases=len(both),
+        better=better,
+        worse=worse,
+        p_value=sign_test(len(better), len(worse)),
+        before=one.cost_per_solved,
+        after=other.cost_per_solved,
+        notes=tuple(notes),
+    )
+
+
+def _last(prices: Sequence[str]) -> str:
+    return prices[-1] if prices else "an unknown one"
+
+
+def _solved_share(verdicts: Sequence[Verdict], column: str) -> dict[str, float]:
+    """Return which share of the tries of each case a column has solved; cases without a verdict are left out."""
+    tried: dict[str, list[bool]] = {}
+    for one in verdicts:
+        if one.column == column and one.passed is not None:
+            tried.setdefault(one.case, []).append(one.passed)
+    return {case: sum(passed) / len(passed) for case, passed in tried.items()}

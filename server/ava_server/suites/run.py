@@ -1,0 +1,229 @@
+"""`ava eval run`: proposes what the log lacks of a suite, as one group under one cap; waits; scores; and shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+from pydantic import ValidationError
+
+from ava_audit.units import MICROS_PER_CENT, format_usd
+from ava_server.approval.proposals import MOST_WAITING
+from ava_server.approval.requests import stored_result
+from ava_server.budget.run_config import config_of
+from ava_server.cli.app import MODEL, NOT_APPROVED
+from ava_server.cli.log_access import note_fetched
+from ava_server.cli.results import ENDING_CODES
+from ava_server.cli.run import RunRequest, approve, checked_settings
+from ava_server.cli.service_client import open_service
+from ava_server.cli.terminal import counted, heading, place_json, say, say_json, tell
+from ava_server.cli.wait import FollowedRuns
+from ava_server.core.errors import BadInput
+from ava_server.models.selection import OFFLINE
+from ava_server.suites.page import write_page
+from ava_server.suites.plan import (
+    Cell,
+    Column,
+    Round,
+    Suite,
+    copy_workspaces,
+    find_round,
+    find_suite,
+    has_verdict,
+    plan_cells,
+)
+from ava_server.suites.results import SuiteResult, compare_columns, result_of
+from ava_server.suites.scores import score
+from ava_server.suites.table import comparison_lines, table
+
+if TYPE_CHECKING:
+    from ava_server.config.settings import Settings
+    from ava_server.service.runtime import Runtime
+    from ava_server.service.service import Service
+
+COMMAND = "ava eval run"
+
+
+@dataclass(frozen=True)
+class SuiteRequest:
+    """The command line of `ava eval run`.
+
+    Attributes:
+        suite: A folder, or the name of a shipped suite.
+        models: The models of the columns; none: those of the roles.
+        roles: The roles of the columns; none: those of the cases.
+        tries: How often each case is tried.
+        max_micros: The most that the round may cost in total, what it has cost before included; None: the sum of the
+            runs' own caps.
+        again: Begin a new round.
+        yes: Start without asking.
+        as_json: Print the result as one JSON object.
+        html: A file for the page.
+    """
+
+    suite: str
+    models: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+    tries: int = 1
+    max_micros: int | None = None
+    again: bool = False
+    yes: bool = False
+    as_json: bool = False
+    html: Path | None = None
+
+    @property
+    def columns(self) -> list[Column]:
+        """The columns: each model with each role."""
+        return [Column(model, role) for model in self.models or (None,) for role in self.roles or (None,)]
+
+
+def run_suite(request: SuiteRequest) -> int:
+    """Bring the log up to a suite, show what it says, and return the exit code.
+
+    Raises:
+        BadInput: The request is ambiguous, or too large for one approval.
+        Refused: Nobody can approve it here.
+        SuiteFaults: The suite is not valid.
+    """
+    suite = find_suite(request.suite)
+    free = bool(request.models) and all(model in ("offline", OFFLINE) for model in request.models)
+    if request.yes and request.max_micros is None and not free:
+        raise BadInput("--yes skips the question, so --max-cost is required; such as --max-cost 2")
+    settings = checked_settings(RunRequest((), yes=request.yes))
+    return anyio.run(_run, settings, suite, request)
+
+
+async def _run(settings: Settings, suite: Suite, request: SuiteRequest) -> int:
+    if not request.as_json:
+        heading(settings.paths)
+    copies = await anyio.to_thread.run_sync(copy_workspaces, suite)
+    # The folders of the cases are for this session what roots are for a host's.
+    roots = tuple(sorted({str(copy) for copy, _sha in copies.values()}))
+    opening = open_service(settings, COMMAND, asked=not request.yes, runs=True, roots=roots)
+    async with opening as (runtime, service):
+        catalog, models = await runtime.catalog(roots), runtime.credentials.models
+        cells = plan_cells(suite, request.columns, request.tries, copies, catalog, models)
+        find = partial(find_round, user=service.session.user, suite=suite, cells=cells)
+        done = await runtime.store.read(partial(find, again=request.again))
+        stopped = await _bring_up(runtime, service, suite, cells, done, request)
+        if stopped is not None:
+            return stopped
+        done = await runtime.store.read(partial(find, again=False))
+        result = await _scored(runtime, suite, cells, done)
+        for run in (run for runs in done.runs.values() for run in runs):
+            await note_fetched(runtime.store, service.session, COMMAND, run)
+    if request.html is not None:
+        await anyio.to_thread.run_sync(write_page, request.html, result)
+    if request.as_json:
+        say_json({**place_json(settings.paths), **result.model_dump(mode="json")})
+    else:
+        say("\n".join(table(result)))
+    without = [one for one in result.verdicts if one.passed is None]
+    capped = any(one.ending == "cost_exceeded" for one in without)
+    return ENDING_CODES["cost_exceeded"] if capped else MODEL if without else 0
+
+
+async def _bring_up(
+    runtime: Runtime, service: Service, suite: Suite, cells: Sequence[Cell], done: Round, request: SuiteRequest
+) -> int | None:
+    """Have what a round lacks approved, and wait for all of its runs; return the exit code if that was ended before."""
+    left = done.left(cells)
+    running = [run.id for cell in cells if (run := done.newest(cell)) is not None and not run.ended]
+    tell(f"{suite.name}, round {done.number}: {_counts(cells, left, running)}.")
+    if left:
+        spawns, most = _spawns(suite, cells, left, done, request.max_micros)
+        approved = await approve(runtime, service, RunRequest(spawns, most_micros=most, yes=request.yes))
+        if not approved:
+            return NOT_APPROVED
+        running += approved
+    if not running:
+        return None
+    stopped = await FollowedRuns(runtime, service, running).until_over()
+    if stopped is not None:
+        tell("The same command goes on with this round; what the log has is not paid again.")
+    return stopped
+
+
+def _counts(cells: Sequence[Cell], left: Sequence[Cell], running: Sequence[str]) -> str:
+    known = sum(not cell.refusal for cell in cells) - len(left) - len(running)
+    parts = [f"{counted(len(cells), 'try', 'tries')} of {counted(len({cell.case.id for cell in cells}), 'case')}"]
+    parts += (
+        [f"{known} in the log already, not paid again" + ("" if left or running else "; --again begins a new round")]
+        if known
+        else []
+    )
+    parts += [f"{len(running)} under way"] if running else []
+    return ", ".join([*parts, *([f"{len(left)} to approve"] if left else [])])
+
+
+def _spawns(
+    suite: Suite, cells: Sequence[Cell], left: Sequence[Cell], done: Round, max_micros: int | None
+) -> tuple[tuple[dict[str, Any], ...], int | None]:
+    """Return the arguments of the runs that a round lacks, and the most that they may cost together.
+
+    Raises:
+        BadInput: They are too many for one approval, or nothing is left of the amount.
+    """
+    if len(left) > MOST_WAITING:
+        raise BadInput(
+            f"{suite.name}: {len(left)} runs are more than one approval takes ({MOST_WAITING}); give fewer models or"
+            " tries first: a later call adds more to the same round"
+        )
+    spawns = [{**cell.spawn, "task_id": cell.task_id(suite.name, done.number)} for cell in left]
+    if max_micros is None:
+        return tuple(spawns), None
+    going = [run for cell in cells if (run := done.newest(cell)) is not None and not run.ended]
+    held = sum(max(0, config_of(run.config).max_cost_micros - run.cost_micros) for run in going)
+    rest = max_micros - done.spent_micros - held
+    if rest < MICROS_PER_CENT:
+        may = f", and what is under way may cost {format_usd(held)}" if held else ""
+        raise BadInput(
+            f"--max-cost: round {done.number} of {suite.name} has cost {format_usd(done.spent_micros)}{may}; give more"
+            " than that, it is for the whole round"
+        )
+    if len(spawns) == 1:
+        spawns[0]["max_cost_cents"] = min(left[0].cap_cents, rest // MICROS_PER_CENT)
+    return tuple(spawns), rest
+
+
+async def _scored(runtime: Runtime, suite: Suite, cells: Sequence[Cell], done: Round) -> SuiteResult:
+    ended = [(cell, run) for cell in cells if (run := done.newest(cell)) is not None and run.ended and has_verdict(run)]
+    stored = await runtime.store.read(lambda view: [stored_result(view, run) for _cell, run in ended])
+    scores = await score(suite.name, [(cell, result) for (cell, _run), result in zip(ended, stored, strict=True)])
+    by_id = {cell.id: one for (cell, _run), one in zip(ended, scores, strict=True)}
+    return result_of(suite.name, suite.about, done, cells, by_id)
+
+
+def compare_files(first: Path, second: Path, as_json: bool) -> None:
+    """Show two results case by case, for each column that both have; two single columns are the same one.
+
+    Raises:
+        BadInput: A file cannot be read, is no result, or they have no column in common.
+    """
+    one, other = _read_result(first), _read_result(second)
+    names = [
+        (column.name, column.name) for column in one.columns if column.name in {each.name for each in other.columns}
+    ]
+    if not names and len(one.columns) == len(other.columns) == 1:
+        names = [(one.columns[0].name, other.columns[0].name)]
+    if not names:
+        raise BadInput(f"{first} and {second} have no column in common; run both with the same --model or --role")
+    found = [compare_columns((one, before), (other, after)) for before, after in names]
+    if as_json:
+        say_json({"comparisons": [each.model_dump(mode="json") for each in found]})
+    else:
+        say("\n".join(line for each in found for line in comparison_lines(each)))
+
+
+def _read_result(path: Path) -> SuiteResult:
+    try:
+        return SuiteResult.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        raise BadInput(f"{path} is not a result of `ava eval run --json`: {error.errors()[0]['msg']}") from None
