@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ava_server.suites.statistics import pass_all, pass_at_1, per_solved, sign_test, wilson
+from ava_server.suites.statistics import Ratio, Share, pass_all, pass_at_1, per_solved, sign_test, wilson
 
 # binomtest(solved, of).proportion_ci(method="wilson")
 WILSON = [
@@ -47,7 +47,7 @@ def test_the_interval_of_a_ratio_agrees_with_scipy() -> None:
 
 
 def test_a_ratio_without_a_solved_try_is_unknown_and_a_rare_one_has_no_upper_end() -> None:
-    assert per_solved([(0, 5.0), (0, 7.0)]) == (None, None, None)
+    assert per_solved([(0, 5.0), (0, 7.0)]) == Ratio(None, None, None)
     rare = per_solved([(1, 5.0), (0, 5.0)])
     assert rare.value == 10 and rare.low == 5 and rare.high is None
 
@@ -72,4 +72,4 @@ def test_pass_all_counts_cases_of_which_each_try_is_solved_and_leaves_out_unfini
 
 
 def test_nothing_is_known_without_a_try() -> None:
-    assert pass_at_1([]) == pass_all([(0, 0)], 2) == (0.0, 0.0, 1.0, 0)
+    assert pass_at_1([]) == pass_all([(0, 0)], 2) == Share(0.0, 0.0, 1.0, 0)

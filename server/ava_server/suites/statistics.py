@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from random import Random
-from typing import NamedTuple
 
 Z = 1.959963984540054
 """The 97.5th percentile of the normal distribution."""
@@ -21,7 +21,8 @@ TAIL = 0.025
 SEED = 1
 
 
-class Share(NamedTuple):
+@dataclass(frozen=True)
+class Share:
     """A share with its interval; `of` is the number of observations behind it, 0 where nothing is known."""
 
     value: float
@@ -30,7 +31,8 @@ class Share(NamedTuple):
     of: int
 
 
-class Ratio(NamedTuple):
+@dataclass(frozen=True)
+class Ratio:
     """A sum per solved try with its interval; None where nothing was solved, or no upper end is known."""
 
     value: float | None
