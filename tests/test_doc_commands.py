@@ -127,6 +127,8 @@ NOT_RUN: Mapping[str, str] = {
     "serve": "serves a host until it goes: tests/system/test_stdio_eras.py, test_http.py",
     "worker": "works until it has been idle for a minute: tests/system/test_background.py",
     "run": "asks a person, and most examples want a language model: tests/system/test_cli_run.py, test_cli_coder.py",
+    "eval run": "asks a person, or wants a language model: tests/server/test_suites.py",
+    "eval compare": "needs two results: tests/server/test_suites.py",
     "approve": "asks a person at a terminal: tests/system/test_cli_approve.py",
     "reject": "asks a person at a terminal: tests/system/test_cli_approve.py",
     "--url": "a server elsewhere, under a name that is none: tests/system/test_http_approvals.py",

@@ -52,6 +52,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["serve", "--http"], "team"),
         (["connect"], "team"),
         (["init", "claude-code", "--http"], "team"),
+        (["eval", "run", "starter", "--model", "offline", "--yes"], "eval"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else None,
 )
