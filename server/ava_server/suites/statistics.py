@@ -98,5 +98,5 @@ def per_solved(cases: Sequence[tuple[int, float]]) -> Ratio:
 def sign_test(better: int, worse: int) -> float:
     """Return the two-sided exact p-value that one of two is not better, by the cases in which they differ."""
     of = better + worse
-    tail = sum(math.comb(of, number) for number in range(min(better, worse) + 1)) / 2**of
+    tail = sum(math.comb(of, number) for number in range(min(better, worse) + 1)) / 2.0**of
     return min(1.0, 2 * tail)
