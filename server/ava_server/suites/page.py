@@ -83,11 +83,11 @@ def _picture(result: SuiteResult) -> Iterator[str]:
         yield f'<text x="{x:.1f}" y="{y}" text-anchor="middle">{_text(format_usd(round(part * most)))}</text>'
     yield f'<text x="{_x(0.5):.1f}" y="{_HEIGHT - 8}" text-anchor="middle">cost per try</text></g>'
     for number, column in known:
-        x, colour, share = _x(_per_try(column) / most), _COLOURS[number % len(_COLOURS)], column.pass_1
-        yield f'<g stroke="{colour}" fill="{colour}"><path d="M{x:.1f} {_y(share.low):.1f}V{_y(share.high):.1f}"/>'
-        yield f'<circle cx="{x:.1f}" cy="{_y(share.value):.1f}" r="5"/>'
+        x, colour, quality = _x(_per_try(column) / most), _COLOURS[number % len(_COLOURS)], column.pass_1
+        yield f'<g stroke="{colour}" fill="{colour}"><path d="M{x:.1f} {_y(quality.low):.1f}V{_y(quality.high):.1f}"/>'
+        yield f'<circle cx="{x:.1f}" cy="{_y(quality.value):.1f}" r="5"/>'
         side, anchor = (-10, "end") if x > _WIDTH * 0.6 else (10, "start")
-        place = f'x="{x + side:.1f}" y="{_y(share.value) - 8:.1f}" text-anchor="{anchor}"'
+        place = f'x="{x + side:.1f}" y="{_y(quality.value) - 8:.1f}" text-anchor="{anchor}"'
         yield f'<text {place} font-size="13" stroke="none">{_text(column.name)}</text></g>'
     yield "</svg>"
 
@@ -119,7 +119,7 @@ def _cases(result: SuiteResult) -> Iterator[str]:
         for column in result.columns:
             found = tried(result, case, column.name)
             known = {one.passed for one in found}
-            kind = {frozenset({True}): "yes", frozenset({False}): "no"}.get(frozenset(known), "")
+            kind = "yes" if known == {True} else "no" if known == {False} else ""
             cost = format_usd(sum(one.cost_micros for one in found))
             cells.append(f'<td class="{kind}">{_text(mark_of(found))}, {_text(cost)}</td>')
         yield f'<tr><th scope="row">{_text(case)}</th>{"".join(cells)}</tr>'

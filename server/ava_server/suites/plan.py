@@ -272,7 +272,5 @@ def find_round(view: View, user: str, suite: Suite, cells: Sequence[Cell], *, ag
             if cell_id in wanted and row.state != WAITING:
                 runs.setdefault(cell_id, []).append(row)
     last = max(rounds, default=0)
-    for number in sorted(rounds, reverse=True) if not again else ():
-        if rounds[number]:
-            return Round(number, rounds[number])
-    return Round(last + 1, {})
+    newest = next((each for each in sorted(rounds, reverse=True) if rounds[each]), None)
+    return Round(last + 1, {}) if again or newest is None else Round(newest, rounds[newest])

@@ -104,8 +104,8 @@ def table(result: SuiteResult) -> list[str]:
         where = ", ".join(filter(None, (one.case, one.column, one.run)))
         yields.append(f"  {where}: {cut(one_line(one.why), WHY_CHARS)}")
     yields += [f"  and {len(failed) - MOST_FAILURES} more; --json has all"] if len(failed) > MOST_FAILURES else []
-    for one in result.comparisons:
-        yields += ["", *comparison_lines(one)]
+    for pair in result.comparisons:
+        yields += ["", *comparison_lines(pair)]
     return [*yields, *(["", *map(one_line, result.notes)] if result.notes else [])]
 
 
