@@ -233,7 +233,7 @@ def test_one_answer_at_a_terminal_starts_the_whole_suite(tmp_path: Path, root: P
         (("nothing-here",), 2, "SUITE: there is no folder 'nothing-here'"),
         (("prices", "--yes"), 2, "--yes skips the question, so --max-cost is required"),
         (("prices",), 10, "There is no terminal to ask on"),
-        (("prices", "--yes", "--max-cost", "1", "--role", "pirate"), 2, "otter: unknown role"),
+        (("prices", "--yes", "--max-cost", "1", "--role", "pirate"), 2, 'otter: no role "pirate"'),
         (("prices", "--yes", "--max-cost", "1", "--model", "no one's"), 2, "otter: model: "),
     ],
 )
