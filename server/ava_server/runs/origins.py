@@ -125,7 +125,7 @@ class Origins:
             if rule not in known:
                 known[rule] = _Approved([*self._approved(), *self._named(rule, by_person)])
             if not known[rule].has(leaf):
-                yield Doubt(one_line(name, NAME_CHARS), _visible(leaf), self._source_of(leaf))
+                yield Doubt(one_line(name, NAME_CHARS), visible(leaf), self._source_of(leaf))
 
     def _approved(self) -> list[str]:
         """Return the texts that a person has approved or written: the task, its context and answers."""
@@ -174,7 +174,7 @@ class Origins:
             carried = [brought[each] for each in data if each in brought and each not in free]
             suspect = bool(carried) or (many and data.most > 0)
             if data.hidden or (suspect and not _within(_plain(given), public)):
-                yield Doubt(one_line(name, NAME_CHARS), _visible(given), carried[0] if carried else "")
+                yield Doubt(one_line(name, NAME_CHARS), visible(given), carried[0] if carried else "")
 
     def _bringers(self, data: _Data, results: Iterable[tuple[int, ToolResult]]) -> dict[Any, str]:
         """Return which tool has brought each piece of data first."""
@@ -341,7 +341,7 @@ def _readings(word: str) -> set[Decimal]:
     return found
 
 
-def _visible(value: Any) -> str:
+def visible(value: Any) -> str:
     """Return a value as a person is shown it: with the characters that nobody sees."""
     text = str(value)
     if not clean(text)[1]:

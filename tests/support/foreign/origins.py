@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ava_audit.events import Fact, ToolResult, UserMessage
+from ava_audit.events import Channel, Fact, ToolResult, UserMessage
 from ava_roles.tool import Tool, ToolArgs, ToolContext, ToolOutput, ToolSpec
 from ava_roles.wrap import wrap_tool_output
 from ava_server.runs.history import History
 from ava_server.runs.origins import Origins
+from ava_server.service.access import Session
+from ava_server.service.service import Service
 from support.foreign.servers import stdio_server
 from support.model_server import Say, Step
 from support.runtime import PRICED, Lab, hand_over
@@ -99,3 +101,14 @@ async def sent(lab: Lab, run_id: str) -> list[ToolResult]:
 
 async def begun(lab: Lab) -> str:
     return await lab.start(role="guest", workspace=None, task="Write to bob@example.org about lunch.")
+
+
+async def answer(lab: Lab, run_id: str, text: str, channel: Channel) -> str:
+    """Answer what a run asks, over a channel; return what the caller is told."""
+    service = Service(lab.runtime, Session(user=lab.session.user, transport="memory", channel=channel))
+
+    async def ignore(_line: str) -> None:
+        pass
+
+    told = await service.call("message_subagent", {"subagent_id": run_id, "message": text}, ignore, raises=True)
+    return str(told.message)
