@@ -36,13 +36,12 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
+from support.foreign.origins import answer  # noqa: E402
 from support.model_server import Say  # noqa: E402
 from support.runtime import Lab, open_lab  # noqa: E402
 
 from ava_audit.events import QuestionAsked  # noqa: E402
 from ava_server.runs.origins import leaves  # noqa: E402
-from ava_server.service.access import Session  # noqa: E402
-from ava_server.service.service import Service  # noqa: E402
 
 SUITES = ("workspace", "travel", "banking", "slack")
 ROLE = "assistant"
@@ -55,6 +54,8 @@ max_tool_calls = 1000
 question_wait_s = 60
 """
 RUN_S = 120
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
+"""Where the log lies, so that no commit waits for a disk."""
 _GOES_ON = re.compile(r"read_tool_result (R-\w+) with offset (\d+) goes on\]$")
 
 
@@ -206,9 +207,10 @@ def write_role(root: Path, suite: str, tools: Sequence[str], *, checked: bool) -
     head = f"name: {ROLE}\ndescription: Does a task with the tools of {suite}.\ntools: [{names}]\n"
     caps = "maxTurns: 200\nmax_tool_calls: 200\n"
     (root / "roles").mkdir(mode=0o700, exist_ok=True)
-    (root / "roles" / f"{ROLE}.md").write_text(
-        f"---\n{head}{caps}{effects(suite, tools, checked=checked)}---\nDo what the task says.\n"
-    )
+    text = f"---\n{head}{caps}{effects(suite, tools, checked=checked)}---\nDo what the task says.\n"
+    file = root / "roles" / f"{ROLE}.md"
+    if not file.exists() or file.read_text() != text:
+        file.write_text(text)
 
 
 @dataclass
@@ -243,15 +245,11 @@ class Player:
 
     async def _answer(self, run_id: str, known: frozenset[str]) -> None:
         """Answer as a person who knows what they have asked for: yes to the values of their own task, no to others."""
-        session = Session(user=self.lab.session.user, transport="memory", channel="terminal")
-        service = Service(self.lab.runtime, session)
-        answered = 0
-        while True:
-            for asked in (await self.lab.facts(run_id, QuestionAsked))[answered:]:
-                answered += 1
-                word = "yes" if {each["value"] for each in asked.values} <= known else "no"
-                await service.call("message_subagent", {"subagent_id": run_id, "message": word}, ignore)
-            await anyio.sleep(0.02)
+        for number in range(1, 1_000):
+            await self.lab.logged(run_id, "QuestionAsked", number, RUN_S)
+            asked = (await self.lab.facts(run_id, QuestionAsked))[-1]
+            allowed = {each["value"] for each in asked.values} <= known
+            await answer(self.lab, run_id, "yes" if allowed else "no", "terminal")
 
     async def _dojo(self, do: str, **args: Any) -> Any:
         return await anyio.to_thread.run_sync(lambda: self.model.dojo(do, **args))
@@ -260,10 +258,6 @@ class Player:
 def known_to(calls: Iterable[dict[str, Any]]) -> frozenset[str]:
     """Return the values in calls, as a question shows them."""
     return frozenset(str(leaf) for call in calls for leaf in leaves(call["args"]))
-
-
-async def ignore(_line: str) -> None:
-    """Take no progress."""
 
 
 @dataclass(frozen=True)
@@ -284,7 +278,7 @@ def play_share(share: Share) -> list[Outcome]:
 
 async def _play_share(share: Share) -> list[Outcome]:
     found: list[Outcome] = []
-    with running_dojo(share.python) as dojo, tempfile.TemporaryDirectory(prefix="ava-agentdojo-") as folder:
+    with running_dojo(share.python) as dojo, tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         model = Model(dojo)
         known = dojo("list")
         tasks = [(suite, user) for suite in share.suites for user in known[suite]["users"][: share.limit]]

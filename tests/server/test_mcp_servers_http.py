@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import http.server
 import json
+import ssl
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+import httpx2
 import pytest
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
@@ -19,6 +21,7 @@ from support.model_server import Say
 from support.runtime import hand_over, open_lab
 
 from ava_audit.events import ToolResult
+from ava_roles.mcp_client.connection import tls_context
 from ava_server.config.secrets import set_secret
 
 READS = ToolAnnotations(read_only_hint=True)
@@ -56,6 +59,30 @@ async def test_calls_an_http_server_with_its_headers_without_exposing_secrets(tm
             results = await lab.facts(proposal.subagent_id, ToolResult)
             assert any("the right one" in result.output for result in results), results
             assert all(SECRET not in result.output for result in results)
+
+
+async def test_certificate_authorities_are_read_once_and_not_on_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers: list[threading.Thread] = []
+    read = httpx2.create_ssl_context
+
+    def noted() -> ssl.SSLContext:
+        readers.append(threading.current_thread())
+        return read()
+
+    write_role(tmp_path / "data", "mcp__far__authorization")
+    call = Say(calls=[("mcp__far__authorization", {})])
+    with http_server(honest()) as url:
+        async with open_lab(
+            tmp_path, [call, hand_over(), call, hand_over()], config=f'[mcp_servers.far]\nurl = "{url}"\n'
+        ) as lab:
+            monkeypatch.setattr(httpx2, "create_ssl_context", noted)
+            tls_context.cache_clear()
+            for _each in range(2):
+                run_id = await lab.start(role="guest", task="Who am I?", workspace=None)
+                assert (await lab.ended(run_id)).state == "success"
+    assert len(readers) == 1 and readers[0] is not threading.current_thread()
 
 
 class _Answers(http.server.BaseHTTPRequestHandler):

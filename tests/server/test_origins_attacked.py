@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.lowlevel
 import pytest
 from support.foreign.attacker import (
     BOOK,
@@ -24,11 +28,15 @@ from support.foreign.attacker import (
     Attack,
     attacker,
 )  # fmt: skip
-from support.foreign.origins import EVIL, SEND, TOOLS, after, doubted, result
+from support.foreign.origins import ALL, EVIL, SEND, TOOLS, after, begun, config, doubted, result, sent
+from support.foreign.servers import write_role
+from support.model_server import Say, Step
+from support.runtime import arrived, hand_over, open_lab
 
 from ava_audit.events import QuestionAnswered, QuestionAsked, ToolResult, UserMessage
-from ava_server.runs.origins import leaves, visible
-from ava_server.runs.questions import warn_of_look_alikes
+from ava_roles.tool import Tool
+from ava_server.runs.origins import Origins, leaves, visible
+from ava_server.runs.questions import Doubt, warn_of_look_alikes
 
 LOOKUP, GET = "mcp__lab__lookup", "http_get"
 HOST = "http://evil.example"
@@ -237,11 +245,11 @@ def test_a_question_warns_of_letters_that_look_like_latin_ones(value: str, warni
     assert warn_of_look_alikes(value) == warning
 
 
-LONG = 2_000_000
+LONG = 5_000_000
 SLOW: dict[str, tuple[str, Any]] = {
     "a part of longer words": ("xab" * (LONG // 3), "ab"),
     "numbers in one row": ("1'" * (LONG // 2), 5),
-    "accents": ("a" + "\u0301\u0323" * (LONG // 20), "b" + "\u0301\u0323" * 50_000),
+    "a row of accents": ("a" + "\u0301\u0323" * (LONG // 2), "b" + "\u0301\u0323" * 50_000),
     "many words": (" ".join(f"w{number:06d}" for number in range(LONG // 8)),
                    " ".join(f"w{number:06d}/" for number in range(25_000))),
     "many values": ("y", {f"k{number}": number for number in range(20_000)}),
@@ -257,4 +265,49 @@ def test_a_hostile_text_takes_no_time(name: str) -> None:
         origins = after(result(BOOK, text), effects=effects)
         began = time.process_time()
         doubted(origins, tool, to=value)
-        assert time.process_time() - began < 3, "it takes a tenth of a second; what is quadratic takes minutes"
+        assert time.process_time() - began < 3, "it takes half a second; what is quadratic takes minutes"
+
+
+async def test_a_long_check_holds_up_no_other_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_role(tmp_path / "data", ALL)
+    checked, released = threading.Event(), threading.Event()
+    doubts = Origins.doubts
+
+    def waits(origins: Origins, tool: Tool, args: Mapping[str, Any]) -> tuple[Doubt, ...]:
+        if origins.is_long(tool, len(str(args))):
+            checked.set()
+            assert released.wait(30), "another run goes on meanwhile"
+        return doubts(origins, tool, args)
+
+    def script(request: dict[str, Any]) -> Step:
+        body = "lunch " * 50_000 if "long" in str(request["messages"][1]["content"]) else "lunch"
+        told = request["messages"][-1]["role"] == "tool"
+        return hand_over() if told else Say(calls=[(SEND, {"to": ["bob@example.org"], "body": body})], fragment=10_000)
+
+    monkeypatch.setattr(Origins, "doubts", waits)
+    async with open_lab(tmp_path, script, config=config()) as lab:
+        long = await lab.start(role="guest", workspace=None, task="Write to bob@example.org about a long lunch.")
+        await arrived(checked)
+        assert [each.success for each in await sent(lab, await begun(lab))] == [True]
+        assert not (await lab.run(long)).ended
+        released.set()
+        assert [each.success for each in await sent(lab, long)] == [True]
+
+
+async def test_other_tasks_go_on_while_a_long_text_is_checked() -> None:
+    origins = after(result(BOOK, SLOW["many words"][0]), effects={f"{SEND}.to": (BOOK,)})
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await anyio.lowlevel.checkpoint()
+            ticks += 1
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(tick)
+        found = await origins.doubts_apart(TOOLS[SEND], {"to": SLOW["many words"][1]})
+        tasks.cancel_scope.cancel()
+    assert [each.argument for each in found] == ["to"]
+    assert ticks >= 10, "on the event loop it would be none"
+    assert not after(result(BOOK, "x" * 1_000)).is_long(TOOLS[SEND], 1_000), "a short one takes no thread"

@@ -15,6 +15,7 @@ import stat
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,6 +29,8 @@ from ava_roles.sandbox.toolchains import HostFolders, find_installation, overlap
 from ava_roles.tool import ToolOutput
 
 if TYPE_CHECKING:
+    from ssl import SSLContext
+
     from httpx2 import AsyncClient
     from mcp.client.session import ClientSession
     from mcp.shared.message import SessionMessage
@@ -183,7 +186,15 @@ def _message(line: bytes) -> SessionMessage | None:
         return None
 
 
-def http_client(headers: Mapping[str, str], state: ConnectionState) -> AsyncClient:
+@cache
+def tls_context() -> SSLContext:
+    """Return what checks a server's certificate. Blocking: to read all authorities takes a tenth of a second, once."""
+    import httpx2
+
+    return httpx2.create_ssl_context()
+
+
+def http_client(headers: Mapping[str, str], state: ConnectionState, tls: SSLContext) -> AsyncClient:
     """Return a client for one server: its headers on every request, no redirects, no cookies, bounded answers."""
     import httpx2
 
@@ -212,6 +223,7 @@ def http_client(headers: Mapping[str, str], state: ConnectionState) -> AsyncClie
 
     return httpx2.AsyncClient(
         headers={"accept-encoding": "identity", **headers},
+        verify=tls,
         timeout=httpx2.Timeout(CONNECT_S, read=None),  # each call limits the time of its answer
         follow_redirects=False,
         event_hooks={"response": [bound]},
@@ -398,8 +410,9 @@ async def _streams(entry: ServerEntry, launch: LaunchContext, state: ConnectionS
         from mcp.client.streamable_http import streamable_http_client
 
         headers = await anyio.to_thread.run_sync(launch.fill, entry.headers, entry.url)
+        tls = await anyio.to_thread.run_sync(tls_context)
         async with (
-            http_client(headers, state) as client,
+            http_client(headers, state, tls) as client,
             streamable_http_client(entry.url, http_client=client) as streams,
         ):
             yield streams

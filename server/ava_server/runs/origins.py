@@ -16,6 +16,7 @@ import binascii
 import contextlib
 import json
 import re
+import threading
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -24,6 +25,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote_plus
 
+import anyio.to_thread
 import pydantic_core
 
 from ava_roles.passages import UNSPACED, filler_words
@@ -50,7 +52,8 @@ MOST_READ = 500_000_000
 """Characters of approved texts that are looked through for one call; then only words that stand alone are found."""
 MOST_NUMBERS, NUMBER_CHARS = 20_000, 40
 """Numbers with separators in approved texts, and characters of one, that are read."""
-PIECE_CHARS = 1_000
+LONG_CHARS = 200_000
+"""Characters of results and arguments from which a check takes more than a few milliseconds."""
 MOST_INSIDE = 1_000
 """How often a word may stand inside of longer ones before it stands alone."""
 DATA_CHARS, DATA_WORDS = 8, 5
@@ -67,6 +70,8 @@ _WRITTEN = [
     (group, point, re.compile(rf"[-+]?(?:\d+|\d{{1,3}}(?:[{group}]\d{{3}})+)(?:[{point}]\d+)?"))
     for group, point in ((",", "."), (".", ","), ("'’ ", "."), ("'’ ", ","))
 ]
+_ROW_OF_ACCENTS = re.compile(r"[^\w\s\x00-\x7f]{30}")
+"""As long as rows are in Unicode's Stream-Safe Text Format (UAX 15): to compose longer ones takes quadratic time."""
 _JSON = json.JSONDecoder()
 _SPACE = re.compile(r"\s*")
 _WORD = re.compile(r"[^\W_]+")
@@ -76,6 +81,8 @@ _SHORT_NUMBER = re.compile(r"[\d.:-]{,10}")
 """A version, a date, an amount: it tells little, and searches are full of them."""
 _BASE64 = re.compile(r"[A-Za-z0-9+_-]{11,}")
 _HEX = re.compile(r"(?:[0-9A-Fa-f]{2}[:\s-]?){8,}")
+_one_long_check = threading.Lock()
+"""Each further thread that computes would slow all runs down."""
 
 
 class Origins:
@@ -93,24 +100,41 @@ class Origins:
         self._specs = specs
         self._private = any(_is_private(spec) for spec in specs.values())
         self._texts: list[str] = []
+        self._counted, self._chars = 0, 0
         self._keyed: dict[tuple[int, str], str] = {}
+
+    def is_long(self, tool: Tool, args_chars: int) -> bool:
+        """Tell whether the check of a call reads so much that other runs would wait: then use `doubts_apart`."""
+        outputs = self._history.outputs
+        self._chars += sum(len(result.output) for _seq, result in outputs[self._counted :])
+        self._counted = len(outputs)
+        return self._checks(tool.spec) and self._chars + args_chars > LONG_CHARS
+
+    async def doubts_apart(self, tool: Tool, args: Mapping[str, Any]) -> tuple[Doubt, ...]:
+        """Return what `doubts` does, from a thread."""
+
+        def alone() -> tuple[Doubt, ...]:
+            with _one_long_check:
+                return self.doubts(tool, args)
+
+        return await anyio.to_thread.run_sync(alone)
 
     def doubts(self, tool: Tool, args: Mapping[str, Any]) -> tuple[Doubt, ...]:
         """Return the values of a call that a person has to allow; none for most tools, at once."""
         spec = tool.spec
-        if spec.foreign is not None and self._changes(spec):
-            found = self._unapproved(spec, args)
-        elif spec.network and self._private:
-            found = self._carried(spec, args)
-        else:
+        if not self._checks(spec):
             return ()
+        found = self._unapproved(spec, args) if self._takes_approved(spec) else self._carried(spec, args)
         allowed = self._history.decided(allowed=True)
         left = (each for each in found if (spec.name, each.argument, each.value) not in allowed)
         return tuple(islice(left, MOST_VALUES + 1))
 
-    def _changes(self, spec: ToolSpec) -> bool:
+    def _checks(self, spec: ToolSpec) -> bool:
+        return self._takes_approved(spec) or (spec.network and self._private)
+
+    def _takes_approved(self, spec: ToolSpec) -> bool:
         """Tell whether a tool counts as one that changes things; where a role has rules, no server's word counts."""
-        return spec.writes or (bool(self._effects) and spec.network)
+        return spec.foreign is not None and (spec.writes or (bool(self._effects) and spec.network))
 
     # -- what is approved ---------------------------------------------------------------------------------------------
 
@@ -131,7 +155,7 @@ class Origins:
         """Return the texts that a person has approved or written: the task, its context and answers."""
         task = self._history.task
         texts = [task.text, task.context or "", task.system_prompt or ""] if task is not None else []
-        answers = (each.text for each in self._history.answers.values() if each.by_person)
+        answers = (each.text for each in list(self._history.answers.values()) if each.by_person)
         return [_plain(text) for text in (*texts, *answers)]
 
     def _named(self, rule: Sequence[str], by_person: _Approved) -> Iterator[str]:
@@ -288,14 +312,10 @@ def _apart(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    words = clean(text)[0].lower().split()
-    return " ".join(words if text.isascii() else map(_composed, words))
-
-
-def _composed(word: str) -> str:
-    """Return a word with composed accents; in pieces, for a long row of accents takes quadratic time."""
-    pieces = (word[at : at + PIECE_CHARS] for at in range(0, len(word), PIECE_CHARS))
-    return word if word.isascii() else "".join(unicodedata.normalize("NFC", piece) for piece in pieces)
+    plain = " ".join(clean(text)[0].lower().split())
+    if plain.isascii():
+        return plain
+    return unicodedata.normalize("NFC", _ROW_OF_ACCENTS.sub("\\g<0>\u034f", plain))  # U+034F is no accent
 
 
 def _words(plain: str) -> set[str]:

@@ -157,7 +157,7 @@ class ToolCalls:
                 admitted.append(call)
         asking = [call for call in admitted if call.name == ASK.name]
         admitted = [call for call in admitted if call.name != ASK.name]
-        doubtful = {call.call_id: doubts for call in admitted if (doubts := self._doubts(call))}
+        doubtful = {call.call_id: doubts for call in admitted if (doubts := await self._doubts(call))}
         if not doubtful and all(self._reads_only(call) for call in admitted):
             await self._together(admitted)
         else:
@@ -188,11 +188,13 @@ class ToolCalls:
             await self._log.record(Activity(activity=found.sentence), self._begins(call))
         return Paused(asked)
 
-    def _doubts(self, call: ToolUse) -> tuple[Doubt, ...]:
+    async def _doubts(self, call: ToolUse) -> tuple[Doubt, ...]:
         """Return the values of a call that nobody approved; none of one that has begun, or cannot be made."""
         tool = self._context.tools.get(call.name)
         if tool is None or call.args is None or call.call_id in self._history.started:
             return ()
+        if self._origins.is_long(tool, len(call.raw_args)):
+            return await self._origins.doubts_apart(tool, call.args)
         return self._origins.doubts(tool, call.args)
 
     async def _held_back(self, call: ToolUse, doubts: tuple[Doubt, ...]) -> Paused | bool:
@@ -245,7 +247,8 @@ class ToolCalls:
                 or not found.tool.spec.read_only
                 or has_placeholder(call.args)
                 or self._repeats(call)
-                or self._doubts(call)
+                or self._origins.is_long(found.tool, len(call.raw_args))
+                or self._origins.doubts(found.tool, call.args or {})
             ):
                 return []
             ready[call.call_id] = found
