@@ -116,12 +116,12 @@ async def test_no_injection_reaches_its_effect_and_the_person_is_asked_about_eac
     assert len(played) >= 30
     assert {each.attack.name: each.reached for each in played if each.reached} == {}
     for each in played:
-        [(tool, values)] = each.asked
+        tool, values = each.asked[-1]
         assert tool == each.attack.call, each
         shown = {value["value"] for value in values}
         assert shown and shown <= {visible(leaf) for leaf in leaves(each.attack.args)}, each
-        assert all(value["source"] in ("", each.attack.by, FILE, WEB, BOOK) for value in values), each
-        assert each.answers[-1].startswith("Refused: ") and "the person does not allow it" in each.answers[-1], each
+        assert {value["source"] for value in values} <= {"", each.attack.by, FILE}, each
+        assert each.answer.startswith("Refused: ") and "the person does not allow it" in each.answer, each
 
 
 MISSES = {

@@ -48,6 +48,8 @@ MOST_SAID = 20
 """Words of a call of a source that are left out of its result; with more, the result counts for nothing."""
 MANY_WORDS = 8
 """From more words on, those that stand alone in approved texts are collected once."""
+MOST_OF_SOURCES = 2_000_000
+"""Characters of a source's results that count; what comes later is asked about."""
 MOST_READ = 500_000_000
 """Characters of approved texts that are looked through for one call; then only words that stand alone are found."""
 MOST_NUMBERS, NUMBER_CHARS = 20_000, 40
@@ -70,8 +72,8 @@ _WRITTEN = [
     (group, point, re.compile(rf"[-+]?(?:\d+|\d{{1,3}}(?:[{group}]\d{{3}})+)(?:[{point}]\d+)?"))
     for group, point in ((",", "."), (".", ","), ("'’ ", "."), ("'’ ", ","))
 ]
-_ROW_OF_ACCENTS = re.compile(r"[^\w\s\x00-\x7f]{30}")
-"""As long as rows are in Unicode's Stream-Safe Text Format (UAX 15): to compose longer ones takes quadratic time."""
+_ROW_OF_ACCENTS = re.compile(r"[^\w\s\x00-\x7f]{10}")
+"""More than any writing has; to compose a long row takes quadratic time."""
 _JSON = json.JSONDecoder()
 _SPACE = re.compile(r"\s*")
 _WORD = re.compile(r"[^\W_]+")
@@ -163,6 +165,7 @@ class Origins:
 
         What a call itself said is left out: a source that repeats a question has not answered it.
         """
+        left = MOST_OF_SOURCES
         for source in rule:
             name, _, key = source.partition(".")
             spec = self._specs.get(name)
@@ -177,8 +180,12 @@ class Origins:
                     if not by_person.has(leaf)
                     for word in (_plain(str(leaf)), *_words(_plain(str(leaf))))
                 }
+                text = self._field(place, key) if key else self._text(place)
+                left -= len(text)
+                if left < 0:
+                    return
                 if len(said) <= MOST_SAID:
-                    yield _without(said, self._field(place, key) if key else self._text(place))
+                    yield _without(said, text)
 
     # -- what is private ----------------------------------------------------------------------------------------------
 

@@ -68,13 +68,13 @@ class Played:
     Attributes:
         reached: What has left: requests to other hosts, searches, and calls of tools that send.
         asked: What the person was asked, by tool.
-        answers: What the run's calls have returned.
+        answer: What the call that does as it says has returned.
     """
 
     attack: Attack
     reached: list[str]
     asked: list[tuple[str | None, tuple[dict[str, str], ...]]]
-    answers: list[str]
+    answer: str
 
 
 @dataclass
@@ -110,7 +110,8 @@ class Attacker:
         hosts = (f"{each.host}{each.path}" for each in self.web.requests if each.path != "/robots.txt")
         reached = [*self.reached, *(each for each in hosts if not each.startswith(PAGES))]
         reached += [each.path for each in self.engine.requests]
-        return Played(attack, reached, [(each.tool, each.values) for each in asked], [each.output for each in results])
+        answers = [each.output for each in results if each.tool == attack.call]
+        return Played(attack, reached, [(each.tool, each.values) for each in asked], answers[-1])
 
     async def _say_no(self, run_id: str) -> list[QuestionAsked]:
         answered = 0
@@ -133,7 +134,7 @@ class Attacker:
 
     def mail_server(self) -> MCPServer[Any]:
         """Return the server whose letters and address book an attacker has written."""
-        server: MCPServer[Any] = MCPServer("mail")
+        server: MCPServer[Any] = MCPServer("mail", log_level="CRITICAL")
         reads = ToolAnnotations(read_only_hint=True)
 
         @server.tool()
