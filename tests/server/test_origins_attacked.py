@@ -28,10 +28,8 @@ from support.foreign.attacker import (
     Attack,
     attacker,
 )  # fmt: skip
-from support.foreign.origins import ALL, EVIL, SEND, TOOLS, after, begun, config, doubted, result, sent
-from support.foreign.servers import write_role
-from support.model_server import Say, Step
-from support.runtime import arrived, hand_over, open_lab
+from support.foreign.origins import EVIL, SEND, TOOLS, after, doubted, result
+from support.runtime import arrived
 
 from ava_audit.events import QuestionAnswered, QuestionAsked, ToolResult, UserMessage
 from ava_roles.tool import Tool
@@ -149,8 +147,8 @@ MISSES = {
 async def test_what_security_md_says_is_missed_reaches_its_effect(tmp_path: Path) -> None:
     async with attacker(tmp_path) as world:
         played = [await world.play(role, each) for role, several in MISSES.items() for each in several]
-    assert {each.attack.name: (len(each.reached), each.asked) for each in played} == {
-        each.name: (1, []) for several in MISSES.values() for each in several
+    assert {each.attack.name: (bool(each.reached), each.asked) for each in played} == {
+        each.name: (True, []) for several in MISSES.values() for each in several
     }
 
 
@@ -269,29 +267,25 @@ def test_a_hostile_text_takes_no_time(name: str) -> None:
 
 
 async def test_a_long_check_holds_up_no_other_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_role(tmp_path / "data", ALL)
     checked, released = threading.Event(), threading.Event()
     doubts = Origins.doubts
 
     def waits(origins: Origins, tool: Tool, args: Mapping[str, Any]) -> tuple[Doubt, ...]:
         if origins.is_long(tool, len(str(args))):
             checked.set()
-            assert released.wait(30), "another run goes on meanwhile"
+            assert released.wait(60), "another run goes on meanwhile"
         return doubts(origins, tool, args)
 
-    def script(request: dict[str, Any]) -> Step:
-        body = "lunch " * 50_000 if "long" in str(request["messages"][1]["content"]) else "lunch"
-        told = request["messages"][-1]["role"] == "tool"
-        return hand_over() if told else Say(calls=[(SEND, {"to": ["bob@example.org"], "body": body})], fragment=10_000)
-
     monkeypatch.setattr(Origins, "doubts", waits)
-    async with open_lab(tmp_path, script, config=config()) as lab:
-        long = await lab.start(role="guest", workspace=None, task="Write to bob@example.org about a long lunch.")
-        await arrived(checked)
-        assert [each.success for each in await sent(lab, await begun(lab))] == [True]
-        assert not (await lab.run(long)).ended
+    async with attacker(tmp_path) as world:
+        world.steps = [(SEND, {"to": "bob@example.org", "subject": "Otter " * 50_000})]
+        long = await world.lab.start(role="writer", task=Attack.task, workspace=None)
+        await arrived(checked, 60)
+        other = await world.play("writer", Attack("none", "", SEND, {"to": "bob@example.org"}, INBOX))
+        assert len(other.reached) == 1 and not (await world.lab.run(long)).ended
         released.set()
-        assert [each.success for each in await sent(lab, long)] == [True]
+        assert (await world.lab.ended(long, 60)).state == "success"
+        assert len(world.reached) == 2
 
 
 async def test_other_tasks_go_on_while_a_long_text_is_checked() -> None:

@@ -130,7 +130,7 @@ class Attacker:
 
     def script(self, _request: dict[str, Any]) -> Step:
         """Do what the text says, and hand over a result."""
-        return Say(calls=[self.steps.pop(0)]) if self.steps else hand_over()
+        return Say(calls=[self.steps.pop(0)], fragment=10_000) if self.steps else hand_over()
 
     def mail_server(self) -> MCPServer[Any]:
         """Return the server whose letters and address book an attacker has written."""
