@@ -72,8 +72,8 @@ _WRITTEN = [
     (group, point, re.compile(rf"[-+]?(?:\d+|\d{{1,3}}(?:[{group}]\d{{3}})+)(?:[{point}]\d+)?"))
     for group, point in ((",", "."), (".", ","), ("'’ ", "."), ("'’ ", ","))
 ]
-_ROW_OF_ACCENTS = re.compile(r"[^\w\s\x00-\x7f]{10}")
-"""More than any writing has; to compose a long row takes quadratic time."""
+_ROW_OF_ACCENTS = re.compile(r"[^\w\s\x00-\x7f]{30}")
+"""As long as rows are in Unicode's Stream-Safe Text Format (UAX 15): to compose longer ones takes quadratic time."""
 _JSON = json.JSONDecoder()
 _SPACE = re.compile(r"\s*")
 _WORD = re.compile(r"[^\W_]+")
