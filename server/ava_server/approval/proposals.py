@@ -14,6 +14,7 @@ from ava_audit.events import (
     Ending,
     Event,
     RunEnded,
+    SessionStart,
     SpawnDecided,
     SpawnProposed,
     UserMessage,
@@ -26,12 +27,15 @@ from ava_server.approval.decide import PersonAnswer, Shown
 from ava_server.approval.summary import (
     TASK_CHARS,
     DayLeft,
+    SummaryRow,
     approval_line,
     group_line,
     group_note,
     likely_cost,
+    message_of,
     powers,
     proposal_message,
+    proposal_rows,
     quoted,
     warnings,
 )
@@ -110,8 +114,9 @@ def propose(
 
     def command(view: View, now_us: int) -> Outcome[Proposal | str]:
         day = day_left(view, who.user_id, limits, now_us)
-        message = proposal_message(config, texts, day)
         first = _first_proposal(view, who.user_id, config.task_id, sha, now_us)
+        session = who.session_id if first is None else first[1].session_id
+        message = proposal_message(config, texts, day, program_of(view.session_start(session)))
         if first is not None:
             row, run = first
             return Outcome(Proposal(row.pending_id, run.id, run.state, config, line, message, row.expires_us))
@@ -210,6 +215,11 @@ def day_refusal(day: DayLeft, least_micros: int = 1) -> str | None:
     return None
 
 
+def program_of(began: SessionStart | None) -> str:
+    """Return the program that a session belongs to, with its version; empty where the log does not have it."""
+    return "" if began is None else " ".join(filter(None, (began.client, began.client_version)))
+
+
 def texts_of(view: View, run: RunRow) -> Texts | None:
     """Return a run's texts, or None where they were erased."""
     entry = view.entry(run.task_seq) if run.task_seq is not None else None
@@ -268,6 +278,8 @@ class Pending(BaseModel):
         expires_us: When it expires, in microseconds since 1970.
         summary: It in short; None from a server of an older version.
         day: What is left of the day; None from a server of an older version.
+        rows: The text, a sentence a row; empty from a server of an older version.
+        created_us: When it was proposed; 0 from a server of an older version.
     """
 
     pending_id: str
@@ -280,6 +292,16 @@ class Pending(BaseModel):
     expires_us: int
     summary: ProposalSummary | None = None
     day: DayLeft | None = None
+    rows: tuple[SummaryRow, ...] = ()
+    created_us: int = 0
+
+    @property
+    def topics(self) -> dict[str, list[str]]:
+        """The rows by topic, in their order."""
+        found: dict[str, list[str]] = {}
+        for row in self.rows:
+            found.setdefault(row.topic, []).append(row.text)
+        return found
 
     @property
     def shown(self) -> Shown:
@@ -295,7 +317,8 @@ def proposal_in(view: View, pending_id: str, user: str, limits: SpawnLimits, now
     if row is None or run is None or texts is None:
         return None
     config = config_of(run.config)
-    message = proposal_message(config, texts, day_left(view, user, limits, now_us))
+    client = program_of(view.session_start(run.session_id))
+    message = proposal_message(config, texts, day_left(view, user, limits, now_us), client)
     line = approval_line(config, texts)
     return Proposal(row.pending_id, run.id, run.state, config, line, message, row.expires_us)
 
@@ -313,17 +336,20 @@ def pending_proposal(view: View, run: RunRow, limits: SpawnLimits, now_us: int) 
     if proposal is None or proposal.state != WAITING or texts is None:
         return f"{run.pending_id} no longer waits: {label(run)} is {run.state}."
     config, day = config_of(run.config), day_left(view, run.user_id, limits, now_us)
+    rows = proposal_rows(config, texts, day, program_of(view.session_start(run.session_id)))
     return Pending(
         pending_id=run.pending_id,
         subagent_id=run.id,
-        message=proposal_message(config, texts, day),
+        message=message_of(rows),
         approval_line=approval_line(config, texts),
         digest=proposal.digest,
         max_cost_micros=config.max_cost_micros,
         free=config.free,
         expires_us=proposal.expires_us,
-        summary=_summary(config, texts, day),
+        summary=_summary(config, texts, rows),
         day=day,
+        rows=rows,
+        created_us=run.created_us,
     )
 
 
@@ -335,7 +361,7 @@ def waiting_proposal(view: View, run: RunRow, limits: SpawnLimits, now_us: int) 
     return found
 
 
-def _summary(config: RunConfig, texts: Texts, day: DayLeft) -> ProposalSummary:
+def _summary(config: RunConfig, texts: Texts, rows: Sequence[SummaryRow]) -> ProposalSummary:
     from ava_roles.tools.registry import specs_of  # takes 40 ms, and commands that only look need none of it
 
     cost = "free" if config.free else format_usd(config.max_cost_micros, exact=True)
@@ -346,7 +372,7 @@ def _summary(config: RunConfig, texts: Texts, day: DayLeft) -> ProposalSummary:
         task=quoted(texts.task, TASK_CHARS),
         reach=config.reach,
         powers=powers(config, specs_of(config.tools, {})),
-        warnings=warnings(config, texts, day),
+        warnings=warnings(rows),
     )
 
 

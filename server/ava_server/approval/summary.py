@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -191,10 +191,9 @@ def powers(config: RunConfig, specs: Collection[ToolSpec]) -> tuple[str, ...]:
     return tuple(power for power, holds in zip(POWERS, held, strict=True) if holds)
 
 
-def warnings(config: RunConfig, texts: Texts, day: DayLeft) -> tuple[str, ...]:
-    """Return the sentences of a proposal that a list of several must have too: all but the limits and the reason."""
-    lines = [*_reach_lines(config, texts), *_secret_lines(config), *_clamped_lines(config), *_day_lines(config, day)]
-    return tuple(map(_line, lines))
+def warnings(rows: Iterable[SummaryRow]) -> tuple[str, ...]:
+    """Return the sentences of a proposal that a list of several must have too: all but facts, limits and the model."""
+    return tuple(row.text for row in rows if row.topic not in (*FACTS, "Model", "Limits", "Missing"))
 
 
 def _reads(folder: str, changed: str, hosts: Sequence[str], has: Collection[str]) -> str:
@@ -290,13 +289,51 @@ def named_path(path: str) -> str:
     return path if _PLAIN.fullmatch(path) else quoted(path, COMMAND_CHARS)
 
 
-def proposal_message(config: RunConfig, texts: Texts, day: DayLeft) -> str:
-    """Return the proposal for the person who approves: plain sentences, dollars, no JSON."""
-    # A host may show only the first three lines at once.
-    lines = [*_first_lines(config, texts), *_reach_lines(config, texts), *_limit_lines(config, day)]
-    if texts.rationale:
-        lines.append(f"Why: {quoted(texts.rationale.rstrip('. '), SHOWN_CHARS)}.")
-    return "\n".join(map(_line, lines))
+@dataclass(frozen=True)
+class SummaryRow:
+    """A sentence of a proposal, under the topic by which pages group it. Each quotes what is not Ava's own."""
+
+    topic: str
+    text: str
+
+
+FACTS = ("What", "Where", "How much", "Who asked")
+"""The topics that come first, and decide most: a host may show only the first three lines at once."""
+ATTENTION = "Look at this"
+"""The topic of what a person must not overlook."""
+
+
+def proposal_rows(config: RunConfig, texts: Texts, day: DayLeft, client: str = "") -> tuple[SummaryRow, ...]:
+    """Return the proposal for the person who approves: plain sentences, dollars, no JSON; the facts first.
+
+    Every surface shows these rows. `client` is the program that asked for it; empty where it is not known.
+    """
+    what, where, *costs = _first_lines(config, texts)
+    why = f"Why: {quoted(texts.rationale.rstrip('. '), SHOWN_CHARS)}." if texts.rationale else ""
+    asked = f"{named_path(client)} asked for it." if client else ""
+    topics: tuple[tuple[str, Iterable[str]], ...] = (
+        ("What", [what]),
+        ("Where", [where]),
+        ("How much", costs),
+        ("Who asked", filter(None, (asked, why))),
+        (ATTENTION, _attention_lines(config, day)),
+        *_reach_topics(config, texts),
+        *_limit_topics(config, day),
+    )
+    return tuple(SummaryRow(topic, _line(text)) for topic, lines in topics for text in lines)
+
+
+def message_of(rows: Iterable[SummaryRow]) -> str:
+    """Return the rows of a proposal as one text: a sentence a line, the facts apart from the rest."""
+    facts, details = list[str](), list[str]()
+    for row in rows:
+        (facts if row.topic in FACTS else details).append(row.text)
+    return "\n".join([*facts, *(["", *details] if details else [])])
+
+
+def proposal_message(config: RunConfig, texts: Texts, day: DayLeft, client: str = "") -> str:
+    """Return the rows of a proposal as one text; see `proposal_rows`."""
+    return message_of(proposal_rows(config, texts, day, client))
 
 
 def _first_lines(config: RunConfig, texts: Texts) -> list[str]:
@@ -352,39 +389,42 @@ def _capped(value: int | None, cap: int, text: Callable[[int], str]) -> str:
     return text(value) if value is not None and value < cap else f"{text(cap)} (its cap)"
 
 
-def _reach_lines(config: RunConfig, texts: Texts) -> list[str]:
+def _attention_lines(config: RunConfig, day: DayLeft) -> list[str]:
     lines: list[str] = []
     if config.lacks:
         which = "which is not there" if len(config.lacks) == 1 else "which are not there"
         lines.append(f"It goes without {' and '.join(config.lacks)}, {which}, although its role needs that.")
+    if config.confinement == "none":
+        lines.append(
+            'Nothing confines what it runs here (sandbox.mode = "none" in config.toml): that can read, change and send'
+            " whatever you can."
+        )
+    return [*lines, *_effect_lines(config), *_secret_lines(config), *_clamped_lines(config), *_day_lines(config, day)]
+
+
+def _reach_topics(config: RunConfig, texts: Texts) -> Iterator[tuple[str, list[str]]]:
+    """Yield what it may reach and is told, by topic."""
     if config.coding is not None:
-        lines.extend(_coding_lines(config.coding))
-    lines.extend(_travel_lines(config))
+        yield "Changes", _coding_lines(config.coding)
     if config.search:
         from ava_server.config.search_engines import engine_title, search_cost  # with the HTTP client
 
         capped = config.search_call is not None
         by = f" ({config.search_call.model})" if config.search_call is not None else ""
         cost = search_cost(config.search_micros, capped=capped)
-        lines.append(f"Its web searches go to {engine_title(config.search)}{by}, {cost}.")
-    if config.confinement == "none":
-        lines.append(
-            'Nothing confines what it runs here (sandbox.mode = "none" in config.toml): that can read, change and send'
-            " whatever you can."
-        )
+        yield "Web", [f"Its web searches go to {engine_title(config.search)}{by}, {cost}."]
+    yield "MCP servers", [_server_line(name, use, config) for name, use in config.foreign.items()]
+    yield "MCP servers", [f"{note}." for note in config.foreign_notes]
+    told: list[str] = []
     if config.role_source != BUILT_IN_SOURCE:
-        lines.append(f"Its role is not built in; it comes from the file {quoted(config.role_source, BESIDES_CHARS)}.")
+        told.append(f"Its role is not built in; it comes from the file {quoted(config.role_source, BESIDES_CHARS)}.")
     if config.context_from:
-        lines.append(f"Results that it may read: {list_earlier(config.context_from)}.")
-    lines.extend(_server_line(name, use, config) for name, use in config.foreign.items())
-    lines.extend(_effect_lines(config))
-    lines.extend(f"{note}." for note in config.foreign_notes)
-    if config.files_note:
-        lines.append(f"No files because: {config.files_note}.")
+        told.append(f"Results that it may read: {list_earlier(config.context_from)}.")
     for what, given in (("Its instructions", texts.system_prompt), ("It is told besides", texts.context)):
         if given:
-            lines.append(f"{what}, {len(given):,} characters: {quoted(given, BESIDES_CHARS)}.")
-    return lines
+            told.append(f"{what}, {len(given):,} characters: {quoted(given, BESIDES_CHARS)}.")
+    yield "Told", told
+    yield "Machine", _travel_lines(config)
 
 
 def _runner_lines(config: RunConfig) -> list[str]:
@@ -399,36 +439,37 @@ def _runner_lines(config: RunConfig) -> list[str]:
     ]
 
 
-def _limit_lines(config: RunConfig, day: DayLeft) -> list[str]:
-    lines: list[str] = []
+def _limit_topics(config: RunConfig, day: DayLeft) -> Iterator[tuple[str, list[str]]]:
+    """Yield the model, the limits, and what is not there, by topic."""
     if config.model.startswith("offline/"):
-        lines.append(
+        model = [
             "No language model is used: the offline reader finds passages that have words of the task, and quotes"
             " them; it writes nothing of its own."
-        )
+        ]
     else:
         thinks = ", which is told to think before it answers" if config.extended_thinking else ""
         free = " (free)" if config.price.free else ""
-        lines.append(f"Model: {config.model}{free}{thinks}.")
-    lines.extend(_runner_lines(config))
+        model = [f"Model: {config.model}{free}{thinks}."]
+    model += _runner_lines(config)
     if config.thinking_note:
-        lines.append(f"It does not think first: {config.thinking_note}.")
+        model.append(f"It does not think first: {config.thinking_note}.")
+    yield "Model", model
     turns, calls, tokens = config.max_iterations, config.max_tool_calls, config.max_tokens
-    lines.append(f"At most {turns:,} turns, {calls:,} tool calls and {tokens:,} tokens.")
-    if config.labels:
-        lines.append(f"It runs only on a machine with these labels: {', '.join(config.labels)}.")
-    if config.background:
-        lines.append("It continues within these limits if you close the host or terminal.")
-    lines.extend(_day_lines(config, day) or _bought(config, "Its cost cap", config.max_cost_micros))
+    limits = [f"At most {turns:,} turns, {calls:,} tool calls and {tokens:,} tokens."]
+    if not _day_lines(config, day):
+        limits += _bought(config, "Its cost cap", config.max_cost_micros)
     if config.plan:
-        lines.append(_plan_line(config))
+        limits.append(_plan_line(config))
+    if config.labels:
+        limits.append(f"It runs only on a machine with these labels: {', '.join(config.labels)}.")
+    if config.background:
+        limits.append("It continues within these limits if you close the host or terminal.")
     if config.questions > 1:
-        lines.append(f"It may ask you up to {config.questions} questions.")
-    lines.extend(_secret_lines(config))
-    lines.extend(_lost_lines(config))
-    if config.commands_note:
-        lines.append(f"No commands because: {config.commands_note}.")
-    return [*lines, *_clamped_lines(config)]
+        limits.append(f"It may ask you up to {config.questions} questions.")
+    yield "Limits", limits
+    missing = [f"No files because: {config.files_note}."] if config.files_note else []
+    missing += _lost_lines(config)
+    yield "Missing", [*missing, *([f"No commands because: {config.commands_note}."] if config.commands_note else [])]
 
 
 def _day_lines(config: RunConfig, day: DayLeft) -> list[str]:

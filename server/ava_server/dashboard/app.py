@@ -322,6 +322,7 @@ class StatusApp(App[int]):
             selected=self._selected,
             words=self._filter.value,
             steps=overview.steps if overview.steps_of == self._selected else (),
+            about=overview.about if overview.steps_of == self._selected else "",
             said=self.said,
         )
 
@@ -352,7 +353,7 @@ class StatusApp(App[int]):
         self.reader.selected = self._selected
         if self._selected != before:  # an empty list stays as it is, and is not looked at again and again
             self._look_now.set()
-        return replace(page, selected=self._selected, steps=())
+        return replace(page, selected=self._selected, steps=(), about="")
 
     @work
     async def _look(self) -> None:

@@ -16,7 +16,7 @@ from ava_server.approval.proposals import Pending, pending_proposal, spawn_limit
 from ava_server.cli.results import cost_text, drawn_result
 from ava_server.cli.run_screens import asked_lines, decided_lines
 from ava_server.cli.status.page import folded, joined, why_ended
-from ava_server.render.entries import BOOKKEEPING, Step, compact, entry_text, is_trouble, recent_steps
+from ava_server.render.entries import BOOKKEEPING, Step, compact, entry_words, is_trouble, recent_steps
 from ava_server.render.run_view import RunView, cost_of, run_answer, view_run
 from ava_server.runs.extension_answer import WaitingExtension, waiting_extension
 
@@ -123,7 +123,7 @@ def read_log(view: View, run_id: str, after: int) -> LogPart:
     entries = view.entries(run_id, after)
     shown = [entry for entry in entries if entry.type not in BOOKKEEPING][-ENTRIES:]
     lines = tuple(
-        (f"{format_ts(entry.ts_us)[11:]} {entry_text(entry)[:LINE_CHARS]}", is_trouble(entry)) for entry in shown
+        (f"{format_ts(entry.ts_us)[11:]} {entry_words(entry)[:LINE_CHARS]}", is_trouble(entry)) for entry in shown
     )
     return LogPart(lines, entries[-1].seq if entries else after)
 

@@ -31,16 +31,13 @@ from ava_server.cli.status.page import (
 )
 from ava_server.cli.terminal import cut, wrapped_lines
 from ava_server.core.ids import label
-from ava_server.render.run_view import EXPIRED
-from ava_server.runs.lifecycle import AWAITING_ANSWER, AWAITING_EXTENSION
+from ava_server.render.run_view import EXPIRED, state_words
 from ava_server.service.records import ORDER
 
 if TYPE_CHECKING:
     from ava_server.render.entries import Step
     from ava_server.render.run_view import RunView
 
-SHORT = {WAITING: "to approve", AWAITING_EXTENSION: "asks for more", AWAITING_ANSWER: "asks you"}
-"""States in a few words."""
 KEYS = (
     "↑↓ select · Enter open · a approve · r reject · c cancel · s send · / filter · l log · ? help · q quit",
     "a approve  r reject  c cancel  s send  / filter  l log  ? help  q quit",
@@ -49,10 +46,10 @@ KEYS = (
     "q quit",
 )
 """What the keys do, for narrower and narrower screens."""
-BRIEF_FOOT, LEAST_PANE, MOST_PANE = 14, 5, 18
-"""Lines of a terminal from which today's spending and the health are shown, in brief; and lines of the pane."""
-QUESTION_CHARS, TASK_LINES, STATE_CHARS, WIDE = 200, 2, 13, 79
-"""Characters of a question and lines of a task in the pane; and columns of a state on screens narrower than `WIDE`."""
+BRIEF_FOOT, LEAST_PANE = 14, 5
+"""Lines of a terminal from which today's spending and the health are shown, in brief; and of the smallest pane."""
+QUESTION_CHARS, TASK_LINES, MESSAGE_LINES, STATE_CHARS, WIDE = 200, 2, 6, 13, 79
+"""Characters of a question, lines of a task and of a sentence in the pane, and columns of a state below `WIDE`."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +71,12 @@ class Live:
 
 @dataclass(frozen=True)
 class LivePage(Page):
-    """The dashboard. `words` filter the list; `steps` are the selected run's; `said`: see `StatusApp`."""
+    """The dashboard. `words` filter the list; `steps` and `about` are the selected run's; `said`: see `StatusApp`."""
 
     selected: str | None = None
     words: str = ""
     steps: tuple[Step, ...] = ()
+    about: str = ""
     said: tuple[str, bool] = ("", False)
 
     @cached_property
@@ -93,11 +91,13 @@ class LivePage(Page):
         rows = [Row(row.run_id, fitted(row.line, self.width)) for row in self._rows()]
         keys = [*self._said(), self._keys()]
         run = next((run for run in self.listed if run.row.id == self.selected), None)
-        pane_lines = min(height // 3, MOST_PANE)
-        pane = self._pane(run, pane_lines) if run is not None and pane_lines >= LEAST_PANE else []
+        least = height // 3 if run is not None and height // 3 >= LEAST_PANE else 0
         foot = [Text(), *self.today_lines(), Text(), *self.health_lines()]
-        if len(head) + min(len(rows), height // 4) + len(pane) + len(foot) + len(keys) > height:
+        if len(head) + min(len(rows), height // 4) + least + len(foot) + len(keys) > height:
             foot = [*self.today_lines(brief=True), *self.health_lines(brief=True)] if height >= BRIEF_FOOT else []
+        # What the list leaves empty, the pane uses.
+        left = height - len(head) - len(rows) - len(foot) - len(keys)
+        pane = self._pane(run, max(least, left)) if run is not None and least else []
         cut_to_width = [[fitted(line, self.width) for line in part] for part in (head, [*pane, *foot, *keys])]
         return Live(cut_to_width[0], rows, cut_to_width[1])
 
@@ -105,7 +105,7 @@ class LivePage(Page):
 
     def _counts(self) -> Text:
         counts = self.overview.counts
-        words = [f"{counts[state]} {SHORT.get(state, state)}" for state in (*ORDER, "ended") if counts.get(state)]
+        words = [f"{counts[state]} {state_words(state)}" for state in (*ORDER, "ended") if counts.get(state)]
         unlisted = sum(counts.values()) - len(self.overview.runs)
         words += [f"{unlisted} not listed: ava status --once"] if unlisted > 0 else []
         if self.words:
@@ -134,14 +134,14 @@ class LivePage(Page):
     @cached_property
     def _widths(self) -> tuple[int, int]:
         """The columns of the states and of the figures."""
-        states = max(len(SHORT.get(run.state, run.state)) for run in self.listed)
+        states = max(len(state_words(run.state)) for run in self.listed)
         most = states if self.width >= WIDE else STATE_CHARS
         return min(states, most), max(len(self._figures(run)) for run in self.listed)
 
     def _row(self, run: RunView) -> Text:
         """Return a run on one line; its task gets the width that the rest leaves."""
         row, here = run.row, run.row.id == self.selected
-        state = cut(SHORT.get(run.state, run.state), self._widths[0]).ljust(self._widths[0])
+        state = cut(state_words(run.state), self._widths[0]).ljust(self._widths[0])
         owner = f" of {row.user_id}" if self.everybody else ""
         line = joined(
             ("> " if here else "  ", "bold"),
@@ -179,17 +179,19 @@ class LivePage(Page):
         dash = "─" if can_write("─") else "-"
         group = f", in {run.row.group_id}" if run.row.group_id else ""
         ended = f", ended {clock(run.row.ended_us)}" if run.row.ended_us is not None else ""
-        words = f"{label(run.row)}: {SHORT.get(run.state, run.state)}{group}, asked {clock(run.row.created_us)}{ended}"
+        words = f"{label(run.row)}: {state_words(run.state)}{group}, asked {clock(run.row.created_us)}{ended}"
         line = joined((f"{dash}{dash} ", "dim"), (f"{words} ", "bold"))
         return line.append(dash * max(self.width - line.cell_len, 0), "dim")
 
     def _about(self, run: RunView) -> Iterator[Text]:
         """Yield what there is to say of a run besides its actions."""
-        yield from self._indented(run.task, TASK_LINES)
         if run.state in (WAITING, EXPIRED):
             keys = "; press a or r to decide" if self.can_decide(run) else ""
             yield from self._indented(f"{run.row.pending_id}, {terms(run)}{keys}", 2)
+            for line in (self.about or run.task).split("\n"):
+                yield from self._indented(line, MESSAGE_LINES)
             return
+        yield from self._indented(run.task, TASK_LINES)
         if run.activity:
             yield joined(f"  {run.activity}")
         words = run.wait.for_people() if run.wait is not None else why_ended(run)
@@ -198,6 +200,9 @@ class LivePage(Page):
         yield from self._indented(words, TASK_LINES)
         if run.row.started_us is not None:
             yield from self.bars(run.caps)
+        if run.row.ended and self.about:
+            yield joined("  ", ("Its summary", "bold"))
+            yield from self._indented(self.about, MESSAGE_LINES)
 
     def _indented(self, text: str, most: int) -> Iterator[Text]:
         if text:
@@ -215,5 +220,5 @@ def _searched(run: RunView) -> str:
     """Return the text that a filter is looked for in."""
     row = run.row
     parts = (row.id, row.pending_id, row.group_id, row.name, row.role, row.user_id, row.model, run.state)
-    text = " ".join((*(part or "" for part in parts), SHORT.get(run.state, ""), run.task, run.activity))
+    text = " ".join((*(part or "" for part in parts), state_words(run.state), run.task, run.activity))
     return text.casefold()

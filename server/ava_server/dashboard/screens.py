@@ -19,6 +19,7 @@ from ava_server.cli.status.page import both_ends, fitting, folded, joined
 from ava_server.core.errors import AvaError
 from ava_server.core.ids import label
 from ava_server.core.threads import read_apart
+from ava_server.render.run_view import state_words
 
 if TYPE_CHECKING:
     from ava_server.cli.status.overview import OverviewReader
@@ -208,10 +209,9 @@ class RunScreen(TextScreen):
             yield Text("Reading …")
             return
         from ava_server.dashboard.detail import detail_lines
-        from ava_server.dashboard.live import SHORT
 
         run = self._detail.run
-        self._heading = f"{label(run.row)}: {SHORT.get(run.state, run.state)}"
+        self._heading = f"{label(run.row)}: {state_words(run.state)}"
         yield from detail_lines(self._detail, self.status.page(width))
 
 

@@ -19,7 +19,7 @@ from ava_audit.units import MICROS_PER_USD, cents, format_usd, iso_utc, minutes
 from ava_audit.view import View
 from ava_roles.wrap import one_line
 from ava_server.approval.decisions import PERSON_CHANNELS, is_free
-from ava_server.approval.proposals import texts_of
+from ava_server.approval.proposals import program_of, texts_of
 from ava_server.approval.summary import task_excerpt
 
 CHANNELS: Mapping[str, str] = {
@@ -213,7 +213,7 @@ def _made(view: View, found: FoundDecision) -> MadeDecision:
         kind=_kind(channel, began),
         channel=channel,
         how=how_decided(channel, began, entry.user_id),
-        client=_client(began),
+        client=program_of(began) or None,
         token=began.token if began is not None else None,
         run_id=run.id,
         pending_id=run.pending_id,
@@ -250,10 +250,6 @@ def _kind(channel: str, began: SessionStart | None) -> str:
     if channel in PERSON_CHANNELS:
         return "person"
     return "policy" if channel == "auto" else "script" if by_script(channel, began) else "host"
-
-
-def _client(began: SessionStart | None) -> str | None:
-    return None if began is None else " ".join(filter(None, (began.client, began.client_version))) or None
 
 
 def totals_line(sums: DecisionSums) -> str:

@@ -35,6 +35,42 @@ BOOKKEEPING = (
     "RunEnded",
 )
 """Entries that a person's log leaves out until asked for: others tell the same, or nothing is in them."""
+EVENT_NAMES: Mapping[str, str] = {
+    "UserMessage": "Message",
+    "AssistantMessage": "Answer of the model",
+    "ToolCall": "Tool call",
+    "ToolResult": "Result of a tool",
+    "SubagentSpawn": "Start",
+    "SubagentComplete": "Result",
+    "ExtendedThinking": "Thinking",
+    "CostUpdate": "Model call",
+    "ErrorOccurred": "Error",
+    "SessionStart": "Host connected",
+    "SessionEnd": "Host disconnected",
+    "SpawnProposed": "Proposal",
+    "SpawnDecided": "Decision",
+    "RunClaimed": "Taken by a server",
+    "RunPaused": "Paused",
+    "ExtensionAsked": "Request for more",
+    "ExtensionDecided": "Decision on more",
+    "QuestionAsked": "Question",
+    "QuestionAnswered": "Answer to a question",
+    "RunResumed": "Resumed",
+    "RunStarted": "Prompt and tools",
+    "CostReserved": "Money reserved",
+    "AgentRequest": "Request of the agent",
+    "AgentNote": "The agent",
+    "Activity": "Activity",
+    "GuardrailTripped": "Guardrail",
+    "PlanReady": "Plan",
+    "WorktreeReady": "Worktree",
+    "WorkChecked": "Check of the work",
+    "CancelRequested": "Cancelled",
+    "RunEnded": "End",
+    "SettingsChanged": "Setting changed",
+    "LogErased": "Content erased",
+}
+"""What people call each event."""
 VALUE_CHARS = 80
 PAGE_ENTRIES = 500
 """Entries that are read at once."""
@@ -59,11 +95,21 @@ def entry_line(entry: Entry, *, names: Mapping[str, str] = _NO_NAMES, utc: bool 
 
 def entry_text(entry: Entry, names: Mapping[str, str] = _NO_NAMES) -> str:
     """Return an entry's type and what happened, on one line; see `entry_line`."""
+    return f"{entry.type} {what_happened(entry, names)}".rstrip()
+
+
+def what_happened(entry: Entry, names: Mapping[str, str] = _NO_NAMES) -> str:
+    """Return what happened, without the type; see `entry_text`."""
     cost = f" {format_usd(entry.cost_micros)}" if entry.cost_micros else ""
     what = _what(entry)
     if entry.who.agent_id == AGENT:  # a run's own text stays as it is
         what = _ID.sub(lambda found: _named(found[0], names), what)
-    return f"{entry.type} {compact(clean(what)[0], 10_000)}{cost}".rstrip()
+    return f"{compact(clean(what)[0], 10_000)}{cost}".strip()
+
+
+def entry_words(entry: Entry) -> str:
+    """Return what people call an event, and what happened."""
+    return f"{EVENT_NAMES.get(entry.type, entry.type)}: {what_happened(entry)}"
 
 
 def names_of(view: View, entries: Iterable[Entry]) -> dict[str, str]:

@@ -162,9 +162,15 @@ def fitting(text: str, room: int) -> int:
 
 INTERRUPTED, EXPIRED = "interrupted", "expired"
 """States that the log does not store: the owner of a running run is gone, and nobody approved a proposal in time."""
+_STATE_WORDS = {WAITING: "to approve", AWAITING_EXTENSION: "asks for more", AWAITING_ANSWER: "asks you"}
 ACTIVITY_CHARS, SHOWN_CHARS = 80, 400
 _NO_SERVER = "no Ava server is running; the next one of this user takes it over"
 _NO_OWNER = "no server is running it"
+
+
+def state_words(state: str) -> str:
+    """Return a state for people: `asks you`, `iteration limit`."""
+    return _STATE_WORDS.get(state, state.replace("_", " "))
 
 
 class Processes(Protocol):

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from ava_audit.events import Event, SettingsChanged
-from ava_audit.units import format_duration, format_usd, iso_utc
+from ava_audit.units import format_duration, format_usd, iso_utc, now_us
 from ava_audit.view import append
 from ava_roles.wrap import clean
 from ava_server.approval.decide import Needs, approval_needs
@@ -29,6 +29,7 @@ from ava_server.config.browser_sessions import SESSION_US
 from ava_server.config.pin import PinFile
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.render.document import UntrustedText
+from ava_server.render.run_view import state_words
 from ava_server.service.access import Access
 from ava_server.service.records import Budget, todays_budgets
 from ava_server.web.markdown import html, is_web_address
@@ -287,13 +288,21 @@ def finalize(value: object) -> str:
 
 
 def when(us: int | None) -> str:
-    """Return a time for a `<time>` element's datetime."""
-    return iso_utc(us) if us is not None else ""
-
-
-def second(us: int) -> str:
     """Return a time for a `<time>` element's datetime, to the second; a long list has many."""
-    return f"{iso_utc(us)[:19]}Z"
+    return f"{iso_utc(us)[:19]}Z" if us is not None else ""
+
+
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+def ago(us: int | None) -> str:
+    """Return a time in words, from now: `4 min ago`, `in 2 h`. `ago` in `static/ava.js` says the same."""
+    if us is None:
+        return ""
+    seconds = (now_us() - us) // 1_000_000
+    size, unit = next((each for each in _UNITS if abs(seconds) >= each[0]), (1, "s"))
+    words = f"{abs(seconds) // size} {unit}"
+    return "now" if seconds == 0 else f"{words} ago" if seconds > 0 else f"in {words}"
 
 
 def usd(micros: int) -> str:
@@ -312,7 +321,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(when=when, second=second, usd=usd, duration=format_duration)
+    made.filters.update(ago=ago, when=when, usd=usd, duration=format_duration, state=state_words)
     made.filters["markdown"], made.tests["web_address"] = html, is_web_address
     made.globals["static"] = static_url
     return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC
 from typing import Any, cast, get_args
 from urllib.parse import urlencode
@@ -23,13 +23,14 @@ from ava_audit.units import now_us, parse_time
 from ava_audit.view import View
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import AGENT, parse_id
-from ava_server.render.entries import BOOKKEEPING, entry_text, is_trouble, names_of
+from ava_server.render.entries import BOOKKEEPING, EVENT_NAMES, is_trouble, names_of, what_happened
 from ava_server.web.context import NotFound, PageContext, number_in, page, reader_of
 from ava_server.web.site import Visitor
 
 AT_ONCE = 100
 TEXT_CHARS = 240
 WORDS_CHARS = 1_000
+_OF_TURN = ("AssistantMessage", "ExtendedThinking", "Activity", "ToolCall", "ToolResult", "PlanReady")
 MOST_RUNS = 100
 """Runs of a role that are searched, the newest ones."""
 _FILTERS = ("q", "type", "level", "run", "agent", "user", "since", "until")
@@ -64,12 +65,17 @@ class Asked:
 
 @dataclass(frozen=True)
 class Row:
-    """An entry in the list; `trouble` is `error`, `warning` or empty, `run` the run's name or id, or empty."""
+    """An entry in the list; `trouble` is `error`, `warning` or empty, `run` the run's name or id, or empty.
+
+    `inside` is what a turn has done, oldest first.
+    """
 
     entry: Entry
     trouble: str
+    name: str
     text: str
     run: str
+    inside: list[Row] = field(default_factory=list["Row"])
 
 
 class Events:
@@ -104,7 +110,8 @@ class Events:
             "problem": problem,
             "rows": rows,
             "short_types": ("error", *SHORT_TYPES),
-            "types": tuple(FACTS),
+            "types": sorted(FACTS, key=lambda each: EVENT_NAMES[each]),
+            "type_names": EVENT_NAMES,
             "zone": "" if self._context.site.local else "UTC",
             "older": asked.address(**older) if found.next is not None else "",
             "news": asked.address("/events/news", after=found.upto) if live else "",
@@ -134,7 +141,8 @@ class Events:
         entry = await self._context.store.read(lambda view: visible_entry(view, seq, visitor))
         if entry is None:
             raise missing
-        return self._context.show(request, "entry.html", {"entry": entry, "fields": fields_of(entry)})
+        name = EVENT_NAMES.get(entry.type, entry.type)
+        return self._context.show(request, "entry.html", {"entry": entry, "name": name, "fields": fields_of(entry)})
 
     async def _search(self, query: LogQuery) -> EntryPage:
         try:
@@ -206,20 +214,28 @@ def visible_entry(view: View, seq: int, visitor: Visitor) -> Entry | None:
 
 
 def rows_of(view: View, entries: Sequence[Entry]) -> list[Row]:
-    """Return entries as rows of the list."""
-    names = names_of(view, entries)
-    return [_row(entry, names) for entry in entries]
+    """Return entries, newest first, as rows of the list; what a turn has done is inside the model call."""
+    names, turns, tree = names_of(view, entries), dict[str, Row](), list[Row]()
+    for entry in reversed(entries):
+        row, run = _row(entry, names), entry.run_id or ""
+        if entry.type == "CostUpdate":
+            turns[run] = row
+        elif entry.type in _OF_TURN and entry.who.agent_id == run and run in turns:
+            turns[run].inside.append(row)
+            continue
+        tree.append(row)
+    return tree[::-1]
 
 
 def _row(entry: Entry, names: Mapping[str, str]) -> Row:
-    run = entry.run_id or ""
-    text = entry_text(entry, names).removeprefix(entry.type).lstrip()
+    run, text = entry.run_id or "", what_happened(entry, names)
     trouble = ""
     if is_trouble(entry) and entry.fact is not None:
         trouble = "warning" if entry.fact.severity == "warning" else "error"
     return Row(
         entry,
         trouble,
+        EVENT_NAMES.get(entry.type, entry.type),
         text if len(text) <= TEXT_CHARS else text[: TEXT_CHARS - 1] + "…",
         names.get(run, run),
     )

@@ -25,6 +25,7 @@ from ava_audit.errors import AuditError
 from ava_audit.view import View
 from ava_roles.errors import RolesError
 from ava_server.core.errors import AvaError, BadInput, Refused
+from ava_server.web.compare import Compare
 from ava_server.web.context import (
     HEAD,
     NotFound,
@@ -68,7 +69,7 @@ class Pages:
     def __init__(self, app: App, site: Site) -> None:
         self._site = site
         context = self._context = PageContext(app, site)
-        reports = (Costs(context), Events(context), Health(context))
+        reports = (Costs(context), Events(context), Health(context), Compare(context))
         people = (SignIn(context), PasskeyPages(context))
         parts = (*people, Overview(context), Runs(context), Deciding(context), Live(context), *reports)
         self._paths = [route for part in parts for route in part.routes()]

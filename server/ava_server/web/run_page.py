@@ -115,7 +115,7 @@ class RunPage:
         row = view.run(run_id)
         assert row is not None
         runtime = self._context.runtime
-        shown = view_run(view, row, runtime.instances, now_us(), manager=runtime.manager)
+        shown = view_run(view, row, runtime.instances, now_us(), manager=runtime.manager, task=True)
         answer = run_answer(shown)
         first = view.newer_entries(run_id, 0, FIRST_ENTRIES)
         raised = view.rare_entries(run_id, ("ExtensionDecided",))

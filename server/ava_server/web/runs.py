@@ -19,7 +19,6 @@ from ava_audit.units import now_us
 from ava_audit.view import RunGroup, View
 from ava_server.approval.proposals import Pending, pending_proposals
 from ava_server.render.run_view import RunView, view_run
-from ava_server.runs.extension_answer import PendingExtension, waiting_extensions
 from ava_server.service.records import Budget, current_runs
 from ava_server.web.context import PageContext, found_or_404, number_in, reader_of
 from ava_server.web.run_page import RunDetails, RunPage
@@ -166,23 +165,19 @@ def _fits(row: RunRow, wanted: Filter) -> bool:
 
 
 MOST_RUNS = 100
+_ASKS = ("extension", "answer")
 
 
 @dataclass(frozen=True)
 class Now:
-    """What the page shows: proposals, runs that ask for more, runs, and today's budgets."""
+    """What the page shows: proposals, runs that ask their person, all runs, and today's budgets."""
 
     proposals: list[Pending]
-    extensions: list[PendingExtension]
+    asking: list[RunView]
     runs: tuple[RunView, ...]
     counts: dict[str, int]
     budgets: tuple[Budget, ...]
     others: int
-
-    @property
-    def questions(self) -> list[RunView]:
-        """The runs that have asked their person a question."""
-        return [run for run in self.runs if run.wait is not None and run.wait.question is not None]
 
     @property
     def unended(self) -> list[RunView]:
@@ -220,7 +215,7 @@ class Overview:
         )
         return Now(
             proposals=pending_proposals(view, user, runtime.spawn_limits_of(user), at_us),
-            extensions=[one.pending for one in waiting_extensions(view, user, at_us)],
+            asking=[run for run in runs if run.row.user_id == user and run.wait and run.wait.cause in _ASKS],
             runs=runs,
             counts=counts,
             budgets=self._context.budgets(view, visitor, at_us, everybody=everybody),

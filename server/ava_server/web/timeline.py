@@ -20,7 +20,7 @@ from ava_audit.view import View
 from ava_roles.wrap import clean
 from ava_server.core.ids import AGENT
 from ava_server.render.approvals import CHANNELS
-from ava_server.render.entries import entry_text, unmarked
+from ava_server.render.entries import EVENT_NAMES, arguments_text, entry_words, unmarked
 from ava_server.runs.changes import describe_command
 from ava_server.runs.extension import cap_amount, cap_name
 from ava_server.web.context import number_in
@@ -59,7 +59,8 @@ class Item:
     """One row: an entry, or several that are folded into one, whose `shown` is None.
 
     `text` is as much as there is room for. `cost`, None if it is not a model call, and `total`, what the run had spent
-    after it, are in micro-USD.
+    after it, are in micro-USD. `call_id` is the tool call's that it is or that it answers. In a tree, `inside` is what
+    the turn has done, and `result` what the call has returned.
     """
 
     seq: int
@@ -70,6 +71,15 @@ class Item:
     cost: int | None = None
     total: int = 0
     folded: list[str] = field(default_factory=list[str])
+    call_id: str | None = None
+    brief: str = ""
+    inside: list[Item] = field(default_factory=list["Item"])
+    result: Item | None = None
+
+    @property
+    def of_turn(self) -> bool:
+        """Whether it belongs to the model call before it."""
+        return self.shown is not None and self.shown.kind in ("say", "think", "call", "result", "note", "plan")
 
     @property
     def cut(self) -> bool:
@@ -87,6 +97,28 @@ class TimelinePage:
     items: list[Item]
     next: Place | None
     newer: Place | None
+
+    def tree(self, order: Order) -> list[Item]:
+        """Return the rows as a tree in this order: what a turn has done is in it, oldest first, a result in its call.
+
+        What belongs to a turn on another page stands alone.
+        """
+        tree, calls = list[Item](), dict[str | None, Item]()
+        turn: Item | None = None
+        for item in self.items if order == "oldest" else self.items[::-1]:
+            call = calls.get(item.call_id) if item.shown is not None and item.shown.kind == "result" else None
+            if call is not None and item.call_id is not None and call.result is None:
+                call.result = item
+                continue
+            if item.shown is not None and item.shown.kind == "call":
+                calls[item.call_id] = item
+            if item.cost is not None:
+                turn = item
+            elif turn is not None and item.of_turn:
+                turn.inside.append(item)
+                continue
+            tree.append(item)
+        return tree if order == "oldest" else tree[::-1]
 
 
 def place_of(query: QueryParams, default: Order) -> Place:
@@ -149,6 +181,9 @@ def rows(entries: Sequence[Entry], spent: int) -> list[Item]:
                 folded.append(entry)
             continue
         item = Item(entry.seq, entry.ts_us, shown, shown.text, entry.duration_ms, total=spent)
+        if isinstance(fact := entry.fact, events.ToolCall | events.ToolResult):
+            item.call_id = fact.call_id
+            item.brief = clean(arguments_text(fact.args))[0] if isinstance(fact, events.ToolCall) else ""
         if shown.kind == "step":
             item.cost = entry.cost_micros or 0
             item.folded = [*map(_line, folded), _line(entry)]
@@ -167,7 +202,7 @@ def _fold(folded: Sequence[Entry], spent: int) -> Item:
 
 
 def _line(entry: Entry) -> str:
-    text = entry_text(entry)
+    text = entry_words(entry)
     who = " by a host or a person" if entry.who.agent_id == AGENT and entry.type in ("ToolCall", "ToolResult") else ""
     tokens = ""
     if (usage := entry.usage) is not None:
@@ -208,21 +243,6 @@ _MESSAGES: Mapping[str, str] = {
     "decision": "What was decided",
 }
 _GUARDRAILS = {"told": "warned the model", "refused": "refused a call", "ended": "ended the run"}
-ERASED_TITLES: Mapping[str, str] = {
-    "UserMessage": "Message",
-    "AssistantMessage": "Answer of the model",
-    "ToolCall": "Tool call",
-    "ToolResult": "Result of a tool",
-    "ExtendedThinking": "Thinking",
-    "SubagentComplete": "Result",
-    "ErrorOccurred": "Error",
-    "PlanReady": "Plan",
-    "Activity": "Activity",
-    "AgentNote": "The agent",
-    "CancelRequested": "Cancelled",
-    "WorktreeReady": "Worktree",
-    "WorkChecked": "Check of the work",
-}
 
 
 @dataclass(frozen=True)
@@ -243,8 +263,8 @@ def describe(entry: Entry) -> Shown | None:
     """Return what is shown of an entry; None for bookkeeping."""
     fact = entry.fact
     if fact is None:
-        title = ERASED_TITLES.get(entry.type)
-        return Shown("gone", title, ERASED) if title is not None else None
+        folded = entry.type in (fact.__name__ for fact in FOLDED)
+        return None if folded else Shown("gone", EVENT_NAMES.get(entry.type, entry.type), ERASED)
     if _is_bookkeeping(entry, fact):
         return None
     shown = _work(fact) or _event(fact)

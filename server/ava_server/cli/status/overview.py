@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from ava_audit.errors import AuditError, StoreUnavailable
+from ava_audit.events import SubagentComplete
+from ava_audit.rows import WAITING
 from ava_audit.store.backend import Instances
 from ava_audit.store.location import backend_of
 from ava_audit.store.locks import is_held
 from ava_audit.units import now_us
+from ava_server.approval.proposals import Pending, pending_proposal, spawn_limits
 from ava_server.budget.user_limits import day_caps
 from ava_server.cli.log_access import LogSnapshot, read_log
 from ava_server.config.credentials import model_settings
@@ -31,8 +34,8 @@ if TYPE_CHECKING:
     from ava_server.config.settings import Settings
 
 T = TypeVar("T")
-STEPS = 18
-"""Actions of the selected run that are read, which is as many as its pane has lines."""
+STEPS = 40
+"""Actions of the selected run that are read, which is as many as its pane has lines on most screens."""
 PROBE_ENDS_S = 5.0
 """How long the end waits for the sandbox probe, so that it leaves no folder behind."""
 
@@ -68,6 +71,7 @@ class Overview:
         others: How many unfinished runs of other users are left out.
         steps_of: The run whose last actions were read.
         steps: These actions.
+        about: The text of its proposal that waits, or the summary of its result; empty for other runs.
     """
 
     at_us: int
@@ -84,6 +88,7 @@ class Overview:
     others: int = 0
     steps_of: str | None = None
     steps: tuple[Step, ...] = ()
+    about: str = ""
 
 
 class OverviewReader:
@@ -181,7 +186,16 @@ class OverviewReader:
             ),
             steps_of=selected,
             steps=recent_steps(view, selected, STEPS) if selected is not None else (),
+            about=self._about(view, selected) if selected is not None else "",
         )
+
+    def _about(self, view: View, run_id: str) -> str:
+        row = view.run(run_id)
+        if row is not None and row.state == WAITING:
+            found = pending_proposal(view, row, spawn_limits(self.settings, row.user_id), now_us())
+            return found.message if isinstance(found, Pending) else found
+        entry = view.entry(row.result_seq) if row is not None and row.result_seq is not None else None
+        return entry.fact.summary if entry is not None and isinstance(entry.fact, SubagentComplete) else ""
 
 
 def _is_held(lock: Path) -> bool:

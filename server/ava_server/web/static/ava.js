@@ -59,13 +59,23 @@ function stop() {
   missed = true;
 }
 
+const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+
+// The same words as `ago` in web/context.py.
+function ago(moment) {
+  const seconds = Math.floor((Date.now() - moment) / 1000);
+  const [size, unit] = UNITS.find(([size]) => Math.abs(seconds) >= size) || [1, "s"];
+  const words = `${Math.floor(Math.abs(seconds) / size)} ${unit}`;
+  return seconds === 0 ? "now" : seconds > 0 ? `${words} ago` : `in ${words}`;
+}
+
 function localTimes(root) {
   for (const each of root.querySelectorAll("time[datetime]")) {
     const moment = new Date(each.dateTime);
     if (!each.dateTime || isNaN(moment)) continue;
-    const today = moment.toDateString() === new Date().toDateString();
-    each.title = each.dateTime;
-    each.textContent = today ? moment.toLocaleTimeString() : moment.toLocaleString();
+    const exact = "exact" in each.dataset;
+    each.title = exact ? each.dateTime : moment.toLocaleString();
+    each.textContent = exact ? moment.toLocaleString() : ago(moment);
   }
 }
 
@@ -78,4 +88,5 @@ addEventListener("pagehide", stop);
 addEventListener("pageshow", listen);
 document.body.addEventListener("htmx:load", (event) => localTimes(event.detail.elt));
 localTimes(document);
+setInterval(() => document.hidden || localTimes(document), 15000);
 listen();
