@@ -15,7 +15,7 @@ from support.log import run_who, write
 from support.logs.past import DAY_S, Lived, Past
 from support.pages.browser import There, Visitor, open_team
 
-from ava_audit.events import ErrorOccurred, Event, ToolCall, UserMessage
+from ava_audit.events import CostUpdate, ErrorOccurred, Event, ToolCall, ToolResult, UserMessage
 from ava_audit.store.store import Store
 from ava_server.web.events import AT_ONCE
 
@@ -75,7 +75,7 @@ def auditor(team: There) -> Visitor:
 
 def listed(page: str) -> list[str]:
     """The lines of the list, without markup."""
-    lines = re.findall(r"<summary>(.*?)</summary>", page, re.DOTALL)
+    lines = re.findall(r'<summary>(<span class="type">.*?)</summary>', page, re.DOTALL)
     return [" ".join(unescape(re.sub(r"<[^>]*>", " ", line)).split()) for line in lines]
 
 
@@ -92,19 +92,19 @@ def found(visitor: Visitor, query: str) -> list[str]:
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
-        ("q=zebra", ["ErrorOccurred lost: zebra <img src=x onerror=alert(1)>"]),
-        ("q=giraffe+%22very+end%22", ["UserMessage (message) giraffe"]),
+        ("q=zebra", ["Error lost: zebra <img src=x onerror=alert(1)>"]),
+        ("q=giraffe+%22very+end%22", ["Message (message) giraffe"]),
         ("q=zebra+giraffe", []),
         ("q=%22%22", []),
-        ("type=tool", ["ToolCall web_search query=trains"]),
-        ("type=ToolCall&q=trains", ["ToolCall web_search query=trains"]),
-        ("level=error", ["ErrorOccurred lost"]),
-        ("run=S-0000a2&type=message", ["UserMessage (message) giraffe", "UserMessage (task) Look it up"]),
-        ("agent=critic&type=message", ["UserMessage (message) giraffe", "UserMessage (task) Look it up"]),
-        ("agent=S-0000a1&type=message", ["UserMessage (task) Look it up"]),
-        ("agent=ava&type=SpawnDecided&until=2025-12-29", ["SpawnDecided P-0000a100 S-0000a1 approved host_call"]),
-        ("since=2025-12-29T00:00Z&until=2025-12-29T00:00:01Z&type=message", ["UserMessage (task) Look it up"]),
-        ("type=cost&run=S-0000a1", ["CostUpdate turn 1: 300 tokens, billed $0.003", "CostReserved turn 1 attempt 1"]),
+        ("type=tool", ["Tool call web_search query=trains"]),
+        ("type=ToolCall&q=trains", ["Tool call web_search query=trains"]),
+        ("level=error", ["Error lost"]),
+        ("run=S-0000a2&type=message", ["Message (message) giraffe", "Message (task) Look it up"]),
+        ("agent=critic&type=message", ["Message (message) giraffe", "Message (task) Look it up"]),
+        ("agent=S-0000a1&type=message", ["Message (task) Look it up"]),
+        ("agent=ava&type=SpawnDecided&until=2025-12-29", ["Decision P-0000a100 S-0000a1 approved host_call"]),
+        ("since=2025-12-29T00:00Z&until=2025-12-29T00:00:01Z&type=message", ["Message (task) Look it up"]),
+        ("type=cost&run=S-0000a1", ["Model call turn 1: 300 tokens, billed $0.003", "Money reserved turn 1 attempt 1"]),
     ],
 )
 def test_each_field_narrows_the_list(ana: Visitor, query: str, expected: list[str]) -> None:
@@ -116,9 +116,31 @@ def test_each_field_narrows_the_list(ana: Visitor, query: str, expected: list[st
 
 def test_bookkeeping_is_shown_only_when_asked_for(ana: Visitor) -> None:
     plain, whole = found(ana, "run=S-0000a1"), found(ana, "run=S-0000a1&bookkeeping=1")
-    assert not any("RunClaimed" in line or "CostReserved" in line for line in plain)
-    assert any("RunClaimed" in line for line in whole) and any("CostReserved" in line for line in whole)
+    assert not any("Taken by a server" in line or "Money reserved" in line for line in plain)
+    assert any("Taken by a server" in line for line in whole) and any("Money reserved" in line for line in whole)
     assert [line for line in whole if line in plain] == plain
+
+
+def test_what_a_turn_has_done_is_listed_inside_its_model_call(team: There, ana: Visitor) -> None:
+    async def turns(root: Path) -> None:
+        async with Store.open(root) as store:
+            who = run_who("S-0000a1", "ana")
+            spent = CostUpdate(turn=7, attempt=1, settlement="billed", tokens=9, cost_cents=1, reserved_micros=9)
+            facts = (
+                spent,
+                ToolCall(tool="heron", call_id="h"),
+                ToolResult(tool="heron", call_id="h", success=True, output="one"),
+            )
+            await write(store, *(Event(who, fact, run_id=who.agent_id) for fact in (*facts, UserMessage(text="heron"))))
+
+    team.portal.call(turns, team.root)
+    page = ana.get("/events?run=S-0000a1").text
+    newest, turn = page.partition('<ol class="entries"')[2].split("\n<li>")[1:3]
+    assert "Message" in newest and "Model call" in turn
+    inside = page.partition("Model call")[2].partition("<ol>")[2].partition("</ol>")[0]
+    assert ["Tool call" in inside, "Result of a tool" in inside] == [True, True]
+    assert inside.index("Tool call") < inside.index("Result of a tool"), "in the order of the turn"
+    assert inside.count("<time") == 0 and page.count('<span class="type">Tool call') == 2, "each entry once"
 
 
 def test_older_pages_neither_skip_nor_repeat_while_the_log_grows(team: There, ana: Visitor) -> None:

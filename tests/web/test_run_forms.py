@@ -71,7 +71,7 @@ async def test_the_answer_to_a_question_counts_for_that_question_only(tmp_path: 
         await lab.logged(run_id, "QuestionAsked")
         page = f"/subagents/{run_id}"
         shown = (await browser.get(page)).text
-        assert QUESTION in shown and "It waits for your answer until" in shown
+        assert QUESTION in shown and "It waits for your answer:" in shown
         other = await browser.post(
             f"{page}/message",
             {"csrf": shown.partition('csrf" value="')[2].partition('"')[0], "question": "{}", "message": "x"},

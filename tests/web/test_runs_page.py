@@ -79,13 +79,17 @@ async def test_the_timeline_shows_calls_results_failures_and_money(tmp_path: Pat
     async with open_lab(tmp_path, reads(), config=PRICED) as lab, serving_pages(lab) as browser:
         run_id = await ended(lab)
         timeline = (await shown(browser, f"/subagents/{run_id}")).partition('class="timeline"')[2]
-        rows = re.findall(r'<li class="([\w ]+)">(.*?)</li>\n', timeline, re.DOTALL)
+        parts = re.split(r'<li class="([\w ]+)">', timeline)
+        rows = [*zip(parts[1::2], parts[2::2], strict=True)]
         kinds = [kind for kind, _row in rows]
         assert kinds[:4] == ["fold", "ask", "step", "say"] and kinds.count("step") == 2 and kinds[-1] == "end"
-        [failed] = [row for kind, row in rows if kind == "result failed"]
-        assert "read_file failed" in failed and "missing.md does not exist" in failed
+        [failed] = [row for kind, row in rows if kind == "call failed"]
+        assert "<b" in failed and "→ failed" in failed and "missing.md does not exist" in failed
         [call] = [row for kind, row in rows if kind == "call" and "path: prices.md" in row]
-        assert "<time datetime=" in call
+        assert "<details><summary>" in call and "→ returned" in call, "a call and its result are one row"
+        turn = timeline.partition('<li class="step">')[2].partition('<li class="step">')[0]
+        assert turn.count("<ol>") == 1 and "prices.md" in turn.partition("<ol>")[2].partition("</ol>")[0]
+        assert "<time datetime=" in turn.partition("<ol>")[0], "a turn has its time"
         run = await lab.run(run_id)
         last_step = [row for kind, row in rows if kind == "step"][-1]
         assert f'value="{run.cost_micros}"' in last_step and 'max="500000"' in last_step
@@ -244,7 +248,7 @@ async def test_a_page_of_long_texts_stays_light(tmp_path: Path) -> None:
         loaded = set(re.findall(r'(?:src|href)="(/static/[^"]+)"', page.text))
         weight = len(page.content) + sum([len((await browser.get(each)).content) for each in loaded])
         assert weight < 150_000, f"{weight:,} bytes, {len(page.content):,} of them the page itself"
-        assert page.text.count("<time") >= 195
+        assert page.text.count('<li class="call') + page.text.count('<li class="say') >= 190
 
 
 async def test_a_running_run_gets_only_what_is_new(tmp_path: Path) -> None:
@@ -258,7 +262,7 @@ async def test_a_running_run_gets_only_what_is_new(tmp_path: Path) -> None:
         who = Who(lab.session.id, run_id, lab.session.user, AGENT)
         await lab.write(Event(who, ToolCall(tool="read_file", args={"path": "new.md"}), run_id=run_id))
         more = await browser.get(address, part=True)
-        assert "path: new.md" in more.text and more.text.count("<time") == 1 and "<html" not in more.text
+        assert "path: new.md" in more.text and more.text.count('<li class="call') == 1 and "<html" not in more.text
         again = re.search(r'hx-get="(/subagents/[^"]*newer)"', more.text)
         assert again is not None and (await browser.get(again[1].replace("&amp;", "&"), part=True)).status_code == 204
         plain = await browser.get(address)

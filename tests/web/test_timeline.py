@@ -14,7 +14,7 @@ from support.tool_examples import must_list
 
 from ava_audit.entries import content_of
 from ava_audit.events import (
-    TRANSCRIPT_TYPES,
+    FACTS,
     Activity,
     AssistantMessage,
     CostReserved,
@@ -28,6 +28,7 @@ from ava_audit.events import (
 from ava_audit.store.schema import open_in_memory
 from ava_audit.view import View
 from ava_server.core.errors import BadInput
+from ava_server.render.entries import EVENT_NAMES
 from ava_server.web import timeline
 from ava_server.web.timeline import Item, Order, Place, TimelinePage, place_of, read_newer, read_page
 
@@ -150,11 +151,11 @@ def test_money_and_bookkeeping_are_folded_into_the_model_call(log: Log) -> None:
     log.write(reserved(2))
     step, activity, held = log.page(Place("oldest")).items
     assert step.shown is not None and step.shown.title == "Turn 1" and (step.cost, step.total) == (40, 40)
-    assert [line.split()[0] for line in step.folded] == [
-        "UserMessage",
-        "CostReserved",
-        "CostUpdate",
-        "AssistantMessage",
+    assert [line.partition(":")[0] for line in step.folded] == [
+        "Message",
+        "Money reserved",
+        "Model call",
+        "Answer of the model",
     ]
     assert activity.shown is not None and activity.text == "Reading"
     assert held.shown is None and len(held.folded) == 1
@@ -206,6 +207,22 @@ def test_a_page_of_a_long_run_walks_only_its_own_entries(log: Log) -> None:
     assert plans and all("events_run" in plan for plan in plans), plans
 
 
-def test_every_erased_entry_has_a_title_or_is_folded() -> None:
-    shown = {*timeline.ERASED_TITLES, *(fact.__name__ for fact in timeline.FOLDED)}
-    must_list("server/ava_server/web/timeline.py: ERASED_TITLES", shown, TRANSCRIPT_TYPES, "event type")
+def test_each_event_has_a_name_for_people() -> None:
+    must_list("server/ava_server/render/entries.py: EVENT_NAMES", EVENT_NAMES, FACTS, "event type")
+
+
+@pytest.mark.parametrize("order", ["newest", "oldest"])
+def test_a_tree_has_each_row_once_with_a_result_in_its_call_and_a_call_in_its_turn(log: Log, order: Order) -> None:
+    log.write(ToolCall(tool="before", call_id="a"))
+    log.write(settled(), cost=5)
+    log.write(ToolCall(tool="first", call_id="b"))
+    log.write(ToolCall(tool="second", call_id="c"))
+    log.write(ToolResult(tool="second", call_id="c", success=True, output="2"))
+    log.write(ErrorOccurred(error="x", kind="dropped"))
+    log.write(ToolResult(tool="first", call_id="b", success=True, output="1"))
+    log.write(ToolResult(tool="unknown", call_id="z", success=True, output="?"))
+    tree = log.page(Place(order)).tree(order)
+    tops = tree if order == "oldest" else tree[::-1]
+    assert [item.seq for item in tops] == [1, 2, 6]
+    turn = tops[1]
+    assert [(item.seq, item.result and item.result.seq) for item in turn.inside] == [(3, 7), (4, 5), (8, None)]
