@@ -126,7 +126,7 @@ async def test_the_other_screens_at_80_columns_are_as_their_snapshots(short_plac
         await pilot.press("escape", "end", "enter")
         compare("run-80x24", await shows(app, "Tools called"))
         await pilot.press("l")
-        compare("log-80x24", await shows(app, "SubagentComplete"))
+        compare("log-80x24", await shows(app, "Result: S-"))
 
 
 # -- what stands where ------------------------------------------------------------------------------------------------
@@ -275,11 +275,11 @@ async def test_enter_opens_a_run_with_task_steps_tools_cost_and_result_and_follo
 async def test_the_log_of_a_run_opens_from_both_screens_and_follows_new_entries(tmp_path: Path) -> None:
     async with everything(tmp_path) as (lab, gate), live_app(lab) as (app, pilot):
         await pilot.press("down", "down", "l")
-        lines = await shows(app, "ToolCall read_file path=notes.md")
+        lines = await shows(app, "Tool call: read_file path=notes.md")
         assert re.match(r"Log of busy S-\w{6} ", lines[0])
-        assert not any(re.match(r"\d\d:\d\d:\d\d (CostReserved|RunClaimed)", line) for line in lines)
+        assert not any(re.match(r"\d\d:\d\d:\d\d (Money reserved|Taken by a server)", line) for line in lines)
         gate.released.set()
-        await shows(app, "SubagentComplete")
+        await shows(app, "Result: S-")
         await pilot.press("escape", "enter")
         await shows(app, "Steps: turn 2")
         await pilot.press("l")

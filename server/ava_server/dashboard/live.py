@@ -48,8 +48,8 @@ KEYS = (
 """What the keys do, for narrower and narrower screens."""
 BRIEF_FOOT, LEAST_PANE = 14, 5
 """Lines of a terminal from which today's spending and the health are shown, in brief; and of the smallest pane."""
-QUESTION_CHARS, TASK_LINES, MESSAGE_LINES, STATE_CHARS, WIDE = 200, 2, 6, 13, 79
-"""Characters of a question, lines of a task and of a sentence in the pane, and columns of a state below `WIDE`."""
+QUESTION_CHARS, SUMMARY_CHARS, TASK_LINES, MESSAGE_LINES, STATE_CHARS, WIDE = 200, 1_000, 2, 6, 13, 79
+"""Characters of a question and a summary, lines of a task and a sentence; columns of a state below `WIDE`."""
 
 
 @dataclass(frozen=True)
@@ -201,8 +201,7 @@ class LivePage(Page):
         if run.row.started_us is not None:
             yield from self.bars(run.caps)
         if run.row.ended and self.about:
-            yield joined("  ", ("Its summary", "bold"))
-            yield from self._indented(self.about, MESSAGE_LINES)
+            yield from self._indented(f"Its summary: {quoted(self.about, SUMMARY_CHARS)}", MESSAGE_LINES)
 
     def _indented(self, text: str, most: int) -> Iterator[Text]:
         if text:
