@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sqlite3
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,28 @@ def test_an_approval_starts_the_run_and_the_log_says_where_it_came_from(here: Th
     assert here.host.ended(proposed["subagent_id"])["status"] == "success"
     found = decision(here, proposed)
     assert (found["decision"], found["channel"]) == ("approved", "browser")
+
+
+def test_a_proposal_begins_with_its_facts_and_says_each_thing_once(here: There, visitor: Visitor) -> None:
+    proposed = here.host.propose(task="What does it cost?", rationale="They asked", max_cost_cents=80, timeout=300)
+    page = unescape(visitor.get(f"/proposals/{proposed['pending_id']}").text).partition('id="decision"')[2]
+    assert "At most $0.80, 5 min" in page
+    topics = re.findall(r"<dt>([^<]*)</dt>", page)
+    assert topics[:4] == ["What", "Where", "How much", "Who asked"] and topics[-1] == "In one line"
+    for row in filter(None, proposed["message"].split("\n")):
+        assert page.count(f'<p dir="auto">{row}</p>') == 1, row
+    assert "asked for it." in page and page.index("They asked") < page.index("Model: ")
+    assert visitor.decide(proposed["pending_id"], "reject").status_code == 303
+
+
+def test_the_person_marks_what_is_looked_at_together(here: There, visitor: Visitor) -> None:
+    both = [here.host.propose(task=f"Number {number}") for number in (1, 2)]
+    overview = visitor.get("/").text
+    assert overview.count('<input type="checkbox" name="id"') >= 2 and " checked" not in overview
+    nothing = visitor.get("/proposals")
+    assert nothing.status_code == 404 and "mark 1 to 20 proposals" in nothing.text
+    for each in both:
+        assert visitor.decide(each["pending_id"], "reject").status_code == 303
 
 
 def test_a_rejection_ends_the_proposal(here: There, visitor: Visitor) -> None:

@@ -102,6 +102,20 @@ def test_no_page_is_wider_than_a_telephone(chromium: Browser, here: There) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("task", ["What does it cost?", "多少钱" * 190, "<b>It costs nothing.</b> " * 20])
+def test_what_how_much_and_the_buttons_are_on_the_first_screen_of_a_telephone(
+    chromium: Browser, here: There, task: str
+) -> None:
+    proposed = here.host.propose(task=task, context="x" * 900, rationale="y" * 500)
+    with window(chromium, here, viewport={"width": 390, "height": 700}) as seen:
+        page = seen.open(f"/proposals/{proposed['pending_id']}")
+        for what in (".most", ".what dt", "button[value=approve]", "button[value=reject]"):
+            box = page.locator(what).first.bounding_box()
+            assert box is not None and box["y"] >= 0 and box["y"] + box["height"] <= 700, (what, box)
+        seen.assert_clean()
+
+
+@pytest.mark.slow
 def test_what_happens_appears_without_a_reload(chromium: Browser, here: There) -> None:
     with window(chromium, here) as seen:
         page = seen.open("/")

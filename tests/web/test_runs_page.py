@@ -97,6 +97,30 @@ async def test_the_timeline_shows_calls_results_failures_and_money(tmp_path: Pat
         assert re.findall(r'<li class="([\w ]+)">', newest)[0] == "end"
 
 
+async def test_two_runs_are_shown_beside_each_other_to_who_may_see_both(tmp_path: Path) -> None:
+    script = [submits("12 **euros**", summary="dear"), submits("9 <b>euros</b>", summary="cheap")]
+    async with open_lab(tmp_path, script, config=PRICED) as lab, serving_pages(lab) as browser:
+        first, second = await ended(lab, name="first"), await ended(lab, task="Another?")
+        page = await shown(browser, f"/compare?a={first}&b={second}")
+        for text in (
+            first,
+            second,
+            "What does it cost?",
+            "Another?",
+            "<strong>euros</strong>",
+            "&lt;b&gt;euros",
+            "dear",
+        ):
+            assert text in page, text
+        for label in ("State", "Cost", "Time", "Turns", "Tool calls", "Tools called"):
+            row = page.partition(f'<th scope="row">{label}</th>')[2].partition("</tr>")[0]
+            assert row.count("<td") == 2, label
+        theirs = await lab.call_as("eve", "spawn_subagent", role="researcher", task="Eve's own task")
+        for other in (theirs.subagent_id, "S-000000", ""):
+            answer = await browser.get(f"/compare?a={first}&b={other}")
+            assert answer.status_code == 404 and "Eve" not in answer.text, other
+
+
 async def test_hostile_texts_are_only_text(tmp_path: Path) -> None:
     link = "[safe](javascript:alert(1)) [here](https://example.org/) ![pixel](https://track.example/x.png)"
     script = [

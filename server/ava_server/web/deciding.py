@@ -137,7 +137,7 @@ class Deciding:
     async def _proposals(self, request: Request, ids: Sequence[str], said: str = "") -> Response:
         visitor = reader_of(request)
         if not 1 <= len(ids) <= MOST_TOGETHER:
-            raise BadInput(f"choose 1 to {MOST_TOGETHER} proposals")
+            raise BadInput(f"mark 1 to {MOST_TOGETHER} proposals on the overview")
         found = await self._found(visitor, ids, reading=True)
         waiting = [one for _row, one in found if isinstance(one, Pending)]
         own = all(row.user_id == visitor.user for row, _one in found)
