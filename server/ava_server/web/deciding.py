@@ -21,7 +21,7 @@ from ava_roles.errors import RolesError
 from ava_server.approval.decide import PersonAnswer, Shown
 from ava_server.approval.proposals import Pending, agreement, together_line, together_note, waiting_proposal
 from ava_server.approval.questions import LimitField, limit_fields
-from ava_server.approval.summary import ATTENTION, FACTS
+from ava_server.approval.summary import ATTENTION
 from ava_server.budget.run_caps import COST, TIME
 from ava_server.budget.run_config import config_of
 from ava_server.core.errors import AvaError, BadInput, Refused
@@ -143,7 +143,6 @@ class Deciding:
         own = all(row.user_id == visitor.user for row, _one in found)
         values = {
             "waiting": waiting,
-            "fact_topics": FACTS,
             "attention": ATTENTION,
             "closed": [(row, one) for row, one in found if isinstance(one, str)],
             "fields": _fields([row for row, one in found if isinstance(one, Pending)]),
