@@ -139,7 +139,7 @@ class RunPage:
 
     def _whole(self, view: View, run_id: str, visitor: Visitor, place: Place) -> dict[str, Any]:
         values = self._shown(view, run_id, visitor)
-        values |= {"texts": texts_of(view, values["row"]), **self._decisions(view, run_id, visitor)}
+        values = {**self._decisions(view, run_id, visitor), **values, "texts": texts_of(view, values["row"])}
         return {**values, **self._timeline(view, run_id, place, newer=False), "first": place.seq is None}
 
     def _timeline(self, view: View, run_id: str, place: Place, newer: bool) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class RunPage:
         row = view.run(run_id)
         assert row is not None
         now = now_us()
-        shown = view_run(view, row, self._context.runtime.instances, now, result=False)
+        shown = view_run(view, row, self._context.runtime.instances, now, result=False, task=True)
         own = row.user_id == visitor.user
         asked = waiting_extension(view, row, now) if own and row.extension is not None else None
         extension = asked.pending if isinstance(asked, WaitingExtension) else None
