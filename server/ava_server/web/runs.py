@@ -181,8 +181,9 @@ class Now:
 
     @property
     def unended(self) -> list[RunView]:
-        """The runs that have not ended, without proposals."""
-        return [run for run in self.runs if not run.over and run.state != "awaiting_approval"]
+        """The runs that have not ended, without those that wait for the person."""
+        waits = ("awaiting_approval", *(run.row.id for run in self.asking))
+        return [run for run in self.runs if not run.over and run.state not in waits and run.row.id not in waits]
 
     @property
     def ended(self) -> list[RunView]:
