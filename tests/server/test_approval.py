@@ -295,7 +295,7 @@ CLOSING = ['"', "”", "“", "„", "‟", "»", "«", "＂", "″", "〞", "�
 
 def shape(message: str) -> list[str]:
     """How each line of a proposal begins."""
-    return [line.split()[0] for line in message.split("\n")]
+    return [next(iter(line.split()), "") for line in message.split("\n")]
 
 
 @pytest.mark.parametrize("field", ["task", "rationale", "name"])
