@@ -113,9 +113,11 @@ def propose_checks(recording: Recording) -> tuple[Check, ...]:
     result, config = recording.result, recording.config
     if result["status"] == "no_answer":
         return (Endings(any=("no_answer",)),)
-    verify: Mapping[str, Any] = (result.get("changes") or {}).get("verify") or {}
+    changes: Mapping[str, Any] = result.get("changes") or {}
+    verify: Mapping[str, Any] = changes.get("verify") or {}
+    before: Mapping[str, Any] = verify.get("before") or {}
     found: list[Check] = []
-    if (result.get("changes") or {}).get("verified") and not (verify.get("before") or {}).get("passed"):
+    if changes.get("verified") and not before.get("passed"):
         found.append(Verify())
     if config.output_schema is not None and Schema(schema=config.output_schema).fault() is None:
         found.append(Schema(schema=config.output_schema))

@@ -204,6 +204,7 @@ class Replayer:
             assert isinstance(claim.fact, RunClaimed)
             await outside.write_until(claim.seq)
             for _time in range(MOST_PAUSES):
+                done = False
                 row, entries = await self._claim(run_id, claim.fact)
                 if row.ended:
                     return
@@ -217,7 +218,8 @@ class Replayer:
                     with anyio.CancelScope() as tape.scope:
                         await run.drive(run.seconds_left)
                     tasks.cancel_scope.cancel()
-                if tape.ended or run.done:
+                    done = bool(tape.ended) or run.done
+                if done:
                     return
                 if tape.scope.cancel_called or tape.paused:
                     break  # else it waits where the recorded run did not: nobody answers
@@ -478,10 +480,11 @@ def _parts(tape: Tape, before: Request, now: Request) -> Iterator[Part]:
             one, other = (_tool_text(each.get(name)) for each in (was, tools))
             yield Part(f"the tool {name}", _diff(one, other))
     turns_before, turns = (tape.comparable(each)[2] for each in (before, now))
-    for number, (one, other) in enumerate(zip_longest(turns_before, turns), 1):
-        if one != other:
-            kind = _kind(other if other is not None else one)
-            yield Part(f"message {number} ({kind})", _diff(_turn_text(one), _turn_text(other)))
+    pairs: Iterator[tuple[Turn | str | None, Turn | str | None]] = zip_longest(turns_before, turns)
+    for number, (earlier, later) in enumerate(pairs, 1):
+        if earlier != later:
+            kind = _kind(later or earlier or "")
+            yield Part(f"message {number} ({kind})", _diff(_turn_text(earlier), _turn_text(later)))
             break
     for what, least, most in (
         ("the most tokens of the answer", before.max_output, now.max_output),

@@ -537,7 +537,7 @@ class TapeSearch(TapeModel):
         key = (reserved.turn, reserved.tool_call or "") if reserved is not None else (0, "")
         attempt = self.tape.searches.get(key)
         paid = attempt.paid.cost_micros if attempt is not None and attempt.paid is not None else None
-        raw = {"rows": [], "fault": "", "searches": 1}
+        raw: dict[str, Any] = {"rows": [], "fault": "", "searches": 1}
         usage = attempt.usage if attempt is not None else None
         await check()
         yield LocalStream(Completion("", (), raw, usage, paid))
@@ -640,7 +640,7 @@ class TapeCoding(CodingWork):
         found = self._tape.recording.facts(WorktreeReady)
         if not found:
             result = self._tape.recording.result
-            error = result.get("error") or {}
+            error: Mapping[str, Any] = result.get("error") or {}
             return RunResult(result["status"], result["stop_reason"], error_kind=error.get("kind"))
         await self._log.record(found[0])
         return None
@@ -664,5 +664,5 @@ class TapeCoding(CodingWork):
 
     async def keep(self, ended: RunResult) -> KeptChanges:
         """Keep nothing."""
-        changes = self._tape.recording.result.get("changes") or {}
+        changes: Mapping[str, Any] = self._tape.recording.result.get("changes") or {}
         return KeptChanges(fault=changes.get("not_kept") or "")
