@@ -207,7 +207,7 @@ class ChatAnswer(Answer):
     def _add_fragment(self, fragment: Mapping[str, Any]) -> str:
         """Add a fragment to its tool call, found by index, else by id, else the last one; return new arguments."""
         identity, index = as_text(fragment.get("id")), fragment.get("index")
-        call = self._found(identity, index)
+        call: dict[str, Any] | None = self._found(identity, index)
         # Some servers number every call 0: another id is another call.
         if call is None or (identity and call["id"] and identity != call["id"]):
             call = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
