@@ -111,6 +111,7 @@ def test_several_are_approved_together_with_lower_limits(tmp_path: Path) -> None
         browser.add_passkey()
         both = [there.host.propose(), there.host.propose(task="Two?")]
         browser.go("/proposals?" + "&".join(f"id={each['pending_id']}" for each in both))
+        browser.page.click("text=Lower the limits")
         browser.page.locator("input[name=cost]").fill("0,15")
         browser.press("Approve with passkey")
         browser.page.wait_for_url(f"{there.base}/")
