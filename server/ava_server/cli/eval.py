@@ -105,7 +105,7 @@ async def replay_command(
         Path | None, typer.Option("--role", metavar="FILE", help="This role file; default: the role as it is now.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", metavar="MODEL", help="This model, at its price of today.")
+        str | None, typer.Option("-m", "--model", metavar="MODEL", help="This model, at its price of today.")
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -10,6 +10,7 @@ AvaError
 │   └── Unpriced       no price is known for a model; contains the lines to add (prices.py)
 ├── ConfigError        an invalid setting or file, found at start
 │   ├── OlderServer    the server of --url does not know what was asked for (remote.py)
+│   ├── SuiteFaults    cases of a suite are not valid (evals/case.py)
 │   └── Unreachable    the server of --url does not answer now; it may be restarting (remote.py)
 ├── NotFound           no page at this address, or nothing that its visitor may see (web/context.py)
 ├── SignedOut          a page needs a session (web/context.py)
