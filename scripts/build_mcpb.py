@@ -23,7 +23,7 @@ from ava_server.config.settings import BUNDLE_DAILY_USD
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
-CONTENTS = ("pyproject.toml", "uv.lock", "README.md", "LICENSE", "server", "roles", "audit", "docs")
+CONTENTS = ("pyproject.toml", "uv.lock", "README.md", "LICENSE", "server", "roles", "audit", "docs", "examples/suites")
 """What building the package takes; the documentation is what `ava demo` reads."""
 ENTRY = "server/bundle.py"
 
