@@ -433,7 +433,10 @@ RUN_ALONE = (
     ("statement", "told"),
     [
         (RUN_ALONE, "runs has id S-ffffff, which does not follow from the log"),
-        ("INSERT INTO configs (id, config) VALUES ('S-ffffff', '{}')", "configs has id S-ffffff, which does not follow"),
+        (
+            "INSERT INTO configs (id, config) VALUES ('S-ffffff', '{}')",
+            "configs has id S-ffffff, which does not follow",
+        ),
         ("DELETE FROM configs", "configs lacks id S-aaaaaa"),
         ("UPDATE configs SET config = '{}'", "configs S-aaaaaa differs from the log in config"),
     ],

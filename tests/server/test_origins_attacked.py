@@ -290,7 +290,7 @@ async def test_a_long_check_holds_up_no_other_run(tmp_path: Path, monkeypatch: p
 
 async def test_other_tasks_go_on_while_a_long_text_is_checked() -> None:
     origins = after(result(BOOK, SLOW["many words"][0]), effects={f"{SEND}.to": (BOOK,)})
-    ticks = 0
+    ticks, found = 0, list[Doubt]()
 
     async def tick() -> None:
         nonlocal ticks
@@ -300,8 +300,9 @@ async def test_other_tasks_go_on_while_a_long_text_is_checked() -> None:
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(tick)
-        found = await origins.doubts_apart(TOOLS[SEND], {"to": SLOW["many words"][1]})
+        for _each in range(5):  # on a busy machine, a single one may end before the loop has had the processor
+            found += await origins.doubts_apart(TOOLS[SEND], {"to": SLOW["many words"][1]})
         tasks.cancel_scope.cancel()
-    assert [each.argument for each in found] == ["to"]
+    assert [each.argument for each in found] == ["to"] * 5
     assert ticks >= 10, "on the event loop it would be none"
     assert not after(result(BOOK, "x" * 1_000)).is_long(TOOLS[SEND], 1_000), "a short one takes no thread"

@@ -14,6 +14,8 @@ import anyio
 import anyio.abc
 
 T = TypeVar("T")
+computing = threading.Lock()
+"""Held by a thread that computes for long: each further one would slow all runs down."""
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import tomlkit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -29,6 +29,19 @@ _LINE = re.compile(r"\(at line (\d+)")
 
 class SuiteFaults(ConfigError):
     """Raised when cases are not valid; the text has a line for every fault, in a compiler's form."""
+
+
+class TomlFile(BaseModel):
+    """What is in a TOML file of a suite; see `read_toml`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def faults(self) -> list[tuple[tuple[str | int, ...], str]]:
+        """Return what is wrong with it: where, and a sentence."""
+        return []
+
+
+T = TypeVar("T", bound=TomlFile)
 
 
 class _Check(BaseModel):
@@ -170,7 +183,7 @@ _EMPTY_ANSWERS: tuple[Mapping[str, Any], ...] = tuple(
 )
 
 
-class Case(BaseModel):
+class Case(TomlFile):
     """One case.
 
     Attributes:
@@ -181,8 +194,6 @@ class Case(BaseModel):
         recording: A recorded run, relative to `folder`.
         arguments: Further arguments of `spawn_subagent`.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str = Field(exclude=True)
     folder: Path = Field(exclude=True)
@@ -203,7 +214,7 @@ class Case(BaseModel):
         return [why for check in checks if (why := check.failure(result)) is not None]
 
     def faults(self) -> list[tuple[tuple[str | int, ...], str]]:
-        """Return what is wrong with it: where, and a sentence."""
+        """Return what is wrong with it; checks that can never fail are, too."""
         found: list[tuple[tuple[str | int, ...], str]] = []
         for key, given in (("workspace", self.workspace), ("recording", self.recording)):
             if given is not None and (why := self._place_fault(given, folder=key == "workspace")):
@@ -250,7 +261,7 @@ def load_cases(folder: Path) -> list[Case]:
     faults: list[str] = []
     files = sorted(path for path in folder.glob("*.toml") if path.name != SUITE)
     for path in files:
-        found = read_case(path)
+        found = read_toml(path, Case, id=path.stem, folder=path.parent)
         if isinstance(found, Case):
             cases.append(found)
         else:
@@ -262,15 +273,15 @@ def load_cases(folder: Path) -> list[Case]:
     return cases
 
 
-def read_case(path: Path) -> Case | list[str]:
-    """Return the case in a file, or every fault of it as `file:line: sentence`. Blocking."""
+def read_toml(path: Path, kind: type[T], **given: Any) -> T | list[str]:
+    """Return what is in a file, with `given` values, or every fault of it as `file:line: sentence`. Blocking."""
     text = ""
     try:
         if path.stat().st_size > MOST_BYTES:
             return [f"{path}:1: it is larger than {MOST_BYTES:,} bytes"]
         text = path.read_text("utf-8")
-        case = Case.model_validate({**tomllib.loads(text), "id": path.stem, "folder": path.parent})
-        found = case.faults()
+        value = kind.model_validate({**tomllib.loads(text), **given})
+        found = value.faults()
     except ValidationError as error:
         found = [(_place(fault["loc"]), fault["msg"]) for fault in error.errors()]
     except tomllib.TOMLDecodeError as error:
@@ -282,7 +293,7 @@ def read_case(path: Path) -> Case | list[str]:
         return [f"{path}:1: it cannot be read ({error.strerror})"]
     else:
         if not found:
-            return case
+            return value
     return [f"{path}:{_line_of(text, place)}: {_named(place)}{why}" for place, why in found]
 
 

@@ -122,7 +122,8 @@ def read_recording(path: Path) -> Recording:
                     entries.append(entry_of_line(line))
                     _ = entries[-1].fact
                 except ValueError as error:
-                    raise ConfigError(f"{path}:{number}: it is not an entry of a log ({_first_line(error)})") from None
+                    why = str(error).partition("\n")[0]
+                    raise ConfigError(f"{path}:{number}: it is not an entry of a log ({why})") from None
     except OSError as error:
         raise ConfigError(f"{path}: it cannot be read ({error.strerror})") from error
     return recording_of(path.name, entries)
@@ -134,7 +135,3 @@ def _without_secrets(entry: Entry, redactor: Redactor) -> Entry:
     hidden = redactor.redact_json(content)
     text = entry.content if hidden == content else json.dumps(hidden, ensure_ascii=False, separators=(",", ":"))
     return entry._replace(session_id=_NOBODY, user_id=_NOBODY, content=text)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

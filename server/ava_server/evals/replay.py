@@ -81,7 +81,7 @@ from ava_server.runs.history import History
 from ava_server.runs.lifecycle import GROUP_TIMEOUT, Paused
 from ava_server.runs.loop import AgentRun
 from ava_server.runs.questions import Ask
-from ava_server.runs.reservation import RATIO_MARGIN, Planner, Reservations
+from ava_server.runs.reservation import RATIO_MARGIN, SHARED_CAPS, Planner, Reservations
 from ava_server.runs.result import RunResult
 from ava_server.runs.run_tools import ReadSubagentResult, foreign_tools, run_tools
 from ava_server.runs.setup import WINDOW
@@ -90,7 +90,6 @@ from ava_server.runs.travel import Travel
 MOST_PAUSES = 10
 UNLIMITED = 10**15
 """What others spend of a day or a group is not in a recording: where it stopped the run, the recording says so."""
-_ELSEWHERE = ("the group's ", "the user's budget", "the installation's budget")
 _FROM_OUTSIDE = (UserMessage, QuestionAnswered, ExtensionDecided)
 DIFF_LINES, LINE_CHARS = 6, 200
 MOST_NOTED = 20
@@ -181,7 +180,7 @@ class Replayer:
         proposed, decided = recording.first(SpawnProposed), recording.first(SpawnDecided)
         config = _changed(RunConfig.model_validate(proposed.config), change)
         choice = change.choice
-        same_model = choice is None or choice.name == config_model(recording)
+        same_model = choice is None or choice.name == recording.config.model
         tape = Tape(recording, config.price, same_model=same_model and _same_wire(recording, choice))
         ids = {"pending_id": pending_id, "subagent_id": run_id}
         opening: list[Fact] = [
@@ -367,7 +366,7 @@ class _TapeReservations(Reservations):
         goes_on = self._tape.has_more_claims or self._tape.recording.ended_from_outside
         if recorded is None and goes_on and not self._tape.paused:
             return await self._tape.leave()
-        if recorded is None and ending.stop_reason.startswith(_ELSEWHERE):
+        if recorded is None and ending.stop_reason.startswith(SHARED_CAPS):
             return RunResult(ending.status, ending.stop_reason)
         if recorded is None and self._tape.ran_out:
             return await self._tape.run_out()
@@ -386,7 +385,7 @@ class _TapeReservations(Reservations):
 
 
 def _from_elsewhere(last: LastTurn) -> bool:
-    return last.status == "timeout" or last.reason.startswith(_ELSEWHERE)
+    return last.status == "timeout" or last.reason.startswith(SHARED_CAPS)
 
 
 def _who(run_id: str) -> Who:
@@ -394,11 +393,6 @@ def _who(run_id: str) -> Who:
 
 
 # -- what is changed --------------------------------------------------------------------------------------------------
-
-
-def config_model(recording: Recording) -> str:
-    """Return the model of a recorded run, as `provider:id`."""
-    return recording.config.model
 
 
 def _same_wire(recording: Recording, choice: Choice | None) -> bool:

@@ -146,6 +146,7 @@ class Tape:
         self._recorded: dict[Key, Request] | None = None
         self._claim = 0
         self._now_us = self._zero_us = self._before_us = 0
+        self._pauses: dict[int | None, int] = {}
         held: Attempt | None = None
         for entry in recording.entries:
             match entry.fact:
@@ -163,6 +164,8 @@ class Tape:
                     attempt.error = fact
                 case ToolResult() as fact if entry.generation is not None and fact.call_id is not None:
                     self.results[fact.turn or 0, fact.call_id] = Result(entry, fact)
+                case RunPaused() | ExtensionAsked() | QuestionAsked():
+                    self._pauses.setdefault(entry.generation, entry.seq)
                 case _:
                     pass
 
@@ -197,8 +200,7 @@ class Tape:
     @property
     def pause_seq(self) -> float:
         """The place of the pause that the recorded run made under this claim; endless without one."""
-        own = (entry for entry in self.recording.entries if entry.generation == self.generation)
-        return next((entry.seq for entry in own if isinstance(entry.fact, PAUSES)), math.inf)
+        return self._pauses.get(self.generation, math.inf)
 
     @property
     def paused(self) -> bool:
@@ -368,9 +370,9 @@ class Tape:
         if fact.output_sha is None:
             if TIME_OVER in fact.output:
                 await self._lost(recorded.entry, over=True)
+            why = fact.output.partition("\n")[0]
             self.notes.append(
-                f"turn {turn}: {spec.name} would be called; it was not ({_first_line(fact.output)}), so its result is"
-                " not known"
+                f"turn {turn}: {spec.name} would be called; it was not ({why}), so its result is not known"
             )
             return ToolOutput(fact.output, success=False)
         return self._output(fact, spec)
@@ -481,10 +483,6 @@ def _size(request: Request) -> int:
         for turn in request.turns
     )
     return len(request.system) + tools + turns
-
-
-def _first_line(text: str) -> str:
-    return text.partition("\n")[0]
 
 
 @dataclass(frozen=True)

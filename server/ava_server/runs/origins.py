@@ -16,7 +16,6 @@ import binascii
 import contextlib
 import json
 import re
-import threading
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -31,6 +30,7 @@ import pydantic_core
 from ava_roles.passages import UNSPACED, filler_words
 from ava_roles.role import ANY
 from ava_roles.wrap import clean, one_line
+from ava_server.core.threads import computing
 from ava_server.runs.history import SCRATCHPAD
 from ava_server.runs.questions import MOST_VALUES, VALUE_CHARS, Doubt
 from ava_server.runs.result import unwrap_output
@@ -83,8 +83,6 @@ _SHORT_NUMBER = re.compile(r"[\d.:-]{,10}")
 """A version, a date, an amount: it tells little, and searches are full of them."""
 _BASE64 = re.compile(r"[A-Za-z0-9+_-]{11,}")
 _HEX = re.compile(r"(?:[0-9A-Fa-f]{2}[:\s-]?){8,}")
-_one_long_check = threading.Lock()
-"""Each further thread that computes would slow all runs down."""
 
 
 class Origins:
@@ -116,7 +114,7 @@ class Origins:
         """Return what `doubts` does, from a thread."""
 
         def alone() -> tuple[Doubt, ...]:
-            with _one_long_check:
+            with computing:
                 return self.doubts(tool, args)
 
         return await anyio.to_thread.run_sync(alone)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +30,7 @@ from ava_roles.tools.run_specs import ASK
 from ava_roles.wrap import clean, wrap_tool_output
 from ava_server import telemetry
 from ava_server.core.shortage import shortage_in
-from ava_server.core.threads import run_apart
+from ava_server.core.threads import computing, run_apart
 from ava_server.models.base import ToolUse
 from ava_server.models.json_text import object_fault
 from ava_server.runs.coding import learn_private_keys
@@ -73,8 +72,6 @@ class _Ready:
 
 
 _LONG_TEXT = 100_000
-_one_long_text = threading.Lock()
-"""Held while secrets are hidden in a long text: each further thread that computes would slow all runs down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +93,7 @@ class _Redaction:
 
     def hide_in_lines(self, text: str) -> str:
         """Return a whole text with its secrets hidden; lines without a secret stay unchanged. Blocks."""
-        with _one_long_text if len(text) > _LONG_TEXT else contextlib.nullcontext():
+        with computing if len(text) > _LONG_TEXT else contextlib.nullcontext():
             seen, removed = clean(text)
             if self.learns:
                 self.redactor.learn_private_keys(seen)

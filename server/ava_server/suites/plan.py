@@ -10,19 +10,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field
 
 from ava_audit.rows import WAITING, RunRow
 from ava_audit.view import View
 from ava_roles.errors import RolesError
 from ava_server.core.errors import AvaError, BadInput
-from ava_server.evals.case import SUITE, Case, SuiteFaults, load_cases
+from ava_server.evals.case import SUITE, Case, SuiteFaults, TomlFile, load_cases, read_toml
 from ava_server.models.selection import OFFLINE, choose
 from ava_server.runs.reservation import SHARED_CAPS
 from ava_server.suites.workspaces import frozen_copy
@@ -41,13 +40,11 @@ _OWN_FAULTS = frozenset({"bad_output", "bad_answer", "refusal", "verification"})
 """Kinds of errors that tell something about the model; after any other, a try has no verdict and is made again."""
 
 
-class _SuiteFile(BaseModel):
+class _SuiteFile(TomlFile):
     """`suite.toml`: what the suite is about, and arguments for all of its cases that do not give their own."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     about: str = ""
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True)
@@ -117,32 +114,18 @@ def find_suite(given: str) -> Suite:
         folder = shipped[given]
     folder = folder.resolve()
     faults: list[str] = []
-    about = _read_file(folder / SUITE, faults)
+    about = read_toml(folder / SUITE, _SuiteFile) if (folder / SUITE).exists() else _SuiteFile()
+    if isinstance(about, list):
+        faults += about
     cases: Sequence[Case] = ()
     try:
         cases = load_cases(folder)
     except SuiteFaults as found:
         faults.append(str(found))
-    if faults:
+    if faults or isinstance(about, list):
         raise SuiteFaults("\n".join(faults))
     name = _NAME.sub("-", folder.name.lower()).strip("-")[:_NAME_CHARS] or "suite"
     return Suite(name, folder, about.about, about.arguments, tuple(cases))
-
-
-def _read_file(path: Path, faults: list[str]) -> _SuiteFile:
-    text = ""
-    try:
-        text = path.read_text("utf-8") if path.exists() else ""
-        return _SuiteFile.model_validate(tomllib.loads(text))
-    except ValidationError as error:
-        for fault in error.errors():
-            key = str(fault["loc"][0])
-            at = next((at for at, line in enumerate(text.splitlines(), 1) if line.strip(" [").startswith(key)), 1)
-            faults.append(f"{path}:{at}: {key}: {fault['msg']}")
-    except (OSError, ValueError) as error:
-        found = re.search(r"line (\d+)", str(error))
-        faults.append(f"{path}:{found[1] if found else 1}: {error}")
-    return _SuiteFile()
 
 
 def copy_workspaces(suite: Suite) -> dict[str, tuple[Path, str]]:

@@ -86,27 +86,27 @@ def table(result: SuiteResult) -> list[str]:
     names = [column.name for column in result.columns]
     cases = list(dict.fromkeys(one.case for one in result.verdicts))
     tries = "" if result.tries == 1 else f", {result.tries} tries each"
-    yields = [
+    lines = [
         f"{result.suite}, round {result.round}: {counted(len(cases), 'case')}{tries}."
         f" {format_usd(result.cost_micros)} spent.",
         "",
     ]
     rows = [figures(column, result.tries) for column in result.columns]
-    yields += aligned(
+    lines += aligned(
         [("", *names), *((group[0][0], *(value for _name, value in group)) for group in zip(*rows, strict=True))]
     )
-    yields += ["In brackets: the interval that holds the value in 95 of 100 cases (docs/evals.md).", ""]
+    lines += ["In brackets: the interval that holds the value in 95 of 100 cases (docs/evals.md).", ""]
     marks = ((case, *(mark_of(tried(result, case, name)) for name in names)) for case in cases)
-    yields += aligned([("case", *names), *((one_line(case), *found) for case, *found in marks)])
+    lines += aligned([("case", *names), *((one_line(case), *found) for case, *found in marks)])
     failed = [one for one in result.verdicts if one.passed is False]
-    yields += ["", "Not passed:"] if failed else []
+    lines += ["", "Not passed:"] if failed else []
     for one in failed[:MOST_FAILURES]:
         where = ", ".join(filter(None, (one.case, one.column, one.run)))
-        yields.append(f"  {where}: {cut(one_line(one.why), WHY_CHARS)}")
-    yields += [f"  and {len(failed) - MOST_FAILURES} more; --json has all"] if len(failed) > MOST_FAILURES else []
+        lines.append(f"  {where}: {cut(one_line(one.why), WHY_CHARS)}")
+    lines += [f"  and {len(failed) - MOST_FAILURES} more; --json has all"] if len(failed) > MOST_FAILURES else []
     for pair in result.comparisons:
-        yields += ["", *comparison_lines(pair)]
-    return [*yields, *(["", *map(one_line, result.notes)] if result.notes else [])]
+        lines += ["", *comparison_lines(pair)]
+    return [*lines, *(["", *map(one_line, result.notes)] if result.notes else [])]
 
 
 def tried(result: SuiteResult, case: str, column: str) -> list[Verdict]:
