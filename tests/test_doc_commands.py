@@ -129,6 +129,8 @@ NOT_RUN: Mapping[str, str] = {
     "run": "asks a person, and most examples want a language model: tests/system/test_cli_run.py, test_cli_coder.py",
     "eval run": "asks a person, or wants a language model: tests/server/test_suites.py",
     "eval compare": "needs two results: tests/server/test_suites.py",
+    "eval replay --role": "needs a changed role, and ends with 1 where it differs: tests/server/test_eval_command.py",
+    "eval replay --model": "ends with 1 where the model differs: tests/server/test_eval_command.py",
     "approve": "asks a person at a terminal: tests/system/test_cli_approve.py",
     "reject": "asks a person at a terminal: tests/system/test_cli_approve.py",
     "--url": "a server elsewhere, under a name that is none: tests/system/test_http_approvals.py",
@@ -159,7 +161,7 @@ NOT_OURS = (
 """How blocks begin that need a remote, a package registry, a database server, containers, or an SDK."""
 NAMED = (
     "key set", "secret set", "show", "wait", "send", "cancel", "init", "erase", "approve", "reject", "resume", "export",
-    "fetch",
+    "fetch", "eval add",
 )  # fmt: skip
 """Commands that a sentence may name without what they need."""
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import anyio.to_thread
+import pytest
 from support.databases import write_config
 from support.model_server import Say
 from support.runtime import PRICED, hand_over, open_lab
@@ -42,6 +44,10 @@ async def test_a_folder_of_recorded_runs_is_a_regression_test(tmp_path: Path) ->
         write_config(lab.root, f"{dearer}\n[workspace]\nroots = [{json.dumps(str(lab.workspace))}]\n")
         done = await command("replay", runs[0])
         assert done.returncode == 0 and "custom:test has another price by now" in done.stdout, done
+        done = await command("replay", runs[0], "--model", "openrouter:anthropic/claude-haiku-4.5")
+        assert done.returncode == 1 and f"{runs[0]}: differs; its requests are the same.\n" in done.stdout, done
+        cost = re.search(r"Cost: \$([\d.]+) before; about \$([\d.]+) now. Calls: (\d) before; \3 now.\n", done.stdout)
+        assert cost is not None and float(cost[1]) == pytest.approx(3 * float(cost[2])), done
 
         (tmp_path / "suite" / f"{runs[1]}.jsonl").write_text("not a line\n")
         done = await command("replay", str(tmp_path / "suite"), "--json")

@@ -612,8 +612,8 @@ def _ending(entries: Sequence[Entry]) -> RunEnded | None:
 def report_lines(found: Replayed) -> list[str]:
     """Return what a replay found, as lines for a person."""
     if found.same:
-        return [f"{found.run_id}: the same in {found.after.calls} calls ({format_usd(found.after.micros)})."]
-    lines = [f"{found.run_id}: differs."]
+        return [f"{found.run_id}: the same (calls: {found.after.calls}; {format_usd(found.after.micros)})."]
+    lines = [f"{found.run_id}: differs{'' if found.first else '; its requests are the same'}."]
     if found.first is not None:
         lines.append(f"First in turn {found.first.turn}: {', '.join(part.name for part in found.first.parts)}.")
         lines += [f"  {line}" for part in found.first.parts for line in part.lines]
@@ -627,7 +627,7 @@ def report_lines(found: Replayed) -> list[str]:
         f" {about}{other.prompt_tokens:,} and {other.output_tokens:,} now."
     )
     lines.append(
-        f"Cost: {format_usd(one.micros, exact=True)} before; {about}{format_usd(other.micros, exact=True)} now,"
-        f" in {other.calls} calls instead of {one.calls}."
+        f"Cost: {format_usd(one.micros, exact=True)} before; {about}{format_usd(other.micros, exact=True)} now."
+        f" Calls: {one.calls} before; {other.calls} now."
     )
     return [*lines, *(f"- {note}" for note in found.notes)]
