@@ -100,7 +100,7 @@ def test_no_line_of_a_subagent_looks_like_one_of_ours_in_a_pipe() -> None:
     assert ours == [
         *("# researcher S-7f3a2b: success", "## Summary", "## Output", "## Findings, each with its source"),
         *(
-            "- Quotes, looked up in what the tools returned: 1 ✓",
+            "- Quotes, looked up in what the tools returned: 1 found ✓",
             "## Caveats",
             "## Changes",
             "- Nothing was changed; there is no branch.",
@@ -132,7 +132,12 @@ def test_on_a_terminal_subagent_text_has_bars_and_only_our_text_starts_at_the_ed
     at_the_edge = [line for line in plain.splitlines() if line and not line.startswith("│")]
     assert at_the_edge == [
         *("researcher S-7f3a2b: success", "Summary", "Output", "Findings, each with its source"),
-        *("Quotes, looked up in what the tools returned: 1 ✓, 1 ✗", "Caveats", "Figures", "Cost: $0.00"),
+        *(
+            "Quotes, looked up in what the tools returned: 1 found ✓, 1 NOT found ✗",
+            "Caveats",
+            "Figures",
+            "Cost: $0.00",
+        ),
     ]
     assert '"# twelve [red]cents[/]"' in plain and "✗ quote NOT found" in plain
     whole = f"https://example.org/{'long/' * 30}"

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.model_server import Say
 from support.pages.browser import open_pages
-from support.runtime import DONE, Lab, hand_over, open_lab
+from support.proposed import checked, waiting_of
+from support.runtime import DONE, hand_over, open_lab
 
-from ava_audit.units import now_us
-from ava_server.approval.decisions import Approval, CheckedApproval, check_approval
-from ava_server.approval.proposals import Pending, pending_proposals, together_note
+from ava_server.approval.decisions import CheckedApproval
+from ava_server.approval.proposals import together_note
 from ava_server.approval.questions import question
 from ava_server.cli.approve import show_table
 from ava_server.dashboard.decisions import ask_about
@@ -38,23 +37,6 @@ def turns_in(message: str) -> int:
     found = re.search(r"buys at least (\d+) turns?, even if each model call costs its maximum", message)
     assert found, message
     return int(found[1])
-
-
-async def waiting_of(lab: Lab) -> list[Pending]:
-    user = lab.runtime.user
-    limits, at_us = lab.runtime.spawn_limits_of(user), now_us()
-    return await lab.store.read(lambda view: pending_proposals(view, user, limits, at_us))
-
-
-async def checked(lab: Lab, *made: Any) -> CheckedApproval:
-    asked = Approval(tuple(each.pending_id for each in made), tuple(each.approval_line for each in made))
-    who, limits, at_us = lab.session.who, lab.runtime.spawn_limits_of(lab.runtime.user), now_us()
-    if len(made) > 1:
-        lines = (await lab.approve(*made)).approval_lines
-        asked = Approval(asked.pending_ids, tuple(lines))
-    found = await lab.store.read(lambda view: check_approval(view, asked, who, "elicitation", limits, at_us))
-    assert isinstance(found, CheckedApproval), found
-    return found
 
 
 @pytest.mark.parametrize("day", DAYS)

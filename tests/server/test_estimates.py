@@ -12,15 +12,17 @@ from typing import Any
 import pytest
 from support.log import Life, write_each
 from support.logs.past import me
-from support.past_runs import DISTRIBUTIONS, MODEL, PRICE, config, coverage, past
-from support.runtime import PRICED, Lab, open_lab
+from support.past_runs import DISTRIBUTIONS, MODEL, PRICE, config, coverage, past, together
+from support.proposed import checked, waiting_of
+from support.runtime import PRICED, open_lab
 from support.terminal import ava
 
 from ava_audit.events import RunEnded, SpawnProposed
 from ava_audit.store.store import Store
 from ava_audit.view import PastRun
 from ava_server.approval.estimates import COUNTED, SIMILAR, bound_of, past_estimates, with_estimate
-from ava_server.approval.proposals import ProposalSummary
+from ava_server.approval.proposals import ProposalSummary, together_note
+from ava_server.approval.questions import question
 from ava_server.approval.summary import DayLeft, proposal_message
 from ava_server.budget.run_config import Estimate, RunConfig, Texts, digest
 from ava_server.models.prices import Step
@@ -78,6 +80,15 @@ def test_nine_in_ten_held_back_runs_stay_within_the_bound_whatever_the_distribut
     half, most = coverage(name, seed=7, runs=1_500)
     assert 0.87 <= most <= 0.93
     assert 0.47 <= half <= 0.53
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize("size", [2, 20])
+def test_groups_stay_below_the_sum_of_their_bounds_and_not_often_below_that_of_their_halves(
+    name: str, size: int
+) -> None:
+    half, most = together(name, seed=7, times=300, size=size)
+    assert most >= 0.85 and half <= 0.55
 
 
 # -- which runs -------------------------------------------------------------------------------------------------------
@@ -229,11 +240,26 @@ async def test_a_proposal_has_the_estimate_of_the_users_own_runs_on_each_surface
         assert "Likely $0.08 and 2 min (half of 9 such runs took less), nine in ten within $0.08" in made.message
         (fact,) = await lab.facts(made.subagent_id, SpawnProposed)
         assert fact.config["estimate"]["most_micros"] == 80_000
-        [waiting] = [one for one in await pending(lab) if one.pending_id == made.pending_id]
+        [waiting] = [one for one in await waiting_of(lab) if one.pending_id == made.pending_id]
         assert waiting.message == made.message
         assert isinstance(waiting.summary, ProposalSummary) and waiting.summary.limits == "$0.50 (likely $0.08), 10 min"
         shown = await lab.approve(made)
         assert shown.decisions[0].status == "queued"
+
+
+async def test_a_group_has_one_figure_for_all_together_on_each_surface(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config=CONFIG, runs=False, check=False) as lab:
+        price = (await lab.facts((await lab.propose()).subagent_id, SpawnProposed))[0].config["price"]
+        for number in range(9):
+            await lived(lab.store, number, 80_000 + 10_000 * number, price=price)
+        made = [await lab.propose(), await lab.propose(), await lab.propose(role="data_extractor")]
+        asked = question(await checked(lab, *made)).text
+        ids = {one.pending_id for one in made}
+        waiting = [one for one in await waiting_of(lab) if one.pending_id in ids]
+    says = "Likely $0.24 to $0.32 together, without 1 for which there are no similar runs."
+    assert says in asked and together_note(waiting, None) == says
+    assert together_note(waiting[:2], 300_000).startswith("Likely $0.24 to $0.30 together. Their own caps are")
+    assert together_note(waiting[2:], None) == ""
 
 
 async def test_runs_that_an_older_version_has_stored_count_whatever_their_size(tmp_path: Path) -> None:
@@ -252,15 +278,6 @@ async def test_runs_that_an_older_version_has_stored_count_whatever_their_size(t
     found = estimated(runs)
     assert (found.group, found.half_micros) == ("model", 70_000)
     assert "role_text" not in json.loads(newer.config), "texts are not read where the terms stand beside them"
-
-
-async def pending(lab: Lab) -> list[Any]:
-    from ava_audit.units import now_us
-    from ava_server.approval.proposals import pending_proposals
-
-    user = lab.runtime.user
-    limits = lab.runtime.spawn_limits_of(user)
-    return await lab.store.read(lambda view: pending_proposals(view, user, limits, now_us()))
 
 
 async def test_the_report_says_how_many_runs_stayed_within_their_estimates(tmp_path: Path) -> None:

@@ -263,7 +263,7 @@ def test_a_hostile_text_takes_no_time(name: str) -> None:
         origins = after(result(BOOK, text), effects=effects)
         began = time.process_time()
         doubted(origins, tool, to=value)
-        assert time.process_time() - began < 3, "it takes about a second; what is quadratic takes minutes"
+        assert time.process_time() - began < 30, "it takes about a second; what is quadratic takes minutes"
 
 
 async def test_a_long_check_holds_up_no_other_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,3 +66,19 @@ def coverage(name: str, seed: int, runs: int) -> tuple[float, float]:
             kept_most += micros <= (estimate.most_micros or 0)
         before.append(PastRun(MODEL, "success", micros, 60_000_000, 0, 0, 0, 0, then))
     return kept_half / proposed, kept_most / proposed
+
+
+def together(name: str, seed: int, times: int, size: int) -> tuple[float, float]:
+    """Return the share of groups of runs that cost at most their halves together, and their bounds together."""
+    chance, asked, then, halves, bounds = random.Random(seed), config(max_cost_micros=10**12), stored(), 0, 0
+
+    def cost() -> int:
+        return round(DISTRIBUTIONS[name](chance) * 1e6)
+
+    for _ in range(times):
+        before = [PastRun(MODEL, "success", cost(), 60_000_000, 0, 0, 0, 0, then) for _ in range(SIMILAR)]
+        likely = with_estimate(asked, before).likely_micros
+        assert likely is not None
+        actual = sum(cost() for _ in range(size))
+        halves, bounds = halves + (actual <= size * likely[0]), bounds + (actual <= size * likely[1])
+    return halves / times, bounds / times

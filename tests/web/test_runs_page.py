@@ -65,7 +65,7 @@ async def test_an_ended_run_shows_what_was_asked_who_approved_and_what_came_of_i
             "<code>a.py</code> and <strong>this</strong>",
             "quote found word for word",
             "quote NOT found",
-            "Quotes, looked up in what the tools returned: 1 ✓, 1 ✗",
+            "Quotes, looked up in what the tools returned: 1 found ✓, 1 NOT found ✗",
             "Old list.",
         ):
             assert text in page, text

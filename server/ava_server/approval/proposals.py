@@ -280,6 +280,7 @@ class Pending(BaseModel):
         day: What is left of the day; None from a server of an older version.
         rows: The text, a sentence a row; empty from a server of an older version.
         created_us: When it was proposed; 0 from a server of an older version.
+        likely_micros: What it is likely to cost, as `RunConfig` has it.
     """
 
     pending_id: str
@@ -294,6 +295,7 @@ class Pending(BaseModel):
     day: DayLeft | None = None
     rows: tuple[SummaryRow, ...] = ()
     created_us: int = 0
+    likely_micros: tuple[int, int] | None = None
 
     @property
     def topics(self) -> dict[str, list[str]]:
@@ -350,6 +352,7 @@ def pending_proposal(view: View, run: RunRow, limits: SpawnLimits, now_us: int) 
         day=day,
         rows=rows,
         created_us=run.created_us,
+        likely_micros=config.likely_micros,
     )
 
 
@@ -418,8 +421,10 @@ def agreement(waiting: Sequence[Pending], limits: Mapping[str, Any]) -> PersonAn
 
 
 def together_note(waiting: Sequence[Pending], cap_micros: int | None) -> str:
-    """Return which shared cap keeps proposals from spending all of their own caps together; else empty text."""
+    """Return what proposals are likely to cost together, and which shared cap holds; see `group_note`."""
     paid = [one for one in waiting if not one.free]
+    if not paid or (day := paid[0].day) is None:
+        return ""
     together = sum(one.max_cost_micros for one in paid)
-    day = paid[0].day if paid else None
-    return group_note(together, together if cap_micros is None else cap_micros, day) if day is not None else ""
+    cap = together if cap_micros is None else cap_micros
+    return group_note(together, cap, day, [one.likely_micros for one in paid])

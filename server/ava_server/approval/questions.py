@@ -246,8 +246,9 @@ def question(checked: CheckedApproval) -> Question:
         for number, member in enumerate(checked.members, 1):
             lines.append(f"{number}. {approval_line(member.changed, member.texts)}")
             parts[number - 1] = f"{number}. {parts[number - 1]}"
-        together = sum(member.changed.max_cost_micros for member in checked.members if not member.config.free)
-        if note := group_note(together, checked.group_cap, checked.day):
+        paid = [member.changed for member in checked.members if not member.config.free]
+        together, likely = sum(one.max_cost_micros for one in paid), [one.likely_micros for one in paid]
+        if note := group_note(together, checked.group_cap, checked.day, likely):
             lines.append(note)
         parts.insert(0, "\n".join(lines))
     fields = _fields(checked)

@@ -193,7 +193,7 @@ def powers(config: RunConfig, specs: Collection[ToolSpec]) -> tuple[str, ...]:
 
 def warnings(rows: Iterable[SummaryRow]) -> tuple[str, ...]:
     """Return the sentences of a proposal that a list of several must have too: all but facts, limits and the model."""
-    return tuple(row.text for row in rows if row.topic not in (*FACTS, "Model", "Limits", "Missing"))
+    return tuple(row.text for row in rows if row.topic not in (*FACTS, "Model", "Limits", "Not available"))
 
 
 def _reads(folder: str, changed: str, hosts: Sequence[str], has: Collection[str]) -> str:
@@ -317,6 +317,7 @@ def proposal_rows(config: RunConfig, texts: Texts, day: DayLeft, client: str = "
         ("How much", costs),
         ("Who asked", filter(None, (asked, why))),
         (ATTENTION, _attention_lines(config, day)),
+        ("Not available", _missing_lines(config)),
         *_reach_topics(config, texts),
         *_limit_topics(config, day),
     )
@@ -423,7 +424,7 @@ def _reach_topics(config: RunConfig, texts: Texts) -> Iterator[tuple[str, list[s
     for what, given in (("Its instructions", texts.system_prompt), ("It is told besides", texts.context)):
         if given:
             told.append(f"{what}, {len(given):,} characters: {quoted(given, BESIDES_CHARS)}.")
-    yield "Told", told
+    yield "Also told", told
     yield "Machine", _travel_lines(config)
 
 
@@ -440,7 +441,7 @@ def _runner_lines(config: RunConfig) -> list[str]:
 
 
 def _limit_topics(config: RunConfig, day: DayLeft) -> Iterator[tuple[str, list[str]]]:
-    """Yield the model, the limits, and what is not there, by topic."""
+    """Yield the model and the limits, by topic."""
     if config.model.startswith("offline/"):
         model = [
             "No language model is used: the offline reader finds passages that have words of the task, and quotes"
@@ -467,9 +468,12 @@ def _limit_topics(config: RunConfig, day: DayLeft) -> Iterator[tuple[str, list[s
     if config.questions > 1:
         limits.append(f"It may ask you up to {config.questions} questions.")
     yield "Limits", limits
+
+
+def _missing_lines(config: RunConfig) -> list[str]:
     missing = [f"No files because: {config.files_note}."] if config.files_note else []
     missing += _lost_lines(config)
-    yield "Missing", [*missing, *([f"No commands because: {config.commands_note}."] if config.commands_note else [])]
+    return [*missing, *([f"No commands because: {config.commands_note}."] if config.commands_note else [])]
 
 
 def _day_lines(config: RunConfig, day: DayLeft) -> list[str]:
@@ -491,13 +495,33 @@ def _bought(config: RunConfig, what: str, micros: int) -> list[str]:
     return [f"{what} buys at least {some}, even if each model call costs its maximum."]
 
 
-def group_note(sum_micros: int, cap_micros: int, day: DayLeft) -> str:
-    """Return which cap keeps the members of a group from spending all of their own caps; empty where none does."""
-    if sum_micros <= min(cap_micros, day.micros):
-        return ""
-    own = f"Their own caps are {format_usd(sum_micros, exact=True)} together"
-    which = f"only {day.words}" if day.micros < cap_micros else f"the group's is {format_usd(cap_micros, exact=True)}"
-    return f"{own}, and {which}: together they may have fewer turns than each could have alone."
+def group_note(sum_micros: int, cap_micros: int, day: DayLeft, likely: Sequence[tuple[int, int] | None]) -> str:
+    """Return what members are likely to cost together, and which cap keeps them from spending all of their own caps.
+
+    Args:
+        sum_micros: The sum of their own caps, without the free ones; micro-USD.
+        cap_micros: The group's cap.
+        day: What is left of the day.
+        likely: What each that is not free is likely to cost; see `RunConfig.likely_micros`.
+
+    Returns:
+        Up to two sentences; empty where there is nothing to say.
+    """
+    notes = list[str]()
+    if known := [one for one in likely if one is not None]:
+        half, most = (min(sum(values), cap_micros) for values in zip(*known, strict=True))
+        others = (
+            f", without {len(likely) - len(known)} for which there are no similar runs"
+            if len(known) < len(likely)
+            else ""
+        )
+        notes.append(f"Likely {format_usd(half)} to {format_usd(most)} together{others}.")
+    if sum_micros > min(cap_micros, day.micros):
+        own = f"Their own caps are {format_usd(sum_micros, exact=True)} together"
+        group = f"the group's is {format_usd(cap_micros, exact=True)}"
+        which = f"only {day.words}" if day.micros < cap_micros else group
+        notes.append(f"{own}, and {which}: together they may have fewer turns than each could have alone.")
+    return " ".join(notes)
 
 
 def _clamped_lines(config: RunConfig) -> list[str]:

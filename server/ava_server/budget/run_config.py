@@ -218,6 +218,15 @@ class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may 
     asked: dict[str, Any] = {}
 
     @property
+    def likely_micros(self) -> tuple[int, int] | None:
+        """What half of the similar runs cost less than, and nine in ten, within its cap; None without such runs."""
+        if (found := self.estimate) is None:
+            return None
+        cap = self.max_cost_micros
+        half, most = (cap if value is None else min(value, cap) for value in (found.half_micros, found.most_micros))
+        return half, most
+
+    @property
     def free(self) -> bool:
         """Whether nothing that it does is expected to be billed."""
         return self.price.free and self.search_call is None

@@ -75,6 +75,11 @@ class Result:
     branch: bool
     figures: list[Fact]
 
+    @property
+    def lost(self) -> bool:
+        """Whether a quote was not found in anything that a tool returned."""
+        return any(one.verdict == "not_found" for one in self.findings)
+
 
 def result_of(run: RunAnswer) -> Result | None:
     """Return the result of a run; None where there is none yet, or it was erased."""
@@ -118,10 +123,11 @@ def _figures(run: RunAnswer) -> Iterable[Fact]:
 
 def receipts_text(receipts: dict[str, Any]) -> str:
     """Return how often each tool was called: `read_file 3, web_search 2 and 1 failed`, or `none`."""
-    counts = (
-        f"{name} {count['ok']}" + (f" and {count['failed']} failed" if count["failed"] else "")
-        for name, count in receipts.items()
-    )
+    counts = list[str]()
+    for name, count in receipts.items():
+        ended = [str(count["ok"])] if count["ok"] or not count["failed"] else []
+        ended += [f"{count['failed']} failed"] if count["failed"] else []
+        counts.append(f"{name} {' and '.join(ended)}")
     return ", ".join(counts) or "none"
 
 
@@ -161,6 +167,6 @@ def _finding(finding: dict[str, Any], verdict: str) -> FindingView:
 def quotes_line(findings: Iterable[FindingView]) -> str:
     """Return how many quotes were found again; empty without a quote."""
     verdicts = Counter(one.verdict for one in findings if one.quote)
-    marks = {"found": "✓", "near": "≈", "not_found": "✗", "": "?"}
-    counts = ", ".join(f"{verdicts[verdict]} {mark}" for verdict, mark in marks.items() if verdicts[verdict])
+    words = {"found": "found ✓", "near": "nearly found ≈", "not_found": "NOT found ✗", "": "not looked for ?"}
+    counts = ", ".join(f"{verdicts[verdict]} {each}" for verdict, each in words.items() if verdicts[verdict])
     return f"Quotes, looked up in what the tools returned: {counts}" if counts else ""
