@@ -29,7 +29,7 @@ from rich.terminal_theme import MONOKAI
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PICTURE = REPOSITORY / "examples" / "demo.svg"
-QUESTION = "What does each provider charge for a payment?"
+QUESTION = "What does Otter charge for each payment?"
 COMMAND = f'ava demo notes --task "{QUESTION}"'
 COLUMNS = 88
 _HEADING = re.compile(r"^(-- .+ --)$")

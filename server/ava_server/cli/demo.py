@@ -152,7 +152,10 @@ def _temporary_folder(keep: bool) -> Generator[Path]:
 
 
 async def _run(demo: Demo, place: Path) -> int:
+    from importlib.metadata import version
+
     from mcp import Client, StdioServerParameters
+    from mcp_types import Implementation
 
     environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     environment["AVA_DATA_ROOT"] = str(demo.root.path)
@@ -164,7 +167,8 @@ async def _run(demo: Demo, place: Path) -> int:
         environment["AVA_MODEL"] = SCRIPTED
     server = StdioServerParameters(command=sys.executable, args=[*MODULE_ARGS, "serve"], env=environment, cwd=place)
     say("Starting `ava serve` and connecting to it as an MCP host does …")
-    async with Client(server, read_timeout_seconds=WITHIN_S) as client:
+    info = Implementation(name="ava demo", version=version("ava-subagents"))
+    async with Client(server, client_info=info, read_timeout_seconds=WITHIN_S) as client:
         return await _DemoHost(client, demo).run()
 
 
@@ -276,15 +280,17 @@ def result_lines(run: RunAnswer, task: str) -> Iterator[str]:
     result = run.untrusted_result
     if result is None:
         return
-    yield result.summary.partition(f" {THE_BEST} ")[0]  # it is the first passage below
-    query, shown, least = Query(task), 0, 0.0
+    query, passages, least = Query(task), list[str](), 0.0
     for one in findings_of(run, result.findings):
         sentences = [each for each in whole_sentences(one.quote.text) if not each.startswith("#")] or [one.quote.text]
         words = [len(query.found_in(sentence)) for sentence in sentences]
         least = least or max(words, default=0) * ANSWERS
-        if shown < PASSAGES_MOST and max(words, default=0) >= least:
-            shown += 1
-            yield f'{shown}. {one.source.text} ({one.checked}): "{excerpt(sentences, words.index(max(words)))}"'
+        if len(passages) < PASSAGES_MOST and max(words, default=0) >= least:
+            text = excerpt(sentences, words.index(max(words)))
+            passages.append(f'{len(passages) + 1}. {one.source.text} ({one.checked}): "{text}"')
+    summary = result.summary.partition(f" {THE_BEST} ")[0]  # it is the first passage below
+    yield summary if len(passages) == len(result.findings) else f"{summary} The best:"
+    yield from passages
 
 
 def excerpt(sentences: Sequence[str], at: int) -> str:
