@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from support.model_server import Fail, Gate, Say, running_model_server
+from support.repositories.coding import RIGHT, RIGHTED, STILL_WRONG, WRONG, coded, project, says
 from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
 
 from ava_audit.events import RunClaimed, ToolResult, UserMessage
 from ava_roles.role import Role, parse_role
+from ava_roles.sandbox.sandbox import Unavailable
+from ava_roles.sandbox.selection import find_sandbox
 from ava_roles.tool import Source, Tool, ToolContext, ToolOutput
 from ava_server.core.errors import Refused
 from ava_server.evals.recording import Recording, recording_of
@@ -211,6 +215,50 @@ async def test_a_run_with_a_question_a_message_and_an_earlier_result_is_the_same
     assert {fact.tool for fact in recording.facts(ToolResult)} >= {"ask", "read_subagent_result"}
     found = await replayed(recording)
     assert found.same, found
+
+
+@pytest.fixture
+def _confined(tmp_path: Path) -> None:
+    found = find_sandbox("auto", tmp_path / "state")
+    if isinstance(found, Unavailable):
+        pytest.skip(f"{found.why}; {found.what_to_do}")
+
+
+@pytest.mark.usefixtures("_confined")
+@pytest.mark.parametrize(
+    ("script", "ends"),
+    [
+        (says(RIGHT), "success"),
+        ([Say(calls=[WRONG]), hand_over(), Say(calls=[STILL_WRONG]), hand_over(), *says(RIGHTED)], "success"),
+        ([Say(calls=[WRONG]), *[hand_over()] * 4], "error"),
+    ],
+    ids=["it passes at once", "failures are shown to the model", "it never passes"],
+)
+async def test_a_coders_run_is_the_same_without_a_worktree_or_a_command(
+    tmp_path: Path, script: list[Say], ends: str
+) -> None:
+    repository = project(tmp_path)
+    async with open_lab(tmp_path, script, config=PRICED) as lab:
+        result = await coded(lab)
+        run_id = result["subagent_id"]
+        recording = recording_of(run_id, await lab.entries(run_id))
+        asked = len(lab.server.requests)
+        shutil.rmtree(repository)
+        found = await replayed(recording)
+        assert len(lab.server.requests) == asked
+    assert (result["status"], found.same) == (ends, True), found
+
+
+@pytest.mark.usefixtures("_confined")
+async def test_a_changed_prompt_of_a_coder_is_found(tmp_path: Path) -> None:
+    project(tmp_path)
+    async with open_lab(tmp_path, says(RIGHT), config=PRICED) as lab:
+        run_id = (await coded(lab))["subagent_id"]
+        recording = recording_of(run_id, await lab.entries(run_id))
+        sentence = next(line for line in recording.role.body.splitlines() if len(line) > 40)
+        found = await replayed(recording, Change(role_with(recording, sentence, "Change whatever you like.")))
+    assert found.first is not None and [part.name for part in found.first.parts] == ["the system prompt"]
+    assert found.notes == () and found.before.calls == found.after.calls
 
 
 async def test_runs_that_cannot_be_run_again_are_refused_in_a_sentence(tmp_path: Path) -> None:
