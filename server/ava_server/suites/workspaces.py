@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from ava_server.core.data_root import os_user
 from ava_server.core.errors import ConfigError
 from ava_server.core.files import make_private_folder
 
@@ -61,10 +63,12 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _private_place() -> Path:
-    place = Path(tempfile.gettempdir()).resolve() / f"ava-evals-{os.getuid()}"
+    number = getattr(os, "getuid", None)  # Windows has none, and its folder for temporary files is the user's own
+    place = Path(tempfile.gettempdir()).resolve() / f"ava-evals-{number() if number is not None else os_user()}"
     make_private_folder(place)
     found = place.lstat()
-    if not place.is_dir() or place.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    open_to_others = number is not None and (found.st_uid != number() or bool(found.st_mode & 0o077))
+    if not stat.S_ISDIR(found.st_mode) or open_to_others:
         raise ConfigError(f"{place} is open to others, so no workspace is copied there; remove it, or set TMPDIR.")
     return place
 
