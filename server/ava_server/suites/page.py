@@ -16,13 +16,14 @@ from ava_server.suites.results import ColumnScore, SuiteResult
 from ava_server.suites.table import comparison_lines, figures, mark_of, tried
 
 _COLOURS = ("#0b6e99", "#c2571a", "#3a7d34", "#8a3d9c", "#9c6b00", "#b0304f", "#4a5a6a", "#00796b")
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 340, 56, 24, 16, 48
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 520, 320, 52, 32, 30, 48
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c2430;
   background: #fff }
 table { border-collapse: collapse; margin: 1rem 0 } caption { text-align: left; font-weight: 600 }
 th, td { padding: .3rem .8rem; border-bottom: 1px solid #d5dae0; text-align: left; vertical-align: top }
 .no { background: #fbe9e4 } .yes { background: #e7f3e6 } svg { max-width: 100%; height: auto }
+.wide { overflow-x: auto }
 @media (prefers-color-scheme: dark) { body { color: #e4e8ee; background: #161b22 } th, td { border-color: #38414d }
   .no { background: #4a2620 } .yes { background: #1f3d24 } }
 """
@@ -67,7 +68,7 @@ def _picture(result: SuiteResult) -> Iterator[str]:
     known = [(number, column) for number, column in enumerate(result.columns) if column.tries]
     if not known:
         return
-    most = max(_per_try(column) for _number, column in known) or 1.0
+    most = max(_per_try(column) for _number, column in known)
     label = "Cost per try against solved tries: " + "; ".join(
         f"{column.name} {format_usd(round(_per_try(column)))}, {100 * column.pass_1.value:.0f} %"
         for _n, column in known
@@ -78,12 +79,13 @@ def _picture(result: SuiteResult) -> Iterator[str]:
         y = _y(share)
         yield f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="#8a94a0" stroke-opacity=".4"/>'
         yield f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{100 * share:.0f} %</text>'
-    for part in (0.0, 0.5, 1.0):
+    yield f'<text x="{_LEFT}" y="{_TOP - 14}">solved tries</text>'
+    for part in (0.0, 0.5, 1.0) if most else (0.0,):
         x, y = _x(part), _HEIGHT - _BOTTOM + 18
         yield f'<text x="{x:.1f}" y="{y}" text-anchor="middle">{_text(format_usd(round(part * most)))}</text>'
     yield f'<text x="{_x(0.5):.1f}" y="{_HEIGHT - 8}" text-anchor="middle">cost per try</text></g>'
     for number, column in known:
-        x, colour, quality = _x(_per_try(column) / most), _COLOURS[number % len(_COLOURS)], column.pass_1
+        x, colour, quality = _x(_per_try(column) / (most or 1.0)), _COLOURS[number % len(_COLOURS)], column.pass_1
         yield f'<g stroke="{colour}" fill="{colour}"><path d="M{x:.1f} {_y(quality.low):.1f}V{_y(quality.high):.1f}"/>'
         yield f'<circle cx="{x:.1f}" cy="{_y(quality.value):.1f}" r="5"/>'
         side, anchor = (-10, "end") if x > _WIDTH * 0.6 else (10, "start")
@@ -105,15 +107,15 @@ def _y(share: float) -> float:
 
 
 def _figures(result: SuiteResult) -> Iterator[str]:
-    yield f"<table>\n<caption>Figures</caption>\n<tr><th></th>{_heads(result)}</tr>"
+    yield f'<div class="wide"><table>\n<caption>Figures</caption>\n<tr><th></th>{_heads(result)}</tr>'
     for group in zip(*(figures(column, result.tries) for column in result.columns), strict=True):
         values = "".join(f"<td>{_text(value)}</td>" for _name, value in group)
         yield f'<tr><th scope="row">{_text(group[0][0])}</th>{values}</tr>'
-    yield "</table>"
+    yield "</table></div>"
 
 
 def _cases(result: SuiteResult) -> Iterator[str]:
-    yield f"<table>\n<caption>Cases</caption>\n<tr><th>case</th>{_heads(result)}</tr>"
+    yield f'<div class="wide"><table>\n<caption>Cases</caption>\n<tr><th>case</th>{_heads(result)}</tr>'
     for case in dict.fromkeys(one.case for one in result.verdicts):
         cells: list[str] = []
         for column in result.columns:
@@ -123,7 +125,7 @@ def _cases(result: SuiteResult) -> Iterator[str]:
             cost = format_usd(sum(one.cost_micros for one in found))
             cells.append(f'<td class="{kind}">{_text(mark_of(found))}, {_text(cost)}</td>')
         yield f'<tr><th scope="row">{_text(case)}</th>{"".join(cells)}</tr>'
-    yield "</table>"
+    yield "</table></div>"
 
 
 def _heads(result: SuiteResult) -> str:
@@ -133,9 +135,9 @@ def _heads(result: SuiteResult) -> str:
 def _failures(result: SuiteResult) -> Iterator[str]:
     failed = [one for one in result.verdicts if one.passed is not True]
     if failed:
-        yield "<table>\n<caption>Not passed</caption>"
+        yield '<div class="wide"><table>\n<caption>Not passed</caption>'
         yield "<tr><th>case</th><th>column</th><th>run</th><th>ending</th><th>why</th></tr>"
         for one in failed:
             row = (one.case, one.column, one.run or "", one.ending, one.why)
             yield f"<tr>{''.join(f'<td>{_text(value)}</td>' for value in row)}</tr>"
-        yield "</table>"
+        yield "</table></div>"
