@@ -53,6 +53,7 @@ EACH: dict[str, tuple[str, ...]] = {
     "init": ("init", "codex", "--print"),
     "agents": ("agents",),
     "hosts": ("hosts",),
+    "eval": ("eval", "replay", "S-000000"),
     "doctor": ("doctor",),
     "completion": ("completion", "bash"),
 }
@@ -79,7 +80,12 @@ WRONG: tuple[tuple[str, ...], ...] = (
     ("config", "set", "mirror", "\udcff"), ("config",), ("token", "create", "a b"), ("token", "revoke", "nobody"),
     ("init",), ("init", "codx"), ("init", "codex", "--file", "/"), ("init", "codex", "--name", "a b"),
     ("init", "codex", "--all"), ("hosts", "cluade"), ("agents", "lst"), ("agents", "list", "cluade"),
-    ("completion", "basj"), ("--url", "ftp://x", "approve"), ("--token-file", "/", "approve"),
+    ("eval",), ("eval", "replay"), ("eval", "replay", "/nowhere"), ("eval", "replay", "/"),
+    ("eval", "replay", "S-000000", "--role", "/nowhere"), ("eval", "replay", "S-000000", "--model", "nobody"),
+    ("eval", "add", "S-000000", "--to", "/"), ("eval", "run", "nowhere"), ("eval", "run", "\udcff"),
+    ("eval", "run", "starter", "--yes"), ("eval", "run", "starter", "--model", "nobody"),
+    ("eval", "run", "starter", "--tries", "-1"), ("eval", "run", "starter", "--role", "codr"),
+    ("eval", "compare", "x", "/"), ("completion", "basj"), ("--url", "ftp://x", "approve"), ("--token-file", "/", "approve"),
     ("--url", "http://127.0.0.1:9", "--token-file", "/nowhere", "approve"), ("serve", "--host", "x"),
 )  # fmt: skip
 
