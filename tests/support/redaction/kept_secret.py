@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import html
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import quote, quote_plus
@@ -62,11 +64,11 @@ def leaks_in(data: bytes, value: str = VALUE) -> list[str]:
 
 
 def leaks_under(root: Path, value: str = VALUE) -> list[str]:
-    """Where under a data root the value stands, but for the file that it is kept in."""
-    kept = root / "secrets" / "secrets.toml"
-    return [
-        f"{path.relative_to(root)}: {form}"
-        for path in sorted(root.rglob("*"))
-        if path.is_file() and path != kept
-        for form in leaks_in(path.read_bytes() + b"\n" + str(path.name).encode(), value)
-    ]
+    """Where under a data root the value stands, but for the file that it is kept in; what goes meanwhile is not there."""
+    kept, found = root / "secrets" / "secrets.toml", list[str]()
+    for folder, _folders, files in os.walk(root):  # it passes over folders that go; `rglob` does not
+        for path in sorted(Path(folder) / name for name in files):
+            with contextlib.suppress(FileNotFoundError):
+                data = path.read_bytes() + b"\n" + path.name.encode() if path.is_file() and path != kept else b""
+                found += [f"{path.relative_to(root)}: {form}" for form in leaks_in(data, value)]
+    return found
