@@ -64,7 +64,7 @@ def leaks_in(data: bytes, value: str = VALUE) -> list[str]:
 
 
 def leaks_under(root: Path, value: str = VALUE) -> list[str]:
-    """Where under a data root the value stands, but for the file that it is kept in; what goes meanwhile is not there."""
+    """Where under a data root the value stands, but for the file that it is kept in and for what goes meanwhile."""
     kept, found = root / "secrets" / "secrets.toml", list[str]()
     for folder, _folders, files in os.walk(root):  # it passes over folders that go; `rglob` does not
         for path in sorted(Path(folder) / name for name in files):
