@@ -85,6 +85,7 @@ WRONG: tuple[tuple[str, ...], ...] = (
     ("eval", "add", "S-000000", "--to", "/"), ("eval", "run", "nowhere"), ("eval", "run", "\udcff"),
     ("eval", "run", "starter", "--yes"), ("eval", "run", "starter", "--model", "nobody"),
     ("eval", "run", "starter", "--tries", "-1"), ("eval", "run", "starter", "--role", "codr"),
+    ("eval", "run", "starter", "--html", "/nowhere/x"), ("eval", "run", "starter", "--html", "/"),
     ("eval", "compare", "x", "/"), ("completion", "basj"),
     ("--url", "ftp://x", "approve"), ("--token-file", "/", "approve"),
     ("--url", "http://127.0.0.1:9", "--token-file", "/nowhere", "approve"), ("serve", "--host", "x"),

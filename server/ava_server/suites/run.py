@@ -94,6 +94,8 @@ def run_suite(request: SuiteRequest) -> int:
     free = bool(request.models) and all(model in ("offline", OFFLINE) for model in request.models)
     if request.yes and request.max_micros is None and not free:
         raise BadInput("--yes skips the question, so --max-cost is required; such as --max-cost 2")
+    if request.html is not None and (request.html.is_dir() or not request.html.parent.is_dir()):
+        raise BadInput(f"--html: {request.html} is a folder, or in one that does not exist; give a file")
     settings = checked_settings(RunRequest((), yes=request.yes))
     return anyio.run(_run, settings, suite, request)
 
