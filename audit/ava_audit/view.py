@@ -176,31 +176,36 @@ class View:
         rows = self.select("SELECT user_id, instance FROM runs WHERE state = ? AND id <> ?", RUNNING, but)
         return dict(Counter(str(user) for user, instance in rows if instance not in dead))
 
-    def past_runs(self, user: str, role: str, model: str, endings: Sequence[str], limit: int) -> list[PastRun]:
+    def past_runs(
+        self, user: str, role: str, model: str, endings: Sequence[str], limit: int, but: Sequence[str] = ()
+    ) -> list[PastRun]:
         """Return the last runs of a user and role with one of these endings; those of another model fill what is left.
 
-        It looks at the last `PAST_RUNS` that ended, whatever their ending and model, so a long history costs no more.
+        It looks at the last `PAST_RUNS` that ended, whatever their ending and model, so a long history costs no more;
+        those whose `stop_reason` begins with one of `but` are passed over.
         """
+        unless, reasons = _unless(but)
         newest = (
             f"SELECT {_PAST}, id, ended_us FROM runs WHERE user_id = ? AND role = ? AND started_us IS NOT NULL"  # noqa: S608
-            f" AND ended_us IS NOT NULL ORDER BY ended_us DESC LIMIT {PAST_RUNS}"
+            f" AND ended_us IS NOT NULL{unless} ORDER BY ended_us DESC LIMIT {PAST_RUNS}"
         )
         wanted = (
             f"SELECT {_PAST}, id FROM ({newest}) AS newest WHERE state IN ({placeholders(endings)})"  # noqa: S608
             " ORDER BY model <> ?, ended_us DESC LIMIT ?"
         )
         sql = f"SELECT {_PAST}, coalesce(terms, config) FROM ({wanted}) AS wanted JOIN configs USING (id)"  # noqa: S608
-        return [PastRun(*row) for row in self.select(sql, user, role, *endings, model, limit)]
+        return [PastRun(*row) for row in self.select(sql, user, role, *reasons, *endings, model, limit)]
 
     def ended_runs(
-        self, since_us: int, until_us: int, user: str | None, endings: Sequence[str]
+        self, since_us: int, until_us: int, user: str | None, endings: Sequence[str], but: Sequence[str] = ()
     ) -> Iterator[tuple[str, PastRun]]:
-        """Yield role and facts of the runs with one of these endings that ended in a time (end exclusive)."""
+        """Yield role and facts of the runs that ended so in a time (end exclusive); `but` as in `past_runs`."""
+        unless, reasons = _unless(but)
         sql = (
             f"SELECT role, {_PAST}, config FROM runs JOIN configs USING (id) WHERE ended_us >= ? AND ended_us < ?"  # noqa: S608
-            f" AND +state IN ({placeholders(endings)}) AND (CAST(? AS TEXT) IS NULL OR user_id = ?)"
+            f" AND +state IN ({placeholders(endings)}){unless} AND (CAST(? AS TEXT) IS NULL OR user_id = ?)"
         )
-        for role, *facts in self.stream(sql, since_us, until_us, *endings, user, user):
+        for role, *facts in self.stream(sql, since_us, until_us, *endings, *reasons, user, user):
             yield role, PastRun(*facts)
 
     def users(self) -> set[str]:
@@ -435,6 +440,11 @@ class View:
 def placeholders(values: Sequence[object]) -> str:
     """Return the SQL placeholders for some values: `?, ?, ?`."""
     return ", ".join("?" * len(values))
+
+
+def _unless(but: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the condition that the `stop_reason` begins with none of these, and its values."""
+    return " AND stop_reason NOT LIKE ?" * len(but), [f"{words}%" for words in but]
 
 
 def _rows_of(limit: int) -> int:

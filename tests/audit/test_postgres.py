@@ -692,10 +692,10 @@ QUERIES: dict[str, Callable[[View], object]] = {
     "roles": lambda view: (view.roles(None), view.roles("ben"), view.roles("eve")),
     "running": lambda view: view.running(),
     "past runs": lambda view: [
-        [replace(run, active_us=0) for run in view.past_runs("ben", "researcher", model, ("success",), 9)]
+        [replace(run, active_us=0) for run in view.past_runs("ben", "researcher", model, ("success",), 9, ("the ",))]
         for model in ("test:model", "other:model")
     ],
-    "ended runs": lambda view: [role for role, _run in view.ended_runs(0, NOW, None, ("success",))],
+    "ended runs": lambda view: [role for role, _run in view.ended_runs(0, NOW, None, ("success",), ("the ",))],
     "users": lambda view: view.users(),
     "changed": lambda view: sorted(view.changed_after(3, ("RunEnded", "RunClaimed"))),
     "unfetched": lambda view: view.unfetched("ben"),

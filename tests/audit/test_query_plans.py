@@ -103,13 +103,13 @@ def test_a_long_history_makes_no_call_slower(db: SqliteDatabase) -> None:
 
 def test_an_estimate_reads_a_users_last_runs_of_a_role_from_their_index(db: SqliteDatabase) -> None:
     plans = Plans(db)
-    View(db).past_runs("ben", "coder", "a:b", ("success", "timeout"), 29)
+    View(db).past_runs("ben", "coder", "a:b", ("success", "timeout"), 29, ("the group's ",))
     walked = [plan.partition(" for ")[0] for plan in plans.all()]
     assert "SEARCH runs USING INDEX runs_own (user_id=? AND role=? AND ended_us>?)" in walked
     assert [walk for walk in walked if re.match(r"SEARCH configs USING INDEX .*\(id=\?\)", walk)], walked
     assert {walk for walk in walked if "SCAN" in walk} == {"SCAN newest", "SCAN wanted"}, "at most 100 rows and 29"
     plans = Plans(db)
-    list(View(db).ended_runs(5, 9, "ben", ("success",)))
+    list(View(db).ended_runs(5, 9, "ben", ("success",), ("the group's ",)))
     assert [plan for plan in plans.all() if "INDEX runs_ended (ended_us>? AND ended_us<?)" in plan]
 
 

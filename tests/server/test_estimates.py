@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.log import Life, write_each
+from support.log import Life, write, write_each
 from support.logs.past import me
 from support.past_runs import DISTRIBUTIONS, MODEL, PRICE, config, coverage, past, together
 from support.proposed import checked, waiting_of
 from support.runtime import PRICED, open_lab
 from support.terminal import ava
 
-from ava_audit.events import RunEnded, SpawnProposed
+from ava_audit.events import Ending, RunEnded, SpawnProposed
 from ava_audit.store.store import Store
-from ava_audit.view import PastRun
+from ava_audit.view import PAST_RUNS, PastRun
 from ava_server.approval.estimates import COUNTED, SIMILAR, bound_of, past_estimates, with_estimate
 from ava_server.approval.proposals import ProposalSummary, together_note
 from ava_server.approval.questions import question
@@ -215,17 +215,27 @@ def test_an_estimate_changes_no_digest() -> None:
 # -- from the log -----------------------------------------------------------------------------------------------------
 
 
-async def lived(log: Store, number: int, cost: int, ending: Any = "success", user: str = "", **changes: Any) -> None:
+async def lived(
+    log: Store, number: int, cost: int, ending: Any = "success", user: str = "", why: str = "done", **changes: Any
+) -> None:
     """Put a run on record that was approved as one that is proposed now, and cost so much."""
     life = Life(f"S-{number:06x}", user=user or me())
     given = {"role": "researcher", "model": MODEL, "input_bytes": 30, **changes}
     steps = [life.proposed(**given), life.task(), life.decided(), life.claimed()]
     steps += [life.reserved(micros=cost), life.settled(cost=cost, reserved=cost)]
-    ended = life.wrote(RunEnded(status=ending, stop_reason="done", active_us=120_000_000))
+    ended = life.wrote(RunEnded(status=ending, stop_reason=why, active_us=120_000_000))
     await write_each(log, [*steps, ended])
 
 
-CONFIG = f"{PRICED}\n[limits]\nspawns_per_hour = 100"
+CONFIG = f"{PRICED}\n[limits]\nspawns_per_hour = 1000"
+
+
+SHARED: list[tuple[Ending, str]] = [
+    ("cost_exceeded", "the group's group_max_cost_cents was reached: the next call and a last one can take $0.10"),
+    ("cost_exceeded", "the user's budget of the day was reached: the next call and a last one can take $0.10"),
+    ("cost_exceeded", "the installation's budget of the day was reached: the next call and a last one can take $0.10"),
+    ("timeout", "the group's timeout"),
+]
 
 
 async def test_a_proposal_has_the_estimate_of_the_users_own_runs_on_each_surface(tmp_path: Path) -> None:
@@ -236,6 +246,14 @@ async def test_a_proposal_has_the_estimate_of_the_users_own_runs_on_each_surface
             await lived(lab.store, 100 + number, 400_000, user="eve", price=price)
             await lived(lab.store, 200 + number, 1_000, "cancelled", price=price)
             await lived(lab.store, 300 + number, 1_000, "error", price=price)
+        shared = [Life(f"S-{number:06x}", user=me()) for number in range(1024, 1024 + PAST_RUNS)]
+        terms = {"role": "researcher", "model": MODEL, "input_bytes": 30, "price": price}
+        await write(
+            lab.store,
+            *(each for one in shared for each in (one.proposed(**terms), one.task(), one.decided(), one.claimed())),
+        )
+        endings = (RunEnded(status=status, stop_reason=why) for status, why in SHARED * (PAST_RUNS // len(SHARED)))
+        await write(lab.store, *map(Life.wrote, shared, endings))
         made = await lab.propose()
         assert "Likely $0.08 and 2 min (half of 9 such runs took less), nine in ten within $0.08" in made.message
         (fact,) = await lab.facts(made.subagent_id, SpawnProposed)
@@ -289,6 +307,8 @@ async def test_the_report_says_how_many_runs_stayed_within_their_estimates(tmp_p
         await lived(log, 21, 200_000)
         await lived(log, 22, 200_000, "cancelled", estimate=said)
         await lived(log, 23, 200_000, estimate=said, user="eve")
+        for number, (ending, why) in enumerate(SHARED):
+            await lived(log, 30 + number, 1_000, ending, why=why, estimate=said)
         found = await log.read(lambda view: past_estimates(view, 0, 2**52, me()))
     everybody = json.loads(ava(tmp_path, "report", "estimates", "--all", "--json").stdout)
     screen = ava(tmp_path, "report", "estimates")

@@ -61,6 +61,12 @@ def test_with_one_try_pass_at_1_is_the_share_of_cases() -> None:
 def test_tries_of_a_case_that_go_alike_count_as_one() -> None:
     alike = pass_at_1([(4, 4)] * 6 + [(0, 4)] * 6)
     assert (alike.low, alike.high) == pytest.approx(wilson(6, 12))
+    for solved in (0, 5):
+        edge = pass_at_1([(solved, 5)] * 10)
+        assert (edge.low, edge.high) == wilson(solved * 2, 10), "all of them, and none"
+    for solved in (0, 25, 50):
+        one = pass_at_1([(solved, 50), (0, 0)])
+        assert (one.low, one.high) == wilson(solved / 50, 1), "one case says nothing of others"
     apart = pass_at_1([(2, 4)] * 12)
     assert (apart.low, apart.high) == pytest.approx(wilson(24, 48))
 
@@ -69,6 +75,7 @@ def test_pass_all_counts_cases_of_which_each_try_is_solved_and_leaves_out_unfini
     found = pass_all([(3, 3), (2, 3), (0, 3), (2, 2)], 3)
     assert found.value == pytest.approx(1 / 3) and found.of == 3
     assert (found.low, found.high) == pytest.approx(wilson(1, 3))
+    assert pass_all([(3, 3), (0, 2), (1, 2)], 3) == found, "a failed try decides, also without the others"
 
 
 def test_nothing_is_known_without_a_try() -> None:

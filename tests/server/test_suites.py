@@ -13,20 +13,25 @@ from typing import Any, cast, get_args
 import anyio
 import pytest
 from support.model_server import ModelServer, Say, running_model_server
+from support.past_runs import config
 from support.runtime import PRICED, open_lab
 from support.terminal import ava, on_terminal
 
 from ava_audit.events import CostReserved
 from ava_audit.rows import RunRow
 from ava_audit.store.store import Store
-from ava_server.budget.caps import CapName, CapReached, CapRequest
+from ava_audit.units import US_PER_S
+from ava_server.budget.caps import SHARED_CAPS, CapName, CapReached, CapRequest
 from ava_server.core.errors import ConfigError
-from ava_server.evals.case import Sources
-from ava_server.runs.reservation import SHARED_CAPS, cap_words
+from ava_server.evals.case import Case, Sources
+from ava_server.runs.lifecycle import GROUP_TIMEOUT
+from ava_server.runs.reservation import cap_words
 from ava_server.service.access import Session
 from ava_server.service.service import Service
 from ava_server.suites.page import page
-from ava_server.suites.results import ColumnScore, SuiteResult, Verdict
+from ava_server.suites.plan import Cell, Round
+from ava_server.suites.results import ColumnScore, SuiteResult, Verdict, result_of
+from ava_server.suites.scores import Score
 from ava_server.suites.statistics import Ratio, Share
 from ava_server.suites.workspaces import frozen_copy, tree_hash
 
@@ -168,6 +173,42 @@ def test_models_are_columns_and_are_compared_case_by_case(tmp_path: Path, root: 
     assert wrong.returncode == 2 and "otter.toml is not a result of `ava eval run --json`" in wrong.stderr
 
 
+def test_costs_are_of_tries_with_a_verdict_and_compared_in_the_cases_that_both_columns_have() -> None:
+    def run(cost: int) -> RunRow:
+        return RunRow(
+            "S-1", "P-1", None, "ben", "sess-1", "researcher", None, None, "a:b", config().model_dump_json(), None,
+            "success", "done", None, 0, active_us=cost * US_PER_S, cost_micros=cost,
+        )  # fmt: skip
+
+    def result(*tries: tuple[str, str, int, Sequence[int], bool | None]) -> SuiteResult:
+        cells = [
+            Cell(Case.model_construct(id=case), column, number, {}, f"{case} {column} {number}", 1.0)
+            for case, column, number, _costs, _passed in tries
+        ]
+        runs = {cell.id: [run(cost) for cost in costs] for cell, (*_, costs, _passed) in zip(cells, tries, strict=True)}
+        scores = {
+            cell.id: Score(passed, "") for cell, (*_, passed) in zip(cells, tries, strict=True) if passed is not None
+        }
+        return result_of("suite", "", Round(1, runs), cells, scores)
+
+    found = result(
+        ("cheap", "a", 1, [100], True), ("dear", "a", 1, [900], True),
+        ("cheap", "b", 1, [7, 100], True), ("dear", "b", 1, [80], None), ("dear", "b", 2, [], None),
+    )  # fmt: skip
+    whole, cut = found.columns
+    (compared,) = found.comparisons
+    assert (whole.cost_per_solved.value, cut.cost_per_solved.value, cut.seconds_per_solved.value) == (500, 100, 100)
+    assert (whole.cost_micros, cut.cost_micros, found.cost_micros) == (1_000, 187, 1_187), "what was spent is all of it"
+    assert compared.cases == 1 and compared.before == compared.after == Ratio(100, 100, 100)
+    assert "a $0.0005, 100 %; b $0.0001, 100 %" in page(found)
+    more = result(
+        *(("cheap", "a", number, [100], True) for number in (1, 2, 3)), ("dear", "a", 1, [900], True),
+        ("cheap", "b", 1, [100], True), *(("dear", "b", number, [900], True) for number in (1, 2, 3)),
+    )  # fmt: skip
+    (compared,) = more.comparisons
+    assert compared.before == compared.after and compared.before.value == 500, "another number of tries changes nothing"
+
+
 def test_at_its_cap_a_suite_stops_says_what_it_has_and_goes_on_later(tmp_path: Path, root: Path) -> None:
     (root / "config.toml").write_text(f"[limits]\nrunning_per_user = 1\n{PRICED}")
     suite = suite_of(tmp_path)
@@ -277,7 +318,8 @@ async def test_a_terminal_approves_more_runs_at_once_than_a_host(tmp_path: Path)
         assert (await lab.call("confirm_spawn", **given)).status == "approved"
 
 
-def test_the_reason_of_a_shared_cap_begins_as_suites_expect() -> None:
+def test_the_reason_of_a_shared_cap_begins_as_suites_and_estimates_expect() -> None:
+    assert GROUP_TIMEOUT.startswith(SHARED_CAPS)
     fact = CostReserved(
         turn=1, attempt=1, scopes=(), micros=5, wrap_micros=5, prompt_tokens=1, max_output=1, upto_seq=1,
         request_sha="",

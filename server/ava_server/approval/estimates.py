@@ -1,9 +1,10 @@
 """What a run is likely to cost and how long it is likely to take, from the user's own runs; and how good that was.
 
-**Which runs.** Those that came to an end of their own or at a cap, also at a cost of 0. One that was cancelled, failed
-or was abandoned tells too little and does not count, nor does one of another runner; the offline reader's runs say
-nothing about a language model's, nor the other way round. The narrowest group with five runs counts: the same role,
-model and size of input (each class four times the one before), then the same role and model, then the role.
+**Which runs.** Those that came to an end of their own or at their cap, also at a cost of 0. One that was cancelled,
+failed, was abandoned or ended at a cap of several runs does not count, nor does one of another runner; the offline
+reader's runs say nothing about a language model's, nor the other way round. The narrowest group with five runs counts:
+the same role, model and size of input (each class four times the one before), then the same role and model, then the
+role.
 
 **What they cost.** At today's price, what the log says. A run at another price is priced again by its tokens if both
 prices are the same for every prompt, and its logged cost is that of its tokens; else it is left out, and the proposal
@@ -30,6 +31,7 @@ from typing import Any, Literal
 from pydantic_core import from_json
 
 from ava_audit.view import PastRun, View
+from ava_server.budget.caps import SHARED_CAPS
 from ava_server.budget.run_caps import CAP_OF_ENDING, COST, TIME
 from ava_server.budget.run_config import Estimate, RunConfig
 from ava_server.core.ids import IN_PROCESS
@@ -225,7 +227,7 @@ class PastEstimates:
 def past_estimates(view: View, since_us: int, until_us: int, user: str | None) -> PastEstimates:
     """Return how good the estimates of the runs were that ended in a time, end exclusive; `user` None: everybody's."""
     total, roles = RoleEstimates(""), dict[str, RoleEstimates]()
-    for role, run in view.ended_runs(since_us, until_us, user, COUNTED):
+    for role, run in view.ended_runs(since_us, until_us, user, COUNTED, SHARED_CAPS):
         for sums in (total, roles.setdefault(role, RoleEstimates(role))):
             sums.add(run)
     return PastEstimates(user, total, tuple(sorted(roles.values(), key=lambda one: (-one.runs, one.role))))

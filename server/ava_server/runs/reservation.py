@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from ava_audit.events import Activity, CostReserved, LastTurn, PlanPhase
 from ava_audit.units import format_usd
+from ava_server.budget.caps import SHARED_CAPS as SHARED_CAPS
 from ava_server.budget.caps import (
     CapReached,
     CapRequest,
@@ -102,8 +103,6 @@ LAST_WORDS = (
     " in caveats what is missing."
 )
 TO_WORK = "plan:work"
-SHARED_CAPS = ("the group's ", "the user's ", "the installation's ")
-"""How the reason of an ending begins where not the run's own cap was reached, but one over several runs."""
 
 
 @dataclass(frozen=True)

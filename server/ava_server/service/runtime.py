@@ -35,7 +35,7 @@ from ava_server.approval.proposals import SpawnLimits, spawn_limits
 from ava_server.approval.resolve import ResolveContext
 from ava_server.approval.scope import remove_workbenches
 from ava_server.budget import user_limits
-from ava_server.budget.caps import measured_ratio
+from ava_server.budget.caps import SHARED_CAPS, measured_ratio
 from ava_server.config import role_folders
 from ava_server.config.pin import PinFile
 from ava_server.config.settings import record_settings
@@ -238,7 +238,8 @@ class Runtime(RunResources):
         def query(view: View) -> tuple[list[PastRun], float | None]:
             if chosen is None:
                 return [], None
-            return view.past_runs(user, args.role, chosen, COUNTED, SIMILAR), measured_ratio(view, chosen)
+            past = view.past_runs(user, args.role, chosen, COUNTED, SIMILAR, SHARED_CAPS)
+            return past, measured_ratio(view, chosen)
 
         past, ratio = await self.store.read(query)
         foreign: dict[str, Any] = {}

@@ -65,13 +65,12 @@ def _text(text: str) -> str:
 
 def _picture(result: SuiteResult) -> Iterator[str]:
     """Yield cost per try against the share of solved tries, with its interval."""
-    known = [(number, column) for number, column in enumerate(result.columns) if column.tries]
+    known = [(number, column, _per_try(result, column)) for number, column in enumerate(result.columns) if column.tries]
     if not known:
         return
-    most = max(_per_try(column) for _number, column in known)
+    most = max(cost for _number, _column, cost in known)
     label = "Cost per try against solved tries: " + "; ".join(
-        f"{column.name} {format_usd(round(_per_try(column)))}, {100 * column.pass_1.value:.0f} %"
-        for _n, column in known
+        f"{column.name} {format_usd(round(cost))}, {100 * column.pass_1.value:.0f} %" for _n, column, cost in known
     )
     yield f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" role="img" aria-label="{_text(label)}">'
     yield '<g font-size="12" fill="currentColor" stroke="none">'
@@ -84,8 +83,8 @@ def _picture(result: SuiteResult) -> Iterator[str]:
         x, y = _x(part), _HEIGHT - _BOTTOM + 18
         yield f'<text x="{x:.1f}" y="{y}" text-anchor="middle">{_text(format_usd(round(part * most)))}</text>'
     yield f'<text x="{_x(0.5):.1f}" y="{_HEIGHT - 8}" text-anchor="middle">cost per try</text></g>'
-    for number, column in known:
-        x, colour, quality = _x(_per_try(column) / (most or 1.0)), _COLOURS[number % len(_COLOURS)], column.pass_1
+    for number, column, cost in known:
+        x, colour, quality = _x(cost / (most or 1.0)), _COLOURS[number % len(_COLOURS)], column.pass_1
         yield f'<g stroke="{colour}" fill="{colour}"><path d="M{x:.1f} {_y(quality.low):.1f}V{_y(quality.high):.1f}"/>'
         yield f'<circle cx="{x:.1f}" cy="{_y(quality.value):.1f}" r="5"/>'
         side, anchor = (-10, "end") if x > _WIDTH * 0.6 else (10, "start")
@@ -94,8 +93,9 @@ def _picture(result: SuiteResult) -> Iterator[str]:
     yield "</svg>"
 
 
-def _per_try(column: ColumnScore) -> float:
-    return column.cost_micros / column.tries
+def _per_try(result: SuiteResult, column: ColumnScore) -> float:
+    known = (one for one in result.verdicts if one.column == column.name and one.passed is not None)
+    return sum(one.cost_micros for one in known) / column.tries
 
 
 def _x(part: float) -> float:

@@ -7,7 +7,6 @@ the log has it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -34,8 +33,8 @@ class Verdict(_Model):
         ending: How that ended; else its state.
         passed: Whether it passed the case's checks; None without a verdict.
         why: Why it did not, or has no verdict.
-        cost_micros: What all of its runs have cost.
-        seconds: Their active time.
+        cost_micros: What this run has cost.
+        seconds: Its active time.
     """
 
     case: str
@@ -57,9 +56,9 @@ class ColumnScore(_Model):
         without: Its tries without one.
         pass_1: How often one try solves a case.
         pass_all: The share of cases of which every try is solved.
-        cost_micros: What all its tries have cost.
-        cost_per_solved: The same per solved try, in micro-USD.
-        seconds_per_solved: The active time of all tries per solved try.
+        cost_micros: What all its runs have cost, those without a verdict too.
+        cost_per_solved: What its tries with a verdict have cost per solved one, in micro-USD.
+        seconds_per_solved: Their active time per solved one.
         price: What a token of it costs, in words; several where that has changed.
     """
 
@@ -82,7 +81,7 @@ class Comparison(_Model):
         cases: How many cases have a verdict in both.
         better: Those that the second does better, with the share of solved tries before and after; and worse.
         p_value: Of the sign test: how likely such a difference is by chance.
-        before, after: What a solved try has cost, in micro-USD.
+        before, after: The cost per solved try in those cases, of equal weight, in micro-USD.
         notes: What else is different.
     """
 
@@ -128,7 +127,7 @@ def result_of(suite: str, about: str, done: Round, cells: Sequence[Cell], scores
     runs = {
         name: [run for cell in cells if cell.column == name for run in done.runs.get(cell.id, ())] for name in names
     }
-    columns = [_column(name, [one for one in verdicts if one.column == name], tries, runs[name]) for name in names]
+    columns = [_column(name, verdicts, tries, runs[name]) for name in names]
     result = SuiteResult(
         suite=suite,
         about=about,
@@ -144,7 +143,7 @@ def result_of(suite: str, about: str, done: Round, cells: Sequence[Cell], scores
 
 
 def _verdict(cell: Cell, done: Round, scored: Score | None) -> Verdict:
-    run, runs = done.newest(cell), done.runs.get(cell.id, ())
+    run = done.newest(cell)
     passed, why = scored or (Score(False, cell.refusal) if cell.refusal else Score(None, "it was not approved"))
     if scored is None and run is not None:
         why = run.stop_reason or run.state.replace("_", " ")
@@ -156,32 +155,25 @@ def _verdict(cell: Cell, done: Round, scored: Score | None) -> Verdict:
         ending=run.state if run is not None else "",
         passed=passed,
         why=why,
-        cost_micros=sum(each.cost_micros for each in runs),
-        seconds=sum(each.active_us for each in runs) / US_PER_S,
+        cost_micros=run.cost_micros if run is not None else 0,
+        seconds=run.active_us / US_PER_S if run is not None else 0.0,
     )
 
 
 def _column(name: str, verdicts: Sequence[Verdict], tries: int, runs: Sequence[RunRow]) -> ColumnScore:
-    known = [one for one in verdicts if one.passed is not None]
-    counts: list[tuple[int, int]] = []
-    costs: list[tuple[int, float]] = []
-    times: list[tuple[int, float]] = []
-    for _case, group in groupby(verdicts, key=lambda one: one.case):
-        tried = list(group)
-        solved = sum(one.passed is True for one in tried)
-        counts.append((solved, sum(one.passed is not None for one in tried)))
-        costs.append((solved, sum(one.cost_micros for one in tried)))
-        times.append((solved, sum(one.seconds for one in tried)))
+    known = _known(verdicts, name).values()
+    counts = [(_solved(tried), len(tried)) for tried in known]
+    number = sum(map(len, known))
     return ColumnScore(
         name=name,
-        tries=len(known),
-        without=len(verdicts) - len(known),
-        solved=sum(one.passed is True for one in known),
+        tries=number,
+        without=sum(one.column == name for one in verdicts) - number,
+        solved=sum(map(_solved, known)),
         pass_1=pass_at_1(counts),
         pass_all=pass_all(counts, tries),
-        cost_micros=sum(one.cost_micros for one in verdicts),
-        cost_per_solved=per_solved(costs),
-        seconds_per_solved=per_solved(times),
+        cost_micros=sum(run.cost_micros for run in runs),
+        cost_per_solved=per_solved([(_solved(tried), sum(one.cost_micros for one in tried)) for tried in known]),
+        seconds_per_solved=per_solved([(_solved(tried), sum(one.seconds for one in tried)) for tried in known]),
         price=tuple(dict.fromkeys(map(_price_text, (config_of(run.config).price for run in runs)))),
     )
 
@@ -204,9 +196,10 @@ def _notes(verdicts: Sequence[Verdict], columns: Sequence[ColumnScore]) -> Itera
 
 def compare_columns(first: tuple[SuiteResult, str], second: tuple[SuiteResult, str]) -> Comparison:
     """Return two columns case by case, each given by its result and its name."""
-    before, after = (_solved_share(result.verdicts, name) for result, name in (first, second))
+    before, after = (_per_try(_known(result.verdicts, name)) for result, name in (first, second))
     one, other = (next(each for each in result.columns if each.name == name) for result, name in (first, second))
-    both = {case: (share, after[case]) for case, share in before.items() if case in after}
+    cases = [case for case in before if case in after]
+    both = {case: (before[case][0], after[case][0]) for case in cases}
     better = {case: pair for case, pair in both.items() if pair[1] > pair[0]}
     worse = {case: pair for case, pair in both.items() if pair[1] < pair[0]}
     notes = [f"{len(only)} cases are only in one of them." for only in (before.keys() ^ after.keys(),) if only]
@@ -215,12 +208,12 @@ def compare_columns(first: tuple[SuiteResult, str], second: tuple[SuiteResult, s
     return Comparison(
         first=one.name,
         second=other.name,
-        cases=len(both),
+        cases=len(cases),
         better=better,
         worse=worse,
         p_value=sign_test(len(better), len(worse)),
-        before=one.cost_per_solved,
-        after=other.cost_per_solved,
+        before=per_solved([before[case] for case in cases]),
+        after=per_solved([after[case] for case in cases]),
         notes=tuple(notes),
     )
 
@@ -229,10 +222,22 @@ def _last(prices: Sequence[str]) -> str:
     return prices[-1] if prices else "an unknown one"
 
 
-def _solved_share(verdicts: Sequence[Verdict], column: str) -> dict[str, float]:
-    """Return which share of the tries of each case a column has solved; cases without a verdict are left out."""
-    tried: dict[str, list[bool]] = {}
+def _known(verdicts: Sequence[Verdict], column: str) -> dict[str, list[Verdict]]:
+    """Return the tries of each case that have a verdict in a column; cases without one are left out."""
+    tried: dict[str, list[Verdict]] = {}
     for one in verdicts:
         if one.column == column and one.passed is not None:
-            tried.setdefault(one.case, []).append(one.passed)
-    return {case: sum(passed) / len(passed) for case, passed in tried.items()}
+            tried.setdefault(one.case, []).append(one)
+    return tried
+
+
+def _solved(tried: Sequence[Verdict]) -> int:
+    return sum(one.passed is True for one in tried)
+
+
+def _per_try(known: Mapping[str, Sequence[Verdict]]) -> dict[str, tuple[float, float]]:
+    """Return the share of solved tries of each case, and what one has cost: two columns may differ in their number."""
+    return {
+        case: (_solved(tried) / len(tried), sum(one.cost_micros for one in tried) / len(tried))
+        for case, tried in known.items()
+    }

@@ -2,7 +2,8 @@
 
 Shares have Wilson's interval (1927), which holds for few cases and for 0 and 100 %. Tries of the same case resemble
 each other, so a share over tries counts as fewer: the effective number is p(1-p) over the variance between cases (Dean
-and Pagano, 2015), but no fewer than the cases and no more than the tries. Ratios (cost per solved try) have the
+and Pagano, 2015), but no fewer than the cases and no more than the tries. It is the number of
+cases where that variance is not known: one case, or all or none solved. Ratios (cost per solved try) have the
 percentile bootstrap over cases (Efron, 1979) with a fixed seed. Two columns are compared by the exact sign test
 (McNemar), without the cases in which they are equal.
 """
@@ -61,26 +62,27 @@ def pass_at_1(cases: Sequence[tuple[int, int]]) -> Share:
         return Share(0.0, 0.0, 1.0, 0)
     number, tries = len(shares), sum(tries for _solved, tries in cases)
     mean = sum(shares) / number
-    effective = float(tries)
-    if number > 1 and (spread := sum((share - mean) ** 2 for share in shares) / (number * (number - 1))):
-        effective = mean * (1 - mean) / spread
+    effective = float(number)
+    if number > 1 and 0 < mean < 1:
+        spread = sum((share - mean) ** 2 for share in shares) / (number * (number - 1))
+        effective = mean * (1 - mean) / spread if spread else math.inf
     effective = min(max(effective, number), tries)
     return Share(mean, *wilson(mean * effective, effective), tries)
 
 
 def pass_all(cases: Sequence[tuple[int, int]], tries: int) -> Share:
-    """Return the share of cases of which each of so many tries is solved; cases with fewer tries do not count."""
-    whole = [solved >= tries for solved, done in cases if done >= tries]
+    """Return the share of cases of which each of so many tries is solved; where that is open, a case does not count."""
+    whole = [solved >= tries for solved, done in cases if done >= tries or solved < done]
     if not whole:
         return Share(0.0, 0.0, 1.0, 0)
     return Share(sum(whole) / len(whole), *wilson(sum(whole), len(whole)), len(whole))
 
 
-def per_solved(cases: Sequence[tuple[int, float]]) -> Ratio:
+def per_solved(cases: Sequence[tuple[float, float]]) -> Ratio:
     """Return a sum (cost, seconds) per solved try; what was spent on the unsolved ones counts.
 
     Args:
-        cases: Of each case, its solved tries and the sum over all its tries.
+        cases: Of each case, its solved tries and the sum over all its tries; or both per try.
     """
     solved, total = sum(one for one, _sum in cases), sum(each for _one, each in cases)
     if not solved:
