@@ -219,7 +219,7 @@ class Case(TomlFile):
         for key, given in (("workspace", self.workspace), ("recording", self.recording)):
             if given is not None and (why := self._place_fault(given, folder=key == "workspace")):
                 found.append(((key,), why))
-        found += self._argument_faults()
+        found += argument_faults(self.arguments, self.role, self.task)
         own = [(("checks", number), why) for number, check in enumerate(self.checks) if (why := check.fault())]
         if not own and any(not self.failures(answer) for answer in _EMPTY_ANSWERS):
             own = [
@@ -231,24 +231,26 @@ class Case(TomlFile):
         """Return the path of its workspace or recording."""
         return self.folder / given
 
-    def _argument_faults(self) -> Iterator[tuple[tuple[str], str]]:
-        for key, value in self.arguments.items():
-            if key in _NOT_ARGUMENTS:
-                yield (key,), "a case has it itself, or each of its runs has its own; leave it out of [arguments]"
-                continue
-            try:
-                parse(SpawnArgs, {"role": self.role, "task": self.task, key: value})
-            except BadInput as error:
-                yield (key,), str(error).removeprefix(f"{key}: ")
-
     def _place_fault(self, given: str, *, folder: bool) -> str | None:
-        parts = PurePosixPath(given)
-        if parts.is_absolute() or ".." in parts.parts or not parts.parts:
-            return f"{given!r} has to lie in the folder of the case; give a path relative to it"
-        there = self.path(given)
+        parts, there, within = PurePosixPath(given), self.path(given), self.folder.resolve()
+        outside = parts.is_absolute() or ".." in parts.parts or not parts.parts or "\\" in given or ":" in given
+        if outside or (there.exists() and not there.resolve().is_relative_to(within)):
+            return f"{given!r} has to lie in the folder of the case, also behind a link; give a path relative to it"
         if there.is_dir() if folder else there.is_file():
             return None
         return f"there is no {'folder' if folder else 'file'} {given!r} beside the case"
+
+
+def argument_faults(arguments: Mapping[str, Any], role: str, task: str) -> Iterator[tuple[tuple[str], str]]:
+    """Yield what is wrong with the `[arguments]` of a case or of a suite: where, and a sentence."""
+    for key, value in arguments.items():
+        if key in _NOT_ARGUMENTS:
+            yield (key,), "a case has it itself, or each of its runs has its own; leave it out of [arguments]"
+            continue
+        try:
+            parse(SpawnArgs, {"role": role, "task": task, key: value})
+        except BadInput as error:
+            yield (key,), str(error).removeprefix(f"{key}: ")
 
 
 def load_cases(folder: Path) -> list[Case]:

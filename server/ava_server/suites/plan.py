@@ -7,6 +7,7 @@ role or case is another cell, and a changed check is not.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -20,9 +21,11 @@ from pydantic import Field
 from ava_audit.rows import WAITING, RunRow
 from ava_audit.view import View
 from ava_roles.errors import RolesError
+from ava_server.budget.run_config import config_of
 from ava_server.core.errors import AvaError, BadInput
-from ava_server.evals.case import SUITE, Case, SuiteFaults, TomlFile, load_cases, read_toml
+from ava_server.evals.case import SUITE, Case, SuiteFaults, TomlFile, argument_faults, load_cases, read_toml
 from ava_server.models.selection import OFFLINE, choose
+from ava_server.runs.lifecycle import GROUP_TIMEOUT
 from ava_server.runs.reservation import SHARED_CAPS
 from ava_server.suites.workspaces import frozen_copy
 
@@ -36,6 +39,7 @@ SHIPPED = (_PACKAGE / "_suites", _PACKAGE.parents[1] / "examples" / "suites")
 """Where the shipped suites are: in the installed package, or beside it in a checkout."""
 _NAME = re.compile(r"[^a-z0-9-]+")
 _NAME_CHARS, _ID_CHARS = 24, 60
+CAP = "max_cost_cents"
 _OWN_FAULTS = frozenset({"bad_output", "bad_answer", "refusal", "verification"})
 """Kinds of errors that tell something about the model; after any other, a try has no verdict and is made again."""
 
@@ -45,6 +49,10 @@ class _SuiteFile(TomlFile):
 
     about: str = ""
     arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+    def faults(self) -> list[tuple[tuple[str | int, ...], str]]:
+        """Return what is wrong with its arguments."""
+        return list(argument_faults(self.arguments, "researcher", "a task"))
 
 
 @dataclass(frozen=True)
@@ -104,7 +112,9 @@ def find_suite(given: str) -> Suite:
         BadInput: There is no such folder, and no shipped suite of this name.
         SuiteFaults: The suite is not valid; has every fault with its line.
     """
-    folder = Path(given).expanduser()
+    folder = Path(given)
+    with contextlib.suppress(RuntimeError):  # there is no such user
+        folder = folder.expanduser()
     if not folder.is_dir():
         shipped = {path.name: path for place in SHIPPED if place.is_dir() for path in place.iterdir() if path.is_dir()}
         if given not in shipped:
@@ -176,7 +186,7 @@ def plan_cells(
             spawn = {**given, "role": role.name, "workspace": str(copy), "name": case.id[:_ID_CHARS]}
             spawn |= {"model": column.model} if column.model is not None else {}
             label = _column_name(column, {each for _role, each in chosen.values()})
-            cap = float(arguments.get("max_cost_cents", role.max_cost_cents))
+            cap = float(arguments.get(CAP, role.max_cost_cents))
             refusal = _refusal(role, arguments) if model == OFFLINE else ""
             cells += [
                 Cell(case, label, number, spawn, f"{key}:{number}", cap, refusal) for number in range(1, tries + 1)
@@ -212,10 +222,17 @@ def _column_name(column: Column, models: set[str]) -> str:
 
 @dataclass(frozen=True)
 class Round:
-    """One pass over a suite: the runs of each of its cells that has any, by `Cell.id`, the newest last."""
+    """One pass over a suite.
+
+    Attributes:
+        number: Its number, from 1.
+        runs: The runs of each cell that is asked for and has any, by `Cell.id`, the newest last.
+        every: All of its runs, also those of cells that nobody asks for any more: their money is spent.
+    """
 
     number: int
     runs: Mapping[str, Sequence[RunRow]]
+    every: Sequence[RunRow] = ()
 
     def newest(self, cell: Cell) -> RunRow | None:
         """Return the run that counts for a cell."""
@@ -226,34 +243,49 @@ class Round:
         return [
             cell
             for cell in cells
-            if not cell.refusal and ((run := self.newest(cell)) is None or (run.ended and not has_verdict(run)))
+            if not cell.refusal and ((run := self.newest(cell)) is None or (run.ended and not has_verdict(cell, run)))
         ]
 
     @property
     def spent_micros(self) -> int:
         """What all of its runs have cost, those without a verdict too; micro-USD."""
-        return sum(run.cost_micros for runs in self.runs.values() for run in runs)
+        return sum(run.cost_micros for run in self.every)
+
+    @property
+    def held_micros(self) -> int:
+        """What its runs that go on may still cost; micro-USD."""
+        going = [run for run in self.every if not run.ended]
+        return sum(max(0, config_of(run.config).max_cost_micros - run.cost_micros) for run in going)
 
 
-def has_verdict(run: RunRow) -> bool:
-    """Tell whether an ended run can be scored: nobody and nothing but the run itself ended it."""
+def has_verdict(cell: Cell, run: RunRow) -> bool:
+    """Tell whether an ended run can be scored: nobody and nothing but the run itself ended it.
+
+    A cap over several runs did not, nor did the amount for the suite, of which the last run may have only the rest.
+    """
     if run.result_seq is None or run.state in ("cancelled", "abandoned"):
         return False
     if run.state == "error":
         return run.error_kind in _OWN_FAULTS
-    return run.state != "cost_exceeded" or not (run.stop_reason or "").startswith(SHARED_CAPS)
+    shared = (run.stop_reason or "").startswith((*SHARED_CAPS, GROUP_TIMEOUT))
+    lowered = run.state == "cost_exceeded" and config_of(run.config).asked.get(CAP) != cell.spawn.get(CAP)
+    return not shared and not lowered
 
 
-def find_round(view: View, user: str, suite: Suite, cells: Sequence[Cell], *, again: bool) -> Round:
-    """Return the newest round that has runs of these cells, or with `again` a new one."""
+def find_round(
+    view: View, user: str, suite: Suite, cells: Sequence[Cell], *, again: bool = False, which: int = 0
+) -> Round:
+    """Return the newest round, the one of this number, or with `again` a new one."""
     rounds: dict[int, dict[str, list[RunRow]]] = {}
+    every: dict[int, list[RunRow]] = {}
     wanted = {cell.id for cell in cells}
     for row in view.with_task_prefix(user, prefix_of(suite.name)):
         number, _colon, cell_id = str(row.task_id).removeprefix(prefix_of(suite.name)).partition(":")
         if number.isdecimal():
             runs = rounds.setdefault(int(number), {})
-            if cell_id in wanted and row.state != WAITING:
-                runs.setdefault(cell_id, []).append(row)
-    last = max(rounds, default=0)
-    newest = next((each for each in sorted(rounds, reverse=True) if rounds[each]), None)
-    return Round(last + 1, {}) if again or newest is None else Round(newest, rounds[newest])
+            if row.state != WAITING:
+                every.setdefault(int(number), []).append(row)
+                if cell_id in wanted:
+                    runs.setdefault(cell_id, []).append(row)
+    number = which or max(rounds, default=0) + (1 if again else 0) or 1
+    return Round(number, rounds.get(number, {}), every.get(number, ()))

@@ -15,7 +15,6 @@ from pydantic import ValidationError
 from ava_audit.units import MICROS_PER_CENT, format_usd
 from ava_server.approval.proposals import MOST_WAITING
 from ava_server.approval.requests import stored_result
-from ava_server.budget.run_config import config_of
 from ava_server.cli.app import MODEL, NOT_APPROVED
 from ava_server.cli.log_access import note_fetched
 from ava_server.cli.results import ENDING_CODES
@@ -27,6 +26,7 @@ from ava_server.core.errors import BadInput
 from ava_server.models.selection import OFFLINE
 from ava_server.suites.page import write_page
 from ava_server.suites.plan import (
+    CAP,
     Cell,
     Column,
     Round,
@@ -115,7 +115,7 @@ async def _run(settings: Settings, suite: Suite, request: SuiteRequest) -> int:
         stopped = await _bring_up(runtime, service, suite, cells, done, request)
         if stopped is not None:
             return stopped
-        done = await runtime.store.read(partial(find, again=False))
+        done = await runtime.store.read(partial(find, which=done.number))
         result = await _scored(runtime, suite, cells, done)
         for run in (run for runs in done.runs.values() for run in runs):
             await note_fetched(runtime.store, service.session, COMMAND, run)
@@ -138,7 +138,7 @@ async def _bring_up(
     running = [run.id for cell in cells if (run := done.newest(cell)) is not None and not run.ended]
     tell(f"{suite.name}, round {done.number}: {_counts(cells, left, running)}.")
     if left:
-        spawns, most = _spawns(suite, cells, left, done, request.max_micros)
+        spawns, most = _spawns(suite, left, done, request.max_micros)
         approved = await approve(runtime, service, RunRequest(spawns, most_micros=most, yes=request.yes))
         if not approved:
             return NOT_APPROVED
@@ -147,7 +147,8 @@ async def _bring_up(
         return None
     stopped = await FollowedRuns(runtime, service, running).until_over()
     if stopped is not None:
-        tell("The same command goes on with this round; what the log has is not paid again.")
+        which = "The same command, without --again," if request.again else "The same command"
+        tell(f"{which} goes on with this round; what the log has is not paid again.")
     return stopped
 
 
@@ -164,7 +165,7 @@ def _counts(cells: Sequence[Cell], left: Sequence[Cell], running: Sequence[str])
 
 
 def _spawns(
-    suite: Suite, cells: Sequence[Cell], left: Sequence[Cell], done: Round, max_micros: int | None
+    suite: Suite, left: Sequence[Cell], done: Round, max_micros: int | None
 ) -> tuple[tuple[dict[str, Any], ...], int | None]:
     """Return the arguments of the runs that a round lacks, and the most that they may cost together.
 
@@ -179,8 +180,7 @@ def _spawns(
     spawns = [{**cell.spawn, "task_id": cell.task_id(suite.name, done.number)} for cell in left]
     if max_micros is None:
         return tuple(spawns), None
-    going = [run for cell in cells if (run := done.newest(cell)) is not None and not run.ended]
-    held = sum(max(0, config_of(run.config).max_cost_micros - run.cost_micros) for run in going)
+    held = done.held_micros
     rest = max_micros - done.spent_micros - held
     if rest < MICROS_PER_CENT:
         may = f", and what is under way may cost {format_usd(held)}" if held else ""
@@ -188,13 +188,15 @@ def _spawns(
             f"--max-cost: round {done.number} of {suite.name} has cost {format_usd(done.spent_micros)}{may}; give more"
             " than that, it is for the whole round"
         )
-    if len(spawns) == 1:
-        spawns[0]["max_cost_cents"] = min(left[0].cap_cents, rest // MICROS_PER_CENT)
+    if len(spawns) == 1 and rest // MICROS_PER_CENT < left[0].cap_cents:
+        spawns[0][CAP] = rest // MICROS_PER_CENT
     return tuple(spawns), rest
 
 
 async def _scored(runtime: Runtime, suite: Suite, cells: Sequence[Cell], done: Round) -> SuiteResult:
-    ended = [(cell, run) for cell in cells if (run := done.newest(cell)) is not None and run.ended and has_verdict(run)]
+    ended = [
+        (cell, run) for cell in cells if (run := done.newest(cell)) is not None and run.ended and has_verdict(cell, run)
+    ]
     stored = await runtime.store.read(lambda view: [stored_result(view, run) for _cell, run in ended])
     scores = await score(suite.name, [(cell, result) for (cell, _run), result in zip(ended, stored, strict=True)])
     by_id = {cell.id: one for (cell, _run), one in zip(ended, scores, strict=True)}

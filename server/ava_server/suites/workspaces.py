@@ -36,10 +36,11 @@ def frozen_copy(folder: Path | None, *, repository: bool) -> tuple[Path, str]:
     name = folder.name if folder is not None else "empty"
     try:
         sha = tree_hash(folder)
-        place = _private_place() / f"{sha[:16]}{'-git' if repository else ''}"
+        key = hashlib.sha256(f"{sha} {name}".encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        place = _private_place() / f"{key}{'-git' if repository else ''}"
         copy = place / name
-        if not copy.is_dir() or tree_hash(copy) != sha:
-            _copy(folder, place, name, repository=repository)
+        if not _is_copy(copy, sha):
+            _copy(folder, copy, sha, repository=repository)
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(f"the workspace {folder or 'of a case without one'} cannot be copied: {error}") from error
     return copy, sha
@@ -73,22 +74,32 @@ def _private_place() -> Path:
     return place
 
 
-def _copy(folder: Path | None, place: Path, name: str, *, repository: bool) -> None:
-    """Put a copy in its place at once: what another process has put there meanwhile, equal by its name, may stay."""
+def _is_copy(copy: Path, sha: str) -> bool:
+    return copy.is_dir() and tree_hash(copy) == sha
+
+
+def _copy(folder: Path | None, target: Path, sha: str, *, repository: bool) -> None:
+    """Put a copy in its place at once. One that another process has put there meanwhile stays: runs may read it."""
+    place = target.parent
     made = Path(tempfile.mkdtemp(dir=place.parent, prefix="new-"))
     try:
-        copy = made / name
+        copy = made / target.name
         if folder is None:
             copy.mkdir()
         else:
             shutil.copytree(folder, copy, symlinks=True, ignore=shutil.ignore_patterns(".git"))
         if repository:
             _commit(copy)
-        shutil.rmtree(place, ignore_errors=True)
-        made.rename(place)
-    except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
-        raise
+        if place.exists() and not _is_copy(target, sha):
+            place.rename(made / "changed")  # by somebody: it is no copy any more
+        try:
+            made.rename(place)
+        except OSError:
+            if not _is_copy(target, sha):
+                raise
+    finally:
+        for left in (made, place / "changed"):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _commit(folder: Path) -> None:
