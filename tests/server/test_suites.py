@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
@@ -209,6 +210,35 @@ def test_costs_are_of_tries_with_a_verdict_and_compared_in_the_cases_that_both_c
     assert compared.before == compared.after and compared.before.value == 500, "another number of tries changes nothing"
 
 
+def test_models_that_are_run_one_after_another_share_a_round_its_money_and_its_results(
+    tmp_path: Path, root: Path
+) -> None:
+    suite = suite_of(tmp_path)
+    with running_model_server(answers) as server:
+        first = run_json(root, suite, "--model", "test", "--max-cost", "1", server=server)
+        second = run_json(root, suite, "--model", "offline", "--max-cost", "1", server=server)
+        both = run_json(root, suite, "--model", "test", "--model", "offline", "--max-cost", "1", server=server)
+        assert len(server.requests) == 3 and (first.round, second.round, both.round) == (1, 1, 1)
+        otter = suite / "otter.toml"
+        otter.write_text(otter.read_text().replace("What does otter cost?", "How much is otter?"))
+        spent = f"{(first.cost_micros + 5_000) / 1e6:.3f}"
+        refused = ava(root, "eval", "run", str(suite), "--yes", "--max-cost", spent, env=local(server))
+        assert refused.returncode == 2 and "round 1 of prices has cost" in refused.stderr, "also by the old case"
+        assert len(server.requests) == 3
+
+
+def test_the_last_run_under_the_rest_of_the_amount_has_no_verdict_and_is_made_again(tmp_path: Path, root: Path) -> None:
+    suite = suite_of(tmp_path, {"otter": "twelve cents"})
+    dear = {**USAGE, "completion_tokens": 3_000}
+    look = Say(calls=[("read_file", {"path": "."})], usage=dear)
+    with running_model_server([look, look, answers]) as server:
+        cut = run_json(root, suite, "--max-cost", "0.13", server=server, code=11)
+        assert [(one.ending, one.passed) for one in cut.verdicts] == [("cost_exceeded", None)]
+    with running_model_server(answers) as server:
+        whole = run_json(root, suite, "--max-cost", "1", server=server)
+        assert marks(whole) and None not in marks(whole).values() and len(server.requests) == 1
+
+
 def test_at_its_cap_a_suite_stops_says_what_it_has_and_goes_on_later(tmp_path: Path, root: Path) -> None:
     (root / "config.toml").write_text(f"[limits]\nrunning_per_user = 1\n{PRICED}")
     suite = suite_of(tmp_path)
@@ -291,6 +321,10 @@ def test_a_mistake_starts_nothing(tmp_path: Path, root: Path, args: Sequence[str
 def test_every_fault_of_a_suite_is_said_with_its_line(tmp_path: Path, root: Path) -> None:
     suite = suite_of(tmp_path)
     (suite / "suite.toml").write_text('about = "Prices"\ntries = 3\n')
+    (tmp_path / "private").mkdir()
+    (suite / "linked").symlink_to(tmp_path / "private")
+    for name, place in (("linked", "linked"), ("drive", "C:/Users"), ("parent", "..\\\\private")):
+        (suite / f"{name}.toml").write_text(CASE.format(name=name, text="a").replace('"files"', f'"{place}"'))
     (suite / "otter.toml").write_text(
         'task = "What?"\nworkspace = "gone"\n[[checks]]\nkind = "contains"\ntexts = ["a"]\n'
     )
@@ -301,6 +335,11 @@ def test_every_fault_of_a_suite_is_said_with_its_line(tmp_path: Path, root: Path
     done = ava(root, "eval", "run", str(suite), "--model", "offline", "--yes")
     assert done.returncode == 30 and done.stdout.count("\n") <= 1
     assert f"{suite}/suite.toml:2: tries: " in done.stderr
+    for name in ("linked", "drive", "parent"):
+        assert re.search(rf"{suite}/{name}\.toml:2: workspace: '.*' has to lie in the folder of the case", done.stderr)
+    (suite / "suite.toml").write_text('[arguments]\ntask = "Else"\nmax_cost_cents = "lots"\ncolour = "red"\n')
+    done = ava(root, "eval", "run", str(suite), "--model", "offline", "--yes")
+    assert all(f"{suite}/suite.toml:{line}: " in done.stderr for line in (2, 3, 4)), done.stderr
     assert f"{suite}/otter.toml:2: workspace: " in done.stderr and "gone" in done.stderr
     assert f"{suite}/sphinx.toml:5: max_cost_cent: " in done.stderr and "did you mean max_cost_cents?" in done.stderr
     assert f"{suite}/whisper.toml:2: " in done.stderr and "can never fail" in done.stderr
@@ -362,6 +401,9 @@ def test_a_workspace_is_copied_once_and_again_where_somebody_has_changed_the_cop
     head = (copy / ".git" / "refs" / "heads" / "main").read_text()
     inode = copy.stat().st_ino
     assert frozen_copy(files, repository=True) == (copy, sha) and copy.stat().st_ino == inode
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "a.py").write_text("one\n")
+    assert frozen_copy(tmp_path / "more", repository=True)[1] == sha and copy.stat().st_ino == inode
     (copy / "a.py").write_text("two\n")
     assert frozen_copy(files, repository=True) == (copy, sha)
     assert (copy / "a.py").read_text() == "one\n"
