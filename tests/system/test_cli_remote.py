@@ -387,7 +387,7 @@ async def test_a_wait_survives_a_restart_of_the_server_and_ends_with_the_run(tmp
                 env=environment(tmp_path / "elsewhere", AVA_TOKEN=text),
             )  # fmt: skip
             await until(lambda: len(logged(root, "SessionStart")) >= 1)
-            await anyio.sleep(2)
+            await anyio.sleep(8)
             first.signal()
             await first.exited()
         await anyio.sleep(11)  # where lines are not rewritten in place, one comes every ten seconds
