@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from support.model_server import Say
 from support.runtime import Lab, hand_over, open_lab
 
 from ava_audit.redaction import Redactor
-from ava_server.core.errors import Refused
+from ava_server.core.errors import BadInput, Refused
 from ava_server.evals.case import Case, SuiteFaults, load_cases, write_case
 from ava_server.evals.freeze import freeze
 from ava_server.evals.recording import Recording, read_recording, recording_of
@@ -63,6 +64,56 @@ async def test_no_secret_is_left_in_a_case(tmp_path: Path) -> None:
     assert '"userId":"recorded"' in (suite / "reactor.jsonl").read_text()
 
 
+async def test_secrets_are_replaced_in_text_of_any_encoding_and_what_is_no_text_is_named(tmp_path: Path) -> None:
+    secret = "hunter2-of-the-house"
+    text = f"café\nthe door is {secret}\nkey: {KEY}\n"
+    encodings = ("latin-1", "cp1252", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32")
+    async with open_lab(tmp_path, [READ, ANSWER]) as lab:
+        recording = await ended_run(lab)
+        for name in encodings:
+            (lab.workspace / f"{name}.txt").write_bytes(text.encode(name))
+        (lab.workspace / "clean.bin").write_bytes(b"\x89PNG\r\n\xff\xd8\0\1\2\3")
+        (lab.workspace / "told.bin").write_bytes(b"\xff\xd8\0\1" + secret.encode() + b"\xff\2")
+    made = freeze(recording, tmp_path / "suite", "reactor", Redactor({"door": secret}), whole=True)
+    kept = {path.name: path.read_bytes() for path in (tmp_path / "suite" / "reactor").iterdir() if path.is_file()}
+    for name in encodings:
+        said = kept[f"{name}.txt"].decode(name)
+        assert "café\nthe door is [redacted:door]\nkey: [redacted:" in said and KEY not in said, said
+    assert "clean.bin" in kept and "told.bin" not in kept
+    assert made.left_out == (
+        "told.bin, which is not text and has a secret", "the search for secrets in what is not text: clean.bin",
+    )  # fmt: skip
+
+
+async def test_a_run_without_an_answer_becomes_a_case_that_an_answer_fails(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, []) as lab:
+        recording = await ended_run(lab, task="Who sank the Titanic?", model="offline")
+    assert recording.result["status"] == "no_answer"
+    with pytest.raises(BadInput, match="`suite`"):
+        freeze(recording, tmp_path / "suite", "Suite", Redactor({}))
+    freeze(recording, tmp_path / "suite", "none", Redactor({}))
+    [case] = load_cases(tmp_path / "suite")
+    assert case.failures(recording.result) == []
+    assert case.failures({**recording.result, "status": "success"})
+
+
+def test_a_check_passes_only_what_it_asks_for(tmp_path: Path) -> None:
+    def failures(check: dict[str, Any], **result: Any) -> list[str]:
+        case = Case.model_validate({"id": "one", "folder": tmp_path, "task": "x", "checks": [check]})
+        return case.failures({"status": "success", **result})
+
+    for value, other in ((1, True), (0, False), ([1], [True]), ({"a": 0}, {"a": False})):
+        equals = {"kind": "equals", "value": value}
+        assert failures(equals, untrusted_result={"output": value}) == []
+        assert failures(equals, untrusted_result={"output": other})
+        assert failures({**equals, "value": other}, untrusted_result={"output": value})
+    finding = {"findings": [{"source_url": "a.md", "quote": QUOTE}]}
+    for verdict, passes in (("found", True), ("near", False), ("not_found", False)):
+        checked = [{"finding": 1, "verdict": verdict}]
+        found = failures({"kind": "sources", "paths": ["a.md"]}, untrusted_result=finding, quotes_checked=checked)
+        assert (found == []) == passes, verdict
+
+
 async def test_a_run_whose_result_proves_nothing_needs_a_check_of_its_own(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()]) as lab:
         recording = await ended_run(lab)
@@ -98,6 +149,12 @@ FAULTS = {
     "any-value": ('task = "x"\n[[checks]]\nkind = "schema"\nschema = {}\n', 2, "this schema allows every value"),
     "absent": ('task = "x"\n[[checks]]\nkind = "absent"\ntexts = ["sorry"]\n', 2, "the checks can never fail"),
     "empty": ('task = "x"\n[[checks]]\nkind = "contains"\ntexts = []\n', 2, "it can never fail"),
+    "digits": (f"task = {'9' * 5_000}\n", 1, "a number in it is too long"),
+    "nested": (f"task = {'[' * 20_000}\n", 1, "nested too deep"),
+    "dotted": (f'task = "x"\n[arguments]\na{".b" * 5_000} = 1\n', 2, "arguments: only what JSON has"),
+    "date": ('task = "x"\n[arguments]\noutput_schema = {const = 2020-01-01}\n', 2, "arguments: only what JSON has"),
+    "hex": (f'task = "x"\n[[checks]]\nkind = "equals"\nvalue = 0x{"f" * 5_000}\n', 2, "checks: only what JSON has"),
+    "infinite": ('task = "x"\n[arguments]\nmax_cost_cents = inf\n', 2, "arguments: only what JSON has"),
 }
 
 
@@ -105,9 +162,13 @@ def test_every_fault_of_every_case_is_named_with_its_line(tmp_path: Path) -> Non
     for name, (text, _line, _why) in FAULTS.items():
         (tmp_path / f"{name}.toml").write_text(text)
     (tmp_path / "suite.toml").write_text("not = 'a case'")
+    (tmp_path / "endless.toml").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe.toml")
     with pytest.raises(SuiteFaults) as refused:
         load_cases(tmp_path)
     lines = str(refused.value).splitlines()
+    for name in ("endless", "pipe"):
+        lines.remove(f"{tmp_path / name}.toml:1: it is not a regular file")
     assert len(lines) == len(FAULTS)
     for name, (_text, line, why) in FAULTS.items():
         [found] = [each for each in lines if each.startswith(str(tmp_path / f"{name}.toml"))]

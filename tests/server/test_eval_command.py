@@ -49,10 +49,30 @@ async def test_a_folder_of_recorded_runs_is_a_regression_test(tmp_path: Path) ->
         cost = re.search(r"Cost: \$([\d.]+) before; about \$([\d.]+) now. Calls: (\d) before; \3 now.\n", done.stdout)
         assert cost is not None and float(cost[1]) == pytest.approx(3 * float(cost[2])), done
 
-        (tmp_path / "suite" / f"{runs[1]}.jsonl").write_text("not a line\n")
+        recording = tmp_path / "suite" / f"{runs[1]}.jsonl"
+        text = recording.read_text()
+        lines = text.splitlines(keepends=True)
+        hostile = {
+            "approval": (
+                text.replace('"max_iterations":', '"max_iterations":"many","n":'),
+                "is not valid (1 validation",
+            ),
+            "ending": ("".join(line for line in lines if "RunEnded" not in line), "it has not ended yet"),
+            "nested": ("[" * 100_000, "1: it is not an entry of a log"),
+            "no-line": ("not a line\n", "1: it is not an entry of a log"),
+            "task": ("".join(line for line in lines if "UserMessage" not in line), "proposal, task or approval"),
+            "wire": (text.replace('"wire":', '"wired":'), "it cannot be run again (KeyError: 'wire')"),
+        }
+        for name, (content, _why) in hostile.items():
+            (recording.parent / f"{name}.jsonl").write_text(content)
+        (recording.parent / "endless.jsonl").symlink_to("/dev/zero")
         done = await command("replay", str(tmp_path / "suite"), "--json")
-        assert done.returncode == 2
+        assert done.returncode == 2, done
         said = json.loads(done.stdout)
-        assert [run["same"] for run in said["runs"]] == [True]
-        assert "1: it is not an entry of a log" in said["faults"][0]["fault"]
+        assert [run["same"] for run in said["runs"]] == [True, True]
+        faults = {each["name"]: each["fault"] for each in said["faults"]}
+        assert "it is not a regular file" in faults.pop("endless")
+        assert list(faults) == sorted(hostile)
+        for name, (_content, why) in hostile.items():
+            assert why in faults[name], faults
         assert (len(lab.server.requests), lab.store.head) == (asked, head)

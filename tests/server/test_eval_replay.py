@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 from support.model_server import Fail, Gate, Say, running_model_server
+from support.redaction.kept_secret import NAME, VALUE
 from support.repositories.coding import RIGHT, RIGHTED, STILL_WRONG, WRONG, coded, project, says
 from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
 
@@ -135,6 +137,45 @@ async def test_another_model_is_the_same_run_at_another_price(tmp_path: Path) ->
     assert found.notes[-1].startswith("it would end with cost_exceeded (the run's max_cost_cents was reached")
 
 
+CHANGED = [
+    ("SubagentComplete", '"output":"the answer"', '"output":"another"', 'its text would differ: - "output": "another"'),
+    ("SubagentComplete", '"verdict":"found"', '"verdict":"not_found"', "its quotes would differ:"),
+    ("SubagentComplete", '"confidence":null', '"confidence":0.5', "its confidence would differ: -0.5 +null"),
+    ("RunEnded", "handed over", "gave", "it would end with the subagent handed over its result, not with the subagent"),
+    ("RunEnded", '"errorKind":null', '"errorKind":"internal"', "not with internal the subagent handed over its result"),
+    ("PlanReady", "", "", "the guardrail repeated_call would not have told read_file any more"),
+]
+
+
+async def test_a_result_that_differs_is_found_although_all_requests_are_the_same(tmp_path: Path) -> None:
+    finding = {"claim": "cost", "source_url": "report.md", "quote": "The reactor cost 4.2 million."}
+    async with open_lab(tmp_path, [READ, hand_over(output="the answer", findings=[finding])], config=PRICED) as lab:
+        recording = await recorded(lab)
+    assert (await replayed(recording)).same
+    for kind, before, after, note in CHANGED:
+        entries = list(recording.entries)
+        if kind == "PlanReady":
+            [told] = [entry for entry in entries if entry.type == "ToolCall"][:1]
+            trip = {"guardrail": "repeated_call", "action": "told", "tool": "read_file"}
+            entries.append(told._replace(type="GuardrailTripped", content=json.dumps(trip)))
+        [at] = [number for number, entry in enumerate(entries) if entry.type == kind] if before else [0]
+        content = entries[at].content or ""
+        assert before in content, content
+        entries[at] = entries[at]._replace(content=content.replace(before, after))
+        found = await replayed(recording_of(recording.run_id, entries))
+        assert not found.same and found.first is None, kind
+        assert [each for each in found.notes if note in each], found.notes
+
+
+async def test_a_registered_secret_in_an_answer_is_no_difference(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [READ, hand_over(output=f"the door is {VALUE}")], config=PRICED) as lab:
+        lab.runtime.credentials.redactor.learn({NAME: VALUE})
+        recording = await recorded(lab)
+    assert f"[redacted:{NAME}]" in str(recording.result)
+    found = await replayed(recording)
+    assert found.same, found
+
+
 async def test_attempts_that_failed_are_made_again(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [Fail(500), READ, Fail(429, retry_after="0"), hand_over()], config=PRICED) as lab:
         recording = await recorded(lab)
@@ -172,6 +213,14 @@ async def test_results_that_were_cut_and_read_again_are_the_same(
     assert "[cut at 400 of" in read.output and 'invisible_characters_removed="60"' in read.output
     assert again.tool == "read_tool_result" and again.success
     assert found.same and found.before.micros > 0, found
+    for told in (r'"chars":\d+', r"\[… \d+ characters left out", r"cut at \d+ of", r'removed=\\"\d+'):
+        entries = list(recording.entries)
+        at = next(number for number, entry in enumerate(entries) if entry.type == "ToolResult")
+        content, times = re.subn(told, lambda match: re.sub(r"\d+", "9" * 12, match[0]), entries[at].content or "")
+        assert times == 1, told
+        entries[at] = entries[at]._replace(content=content)
+        found = await replayed(recording_of(recording.run_id, entries))
+        assert "internal" not in str(found.notes), found
 
 
 async def test_a_run_that_another_process_went_on_with_after_a_kill_is_the_same(tmp_path: Path) -> None:

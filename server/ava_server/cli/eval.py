@@ -125,29 +125,31 @@ async def replay_command(
 
         async def one(number: int, recording: Recording) -> None:
             async with at_once:
-                change, remarks = await anyio.to_thread.run_sync(changes, recording)
-                done[number] = await replayer.replay(recording, change), remarks
+                try:
+                    change, remarks = await anyio.to_thread.run_sync(changes, recording)
+                    done[number] = await replayer.replay(recording, change), remarks
+                except Exception as error:  # a file of somebody else may say anything; the others are run all the same
+                    while isinstance(error, ExceptionGroup):
+                        error = error.exceptions[0]
+                    why = f"it cannot be run again ({type(error).__name__}: {error}); record it again from its log"
+                    faults.append((recordings[number][0], why))
 
         for number, (_name, recording) in enumerate(recordings):
             tasks.start_soon(one, number, recording)
-    found = [done[number][0] for number in range(len(recordings))]
+    runs = [(name, *done[number]) for number, (name, _recording) in enumerate(recordings) if number in done]
     lines: list[str] = []
-    for number, (name, _recording) in enumerate(recordings):
-        replayed, remarks = done[number]
+    for name, replayed, remarks in runs:
         if not replayed.same or len(recordings) == 1:
             lines += [*([f"{name}:"] if len(recordings) > 1 else []), *report_lines(replayed), *remarks]
-    differ = sum(not each.same for each in found)
-    lines += [f"{name}: {why}" for name, why in faults]
+    differ = sum(not replayed.same for _name, replayed, _remarks in runs)
+    lines += [f"{name}: {why}" for name, why in sorted(faults)]
     if len(recordings) + len(faults) > 1:
         lines.append(
-            f"{counted(len(found), 'recorded run')}: {len(found) - differ} the same, {differ} differ. No call was made."
+            f"{counted(len(runs), 'recorded run')}: {len(runs) - differ} the same, {differ} differ. No call was made."
         )
     fields = {
-        "runs": [
-            {"name": name, "same": each.same, **asdict(each)}
-            for (name, _run), each in zip(recordings, found, strict=True)
-        ],
-        "faults": [{"name": name, "fault": why} for name, why in faults],
+        "runs": [{"name": name, "same": replayed.same, **asdict(replayed)} for name, replayed, _remarks in runs],
+        "faults": [{"name": name, "fault": why} for name, why in sorted(faults)],
     }
     present(root, as_json, fields, lines)
     if faults or differ:

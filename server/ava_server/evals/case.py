@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -16,6 +17,7 @@ from ava_audit.events import Ending
 from ava_server.approval.output_schema import check_schema, find_mismatch
 from ava_server.approval.requests import SpawnArgs, parse
 from ava_server.core.errors import BadInput, ConfigError
+from ava_server.models.json_text import deeper_than
 from ava_server.runs.result import normalize
 
 SUITE = "suite.toml"
@@ -24,6 +26,8 @@ MOST_BYTES = 1_000_000
 _NOT_ARGUMENTS = frozenset(
     ("role", "task", "context", "system_prompt", "workspace", "name", "task_id", "retry_of", "context_from", "ask")
 )
+_DEPTH = 64
+_NO_JSON = f"only what JSON has, nested at most {_DEPTH} deep; write dates as text"
 _LINE = re.compile(r"\(at line (\d+)")
 
 
@@ -122,11 +126,16 @@ class Equals(_Check):
     def failure(self, result: Mapping[str, Any]) -> str | None:
         """Return why a result does not pass."""
         found = _untrusted(result).get("output")
-        return None if found == self.value else f"the output is {_short(found)}, not {_short(self.value)}"
+        wrong = find_mismatch(found, {"const": self.value})  # unlike ==, where true is 1
+        return None if wrong is None else f"the output is {_short(found)}, not {_short(self.value)}"
+
+    def fault(self) -> str | None:
+        """Return why this is no check."""
+        return check_schema({"const": self.value})
 
 
 class Sources(_Check):
-    """For each source, a finding names it (or a place in it) with a quote that was found there."""
+    """For each source, a finding names it (or a place in it) with a quote that was found in what the run read."""
 
     kind: Literal["sources"] = "sources"
     paths: tuple[str, ...]
@@ -134,7 +143,7 @@ class Sources(_Check):
     def failure(self, result: Mapping[str, Any]) -> str | None:
         """Return why a result does not pass."""
         findings: Sequence[Mapping[str, Any]] = _untrusted(result).get("findings") or ()
-        good = {each["finding"] for each in result.get("quotes_checked") or () if each["verdict"] != "not_found"}
+        good = {each["finding"] for each in result.get("quotes_checked") or () if each["verdict"] == "found"}
         named = [str(one.get("source_url")) for number, one in enumerate(findings, 1) if number in good]
         # A place follows the path: `notes.md:3`, `report.pdf, page 2`.
         lacking = [
@@ -221,7 +230,9 @@ class Case(TomlFile):
                 found.append(((key,), why))
         found += argument_faults(self.arguments, self.role, self.task)
         own = [(("checks", number), why) for number, check in enumerate(self.checks) if (why := check.fault())]
-        if not own and any(not self.failures(answer) for answer in _EMPTY_ANSWERS):
+        no_answer = any(isinstance(check, Endings) and "success" not in check.any for check in self.checks)
+        empty = [each for each in _EMPTY_ANSWERS if not no_answer or each["status"] == "success"]
+        if not own and any(not self.failures(answer) for answer in empty):
             own = [
                 (("checks", 0), "the checks can never fail: an empty answer passes all of them; add one of the answer")
             ]
@@ -279,10 +290,11 @@ def read_toml(path: Path, kind: type[T], **given: Any) -> T | list[str]:
     """Return what is in a file, with `given` values, or every fault of it as `file:line: sentence`. Blocking."""
     text = ""
     try:
-        if path.stat().st_size > MOST_BYTES:
-            return [f"{path}:1: it is larger than {MOST_BYTES:,} bytes"]
-        text = path.read_text("utf-8")
-        value = kind.model_validate({**tomllib.loads(text), **given})
+        text = read_bytes(path, MOST_BYTES).decode()
+        written = tomllib.loads(text)
+        if found := [((key,), _NO_JSON) for key, each in written.items() if not _is_json(each)]:
+            return [f"{path}:{_line_of(text, place)}: {_named(place)}{why}" for place, why in found]
+        value = kind.model_validate({**written, **given})
         found = value.faults()
     except ValidationError as error:
         found = [(_place(fault["loc"]), fault["msg"]) for fault in error.errors()]
@@ -293,10 +305,37 @@ def read_toml(path: Path, kind: type[T], **given: Any) -> T | list[str]:
         return [f"{path}:1: it is not UTF-8 text"]
     except OSError as error:
         return [f"{path}:1: it cannot be read ({error.strerror})"]
+    except ConfigError as error:
+        return [str(error)]
+    except (ValueError, RecursionError):
+        return [f"{path}:1: a number in it is too long, or its values are nested too deep"]
     else:
         if not found:
             return value
     return [f"{path}:{_line_of(text, place)}: {_named(place)}{why}" for place, why in found]
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """Return what is in a file. Blocking.
+
+    Raises:
+        ConfigError: It is no regular file (opening a pipe would wait for ever), or is larger than `most` bytes.
+        OSError: It cannot be read.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ConfigError(f"{path}:1: it is not a regular file")
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ConfigError(f"{path}:1: it is larger than {most:,} bytes")
+    return data
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        return bool(json.dumps(value, allow_nan=False)) and not deeper_than(value, _DEPTH)
+    except (TypeError, ValueError, RecursionError):
+        return False
 
 
 def write_case(case: Case) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 import shutil
 import tempfile
@@ -16,14 +17,33 @@ from ava_roles.errors import FolderReplaced, ToolFailed
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.tools.registry import tool_specs
 from ava_server.core.errors import BadInput, Refused
-from ava_server.evals.case import Case, Check, Contains, Endings, Schema, Sources, Verify, output_text, write_case
+from ava_server.evals.case import (
+    SUITE,
+    Case,
+    Check,
+    Contains,
+    Endings,
+    Schema,
+    Sources,
+    Verify,
+    output_text,
+    write_case,
+)
 from ava_server.evals.recording import Recording
 from ava_server.runs.result import normalize
 
 MOST_FILES, MOST_FILE_BYTES, MOST_BYTES = 1_000, 10_000_000, 50_000_000
 """What is kept of a workspace: so many files, so many bytes of each, and in all."""
 MOST_FIGURES = 5
+MOST_NAMED = 10
 _FIGURE = re.compile(r"\w*\d[\w.,:%/€$£-]*\d%?|\d%")
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_BINARY = re.compile(r"[\0-\x07\x0e-\x1a\x1c-\x1f]")
 _KEPT = ("context_from", "role", "workspace", "name", "task_id", "rationale")
 """Arguments of the call that are not the case's own: it has them elsewhere, or they are of this data root."""
 
@@ -64,8 +84,8 @@ def freeze(
         Refused: Its workspace is gone, or no check that could fail follows from its result.
         SuiteFaults: The check that was given can never fail.
     """
-    if not re.fullmatch(r"[\w.-]{1,80}", case_id) or case_id.startswith("."):
-        raise BadInput(f"--id: {case_id!r} is no name of a file; use letters, digits, `-` and `_`")
+    if not re.fullmatch(r"[\w.-]{1,80}", case_id) or case_id.startswith(".") or f"{case_id}.toml".lower() == SUITE:
+        raise BadInput(f"--id: {case_id!r} is no name of a case; use letters, digits, `-` and `_`, but not `suite`")
     config, texts, hide = recording.config, recording.texts, redactor.redact_json
     checks = (Contains(texts=tuple(contains)),) if contains else propose_checks(recording)
     folder.mkdir(parents=True, exist_ok=True)
@@ -161,7 +181,7 @@ def _copy(
             " --no-workspace makes a case of the recording alone"
         ) from error
     size, count = 0, 0
-    left_out: list[str] = []
+    left_out, unread = list[str](), list[str]()
     try:
         names = [entry.name for entry in root.walk()] if whole else _names_read(recording)
         if len(names) > MOST_FILES:
@@ -175,10 +195,19 @@ def _copy(
             if more or size + len(data) > MOST_BYTES:
                 left_out.append(f"{shown(name)}, which is too large")
                 continue
+            kept, is_text = _hidden(data, redactor)
+            if not is_text and kept != data:
+                left_out.append(f"{shown(name)}, which is not text and has a secret")
+                continue
+            if not is_text:
+                unread.append(shown(name))
             path = target.joinpath(*root.parts(name))
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(_hidden(data, redactor))
+            path.write_bytes(kept)
             size, count = size + len(data), count + 1
+        if unread:
+            more = f" and {len(unread) - MOST_NAMED:,} more" if len(unread) > MOST_NAMED else ""
+            left_out.append(f"the search for secrets in what is not text: {', '.join(unread[:MOST_NAMED])}{more}")
         if not whole and {"run_bash", "python_exec"} & set(recording.config.tools):
             left_out.append("files that only its commands read (--whole keeps all)")
     finally:
@@ -194,11 +223,20 @@ def _names_read(recording: Recording) -> list[str]:
     return sorted(dict.fromkeys(place for place in places if place != "."))
 
 
-def _hidden(data: bytes, redactor: Redactor) -> bytes:
-    """Return a file's bytes with the secrets hidden, where it is text."""
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError:
-        return data
-    shown_text, found = redactor.redact_lines(text)
-    return shown_text.encode() if found else data
+def _hidden(data: bytes, redactor: Redactor) -> tuple[bytes, bool]:
+    """Return a file's bytes with the secrets hidden, and whether it is text; latin-1 decodes everything."""
+    marked = [name for mark, name in _MARKS if data.startswith(mark)][:1]
+    guessed = ["utf-16-le", "utf-16-be"] if not marked and data.count(0) * 4 > len(data) else []
+    is_text = False
+    for encoding in (*marked, *guessed, "utf-8", "latin-1"):
+        try:
+            text = data.decode(encoding)
+        except UnicodeDecodeError:
+            continue
+        is_text = is_text or not _BINARY.search(text)
+        hidden, found = redactor.redact_lines(text)
+        if found:
+            return hidden.encode(encoding, "replace"), is_text
+        if encoding not in guessed:
+            break
+    return data, is_text

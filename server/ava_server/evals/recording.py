@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +11,23 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ava_audit.entries import GENESIS, Entry, content_sha, entry_of_line, mirror_line
-from ava_audit.events import Fact, RunStarted, SpawnDecided, SpawnProposed, SubagentComplete, UserMessage
+from ava_audit.events import (
+    Fact,
+    RunClaimed,
+    RunEnded,
+    RunStarted,
+    SpawnDecided,
+    SpawnProposed,
+    SubagentComplete,
+    UserMessage,
+)
 from ava_audit.redaction import Redactor
+from ava_roles.errors import RolesError
 from ava_roles.role import Role, parse_role
 from ava_server.budget.run_config import RunConfig, Texts
 from ava_server.core.errors import ConfigError, Refused
 from ava_server.core.ids import IN_PROCESS
+from ava_server.evals.case import read_bytes
 
 F = TypeVar("F", bound=Fact)
 MOST_BYTES = 200_000_000
@@ -91,16 +103,22 @@ def recording_of(run_id: str, entries: Sequence[Entry]) -> Recording:
     if any(entry.fact is None for entry in entries):
         raise Refused(f"{run_id}: its words were erased, so that its requests cannot be made again; choose another run")
     found = Recording(tuple(entries))
-    if not found.facts(SpawnProposed) or not found.facts(SpawnDecided):
-        raise Refused(f"{run_id}: its proposal or its approval is not there; record it again from its log")
-    if (runner := found.config.runner) != IN_PROCESS:
+    asked = any(fact.kind == "task" for fact in found.facts(UserMessage))
+    if not asked or not found.facts(SpawnProposed) or not found.facts(SpawnDecided):
+        raise Refused(f"{run_id}: its proposal, task or approval is not there; record it again from its log")
+    try:
+        runner, _ = found.config.runner, found.role
+    except (ValueError, RolesError) as error:
+        why = str(error).partition("\n")[0]
+        raise Refused(f"{run_id}: what was approved is not valid ({why}); record it again from its log") from None
+    if runner != IN_PROCESS:
         raise Refused(
             f"{run_id}: another agent ({runner}) did its work and wrote its own requests; only runs of Ava's own can be"
             " run again"
         )
-    if not found.facts(SubagentComplete):
+    if not found.facts(SubagentComplete) or not found.facts(RunEnded):
         raise Refused(f"{run_id}: it has not ended yet; wait for it with `ava wait {run_id}`")
-    if not found.facts(RunStarted):
+    if not found.facts(RunStarted) or not found.facts(RunClaimed):
         raise Refused(f"{run_id}: it ended before it asked a model anything, so there is nothing to run again")
     return found
 
@@ -114,16 +132,13 @@ def read_recording(path: Path) -> Recording:
     """
     entries: list[Entry] = []
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ConfigError(f"{path}: it is larger than {MOST_BYTES:,} bytes, as no recorded run is")
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    entries.append(entry_of_line(line))
-                    _ = entries[-1].fact
-                except ValueError as error:
-                    why = str(error).partition("\n")[0]
-                    raise ConfigError(f"{path}:{number}: it is not an entry of a log ({why})") from None
+        for number, line in enumerate(io.BytesIO(read_bytes(path, MOST_BYTES)), 1):
+            try:
+                entries.append(entry_of_line(line))
+                _ = entries[-1].fact
+            except (ValueError, RecursionError) as error:
+                why = str(error).partition("\n")[0]
+                raise ConfigError(f"{path}:{number}: it is not an entry of a log ({why})") from None
     except OSError as error:
         raise ConfigError(f"{path}: it cannot be read ({error.strerror})") from error
     return recording_of(path.name, entries)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import tempfile
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -36,6 +38,7 @@ from ava_audit.events import (
     RunStarted,
     SpawnDecided,
     SpawnProposed,
+    SubagentComplete,
     ToolResult,
     UserMessage,
     Who,
@@ -56,7 +59,7 @@ from ava_server.budget.run_caps import CAPS
 from ava_server.budget.run_config import RunConfig, config_of
 from ava_server.config.settings import Settings, load_settings
 from ava_server.core.ids import AGENT
-from ava_server.evals.recording import Recording
+from ava_server.evals.recording import F, Recording
 from ava_server.evals.tape import (
     PAUSES,
     Key,
@@ -93,6 +96,7 @@ UNLIMITED = 10**15
 _FROM_OUTSIDE = (UserMessage, QuestionAnswered, ExtensionDecided)
 DIFF_LINES, LINE_CHARS = 6, 200
 MOST_NOTED = 20
+_MARK = re.compile(r"\[redacted:[^\]]*\]")
 
 
 @dataclass(frozen=True)
@@ -444,11 +448,7 @@ def _compared(recording: Recording, tape: Tape, entries: Sequence[Entry]) -> Rep
     if tape.ended:
         notes.append(f"{tape.ended}: the replay ends there")
     else:
-        was, now = (_ending(each) for each in (recording.entries, entries))
-        if (was and was.status) != (now and now.status):
-            then = f"{now.status} ({now.stop_reason})" if now is not None else "nothing yet"
-            earlier = was.status if was is not None else "an end from outside"
-            notes.append(f"it would end with {then}, not with {earlier}")
+        notes += _ended_otherwise(recording.entries, entries)
     if len(notes) > MOST_NOTED:
         notes[MOST_NOTED:] = [f"{len(notes) - MOST_NOTED} more such differences"]
     return Replayed(recording.run_id, first, before, after, tuple(notes), bool(tape.changed) or not tape.same_model)
@@ -560,19 +560,56 @@ def _decided_otherwise(recorded: Sequence[Entry], entries: Sequence[Entry]) -> l
         ):
             line = result.output.partition("\n")[0][:200]
             notes.append(f"turn {call[0]}: {result.tool} would be answered with: {line}")
-    tripped = [
-        [(trip.guardrail, trip.action, trip.tool) for entry in each if isinstance(trip := entry.fact, GuardrailTripped)]
-        for each in (recorded, entries)
-    ]
     notes += [
         f"the guardrail {name} would have {what} {tool or 'it'}"
-        for name, what, tool in tripped[1]
-        if (name, what, tool) not in tripped[0]
+        for name, what, tool in _tripped(entries) - _tripped(recorded)
     ]
     asked = [sum(isinstance(entry.fact, PAUSES) for entry in each) for each in (recorded, entries)]
     if asked[1] > asked[0]:
         notes.append("it would ask a person, and nobody's answer is recorded: it goes on without one")
     return notes
+
+
+def _ended_otherwise(recorded: Sequence[Entry], entries: Sequence[Entry]) -> list[str]:
+    """Return how the replay ended otherwise than the recorded run did, in sentences."""
+    was, now = (_last(each, RunEnded) for each in (recorded, entries))
+    if was is None or now is None or was.status != now.status:
+        then = f"{now.status} ({now.stop_reason})" if now is not None else "nothing yet"
+        earlier = was.status if was is not None else "an end from outside"
+        return [f"it would end with {then}, not with {earlier}"] if was is not now else []
+    notes = [
+        f"the guardrail {name} would not have {what} {tool or 'it'} any more"
+        for name, what, tool in _tripped(recorded) - _tripped(entries)
+    ]
+    one, other = ((ending.error_kind or "", ending.stop_reason) for ending in (was, now))
+    if one != other:
+        notes.append(f"it would end with {' '.join(other).strip()}, not with {' '.join(one).strip()}")
+    before, after = (_comparable(_last(each, SubagentComplete)) for each in (recorded, entries))
+    if _MARK.findall(before["text"]) != _MARK.findall(after["text"]):
+        return notes  # the recorded run hid a secret that a replay does not know
+    for name, text in before.items():
+        if text != after[name]:
+            notes.append(f"its {name} would differ: {' '.join(_diff(text, after[name]))}")
+    return notes
+
+
+def _comparable(complete: SubagentComplete | None) -> dict[str, str]:
+    """Return what a replay can make again of a result: no branch, no file and no text of an error."""
+    result: Mapping[str, Any] = complete.result if complete is not None else {}
+    untrusted: Mapping[str, Any] = result.get("untrusted_result") or {}
+    changes: Mapping[str, Any] = result.get("changes") or {}
+    parts = {
+        "text": {key: untrusted.get(key) for key in ("summary", "output", "caveats", "findings")},
+        "confidence": result.get("confidence"),
+        "quotes": [(each["finding"], each["verdict"]) for each in result.get("quotes_checked") or ()],
+        "verification": [changes.get("verified"), changes.get("verify")],
+    }
+    return {name: json.dumps(part, ensure_ascii=False, indent=1, sort_keys=True) for name, part in parts.items()}
+
+
+def _tripped(entries: Sequence[Entry]) -> Counter[tuple[str, str, str | None]]:
+    facts = (entry.fact for entry in entries)
+    return Counter((fact.guardrail, fact.action, fact.tool) for fact in facts if isinstance(fact, GuardrailTripped))
 
 
 def _topics(fact: CostReserved) -> str:
@@ -603,10 +640,10 @@ def _sums(entries: Sequence[Entry]) -> Sums:
     )
 
 
-def _ending(entries: Sequence[Entry]) -> RunEnded | None:
-    """Return how a run ended by itself; None where it did not."""
+def _last(entries: Sequence[Entry], kind: type[F]) -> F | None:
+    """Return how a run ended by itself, of one type of fact; None where it did not."""
     own = (entry.fact for entry in entries if entry.generation is not None)
-    return next((fact for fact in own if isinstance(fact, RunEnded)), None)
+    return next((fact for fact in own if isinstance(fact, kind)), None)
 
 
 def report_lines(found: Replayed) -> list[str]:

@@ -67,12 +67,14 @@ from ava_server.runs.result import RunResult
 
 PAUSES = (RunPaused, ExtensionAsked, QuestionAsked)
 TIME_OVER = "the time for tools is over"
-_LEFT = re.compile(r"(\d+) s\b")
-_CUT = re.compile(r"\n\[cut at (\d+) of \d+ characters; [^\n]*\]\Z")
+_LEFT = re.compile(r"(\d{1,9}) s\b")
+_CUT = re.compile(r"\n\[cut at (\d{1,7}) of \d+ characters; [^\n]*\]\Z")
 _TOLD = re.compile(r"(?:\n\[this is the 3rd time [^\n]*\]|\n\[the 3rd edit [^\n]*\])+\Z")
-_HOLE = re.compile(r"\n\[… (\d+) characters left out here …\]\n")
-_REMOVED = re.compile(r' invisible_characters_removed="(\d+)"')
+_HOLE = re.compile(r"\n\[… (\d{1,7}) characters left out here …\]\n")
+_REMOVED = re.compile(r' invisible_characters_removed="(\d{1,7})"')
 _INVISIBLE = "\u200b"
+MOST_CHARS = 10_000_000
+"""No tool returns more: a file that says so gets no such text."""
 _UNKNOWN_SEQ = 1_000_000_000
 """From here on are the results that the recording does not have."""
 
@@ -398,7 +400,7 @@ class Tape:
 
     def _whole(self, fact: ToolResult, spec: ToolSpec, text: str, most: int) -> str:
         """Return an output that was cut with a filling for what the log does not have of it."""
-        lacks = max((fact.chars or 0) - len(text), 0)
+        lacks = min(max((fact.chars or 0) - len(text), 0), MOST_CHARS)
         if spec.max_chars > most:
             self.notes.append(
                 f"turn {fact.turn}: {spec.name} would show up to {spec.max_chars:,} characters; the log has the first"
