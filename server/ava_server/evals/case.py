@@ -411,6 +411,6 @@ def _line_of(text: str, place: Sequence[str | int]) -> int:
         begin = heads[names[1]] if names[1] < len(heads) else 0
         names = names[2:]
     for number in range(begin, len(lines)):
-        if names and re.match(rf"\s*\[?{re.escape(str(names[0]))}\s*[=.\]]", lines[number]):
+        if names and re.match(rf"\s*\[*{re.escape(str(names[0]))}\s*[=.\]]", lines[number]):
             return number + 1
     return begin + 1
