@@ -140,7 +140,7 @@ async def test_another_model_is_the_same_run_at_another_price(tmp_path: Path) ->
 CHANGED = [
     ("SubagentComplete", '"output":"the answer"', '"output":"another"', 'its text would differ: - "output": "another"'),
     ("SubagentComplete", '"verdict":"found"', '"verdict":"not_found"', "its quotes would differ:"),
-    ("SubagentComplete", '"confidence":null', '"confidence":0.5', "its confidence would differ: -0.5 +null"),
+    ("SubagentComplete", '"confidence":0.5', '"confidence":0.4', "its confidence would differ: -0.4 +0.5"),
     ("RunEnded", "handed over", "gave", "it would end with the subagent handed over its result, not with the subagent"),
     ("RunEnded", '"errorKind":null', '"errorKind":"internal"', "not with internal the subagent handed over its result"),
     ("PlanReady", "", "", "the guardrail repeated_call would not have told read_file any more"),
