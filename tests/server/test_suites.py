@@ -183,7 +183,14 @@ def test_costs_are_of_tries_with_a_verdict_and_compared_in_the_cases_that_both_c
 
     def result(*tries: tuple[str, str, int, Sequence[int], bool | None]) -> SuiteResult:
         cells = [
-            Cell(Case.model_construct(id=case), column, number, {}, f"{case} {column} {number}", 1.0)
+            Cell(
+                Case.model_construct(id=case, folder=Path(), task="t", checks=()),
+                column,
+                number,
+                {},
+                f"{case} {column} {number}",
+                1.0,
+            )
             for case, column, number, _costs, _passed in tries
         ]
         runs = {cell.id: [run(cost) for cost in costs] for cell, (*_, costs, _passed) in zip(cells, tries, strict=True)}
@@ -231,7 +238,8 @@ def test_the_last_run_under_the_rest_of_the_amount_has_no_verdict_and_is_made_ag
     suite = suite_of(tmp_path, {"otter": "twelve cents"})
     dear = {**USAGE, "completion_tokens": 3_000}
     look = Say(calls=[("read_file", {"path": "."})], usage=dear)
-    with running_model_server([look, look, answers]) as server:
+    last = Say("", [("submit_result", {"summary": "said", "output": "It costs something."})], usage=USAGE)
+    with running_model_server([look, look, last]) as server:
         cut = run_json(root, suite, "--max-cost", "0.13", server=server, code=11)
         assert [(one.ending, one.passed) for one in cut.verdicts] == [("cost_exceeded", None)]
     with running_model_server(answers) as server:

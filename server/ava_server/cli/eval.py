@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import anyio
 import anyio.to_thread
@@ -129,9 +129,7 @@ async def replay_command(
                     change, remarks = await anyio.to_thread.run_sync(changes, recording)
                     done[number] = await replayer.replay(recording, change), remarks
                 except Exception as error:  # a file of somebody else may say anything; the others are run all the same
-                    while isinstance(error, ExceptionGroup):
-                        error = error.exceptions[0]
-                    why = f"it cannot be run again ({type(error).__name__}: {error}); record it again from its log"
+                    why = f"it cannot be run again ({_first_of(error)!r}); record it again from its log"
                     faults.append((recordings[number][0], why))
 
         for number, (_name, recording) in enumerate(recordings):
@@ -185,6 +183,13 @@ def _in_folder(folder: Path) -> Recorded | None:
     if not found and not faults:
         raise BadInput(f"{folder}: there is no recorded run in it; `ava eval add S-… --to {folder}` adds one")
     return found, faults
+
+
+def _first_of(error: BaseException) -> BaseException:
+    """Return the first error of a group, or the error itself."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    return _first_of(cast("BaseExceptionGroup[BaseException]", error).exceptions[0])
 
 
 def _changes(

@@ -292,8 +292,8 @@ def read_toml(path: Path, kind: type[T], **given: Any) -> T | list[str]:
     try:
         text = read_bytes(path, MOST_BYTES).decode()
         written = tomllib.loads(text)
-        if found := [((key,), _NO_JSON) for key, each in written.items() if not _is_json(each)]:
-            return [f"{path}:{_line_of(text, place)}: {_named(place)}{why}" for place, why in found]
+        if odd := [key for key, each in written.items() if not _is_json(each)]:
+            return [f"{path}:{_line_of(text, (key,))}: {_named((key,))}{_NO_JSON}" for key in odd]
         value = kind.model_validate({**written, **given})
         found = value.faults()
     except ValidationError as error:

@@ -206,8 +206,8 @@ def _copy(
             path.write_bytes(kept)
             size, count = size + len(data), count + 1
         if unread:
-            more = f" and {len(unread) - MOST_NAMED:,} more" if len(unread) > MOST_NAMED else ""
-            left_out.append(f"the search for secrets in what is not text: {', '.join(unread[:MOST_NAMED])}{more}")
+            others = f" and {len(unread) - MOST_NAMED:,} more" if len(unread) > MOST_NAMED else ""
+            left_out.append(f"the search for secrets in what is not text: {', '.join(unread[:MOST_NAMED])}{others}")
         if not whole and {"run_bash", "python_exec"} & set(recording.config.tools):
             left_out.append("files that only its commands read (--whole keeps all)")
     finally:

@@ -287,5 +287,5 @@ def find_round(
                 every.setdefault(int(number), []).append(row)
                 if cell_id in wanted:
                     runs.setdefault(cell_id, []).append(row)
-    number = which or max(rounds, default=0) + (1 if again else 0) or 1
-    return Round(number, rounds.get(number, {}), every.get(number, ()))
+    chosen = which or max(rounds, default=0) + (1 if again else 0) or 1
+    return Round(chosen, rounds.get(chosen, {}), every.get(chosen, ()))
