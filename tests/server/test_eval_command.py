@@ -61,7 +61,7 @@ async def test_a_folder_of_recorded_runs_is_a_regression_test(tmp_path: Path) ->
             "nested": ("[" * 100_000, "1: it is not an entry of a log"),
             "no-line": ("not a line\n", "1: it is not an entry of a log"),
             "task": ("".join(line for line in lines if "UserMessage" not in line), "proposal, task or approval"),
-            "wire": (text.replace('"wire":', '"wired":'), "it cannot be run again (KeyError: 'wire')"),
+            "wire": (text.replace('"wire":', '"wired":'), "it cannot be run again (KeyError('wire'))"),
         }
         for name, (content, _why) in hostile.items():
             (recording.parent / f"{name}.jsonl").write_text(content)
