@@ -142,7 +142,12 @@ CHANGED = [
     ("SubagentComplete", '"verdict":"found"', '"verdict":"not_found"', "its quotes would differ:"),
     ("SubagentComplete", '"confidence":0.5', '"confidence":0.4', "its confidence would differ: -0.4 +0.5"),
     ("RunEnded", "handed over", "gave", "it would end with the subagent handed over its result, not with the subagent"),
-    ("RunEnded", '"active_us"', '"error_kind":"internal","active_us"', "not with internal the subagent handed over its result"),
+    (
+        "RunEnded",
+        '"active_us"',
+        '"error_kind":"internal","active_us"',
+        "not with internal the subagent handed over its result",
+    ),
     ("PlanReady", "", "", "the guardrail repeated_call would not have told read_file any more"),
 ]
 
