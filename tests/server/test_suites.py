@@ -409,6 +409,9 @@ def test_a_workspace_is_copied_once_and_again_where_somebody_has_changed_the_cop
     head = (copy / ".git" / "refs" / "heads" / "main").read_text()
     inode = copy.stat().st_ino
     assert frozen_copy(files, repository=True) == (copy, sha) and copy.stat().st_ino == inode
+    (tmp_path / "changed").mkdir()
+    (tmp_path / "changed" / "a.py").write_text("one\n")
+    assert (frozen_copy(tmp_path / "changed", repository=True)[0] / "a.py").read_text() == "one\n"
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "a.py").write_text("one\n")
     assert frozen_copy(tmp_path / "more", repository=True)[1] == sha and copy.stat().st_ino == inode

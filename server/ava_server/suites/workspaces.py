@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ava_server.core.data_root import os_user
 from ava_server.core.errors import ConfigError
-from ava_server.core.files import make_private_folder
+from ava_server.core.files import is_own, make_private_folder
 
 _DATE = "2026-01-01T00:00:00Z"
 _GIT_S = 60
@@ -68,8 +68,8 @@ def _private_place() -> Path:
     place = Path(tempfile.gettempdir()).resolve() / f"ava-evals-{number() if number is not None else os_user()}"
     make_private_folder(place)
     found = place.lstat()
-    open_to_others = number is not None and (found.st_uid != number() or bool(found.st_mode & 0o077))
-    if not stat.S_ISDIR(found.st_mode) or open_to_others:
+    open_to_others = number is not None and bool(found.st_mode & 0o077)
+    if not stat.S_ISDIR(found.st_mode) or not is_own(found) or open_to_others:
         raise ConfigError(f"{place} is open to others, so no workspace is copied there; remove it, or set TMPDIR.")
     return place
 
@@ -82,6 +82,7 @@ def _copy(folder: Path | None, target: Path, sha: str, *, repository: bool) -> N
     """Put a copy in its place at once. One that another process has put there meanwhile stays: runs may read it."""
     place = target.parent
     made = Path(tempfile.mkdtemp(dir=place.parent, prefix="new-"))
+    old = made.with_name(f"{made.name}-old")
     try:
         copy = made / target.name
         if folder is None:
@@ -91,14 +92,14 @@ def _copy(folder: Path | None, target: Path, sha: str, *, repository: bool) -> N
         if repository:
             _commit(copy)
         if place.exists() and not _is_copy(target, sha):
-            place.rename(made / "changed")  # by somebody: it is no copy any more
+            place.rename(old)  # somebody has changed it
         try:
             made.rename(place)
         except OSError:
             if not _is_copy(target, sha):
                 raise
     finally:
-        for left in (made, place / "changed"):
+        for left in (made, old):
             shutil.rmtree(left, ignore_errors=True)
 
 
