@@ -20,12 +20,11 @@ from support.model_server import Fail, Say, Step, running_model_server
 from support.network.web_site import Page, site
 from support.repositories.projects import checkout, git, tree
 from support.runtime import Lab, hand_over, open_lab, submits
+from support.sandboxes.attacks import needs_confinement
 from support.tool_examples import HERE, PRICES, QUOTE, example_of, must_list
 
 from ava_audit.events import ToolResult
 from ava_roles.catalog import BUILT_IN, Catalog
-from ava_roles.sandbox.sandbox import Unavailable
-from ava_roles.sandbox.selection import find_sandbox
 
 WORDS = f"<article><h1>Prices</h1><p>{QUOTE}</p><p>{'More about how it is charged. ' * 12}</p></article>"
 PAGES: dict[str, Any] = {
@@ -59,9 +58,7 @@ def calls_of(tool: str) -> Sequence[tuple[Mapping[str, Any], str]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _confined(tmp_path_factory: pytest.TempPathFactory) -> None:
-    found = find_sandbox("auto", tmp_path_factory.mktemp("state"))
-    if isinstance(found, Unavailable):
-        pytest.skip(f"{found.why}; {found.what_to_do}")
+    needs_confinement(tmp_path_factory.mktemp("state"))
 
 
 @asynccontextmanager

@@ -30,18 +30,15 @@ from support.repositories.coding import (
 )
 from support.repositories.projects import checkout, git, write
 from support.runtime import Lab, arrived, hand_over, open_lab
+from support.sandboxes.attacks import needs_confinement
 
 from ava_audit.events import RunPaused, ToolResult, WorkChecked, WorktreeReady
-from ava_roles.sandbox.sandbox import Unavailable
-from ava_roles.sandbox.selection import find_sandbox
 from ava_server.render.host_text import text_of
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _confined(tmp_path_factory: pytest.TempPathFactory) -> None:
-    found = find_sandbox("auto", tmp_path_factory.mktemp("state"))
-    if isinstance(found, Unavailable):
-        pytest.skip(f"{found.why}; {found.what_to_do}")
+    needs_confinement(tmp_path_factory.mktemp("state"))
 
 
 async def gone(lab: Lab) -> None:

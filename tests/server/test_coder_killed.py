@@ -19,11 +19,10 @@ from support.processes import marked, stop
 from support.repositories.coding import PROJECT, RIGHT, Untouched, asked, branches, project, worktrees
 from support.repositories.projects import git
 from support.runtime import arrived, hand_over, open_lab
+from support.sandboxes.attacks import needs_confinement
 
 from ava_audit.events import RunClaimed, ToolResult, WorkChecked, WorktreeReady
 from ava_roles.sandbox.path_access import remove_tree
-from ava_roles.sandbox.sandbox import Unavailable
-from ava_roles.sandbox.selection import find_sandbox
 
 pytestmark = pytest.mark.slow
 
@@ -34,9 +33,7 @@ SLOW = "sleep 1.5; python3 -m unittest"
 
 @pytest.fixture(scope="module", autouse=True)
 def _confined(tmp_path_factory: pytest.TempPathFactory) -> None:
-    found = find_sandbox("auto", tmp_path_factory.mktemp("state"))
-    if isinstance(found, Unavailable):
-        pytest.skip(f"{found.why}; {found.what_to_do}")
+    needs_confinement(tmp_path_factory.mktemp("state"))
 
 
 def known(root: Path) -> dict[str, object]:

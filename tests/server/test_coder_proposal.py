@@ -10,9 +10,8 @@ import pytest
 from support.repositories.coding import VERIFY, asked, project
 from support.repositories.projects import checkout, git, write
 from support.runtime import PRICED, open_lab
+from support.sandboxes.attacks import needs_confinement
 
-from ava_roles.sandbox.sandbox import Unavailable
-from ava_roles.sandbox.selection import find_sandbox
 from ava_server.approval.questions import Question, Reply
 from ava_server.budget.run_config import config_of
 from ava_server.service.access import Asking
@@ -25,9 +24,7 @@ EDITOR = (
 
 @pytest.fixture(scope="module", autouse=True)
 def _confined(tmp_path_factory: pytest.TempPathFactory) -> None:
-    found = find_sandbox("auto", tmp_path_factory.mktemp("state"))
-    if isinstance(found, Unavailable):
-        pytest.skip(f"{found.why}; {found.what_to_do}")
+    needs_confinement(tmp_path_factory.mktemp("state"))
 
 
 async def refused(tmp: Path, *, config: str = "", **more: Any) -> str:

@@ -17,6 +17,7 @@ from support.model_server import Say, running_model_server
 from support.processes import marked
 from support.repositories.projects import checkout, environment_of, git, names, node_of_nvm, python_of_uv, tree, write
 from support.runtime import Lab, hand_over, open_lab, settings_of
+from support.sandboxes.attacks import needs_confinement
 
 from ava_audit.events import RunStarted, ToolResult
 from ava_roles.sandbox import linux, selection
@@ -38,9 +39,7 @@ PROJECT = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _confined(tmp_path_factory: pytest.TempPathFactory) -> None:
-    found = find_sandbox("auto", tmp_path_factory.mktemp("state"))
-    if isinstance(found, Unavailable):
-        pytest.skip(f"{found.why}; {found.what_to_do}")
+    needs_confinement(tmp_path_factory.mktemp("state"))
 
 
 @pytest.fixture

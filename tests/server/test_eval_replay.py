@@ -14,11 +14,10 @@ from support.model_server import Fail, Gate, Say, running_model_server
 from support.redaction.kept_secret import NAME, VALUE
 from support.repositories.coding import RIGHT, RIGHTED, STILL_WRONG, WRONG, coded, project, says
 from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
+from support.sandboxes.attacks import needs_confinement
 
 from ava_audit.events import RunClaimed, ToolResult, UserMessage
 from ava_roles.role import Role, parse_role
-from ava_roles.sandbox.sandbox import Unavailable
-from ava_roles.sandbox.selection import find_sandbox
 from ava_roles.tool import Source, Tool, ToolContext, ToolOutput
 from ava_server.core.errors import Refused
 from ava_server.evals.recording import Recording, recording_of
@@ -273,9 +272,7 @@ async def test_a_run_with_a_question_a_message_and_an_earlier_result_is_the_same
 
 @pytest.fixture
 def _confined(tmp_path: Path) -> None:
-    found = find_sandbox("auto", tmp_path / "state")
-    if isinstance(found, Unavailable):
-        pytest.skip(f"{found.why}; {found.what_to_do}")
+    needs_confinement(tmp_path / "state")
 
 
 @pytest.mark.usefixtures("_confined")

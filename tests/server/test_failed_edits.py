@@ -9,10 +9,9 @@ from support.model_server import Gate, Say, Step, running_model_server
 from support.repositories.coding import asked, branches
 from support.repositories.projects import checkout, git
 from support.runtime import Lab, arrived, hand_over, open_lab
+from support.sandboxes.attacks import needs_confinement
 
 from ava_audit.events import GuardrailTripped, RunEnded, ToolResult
-from ava_roles.sandbox.sandbox import Unavailable
-from ava_roles.sandbox.selection import find_sandbox
 
 ORDER = {"role": "editor", "task": "Set x to 0.", "namespace": ["."], "verify": "true", "max_iterations": 30}
 ROLE = "---\nname: editor\ndescription: Edits.\ntools: [read_file, edit_file, write_file]\n---\nEdit.\n"
@@ -23,9 +22,7 @@ def edited(tmp_path: Path) -> None:
     """A role that edits, and a file to edit."""
     (tmp_path / "data" / "roles").mkdir(parents=True, mode=0o700)
     (tmp_path / "data" / "roles" / "editor.md").write_text(ROLE)
-    found = find_sandbox("auto", tmp_path / "state")
-    if isinstance(found, Unavailable):
-        pytest.skip(f"{found.why}; {found.what_to_do}")
+    needs_confinement(tmp_path / "state")
     checkout(tmp_path / "workspace", {"a.py": "x = 1\ny = 2\n", "b.py": "x = 1\n"})
 
 

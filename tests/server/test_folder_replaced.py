@@ -13,12 +13,11 @@ from support.model_server import Gate, Say, running_model_server
 from support.repositories.coding import RIGHT, asked, branches, project, says
 from support.repositories.projects import git
 from support.runtime import Lab, arrived, hand_over, open_lab, settings_of, with_workspace
+from support.sandboxes.attacks import needs_confinement
 
 from ava_audit.events import CostReserved, ToolResult
 from ava_roles.errors import FolderReplaced
 from ava_roles.sandbox.paths import Root, folder_identity, is_same_folder
-from ava_roles.sandbox.sandbox import Unavailable
-from ava_roles.sandbox.selection import find_sandbox
 from ava_server.service.runtime import open_runtime
 
 SECRET = "the private key of somebody"
@@ -155,9 +154,7 @@ async def test_an_unchanged_workspace_is_read(tmp_path: Path) -> None:
 
 @pytest.fixture
 def _confined(tmp_path: Path) -> None:
-    found = find_sandbox("auto", tmp_path / "state")
-    if isinstance(found, Unavailable):
-        pytest.skip(f"{found.why}; {found.what_to_do}")
+    needs_confinement(tmp_path / "state")
 
 
 def another_checkout(tmp: Path, of: Path) -> Path:

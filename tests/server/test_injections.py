@@ -31,11 +31,10 @@ from support.repositories.coding import coded
 from support.repositories.projects import checkout
 from support.repository import REPOSITORY
 from support.runtime import Lab, hand_over, open_lab, submits
+from support.sandboxes.attacks import needs_confinement
 from support.tool_examples import must_list
 
 from ava_audit.events import RunStarted, ToolCall, WorktreeReady
-from ava_roles.sandbox.sandbox import Unavailable
-from ava_roles.sandbox.selection import find_sandbox
 from ava_roles.tools.registry import builtin_tools
 from ava_server.budget.run_config import RUN_TOOLS
 from ava_server.config.keys import set_key
@@ -370,9 +369,7 @@ async def test_every_attack_in_the_result_of_another_subagent_is_only_data(tmp_p
 async def test_every_attack_in_edit_errors_and_verification_output_is_only_data(
     tmp_path: Path,
 ) -> None:
-    found = find_sandbox("auto", tmp_path / "state")
-    if isinstance(found, Unavailable):
-        pytest.skip(f"{found.why}; {found.what_to_do}")
+    needs_confinement(tmp_path / "state")
     files = {f"a{number:02}.txt": f"{marked(number)}\n" for number in range(len(ATTACKS))}
     checkout(tmp_path / "workspace", files)
 

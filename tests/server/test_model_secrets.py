@@ -15,11 +15,10 @@ from support.redaction.private_keys import private_key
 from support.repositories.coding import RIGHT, VERIFY, asked, branches, project
 from support.repositories.projects import git
 from support.runtime import Lab, arrived, hand_over, open_lab
+from support.sandboxes.attacks import needs_confinement
 from support.terminal import ava
 
 from ava_audit.events import AssistantMessage, ExtendedThinking, ToolCall, ToolResult
-from ava_roles.sandbox.sandbox import Unavailable
-from ava_roles.sandbox.selection import find_sandbox
 
 TOKEN = "ghp_" + "Ab3" * 12
 BOTH = f"{VALUE} and {TOKEN}"
@@ -121,9 +120,7 @@ async def test_every_other_ending_hides_keys_too(tmp_path: Path, ending: str) ->
 
 @pytest.mark.slow
 async def test_a_coder_can_write_a_key_into_a_file_and_its_diff_and_commit_message_show_none(tmp_path: Path) -> None:
-    found = find_sandbox("auto", tmp_path / "state")
-    if isinstance(found, Unavailable):
-        pytest.skip(f"{found.why}; {found.what_to_do}")
+    needs_confinement(tmp_path / "state")
     key = private_key()
     repository = project(tmp_path, **{"tests.pem": f"{key}\n", "settings.ini": f"a = 1\n{key}\nb = 1\n"})
     fixture = f'TOKEN = "{TOKEN}"\n'

@@ -18,10 +18,9 @@ from support.redaction.private_keys import BEGINNINGS, body_of, leaked, private_
 from support.repositories.coding import PROJECT, VERIFY, asked
 from support.repositories.projects import checkout
 from support.runtime import Lab, hand_over, open_lab
+from support.sandboxes.attacks import needs_confinement
 
 from ava_audit.events import ToolResult
-from ava_roles.sandbox.sandbox import Unavailable
-from ava_roles.sandbox.selection import find_sandbox
 from ava_server.config.secrets import set_secret
 from ava_server.runs.result import unwrap_output
 
@@ -118,9 +117,7 @@ PARTS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("tool", ["run_bash", "python_exec"])
 async def test_a_command_shows_no_part_of_a_private_key_in_the_workspace(tmp_path: Path, tool: str) -> None:
-    found = find_sandbox("auto", tmp_path / "state")
-    if isinstance(found, Unavailable):
-        pytest.skip(f"{found.why}; {found.what_to_do}")
+    needs_confinement(tmp_path / "state")
     calls: list[Call] = [("run_bash", {"command": part}) for part in PARTS]
     if tool == "python_exec":
         run = "import subprocess\nprint(subprocess.run({!r}, shell=True, capture_output=True, text=True).stdout)"
@@ -131,9 +128,7 @@ async def test_a_command_shows_no_part_of_a_private_key_in_the_workspace(tmp_pat
 
 
 async def test_a_command_shows_no_part_of_a_private_key_that_a_file_has_in_base64(tmp_path: Path) -> None:
-    found = find_sandbox("auto", tmp_path / "state")
-    if isinstance(found, Unavailable):
-        pytest.skip(f"{found.why}; {found.what_to_do}")
+    needs_confinement(tmp_path / "state")
     encoded = base64.b64encode(FILES["server.key"].encode()).decode()
     commands = ["tail -c 400 tls.yaml", "tail -c 401 tls.yaml | base64 -d"]
     script = [*(Say(calls=[("run_bash", {"command": each})]) for each in commands), hand_over()]
@@ -157,9 +152,7 @@ EDITS: list[Call] = [
 
 
 async def test_editing_shows_no_piece_of_a_private_key(tmp_path: Path) -> None:
-    found = find_sandbox("auto", tmp_path / "state")
-    if isinstance(found, Unavailable):
-        pytest.skip(f"{found.why}; {found.what_to_do}")
+    needs_confinement(tmp_path / "state")
     verify = f"sed -n 5,9p settings.ini; {VERIFY}"
     async with lab_with_keys(tmp_path, EDITS) as lab:
         checkout(lab.workspace, PROJECT)
@@ -175,9 +168,7 @@ async def test_editing_shows_no_piece_of_a_private_key(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_an_answer_of_an_mcp_server_shows_no_piece_of_a_private_key_in_the_workspace(tmp_path: Path) -> None:
-    found = find_sandbox("auto", tmp_path / "state")
-    if isinstance(found, Unavailable):
-        pytest.skip(f"{found.why}; {found.what_to_do}")
+    needs_confinement(tmp_path / "state")
     write_role(tmp_path / "data", "mcp__lab__environment, read_file")
     script = [Say(calls=[("mcp__lab__environment", {})]), hand_over()]
     config = stdio_server("good", env={"GIVEN": BODY[9]})
@@ -199,9 +190,7 @@ async def test_a_key_that_continues_on_the_next_page_is_hidden_there_too(tmp_pat
 
 
 async def test_a_public_key_of_the_same_pair_stays_readable(tmp_path: Path) -> None:
-    found = find_sandbox("auto", tmp_path / "state")
-    if isinstance(found, Unavailable):
-        pytest.skip(f"{found.why}; {found.what_to_do}")
+    needs_confinement(tmp_path / "state")
     modulus = "".join(BODY)[16:340]
     public = "MIIBIjANBgkqhkiG9w0BAQEFAAOCAQ8AMIIBCgKCAQEA" + modulus + "IDAQAB"
     lines = "\n".join(public[at : at + 64] for at in range(0, len(public), 64))

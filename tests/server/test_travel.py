@@ -17,6 +17,7 @@ from support.model_server import Gate, ModelServer, Say, running_model_server
 from support.repositories.coding import PROJECT, RIGHT, Untouched, asked, branches, says
 from support.repositories.projects import checkout, git, write
 from support.runtime import Lab, arrived, hand_over, open_lab
+from support.sandboxes.attacks import needs_confinement
 from support.terminal import COMMAND, environment
 
 from ava_audit.events import ToolResult, WorktreeReady
@@ -25,8 +26,6 @@ from ava_audit.retention import erase_run, finish_erasures
 from ava_audit.store.backend import VARIABLE
 from ava_audit.units import now_us
 from ava_audit.verify import verify
-from ava_roles.sandbox.sandbox import Unavailable
-from ava_roles.sandbox.selection import find_sandbox
 from ava_roles.worktree.snapshot import pack_snapshot
 from ava_server.budget.run_config import config_of
 from ava_server.core.errors import Refused
@@ -44,9 +43,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module", autouse=True)
 def _confined(tmp_path_factory: pytest.TempPathFactory) -> None:
-    found = find_sandbox("auto", tmp_path_factory.mktemp("state"))
-    if isinstance(found, Unavailable):
-        pytest.skip(f"{found.why}; {found.what_to_do}")
+    needs_confinement(tmp_path_factory.mktemp("state"))
 
 
 @pytest.fixture

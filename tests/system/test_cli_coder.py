@@ -11,19 +11,15 @@ from support.model_server import Say, running_model_server
 from support.repositories.coding import RIGHT, VERIFY, WRONG, branches, project
 from support.repositories.projects import git
 from support.runtime import hand_over
+from support.sandboxes.attacks import needs_confinement
 from support.terminal import ava, on_terminal
-
-from ava_roles.sandbox.sandbox import Unavailable
-from ava_roles.sandbox.selection import find_sandbox
 
 ESCAPE = ("write_file", {"path": "odd.txt", "content": "\u001b]0;owned\u0007 red \u001b[31m \u202e\n"})
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _confined(tmp_path_factory: pytest.TempPathFactory) -> None:
-    found = find_sandbox("auto", tmp_path_factory.mktemp("state"))
-    if isinstance(found, Unavailable):
-        pytest.skip(f"{found.why}; {found.what_to_do}")
+    needs_confinement(tmp_path_factory.mktemp("state"))
 
 
 def options(repository: Path, *more: str) -> list[str]:

@@ -11,11 +11,10 @@ from support.model_server import Say
 from support.pages.lab_pages import Browser, serving_pages
 from support.repositories.coding import RIGHT, asked, project, says
 from support.runtime import PRICED, Lab, open_lab, submits
+from support.sandboxes.attacks import needs_confinement
 
 from ava_audit.events import AssistantMessage, Event, ToolCall, ToolResult, Who
 from ava_audit.retention import erase_run
-from ava_roles.sandbox.sandbox import Unavailable
-from ava_roles.sandbox.selection import find_sandbox
 from ava_server.core.ids import AGENT
 
 QUOTE = "The licence costs 12 euros a month"
@@ -233,9 +232,7 @@ async def test_files_are_shown_as_text_and_saved_unchanged_only(tmp_path: Path) 
 
 @pytest.mark.slow
 async def test_a_coders_diff_is_shown_line_by_line(tmp_path: Path) -> None:
-    found = find_sandbox("auto", tmp_path / "state")
-    if isinstance(found, Unavailable):
-        pytest.skip(f"{found.why}; {found.what_to_do}")
+    needs_confinement(tmp_path / "state")
     project(tmp_path)
     async with open_lab(tmp_path, says(RIGHT)) as lab, serving_pages(lab) as browser:
         run_id = await lab.start(**asked())

@@ -319,7 +319,7 @@ def read_bytes(path: Path, most: int) -> bytes:
     """Return what is in a file. Blocking.
 
     Raises:
-        ConfigError: It is no regular file (opening a pipe would wait for ever), or is larger than `most` bytes.
+        ConfigError: It is not a regular file (a pipe would never end), or is larger than `most` bytes.
         OSError: It cannot be read.
     """
     if not stat.S_ISREG(path.stat().st_mode):

@@ -54,7 +54,7 @@ from ava_roles.tool import Tool, ToolContext
 from ava_roles.tools.registry import builtin_tools, tool_specs
 from ava_roles.tools.run_specs import ASK
 from ava_roles.tools.shell import RunBash
-from ava_server.budget.caps import DayCaps, settle_unknown
+from ava_server.budget.caps import SHARED_CAPS, DayCaps, settle_unknown
 from ava_server.budget.run_caps import CAPS
 from ava_server.budget.run_config import RunConfig, config_of
 from ava_server.config.settings import Settings, load_settings
@@ -84,7 +84,7 @@ from ava_server.runs.history import History
 from ava_server.runs.lifecycle import GROUP_TIMEOUT, Paused
 from ava_server.runs.loop import AgentRun
 from ava_server.runs.questions import Ask
-from ava_server.runs.reservation import RATIO_MARGIN, SHARED_CAPS, Planner, Reservations
+from ava_server.runs.reservation import RATIO_MARGIN, Planner, Reservations
 from ava_server.runs.result import RunResult
 from ava_server.runs.run_tools import ReadSubagentResult, foreign_tools, run_tools
 from ava_server.runs.setup import WINDOW

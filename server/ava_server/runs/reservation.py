@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from ava_audit.events import Activity, CostReserved, LastTurn, PlanPhase
 from ava_audit.units import format_usd
-from ava_server.budget.caps import SHARED_CAPS as SHARED_CAPS
 from ava_server.budget.caps import (
     CapReached,
     CapRequest,

@@ -12,7 +12,7 @@ from pathlib import Path
 from ava_audit.units import format_usd
 from ava_roles.wrap import clean
 from ava_server.core.errors import BadInput
-from ava_server.suites.results import ColumnScore, SuiteResult
+from ava_server.suites.results import ColumnScore, SuiteResult, known_tries
 from ava_server.suites.table import comparison_lines, figures, mark_of, tried
 
 _COLOURS = ("#0b6e99", "#c2571a", "#3a7d34", "#8a3d9c", "#9c6b00", "#b0304f", "#4a5a6a", "#00796b")
@@ -94,8 +94,8 @@ def _picture(result: SuiteResult) -> Iterator[str]:
 
 
 def _per_try(result: SuiteResult, column: ColumnScore) -> float:
-    known = (one for one in result.verdicts if one.column == column.name and one.passed is not None)
-    return sum(one.cost_micros for one in known) / column.tries
+    known = known_tries(result.verdicts, column.name).values()
+    return sum(one.cost_micros for tried in known for one in tried) / column.tries
 
 
 def _x(part: float) -> float:

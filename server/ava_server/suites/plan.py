@@ -21,12 +21,11 @@ from pydantic import Field
 from ava_audit.rows import WAITING, RunRow
 from ava_audit.view import View
 from ava_roles.errors import RolesError
+from ava_server.budget.caps import SHARED_CAPS
 from ava_server.budget.run_config import config_of
 from ava_server.core.errors import AvaError, BadInput
 from ava_server.evals.case import SUITE, Case, SuiteFaults, TomlFile, argument_faults, load_cases, read_toml
 from ava_server.models.selection import OFFLINE, choose
-from ava_server.runs.lifecycle import GROUP_TIMEOUT
-from ava_server.runs.reservation import SHARED_CAPS
 from ava_server.suites.workspaces import frozen_copy
 
 if TYPE_CHECKING:
@@ -267,7 +266,7 @@ def has_verdict(cell: Cell, run: RunRow) -> bool:
         return False
     if run.state == "error":
         return run.error_kind in _OWN_FAULTS
-    shared = (run.stop_reason or "").startswith((*SHARED_CAPS, GROUP_TIMEOUT))
+    shared = (run.stop_reason or "").startswith(SHARED_CAPS)
     lowered = run.state == "cost_exceeded" and config_of(run.config).asked.get(CAP) != cell.spawn.get(CAP)
     return not shared and not lowered
 
@@ -276,16 +275,16 @@ def find_round(
     view: View, user: str, suite: Suite, cells: Sequence[Cell], *, again: bool = False, which: int = 0
 ) -> Round:
     """Return the newest round, the one of this number, or with `again` a new one."""
-    rounds: dict[int, dict[str, list[RunRow]]] = {}
-    every: dict[int, list[RunRow]] = {}
-    wanted = {cell.id for cell in cells}
+    rounds: dict[int, list[tuple[str, RunRow]]] = {}
     for row in view.with_task_prefix(user, prefix_of(suite.name)):
         number, _colon, cell_id = str(row.task_id).removeprefix(prefix_of(suite.name)).partition(":")
         if number.isdecimal():
-            runs = rounds.setdefault(int(number), {})
-            if row.state != WAITING:
-                every.setdefault(int(number), []).append(row)
-                if cell_id in wanted:
-                    runs.setdefault(cell_id, []).append(row)
+            approved = rounds.setdefault(int(number), [])
+            approved += [(cell_id, row)] if row.state != WAITING else []
     chosen = which or max(rounds, default=0) + (1 if again else 0) or 1
-    return Round(chosen, rounds.get(chosen, {}), every.get(chosen, ()))
+    every = rounds.get(chosen, [])
+    runs: dict[str, list[RunRow]] = {cell.id: [] for cell in cells}
+    for cell_id, row in every:
+        if cell_id in runs:
+            runs[cell_id].append(row)
+    return Round(chosen, runs, [row for _id, row in every])

@@ -161,7 +161,7 @@ def _verdict(cell: Cell, done: Round, scored: Score | None) -> Verdict:
 
 
 def _column(name: str, verdicts: Sequence[Verdict], tries: int, runs: Sequence[RunRow]) -> ColumnScore:
-    known = _known(verdicts, name).values()
+    known = known_tries(verdicts, name).values()
     counts = [(_solved(tried), len(tried)) for tried in known]
     number = sum(map(len, known))
     return ColumnScore(
@@ -196,7 +196,7 @@ def _notes(verdicts: Sequence[Verdict], columns: Sequence[ColumnScore]) -> Itera
 
 def compare_columns(first: tuple[SuiteResult, str], second: tuple[SuiteResult, str]) -> Comparison:
     """Return two columns case by case, each given by its result and its name."""
-    before, after = (_per_try(_known(result.verdicts, name)) for result, name in (first, second))
+    before, after = (_per_try(known_tries(result.verdicts, name)) for result, name in (first, second))
     one, other = (next(each for each in result.columns if each.name == name) for result, name in (first, second))
     cases = [case for case in before if case in after]
     both = {case: (before[case][0], after[case][0]) for case in cases}
@@ -222,7 +222,7 @@ def _last(prices: Sequence[str]) -> str:
     return prices[-1] if prices else "an unknown one"
 
 
-def _known(verdicts: Sequence[Verdict], column: str) -> dict[str, list[Verdict]]:
+def known_tries(verdicts: Sequence[Verdict], column: str) -> dict[str, list[Verdict]]:
     """Return the tries of each case that have a verdict in a column; cases without one are left out."""
     tried: dict[str, list[Verdict]] = {}
     for one in verdicts:

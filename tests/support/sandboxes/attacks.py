@@ -25,8 +25,8 @@ import anyio
 
 from ava_roles.sandbox import linux, selection
 from ava_roles.sandbox.launcher.spec import Limits
-from ava_roles.sandbox.sandbox import Bind, Command, Finished, Kind, LocalServer
-from ava_roles.sandbox.selection import interpreter_binds
+from ava_roles.sandbox.sandbox import Bind, Command, Finished, Kind, LocalServer, Unavailable
+from ava_roles.sandbox.selection import find_sandbox, interpreter_binds
 from ava_roles.sandbox.supervised import Machine, SupervisedSandbox
 
 BWRAP = Path("/usr/bin/bwrap")
@@ -174,6 +174,15 @@ def needs(kind: Kind) -> None:
         import pytest
 
         pytest.skip(why)
+
+
+def needs_confinement(state: Path) -> None:
+    """Skip a test where no sandbox of commands works here, with the reason."""
+    found = find_sandbox("auto", state)
+    if isinstance(found, Unavailable):
+        import pytest
+
+        pytest.skip(f"{found.why}; {found.what_to_do}")
 
 
 async def attack(kind: Kind, folder: Path, local: LocalServer | None = None) -> dict[str, str]:
