@@ -619,10 +619,12 @@ async def test_one_connection_cannot_carry_a_call_past_the_meter(tmp_path: Path,
         assert len(at.far.requests) == len(at.meter.admitted) <= most
 
 
+@pytest.mark.parametrize("parser", [http_connection.H11Connection, http_connection.Connection])
 async def test_a_connection_that_sends_no_request_is_closed_and_so_is_one_too_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parser: type[http_connection.LimitedConnection]
 ) -> None:
     """Each holds a file of the server's, which others' runs need."""
+    monkeypatch.setattr(gateways, "Connection", parser)
     monkeypatch.setattr(http_connection, "HEADERS_WITHIN_S", 0.5)
     async with place(tmp_path, [Say("on")]) as at, AsyncExitStack() as lines:
         opened = [await lines.enter_async_context(await anyio.connect_unix(tmp_path / "gw.sock")) for _ in range(60)]

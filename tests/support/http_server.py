@@ -12,12 +12,14 @@ import signal
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
 import anyio
 import anyio.abc
 import httpx2
+import pytest
 from anyio.streams.buffered import BufferedByteReceiveStream
 from mcp import Client
 from mcp.client.session import ElicitationFnT, MessageHandlerFnT
@@ -29,6 +31,11 @@ from support.processes import end
 from support.stdio import AVA, EXIT_S, MODERN, Stderr, environment
 
 COMMAND = "serve", "--http", "--port", "0"
+PARSERS = [
+    pytest.param("httptools", marks=pytest.mark.skipif(find_spec("httptools") is None, reason="needs httptools")),
+    "h11",
+]
+"""What reads HTTP; without httptools, without uvloop."""
 EVERYTHING: tuple[Scope, ...] = ("spawn", "read")
 BOTH = {"Accept": "application/json, text/event-stream"}
 META: dict[str, Any] = {
@@ -120,6 +127,13 @@ class HttpServer:
     async def exited(self, within_s: float = EXIT_S) -> int:
         with anyio.fail_after(within_s):
             return await self.process.wait()
+
+
+def changed(*statements: str, parser: str = "httptools") -> tuple[str, ...]:
+    """A server of its own, which runs statements first; without httptools and uvloop where h11 parses."""
+    without = "sys.modules.update(httptools=None, uvloop=None)" if parser == "h11" else "pass"
+    main = "from ava_server.cli.app import main; sys.exit(main(sys.argv[1:]))"
+    return "-c", "; ".join(("import sys", without, *statements, main)), *COMMAND
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ import anyio
 import anyio.to_thread
 import httpx2
 import pytest
-from support.http_server import serving_http, token
+from support.http_server import PARSERS, changed, serving_http, token
 from support.stdio import MODERN, MODES, made, told, until
 from support.terminal import ava
 
@@ -267,10 +267,11 @@ async def test_serves_localhost_at_both_of_its_addresses(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-async def test_rejects_oversized_requests_and_serves_the_next_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("parser", PARSERS)
+async def test_rejects_oversized_requests_and_serves_the_next_one(tmp_path: Path, parser: str) -> None:
     root = made(tmp_path / "data")
     text = token(root, "ana", *SCOPES)
-    async with serving_http(root) as server:
+    async with serving_http(root, program=changed(parser=parser)) as server:
         large = {**HELLO, "x": "y" * sessions.BODY_BYTES}
         assert (await server.post("/mcp", text, json=large, headers=ACCEPT)).status_code == 413
 
@@ -298,16 +299,14 @@ async def test_rejects_oversized_requests_and_serves_the_next_one(tmp_path: Path
 
 
 @pytest.mark.slow
-async def test_disconnects_slow_and_silent_clients(tmp_path: Path) -> None:
+@pytest.mark.parametrize("parser", PARSERS)
+async def test_disconnects_slow_and_silent_clients(tmp_path: Path, parser: str) -> None:
     """The deadlines are shortened in a server of its own; each connection is one that never comes to an end."""
     root = made(tmp_path / "data")
     text = token(root, "ana")
-    short = (
-        "import sys; from ava_server.web import http_connection; from ava_server.http import limits;"
-        " http_connection.HEADERS_WITHIN_S = 0.6;"
-        " limits.BODY_WITHIN_S = 0.6; from ava_server.cli.app import main; sys.exit(main(sys.argv[1:]))"
-    )
-    async with serving_http(root, program=("-c", short, "serve", "--http", "--port", "0")) as server:
+    names = "from ava_server.web import http_connection; from ava_server.http import limits"
+    short = changed(names, "http_connection.HEADERS_WITHIN_S = limits.BODY_WITHIN_S = 0.6", parser=parser)
+    async with serving_http(root, program=short) as server:
         head = f"POST /mcp HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {text}\r\n"
         body = f"{head}Content-Type: application/json\r\nAccept: application/json\r\nContent-Length: 100\r\n\r\n{{"
         kept = "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -13,7 +13,7 @@ import anyio
 import httpx2
 import pytest
 from mcp.client.subscriptions import ResourcesListChanged, ServerEvent
-from support.http_server import BOTH, HELLO, META, HttpServer, bearer, serving_http, token
+from support.http_server import BOTH, HELLO, META, PARSERS, HttpServer, bearer, changed, serving_http, token
 from support.stdio import MODERN, MODES, logged, made, told, until, using
 
 pytestmark = pytest.mark.slow
@@ -24,12 +24,11 @@ LISTENS = {**BOTH, "MCP-Protocol-Version": MODERN, "Mcp-Method": "subscriptions/
 ENV = using("http://127.0.0.1:9/v1")
 
 
-def lowered(*settings: str) -> tuple[str, ...]:
+def lowered(*settings: str, parser: str = "httptools") -> tuple[str, ...]:
     """A server of its own, with lower limits."""
     names = "from ava_server.web import http_connection; from ava_server.http import limits, server, sessions"
     names += "; from ava_server.mcp_server import app"
-    main = "from ava_server.cli.app import main; sys.exit(main(sys.argv[1:]))"
-    return "-c", f"import sys; {names}; {'; '.join(settings)}; {main}", "serve", "--http", "--port", "0"
+    return changed(names, *settings, parser=parser)
 
 
 async def opened(server: HttpServer, text: str) -> httpx2.Response:
@@ -117,17 +116,18 @@ def silent(server: HttpServer, number: int, first: bytes = b"") -> Generator[lis
             line.close()
 
 
+@pytest.mark.parametrize("parser", PARSERS)
 @pytest.mark.parametrize(
     "first",
     ["", "GET /healthz {}", "POST /mcp {}Content-Length: 9\r\n\r\n"],
     ids=["silent", "without the rest of its headers", "unauthorized and without its body"],
 )
 async def test_too_many_connections_are_closed_and_those_without_a_request_give_their_place_back(
-    tmp_path: Path, first: str
+    tmp_path: Path, first: str, parser: str
 ) -> None:
     root = made(tmp_path / "data")
     text = token(root, "ana")
-    few = lowered("server.CONNECTIONS = 40", "http_connection.HEADERS_WITHIN_S = 2.0")
+    few = lowered("server.CONNECTIONS = 40", "http_connection.HEADERS_WITHIN_S = 2.0", parser=parser)
     async with serving_http(root, env=ENV, program=few) as server, httpx2.AsyncClient(timeout=20) as http:
         stream = http.stream("POST", server.url, json=LISTEN, headers={**LISTENS, **bearer(text)})
         async with stream as listening:
@@ -158,10 +158,11 @@ async def until_answered(server: HttpServer, text: str) -> None:
             await anyio.sleep(0.2)
 
 
-async def test_a_burst_of_connections_is_over_when_the_time_for_headers_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("parser", PARSERS)
+async def test_a_burst_of_connections_is_over_when_the_time_for_headers_is(tmp_path: Path, parser: str) -> None:
     root = made(tmp_path / "data")
     text = token(root, "ana")
-    few = lowered("server.CONNECTIONS = 300", "http_connection.HEADERS_WITHIN_S = 2.0")
+    few = lowered("server.CONNECTIONS = 300", "http_connection.HEADERS_WITHIN_S = 2.0", parser=parser)
     async with serving_http(root, env=ENV, program=few) as server:
         with silent(server, 700):
             began = time.monotonic()

@@ -136,6 +136,7 @@ def worker_command(
     from ava_server.cli.options import parse_seconds
     from ava_server.config.settings import load_settings
     from ava_server.core.shutdown import log_to_stderr, prepare_to_run
+    from ava_server.core.threads import run_server
 
     prepare_to_run()
     refuse_in_subagent("ava worker")
@@ -147,8 +148,8 @@ def worker_command(
     if label:
         settings = settings.model_copy(update={"labels": (*settings.labels, *map(_label, label))})
     if stay or database_url is not None:
-        raise typer.Exit(anyio.run(_stay, settings, drain_s))
-    raise typer.Exit(anyio.run(_work, settings))
+        raise typer.Exit(run_server(_stay, settings, drain_s))
+    raise typer.Exit(run_server(_work, settings))
 
 
 def _label(given: str) -> str:

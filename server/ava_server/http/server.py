@@ -26,6 +26,7 @@ from ava_server.core.data_root import DataRoot
 from ava_server.core.local_server import http_server, pages_server
 from ava_server.core.shortage import raise_limit
 from ava_server.core.shutdown import GracefulShutdown, ignore_signals, log_to_stderr
+from ava_server.core.threads import run_server
 from ava_server.http.approvals import approvals
 from ava_server.http.limits import HEADER_BYTES, Authentication, RequestLimits, error_response, forbidden
 from ava_server.http.sessions import Forwarder, Sessions, worth_a_line
@@ -82,7 +83,7 @@ def serve(load: Callable[[], Settings], reach: Reach, say: Callable[[str], None]
     refuse_open(reach, tokens=has_tokens)
     if not has_tokens and not reach.pages:
         say("No token exists, and every request needs one: ava token create NAME --user USER --scope spawn,read")
-    return anyio.run(_serve, lambda: settings, reach, tokens, say)
+    return run_server(_serve, lambda: settings, reach, tokens, say)
 
 
 async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say: Callable[[str], None]) -> int:

@@ -1,19 +1,31 @@
-"""A connection of an HTTP server: how long it may take over headers, and how many there may be."""
+"""A connection of an HTTP server: how long it may take over headers, and how many there may be.
+
+httptools parses HTTP where it is installed (extra `team`), else h11.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+if TYPE_CHECKING:
+    _Protocol = H11Protocol
+else:
+    _Protocol = asyncio.Protocol
 
 CONNECTION = "ava.connection"
 """Key of the connection in a request's state."""
 HEADERS_WITHIN_S = 10.0
 """Seconds a client may take to send a request's headers."""
+UNPARSED_BYTES = 16 * 1024
+"""What may come without completing headers, a piece of a body or a request, unless a server sets it."""
+HEADERS = 256
+"""Headers of one request."""
 
 
-class Connection(H11Protocol):
+class LimitedConnection(_Protocol):
     """A connection with a deadline for request headers, for which uvicorn would wait for ever.
 
     When there are too many, a new one is closed: no token was seen on it yet. A reverse proxy does better: it knows the
@@ -24,7 +36,6 @@ class Connection(H11Protocol):
         super().__init__(config, server_state, {**app_state, CONNECTION: self}, _loop)
         self._most = most
         self._header_deadline: asyncio.TimerHandle | None = None
-        self._idle = self.conn.our_state
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the header deadline, unless there are too many connections."""
@@ -45,12 +56,12 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         """Give the rest of a request that was refused early as much time as headers."""
         super().on_response_complete()
-        if self.conn.our_state is not self._idle:
+        if self.in_request:
             self._wait()
 
     def send_400_response(self, msg: str) -> None:
         """Answer malformed HTTP; during or after a request drop the connection, for it cannot get two answers."""
-        if not self.cycle_over or self.conn.our_state is not self._idle:
+        if not self.cycle_over or self.in_request:
             self.abort()
         else:
             super().send_400_response(msg)
@@ -59,6 +70,11 @@ class Connection(H11Protocol):
         """Stop the deadline."""
         self._stop_waiting()
         super().connection_lost(exc)
+
+    @property
+    def in_request(self) -> bool:
+        """Whether the headers of a request have come, and not yet all of its body."""
+        raise NotImplementedError
 
     @property
     def cycle_over(self) -> bool:
@@ -83,3 +99,118 @@ class Connection(H11Protocol):
         if self._header_deadline is not None:
             self._header_deadline.cancel()
             self._header_deadline = None
+
+
+class H11Connection(LimitedConnection, H11Protocol):
+    """One that h11 parses."""
+
+    def __init__(self, most: int, **given: Any) -> None:
+        super().__init__(most, **given)
+        self._idle = self.conn.our_state
+
+    @property
+    def in_request(self) -> bool:
+        """Whether the headers of a request have come, and not yet all of its body."""
+        return self.conn.our_state is not self._idle
+
+
+try:
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+except ImportError:
+    Connection: type[LimitedConnection] = H11Connection
+else:
+
+    class HttpToolsConnection(LimitedConnection, HttpToolsProtocol):  # type: ignore[misc]  # what both have, is alike
+        """One that httptools parses, in C: several times as fast.
+
+        httptools itself keeps any number of bytes of an unfinished header, takes trailers for headers, and requests
+        that others read differently. It reads on behind a request in progress, whose client can then leave unnoticed:
+        here, the connection ends after that one's answer, and the client sends the others again. It loses the body of a
+        request that asks for another protocol: h11 takes over there.
+        """
+
+        def __init__(self, most: int, **given: Any) -> None:
+            super().__init__(most, **given)
+            self._most_unparsed = self.config.h11_max_incomplete_event_size or UNPARSED_BYTES
+            self._unparsed = b""
+            self._has_headers = self._body_missing = self._is_whole = False
+            self._upgrade = self._pipelined = False
+
+        @property
+        def in_request(self) -> bool:
+            """Whether the headers of a request have come, and not yet all of its body."""
+            return self._body_missing
+
+        def data_received(self, data: bytes) -> None:
+            """Take data, and refuse what has no end."""
+            self._unparsed += data
+            if not self._pipelined:
+                super().data_received(data)
+            if self._upgrade:
+                self._stop_waiting()
+            elif len(self._unparsed) > self._most_unparsed and not self.transport.is_closing():
+                super().send_400_response("Too long.")
+
+        def send_400_response(self, msg: str) -> None:
+            """Answer malformed HTTP, or have h11 read what asks for another protocol."""
+            if self._pipelined:
+                return
+            if not self._upgrade:
+                super().send_400_response(msg)
+                return
+            self.connections.discard(self)
+            given: dict[str, Any] = {"config": self.config, "server_state": self.server_state, "_loop": self.loop}
+            other = H11Connection(self._most, app_state=self.app_state, **given)
+            other.connection_made(self.transport)
+            self.transport.set_protocol(other)
+            other.data_received(self._unparsed.lstrip(b"\r\n"))
+
+        def on_message_begin(self) -> None:
+            """Begin a request. Raises ValueError: the one before is not answered."""
+            if not self.cycle_over:
+                self._pipelined, self.cycle.keep_alive = True, False
+                raise ValueError("pipelined")
+            super().on_message_begin()
+            self._has_headers = False
+            self._is_whole = bool(self._unparsed)  # not where the request before has ended in the same piece
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            """Add a header. Raises ValueError: there are too many."""
+            if self._has_headers:
+                return  # a trailer, which no proxy has checked
+            if len(self.headers) >= HEADERS:
+                raise ValueError("too many headers")
+            super().on_header(name, value.strip(b" \t"))
+
+        def on_headers_complete(self) -> None:
+            """Have the request answered. Raises ValueError: not everybody would understand the same by it."""
+            version = self.parser.get_http_version()
+            hosts = sum(name == b"host" for name, _value in self.headers)
+            codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+            if (
+                not self.url.startswith(b"/")
+                or b"#" in self.url
+                or (version, hosts) not in (("1.1", 1), ("1.0", 1), ("1.0", 0))
+                or codings not in ([], [b"chunked"])
+                or (codings and version == "1.0")
+            ):
+                raise ValueError("ambiguous")
+            if self.parser.should_upgrade():
+                self._upgrade = self._is_whole
+                raise ValueError("upgrade")
+            super().on_headers_complete()
+            self._has_headers = self._body_missing = True
+            self._unparsed = b""
+
+        def on_body(self, body: bytes) -> None:
+            """Add a piece of the body."""
+            self._unparsed = b""
+            super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            """End the request."""
+            self._unparsed = b""
+            self._body_missing = False
+            super().on_message_complete()
+
+    Connection = HttpToolsConnection
