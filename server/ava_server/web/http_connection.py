@@ -184,7 +184,8 @@ else:
 
         def on_headers_complete(self) -> None:
             """Have the request answered. Raises ValueError: not everybody would understand the same by it."""
-            version = self.parser.get_http_version()
+            parser: Any = self.parser  # None after the connection
+            version = parser.get_http_version()
             hosts = sum(name == b"host" for name, _value in self.headers)
             codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
             if (
@@ -195,7 +196,7 @@ else:
                 or (codings and version == "1.0")
             ):
                 raise ValueError("ambiguous")
-            if self.parser.should_upgrade():
+            if parser.should_upgrade():
                 self._upgrade = self._is_whole
                 raise ValueError("upgrade")
             super().on_headers_complete()
