@@ -72,7 +72,7 @@ async def call(ctx, params):
 
 server = Server("floor", on_list_tools=listed, on_call_tool=call, get_tool_input_schema=lambda name: None)
 app = server.streamable_http_app()
-uvicorn.run(app, port=int(sys.argv[1]), http="h11", log_level="critical")
+uvicorn.run(app, port=int(sys.argv[1]), http="h11", loop="asyncio", log_level="critical")  # all that mcp installs
 """
 
 

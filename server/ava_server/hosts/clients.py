@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import date
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Literal
 
@@ -63,6 +63,8 @@ class McpClient:
 
 
 UNKNOWN = McpClient()
+_NAME_CHARS = 100
+"""How much of a name and a version is looked at: they are the client's own choice, and each call has them."""
 COMMAND_LINE = "ava-command-line"
 """What `ava --url` calls itself."""
 
@@ -77,7 +79,11 @@ def known_clients() -> tuple[McpClient, ...]:
 
 def client_of(name: str | None, version: str | None = None) -> McpClient:
     """Return what is known of a client that introduces itself so; of an older version only its name."""
-    given = (name or "").lower()
+    return _client_of((name or "")[:_NAME_CHARS].lower(), (version or "")[:_NAME_CHARS])
+
+
+@lru_cache(256)
+def _client_of(given: str, version: str) -> McpClient:
     for client in known_clients():
         if given.startswith(tuple(map(str.lower, client.names))):
             if _numbers(version) >= _numbers(client.since):
@@ -86,8 +92,8 @@ def client_of(name: str | None, version: str | None = None) -> McpClient:
     return UNKNOWN
 
 
-def _numbers(version: str | None) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", version or "")[:4]))
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:4]))
 
 
 def connection_of(client_id: str) -> Connection:

@@ -121,6 +121,10 @@ class ConnectionInfo(Protocol):
         """Whether its client reads what it gets, so that sending does not wait."""
         ...
 
+    async def send_whole(self, send: Send, start: Message, body: Message) -> None:
+        """Send the head of an answer and its body in one piece, to a client that keeps up."""
+        ...
+
 
 @dataclass(eq=False)
 class RequestLimits:
@@ -283,24 +287,27 @@ class RequestInProgress:
         if message["type"] == "http.response.start" and "content-length" in Headers(raw=message["headers"]):
             self._start = message
             return
-        if self._start is not None:
-            self._settled, start, self._start = True, self._start, None
-            await self._hand_on(start)
-        await self._hand_on(message)
+        start, self._start = self._start, None
+        if start is not None:
+            self._settled = True
+        await self._hand_on(message, start)
 
-    async def _hand_on(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
+    async def _hand_on(self, message: Message, start: Message | None = None) -> None:
+        """Send a piece of the answer; before the first piece of its body, its `start`, if that has waited."""
+        if (head := start or message)["type"] == "http.response.start":
             if not self._whole and not self._reading:
                 await self._skip_rest()
-            self.status = message["status"]
-        elif message["type"] == "http.response.body":
+            self.status = head["status"]
+        if message["type"] == "http.response.body":
             if self._ended:
                 return
             self._ended = not message.get("more_body", False)
         if self._line is not None and self._line.keeps_up:
-            await self._send(message)
+            await (self._line.send_whole(self._send, start, message) if start is not None else self._send(message))
             return
         with anyio.fail_after(SEND_WITHIN_S):
+            if start is not None:
+                await self._send(start)
             await self._send(message)
 
     async def _skip_rest(self) -> None:

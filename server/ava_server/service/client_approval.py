@@ -170,7 +170,7 @@ class ClientApprovals(Operations):
     async def renew_link(self, ids: Sequence[str], caller: CallContext) -> None:
         """Make a new link for the answer, where proposals wait for the person and their last link has expired."""
         link, at_us = caller.asking.link, now_us()
-        rows = await self._proposals(ids) if link is not None and caller.asking.pages is None else []
+        rows = await self._proposals(ids) if ids and link is not None and caller.asking.pages is None else []
         waiting = [row.pending_id for row in rows if row.state == WAITING and row.expires_us > at_us]
         if link is not None and waiting and await self._access.needs_pin():
             with suppress(AvaError, OSError):  # the way in a terminal is left

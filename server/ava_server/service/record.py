@@ -87,9 +87,7 @@ class CallRecord:
     def __init__(self, access: Access, tool: str, given: Mapping[str, Any], redacted: Mapping[str, Any]) -> None:
         self.answer: Answer | None = None
         self._access, self._tool, self._session, self._store = access, tool, access.session, access.store
-        # What is too long to store is also too long to accept.
-        self._fact = ToolCall(tool=tool, args=sanitize_json(redacted)[0])
-        self._run_id = _run_in(given)
+        self._given, self._redacted = given, redacted
         self._written = False
         self._began = time.monotonic()
 
@@ -180,14 +178,16 @@ class CallRecord:
 
     def _with_call(self, command: Command[T], result: Callable[[T], tuple[Event, ...]] | None = None) -> Command[T]:
         """Return a command that also writes the call, unless it is there, and then the events of its result."""
-        written = self._written
+        written, run_id = self._written, _run_in(self._given)
+        # What is too long to store is also too long to accept.
+        fact = ToolCall(tool=self._tool, args=sanitize_json(self._redacted)[0])
 
         def together(view: View, now_us: int) -> Outcome[T]:
             call: tuple[Event, ...] = ()
             if not written:
-                run = view.run(self._run_id) if self._run_id is not None else None
+                run = view.run(run_id) if run_id is not None else None
                 own = run is not None and run.user_id == self._session.user
-                call = (Event(self._session.who, self._fact, run_id=self._run_id if own else None),)
+                call = (Event(self._session.who, fact, run_id=run_id if own else None),)
             outcome = command(view, now_us)
             after = result(outcome.value) if result is not None else ()
             return Outcome(outcome.value, (*call, *outcome.events, *after))

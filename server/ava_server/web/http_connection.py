@@ -6,6 +6,7 @@ httptools parses HTTP where it is installed (extra `team`), else h11.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -91,6 +92,19 @@ class LimitedConnection(_Protocol):
         """Drop it."""
         self.transport.abort()
 
+    async def send_whole(self, send: Callable[[Any], Awaitable[None]], start: Any, body: Any) -> None:
+        """Send the head of an answer and its body in one piece, to a client that keeps up: each write wakes it."""
+        cycle = cast("Any", self.cycle)
+        cycle.transport = held = _HeldTransport(self.transport)
+        try:
+            await send(start)
+            await send(body)
+        finally:
+            cycle.transport = self.transport
+            self.transport.write(b"".join(held.pieces))
+            if held.closed:
+                self.transport.close()
+
     def _wait(self) -> None:
         if self._header_deadline is None:
             self._header_deadline = self.loop.call_later(HEADERS_WITHIN_S, self.abort)
@@ -99,6 +113,17 @@ class LimitedConnection(_Protocol):
         if self._header_deadline is not None:
             self._header_deadline.cancel()
             self._header_deadline = None
+
+
+class _HeldTransport:
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self.pieces: list[bytes] = []
+        self.write = self.pieces.append
+        self.closed = False
+        self.is_closing = transport.is_closing
+
+    def close(self) -> None:
+        self.closed = True
 
 
 class H11Connection(LimitedConnection, H11Protocol):
