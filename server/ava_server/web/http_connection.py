@@ -101,7 +101,8 @@ class LimitedConnection(_Protocol):
             await send(body)
         finally:
             cycle.transport = self.transport
-            self.transport.write(b"".join(held.pieces))
+            if held.pieces:  # else the client has gone
+                self.transport.write(b"".join(held.pieces))
             if held.closed:
                 self.transport.close()
 
