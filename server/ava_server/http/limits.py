@@ -280,12 +280,12 @@ class RequestInProgress:
 
         The headers of a whole answer wait for its body: both are sent, or neither, and the client gets a 401.
         """
+        if message["type"] == "http.response.start" and "content-length" in Headers(raw=message["headers"]):
+            self._start = message
+            return
         self.check_token()
         if self._rejected:
             await anyio.lowlevel.checkpoint_if_cancelled()
-            return
-        if message["type"] == "http.response.start" and "content-length" in Headers(raw=message["headers"]):
-            self._start = message
             return
         start, self._start = self._start, None
         if start is not None:
@@ -431,20 +431,22 @@ class Authentication:
 
     def _refused_by_name(self, scope: Scope, headers: Headers) -> Response | None:
         """Return a refusal for a wrong Host, a foreign Origin, or headers that could be smuggled; else None."""
+        names = {name for name, _value in scope["headers"]}
         if sum(map(len, chain.from_iterable(scope["headers"]))) > HEADER_BYTES:
             return error_response(431, f"The headers are longer than {HEADER_BYTES:,} bytes.", {"Connection": "close"})
-        if "transfer-encoding" in headers and "content-length" in headers:
+        if {b"transfer-encoding", b"content-length"} <= names:
             # A proxy may have used one and we the other: the rest would be taken for another request (smuggling).
             return error_response(400, "Send Content-Length or Transfer-Encoding, not both.", {"Connection": "close"})
         hosts = headers.getlist("host")
-        proxied = self._reach.trusts(_peer(scope))
+        proxied = bool(self._reach.proxies) and self._reach.trusts(_peer(scope))
         if proxied and (forwarded := _last(headers, "x-forwarded-host")) is not None:
             hosts = [forwarded]
         if len(hosts) != 1 or not self._reach.allows_host(hosts[0]):
             return error_response(
                 421, "Unknown host name (Host header). The person who runs the server can set it with --public-url."
             )
-        if any(not self._reach.allows_origin(origin, hosts[0]) for origin in headers.getlist("origin")):
+        origins = headers.getlist("origin") if b"origin" in names else ()
+        if any(not self._reach.allows_origin(origin, hosts[0]) for origin in origins):
             return error_response(
                 403,
                 "Requests from pages of that origin are not allowed (Origin header): it must be this server's, and the"
