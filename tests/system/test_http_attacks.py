@@ -179,7 +179,9 @@ async def test_a_request_that_would_rather_speak_http_2_is_answered_with_its_bod
             got = await anyio.to_thread.run_sync(raw, server.port, *map(str.encode, pieces))
             assert got.count(b"HTTP/1.1 409 ") == 2, got
         inside = f"GET /metrics HTTP/1.1\r\nHost: localhost\r\n{ask}Authorization: Bearer {text}\r\n\r\n"
-        behind = (f"{last}POST /x HTTP/1.1\r\nX: ", inside)
+        early = "POST /mcp HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n"
+        # The rest of a request that has its 401 already, and in the same piece the beginning of another one.
+        behind = (early, "abcdPOST /x HTTP/1.1\r\nX: ", inside)
         assert b"ava_build_info" not in await anyio.to_thread.run_sync(raw, server.port, *map(str.encode, behind))
 
 
