@@ -61,7 +61,7 @@ class Team:
 
 @asynccontextmanager
 async def team(tmp: Path, *, config: str = "", script: Any = None) -> AsyncGenerator[tuple[Team, Gate]]:
-    gate = Gate()
+    gate = Gate(within_s=300)  # longer than all commands of a test take on a busy machine
     root = made(tmp / "data", config_toml=config + CONFIG)
     texts = {
         "ana": token(root, "ana"),
