@@ -75,6 +75,8 @@ COLUMNS = {
     "origins": Column(tools=lambda every, _used: every, origins=True),
     "scope and origins": Column(tools=lambda _every, used: used, origins=True),
 }
+TABLE = ("undefended", "scope", "scope and origins")
+"""The columns that are played unless others are chosen."""
 RULES = tomllib.loads((HERE / "effects.toml").read_text("utf-8"))
 
 
@@ -326,7 +328,9 @@ def table(outcomes: Sequence[Outcome]) -> str:
 def main() -> None:
     options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     options.add_argument("--suite", action="append", choices=SUITES, help="may be repeated; otherwise all")
-    options.add_argument("--column", action="append", choices=COLUMNS, help="may be repeated; otherwise all")
+    options.add_argument(
+        "--column", action="append", choices=COLUMNS, help=f"may be repeated; otherwise {', '.join(TABLE)}"
+    )
     options.add_argument("--limit", type=int, help="only the first user tasks of each suite")
     options.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes, each with an Ava")
     options.add_argument("--json", type=Path, help="write the outcome of each run here")
@@ -334,7 +338,7 @@ def main() -> None:
     begun = time.monotonic()
     python = python_of_agentdojo()
     shares = [
-        Share(python, chosen.suite or SUITES, chosen.column or list(COLUMNS), chosen.limit, number, chosen.workers)
+        Share(python, chosen.suite or SUITES, chosen.column or TABLE, chosen.limit, number, chosen.workers)
         for number in range(chosen.workers)
     ]
     with ProcessPoolExecutor(chosen.workers, multiprocessing.get_context("spawn")) as pool:

@@ -125,6 +125,7 @@ class Dojo:
         self.runtimes = {name: FunctionsRuntime(suite.tools) for name, suite in self.suites.items()}
         target = SimpleNamespace(name="local")
         self.attacks = {name: load_attack(ATTACK, suite, target) for name, suite in self.suites.items()}
+        self.tools = {name: [described(name, tool) for tool in suite.tools] for name, suite in self.suites.items()}
         self.trace: list[FunctionCall] = []
 
     def list(self) -> dict[str, Any]:
@@ -182,6 +183,16 @@ class Dojo:
         }
 
 
+def described(suite: str, tool: Any) -> dict[str, Any]:
+    """Return a tool as an MCP server lists it."""
+    return {
+        "name": tool.name,
+        "description": tool.description,
+        "inputSchema": tool.parameters.model_json_schema(),
+        "annotations": {"readOnlyHint": tool.name in RULES[suite]["reads"]},
+    }
+
+
 # -- the protocol ---------------------------------------------------------------------------------------------------
 
 
@@ -192,18 +203,7 @@ def answer(dojo: Dojo, suite: str, method: str, params: dict[str, Any]) -> dict[
         info = {"name": f"agentdojo-{suite}", "version": VERSION}
         return {"protocolVersion": "2025-06-18", "capabilities": capabilities, "serverInfo": info}
     if method == "tools/list":
-        tools = dojo.suites[suite].tools
-        return {
-            "tools": [
-                {
-                    "name": each.name,
-                    "description": each.description,
-                    "inputSchema": each.parameters.model_json_schema(),
-                    "annotations": {"readOnlyHint": each.name in RULES[suite]["reads"]},
-                }
-                for each in tools
-            ]
-        }
+        return {"tools": dojo.tools[suite]}
     if method == "tools/call":
         text, error = dojo.run(params["name"], params.get("arguments") or {})
         return {"content": [{"type": "text", "text": error or text}], "isError": error is not None}
