@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 ALL_ROWS = 2**62
+NEWEST_ENTRY = "SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1"
 
 IndexRow = tuple[int, str, str, str, str, str]
 """A row of the text index: `seq`, then the tokens of agent, session and user, those of type and severity, the text."""
@@ -109,6 +110,10 @@ class Database(Protocol):
         """Return the schema's version, 0 for an empty database."""
         ...
 
+    def newest_entry(self) -> tuple[int, bytes] | None:
+        """Return the `seq` and hash of the newest entry, None in an empty log."""
+        ...
+
     def data_version(self) -> object:
         """Return a value that changes when another connection has changed a projection."""
         ...
@@ -142,8 +147,8 @@ class Database(Protocol):
 
     # -- the text index -----------------------------------------------------------------------------------------------
 
-    def add_words(self, row: IndexRow, /) -> None:
-        """Add a row to the text index."""
+    def add_words(self, rows: Sequence[IndexRow], /) -> None:
+        """Add rows to the text index."""
         ...
 
     def forget_words(self, row: IndexRow, /) -> None:

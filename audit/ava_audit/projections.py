@@ -48,6 +48,7 @@ class TableSpec(Generic[R]):
         using = f" USING ({key})" if side_table else ""
         self.select = f"SELECT {', '.join(columns)} FROM {' JOIN '.join(self.parts)}{using}"  # noqa: S608
         self.one = f"{self.select} WHERE {key} = ?"
+        self.several = f"{self.select} WHERE {key} IN"
         self._statements: dict[bytes, list[tuple[str, Callable[[tuple[Any, ...]], tuple[Any, ...]]]]] = {}
 
     def write(self, db: Database, changed: bytes, rows: Sequence[tuple[Any, ...]]) -> None:
@@ -82,7 +83,7 @@ PROJECTIONS = tuple(table for spec in (PROPOSALS, RUNS, GROUPS, BUDGETS) for tab
 
 
 class ProjectionTable(Generic[R]):
-    """The rows of a projection, with the most recently used ones cached.
+    """The rows of a projection, with the most recently used ones cached, and which ones there are not.
 
     `flush` runs before any other SQL and the commit.
     """
@@ -93,6 +94,7 @@ class ProjectionTable(Generic[R]):
         self._rows: dict[str, R] = {}
         self._stored: dict[str, tuple[Any, ...]] = {}
         self._dirty: dict[str, None] = {}
+        self._absent: set[str] = set()
 
     def peek(self, key: str | None) -> R | None:
         """Return the row of a key, which the caller must not change, or None."""
@@ -100,13 +102,26 @@ class ProjectionTable(Generic[R]):
             return None
         row = self._rows.pop(key, None)
         if row is None:
+            if key in self._absent:
+                return None
             values = self._db.execute(self._spec.one, (key,)).fetchone()
             if values is None:
+                self._absent.add(key)
                 return None
             self._stored[key] = values
             row = self._spec.kind(*values)
         self._rows[key] = row  # at the end: the least recently used rows come first
         return row
+
+    def load(self, keys: Iterable[str]) -> None:
+        """Read rows that will be wanted, with one statement instead of one for each."""
+        missing = [key for key in keys if key not in self._rows and key not in self._absent]
+        if len(missing) > 1:
+            found = self._db.execute(f"{self._spec.several} ({', '.join('?' * len(missing))})", missing)
+            for values in found.fetchall():
+                self._stored[values[0]] = values
+                self._rows[values[0]] = self._spec.kind(*values)
+            self._absent.update(key for key in missing if key not in self._rows)
 
     def copy(self, key: str) -> R | None:
         """Return a copy of the row of a key, or None."""
@@ -125,6 +140,7 @@ class ProjectionTable(Generic[R]):
         key = self._spec.values(row)[0]
         if self.peek(key) is not None:
             raise Contradiction(f"{self._spec.name} already has {key}; nothing was written; use another id")
+        self._absent.discard(key)
         self._rows[key] = row
         self._dirty[key] = None
 
@@ -148,6 +164,8 @@ class ProjectionTable(Generic[R]):
             del self._rows[key]
             self._stored.pop(key, None)
             self._dirty.pop(key, None)
+        if len(self._absent) > keep:
+            self._absent.clear()
 
 
 class Projections:
@@ -171,6 +189,11 @@ class Projections:
         version = self._db.data_version()
         self.evict(keep=CACHED_ROWS if version == self._version else 0)
         self._version = version
+
+    def load(self, run_ids: Collection[str]) -> None:
+        """Read the rows and budgets of runs that a batch of commands is about."""
+        self.runs.load(run_ids)
+        self.budgets.load(run_ids)
 
     def flush(self) -> None:
         """Append the new entries, and write the changed rows of all tables."""
@@ -240,12 +263,11 @@ def index_words(
         return 0
     end = time.monotonic() + for_s
     done = size = 0
-    for row in rows:
-        done += 1
-        db.add_words(row)
+    for number, row in enumerate(rows, 1):
         size += len(row[-1]) + INDEX_ROW_CHARS
-        if size > INDEX_CHECK_CHARS:
-            size = 0
+        if size > INDEX_CHECK_CHARS or number == len(rows):
+            db.add_words(rows[done:number])
+            done, size = number, 0
             if time.monotonic() > end:
                 break
     note_progress(db, "words", rows[done - 1][0])

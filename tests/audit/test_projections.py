@@ -31,7 +31,7 @@ from ava_audit.rows import RunRow
 from ava_audit.store.location import backend_of
 from ava_audit.store.store import Store
 from ava_audit.verify import verify
-from ava_audit.view import View
+from ava_audit.view import Outcome, View
 
 
 async def run_of(log: Store, run_id: str = "S-aaaaaa") -> RunRow:
@@ -45,6 +45,21 @@ async def held(log: Store, life: Life) -> set[tuple[int, int]]:
     buckets = [await log.read(partial(View.bucket, scope=scope)) for scope in life.scopes]
     assert [bucket.scope for bucket in buckets] == list(life.scopes)
     return {(bucket.spent_micros, bucket.held_micros) for bucket in buckets}
+
+
+async def test_a_row_that_was_missing_is_found_once_another_process_has_added_it(tmp_path: Path) -> None:
+    with anyio.fail_after(20):
+        async with Store.open(tmp_path) as log, Store.open(tmp_path) as other:
+            for number in range(3):
+                life = Life(f"S-aaaaa{number}")
+
+                def states(view: View, _now_us: int, run_id: str = life.run_id) -> Outcome[list[str | None]]:
+                    found = [view.run(each) for each in (run_id, "S-bbbbbb")]
+                    return Outcome([None if run is None else run.state for run in found])
+
+                assert await log.do(states, life.run_id) == [None, None]
+                await write_each(other, life.begun())
+                assert await log.do(states, life.run_id) == ["running", None]
 
 
 async def test_tracks_a_run_from_proposal_to_end_with_its_usage(tmp_path: Path) -> None:

@@ -333,8 +333,8 @@ async def test_an_unknown_outcome_names_the_run_and_warns_of_proposing_it_again(
 ) -> None:
     do = Store.do
 
-    async def lost(self: Store, command: Any) -> Any:
-        found = await do(self, command)
+    async def lost(self: Store, command: Any, about: str | None = None) -> Any:
+        found = await do(self, command, about)
         if command.__qualname__.startswith("approve."):
             raise OutcomeUnknown("the log did not answer in time")
         return found

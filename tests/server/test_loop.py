@@ -518,13 +518,13 @@ async def test_logs_the_start_of_only_read_only_calls_with_their_answer(tmp_path
         commits: list[list[str]] = []
         ask = lab.store.do
 
-        async def watched(command: Any) -> Any:
+        async def watched(command: Any, about: str | None = None) -> Any:
             def noting(view: View, now_us: int) -> Any:
                 outcome = command(view, now_us)
                 commits.append([event.fact.type for event in outcome.events])
                 return outcome
 
-            return await ask(noting)
+            return await ask(noting, about)
 
         lab.store.do = watched  # type: ignore[method-assign]
         result = await lab.outcome()

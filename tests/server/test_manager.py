@@ -98,6 +98,53 @@ async def test_three_runs_of_a_user_run_at_once_and_the_fourth_waits(tmp_path: P
 
 
 @pytest.mark.slow
+async def test_runs_are_taken_at_once_so_that_their_claims_share_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked, all_there = 0, anyio.Event()
+    check = setup.RunSetup.check_config
+
+    async def held(self: setup.RunSetup, run: Any) -> None:
+        nonlocal checked
+        checked += 1
+        if checked == 3:
+            all_there.set()
+        await all_there.wait()
+        await check(self, run)
+
+    with running_model_server(lambda _request: hand_over()) as server:
+        runs = await propose_for(tmp_path, server, count=3)
+        monkeypatch.setattr(setup.RunSetup, "check_config", held)
+        async with open_lab(tmp_path, server=server) as lab:
+            for run in runs:
+                assert (await lab.ended(run, 60)).state == "success"
+
+
+async def test_a_run_that_takes_long_to_make_ready_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, ended, prepare = anyio.Event(), anyio.Event(), setup.RunSetup.prepare
+
+    async def held(self: setup.RunSetup, run: Any, history: History) -> Any:
+        if not begun.is_set():
+            begun.set()
+            await ended.wait()
+        return await prepare(self, run, history)
+
+    monkeypatch.setattr(setup.RunSetup, "prepare", held)
+    with running_model_server(lambda _request: hand_over()) as server:
+        async with open_lab(tmp_path, server=server) as lab:
+            first = await lab.start(task="the first")
+            with anyio.fail_after(30):
+                await begun.wait()
+            second = await lab.start(task="the second")
+            assert (await lab.ended(second, 60)).state == "success"
+            assert (await lab.run(first)).state == "running"
+            await anyio.sleep(1.2)  # the next look does not take it again
+            ended.set()
+            assert (await lab.ended(first, 60)).generation == 1
+
+
 async def test_users_take_turns_even_if_one_queued_many_runs_first(tmp_path: Path) -> None:
     gates = [Gate() for _ in range(7)]
     script = [Say("done", gate=gate) for gate in gates]

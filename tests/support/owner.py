@@ -43,7 +43,7 @@ def kill_behind(count: int) -> Callable[[], int]:
     ask = Store.do
     seen = 0
 
-    async def do(self: Store, command: Any) -> Any:
+    async def do(self: Store, command: Any, about: str | None = None) -> Any:
         nonlocal seen
         wrote = False
 
@@ -55,7 +55,7 @@ def kill_behind(count: int) -> Callable[[], int]:
             wrote = fenced or any(isinstance(fact, RunClaimed) for fact in facts)
             return outcome
 
-        value = await ask(self, watched)
+        value = await ask(self, watched, about)
         if wrote:
             seen += 1
             if seen == count:

@@ -102,18 +102,24 @@ async def test_a_kept_program_is_started_again_after_a_crash_and_not_after_it_wa
     program = tmp_path / "program.py"
     program.write_text(
         "import os, sys, time\n"
-        "again = os.path.exists(sys.argv[1])\n"
-        "open(sys.argv[1], 'a').write('x')\n"
+        "again = os.path.exists(sys.argv[2])\n"
+        "open(sys.argv[2], 'a').write('x')\n"
         "if not again:\n"
         "    time.sleep(10.5)\n"
         "    sys.exit(int(sys.argv[1]))\n"
     )
-    for code in ("1", "0", "130"):
-        start_detached([sys.executable, str(program), code], tmp_path / "words", tmp_path, os.environ, keep=True)
+    removed = tmp_path / "removed"
+    removed.mkdir()
+    for code, folder in (("1", tmp_path), ("0", tmp_path), ("130", tmp_path), ("2", removed)):
+        command = [sys.executable, str(program), code, str(tmp_path / code)]
+        start_detached(command, tmp_path / "words", folder, os.environ, keep=True)
+    await until((tmp_path / "2").exists, within_s=30)
+    removed.rmdir()
     first = tmp_path / "1"
     await until(lambda: first.exists() and first.read_text() == "xx", within_s=60)
     await anyio.sleep(0.5)
     assert (tmp_path / "0").read_text() == (tmp_path / "130").read_text() == "x"
+    assert (tmp_path / "2").read_text() == "x", "its folder was removed meanwhile"
 
 
 async def test_gives_the_token_to_nobody_who_listens_there_instead(tmp_path: Path) -> None:

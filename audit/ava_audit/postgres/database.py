@@ -18,11 +18,12 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain, islice
 from typing import Any, LiteralString, cast
 
 import psycopg
 
-from ava_audit.database import Busy, IndexQuery, IndexRow, Rows, Values
+from ava_audit.database import NEWEST_ENTRY, Busy, IndexQuery, IndexRow, Rows, Values
 from ava_audit.errors import OutcomeUnknown
 from ava_audit.postgres.session import Place, dial, first_line, passes
 
@@ -64,6 +65,10 @@ WHERE locktype = 'advisory' AND granted AND classid = 0 AND objid = %s AND datna
     AND wait_event IN ('ClientRead', 'ClientWrite')
     AND greatest(state_change, query_start) < clock_timestamp() - %s * interval '1 second'
 """
+_BEGUN = f"SELECT log_id, version, seq, hash FROM meta LEFT JOIN ({NEWEST_ENTRY}) AS newest ON true"  # noqa: S608
+_INSERT = re.compile(r"INSERT INTO .* VALUES (\([?, ]+\))")
+TOGETHER = 64
+"""Rows that one statement inserts."""
 _UNSTORABLE = re.compile("[\ud800-\udfff\x00]")
 PAUSE_S = 0.2
 SETTLE_S = 20.0
@@ -87,6 +92,7 @@ class PostgresDatabase:
         self._pipeline: Any = None
         self._spent = False
         self._version = 0
+        self._newest: tuple[int, bytes] | None = None
         self._seen = -1
         self._changes = 0
         self._streams = 0
@@ -152,10 +158,16 @@ class PostgresDatabase:
         self.open().execute(cast("LiteralString", script))
 
     def executemany(self, sql: str, values: Iterable[Sequence[object]], /) -> None:
-        """Run a statement for each of some values."""
+        """Run a statement for each of some values; one statement inserts many rows, if it only inserts."""
         conn = self.open() if self._pipeline is None else self._conn
         assert conn is not None
-        conn.cursor().executemany(cast("LiteralString", translate(sql)), values)
+        insert = _INSERT.fullmatch(sql)
+        if insert is None:
+            conn.cursor().executemany(cast("LiteralString", translate(sql)), values)
+            return
+        for rows in _batches(values):
+            several = sql + f", {insert[1]}" * (len(rows) - 1)
+            conn.execute(cast("LiteralString", translate(several)), [*chain.from_iterable(rows)])
 
     def stream(self, sql: str, values: Values = (), /) -> Iterable[Any]:
         """Yield the rows of a SELECT in portions. The end of the transaction closes a stream that was left early."""
@@ -196,8 +208,10 @@ class PostgresDatabase:
             self._pipeline.__enter__()
             conn.execute("BEGIN")
             conn.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
-            found = conn.execute("SELECT log_id, version, (SELECT coalesce(max(seq), 0) FROM events) FROM meta")
-            log_id, self._version, head = found.fetchone() or ("", 0, 0)
+            found = conn.execute(_BEGUN)
+            log_id, self._version, seq, sha = found.fetchone() or ("", 0, 0, b"")
+            self._newest = (seq, sha) if seq else None
+            head = seq or 0
             self._place.check(log_id, head, known)
         except psycopg.Error as error:
             self.rollback()
@@ -295,6 +309,13 @@ class PostgresDatabase:
         row = self.execute("SELECT version FROM meta").fetchone()
         return 0 if row is None else int(row[0])
 
+    def newest_entry(self) -> tuple[int, bytes] | None:
+        """Return the `seq` and hash of the newest entry, as it was when the transaction began; None in an empty log."""
+        if self._pipeline is not None:
+            return self._newest
+        row: tuple[int, bytes] | None = self.execute(NEWEST_ENTRY).fetchone()
+        return row
+
     def data_version(self) -> object:
         """Return a value that changes when another connection has appended entries."""
         return self._changes
@@ -339,11 +360,11 @@ class PostgresDatabase:
 
     # -- the text index -----------------------------------------------------------------------------------------------
 
-    def add_words(self, row: IndexRow, /) -> None:
-        """Add a row to the text index."""
-        words = self._split().words(row[-1])
-        sql = "INSERT INTO words (entry, keys, text) VALUES (?, ?, ?)"
-        self.execute(sql, (row[0], keys_of(row, words), joined(words)))
+    def add_words(self, rows: Sequence[IndexRow], /) -> None:
+        """Add rows to the text index."""
+        split = [(row, self._split().words(row[-1])) for row in rows]
+        added = [(row[0], keys_of(row, words), joined(words)) for row, words in split]
+        self.executemany("INSERT INTO words (entry, keys, text) VALUES (?, ?, ?)", added)
 
     def forget_words(self, row: IndexRow, /) -> None:
         """Remove the text of a row from the index, but keep the keys for filters."""
@@ -361,6 +382,16 @@ class PostgresDatabase:
         if self._tokenizer is None:
             self._tokenizer = Tokenizer()
         return self._tokenizer
+
+
+def _batches(values: Iterable[Sequence[object]]) -> Iterator[list[Sequence[object]]]:
+    """Yield rows in batches of `TOGETHER`, then of powers of two: the few statements are prepared once."""
+    rest = iter(values)
+    while rows := list(islice(rest, TOGETHER)):
+        while rows:
+            size = 1 << (len(rows).bit_length() - 1)
+            yield rows[:size]
+            rows = rows[size:]
 
 
 def findable(values: Values) -> Values:

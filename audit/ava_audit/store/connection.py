@@ -7,12 +7,12 @@ import re
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ava_audit.database import Busy, IndexQuery, IndexRow, Values
+from ava_audit.database import NEWEST_ENTRY, Busy, IndexQuery, IndexRow, Values
 
 BUSY_MS = 1_000
 READER_CACHE_KIB = 4_096
@@ -69,6 +69,11 @@ class SqliteDatabase(sqlite3.Connection):
         """Return the schema's version, 0 for an empty database."""
         return int(self.execute("PRAGMA user_version").fetchone()[0])
 
+    def newest_entry(self) -> tuple[int, bytes] | None:
+        """Return the `seq` and hash of the newest entry, None in an empty log."""
+        row: tuple[int, bytes] | None = self.execute(NEWEST_ENTRY).fetchone()
+        return row
+
     def data_version(self) -> object:
         """Return a value that changes when another connection has written."""
         return self.execute("PRAGMA data_version").fetchone()[0]
@@ -98,9 +103,9 @@ class SqliteDatabase(sqlite3.Connection):
         """Stop statements that still run at this time of the monotonic clock; None: let them run."""
         self.set_progress_handler(None if time_s is None else lambda: time.monotonic() > time_s, STEPS)
 
-    def add_words(self, row: IndexRow, /) -> None:
-        """Add a row to the text index."""
-        self.execute("INSERT INTO words (rowid, agent, session, user, marks, text) VALUES (?, ?, ?, ?, ?, ?)", row)
+    def add_words(self, rows: Sequence[IndexRow], /) -> None:
+        """Add rows to the text index."""
+        self.executemany("INSERT INTO words (rowid, agent, session, user, marks, text) VALUES (?, ?, ?, ?, ?, ?)", rows)
 
     def forget_words(self, row: IndexRow, /) -> None:
         """Remove the text of a row from the index, but keep the tokens for filters. `merge_words` does the rest."""

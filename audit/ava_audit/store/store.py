@@ -231,15 +231,16 @@ class Store:
 
     # -- what tasks call ----------------------------------------------------------------------------------------------
 
-    async def do(self, command: Command[T]) -> T:
+    async def do(self, command: Command[T], about: str | None = None) -> T:
         """Run a command and return its value once its events are on disk.
 
+        `about` is the run that it reads: the rows of all runs of a batch are read together.
         If the caller is cancelled while it waits, the command may or may not have run; the log tells. Raises
         StoreUnavailable: the writer did not start it within 5 s, or nothing could be written; LogMoved: the log was
         removed, moved or replaced; StaleOwner: an event's fence is older than the run's claim; SchemaNewer: a newer
         program has migrated the database.
         """
-        value: T = await self._submit(command)
+        value: T = await self._submit(command, about)
         return value
 
     def post(self, command: Command[Any]) -> None:
@@ -360,11 +361,11 @@ class Store:
 
     # -- every caller gets an answer in time --------------------------------------------------------------------------
 
-    async def _submit(self, command: Command[T] | MaintenanceJob | Checkpoint) -> Any:
+    async def _submit(self, command: Command[T] | MaintenanceJob | Checkpoint, about: str | None = None) -> Any:
         if self._closed:
             raise StoreUnavailable(_CLOSED)
         future: asyncio.Future[Any] = self._loop.create_future()
-        job = Job(command, future)
+        job = Job(command, future, about)
         self._waiting[job] = due = self._loop.time() + ANSWER_S
         if self._timer is None or due < self._timer.when():
             self._set_timer(due)

@@ -42,9 +42,7 @@ class Appender:
 
     def __init__(self, db: Database, projections: Projections) -> None:
         self.projections = projections
-        row = db.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
-        self.head: int = row[0] if row else 0
-        self._hash: bytes = row[1] if row else GENESIS
+        self.head, self._hash = db.newest_entry() or (0, GENESIS)
         self._first = self.head
 
     @property
@@ -131,10 +129,11 @@ class Checkpoint:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A command on its way through the writer."""
+    """A command on its way through the writer; `about` is the run that it reads, where that is known."""
 
     command: Command[Any] | MaintenanceJob | Checkpoint
     future: asyncio.Future[Any] | None
+    about: str | None = None
     state: int = _PENDING
     value: Any = None
     error: BaseException | None = None
@@ -259,6 +258,7 @@ class Writer:
             if db.schema_version() > SCHEMA_VERSION:
                 raise SchemaNewer("a newer ava has migrated this data root: restart this server")
             projections.begin()
+            projections.load({job.about for job in batch if job.about is not None})
             appender = Appender(db, projections)
             for job in batch:
                 if self._start(job, again=not together):

@@ -37,13 +37,17 @@ import os, signal, sys, time
 if os.fork():
     os._exit(0)
 os.setsid()
+folder = os.getcwd()
 while True:
     began = time.monotonic()
     code = os.spawnv(os.P_WAIT, sys.argv[1], sys.argv[1:])
     if code in (0, 128 + signal.SIGINT, -signal.SIGTERM, -signal.SIGINT) or time.monotonic() - began < 10:
         break
+    if not os.path.isdir(folder):
+        break
 """
-"""The same, and starts it again when it crashes, unless that was within ten seconds. 130 is the code after Ctrl-C."""
+"""The same, and starts it again when it crashes, unless that was within ten seconds or its folder is gone: it would
+make a new data root there. 130 is the code after Ctrl-C."""
 _DETACHED = getattr(subprocess, "DETACHED_PROCESS", 0) | getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 """On Windows: a process group of its own, without a console."""
 

@@ -109,7 +109,7 @@ class RunLog:
         """
         kept = self._unwritten
         if kept is None:
-            return await self._hold(lambda: self._store.do(command), then)
+            return await self._hold(lambda: self._store.do(command, self.run.id), then)
 
         def written(answer: tuple[int, T]) -> None:
             self._unwritten = None
@@ -118,7 +118,7 @@ class RunLog:
             if then is not None:
                 then(answer[1])
 
-        return (await self._hold(lambda: self._store.do(_after(kept, command)), written))[1]
+        return (await self._hold(lambda: self._store.do(_after(kept, command), self.run.id), written))[1]
 
     async def read(self, query: Query[T]) -> T:
         """Run a query."""

@@ -11,10 +11,10 @@ import logging
 import random
 import socket
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 import anyio.abc
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from ava_server.runs.setup import RunResources, RunSetup
 
 log = logging.getLogger("ava.manager")
+T = TypeVar("T")
 
 LOOK_EVERY_S = 1.0
 """Seconds between two looks at owners' locks and queued runs without news from the log."""
@@ -67,8 +68,11 @@ NEWS = (
     "RunEnded",
 )  # fmt: skip
 """The types of entries that may give a manager something to do."""
-SETTLE_S = 0.05
-"""Seconds from one look to the next: a commit is looked at once, and those that follow it together."""
+SETTLE = (4, 0.05)
+"""From one look to the next passes so many times as long as the last one read, up to so many seconds: a commit is
+looked at once and those that follow it together, and looking takes no more than a fifth of a processor."""
+TAKEN_AT_ONCE = 16
+"""Runs that are taken at once: their claims share commits."""
 LEAVE_EVERY_S = 0.1
 """How often it is checked whether all runs have been left."""
 TRY_AGAIN_S = (1.0, 60.0)
@@ -203,8 +207,8 @@ class Manager:
         self._workers_seen_s = float("-inf")
         self._workers = True
         self._leaving = False
-        self._owned: dict[str, AgentRun] = {}
-        self._board = ActivityBoard(membership, lambda: {run.id: run.activity for run in self._owned.values()})
+        self._owned: dict[str, AgentRun | None] = {}
+        self._board = ActivityBoard(membership, lambda: {run.id: run.activity for run in self._driven()})
         self._sessions: set[str] = set()
         self._adopted: set[str] = set()
         self._notes: defaultdict[str, _RunNotes] = defaultdict(_RunNotes)
@@ -212,6 +216,7 @@ class Manager:
         self._woken = anyio.Event()
         self._unended: Unended | None = None
         self._looked_s = float("-inf")
+        self._settle_s = 0.0
 
     def limit(self, slots: Slots) -> None:
         """Change how many runs may be running; those that run go on."""
@@ -241,7 +246,7 @@ class Manager:
         self._leaving = True
         with anyio.move_on_after(within_s):
             while self._owned:
-                for run in self._owned.values():
+                for run in self._driven():
                     run.leave()
                 await anyio.sleep(LEAVE_EVERY_S)
 
@@ -249,6 +254,10 @@ class Manager:
         """Return what an owned run is doing now, or None."""
         run = self._owned.get(run_id)
         return run.activity if run is not None else None
+
+    def _driven(self) -> list[AgentRun]:
+        """Return the runs that it owns, without those that are being made ready."""
+        return [run for run in self._owned.values() if run is not None]
 
     async def run(self) -> None:
         """Serve runs until cancelled; every run is a task of this call.
@@ -293,7 +302,7 @@ class Manager:
     async def _watch_for_news(self, seen: int) -> None:
         while True:
             await self._store.wait_for_entry_after(seen)
-            await anyio.sleep_until(self._looked_s + SETTLE_S)
+            await anyio.sleep_until(self._looked_s + self._settle_s)
             head, self._looked_s = self._store.head, anyio.current_time()
             try:
                 news = await self._store.look(partial(View.any_after, seq=seen, types=NEWS))
@@ -306,7 +315,10 @@ class Manager:
     # -- looking ------------------------------------------------------------------------------------------------------
 
     async def _look(self, tasks: anyio.abc.TaskGroup) -> None:
+        began = anyio.current_time()
         found = self._unended = await self._store.read(partial(read_unended, known=self._unended), short=True)
+        times, longest_s = SETTLE
+        self._settle_s = min(times * (anyio.current_time() - began), longest_s)
         rows, groups = [*found.runs.values()], found.groups
         for row in rows:
             await self._check_owned(row)
@@ -396,26 +408,64 @@ class Manager:
                 oldest = [line.popleft() for _ in range(min(self.mode.spread, len(line)))]
                 line.extendleft(random.sample(oldest, len(oldest)))
         self._full.clear()
+        if in_line and self.mode.leaves_to == "workers":
+            await self._look_for_workers()
         while in_line:
+            chosen = self._next_in_line(in_line, count, gone)
+            for row in await self._take_all(chosen, gone, tasks):
+                count[row.user_id] += _needs_slot(row, gone)
+
+    def _next_in_line(
+        self, in_line: dict[str, deque[RunRow]], count: Mapping[str, int], gone: frozenset[str]
+    ) -> list[RunRow]:
+        """Take the next runs out of the line, as many as have a slot if all of them are taken; note those without."""
+        chosen: list[RunRow] = []
+        count = Counter(count)
+        while in_line and len(chosen) < TAKEN_AT_ONCE:
             user = min(in_line, key=lambda user: (count[user], in_line[user][0].queued_us or 0))
-            row = in_line[user].popleft()
+            row = in_line[user][0]
+            waits = anyio.current_time() < self._notes[row.id].not_before
+            full = None if waits or not _needs_slot(row, gone) else self._slots.full(count, user)
+            if full and chosen:  # there is a slot if one of those is not taken
+                break
+            in_line[user].popleft()
             if not in_line[user]:
                 del in_line[user]
-            if anyio.current_time() < self._notes[row.id].not_before:
-                continue
-            counted = row.state == RUNNING and row.instance not in gone  # dropped by an internal error: it has its slot
-            if not counted and (full := self._slots.full(count, user)):
+            if full:
                 self._full.add(row.id)
                 self._waits(row.id, full)
-            elif await self._try_to_take(row, gone, tasks) and not counted:
-                count[user] += 1
+            elif not waits:
+                chosen.append(row)
+                count[user] += _needs_slot(row, gone)
+        return chosen
 
-    async def _leave_to_workers(self, run_id: str) -> None:
-        """Leave a run to the workers; where there is none, its status says so."""
+    async def _take_all(self, rows: Sequence[RunRow], gone: frozenset[str], tasks: anyio.abc.TaskGroup) -> list[RunRow]:
+        """Try to take runs at the same time, and return those that were taken. Raises AuditError: the first one."""
+        taken: list[RunRow] = []
+        errors: list[AuditError] = []
+
+        async def take(row: RunRow) -> None:
+            try:
+                if await self._try_to_take(row, gone, tasks):
+                    taken.append(row)
+            except AuditError as error:
+                errors.append(error)
+
+        async with anyio.create_task_group() as taking:
+            for row in rows:
+                taking.start_soon(take, row)
+        if errors:
+            raise errors[0]
+        return taken
+
+    async def _look_for_workers(self) -> None:
         if anyio.current_time() - self._workers_seen_s > WORKERS_EVERY_S:
             live = await anyio.to_thread.run_sync(self._instances.live)
             self._workers_seen_s = anyio.current_time()
             self._workers = any(each.announcement.kind == "worker" for each in live)
+
+    def _leave_to_workers(self, run_id: str) -> None:
+        """Leave a run to the workers; where there is none, its status says so."""
         if not self._workers:
             self._waits(run_id, NO_WORKER)
         else:  # from now on the workers say what it waits for
@@ -427,28 +477,36 @@ class Manager:
             self._waits(row.id, why)
             self._retry_later(row.id)
             return False
-        try:
-            if self.mode.leaves_to == "workers":
-                await self._leave_to_workers(row.id)
-                return False
+        if self.mode.leaves_to == "workers":
+            self._leave_to_workers(row.id)
+            return False
+
+        async def take() -> bool:
             await self._setup.check_config(row)
             if self.mode.leaves_to == "the worker" and await self._leaves(row.id):
                 await self._start_worker()
                 return False
             return await self._take(row, gone, tasks)
+
+        return await self._guarded(row.id, take) or False
+
+    async def _guarded(self, run_id: str, work: Callable[[], Awaitable[T]]) -> T | None:
+        """Return what work with a run returns; an error with one run affects no other. Raises AuditError: the log's."""
+        try:
+            return await work()
         except AuditError:
             raise
         except (ConfigNotSupported, OSError) as error:  # it may pass: tried again, less and less often
-            self._waits(row.id, str(error), unable=True)
-            self._retry_later(row.id)
+            self._waits(run_id, str(error), unable=True)
+            self._retry_later(run_id)
         except Exception as error:
             short = shortage_in(error)
-            self._waits(row.id, short or INTERNAL)
-            self._retry_later(row.id)
+            self._waits(run_id, short or INTERNAL)
+            self._retry_later(run_id)
             if not short:
-                log.exception("%s cannot be taken", row.id)
-                await self._count_fault(row.id)
-        return False
+                log.exception("%s cannot be taken", run_id)
+                await self._count_fault(run_id)
+        return None
 
     async def _leaves(self, run_id: str) -> bool:
         """Tell whether a run is left to the worker; not if that cannot run it, or after a while has not taken it."""
@@ -525,37 +583,62 @@ class Manager:
     # -- owning -------------------------------------------------------------------------------------------------------
 
     async def _take(self, row: RunRow, gone: frozenset[str], tasks: anyio.abc.TaskGroup) -> bool:
-        """Claim a run and start it; False where another instance has it. Raises ConfigNotSupported: it cannot."""
+        """Claim a run and start it in a task of its own; False where another instance has it."""
         if not self._membership.holds():  # it was stopped: to others it is dead, and they would take the run at once
             await anyio.to_thread.run_sync(self._membership.renew)
         if row.instance in gone and not await anyio.to_thread.run_sync(self.control.gone, [row]):
             return False  # it is alive again: this process may have been stopped since it looked
         who = Who(row.session_id, AGENT, row.user_id)
-        got = await self._store.do(claim(row.id, self.instance, who, gone, self._slots))
+        got = await self._store.do(claim(row.id, self.instance, who, gone, self._slots), row.id)
         if isinstance(got, str):
             self._waits(row.id, got)
             return False
         self.waiting_for.pop(row.id, None)
-        ask = self._store.look if row.generation == 0 else self._store.read  # a run that was begun has many entries
-        run, entries, noted = await ask(lambda view: (view.run(row.id), view.entries(row.id), view.live(row.id)))
+        self._owned[row.id] = None
+        tasks.start_soon(self._start, row.id, got.generation + 1, tasks)
+        return True
+
+    async def _start(self, run_id: str, generation: int, tasks: anyio.abc.TaskGroup) -> None:
+        """Make a claimed run ready and drive it; where that fails, a later look takes it again."""
+        ready = None
+        try:
+            ready = await self._guarded(run_id, partial(self._prepare, run_id, generation, tasks))
+        except SchemaNewer as error:
+            self._stop_claiming(error)
+        except AuditError as error:
+            log.error("%s: %s", run_id, error)
+        finally:
+            if ready is None:
+                del self._owned[run_id]
+        if ready is not None:
+            self._owned[run_id] = ready[0]
+            self._board.change()
+            await self._drive(*ready)
+
+    async def _prepare(
+        self, run_id: str, generation: int, tasks: anyio.abc.TaskGroup
+    ) -> tuple[AgentRun, RunRow, RunContext] | None:
+        """Return a claimed run with all that it works with; None where another instance has it.
+
+        Raises:
+            ConfigNotSupported: It cannot be run here after all.
+        """
+        ask = self._store.look if generation == 1 else self._store.read  # a run that was begun has many entries
+        run, entries, noted = await ask(lambda view: (view.run(run_id), view.entries(run_id), view.live(run_id)))
         if noted is not None:
-            self._store.set_live(row.id, "")  # it waits no more
-        claimed = (RUNNING, self.instance, got.generation + 1)
+            self._store.set_live(run_id, "")  # it waits no more
+        claimed = (RUNNING, self.instance, generation)
         if run is None or (run.state, run.instance, run.generation) != claimed:  # another instance has taken it
-            return False
+            return None
         history = History(run.id)
         history.add_all(entries)
         try:
             context = await self._setup.prepare(run, history)
         except FolderReplaced as error:
             await self.control.end(run.id, _replaced(error), "give up")
-            return False
+            return None
         agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
-        owned = AgentRun(self._store, run, agent, history, context, tasks, self._board.change)
-        self._owned[run.id] = owned
-        self._board.change()
-        tasks.start_soon(self._drive, owned, run, context)
-        return True
+        return AgentRun(self._store, run, agent, history, context, tasks, self._board.change), run, context
 
     async def _drive(self, owned: AgentRun, run: RunRow, context: RunContext) -> None:
         try:
@@ -606,6 +689,11 @@ class Manager:
     async def ended(self, run_id: str) -> RunRow:
         """Wait until a run has ended, in any process."""
         return await self.control.ended(run_id)
+
+
+def _needs_slot(row: RunRow, gone: frozenset[str]) -> bool:
+    """Tell whether taking a run takes a slot; one that was dropped by an internal error has its own."""
+    return row.state != RUNNING or row.instance in gone
 
 
 def _replaced(error: FolderReplaced) -> RunResult:

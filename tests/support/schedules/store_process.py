@@ -84,7 +84,7 @@ class ProcessStore:
     def __init__(self, process: StoreProcess) -> None:
         self._process = process
 
-    async def do(self, command: Command[T]) -> T:
+    async def do(self, command: Command[T], _about: str | None = None) -> T:
         value: T = await self._process.ask("do", command)
         return value
 
