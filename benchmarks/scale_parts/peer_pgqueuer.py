@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING
 import anyio
 import psycopg
 from anyio.abc import Process
-from support.processes import end
 
 if __name__ == "__main__":  # a worker: this folder is the first place where Python looks for modules
     sys.path[0] = str(Path(__file__).parents[1])
+    sys.path.insert(1, str(Path(__file__).parents[2] / "tests"))
+
+from support.processes import end
 
 from scale_parts.figures import Figures, note_rates
 
