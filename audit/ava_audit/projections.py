@@ -20,7 +20,7 @@ from ava_audit.database import Database, IndexRow
 from ava_audit.entries import ENTRY_COLUMNS, HEADER
 from ava_audit.errors import Contradiction, StoreUnavailable
 from ava_audit.reducers import CONTENT_TYPES, R, fold
-from ava_audit.rows import Bucket, GroupRow, ProposalRow, RunRow
+from ava_audit.rows import RUNNING, Bucket, GroupRow, ProposalRow, RunRow
 
 CACHED_ROWS = 300
 """Rows of a table that stay in memory from one transaction to the next; a run's row takes some kilobytes."""
@@ -113,6 +113,11 @@ class ProjectionTable(Generic[R]):
         self._rows[key] = row  # at the end: the least recently used rows come first
         return row
 
+    @property
+    def cached(self) -> Collection[R]:
+        """The rows in memory, also those that are not written yet."""
+        return self._rows.values()
+
     def load(self, keys: Iterable[str]) -> None:
         """Read rows that will be wanted, with one statement instead of one for each."""
         missing = [key for key in keys if key not in self._rows and key not in self._absent]
@@ -183,10 +188,12 @@ class Projections:
         self._db = db
         self._all: tuple[ProjectionTable[Any], ...] = (self.proposals, self.runs, self.groups, self.budgets)
         self._version: object = None
+        self._running: dict[str, tuple[str, str | None]] | None = None
 
     def begin(self) -> None:
         """Start a transaction: drop the rows that another connection may have changed, and those over the limit."""
         version = self._db.data_version()
+        self._running = None
         self.evict(keep=CACHED_ROWS if version == self._version else 0)
         self._version = version
 
@@ -194,6 +201,18 @@ class Projections:
         """Read the rows and budgets of runs that a batch of commands is about."""
         self.runs.load(run_ids)
         self.budgets.load(run_ids)
+
+    def running(self) -> Mapping[str, tuple[str, str | None]]:
+        """Return the user and owner of each running run: read once in a transaction, which may claim many."""
+        if self._running is None:
+            found = self._db.execute("SELECT id, user_id, instance FROM runs WHERE state = ?", (RUNNING,))
+            self._running = {run_id: (user, instance) for run_id, user, instance in found}
+        for row in self.runs.cached:  # all that this transaction has changed are there
+            if row.state == RUNNING:
+                self._running[row.id] = (row.user_id, row.instance)
+            else:
+                self._running.pop(row.id, None)
+        return self._running
 
     def flush(self) -> None:
         """Append the new entries, and write the changed rows of all tables."""

@@ -12,7 +12,7 @@ from ava_audit.database import ALL_ROWS, Database, IndexQuery
 from ava_audit.entries import ENTRY_COLUMNS, LINE_COLUMNS, Entry, entry_of
 from ava_audit.events import Event, SessionStart
 from ava_audit.projections import RUNS, Projections
-from ava_audit.rows import RUNNING, UNENDED, Bucket, GroupRow, ProposalRow, RunRow
+from ava_audit.rows import UNENDED, Bucket, GroupRow, ProposalRow, RunRow
 
 PAST_RUNS = 100
 """The runs of a user and role among which similar ones are looked for."""
@@ -173,8 +173,8 @@ class View:
     def running(self, gone: Iterable[str] = (), *, but: str = "") -> dict[str, int]:
         """Return the number of running runs by user; those of owners in `gone`, and the run `but`, do not count."""
         dead = frozenset(gone)
-        rows = self.select("SELECT user_id, instance FROM runs WHERE state = ? AND id <> ?", RUNNING, but)
-        return dict(Counter(str(user) for user, instance in rows if instance not in dead))
+        found = self._rows.running()
+        return dict(Counter(user for run, (user, owner) in found.items() if run != but and owner not in dead))
 
     def past_runs(
         self, user: str, role: str, model: str, endings: Sequence[str], limit: int, but: Sequence[str] = ()

@@ -193,6 +193,30 @@ async def test_a_claim_counts_slots_over_all_live_owners(tmp_path: Path) -> None
             assert isinstance(none, str)
 
 
+async def test_claims_in_one_commit_count_each_other_and_what_ended_before_them(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, runs=False) as lab:
+        runs = [await lab.start(task=str(number)) for number in range(6)]
+        slots, taken = Slots(per_user=2, total=9), list[str]()
+
+        async def take(run: str) -> None:
+            if not isinstance(await lab.store.do(claim(run, "mine", lab.session.who, frozenset(), slots), run), str):
+                taken.append(run)
+
+        async def end(run: str) -> None:
+            ended = RunEnded(status="error", stop_reason="")
+            await lab.store.do(append(Event(lab.session.who, ended, run_id=run, fence=Fence(run, 1))))
+
+        async with anyio.create_task_group() as tasks:
+            for run in runs[:4]:
+                tasks.start_soon(take, run)
+        assert len(taken) == 2
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(end, taken[0])
+            for run in runs[4:]:
+                tasks.start_soon(take, run)
+        assert len(taken) == 3
+
+
 async def test_only_one_owner_can_claim_a_run(tmp_path: Path) -> None:
     with running_model_server([]) as server:
         [run_id] = await propose_for(tmp_path, server)
