@@ -199,7 +199,8 @@ async def test_claims_in_one_commit_count_each_other_and_what_ended_before_them(
         slots, taken = Slots(per_user=2, total=9), list[str]()
 
         async def take(run: str) -> None:
-            if not isinstance(await lab.store.do(claim(run, "mine", lab.session.who, frozenset(), slots), run), str):
+            got = await lab.store.do(claim(run, "mine", lab.session.who, frozenset(), slots), run)
+            if not isinstance(got, str):
                 taken.append(run)
 
         async def end(run: str) -> None:
