@@ -6,7 +6,7 @@ import math
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ import anyio
 import anyio.abc
 
 T = TypeVar("T")
+K = TypeVar("K")
 computing = threading.Lock()
 """Held by a thread that computes for long: each further one would slow all runs down."""
 
@@ -26,6 +27,23 @@ def run_server(main: Callable[..., Awaitable[T]], *args: Any) -> T:
     except ImportError:
         return anyio.run(main, *args)
     return anyio.run(main, *args, backend_options={"use_uvloop": True})
+
+
+async def each_at_once(work: Callable[[K], Awaitable[object]], items: Iterable[K]) -> None:
+    """Do work with each of some items at the same time, and with all of them; then raise the first error, if any."""
+    failed: list[Exception] = []
+
+    async def one(item: K) -> None:
+        try:
+            await work(item)
+        except Exception as error:
+            failed.append(error)
+
+    async with anyio.create_task_group() as tasks:
+        for item in items:
+            tasks.start_soon(one, item)
+    if failed:
+        raise failed[0]
 
 
 @contextmanager

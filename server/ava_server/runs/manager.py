@@ -32,6 +32,7 @@ from ava_server.budget import user_limits
 from ava_server.budget.caps import Slots
 from ava_server.core.ids import AGENT
 from ava_server.core.shortage import find_shortage, shortage_in
+from ava_server.core.threads import each_at_once
 from ava_server.runs.activities import ActivityBoard
 from ava_server.runs.context import ConfigNotSupported, RunContext
 from ava_server.runs.control import RunControl
@@ -442,20 +443,12 @@ class Manager:
     async def _take_all(self, rows: Sequence[RunRow], gone: frozenset[str], tasks: anyio.abc.TaskGroup) -> list[RunRow]:
         """Try to take runs at the same time, and return those that were taken. Raises AuditError: the first one."""
         taken: list[RunRow] = []
-        errors: list[AuditError] = []
 
         async def take(row: RunRow) -> None:
-            try:
-                if await self._try_to_take(row, gone, tasks):
-                    taken.append(row)
-            except AuditError as error:
-                errors.append(error)
+            if await self._try_to_take(row, gone, tasks):
+                taken.append(row)
 
-        async with anyio.create_task_group() as taking:
-            for row in rows:
-                taking.start_soon(take, row)
-        if errors:
-            raise errors[0]
+        await each_at_once(take, rows)
         return taken
 
     async def _look_for_workers(self) -> None:

@@ -15,6 +15,7 @@ from ava_server.approval.decide import approval_needs
 from ava_server.approval.requests import CancelArgs, CheckArgs, MessageArgs, parse, shown
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label, parse_id
+from ava_server.core.threads import each_at_once
 from ava_server.render.responses import Answer, CancelAnswer, CheckAnswer, MessageAnswer, RunAnswer, answers_json
 from ava_server.render.run_view import (
     INTERRUPTED,
@@ -336,7 +337,6 @@ class RunSteering(Operations):
         else:
             targets = [(await self._access.run(args.subagent_id or "", "subagent_id", steering=True)).id]
         over = [label(row) for row in await self._access.rows(targets) if row.ended]
-        failed: list[Exception] = []
 
         users = {row.id: row.user_id for row in await self._access.rows(targets)}
 
@@ -344,16 +344,9 @@ class RunSteering(Operations):
             by, reason = self._session, args.reason
             if users[run_id] != by.user:  # its user reads in the result who it was
                 reason = f"by the administrator {by.user}" + (f": {reason}" if reason else "")
-            try:
-                await self._runtime.manager.cancel(run_id, by.who, reason, by.by, anyones=by.administers)
-            except Exception as error:  # the others are cancelled too; the first error is raised below
-                failed.append(error)
+            await self._runtime.manager.cancel(run_id, by.who, reason, by.by, anyones=by.administers)
 
-        async with anyio.create_task_group() as tasks:
-            for run_id in targets:
-                tasks.start_soon(cancel, run_id)
-        if failed:
-            raise failed[0]
+        await each_at_once(cancel, targets)
         rows = await self._access.rows(targets)
         runs = await self._checks.answers(rows)
         status = runs[0].state if len(runs) == 1 else "cancelled"
