@@ -369,6 +369,7 @@ async def test_a_run_that_cannot_be_read_says_why_and_is_shown_as_soon_as_it_can
         async with live_app(lab) as (app, pilot):
             moved = lab.root.with_name("moved")
             lab.root.rename(moved)
+            await shows(app, "there is no log in")  # the list has looked, and keeps what it had
             await pilot.press("enter")
             await shows(app, "! there is no log in")
             moved.rename(lab.root)

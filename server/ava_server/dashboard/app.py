@@ -20,6 +20,7 @@ from textual.containers import VerticalScroll
 from textual.geometry import Region
 from textual.widgets import Input, Static
 
+from ava_audit.errors import StoreUnavailable
 from ava_audit.units import format_ts, now_us
 from ava_server.cli.app import leaves_of
 from ava_server.cli.status.health import health
@@ -370,8 +371,11 @@ class StatusApp(App[int]):
             self.fail(error)
 
     def _take(self, found: Overview) -> None:
-        """Keep what was found; of a log that could not be read, what it had before."""
+        """Keep what was found; of a log that could not be read or is gone, what it had before."""
         before = self._overview
+        if found.trouble is None and found.log is None and before is not None and before.log is not None:
+            gone = StoreUnavailable(f"there is no log in {self.reader.settings.data_root} any more")
+            found = replace(found, trouble=gone)
         if found.trouble is None:
             self._read_us = found.at_us
         elif before is not None:
