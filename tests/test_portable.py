@@ -49,6 +49,8 @@ BEHIND: dict[tuple[str, str], str] = {
         "audit/ava_audit/store/locks.py",
         "/proc/",
     ): "the one place for it: mount_table says when it is not on this system",
+    ("audit/ava_audit/store/locks.py", "fcntl"): "the one place for it; portalocker does it on Windows",
+    ("roles/ava_roles/sandbox/temporary.py", "fcntl"): "not on Windows, where there are no sandboxes",
     (
         "audit/ava_audit/postgres/backend.py",
         "wait_readable",

@@ -13,6 +13,11 @@ WAITING = "awaiting_approval"
 QUEUED = "queued"
 RUNNING = "running"
 UNENDED = (WAITING, QUEUED, RUNNING)
+AWAITING_EXTENSION, AWAITING_ANSWER, HELD = "awaiting_extension", "awaiting_answer", "held"
+"""States that are not stored, of a queued run that waits for a person: to allow it more, to answer its question, or to
+resume it after a restore."""
+INTERRUPTED, EXPIRED = "interrupted", "expired"
+"""States that are not stored: the owner of a running run is gone, and nobody approved a proposal in time."""
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from support.sandboxes.attacks import needs
 from support.stdio import until
 
 from ava_audit.events import AgentNote, CostReserved, CostUpdate, ToolResult
-from ava_server.budget.caps import installation_scope, user_scope, utc_day
+from ava_server.budget.user_limits import installation_scope, user_scope, utc_day
 
 BURST: dict[str, Any] = {"burst": 12, "stream": True, "aside": True, "survives": True}
 ASK: dict[str, Any] = {**BURST, "ask": "look"}

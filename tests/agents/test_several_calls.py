@@ -25,17 +25,8 @@ from ava_audit.events import (
 from ava_audit.rows import RunRow
 from ava_audit.store.store import Outcome, Store
 from ava_audit.view import Command, View
-from ava_server.budget.caps import (
-    CapRequest,
-    DayCaps,
-    Reservation,
-    installation_scope,
-    reserve,
-    settle_unknown,
-    settlement_event,
-    user_scope,
-    utc_day,
-)
+from ava_server.budget.caps import CapRequest, Reservation, reserve, settle_unknown, settlement_event
+from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope, utc_day
 from ava_server.models.prices import UserPrice, find_price
 
 PRICE = find_price("far", "model", base_url="https://far.example", overrides={"model": UserPrice(input=1, output=1)})

@@ -184,15 +184,17 @@ async def test_removes_the_file_of_a_dead_instance_where_open_files_cannot_be_re
 def test_a_look_leaves_no_lock_to_a_process_that_starts_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, lock, inherited = tmp_path / "lock", portalocker.lock, list[int]()
+    import fcntl
+
+    path, lock, inherited = tmp_path / "lock", fcntl.flock, list[int]()
     path.touch()
 
-    def locked(file: int, flags: portalocker.LockFlags) -> None:
+    def locked(file: int, flags: int) -> None:
         lock(file, flags)
         inherited.append(os.dup(file))  # until it runs its program, a new process has a copy of each descriptor
 
     with monkeypatch.context() as patched:
-        patched.setattr(portalocker, "lock", locked)
+        patched.setattr(fcntl, "flock", locked)
         assert not is_held(path)
     try:
         held = try_hold(path)

@@ -25,18 +25,8 @@ from ava_audit.events import (
 )
 from ava_audit.store.store import Outcome, Store
 from ava_audit.view import View
-from ava_server.budget.caps import (
-    CapReached,
-    CapRequest,
-    DayCaps,
-    HeldCall,
-    Reservation,
-    installation_scope,
-    reserve,
-    settlement_event,
-    user_scope,
-    utc_day,
-)
+from ava_server.budget.caps import CapReached, CapRequest, HeldCall, Reservation, reserve, settlement_event
+from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope, utc_day
 from ava_server.models.prices import Price, UserPrice, find_price
 
 PRICE = find_price("far", "model", base_url="https://far.example", overrides={"model": UserPrice(input=1, output=1)})

@@ -17,8 +17,7 @@ from ava_audit.events import SpawnProposed, Who
 from ava_audit.store.store import Store
 from ava_server.approval.decisions import Approval, approve
 from ava_server.approval.proposals import SpawnLimits
-from ava_server.budget.caps import DayCaps
-from ava_server.budget.user_limits import policy_in_force
+from ava_server.budget.user_limits import DayCaps, policy_in_force
 from ava_server.config.pin import PinFile
 from ava_server.config.settings import Settings, load_settings
 from ava_server.core import local_server

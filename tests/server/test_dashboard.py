@@ -37,7 +37,7 @@ from ava_server.dashboard.app import StatusApp
 from ava_server.dashboard.live import KEYS, LivePage
 from ava_server.runs import activities
 from ava_server.runs.lifecycle import HELD_UNTIL_US, NotResumed
-from ava_server.service.records import Budget
+from ava_server.service.current import Budget
 
 ONE_AT_ONCE = "[limits]\nrunning_per_user = 1\n" + PRICED
 LOOKS = ("read_file", {"path": "notes.md"})

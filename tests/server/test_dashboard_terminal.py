@@ -250,7 +250,7 @@ def test_catches_up_with_a_terminal_that_reads_again(root: Path) -> None:
 
 
 def test_a_signal_ends_a_sandbox_check_that_hangs(root: Path) -> None:
-    hangs = "import ava_server.service.checks.machine as m, time; m.sandbox = lambda mode: time.sleep(600)"
+    hangs = "import ava_roles.sandbox.selection as s, time; s.sandbox_here = lambda mode: time.sleep(600)"
     with on_terminal(root, "status", command=faulty(hangs)) as screen:
         screen.until("not known yet")
         begun = time.monotonic()

@@ -42,7 +42,8 @@ from ava_audit.events import (
 )
 from ava_audit.store.store import Outcome, append
 from ava_audit.view import View
-from ava_server.budget.caps import CapRequest, DayCaps, Slots, reserve
+from ava_server.budget.caps import CapRequest, reserve
+from ava_server.budget.user_limits import DayCaps, Slots
 from ava_server.config.tokens import Token
 from ava_server.mcp_server.app import HTTP, App, session_over_http
 from ava_server.models.factory import model_of, parameters

@@ -43,7 +43,7 @@ from ava_audit.view import View
 from ava_server.approval import requests as limits_of_calls
 from ava_server.approval.decisions import Approval, approve, reject
 from ava_server.approval.proposals import SpawnLimits
-from ava_server.budget.caps import DayCaps
+from ava_server.budget.user_limits import DayCaps
 from ava_server.config.pin import PinFile
 from ava_server.config.tokens import Token
 from ava_server.core import local_server

@@ -13,7 +13,7 @@ from support.runtime import PRICED, arrived, check_budgets, check_requests, hand
 
 from ava_audit.events import CostReserved, CostUpdate, Event, Fence, RunClaimed, RunPaused, Who
 from ava_audit.units import DAY_US, now_us, parse_time
-from ava_server.budget.caps import Slots
+from ava_server.budget.user_limits import Slots
 from ava_server.runs import model_call
 from ava_server.runs.lifecycle import ABANDONED_US, cancel, claim
 from ava_server.runs.result import RunResult

@@ -21,7 +21,7 @@ from ava_audit.store.store import Store
 from ava_audit.totals import group_sum, spending
 from ava_audit.units import DAY_US
 from ava_audit.view import View
-from ava_server.budget.caps import installation_scope, user_scope
+from ava_server.budget.user_limits import installation_scope, user_scope
 from ava_server.cli.report import days_of
 from ava_server.core.errors import BadInput
 from ava_server.render.report import report_of

@@ -29,7 +29,7 @@ from ava_audit.events import (
 )
 from ava_audit.store.store import Store, append
 from ava_server.approval.questions import Question, Reply
-from ava_server.budget.caps import Slots
+from ava_server.budget.user_limits import Slots
 from ava_server.runs import lifecycle
 from ava_server.runs.lifecycle import NotResumed, claim, resume
 from ava_server.service.access import Asking

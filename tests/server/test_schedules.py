@@ -17,7 +17,8 @@ from support.schedules.play import DAY_CAPS, DAY_US, MOST_RUNS, PROCESSES, SETTL
 from support.schedules.store_process import store_processes
 
 from ava_audit.events import Ending
-from ava_server.budget.caps import CapName, Slots
+from ava_server.budget.caps import CapName
+from ava_server.budget.user_limits import Slots
 
 PICK = st.integers(0, 999)
 WORK = st.tuples(PICK, st.integers(1, 900), st.integers(1, 500), st.sampled_from(SETTLEMENTS), st.floats(0, 1))

@@ -18,7 +18,6 @@ from typing import Any
 
 import anyio
 import httpx2
-import portalocker
 import pytest
 from support.http_server import serving_http, token
 from support.stdio import AVA, logged, until
@@ -185,20 +184,23 @@ def test_the_record_of_an_ended_server_does_not_count_while_the_next_one_starts(
             assert server.port() == 8701
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="looks at fcntl's locks")
 def test_commands_that_look_at_the_same_time_do_not_take_each_other_for_a_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root, lock, found = DataRoot(tmp_path), portalocker.lock, list[int | None]()
+    import fcntl
+
+    root, lock, found = DataRoot(tmp_path), fcntl.flock, list[int | None]()
     with http_server(root).announced(8700, keep=True):
         pass
 
-    def looked(file: Any, flags: portalocker.LockFlags) -> None:
+    def looked(file: Any, flags: int) -> None:
         lock(file, flags)
         with monkeypatch.context() as once:
-            once.setattr(portalocker, "lock", lock)
+            once.setattr(fcntl, "flock", lock)
             found.append(http_server(root).port())  # as another command, while this one has the lock
 
-    monkeypatch.setattr(portalocker, "lock", looked)
+    monkeypatch.setattr(fcntl, "flock", looked)
     assert http_server(root).port() is None and found == [None]
 
 

@@ -22,11 +22,13 @@ from typing import IO, Any
 
 import anyio
 import anyio.to_thread
-import portalocker
 
 from ava_audit.errors import DataRootRefused, StoreUnavailable
 from ava_audit.store.activity_file import KNOWN_S, SUFFIX, ActivityFile, read_activities
 from ava_audit.store.backend import UNANNOUNCED, Activities, Announcement, LiveInstance, Membership
+
+if sys.platform != "win32":
+    import fcntl  # portalocker calls the same, with thirty calls around each, and takes a while to import
 
 # fmt: off
 _NETWORK = frozenset({
@@ -95,10 +97,6 @@ def _network_kind(mounts: str, path: Path) -> str | None:
 
 
 log = logging.getLogger("ava.locks")
-_EXCLUSIVE = portalocker.LockFlags.EXCLUSIVE
-_TRY = portalocker.LockFlags.EXCLUSIVE | portalocker.LockFlags.NON_BLOCKING
-_LOOK = (_EXCLUSIVE if sys.platform == "win32" else portalocker.LockFlags.SHARED) | portalocker.LockFlags.NON_BLOCKING
-"""On Windows, a shared lock would need pywin32."""
 _AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 """Opening a pipe would wait for ever."""
 _TRY_EVERY_S = 0.005
@@ -121,7 +119,7 @@ class WriteLock:
         try:
             yield
         finally:
-            portalocker.unlock(self._file)
+            _release(self._file)
 
     def close(self) -> None:
         """Close the lock's file."""
@@ -142,7 +140,7 @@ class HeldLock:
     def release(self) -> None:
         """Release the lock; a second call does nothing."""
         if not self._file.closed:
-            portalocker.unlock(self._file)
+            _release(self._file)
             self._file.close()
 
     def remove(self) -> None:
@@ -164,12 +162,8 @@ class HeldLock:
 def try_hold(path: Path) -> HeldLock | None:
     """Take the lock at `path`, creating its file; None if somebody else holds it."""
     file = path.open("ab")
-    try:
-        portalocker.lock(file, _TRY)
-    except portalocker.LockException:
-        file.close()
-        return None
-    if not _still_at(path, file):  # removed between open and lock: this lock protects nothing
+    # Removed between open and lock, the file protects nothing.
+    if not _take(file) or not _still_at(path, file):
         file.close()
         return None
     return HeldLock(path, file)
@@ -184,13 +178,12 @@ def is_held(path: Path) -> bool:
             return False
         raise
     try:
-        portalocker.lock(file, _LOOK)
-        portalocker.unlock(file)  # closing is not enough: a process that starts just now has the descriptor too
-    except portalocker.LockException:
-        return True
+        if not _take(file, shared=True):
+            return True
+        _release(file)  # closing is not enough: a process that starts just now has the descriptor too
+        return False
     finally:
         os.close(file)
-    return False
 
 
 def hold_within(path: Path, seconds: float) -> HeldLock | None:
@@ -384,18 +377,40 @@ class LockedInstances:
 
 def _wait_for(file: IO[Any], within_s: float) -> None:
     if sys.platform != "win32" and within_s == math.inf:
-        portalocker.lock(file, _EXCLUSIVE)
+        fcntl.flock(file, fcntl.LOCK_EX)
         return
     until = time.monotonic() + within_s
-    while True:
-        try:
-            portalocker.lock(file, _TRY)
-            return
-        except portalocker.AlreadyLocked:
-            if time.monotonic() > until:
-                text = f"another process has held its write lock for {within_s:g} s; one that was stopped (Ctrl-Z) does"
-                raise TimeoutError(text) from None
-            time.sleep(_TRY_EVERY_S)
+    while not _take(file):
+        if time.monotonic() > until:
+            text = f"another process has held its write lock for {within_s:g} s; one that was stopped (Ctrl-Z) does"
+            raise TimeoutError(text)
+        time.sleep(_TRY_EVERY_S)
+
+
+def _take(file: IO[Any] | int, *, shared: bool = False) -> bool:
+    """Try to lock a file; return False if somebody else holds it, or if it cannot be locked."""
+    if sys.platform == "win32":
+        import portalocker
+
+        try:  # a shared lock would need pywin32
+            portalocker.lock(file, portalocker.LockFlags.EXCLUSIVE | portalocker.LockFlags.NON_BLOCKING)
+        except portalocker.LockException:
+            return False
+        return True
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _release(file: IO[Any] | int) -> None:
+    if sys.platform == "win32":
+        import portalocker
+
+        portalocker.unlock(file)
+        return
+    fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _still_at(path: Path, file: IO[Any]) -> bool:

@@ -9,10 +9,12 @@ import secrets
 import shutil
 import socket
 import sys
+import tempfile
 import threading
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -49,6 +51,16 @@ def find_sandbox(mode: Literal["auto", "none"], state: Path) -> Sandbox | Unavai
         if (mode, state) not in _found:
             _found[mode, state] = _find_sandbox(mode, state)
         return _found[mode, state]
+
+
+@cache
+def sandbox_here(mode: Literal["auto", "none"]) -> Sandbox | Unavailable:
+    """Return what `find_sandbox` finds in a temporary folder of the system's. Blocks.
+
+    Raises OSError: there is no room for the folder.
+    """
+    with tempfile.TemporaryDirectory(prefix="ava-doctor-") as state:
+        return find_sandbox(mode, Path(state))
 
 
 def _find_sandbox(mode: str, state: Path) -> Sandbox | Unavailable:

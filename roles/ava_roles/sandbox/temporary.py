@@ -11,14 +11,14 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import portalocker
-
 from ava_roles.sandbox.path_access import remove_tree
+
+if sys.platform != "win32":
+    import fcntl
 
 STALE_S = 60.0
 """A younger folder may belong to an owner that has not locked it yet."""
 log = logging.getLogger("ava.temporary")
-_TRY = portalocker.LockFlags.EXCLUSIVE | portalocker.LockFlags.NON_BLOCKING
 _places: list[Path] = []
 
 
@@ -78,8 +78,8 @@ def _try_lock(folder: Path) -> int | None:
         return None
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        portalocker.lock(descriptor, _TRY)
-    except portalocker.LockException:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
         os.close(descriptor)
         return None
     return descriptor

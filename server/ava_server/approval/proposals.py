@@ -40,8 +40,8 @@ from ava_server.approval.summary import (
     warnings,
 )
 from ava_server.budget import user_limits
-from ava_server.budget.caps import DayCaps, installation_scope, user_scope, utc_day
 from ava_server.budget.run_config import RunConfig, Texts, config_of, digest
+from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope, utc_day
 from ava_server.core.ids import AGENT, label
 
 if TYPE_CHECKING:

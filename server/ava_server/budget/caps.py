@@ -7,9 +7,8 @@ settled with the call; the wrap-up's share stays held until the next reservation
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ava_audit.entries import Entry
@@ -18,6 +17,7 @@ from ava_audit.events import CostReserved, CostUpdate, Event, Fence, Settlement,
 from ava_audit.rows import RUNNING, RunRow
 from ava_audit.view import Command, Outcome, T, View, loads
 from ava_server.budget.run_config import config_of
+from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope, utc_day
 from ava_server.models.prices import COST_PARTS, Price, cost_by, cost_micros
 
 Purpose = Literal["retries", "plan", "search"]
@@ -30,14 +30,6 @@ SHARED_CAPS = ("the group's ", "the user's ", "the installation's ")
 
 
 MESSAGES = ("UserMessage",)
-
-
-@dataclass(frozen=True)
-class DayCaps:
-    """What may be spent in a UTC day, in micro-USD; 0 allows nothing."""
-
-    user_micros: int
-    installation_micros: int
 
 
 @dataclass(frozen=True)
@@ -91,26 +83,11 @@ class CapReached:
         return "token_exceeded" if self.cap == "max_tokens" else "cost_exceeded"
 
 
-def utc_day(now_us: int) -> str:
-    """Return the UTC day of a moment, as `YYYY-MM-DD`."""
-    return time.strftime("%Y-%m-%d", time.gmtime(now_us // 1_000_000))
-
-
 def scopes_of(run: RunRow, now_us: int) -> tuple[str, ...]:
     """Return the scopes of every cap on a call made now: run, group, user's day, installation's day."""
     day = utc_day(now_us)
     group = (run.group_id,) if run.group_id else ()
     return (run.id, *group, user_scope(run.user_id, day), installation_scope(day))
-
-
-def user_scope(user: str, day: str) -> str:
-    """Return the scope of a user's day."""
-    return f"user:{user}:{day}"
-
-
-def installation_scope(day: str) -> str:
-    """Return the scope of the installation's day."""
-    return f"all:{day}"
 
 
 def money_left(view: View, run: RunRow, caps: DayCaps, now_us: int) -> tuple[CapName, int]:
@@ -311,21 +288,3 @@ def is_in_flight(run: RunRow | None, call: HeldCall) -> bool:
     """Tell whether a call is still to be settled."""
     held = run.calls_in_flight if run is not None else []
     return any((each["turn"], each["attempt"]) == (call.turn, call.attempt) for each in held)
-
-
-@dataclass(frozen=True)
-class Slots:
-    """How many runs may be running: per user, in all, and of users with a limit of their own."""
-
-    per_user: int
-    total: int
-    own: Mapping[str, int] = field(default_factory=dict[str, int])
-
-    def full(self, running: Mapping[str, int], user: str) -> str | None:
-        """Return why one more run of a user cannot run, given how many run by user; or None."""
-        if sum(running.values()) >= self.total:
-            return f"all {self.total} slots are taken"
-        each = self.own.get(user, self.per_user)
-        if running.get(user, 0) >= each:
-            return f"all {each} slots of {user} are taken"
-        return None

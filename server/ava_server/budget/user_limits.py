@@ -1,19 +1,63 @@
-"""The limits of one user: the general settings, lowered by `[users.NAME]`, which can only take away."""
+"""What a user and all users may spend in a day and run at once: the settings, lowered by `[users.NAME]`."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from ava_audit.units import micros_from_cents
-from ava_server.budget.caps import DayCaps, Slots
 from ava_server.config.checks import setting_name
-from ava_server.config.pin import PinFile
 from ava_server.config.settings import Policy, Settings, UserSettings
-from ava_server.config.users import with_shared_users
-from ava_server.hosts.clients import Connection
+
+if TYPE_CHECKING:
+    from ava_server.hosts.clients import Connection
 
 STRICTEST_FIRST: tuple[Policy, ...] = ("human", "ask", "auto")
+
+
+@dataclass(frozen=True)
+class DayCaps:
+    """What may be spent in a UTC day, in micro-USD; 0 allows nothing."""
+
+    user_micros: int
+    installation_micros: int
+
+
+@dataclass(frozen=True)
+class Slots:
+    """How many runs may be running: per user, in all, and of users with a limit of their own."""
+
+    per_user: int
+    total: int
+    own: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def full(self, running: Mapping[str, int], user: str) -> str | None:
+        """Return why one more run of a user cannot run, given how many run by user; or None."""
+        if sum(running.values()) >= self.total:
+            return f"all {self.total} slots are taken"
+        each = self.own.get(user, self.per_user)
+        if running.get(user, 0) >= each:
+            return f"all {each} slots of {user} are taken"
+        return None
+
+
+def utc_day(now_us: int) -> str:
+    """Return the UTC day of a moment, as `YYYY-MM-DD`."""
+    return time.strftime("%Y-%m-%d", time.gmtime(now_us // 1_000_000))
+
+
+def user_scope(user: str, day: str) -> str:
+    """Return the scope of a user's day."""
+    return f"user:{user}:{day}"
+
+
+def installation_scope(day: str) -> str:
+    """Return the scope of the installation's day."""
+    return f"all:{day}"
 
 
 def user_settings(settings: Settings, user: str) -> UserSettings:
@@ -84,6 +128,9 @@ def policy_in_force(
     because that client's model may use them. Raises ConfigError: the PIN's file or the limits of users cannot be read.
     """
     if pin is None:
+        from ava_server.config.pin import PinFile
+        from ava_server.config.users import with_shared_users
+
         settings, pin = with_shared_users(settings), PinFile(settings.paths.approval_file).is_set
     if pin:
         return "human", "there is an approval PIN"

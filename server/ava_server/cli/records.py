@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ava_audit.store.backend import Instances
     from ava_audit.store.store import Store
     from ava_audit.view import Readable
-    from ava_server.budget.caps import DayCaps
+    from ava_server.budget.user_limits import DayCaps
     from ava_server.core.data_root import DataRoot
     from ava_server.render.approvals import Decisions
     from ava_server.render.run_view import RunView

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from ava_audit.rows import WAITING
+from ava_audit.rows import EXPIRED, WAITING
 from ava_audit.units import format_ts, format_usd, now_us
 from ava_server.approval.summary import quoted
 from ava_server.cli.status.page import (
@@ -31,7 +31,7 @@ from ava_server.cli.status.page import (
 )
 from ava_server.cli.terminal import cut, wrapped_lines
 from ava_server.core.ids import label
-from ava_server.render.run_view import EXPIRED, state_words
+from ava_server.render.run_view import state_words
 from ava_server.service.records import ORDER
 
 if TYPE_CHECKING:

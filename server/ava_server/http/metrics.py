@@ -52,9 +52,8 @@ from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.sandbox.sandbox import Unavailable
-from ava_server.budget.caps import installation_scope, user_scope, utc_day
 from ava_server.budget.run_config import RUN_TOOLS
-from ava_server.budget.user_limits import day_cents
+from ava_server.budget.user_limits import day_cents, installation_scope, user_scope, utc_day
 from ava_server.http.limits import error_response, forbidden
 from ava_server.mcp_server.app import OF_REQUEST, App
 from ava_server.runs.submit import NAME as SUBMIT

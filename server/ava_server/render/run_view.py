@@ -12,7 +12,17 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from ava_audit.events import Event, SubagentComplete, ToolCall, ToolResult, Who
-from ava_audit.rows import QUEUED, RUNNING, WAITING, RunRow
+from ava_audit.rows import (
+    AWAITING_ANSWER,
+    AWAITING_EXTENSION,
+    EXPIRED,
+    HELD,
+    INTERRUPTED,
+    QUEUED,
+    RUNNING,
+    WAITING,
+    RunRow,
+)
 from ava_audit.store.backend import Activities
 from ava_audit.units import format_usd, iso_utc, local_second
 from ava_audit.view import View
@@ -24,18 +34,7 @@ from ava_server.budget.run_config import config_of
 from ava_server.core.ids import label
 from ava_server.render.responses import LastTool, RunAnswer, Untrusted
 from ava_server.runs.extension import asked_of, request_words, wait_words
-from ava_server.runs.lifecycle import (
-    AWAITING_ANSWER,
-    AWAITING_EXTENSION,
-    HELD,
-    awaited,
-    blocker_in,
-    is_held,
-    pause_words,
-    paused,
-    resume_line,
-    waits_for_resume,
-)
+from ava_server.runs.lifecycle import awaited, blocker_in, is_held, pause_words, paused, resume_line, waits_for_resume
 from ava_server.runs.questions import WaitingQuestion, waiting_question
 
 if TYPE_CHECKING:
@@ -160,8 +159,6 @@ def fitting(text: str, room: int) -> int:
     return low
 
 
-INTERRUPTED, EXPIRED = "interrupted", "expired"
-"""States that the log does not store: the owner of a running run is gone, and nobody approved a proposal in time."""
 _STATE_WORDS = {WAITING: "to approve", AWAITING_EXTENSION: "asks for more", AWAITING_ANSWER: "asks you"}
 ACTIVITY_CHARS, SHOWN_CHARS = 80, 400
 _NO_SERVER = "no Ava server is running; the next one of this user takes it over"
@@ -524,13 +521,6 @@ class Notice:
     def _how_to_go_on(self) -> str:
         how = f'confirm_spawn with pending_ids ["{self.row.id}"], or `ava resume {self.row.id}`'
         return f"To resume it: {how}. To end it: cancel_subagent"
-
-
-def others_words(count: int) -> str:
-    """Return a sentence on unfinished runs that a view limited to one user leaves out; empty for none."""
-    if not count:
-        return ""
-    return f"{count} unfinished {'run belongs' if count == 1 else 'runs belong'} to other users."
 
 
 def carried(who: Who, tool: str, run_id: str) -> Event:

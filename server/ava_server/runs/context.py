@@ -18,8 +18,8 @@ from ava_roles.mcp_client.run_servers import RunMcpServers
 from ava_roles.placeholders import InjectedSecret, has_misspelt, has_placeholder, secret_names
 from ava_roles.tool import Tool, ToolContext
 from ava_roles.worktree.session import WorktreeSession
-from ava_server.budget.caps import DayCaps
 from ava_server.budget.run_config import RunConfig, SearchCall
+from ava_server.budget.user_limits import DayCaps
 from ava_server.core.errors import AvaError
 from ava_server.models.base import Model
 from ava_server.models.web_search import search_terms

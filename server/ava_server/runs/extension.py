@@ -22,10 +22,10 @@ from ava_audit.rows import RunRow
 from ava_audit.units import MICROS_PER_CENT, local_second, micros_from_cents, now_us
 from ava_audit.view import View
 from ava_server.approval.proposals import texts_of
-from ava_server.budget.caps import CapReached, CapRequest, DayCaps, money_caps
+from ava_server.budget.caps import CapReached, CapRequest, money_caps
 from ava_server.budget.run_caps import CAP_OF_ARGUMENT, TOKENS
 from ava_server.budget.run_config import RunConfig, Texts, config_of, digest
-from ava_server.budget.user_limits import day_caps
+from ava_server.budget.user_limits import DayCaps, day_caps
 from ava_server.core.ids import new_id
 from ava_server.runs.lifecycle import Paused, group_time, wait_for_person
 

@@ -43,14 +43,25 @@ from ava_audit.events import (
     UserMessage,
     Who,
 )
-from ava_audit.rows import QUEUED, RUNNING, UNENDED, WAITING, GroupRow, RunRow
+from ava_audit.rows import (
+    AWAITING_ANSWER,
+    AWAITING_EXTENSION,
+    HELD,
+    QUEUED,
+    RUNNING,
+    UNENDED,
+    WAITING,
+    GroupRow,
+    RunRow,
+)
 from ava_audit.sanitize import sanitize_json
 from ava_audit.units import HOUR_US, format_usd, iso_utc
 from ava_audit.view import Command, Outcome, View, loads
 from ava_server.approval.proposals import SpawnLimits, close_proposal, day_left, day_refusal, texts_of
 from ava_server.approval.summary import approval_line, normalize_typography
-from ava_server.budget.caps import Slots, in_flight_purpose, settle_unknown
+from ava_server.budget.caps import in_flight_purpose, settle_unknown
 from ava_server.budget.run_config import config_of
+from ava_server.budget.user_limits import Slots
 from ava_server.core.ids import AGENT, label
 from ava_server.runs.changes import KeptChanges
 from ava_server.runs.result import RunResult, build_result
@@ -230,9 +241,6 @@ def paused(run: RunRow, now_us: int) -> bool:
     return situation(run, now_us) in ("paused", "asking", "awaiting answer", "held")
 
 
-AWAITING_EXTENSION, AWAITING_ANSWER, HELD = "awaiting_extension", "awaiting_answer", "held"
-"""The states of a run that waits for a person: to allow it more, to answer its question, or to resume it after a
-restore. The log has all three as queued."""
 _AWAITED: Mapping[Situation, str] = {"asking": AWAITING_EXTENSION, "awaiting answer": AWAITING_ANSWER, "held": HELD}
 
 

@@ -29,7 +29,7 @@ from ava_audit.view import View
 from ava_roles.errors import FolderReplaced
 from ava_server import telemetry
 from ava_server.budget import user_limits
-from ava_server.budget.caps import Slots
+from ava_server.budget.user_limits import Slots
 from ava_server.core.ids import AGENT
 from ava_server.core.shortage import find_shortage, shortage_in
 from ava_server.core.threads import each_at_once

@@ -35,8 +35,9 @@ from ava_audit.units import US_PER_S, format_duration, format_usd, iso_second, i
 from ava_roles.errors import ToolFailed
 from ava_roles.net.search_engines import WITHOUT, SearchResults
 from ava_server import telemetry
-from ava_server.budget.caps import CapReached, CapRequest, DayCaps, Reservation, is_in_flight, reserve, settlement_event
+from ava_server.budget.caps import CapReached, CapRequest, Reservation, is_in_flight, reserve, settlement_event
 from ava_server.budget.run_config import config_of
+from ava_server.budget.user_limits import DayCaps
 from ava_server.core.errors import ModelError
 from ava_server.models.base import NOT_SENT, Bound, Completion, Delta, Request, ToolUse
 from ava_server.models.errors import may_have_been_billed

@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from ava_audit.store.store import Store
     from ava_roles.net.fetch import Fetcher
     from ava_roles.sandbox.command_workspace import CopiedWorkspace
-    from ava_server.budget.caps import DayCaps
+    from ava_server.budget.user_limits import DayCaps
     from ava_server.config.settings import Settings
     from ava_server.models.clients import ClientPool
     from ava_server.models.http_model import HttpModel

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from ava_audit.rows import QUEUED, RUNNING, UNENDED, WAITING, RunRow
+from ava_audit.rows import INTERRUPTED, QUEUED, RUNNING, UNENDED, WAITING, RunRow
 from ava_audit.units import HOUR_US, now_us
 from ava_audit.view import View
 from ava_server.approval.decide import approval_needs
@@ -18,12 +18,10 @@ from ava_server.core.ids import label, parse_id
 from ava_server.core.threads import each_at_once
 from ava_server.render.responses import Answer, CancelAnswer, CheckAnswer, MessageAnswer, RunAnswer, answers_json
 from ava_server.render.run_view import (
-    INTERRUPTED,
     Processes,
     RunView,
     activity_of,
     json_chars,
-    others_words,
     room_for,
     run_answer,
     shown_state,
@@ -32,6 +30,7 @@ from ava_server.render.run_view import (
 from ava_server.runs.lifecycle import paused
 from ava_server.runs.questions import deliver
 from ava_server.service.access import Access, Operations, Progress
+from ava_server.service.current import others_words
 from ava_server.service.fetch import bring_to_repositories
 from ava_server.service.questions import PersonQuestions
 from ava_server.service.record import CallContext

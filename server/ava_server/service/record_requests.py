@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ava_audit.redaction import Redactor
     from ava_audit.totals import GroupSum, UserSpending
     from ava_server.approval.estimates import PastEstimates
-    from ava_server.budget.caps import DayCaps
+    from ava_server.budget.user_limits import DayCaps
     from ava_server.render.approvals import Decisions
     from ava_server.render.run_view import Processes
     from ava_server.runs.costs import Costs
@@ -154,7 +154,8 @@ class RecordsHandler:
 
     async def current(self, all: bool = False) -> "CurrentRuns":
         """Return what `ava status` shows."""
-        from ava_server.service.records import CurrentRuns, current_runs, todays_budgets
+        from ava_server.service.current import todays_budgets
+        from ava_server.service.records import CurrentRuns, current_runs
 
         user, at_us, own = self._whose(all), now_us(), self.reader.user
         caps, token = self.reader.caps(), await self.token()

@@ -5,32 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ava_audit.rows import UNENDED, WAITING, RunRow
-from ava_audit.units import HOUR_US, now_us
+from ava_audit.rows import AWAITING_ANSWER, AWAITING_EXTENSION, EXPIRED, HELD, INTERRUPTED, WAITING, RunRow
+from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_roles.errors import RolesError
 from ava_roles.wrap import clean, show_controls
 from ava_server.approval.proposals import texts_of
-from ava_server.budget.caps import DayCaps, installation_scope, user_scope, utc_day
 from ava_server.budget.run_config import Texts, config_of
 from ava_server.core.errors import Refused
 from ava_server.core.ids import label
 from ava_server.render.responses import RunAnswer
-from ava_server.render.run_view import (
-    EXPIRED,
-    INTERRUPTED,
-    Processes,
-    ProcessesNow,
-    RunView,
-    run_answer,
-    shown_state,
-    view_run,
-)
-from ava_server.runs.lifecycle import AWAITING_ANSWER, AWAITING_EXTENSION, HELD, awaited
+from ava_server.render.run_view import Processes, ProcessesNow, RunView, run_answer, shown_state, view_run
+from ava_server.runs.lifecycle import awaited
+from ava_server.service.current import Budget, current_rows
 
 if TYPE_CHECKING:
     from ava_audit.redaction import Redactor
@@ -38,35 +28,8 @@ if TYPE_CHECKING:
 
 ORDER = (WAITING, AWAITING_EXTENSION, AWAITING_ANSWER, HELD, INTERRUPTED, "running", "queued", EXPIRED)
 """The states of runs that have not ended, in the order of a list: first what waits for a person."""
-RECENT_US = HOUR_US
 _WHOLE_FILES = 1_000_000
 """Unchanged lines around each change; with so many, a diff contains whole files."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What is spent and held of a day's budget; micro-USD."""
-
-    whose: str
-    spent: int
-    held: int
-    cap: int
-
-
-def todays_budgets(
-    view: View | None, user: str, whose: str, caps: DayCaps, at_us: int, *, everybody: bool
-) -> tuple[Budget, ...]:
-    """Return what is left of a user's budget today, under the name `whose`, and of everybody's together.
-
-    Without a view there is no log yet, so nothing is spent.
-    """
-    day = utc_day(at_us)
-    days = [(whose, user_scope(user, day), caps.user_micros)]
-    days += [("everybody", installation_scope(day), caps.installation_micros)] if everybody else []
-    if view is None:
-        return tuple(Budget(name, 0, 0, cap) for name, _scope, cap in days)
-    found = ((name, view.bucket(scope), cap) for name, scope, cap in days)
-    return tuple(Budget(name, bucket.spent_micros, bucket.held_micros, cap) for name, bucket, cap in found)
 
 
 @dataclass(frozen=True)
@@ -117,7 +80,14 @@ class RunRecord:
 
 
 def current_runs(
-    view: View, user: str | None, processes: Processes, at_us: int, *, served: Callable[[], bool], most: int
+    view: View,
+    user: str | None,
+    processes: Processes,
+    at_us: int,
+    *,
+    served: Callable[[], bool],
+    most: int,
+    rows: tuple[list[RunRow], list[RunRow]] | None = None,
 ) -> tuple[dict[str, int], tuple[RunView, ...]]:
     """Return how many runs are in each state or have `ended` or expired lately, and the runs in the order of a list.
 
@@ -128,6 +98,7 @@ def current_runs(
         at_us: Now.
         served: Tells whether any server works on this data root.
         most: How many are returned at most, of those that have not ended and of those that have.
+        rows: What `current_rows` has found, where the caller knows it.
     """
     processes = ProcessesNow(processes)
 
@@ -136,16 +107,11 @@ def current_runs(
         expired = proposal is not None and proposal.expires_us <= at_us
         return EXPIRED if expired else awaited(row, at_us) or shown_state(row, processes.alive)
 
-    going_on = view.runs(user=user, states=UNENDED, expired_before_us=at_us - RECENT_US, limit=-1)
+    going_on, ended = current_rows(view, user, at_us) if rows is None else rows
     unended = [(state(row), row) for row in going_on]
     unended.sort(key=lambda each: (ORDER.index(each[0]), each[1].created_us))
-    # Found by their endings, the newest first, so that the number of all runs does not matter.
-    endings = view.select("SELECT run_id, ts_us FROM events WHERE type = 'RunEnded' ORDER BY seq DESC")
-    recent = takewhile(lambda ending: ending[1] >= at_us - RECENT_US, endings)
-    rows_or_none = (view.run(run_id) for run_id, _ts_us in recent if run_id is not None)
-    ended = [row for row in rows_or_none if row is not None and user in (None, row.user_id)]
-    rows = [row for _state, row in unended[:most]] + ended[:most]
-    shown = [view_run(view, row, processes, at_us, served=served, result=False, task=True) for row in rows]
+    first = [row for _state, row in unended[:most]] + ended[:most]
+    shown = [view_run(view, row, processes, at_us, served=served, result=False, task=True) for row in first]
     return {**Counter(state for state, _row in unended), "ended": len(ended)}, tuple(shown)
 
 

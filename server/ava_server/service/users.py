@@ -18,7 +18,7 @@ from ava_audit.store.store import Store
 from ava_audit.units import cents, micros_from_cents, now_us
 from ava_audit.view import View
 from ava_server.approval.decisions import is_free
-from ava_server.budget import caps, user_limits
+from ava_server.budget import user_limits
 from ava_server.config import tokens
 from ava_server.config.checks import Place
 from ava_server.config.passkeys import Passkey, Passkeys
@@ -114,10 +114,10 @@ async def list_users(settings: Settings, store: Store | None) -> list[UserFacts]
 
     def query(view: View) -> dict[str, tuple[float, int, int]]:
         rows = view.runs(states=(RUNNING, QUEUED, WAITING), limit=-1)
-        day = caps.utc_day(at_us)
+        day = user_limits.utc_day(at_us)
         return {
             name: (
-                view.bucket(caps.user_scope(name, day)).committed / micros_from_cents(1),
+                view.bucket(user_limits.user_scope(name, day)).committed / micros_from_cents(1),
                 sum(row.user_id == name and row.state == RUNNING for row in rows),
                 sum(row.user_id == name and row.state != RUNNING for row in rows),
             )

@@ -31,7 +31,7 @@ from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.render.document import UntrustedText
 from ava_server.render.run_view import state_words
 from ava_server.service.access import Access
-from ava_server.service.records import Budget, todays_budgets
+from ava_server.service.current import Budget, todays_budgets
 from ava_server.web.markdown import html, is_web_address
 from ava_server.web.requests import HEADERS
 from ava_server.web.site import VISITOR, Site, Visitor

@@ -25,7 +25,7 @@ from ava_roles.wrap import clean
 from ava_server.core.errors import BadInput
 from ava_server.render.approvals import decisions_of, totals_line
 from ava_server.render.report import Report, Share, Sum, folded, months_of, report_of, shares_of
-from ava_server.service.records import Budget
+from ava_server.service.current import Budget
 from ava_server.web.context import PageContext, reader_of
 from ava_server.web.site import Visitor
 

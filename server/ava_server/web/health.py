@@ -20,7 +20,8 @@ from ava_audit.units import DAY_US, US_PER_S, format_bytes, format_duration, now
 from ava_audit.view import View
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_server.service.checks import WORST_FIRST, CheckFinding, Setup, data, models, run_checks
-from ava_server.service.records import Budget, current_runs
+from ava_server.service.current import Budget
+from ava_server.service.records import current_runs
 from ava_server.web.context import PageContext, reader_of
 from ava_server.web.events import Row, rows_of
 from ava_server.web.site import Visitor

@@ -19,7 +19,8 @@ from ava_audit.units import now_us
 from ava_audit.view import RunGroup, View
 from ava_server.approval.proposals import Pending, pending_proposals
 from ava_server.render.run_view import RunView, view_run
-from ava_server.service.records import Budget, current_runs
+from ava_server.service.current import Budget
+from ava_server.service.records import current_runs
 from ava_server.web.context import PageContext, found_or_404, number_in, reader_of
 from ava_server.web.run_page import RunDetails, RunPage
 from ava_server.web.site import Visitor

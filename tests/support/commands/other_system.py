@@ -35,9 +35,10 @@ MODULES = {"fcntl", "resource", "pwd", "grp", "termios", "tty", "pty"}
 """Not to be imported, not even by the standard library: what it wants of them it does without.
 
 Only these may, because what they have in its place on Windows cannot run here: the lock library, and the SDK's own
-transport, which Ava does not use, but which is imported with the rest of the SDK (it asks `sys.platform` first).
+transport, which Ava does not use, but which is imported with the rest of the SDK (it asks `sys.platform` first). Ava's
+own locks ask that too, and have the module on every Linux.
 """
-MAY_IMPORT = ("portalocker", "mcp.server.stdio")
+MAY_IMPORT = ("portalocker", "mcp.server.stdio", "ava_audit.store.locks", "ava_roles.sandbox.temporary")
 
 _frame = sys._getframe
 

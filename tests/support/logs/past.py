@@ -17,7 +17,7 @@ import pytest
 
 from ava_audit.events import CostReserved, CostUpdate, Ending, Event, RunEnded, SubagentComplete, Usage, Who
 from ava_audit.store.store import Store
-from ava_server.budget.caps import installation_scope, user_scope, utc_day
+from ava_server.budget.user_limits import installation_scope, user_scope, utc_day
 from ava_server.core.data_root import os_user
 from support.log import Life, write
 

@@ -46,17 +46,9 @@ from ava_audit.view import View
 from ava_server.approval.decisions import Approval, approve, reject
 from ava_server.approval.proposals import Proposal, SpawnLimits, propose
 from ava_server.approval.summary import group_line
-from ava_server.budget.caps import (
-    CapReached,
-    CapRequest,
-    DayCaps,
-    Reservation,
-    Slots,
-    reserve,
-    settle_unknown,
-    settlement_event,
-)
+from ava_server.budget.caps import CapReached, CapRequest, Reservation, reserve, settle_unknown, settlement_event
 from ava_server.budget.run_config import RunConfig, Texts
+from ava_server.budget.user_limits import DayCaps, Slots
 from ava_server.models.base import Bound, Completion, Request
 from ava_server.models.local import LocalModel, complete
 from ava_server.models.prices import Price, reserve_micros

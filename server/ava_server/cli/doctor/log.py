@@ -19,7 +19,7 @@ from ava_server.cli.log_access import LogSnapshot, look_at_log, read_log
 from ava_server.core.data_root import in_postgres, os_user
 from ava_server.core.errors import AvaError
 from ava_server.service.checks import CheckFinding, Setup, data
-from ava_server.service.records import todays_budgets
+from ava_server.service.current import todays_budgets
 
 _BROKEN = (
     "Check that no other program holds ava.db. If it is damaged, restore a copy, or move it and logs/ to another place:"

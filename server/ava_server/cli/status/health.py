@@ -6,17 +6,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ava_audit.rows import AWAITING_ANSWER, AWAITING_EXTENSION
 from ava_audit.units import cents, format_bytes
 from ava_server.cli.terminal import counted
-from ava_server.render.run_view import RunView, run_answer
-from ava_server.runs.lifecycle import AWAITING_ANSWER, AWAITING_EXTENSION
 from ava_server.service.checks import State
 from ava_server.service.checks.data import LITTLE_BYTES
 
 if TYPE_CHECKING:
     from ava_server.cli.status.overview import LogFacts, Overview
     from ava_server.config.settings import Settings
-    from ava_server.service.records import Budget
+    from ava_server.render.run_view import RunView
+    from ava_server.service.current import Budget
 
 LAGS_MUCH = 10_000
 """Entries that the keeper should not be behind for long."""
@@ -161,6 +161,8 @@ def today_json(budgets: Iterable[Budget]) -> list[dict[str, Any]]:
 
 def run_json(run: RunView) -> dict[str, Any]:
     """Return a run with its caps as a plain object."""
+    from ava_server.render.run_view import run_answer
+
     caps: dict[str, Any] = {}
     for cap in run.caps:
         money = cap.name == "cost"

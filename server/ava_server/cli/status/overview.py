@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from ava_audit.errors import AuditError, StoreUnavailable
-from ava_audit.events import SubagentComplete
 from ava_audit.rows import WAITING
 from ava_audit.store.backend import Instances
 from ava_audit.store.location import backend_of
 from ava_audit.store.locks import is_held
 from ava_audit.units import now_us
-from ava_server.approval.proposals import Pending, pending_proposal, spawn_limits
 from ava_server.budget.user_limits import day_caps
 from ava_server.cli.log_access import LogSnapshot, read_log
 from ava_server.config.credentials import model_settings
@@ -24,14 +22,14 @@ from ava_server.config.settings import load_settings
 from ava_server.core.data_root import in_postgres, os_user
 from ava_server.core.errors import AvaError
 from ava_server.models.selection import configured
-from ava_server.render.entries import Step, recent_steps
-from ava_server.render.run_view import Processes, RunView
 from ava_server.service.checks.data import free_bytes
-from ava_server.service.records import Budget, current_runs, todays_budgets
+from ava_server.service.current import Budget, current_rows, todays_budgets
 
 if TYPE_CHECKING:
     from ava_audit.view import View
     from ava_server.config.settings import Settings
+    from ava_server.render.entries import Step
+    from ava_server.render.run_view import Processes, RunView
 
 T = TypeVar("T")
 STEPS = 40
@@ -168,8 +166,15 @@ class OverviewReader:
         whose = None if self.everybody else self.user
         others = 0 if self.everybody else view.unended_of_others(self.user)
         served = self._instances.any_alive() if in_postgres(self.settings.paths) else overview.processes > 0
-        counts, runs = current_runs(view, whose, self._instances, at_us, served=lambda: served, most=self._most)
+        counts: Mapping[str, int] = {}
+        runs: tuple[RunView, ...] = ()
+        if any(rows := current_rows(view, whose, at_us)):
+            from ava_server.service.records import current_runs  # importing it takes as long as all of this
+
+            processes, most = self._instances, self._most
+            counts, runs = current_runs(view, whose, processes, at_us, served=lambda: served, most=most, rows=rows)
         head, sizes = view.head(), view.sizes()
+        steps, about = self._selected(view, selected)
         return replace(
             overview,
             counts=counts,
@@ -185,17 +190,24 @@ class OverviewReader:
                 partial=found.partial,
             ),
             steps_of=selected,
-            steps=recent_steps(view, selected, STEPS) if selected is not None else (),
-            about=self._about(view, selected) if selected is not None else "",
+            steps=steps,
+            about=about,
         )
 
-    def _about(self, view: View, run_id: str) -> str:
-        row = view.run(run_id)
+    def _selected(self, view: View, run_id: str | None) -> tuple[tuple[Step, ...], str]:
+        """Return the last actions of a run, and the text of its proposal that waits, or the summary of its result."""
+        if run_id is None:
+            return (), ""
+        from ava_audit.events import SubagentComplete
+        from ava_server.approval.proposals import Pending, pending_proposal, spawn_limits
+        from ava_server.render.entries import recent_steps
+
+        row, steps = view.run(run_id), recent_steps(view, run_id, STEPS)
         if row is not None and row.state == WAITING:
             found = pending_proposal(view, row, spawn_limits(self.settings, row.user_id), now_us())
-            return found.message if isinstance(found, Pending) else found
+            return steps, found.message if isinstance(found, Pending) else found
         entry = view.entry(row.result_seq) if row is not None and row.result_seq is not None else None
-        return entry.fact.summary if entry is not None and isinstance(entry.fact, SubagentComplete) else ""
+        return steps, entry.fact.summary if entry is not None and isinstance(entry.fact, SubagentComplete) else ""
 
 
 def _is_held(lock: Path) -> bool:
@@ -235,10 +247,10 @@ class SandboxProbe:
 
     def _try(self) -> None:
         from ava_roles.sandbox.sandbox import Unavailable
-        from ava_server.service.checks.machine import sandbox
+        from ava_roles.sandbox.selection import sandbox_here
 
         try:
-            found = sandbox(self._mode)
+            found = sandbox_here(self._mode)
         except OSError as error:  # no room for the folder that it is tried in
             self._found = f"unavailable: it could not be tried ({error.strerror or error})"
             return

@@ -25,7 +25,7 @@ from ava_server.service.checks import CheckFinding, Setup, from_error, nearest_f
 
 if TYPE_CHECKING:
     from ava_audit.view import View
-    from ava_server.service.records import Budget
+    from ava_server.service.current import Budget
 
 LITTLE_BYTES = 200_000_000
 NOTHING_FITS_BYTES = 4_000_000

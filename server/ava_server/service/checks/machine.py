@@ -10,19 +10,16 @@ import sqlite3
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Iterator, Mapping
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
 
 from ava_audit.store.schema import open_in_memory
 from ava_extras import EXTRAS, has_extra, install_command
 from ava_roles.sandbox.git import git_program
 from ava_roles.sandbox.linux import NotOnThisSystem, kernel_setting, landlock_abi
-from ava_roles.sandbox.sandbox import Sandbox, Unavailable
-from ava_roles.sandbox.selection import bubblewrap_program, find_sandbox
+from ava_roles.sandbox.sandbox import Unavailable
+from ava_roles.sandbox.selection import bubblewrap_program, sandbox_here
 from ava_roles.sandbox.toolchains import HostFolders, find_toolchains
 from ava_server import MODULE_ARGS
 from ava_server.config.role_folders import checkout_here
@@ -127,7 +124,7 @@ def _version_of(program: str) -> str:
 def confinement(setup: Setup) -> Iterator[CheckFinding]:
     """Report what confines commands here, or why nothing does and what to do."""
     settings = setup.settings.sandbox if setup.settings is not None else SandboxSettings()
-    found = sandbox(settings.mode)
+    found = sandbox_here(settings.mode)
     has = "; ".join((_bubblewrap(), _landlock(), _user_namespaces()))
     yield data.confinement(found, has)
     if isinstance(found, Unavailable) or found.kind == "none":
@@ -136,13 +133,6 @@ def confinement(setup: Setup) -> Iterator[CheckFinding]:
     toolchains = find_toolchains(None, (), HostFolders(home_folder(), settings.read_only, closed))
     for why in toolchains.refused:
         yield CheckFinding("confinement", "warning", why, "Correct sandbox.read_only in config.toml.")
-
-
-@cache
-def sandbox(mode: Literal["auto", "none"]) -> Sandbox | Unavailable:
-    """Return what confines commands under a setting, or why nothing does; tried once, in a temporary folder."""
-    with tempfile.TemporaryDirectory(prefix="ava-doctor-") as state:
-        return find_sandbox(mode, Path(state))
 
 
 def _bubblewrap() -> str:

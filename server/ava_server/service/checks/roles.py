@@ -15,6 +15,7 @@ from ava_roles.net.search_engines import Engine
 from ava_roles.placeholders import secret_names
 from ava_roles.role import Role
 from ava_roles.sandbox.sandbox import Unavailable
+from ava_roles.sandbox.selection import sandbox_here
 from ava_roles.tool import Tool
 from ava_roles.tools.registry import builtin_tools, specs_of
 from ava_server.approval.coding import lacks_model
@@ -30,7 +31,6 @@ from ava_server.models.prices import unknown_price_words
 from ava_server.models.selection import Choice, unknown_prices
 from ava_server.models.web_search import ProviderSearch
 from ava_server.service.checks import CheckFinding, Setup, from_error
-from ava_server.service.checks.machine import sandbox
 from ava_server.service.checks.models import models_of, search_engine
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _missing_tools(role: Role, tools: Collection[str], servers: Mapping[str, boo
 
 def tools_on_this_machine(mode: Literal["auto", "none"], engine: Engine | ProviderSearch | None) -> dict[str, Tool]:
     """Return the available built-in tools: web search with an engine, commands with a sandbox."""
-    tools = usable_here(builtin_tools(), sandbox(mode))
+    tools = usable_here(builtin_tools(), sandbox_here(mode))
     return tools if engine is not None else without_search(tools)
 
 
@@ -115,7 +115,7 @@ def _available_tools(setup: Setup) -> dict[str, Tool]:
 def _confinable_servers(setup: Setup) -> dict[str, bool]:
     """Return the configured MCP servers, and whether each is remote or its program can be confined."""
     configured = setup.settings.mcp_servers if setup.settings is not None else {}
-    confined = not isinstance(sandbox(_sandbox_mode(setup)), Unavailable)
+    confined = not isinstance(sandbox_here(_sandbox_mode(setup)), Unavailable)
     return {name: server.url is not None or confined for name, server in configured.items()}
 
 

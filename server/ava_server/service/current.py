@@ -1,0 +1,56 @@
+"""What goes on now: today's budgets, the rows of current runs. Imports little: `ava status --once` starts with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import takewhile
+
+from ava_audit.rows import UNENDED, RunRow
+from ava_audit.units import HOUR_US
+from ava_audit.view import View
+from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope, utc_day
+
+RECENT_US = HOUR_US
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What is spent and held of a day's budget; micro-USD."""
+
+    whose: str
+    spent: int
+    held: int
+    cap: int
+
+
+def todays_budgets(
+    view: View | None, user: str, whose: str, caps: DayCaps, at_us: int, *, everybody: bool
+) -> tuple[Budget, ...]:
+    """Return what is left of a user's budget today, under the name `whose`, and of everybody's together.
+
+    Without a view there is no log yet, so nothing is spent.
+    """
+    day = utc_day(at_us)
+    days = [(whose, user_scope(user, day), caps.user_micros)]
+    days += [("everybody", installation_scope(day), caps.installation_micros)] if everybody else []
+    if view is None:
+        return tuple(Budget(name, 0, 0, cap) for name, _scope, cap in days)
+    found = ((name, view.bucket(scope), cap) for name, scope, cap in days)
+    return tuple(Budget(name, bucket.spent_micros, bucket.held_micros, cap) for name, bucket, cap in found)
+
+
+def current_rows(view: View, user: str | None, at_us: int) -> tuple[list[RunRow], list[RunRow]]:
+    """Return the runs of a user (None: of everybody) that have not ended, and those that ended lately, newest first."""
+    unended = view.runs(user=user, states=UNENDED, expired_before_us=at_us - RECENT_US, limit=-1)
+    # Found by their endings, the newest first, so that the number of all runs does not matter.
+    endings = view.select("SELECT run_id, ts_us FROM events WHERE type = 'RunEnded' ORDER BY seq DESC")
+    recent = takewhile(lambda ending: ending[1] >= at_us - RECENT_US, endings)
+    rows_or_none = (view.run(run_id) for run_id, _ts_us in recent if run_id is not None)
+    return unended, [row for row in rows_or_none if row is not None and user in (None, row.user_id)]
+
+
+def others_words(count: int) -> str:
+    """Return a sentence on unfinished runs that a view limited to one user leaves out; empty for none."""
+    if not count:
+        return ""
+    return f"{count} unfinished {'run belongs' if count == 1 else 'runs belong'} to other users."
