@@ -17,6 +17,7 @@ import anyio
 import anyio.to_thread
 import pytest
 from support.commands.dashboard import look, plain
+from support.commands.imports import modules_of
 from support.model_server import Gate, Say
 from support.repository import REPOSITORY
 from support.runtime import PRICED, Lab, hand_over, open_lab
@@ -65,6 +66,17 @@ async def everything(lab: Lab, gate: Gate) -> None:
 
 
 SCRIPT = (hand_over(), Say("", [LOOKS]))
+
+
+async def test_once_imports_what_shows_runs_only_where_there_are_some_and_never_a_role(tmp_path: Path) -> None:
+    never = {"yaml", "mcp", "portalocker", "ava_roles.catalog", "ava_audit.store.store"}
+    for_runs = {"ava_server.render.run_view", "ava_server.approval.proposals", "ava_server.runs.lifecycle"}
+    async with open_lab(tmp_path, [hand_over()]) as lab:
+        without = await anyio.to_thread.run_sync(modules_of, lab.root, "status", "--once")
+        await lab.outcome()
+        with_run = await anyio.to_thread.run_sync(modules_of, lab.root, "status", "--once", "--all")
+    assert without.isdisjoint(never | for_runs)
+    assert with_run >= for_runs and with_run.isdisjoint(never)
 
 
 @pytest.mark.parametrize("width", [80, 160])
