@@ -7,7 +7,7 @@ a method here. Two hints for SQLite's planner mean nothing to Postgres and are t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -87,8 +87,11 @@ class Database(Protocol):
         """Begin a transaction that sees one state of the log."""
         ...
 
-    def begin_write(self) -> None:
-        """Begin a transaction that writes. Raises Busy: try again; LogMoved: it is another log than before."""
+    def begin_write(self, ask: Callable[[], None] | None = None, /) -> None:
+        """Begin a transaction that writes. Raises Busy: try again; LogMoved: it is another log than before.
+
+        `ask` asks for rows that will be read, and is called where they can come with the answer.
+        """
         ...
 
     def begin_bulk(self) -> None:

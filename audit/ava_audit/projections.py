@@ -24,6 +24,8 @@ from ava_audit.rows import RUNNING, Bucket, GroupRow, ProposalRow, RunRow
 
 CACHED_ROWS = 300
 """Rows of a table that stay in memory from one transaction to the next; a run's row takes some kilobytes."""
+USED_AGAIN = 8
+"""Budgets that a further transaction uses again: a user's and the installation's day are in every reservation."""
 FLUSH_EVERY = 1_000
 """Entries after which a rebuild writes its rows to the tables."""
 
@@ -113,20 +115,30 @@ class ProjectionTable(Generic[R]):
         self._rows[key] = row  # at the end: the least recently used rows come first
         return row
 
+    def newest_keys(self, most: int) -> list[str]:
+        """Return the keys that were used last."""
+        return list(islice(reversed(self._rows), most))
+
     @property
     def cached(self) -> Collection[R]:
         """The rows in memory, also those that are not written yet."""
         return self._rows.values()
 
-    def load(self, keys: Iterable[str]) -> None:
-        """Read rows that will be wanted, with one statement instead of one for each."""
-        missing = [key for key in keys if key not in self._rows and key not in self._absent]
-        if len(missing) > 1:
-            found = self._db.execute(f"{self._spec.several} ({', '.join('?' * len(missing))})", missing)
+    def ask(self, keys: Iterable[str], *, anew: bool) -> Callable[[], None]:
+        """Ask for rows by one statement, also for those in memory if `anew`; what it returns reads them."""
+        known = () if anew else {*self._rows, *self._absent}
+        missing = [key for key in dict.fromkeys(keys) if key not in known]
+        if not missing:
+            return lambda: None
+        found = self._db.execute(f"{self._spec.several} ({', '.join('?' * len(missing))})", missing)
+
+        def read() -> None:
             for values in found.fetchall():
                 self._stored[values[0]] = values
                 self._rows[values[0]] = self._spec.kind(*values)
             self._absent.update(key for key in missing if key not in self._rows)
+
+        return read
 
     def copy(self, key: str) -> R | None:
         """Return a copy of the row of a key, or None."""
@@ -188,19 +200,36 @@ class Projections:
         self._db = db
         self._all: tuple[ProjectionTable[Any], ...] = (self.proposals, self.runs, self.groups, self.budgets)
         self._version: object = None
+        self._used: Sequence[str] = ()
+        self._asked: list[Callable[[], None]] = []
+        self._shared = False
         self._running: dict[str, tuple[str, str | None]] | None = None
 
-    def begin(self) -> None:
-        """Start a transaction: drop the rows that another connection may have changed, and those over the limit."""
-        version = self._db.data_version()
-        self._running = None
-        self.evict(keep=CACHED_ROWS if version == self._version else 0)
-        self._version = version
+    def ask(self, run_ids: Collection[str]) -> None:
+        """Ask for what the next transaction is about, if others wrote before the last one: they will have again."""
+        self._asked = self._ask(run_ids, anew=True) if self._shared else []
 
-    def load(self, run_ids: Collection[str]) -> None:
-        """Read the rows and budgets of runs that a batch of commands is about."""
-        self.runs.load(run_ids)
-        self.budgets.load(run_ids)
+    def begin(self, run_ids: Collection[str]) -> None:
+        """Start a transaction: drop old rows, and read the rows and budgets of runs that it is about.
+
+        Those are rows that another connection may have changed, and the least used ones over the limit.
+        """
+        version = self._db.data_version()
+        self._shared, self._version = version != self._version, version
+        self._running = None
+        self._used = self.budgets.newest_keys(USED_AGAIN) or self._used
+        self.evict(keep=0 if self._shared else CACHED_ROWS)
+        asked = self._asked if self._shared else []
+        for read in asked or self._ask(run_ids, anew=False):
+            read()
+        self._asked = []
+
+    def _ask(self, run_ids: Collection[str], *, anew: bool) -> list[Callable[[], None]]:
+        """Ask for all rows before the first is read: with Postgres, each wait for an answer takes long."""
+        if not run_ids:
+            return []
+        used = self.budgets.newest_keys(USED_AGAIN) or self._used
+        return [self.runs.ask(run_ids, anew=anew), self.budgets.ask([*run_ids, *used], anew=anew)]
 
     def running(self) -> Mapping[str, tuple[str, str | None]]:
         """Return the user and owner of each running run: read once in a transaction, which may claim many."""

@@ -213,6 +213,7 @@ def _said(run: RunRow, header: Header) -> None:
     # The first message of a run is its task. Its position tells, because its content can be erased.
     if run.task_seq is None:
         run.task_seq = header.seq
+    run.message_seq = header.seq
 
 
 def _decided(state: State, header: Header, fact: SpawnDecided) -> None:

@@ -28,7 +28,7 @@ class RunRow:
     without the long texts, and None for runs of an older version. `in_flight` is the `CostReserved` of a
     model call that is not settled, or a list of several. `tokens` counts the tokens that count against `max_tokens`.
     `not_before_us` is the end of a pause; nobody may claim the run before. `extension` and `question` are the
-    `ExtensionAsked` and the `QuestionAsked` that the run waits for.
+    `ExtensionAsked` and the `QuestionAsked` that the run waits for. `message_seq` is the newest message to the run.
     """
 
     id: str
@@ -70,6 +70,7 @@ class RunRow:
     wrap_scopes: str | None = None
     cancel_seq: int | None = None
     task_seq: int | None = None
+    message_seq: int | None = None
     started_seq: int | None = None
     result_seq: int | None = None
     fetched_us: int | None = None

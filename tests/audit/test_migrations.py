@@ -23,6 +23,7 @@ from ava_audit.errors import SchemaNewer, StoreUnavailable
 from ava_audit.projections import BUDGETS, GROUPS, PROJECTIONS, PROPOSALS, RUNS
 from ava_audit.rows import RunRow
 from ava_audit.store import schema as migrations
+from ava_audit.store.connection import SqliteDatabase
 from ava_audit.store.schema import SCHEMA_VERSION, migrate, open_in_memory, reducers_changed, schema_version
 from ava_audit.store.store import Store
 from ava_audit.verify import verify
@@ -95,6 +96,26 @@ def test_a_failed_migration_leaves_the_previous_version(monkeypatch: pytest.Monk
             migrate(db)
         assert schema_version(db) == SCHEMA_VERSION
         assert not {"half", "novelty"} & tables(db)
+
+
+async def test_runs_of_a_log_without_the_newest_message_get_what_a_rebuild_gives(tmp_path: Path) -> None:
+    def older(db: Database) -> None:
+        db.execute("ALTER TABLE runs DROP COLUMN message_seq")
+        db.execute("PRAGMA user_version = 9" if isinstance(db, SqliteDatabase) else "UPDATE meta SET version = 9")
+
+    async with Store.open(tmp_path) as log:
+        told, silent, waits = Life("S-aaaaaa"), Life("S-bbbbbb"), Life("S-cccccc")
+        await write_each(log, [*told.begun(), *silent.whole(), told.task("And one more thing"), waits.proposed()])
+        meant = await log.read(newest)
+        assert [seq is None for seq in meant] == [False, False, True]
+        await log.maintain(older)
+    async with Store.open(tmp_path) as log:
+        assert await log.read(newest) == meant
+    assert verify(tmp_path).ok
+
+
+def newest(view: View) -> list[int | None]:
+    return [run.message_seq for run in view.runs(limit=-1)]
 
 
 # -- a changed reducer ----------------------------------------------------------------------------------------------
@@ -221,8 +242,8 @@ async def test_an_older_running_program_stops_writing_after_a_migration_and_says
 
 SCHEMA = "afc9705a"
 """Of `schema.sql`, which is version 1 and stays as it was released: what comes later is a migration."""
-REDUCERS = ("2794ef31",)
-"""Of the reducers, first as they were released, then after each `reducers_changed`."""
+REDUCERS = ("57b4fb34",)
+"""Of the reducers, first as they were released, then after each `reducers_changed`; version 10 adds its own column."""
 
 
 def test_a_schema_or_reducer_change_requires_a_migration() -> None:

@@ -664,6 +664,7 @@ def test_a_log_of_the_first_version_on_a_server_gets_what_later_ones_have(url: s
             "DROP INDEX ava.runs_ended",
             "DROP INDEX ava.runs_own",
             "ALTER TABLE ava.configs DROP COLUMN terms",
+            "ALTER TABLE ava.runs DROP COLUMN message_seq",
             "DROP INDEX ava.runs_owners",
             "DROP INDEX ava.events_decided, ava.events_decided_by, ava.events_session",
             "DROP TABLE ava.activities",

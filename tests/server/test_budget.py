@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 from support.model_server import Gate, Say
 from support.runtime import PRICED, arrived, hand_over, open_lab
@@ -21,11 +23,21 @@ from ava_audit.events import (
     SpawnDecided,
     SpawnProposed,
     Usage,
+    UserMessage,
     Who,
 )
+from ava_audit.store.connection import SqliteDatabase
 from ava_audit.store.store import Outcome, Store
 from ava_audit.view import View
-from ava_server.budget.caps import CapReached, CapRequest, HeldCall, Reservation, reserve, settlement_event
+from ava_server.budget.caps import (
+    CapReached,
+    CapRequest,
+    HeldCall,
+    Reservation,
+    messages_first,
+    reserve,
+    settlement_event,
+)
 from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope, utc_day
 from ava_server.models.prices import Price, UserPrice, find_price
 
@@ -128,6 +140,41 @@ async def test_simultaneous_reservations_share_the_remaining_budget(tmp_path: Pa
             "user_daily_cents",
             "installation_daily_cents",
         }
+
+
+async def test_many_reservations_in_one_commit_wait_for_the_log_a_few_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    held, free = threading.Event(), threading.Event()
+    many = [Player(f"S-0000{number:02}", f"user-{number % 2}", None) for number in range(10)]
+
+    def counted(db: SqliteDatabase, sql: str, values: Sequence[object] = (), /) -> object:
+        if held.is_set() and threading.current_thread().name == "ava-writer" and sql.startswith("SELECT"):
+            asked.append(sql)
+        return db.cursor().execute(sql, values)
+
+    def hold(_db: object) -> None:
+        held.set()
+        assert free.wait(20)
+
+    async with Store.open(tmp_path) as store, Store.open(tmp_path) as other:
+        for player in many:
+            await put(store, *player.begun())
+            await store.do(reserve(player.fence, player.who, player.asked(1, 0), DAYS))
+            message = UserMessage(text="Go on", kind="message")
+            await put(other, Event(player.who, message, run_id=player.run_id))  # what the first one has read is old
+        seen = await store.read(View.head)
+        monkeypatch.setattr(SqliteDatabase, "execute", counted)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(store.maintain, hold)
+            await anyio.to_thread.run_sync(held.wait)
+            for player in many:
+                command = reserve(player.fence, player.who, player.asked(1, 0), DAYS)
+                tasks.start_soon(store.do, messages_first(player.run_id, seen, command), player.run_id)
+            await anyio.lowlevel.checkpoint()
+            free.set()
+    assert len(asked) <= 6, [sql[-60:] for sql in asked]
 
 
 async def test_a_daily_cap_of_zero_means_nothing_may_be_spent(tmp_path: Path) -> None:

@@ -19,10 +19,12 @@ import anyio
 import anyio.to_thread
 import pytest
 from support import owner
+from support.log import Life, write
 from support.logs.cutting import all_entries, left_behind
 from support.model_server import Gate, ModelServer, Say, Script, Step, running_model_server
 from support.runtime import PRICED, Lab, arrived, check_budgets, check_requests, hand_over, open_lab
 from support.sample import sampled
+from support.stdio import until
 
 from ava_audit.errors import StaleOwner
 from ava_audit.events import (
@@ -40,6 +42,7 @@ from ava_audit.events import (
     ToolResult,
     Who,
 )
+from ava_audit.rows import RunRow
 from ava_audit.store.store import Outcome, append
 from ava_audit.view import View
 from ava_server.budget.caps import CapRequest, reserve
@@ -47,10 +50,11 @@ from ava_server.budget.user_limits import DayCaps, Slots
 from ava_server.config.tokens import Token
 from ava_server.mcp_server.app import HTTP, App, session_over_http
 from ava_server.models.factory import model_of, parameters
-from ava_server.runs import setup
+from ava_server.runs import lifecycle, manager, setup
 from ava_server.runs.context import ConfigNotSupported
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import claim
+from ava_server.runs.manager import Manager
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
 
@@ -146,7 +150,11 @@ async def test_a_run_that_takes_long_to_make_ready_holds_up_no_other(
             assert (await lab.ended(first, 60)).generation == 1
 
 
-async def test_users_take_turns_even_if_one_queued_many_runs_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ahead", [manager.AHEAD, 1])
+async def test_users_take_turns_even_if_one_queued_many_runs_first(
+    tmp_path: Path, ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "AHEAD", ahead)
     gates = [Gate() for _ in range(7)]
     script = [Say("done", gate=gate) for gate in gates]
     config = "[limits]\nrunning = 3\nrunning_per_user = 3\nspawns_per_hour = 20\n"
@@ -176,6 +184,40 @@ async def test_users_take_turns_even_if_one_queued_many_runs_first(tmp_path: Pat
 
 
 async def quiet(_line: str) -> None: ...
+
+
+async def test_news_cost_the_same_however_many_runs_one_user_has_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "WHOLE_TIMES", 1_000_000)
+    seen: list[list[str]] = []
+    look, overdue = Manager._look, lifecycle.overdue
+
+    async def looked(self: Manager, tasks: Any) -> None:
+        seen.append([])
+        await look(self, tasks)
+
+    def noted(run: RunRow, *given: Any) -> Any:
+        seen[-1].append(run.user_id)
+        return overdue(run, *given)
+
+    monkeypatch.setattr(Manager, "_look", looked)
+    monkeypatch.setattr(manager, "overdue", noted)
+
+    gate, one_slot = Gate(), "[limits]\nrunning = 1\n"
+    with running_model_server([Say("done", gate=gate)]) as server:
+        async with open_lab(tmp_path, server=server, config=one_slot, everybody=True, check=False) as lab:
+            await lab.start(task="keeps the only slot")
+            await arrived(gate.arrived)
+            many = [Life(f"S-1000{number:03}") for number in range(4 * manager.AHEAD)]
+            await write(
+                lab.store, *(event for life in many for event in (life.proposed(), life.task(), life.decided()))
+            )
+            await until(lambda: any(len(each) == len(many) for each in seen))
+            one = Life("S-200000", user="eve")
+            await write(lab.store, one.proposed(), one.task(), one.decided())
+            await until(lambda: "eve" in seen[-1])
+            assert len(seen[-1]) <= manager.AHEAD + 1, "as many of ben as ever, and eve's"
 
 
 async def test_a_claim_counts_slots_over_all_live_owners(tmp_path: Path) -> None:

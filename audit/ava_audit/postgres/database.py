@@ -16,7 +16,7 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, islice
 from typing import Any, LiteralString, cast
@@ -199,7 +199,7 @@ class PostgresDatabase:
                 raise
             self.open().execute(begin)
 
-    def begin_write(self) -> None:
+    def begin_write(self, ask: Callable[[], None] | None = None, /) -> None:
         """Begin a transaction that writes, once no other process does; raises as `Database.begin_write`."""
         known = self._place.head
         try:
@@ -209,6 +209,8 @@ class PostgresDatabase:
             conn.execute("BEGIN")
             conn.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
             found = conn.execute(_BEGUN)
+            if ask is not None:
+                ask()
             log_id, self._version, seq, sha = found.fetchone() or ("", 0, 0, b"")
             self._newest = (seq, sha) if seq else None
             head = seq or 0

@@ -7,7 +7,7 @@ import re
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -41,7 +41,7 @@ class SqliteDatabase(sqlite3.Connection):
         """Begin a transaction that sees one state of the log."""
         self.execute("BEGIN")
 
-    def begin_write(self) -> None:
+    def begin_write(self, _ask: Callable[[], None] | None = None, /) -> None:
         """Begin a transaction that writes. Raises Busy: another program writes."""
         try:
             self.execute("BEGIN IMMEDIATE")

@@ -72,6 +72,14 @@ def _several_calls(_db: Database) -> None:
     """Version 8: several model calls of a run in flight, so that a program that does not know that stops writing."""
 
 
+def _newest_messages(db: Database) -> None:
+    """Version 10: the newest message to each run, so that a turn does not look for one in the log."""
+    kind = "INTEGER" if isinstance(db, SqliteDatabase) else "bigint"
+    db.execute(f"ALTER TABLE runs ADD COLUMN message_seq {kind}")
+    newest = "SELECT max(seq) FROM events WHERE events.run_id = runs.id AND +events.type = 'UserMessage'"
+    db.execute(f"UPDATE runs SET message_seq = ({newest})")  # noqa: S608
+
+
 def reducers_changed(_db: Database) -> None:
     """Do nothing: `migrate` rebuilds the projections once every table has the form that today's reducers need."""
 
@@ -86,6 +94,7 @@ MIGRATIONS: tuple[Callable[[Database], None], ...] = (
     _no_answer,
     _several_calls,
     partial(_execute, ["DROP INDEX runs_role", _OWN_RUNS, "ALTER TABLE configs ADD COLUMN terms TEXT"]),
+    _newest_messages,
 )
 """In order; the schema's version is the number of applied migrations. From the fourth on, Postgres runs them too."""
 

@@ -14,6 +14,7 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from ava_audit.database import Busy, Database
@@ -252,13 +253,13 @@ class Writer:
 
         A failure is stored in its job, or all is rolled back.
         """
-        if not self._begin(db, batch):
+        about = {job.about for job in batch if job.about is not None}
+        if not self._begin(db, batch, partial(projections.ask, about)):
             return 0
         try:
             if db.schema_version() > SCHEMA_VERSION:
                 raise SchemaNewer("a newer ava has migrated this data root: restart this server")
-            projections.begin()
-            projections.load({job.about for job in batch if job.about is not None})
+            projections.begin(about)
             appender = Appender(db, projections)
             for job in batch:
                 if self._start(job, again=not together):
@@ -314,11 +315,11 @@ class Writer:
         except (self._backend.error, LogMoved) as error:
             job.error = self._for_future(error)
 
-    def _begin(self, db: Database, batch: list[Job]) -> bool:
+    def _begin(self, db: Database, batch: list[Job], ask: Callable[[], None]) -> bool:
         """Open a write transaction; False if that fails or every caller has gone."""
         while True:
             try:
-                db.begin_write()
+                db.begin_write(ask)
                 return True
             except Busy as error:
                 why = str(error)

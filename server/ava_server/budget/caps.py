@@ -145,7 +145,9 @@ def messages_first(run_id: str, looked: int, command: Command[T]) -> Command[T |
     """Return a command that answers with the messages to a run after `looked`, or else does `command`."""
 
     def unless(view: View, now_us: int) -> Outcome[Any]:
-        messages = view.entries(run_id, looked, MESSAGES)
+        run = view.run(run_id)
+        unread = run is not None and (run.message_seq or 0) > looked
+        messages = view.entries(run_id, looked, MESSAGES) if unread else ()
         return Outcome(UnreadMessages(tuple(messages))) if messages else command(view, now_us)
 
     return unless

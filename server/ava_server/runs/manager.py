@@ -69,9 +69,12 @@ NEWS = (
     "RunEnded",
 )  # fmt: skip
 """The types of entries that may give a manager something to do."""
-SETTLE = (4, 0.05)
-"""From one look to the next passes so many times as long as the last one read, up to so many seconds: a commit is
-looked at once and those that follow it together, and looking takes no more than a fifth of a processor."""
+SETTLE = (4, 0.25)
+"""From one look to the next passes so many times what reading and going through the runs took, up to so many seconds:
+a commit is looked at once and those that follow it together, and looking takes about a fifth of a processor."""
+AHEAD, WHOLE_TIMES = 100, 10
+"""With more than so many runs waiting, a look goes through as many of each user, and through all of them only after a
+second, or so many times what that took: a user with thousands of them slows down nobody."""
 TAKEN_AT_ONCE = 16
 """Runs that are taken at once: their claims share commits."""
 LEAVE_EVERY_S = 0.1
@@ -104,7 +107,7 @@ class Unended:
 
     Attributes:
         head: The newest `seq` at that moment.
-        runs: The runs by id, oldest first.
+        runs: The runs by id, about in the order in which they were approved.
         groups: Their groups by id.
     """
 
@@ -127,8 +130,12 @@ def read_unended(view: View, known: Unended | None = None) -> Unended:
     if head == known.head:
         return known
     changed = view.runs_with_entries_after(known.head)
-    runs = {**known.runs, **{row.id: row for row in changed}}
-    runs = {row.id: row for row in sorted(runs.values(), key=lambda row: row.created_us) if row.state in STATES}
+    runs = dict(known.runs)
+    for row in sorted(changed, key=lambda row: row.queued_us or 0):  # what was approved last comes last
+        if row.state in STATES:
+            runs[row.id] = row
+        else:
+            runs.pop(row.id, None)
     groups = {**known.groups, **_groups(view, changed)}
     named = {row.group_id for row in runs.values()}
     return Unended(head, runs, {name: group for name, group in groups.items() if name in named})
@@ -217,7 +224,7 @@ class Manager:
         self._woken = anyio.Event()
         self._unended: Unended | None = None
         self._looked_s = float("-inf")
-        self._settle_s = 0.0
+        self._settle_s = self._whole_from_s = 0.0
 
     def limit(self, slots: Slots) -> None:
         """Change how many runs may be running; those that run go on."""
@@ -318,15 +325,17 @@ class Manager:
     async def _look(self, tasks: anyio.abc.TaskGroup) -> None:
         began = anyio.current_time()
         found = self._unended = await self._store.read(partial(read_unended, known=self._unended), short=True)
-        times, longest_s = SETTLE
-        self._settle_s = min(times * (anyio.current_time() - began), longest_s)
         rows, groups = [*found.runs.values()], found.groups
+        whole = began >= self._whole_from_s
+        if not whole:
+            rows = self._front(rows)
         for row in rows:
             await self._check_owned(row)
         others = [row for row in rows if row.id not in self._owned and self._serves(row)]
         owned = others and any(row.instance not in (None, self.instance) for row in rows)
         gone = await anyio.to_thread.run_sync(self.control.gone, rows) if owned else frozenset[str]()
-        self._tidy_notes(found.runs, gone)
+        if whole:
+            self._tidy_notes(found.runs, gone)
         free: list[RunRow] = []
         for row in others:
             # A run that this process has dropped has no owner either, though its instance is alive.
@@ -336,10 +345,28 @@ class Manager:
             elif await self._may_take(row, gone):
                 free.append(row)
         running = [row for row in rows if row.state == RUNNING and row.instance not in gone]
+        times, longest_s = SETTLE
+        took_s = anyio.current_time() - began
+        self._settle_s = min(times * took_s, longest_s)
+        if whole and len(rows) > AHEAD:
+            self._whole_from_s = began + max(LOOK_EVERY_S, WHOLE_TIMES * took_s)
         await self._fill_slots(free, running, gone, tasks)
         now = now_us()
         due = any((paused(row, now) and not is_held(row)) or row.id in self._full for row in others)
         self._note_idle(busy=bool(self._owned) or due)
+
+    def _front(self, rows: Sequence[RunRow]) -> list[RunRow]:
+        """Leave out runs that wait behind many others of their user."""
+        ahead: Counter[str] = Counter()
+        front: list[RunRow] = []
+        now = now_us()
+        for row in rows:
+            if row.state == QUEUED and (row.not_before_us is None or row.not_before_us <= now):
+                ahead[row.user_id] += 1
+                if ahead[row.user_id] > AHEAD:
+                    continue
+            front.append(row)
+        return front
 
     def _tidy_notes(self, runs: Mapping[str, RunRow], gone: frozenset[str]) -> None:
         """Forget the runs that have ended, and since when those that an instance has were left to a worker."""
@@ -400,6 +427,12 @@ class Manager:
         """Take runs while slots are free: each time the oldest of the user who has the fewest running."""
         if self._leaving:
             return
+        if self.mode.leaves_to == "workers":
+            if free:
+                await self._look_for_workers()
+            for row in free:
+                self._leave_to_workers(row.id)
+            return
         count = Counter(row.user_id for row in running)
         in_line: dict[str, deque[RunRow]] = {}
         for row in sorted(free, key=lambda row: (row.queued_us or 0, row.id)):
@@ -409,8 +442,6 @@ class Manager:
                 oldest = [line.popleft() for _ in range(min(self.mode.spread, len(line)))]
                 line.extendleft(random.sample(oldest, len(oldest)))
         self._full.clear()
-        if in_line and self.mode.leaves_to == "workers":
-            await self._look_for_workers()
         while in_line:
             chosen = self._next_in_line(in_line, count, gone)
             for row in await self._take_all(chosen, gone, tasks):
@@ -469,9 +500,6 @@ class Manager:
         if (why := find_shortage()) is not None:
             self._waits(row.id, why)
             self._retry_later(row.id)
-            return False
-        if self.mode.leaves_to == "workers":
-            self._leave_to_workers(row.id)
             return False
 
         async def take() -> bool:
