@@ -27,7 +27,7 @@ import anyio
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), *(str(ROOT / each) for each in ("server", "roles", "audit"))]
 
-from scale_parts import delivering, logs, many, peer_pgqueuer, statements  # noqa: E402
+from scale_parts import chains, delivering, logs, many, peer_pgqueuer, statements  # noqa: E402
 from scale_parts.figures import Figures  # noqa: E402
 from support.postgres import PostgresServer, running_server  # noqa: E402
 
@@ -62,7 +62,7 @@ def main() -> None:
 def options() -> argparse.Namespace:
     """Return what was given on the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", default="delivery,takeover,drain,idle,writing,many")
+    parser.add_argument("--only", default="delivery,takeover,drain,idle,writing,many,chains")
     parser.add_argument("--entries", type=int, default=20_000, help="written by 100 tasks, and searched")
     parser.add_argument("--repeat", type=int, default=3, help="of writing and searching")
     parser.add_argument("--many", type=int, default=100_000, help="entries that are generated and searched")
@@ -91,6 +91,7 @@ def parts(chosen: argparse.Namespace) -> dict[str, Part]:
         "idle": idle,
         "writing": partial(_with, logs.measure, chosen.entries),
         "many": partial(_with, many.searches, chosen.many),
+        "chains": chains.simulate,
     }
 
 

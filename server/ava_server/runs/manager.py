@@ -70,8 +70,8 @@ NEWS = (
 )  # fmt: skip
 """The types of entries that may give a manager something to do."""
 SETTLE = (4, 0.25)
-"""From one look to the next passes so many times what reading and going through the runs took, up to so many seconds:
-a commit is looked at once and those that follow it together, and looking takes about a fifth of a processor."""
+"""After a look at news or runs passes so many times what it took, up to so many seconds: a commit is looked
+at once and those that follow it together, and looking takes about a fifth of a processor."""
 AHEAD, WHOLE_TIMES = 100, 10
 """With more than so many runs waiting, a look goes through as many of each user, and through all of them only after a
 second, or so many times what that took: a user with thousands of them slows down nobody."""
@@ -139,6 +139,12 @@ def read_unended(view: View, known: Unended | None = None) -> Unended:
     groups = {**known.groups, **_groups(view, changed)}
     named = {row.group_id for row in runs.values()}
     return Unended(head, runs, {name: group for name, group in groups.items() if name in named})
+
+
+def settle_s(began: float) -> float:
+    """Return how long nothing is looked at after a look that began at a time of anyio's clock."""
+    times, longest_s = SETTLE
+    return min(times * (anyio.current_time() - began), longest_s)
 
 
 def _groups(view: View, rows: list[RunRow]) -> dict[str, GroupRow]:
@@ -223,7 +229,7 @@ class Manager:
         self._full: set[str] = set()
         self._woken = anyio.Event()
         self._unended: Unended | None = None
-        self._looked_s = float("-inf")
+        self._settled_s = float("-inf")
         self._settle_s = self._whole_from_s = 0.0
 
     def limit(self, slots: Slots) -> None:
@@ -297,7 +303,7 @@ class Manager:
                     log.warning("looking for runs: %s", error)
                 self.out_of_reach = str(error)
                 self._note_idle(busy=bool(self._owned))
-            self._looked_s = anyio.current_time()
+            self._settled_s = anyio.current_time() + self._settle_s
             with anyio.move_on_after(LOOK_EVERY_S):
                 await woken.wait()
         self._note_idle(busy=False)
@@ -310,12 +316,13 @@ class Manager:
     async def _watch_for_news(self, seen: int) -> None:
         while True:
             await self._store.wait_for_entry_after(seen)
-            await anyio.sleep_until(self._looked_s + self._settle_s)
-            head, self._looked_s = self._store.head, anyio.current_time()
+            await anyio.sleep_until(self._settled_s)
+            head, began = self._store.head, anyio.current_time()
             try:
                 news = await self._store.look(partial(View.any_after, seq=seen, types=NEWS))
             except AuditError:  # the next look reports it
                 news = True
+            self._settled_s = anyio.current_time() + settle_s(began)
             if news:
                 self.wake()
             seen = head
@@ -345,11 +352,9 @@ class Manager:
             elif await self._may_take(row, gone):
                 free.append(row)
         running = [row for row in rows if row.state == RUNNING and row.instance not in gone]
-        times, longest_s = SETTLE
-        took_s = anyio.current_time() - began
-        self._settle_s = min(times * took_s, longest_s)
+        self._settle_s = settle_s(began)
         if whole and len(rows) > AHEAD:
-            self._whole_from_s = began + max(LOOK_EVERY_S, WHOLE_TIMES * took_s)
+            self._whole_from_s = began + max(LOOK_EVERY_S, WHOLE_TIMES * (anyio.current_time() - began))
         await self._fill_slots(free, running, gone, tasks)
         now = now_us()
         due = any((paused(row, now) and not is_held(row)) or row.id in self._full for row in others)
