@@ -119,6 +119,40 @@ async def test_another_worker_takes_over_within_the_lease_and_two_seconds(
     assert_intact(root)
 
 
+BATCH = 12
+MANY = f"\n[limits]\nrunning = {BATCH}\nrunning_per_user = {BATCH}\nspawns_per_hour = 100\n"
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_every_run_of_a_batch_is_done_though_the_worker_that_claimed_them_dies_or_stops(
+    tmp_path: Path, url: str, how: signal.Signals
+) -> None:
+    gone = anyio.Event()
+
+    def answer(_request: object) -> Say:
+        return DONE if gone.is_set() else replace(DONE, gate=Gate(within_s=120))
+
+    roots = [made(tmp_path / name, config_toml=f'database_url = "{url}"\n{CONFIG}{MANY}') for name in ("s", "1", "2")]
+    with running_model_server(answer) as models:
+        async with serving(roots[0], env=using(models.base_url)) as host:
+            runs = [await host.start_run(workspace=None) for _ in range(BATCH)]
+            async with working(roots[1], url, models.base_url) as first:
+                await until(lambda: len(logged(roots[0], "RunClaimed")) > 1, within_s=60)
+                first.send_signal(how)
+                gone.set()
+                async with working(roots[2], url, models.base_url):
+                    for run in runs:
+                        await until(lambda run=run: state_of(roots[0], run) == "success", within_s=60)
+                    if how == signal.SIGSTOP:
+                        first.send_signal(signal.SIGCONT)
+                        await anyio.sleep(LEASE_S)
+    assert len(logged(roots[0], "RunEnded")) == BATCH
+    taken = {run: [reason for _owner, reason in claims(roots[0], run)] for run in runs}
+    assert all(reasons in (["start"], ["start", "takeover"]) for reasons in taken.values()), taken
+    assert ["start", "takeover"] in taken.values()
+    assert_intact(roots[0])
+
+
 @dataclass
 class TakenOver:
     """A run that `live` has taken over from `woken`, which was stopped until the block begins.
