@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 from anyio.abc import Process
 from support.model_server import Fail, Gate, ModelServer, Say, Step, running_model_server
@@ -20,6 +22,8 @@ from support.stdio import AVA, Stderr, assert_intact, environment, logged, made,
 psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
 
 from support.postgres import PostgresServer, running_server  # noqa: E402
+
+from ava_audit.postgres.database import LOCK  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -150,6 +154,34 @@ async def test_every_run_of_a_batch_is_done_though_the_worker_that_claimed_them_
     taken = {run: [reason for _owner, reason in claims(roots[0], run)] for run in runs}
     assert all(reasons in (["start"], ["start", "takeover"]) for reasons in taken.values()), taken
     assert ["start", "takeover"] in taken.values()
+    assert_intact(roots[0])
+
+
+SLOW_S, HELD_S = 15.0, 0.5
+
+
+async def test_a_database_that_answers_ten_times_as_slowly_for_a_while_costs_time_and_no_run(
+    tmp_path: Path, url: str
+) -> None:
+    def slow() -> None:
+        with psycopg.connect(url) as conn:
+            end_s = time.monotonic() + SLOW_S
+            while time.monotonic() < end_s:
+                conn.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
+                conn.execute("SELECT pg_sleep(%s)", (HELD_S,))
+                conn.commit()
+
+    roots = [made(tmp_path / name, config_toml=f'database_url = "{url}"\n{CONFIG}{MANY}') for name in ("s", "1", "2")]
+    with running_model_server(lambda _request: DONE) as models:
+        async with serving(roots[0], env=using(models.base_url)) as host:
+            runs = [await host.start_run(workspace=None) for _ in range(BATCH)]
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(anyio.to_thread.run_sync, slow)
+                async with working(roots[1], url, models.base_url), working(roots[2], url, models.base_url):
+                    for run in runs:
+                        await until(lambda run=run: state_of(roots[0], run) == "success", within_s=90)
+    assert [claims(roots[0], run)[0][1:] for run in runs] == [("start",)] * BATCH
+    assert len(logged(roots[0], "RunClaimed")) == len(logged(roots[0], "RunEnded")) == BATCH
     assert_intact(roots[0])
 
 
