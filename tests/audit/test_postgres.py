@@ -23,7 +23,7 @@ import anyio.to_thread
 import pytest
 from support.log import Life, said, write, write_each, write_texts, writing
 
-from ava_audit.database import Database
+from ava_audit.database import Busy, Database
 from ava_audit.errors import DataRootRefused, LogMoved, OutcomeUnknown, SchemaNewer, StoreUnavailable
 from ava_audit.maintenance import index_new_entries
 from ava_audit.search import LogQuery, search
@@ -310,6 +310,32 @@ async def test_a_held_lock_fails_commands_but_not_reads(
             monkeypatch.setattr(stores, "ANSWER_S", 5.0)
             await write(log, said("after"))
             assert await log.read(all_texts) == ["after"]
+
+
+@pytest.mark.parametrize("before", range(4, 8))
+def test_a_statement_that_was_skipped_while_another_process_wrote_is_known_afterwards(
+    url: str, tmp_path: Path, before: int
+) -> None:
+    backend = PostgresBackend(tmp_path, url)
+    backend.prepare()
+    with contextlib.closing(backend.connect()) as db, asking(url) as other:
+        several = "SELECT id FROM runs WHERE id IN (?, ?)"
+
+        def look() -> list[object]:
+            found: list[Any] = []
+            db.begin_write(lambda: found.append(db.execute(several, ("S-aaaaaa", "S-bbbbbb"))))
+            try:
+                return found[0].fetchall()
+            finally:
+                db.rollback()
+
+        for _ in range(before):  # the driver prepares what it has sent some times
+            assert look() == []
+        other.execute("SELECT pg_advisory_lock(%s)", (postgres.LOCK,))
+        with pytest.raises(Busy):
+            look()
+        other.execute("SELECT pg_advisory_unlock(%s)", (postgres.LOCK,))
+        assert look() == []
 
 
 async def test_a_process_that_stops_inside_a_transaction_keeps_others_from_writing_for_a_moment_only(

@@ -219,10 +219,10 @@ class PostgresDatabase:
             self.rollback()
             if not passes(error, self.lost):
                 raise
-            if self.lost:
-                time.sleep(PAUSE_S)
-            elif isinstance(error, psycopg.errors.LockNotAvailable):
+            if isinstance(error, psycopg.errors.LockNotAvailable):
                 self._end_stuck_writer()
+            elif self.lost:
+                time.sleep(PAUSE_S)
             raise Busy(f"the Postgres server is not available ({first_line(error)})") from error
         except BaseException:
             self.rollback()
@@ -259,6 +259,7 @@ class PostgresDatabase:
             self._settle(head, error)
         else:
             if done.statusmessage != "COMMIT":
+                self._conn.close()
                 raise psycopg.errors.InFailedSqlTransaction("the transaction had failed before its end")
         if head is not None:
             self._seen = self._place.head = head[0]
@@ -285,13 +286,20 @@ class PostgresDatabase:
         raise OutcomeUnknown(f"{text}; look before you try again") from error
 
     def rollback(self) -> None:
-        """End the transaction without writing; errors do not matter."""
+        """End the transaction without writing; errors do not matter.
+
+        After a failed statement the connection is closed: the server has skipped those that were sent after it, and
+        psycopg would take some of them for prepared.
+        """
         with contextlib.suppress(psycopg.Error):
             self._leave()
         if self._conn is None or self._conn.closed:
             return
         try:
-            if self._conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+            status = self._conn.info.transaction_status
+            if status == psycopg.pq.TransactionStatus.INERROR:
+                self._conn.close()
+            elif status != psycopg.pq.TransactionStatus.IDLE:
                 self._conn.execute("ROLLBACK")
         except psycopg.Error:
             self._conn.close()
