@@ -125,6 +125,16 @@ async def test_says_who_decided_over_which_way_and_what_it_cost(
     assert shown["decisions"][2]["ending"] == "timeout"
 
 
+async def test_a_proposal_that_was_cancelled_was_rejected_that_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no = Lived("S-000001", user=me())
+    async with Store.open(tmp_path) as store:
+        await Past(monkeypatch).at(store, START_S, no.proposed(), no.task(), decides(no, "rejected", "x", None))
+    (found,) = report(tmp_path)["decisions"]
+    assert (found["decision"], found["decided_by"]["how"]) == ("rejected", "by cancelling it")
+
+
 @pytest.mark.parametrize("users", [(), ("--user", "ana"), ("--all",)])
 async def test_sums_agree_with_the_raw_entries_to_the_micro_dollar(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, users: tuple[str, ...]

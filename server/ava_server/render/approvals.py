@@ -29,6 +29,7 @@ CHANNELS: Mapping[str, str] = {
     "auto": "by the policy auto, without a question",
     "http": "by a person over HTTP",
     "browser": "by a person in the browser",
+    "cancelled": "by cancelling it",
 }
 """How a decision came, by its channel."""
 
@@ -201,7 +202,7 @@ def _made(view: View, found: FoundDecision) -> MadeDecision:
     entry, run, began = found.entry, found.run, found.began
     fact = entry.fact
     assert isinstance(fact, SpawnDecided | ExtensionDecided | RunResumed)
-    channel = str(fact.channel)
+    channel = fact.channel or "cancelled"  # a cancelled proposal is rejected without having been asked about
     texts, proposal = texts_of(view, run), view.proposal(run.pending_id)
     decision, cap, cap_micros = _decided(fact, found)
     digest = None if isinstance(fact, RunResumed) else fact.digest
