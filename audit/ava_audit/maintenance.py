@@ -175,7 +175,7 @@ async def _retry(name: str, work: Callable[[], Awaitable[T]]) -> T:
 async def index_new_entries(store: Store) -> None:
     """Add all entries that the text index lacks now; later ones come in the next batch. Raises StoreUnavailable."""
     while True:
-        after, erased, rows, whole = await store.read(_next_index_rows)
+        after, erased, rows, whole = await store.read(next_index_rows)
         if not rows:
             return
         while rows:
@@ -189,7 +189,7 @@ async def index_new_entries(store: Store) -> None:
             return
 
 
-def _next_index_rows(view: View) -> tuple[int, set[int], list[IndexRow], bool]:
+def next_index_rows(view: View) -> tuple[int, set[int], list[IndexRow], bool]:
     """Return the progress of the index, the next batch's erased entries and rows, and whether the log ends there."""
     done = view.progress("words")
     sql = f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq > ? ORDER BY seq LIMIT ?"  # noqa: S608

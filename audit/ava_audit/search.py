@@ -18,7 +18,7 @@ from ava_audit.events import Severity
 from ava_audit.projections import index_words
 from ava_audit.store.schema import open_in_memory
 from ava_audit.text_index import index_row, match_expression, type_filter
-from ava_audit.view import Readable, View, placeholders
+from ava_audit.view import FOREVER_US, Readable, View, placeholders
 
 if TYPE_CHECKING:
     from ava_audit.store.store import Store
@@ -29,8 +29,8 @@ SEARCH_S = 30.0
 """A longer search has met a stuck disk: the slowest measured one takes well under a second."""
 FEW = 200
 """Entries of a page that is read at once, without a thread."""
-_FEW = 1_000
-"""Counting so many entries of a time range takes a tenth of a millisecond."""
+MANY = 50_000
+"""Looking through so many entries of a time range takes ten milliseconds."""
 ALWAYS = "1 = 1"
 NEAR = 400
 """Newest entries that are compared one by one where the text index is not in the order of the log."""
@@ -114,7 +114,7 @@ async def export_lines(store: Store, query: LogQuery) -> AsyncGenerator[ExportSl
     the query names an unknown event type; StoreUnavailable: the log cannot be read.
     """
     conditions = Conditions(query)
-    low, high = await store.read(lambda view: _bounds(view, query, view.head()), within_s=SEARCH_S)
+    low, high = await store.read(partial(_export_bounds, query=query), within_s=SEARCH_S)
     while low < high and not conditions.impossible:
         lines = await store.read(partial(_export_slice, conditions=conditions, low=low, high=high), within_s=SEARCH_S)
         yield lines
@@ -173,11 +173,13 @@ def _page(view: View, *, query: LogQuery, conditions: Conditions) -> EntryPage:
     low, high = _bounds(view, query, head)
     wanted = query.limit + 1
     rows: list[Any] = []
-    if not conditions.impossible:
-        if high > indexed:
-            rows += _tail(view, conditions, max(low, indexed), high, wanted)
+    for after, upto in () if conditions.impossible else _spans(view, query, low, high):
+        if upto > indexed:
+            rows += _tail(view, conditions, max(after, indexed), upto, wanted - len(rows))
         if len(rows) < wanted:
-            rows += _indexed(view, conditions, low, min(high, indexed), wanted - len(rows))
+            rows += _indexed(view, conditions, after, min(upto, indexed), wanted - len(rows))
+        if len(rows) == wanted:
+            break
     entries = tuple(entry_of(row) for row in rows[: query.limit])
     more = len(rows) > query.limit and bool(entries)
     return EntryPage(entries, entries[-1].seq if more else None, head)
@@ -227,18 +229,41 @@ def _bounds(view: View, query: LogQuery, head: int) -> tuple[int, int]:
     if query.before_seq is not None:
         high = min(high, query.before_seq - 1)
     low = query.after_seq or 0
-    if query.since_us is not None:
-        # If a clock was set back, time and `seq` disagree, so the bound is looked up. For a long time range it gains
-        # nothing, because the newest entries are read first.
-        sql = "SELECT min(seq), count(*) FROM (SELECT seq FROM events WHERE ts_us >= ? LIMIT ?) AS few"
-        ((first, count),) = view.select(sql, query.since_us, _FEW)
-        if count < _FEW:
-            low = max(low, head if first is None else int(first) - 1)
     if query.agents and all(map(_is_run, query.agents)):
         # A run's entries are close together: the rest of the index need not be searched.
         spans = [view.span(agent) for agent in query.agents]
         low = max(low, min(first for first, _last in spans) - 1)
         high = min(high, max(last for _first, last in spans))
+    return low, high
+
+
+def _spans(view: View, query: LogQuery, low: int, high: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of `seq` in which entries of the query's time can be, the newest first.
+
+    If a clock was set back, time and `seq` disagree. That is only looked for where the range of a well-set clock has
+    too few entries; after a long time, what is there before it costs less than looking.
+    """
+    if query.since_us is None:
+        yield low, high
+    elif query.until_us is not None:
+        first, last = view.seq_bounds(query.since_us, query.until_us)
+        yield max(low, first - 1), min(high, last)
+    elif (found := next(view.select(_FIRST, query.since_us), None)) is not None:
+        first = int(found[0])
+        yield max(low, first - 1), high
+        if high - first > MANY or next(view.select(_EARLIER, query.since_us, first), None) is not None:
+            yield low, min(first - 1, high)
+
+
+_FIRST = "SELECT seq FROM events WHERE ts_us >= ? ORDER BY ts_us LIMIT 1"
+_EARLIER = "SELECT 1 FROM events WHERE ts_us >= ? AND +seq < ? LIMIT 1"
+
+
+def _export_bounds(view: View, query: LogQuery) -> tuple[int, int]:
+    low, high = _bounds(view, query, view.head())
+    if query.since_us is not None:
+        first, last = view.seq_bounds(query.since_us, FOREVER_US if query.until_us is None else query.until_us)
+        low, high = max(low, first - 1), min(high, last)
     return low, high
 
 

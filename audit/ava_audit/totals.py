@@ -15,7 +15,7 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from ava_audit.rows import QUEUED, RUNNING, WAITING, Bucket, GroupRow, RunRow
-from ava_audit.view import View
+from ava_audit.view import FOREVER_US, View
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,12 @@ def spending(view: View, since_us: int, until_us: int, user: str | None = None) 
     period = {"after": _before(view, since_us), "since": since_us, "until": until_us}
     spent = [DaySpending(*row) for row in view.select(_script("spending.sql"), **period)]
     of_spent = {each.run_id for each in spent}
-    rows = view.select(f"SELECT {_RUN} FROM runs WHERE CAST(? AS TEXT) IS NULL OR user_id = ?", user, user)  # noqa: S608
-    runs = {
-        row[0]: RunFacts(*row)
-        for row in rows
-        if row[0] in of_spent or (row[-1] is not None and since_us <= row[-1] < until_us)
-    }
+    ended = view.select(f"SELECT {_RUN} FROM runs WHERE ended_us >= ? AND ended_us < ?", since_us, until_us)  # noqa: S608
+    known = {row[0]: RunFacts(*row) for row in ended}
+    for run_id in of_spent - known.keys():  # those that were still going on
+        for row in view.select(f"SELECT {_RUN} FROM runs WHERE id = ?", run_id):  # noqa: S608
+            known[run_id] = RunFacts(*row)
+    runs = {run_id: run for run_id, run in known.items() if user in (None, run.user_id)}
     errors = view.select(_script("spending_errors.sql"), **period, user=user)
     return Spending(
         int(first_us),
@@ -126,8 +126,8 @@ def group_sum(view: View, group_id: str) -> GroupSum | None:
 
 def _before(view: View, since_us: int) -> int:
     """Return a `seq` before all entries from a time on, even if the clock was set back meanwhile."""
-    ((first,),) = view.select("SELECT min(seq) FROM events WHERE ts_us >= ?", since_us)
-    return view.head() if first is None else int(first) - 1
+    first, last = view.seq_bounds(since_us, FOREVER_US)
+    return view.head() if last < first else first - 1
 
 
 Labels = tuple[Any, ...]
@@ -286,9 +286,8 @@ def user_sums(view: View) -> list[UserSums]:
 def current_runs(view: View, now_us: int) -> CurrentRuns:
     """Return the current runs at a time (microseconds UTC)."""
     (waiting,) = view.select(
-        "SELECT count(*), min(proposals.created_us) FROM runs JOIN proposals USING (pending_id)"
-        " WHERE runs.state = ? AND proposals.expires_us > ?",
-        WAITING, now_us,
+        f"SELECT count(*), min(created_us) FROM proposals WHERE state = '{WAITING}' AND expires_us > ?",  # noqa: S608
+        now_us,
     )  # fmt: skip
     queued = view.select(
         "SELECT coalesce(not_before_us, 0) > ?, count(*), min(queued_us) FROM runs WHERE state = ? GROUP BY 1",

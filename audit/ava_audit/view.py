@@ -12,8 +12,10 @@ from ava_audit.database import ALL_ROWS, Database, IndexQuery
 from ava_audit.entries import ENTRY_COLUMNS, LINE_COLUMNS, Entry, entry_of
 from ava_audit.events import Event, SessionStart
 from ava_audit.projections import RUNS, Projections
-from ava_audit.rows import UNENDED, Bucket, GroupRow, ProposalRow, RunRow
+from ava_audit.rows import UNENDED, WAITING, Bucket, GroupRow, ProposalRow, RunRow
 
+FOREVER_US = 2**62
+"""After all times of a log."""
 PAST_RUNS = 100
 """The runs of a user and role among which similar ones are looked for."""
 
@@ -38,9 +40,12 @@ class PastRun:
 
 _PAST = ", ".join(field.name for field in fields(PastRun)[:-1])
 RunGroup = Literal["waiting", "running", "ended"]
+_UNEXPIRED = f"SELECT run_id FROM proposals WHERE state = '{WAITING}' AND expires_us > ?"  # noqa: S608
+"""Runs that wait for an approval: found by when they expire, because expired ones keep their state for ever."""
+_QUEUED = "SELECT id FROM runs WHERE state = 'queued'"
 _EXPIRES = "(SELECT expires_us FROM proposals WHERE proposals.pending_id = runs.pending_id)"
 _GROUPS: Mapping[RunGroup, str] = {
-    "waiting": f"(state = 'queued' OR state = 'awaiting_approval' AND {_EXPIRES} > ?)",
+    "waiting": f"+state IN ('queued', '{WAITING}') AND id IN ({_QUEUED} UNION ALL {_UNEXPIRED})",
     "running": "state = 'running'",
     "ended": f"(+ended_us IS NOT NULL OR +state = 'awaiting_approval' AND {_EXPIRES} <= ?)",
 }
@@ -74,11 +79,10 @@ class View:
         """Return a run, or None."""
         return self._rows.runs.copy(run_id)
 
-    def unended_of_others(self, user: str) -> int:
+    def unended_of_others(self, user: str, now_us: int) -> int:
         """Return how many runs of other users wait or run."""
-        states = list(UNENDED)
-        sql = f"SELECT count(*) FROM runs WHERE state IN ({placeholders(states)}) AND user_id <> ?"  # noqa: S608
-        ((count,),) = self.select(sql, *states, user)
+        where, values = _unended(UNENDED, now_us)
+        ((count,),) = self.select(f"SELECT count(*) FROM runs WHERE {where} AND +user_id <> ?", *values, user)  # noqa: S608
         return int(count)
 
     def runs(
@@ -94,16 +98,17 @@ class View:
         """Return runs, oldest first, at most the `limit` newest ones (-1: all).
 
         `paused_at_us`: only those that nobody may start then. `expired_before_us`: without proposals that had expired
-        by then: they keep their state for ever.
+        by then: they keep their state for ever, so a long history has many.
         """
         where = ["1 = 1"]
         values: list[str | int] = []
         if user is not None:
-            where.append("+user_id = ?" if ended_since_us else "user_id = ?")  # the last hour's: by when they ended
+            # The last hour's by when they ended, and those that wait by their ids.
+            where.append("+user_id = ?" if ended_since_us or expired_before_us else "user_id = ?")
             values.append(user)
         if states is not None:
-            wanted = list(states)
-            where.append(f"state IN ({placeholders(wanted)})")
+            state, wanted = _unended(list(states), expired_before_us)
+            where.append(state)
             values.extend(wanted)
         if ended_since_us is not None:
             where.append("ended_us >= ?")
@@ -111,10 +116,8 @@ class View:
         if paused_at_us is not None:
             where.append("not_before_us > ?")
             values.append(paused_at_us)
-        if expired_before_us is not None:
-            where.append(f"(state <> 'awaiting_approval' OR {_EXPIRES} > ?)")
-            values.append(expired_before_us)
-        return self._runs(f"{' AND '.join(where)} ORDER BY created_us DESC, id LIMIT ?", *values, _rows_of(limit))[::-1]
+        order = "created_us" if states is None and ended_since_us is None else "+created_us"
+        return self._runs(f"{' AND '.join(where)} ORDER BY {order} DESC, id LIMIT ?", *values, _rows_of(limit))[::-1]
 
     def owners(self, user: str) -> set[str]:
         """Return the instances that have claimed this user's running runs."""
@@ -151,24 +154,25 @@ class View:
         `group`: only those that wait for their start or for a person, that run, or of which nothing more comes. An
         expired proposal waits no longer.
         """
-        # Walks the runs by time and stops when it has enough; runs that wait or run are few, and found by their state.
+        # Walks the runs by time and stops when it has enough; runs that wait or run are few, and found by that.
         where, values = ["1 = 1"], list[Any]()
         if group is not None:
             where.append(_GROUPS[group])
             values += [now_us] if group != "running" else []
-        for condition, value in (("+user_id = ?", user), ("+role = ?", role)):
+        few = "+" if group in ("waiting", "running") else ""
+        for column, value in (("user_id", user), ("role", role)):
             if value is not None:
-                where.append(condition)
+                where.append(f"{few}{column} = ?")
                 values.append(value)
         if before is not None:
             where.append("(created_us < ? OR created_us = ? AND id > ?)")
             values += [before[0], before[0], before[1]]
-        return self._runs(f"{' AND '.join(where)} ORDER BY created_us DESC, id LIMIT ?", *values, limit)
+        return self._runs(f"{' AND '.join(where)} ORDER BY {few}created_us DESC, id LIMIT ?", *values, limit)
 
     def roles(self, user: str | None) -> list[str]:
         """Return the roles of all runs, or of a user's, in order."""
-        sql = "SELECT DISTINCT role FROM runs WHERE CAST(? AS TEXT) IS NULL OR user_id = ? ORDER BY role"
-        return [str(role) for (role,) in self.select(sql, user, user)]
+        users = self.users() if user is None else {user}
+        return sorted({role for each in users for role in self._distinct("role", "user_id = ? AND", each)})
 
     def running(self, gone: Iterable[str] = (), *, but: str = "") -> dict[str, int]:
         """Return the number of running runs by user; those of owners in `gone`, and the run `but`, do not count."""
@@ -210,7 +214,7 @@ class View:
 
     def users(self) -> set[str]:
         """Return everybody who has ever proposed a run."""
-        return {str(user) for (user,) in self.select("SELECT DISTINCT user_id FROM runs")}
+        return {*self._distinct("user_id")}
 
     def changed_after(self, seq: int, types: Iterable[str]) -> list[tuple[str, str, bool]]:
         """Return id and user of each run with entries after a `seq`, and whether one of them has one of these types."""
@@ -269,8 +273,8 @@ class View:
 
     def with_task_prefix(self, user: str, prefix: str) -> list[RunRow]:
         """Return all of this user's runs whose `task_id` begins with a text, oldest first."""
-        where = "user_id = ? AND substr(task_id, 1, ?) = ? ORDER BY created_us, id"
-        return self._runs(where, user, len(prefix), prefix)
+        where = "user_id = ? AND task_id >= ? AND task_id < ? ORDER BY +created_us, id"
+        return self._runs(where, user, prefix, f"{prefix}\U0010ffff")
 
     def live(self, run_id: str) -> tuple[str, int] | None:
         """Return what a run is doing right now and since when (microseconds UTC), or None."""
@@ -355,7 +359,10 @@ class View:
         return int(seq)
 
     def seq_bounds(self, since_us: int, until_us: int) -> tuple[int, int]:
-        """Return the first and last `seq` of the entries of a time range (end exclusive), (0, -1) without one."""
+        """Return the first and last `seq` of the entries of a time range (end exclusive), (0, -1) without one.
+
+        It counts through the range: a million entries take a quarter of a second.
+        """
         low, high = self._one(
             "SELECT min(seq), max(seq) FROM events WHERE ts_us >= ? AND ts_us < ?", since_us, until_us
         )
@@ -421,6 +428,13 @@ class View:
         """Return the SQL condition for a query of the text index, and its values; see `Database.words_condition`."""
         return self._db.words_condition(query, near)
 
+    def _distinct(self, column: str, where: str = "", *values: object) -> Iterator[str]:
+        """Yield what a column of the runs has, each found by the one before it: the number of runs is no cost."""
+        sql = f"SELECT min({column}) FROM runs WHERE {where} {column} > ?"  # noqa: S608
+        found = ""
+        while (found := self._one(sql, *values, found)[0]) is not None:
+            yield str(found)
+
     def _one(self, sql: str, *values: object) -> tuple[Any, ...]:
         return next(self.select(sql, *values))
 
@@ -440,6 +454,16 @@ class View:
 def placeholders(values: Sequence[object]) -> str:
     """Return the SQL placeholders for some values: `?, ?, ?`."""
     return ", ".join("?" * len(values))
+
+
+def _unended(states: Sequence[str], expired_before_us: int | None) -> tuple[str, list[str | int]]:
+    """Return the condition that a run is in one of these states, and its values; see `View.runs` for the second."""
+    if expired_before_us is None or WAITING not in states:
+        return f"state IN ({placeholders(states)})", [*states]
+    others = [state for state in states if state != WAITING]
+    of_others = f"SELECT id FROM runs WHERE state IN ({placeholders(others)}) UNION ALL " if others else ""  # noqa: S608
+    found = f"+state IN ({placeholders(states)}) AND id IN ({of_others}{_UNEXPIRED})"
+    return found, [*states, *others, expired_before_us]
 
 
 def _unless(but: Sequence[str]) -> tuple[str, list[str]]:

@@ -210,13 +210,13 @@ async def test_an_index_batch_resumes_where_its_time_limit_stopped_it(
 
 
 async def test_rebuilds_an_index_batch_made_before_an_erasure(tmp_path: Path) -> None:
-    from ava_audit.maintenance import _next_index_rows
+    from ava_audit.maintenance import next_index_rows
     from ava_audit.projections import index_words
 
     with anyio.fail_after(20):
         async with Store.open(tmp_path) as log:
             await write_texts(log, ["a", "b"])
-            done, erased, rows, _whole = await log.read(_next_index_rows)
+            done, erased, rows, _whole = await log.read(next_index_rows)
 
             def erase(db: Database) -> None:
                 db.execute("UPDATE events SET content = NULL WHERE seq = 2")

@@ -101,6 +101,8 @@ def test_a_failed_migration_leaves_the_previous_version(monkeypatch: pytest.Monk
 async def test_runs_of_a_log_without_the_newest_message_get_what_a_rebuild_gives(tmp_path: Path) -> None:
     def older(db: Database) -> None:
         db.execute("ALTER TABLE runs DROP COLUMN message_seq")
+        for index in ("runs_newest", "runs_roles", "proposals_waiting"):
+            db.execute(f"DROP INDEX {index}")
         db.execute("PRAGMA user_version = 9" if isinstance(db, SqliteDatabase) else "UPDATE meta SET version = 9")
 
     async with Store.open(tmp_path) as log:

@@ -693,6 +693,7 @@ def test_a_log_of_the_first_version_on_a_server_gets_what_later_ones_have(url: s
             "ALTER TABLE ava.runs DROP COLUMN message_seq",
             "DROP INDEX ava.runs_owners",
             "DROP INDEX ava.events_decided, ava.events_decided_by, ava.events_session",
+            "DROP INDEX ava.runs_newest, ava.runs_roles, ava.proposals_waiting",
             "DROP TABLE ava.activities",
             "UPDATE ava.meta SET version = 3",
         ):
@@ -712,7 +713,7 @@ def test_the_server_of_the_tests_belongs_to_no_other_user(server: PostgresServer
 NOW = 2**52
 QUERIES: dict[str, Callable[[View], object]] = {
     "run": lambda view: view.run("S-aaaaaa"),
-    "unended of others": lambda view: view.unended_of_others("eve"),
+    "unended of others": lambda view: view.unended_of_others("eve", 0),
     "runs": lambda view: view.runs(user="ben", states=("success", "running"), ended_since_us=1, limit=-1),
     "newest runs": lambda view: [view.newest_runs(group, NOW, user="ben") for group in (None, *GROUPS)],
     "newest runs of a page": lambda view: view.newest_runs("ended", NOW, role="researcher", before=(NOW, "S-z")),

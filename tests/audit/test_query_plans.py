@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
+import anyio
 import pytest
 from support.log import Life
 
+from ava_audit import units
 from ava_audit.decisions import Period, decision_page, decision_sums
-from ava_audit.projections import Projections
+from ava_audit.maintenance import next_index_rows
+from ava_audit.projections import Projections, index_words
 from ava_audit.reducers import Header, reduce
+from ava_audit.rows import UNENDED, WAITING
+from ava_audit.search import LogQuery, search
 from ava_audit.store.connection import SqliteDatabase
 from ava_audit.store.schema import open_in_memory
-from ava_audit.totals import group_sum, spending
-from ava_audit.view import View
+from ava_audit.store.writer import Appender
+from ava_audit.totals import current_runs, group_sum, spending
+from ava_audit.units import DAY_US, HOUR_US
+from ava_audit.view import Query, RunGroup, T, View
+
+GROUPS: tuple[RunGroup | None, ...] = (None, "waiting", "running", "ended")
 
 
 class Plans:
@@ -170,6 +182,98 @@ def test_decisions_come_sorted_from_their_own_index(db: SqliteDatabase, user: st
     )
     sorting = [look for look in looks if "TEMP B-TREE FOR ORDER" in look and "type = 'RunResumed'" not in look]
     assert not sorting and [look for look in looks if "INDEX events_session (session_id=?)" in look]
+
+
+NOW_US = 1_769_904_000_000_000
+DAY_AGO_US = NOW_US - DAY_US
+
+
+@pytest.fixture(scope="module")
+def histories() -> Iterator[tuple[SqliteDatabase, SqliteDatabase]]:
+    """Two logs, of 120 runs and of ten times as many: one an hour until now, each with an error, a fourth expired."""
+    with (
+        contextlib.closing(open_in_memory()) as short,
+        contextlib.closing(open_in_memory()) as long,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        _grow(short, 120, patch)
+        _grow(long, 1_200, patch)
+        yield short, long
+
+
+def _grow(log: SqliteDatabase, runs: int, patch: pytest.MonkeyPatch) -> None:
+    projections = Projections(log)
+    appender = Appender(log, projections)
+    for number in range(runs):
+        at_ns = (NOW_US - (runs - number) * HOUR_US) * 1_000
+        patch.setattr(units, "time", SimpleNamespace(time_ns=lambda at_ns=at_ns: at_ns))
+        life = Life(f"S-{number:06x}")
+        whole = [*life.begun(), life.reserved(), life.settled(), life.failed(), *life.ended()]
+        for event in whole if number % 4 else (life.proposed(), life.task()):
+            appender.append((event,), appender.check((event,)))
+    projections.flush()
+    patch.undo()
+    after, erased, rows, _whole = next_index_rows(View(log))
+    while index_words(log, rows, after=after, erased=erased):
+        after, erased, rows, _whole = next_index_rows(View(log))
+
+
+class _Here:
+    """A log in this thread."""
+
+    def __init__(self, db: SqliteDatabase) -> None:
+        self._db = db
+
+    async def read(self, query: Query[T], /, *, within_s: float | None = None, short: bool = False) -> T:
+        del within_s, short
+        return query(View(self._db))
+
+
+def found(db: SqliteDatabase, **asked: Any) -> int:
+    return len(anyio.run(search, _Here(db), LogQuery(**asked)).entries)
+
+
+LOOKS: dict[str, Callable[[SqliteDatabase], object]] = {
+    "what waits and runs": lambda db: View(db).runs(user="ben", states=UNENDED, expired_before_us=NOW_US, limit=-1),
+    "what waits and runs, of everybody": lambda db: View(db).runs(states=UNENDED, expired_before_us=NOW_US, limit=-1),
+    "what waits for an approval": lambda db: View(db).runs(states=(WAITING,), expired_before_us=NOW_US, limit=-1),
+    "runs of others": lambda db: View(db).unended_of_others("eve", NOW_US),
+    "the last run": lambda db: View(db).runs(user="ben", limit=1),
+    "the list of runs": lambda db: [View(db).newest_runs(group, NOW_US, user="ben", limit=5) for group in GROUPS],
+    "the list of a role without runs": lambda db: View(db).newest_runs(None, NOW_US, user="ben", role="coder"),
+    "the list of another user": lambda db: View(db).newest_runs(None, NOW_US, user="eve"),
+    "roles": lambda db: (View(db).roles(None), View(db).roles("ben")),
+    "users": lambda db: View(db).users(),
+    "runs of a suite": lambda db: View(db).with_task_prefix("ben", "suite:"),
+    "what was not fetched": lambda db: View(db).unfetched("ben", 5),
+    "an estimate": lambda db: View(db).past_runs("ben", "researcher", "test:model", ("success",), 5),
+    "current runs": lambda db: current_runs(View(db), NOW_US),
+    "a day's report": lambda db: spending(View(db), DAY_AGO_US, NOW_US, "ben"),
+    "a day's errors, fewer than a page": lambda db: found(db, types=("ErrorOccurred",), since_us=DAY_AGO_US),
+    "an hour long ago": lambda db: found(db, since_us=DAY_AGO_US, until_us=DAY_AGO_US + HOUR_US),
+    "a word": lambda db: found(db, search="look", limit=5),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_history_ten_times_as_long_takes_as_many_steps_of_the_database(
+    histories: tuple[SqliteDatabase, SqliteDatabase], look: str
+) -> None:
+    def steps(db: SqliteDatabase) -> int:
+        taken = 0
+
+        def step() -> int:
+            nonlocal taken
+            taken += 1
+            return 0
+
+        db.set_progress_handler(step, 1)
+        LOOKS[look](db)
+        db.set_progress_handler(None, 0)
+        return taken
+
+    short, long = map(steps, histories)
+    assert long <= 1.2 * short + 200, (short, long)
 
 
 class _NotEmpty(View):

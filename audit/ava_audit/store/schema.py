@@ -37,7 +37,13 @@ _DECISION_INDEXES = (
     "CREATE INDEX events_session ON events (session_id) WHERE type = 'SessionStart'",
 )
 """Decisions by time, of all users and of one, and the start of the session that decided."""
-INDEXES = (*_RUN_INDEXES, *_DECISION_INDEXES, _OWN_RUNS)
+_GROWTH_INDEXES = (
+    "CREATE INDEX runs_newest ON runs (user_id, created_us)",
+    "CREATE INDEX runs_roles ON runs (user_id, role, created_us)",
+    "CREATE INDEX proposals_waiting ON proposals (expires_us) WHERE state = 'awaiting_approval'",
+)
+"""A user's runs by time and by role; and proposals that have not expired, which are few among those never decided."""
+INDEXES = (*_RUN_INDEXES, *_DECISION_INDEXES, _OWN_RUNS, *_GROWTH_INDEXES)
 
 
 def _first(db: Database) -> None:
@@ -95,6 +101,7 @@ MIGRATIONS: tuple[Callable[[Database], None], ...] = (
     _several_calls,
     partial(_execute, ["DROP INDEX runs_role", _OWN_RUNS, "ALTER TABLE configs ADD COLUMN terms TEXT"]),
     _newest_messages,
+    partial(_execute, _GROWTH_INDEXES),
 )
 """In order; the schema's version is the number of applied migrations. From the fourth on, Postgres runs them too."""
 

@@ -152,7 +152,7 @@ def check_approval(
             return refused(cap)
         checked = replace(checked, group_cap=cap, group_timeout_s=asked.group_timeout_s)
     lines = approval_lines(checked)
-    if why_not := _wrong_lines(view, asked.approving, lines, checked):
+    if why_not := _wrong_lines(view, asked.approving, lines, checked, now_us):
         return refused(f"{why_not}; show the person approval_lines and give exactly these", lines=lines)
     if not checked.free and (why_not := day_refusal(checked.day, checked.least_micros)):
         return refused(why_not)
@@ -180,21 +180,24 @@ def _group_cap(checked: CheckedApproval, asked_micros: int | None) -> int | str:
 
 
 def _wrong_lines(
-    view: View, given: tuple[str, ...] | None, lines: tuple[str, ...], checked: CheckedApproval
+    view: View, given: tuple[str, ...] | None, lines: tuple[str, ...], checked: CheckedApproval, now_us: int
 ) -> str | None:
     if given is None:
         return "`approving` was left out"
-    if _lines_match(view, given, lines, checked):
+    if _lines_match(view, given, lines, checked, now_us):
         return None
     if checked.group_cap is not None and given == lines[:-1]:
         return "the last line, of all of them together, is missing in `approving`"
     return "`approving` is not, letter for letter, what was proposed"
 
 
-def _lines_match(view: View, given: tuple[str, ...], lines: tuple[str, ...], checked: CheckedApproval) -> bool:
+def _lines_match(
+    view: View, given: tuple[str, ...], lines: tuple[str, ...], checked: CheckedApproval, now_us: int
+) -> bool:
     """Tell whether lines are those of an approval. Quotes, dashes and dots may differ.
 
-    They may not if another proposal's line differs only in these: then nobody knows which one the person saw.
+    They may not if the line of another proposal, which waits or expired since yesterday, differs only in these: then
+    nobody knows which one the person saw.
     """
     if given == lines:
         return True
@@ -202,7 +205,8 @@ def _lines_match(view: View, given: tuple[str, ...], lines: tuple[str, ...], che
     if tuple(map(normalize_typography, given)) != folded:
         return False
     user, asked = checked.members[0].run.user_id, {member.run.id for member in checked.members}
-    others = [run for run in view.runs(user=user, states=(WAITING,), limit=-1) if run.id not in asked]
+    shown = view.runs(user=user, states=(WAITING,), expired_before_us=now_us - DAY_US, limit=-1)
+    others = [run for run in shown if run.id not in asked]
     try:
         found = [(config_of(run.config), texts_of(view, run)) for run in others]
     except ValueError:  # a newer Ava wrote one of them

@@ -123,9 +123,8 @@ def propose(
         if not config.free and (why := day_refusal(day, config.least_micros)):
             return Outcome(why)
         superseded, ends = _superseded(view, who, config.task_id)
-        rows = (view.proposal(run.pending_id) for run in view.runs(user=who.user_id, states=(WAITING,), limit=-1))
-        waiting = sum(row is not None and row.expires_us > now_us for row in rows) if superseded is None else 0
-        if waiting >= MOST_WAITING:
+        waiting = view.runs(user=who.user_id, states=(WAITING,), expired_before_us=now_us, limit=MOST_WAITING)
+        if superseded is None and len(waiting) >= MOST_WAITING:
             return Outcome(
                 f"{MOST_WAITING} proposals of {who.user_id} are waiting, which is the most. Confirm or reject some with"
                 " confirm_spawn, or wait until they expire"
@@ -381,8 +380,9 @@ def _summary(config: RunConfig, texts: Texts, rows: Sequence[SummaryRow]) -> Pro
 
 def pending_proposals(view: View, user: str, limits: SpawnLimits, now_us: int) -> list[Pending]:
     """Return a user's waiting proposals that have not expired, oldest first."""
-    found = [pending_proposal(view, run, limits, now_us) for run in view.runs(user=user, states=(WAITING,), limit=-1)]
-    return [one for one in found if isinstance(one, Pending) and one.expires_us > now_us]
+    rows = view.runs(user=user, states=(WAITING,), expired_before_us=now_us, limit=-1)
+    found = [pending_proposal(view, run, limits, now_us) for run in rows]
+    return [one for one in found if isinstance(one, Pending)]
 
 
 def made_under_human(view: View, ids: Sequence[str]) -> bool:

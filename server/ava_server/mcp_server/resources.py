@@ -325,9 +325,8 @@ async def _proposals(own: Access, _given: Given) -> list[str]:
     now_us = time.time_ns() // 1000
 
     def waiting(view: View) -> list[str]:
-        rows = view.runs(user=own.session.user, states=(WAITING,))
-        proposals = [view.proposal(row.pending_id) for row in reversed(rows)]
-        return [each.pending_id for each in proposals if each is not None and each.expires_us > now_us]
+        rows = view.runs(user=own.session.user, states=(WAITING,), expired_before_us=now_us)
+        return [row.pending_id for row in reversed(rows)]
 
     return await own.store.read(waiting)
 

@@ -139,7 +139,7 @@ class RunChecks(Operations):
             waiting = sum(run.state == WAITING for run in runs)
             by_pin, brief = waiting > 0 and self._by_pin(), waiting > EXPLAINED
             shown_runs = [self._answer(run, by_pin=by_pin, brief=brief) for run in runs]
-            return shown_runs, "" if whose is None else others_words(view.unended_of_others(user))
+            return shown_runs, "" if whose is None else others_words(view.unended_of_others(user, at_us))
 
         return await self._store.read(query, short=True)  # a thread reads it where there is much to list
 

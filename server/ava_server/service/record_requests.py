@@ -163,7 +163,7 @@ class RecordsHandler:
         def query(view: View) -> "CurrentRuns":
             counts, runs = current_runs(view, user, self._processes, at_us, served=self._served, most=MOST_RUNS)
             budgets = todays_budgets(view, own, own, caps, at_us, everybody=self.reader.audits)
-            others = 0 if user is None else view.unended_of_others(user)
+            others = 0 if user is None else view.unended_of_others(user, at_us)
             return CurrentRuns(at_us, counts, runs, budgets, token, others)
 
         return await self.store.read(query)

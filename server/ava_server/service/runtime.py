@@ -279,7 +279,7 @@ class Runtime(RunResources):
             log.warning("the temporary files of dead processes were not removed completely: %s", error)
 
     async def _unended(self) -> Sequence[RunRow]:
-        return await self.store.read(lambda view: view.runs(states=UNENDED, limit=-1))
+        return await self.store.read(lambda view: view.runs(states=UNENDED, expired_before_us=now_us(), limit=-1))
 
     def _sweep_leftovers(self, rows: Sequence[RunRow]) -> None:
         paths = self.settings.paths

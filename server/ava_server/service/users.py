@@ -13,7 +13,7 @@ from typing import Any
 import anyio.to_thread
 from pydantic import BaseModel
 
-from ava_audit.rows import QUEUED, RUNNING, WAITING
+from ava_audit.rows import QUEUED, RUNNING, UNENDED
 from ava_audit.store.store import Store
 from ava_audit.units import cents, micros_from_cents, now_us
 from ava_audit.view import View
@@ -113,7 +113,7 @@ async def list_users(settings: Settings, store: Store | None) -> list[UserFacts]
     has_pin = await anyio.to_thread.run_sync(lambda: pin.is_set)
 
     def query(view: View) -> dict[str, tuple[float, int, int]]:
-        rows = view.runs(states=(RUNNING, QUEUED, WAITING), limit=-1)
+        rows = view.runs(states=UNENDED, expired_before_us=at_us, limit=-1)
         day = user_limits.utc_day(at_us)
         return {
             name: (

@@ -221,5 +221,5 @@ class Overview:
             runs=runs,
             counts=counts,
             budgets=self._context.budgets(view, visitor, at_us, everybody=everybody),
-            others=0 if everybody or not visitor.reads_all else view.unended_of_others(user),
+            others=0 if everybody or not visitor.reads_all else view.unended_of_others(user, at_us),
         )

@@ -164,7 +164,7 @@ class OverviewReader:
         view, at_us, selected = found.view, overview.at_us, self.selected
 
         whose = None if self.everybody else self.user
-        others = 0 if self.everybody else view.unended_of_others(self.user)
+        others = 0 if self.everybody else view.unended_of_others(self.user, at_us)
         served = self._instances.any_alive() if in_postgres(self.settings.paths) else overview.processes > 0
         counts: Mapping[str, int] = {}
         runs: tuple[RunView, ...] = ()
