@@ -163,20 +163,20 @@ def commands(rounds: int, entries: int) -> dict[str, list[float]]:
         env = {**os.environ, "AVA_DATA_ROOT": str(root), **compiled}
         for number in range(rounds + 1):
             for name, (command, _goal) in COMMANDS.items():
-                used = cpu_of(command, env)
+                _wall_s, used = used_by(command, env)
                 if number:  # the first round only fills the caches
                     took[name].append(used)
     return took
 
 
-def cpu_of(command: Sequence[str], env: Mapping[str, str]) -> float:
-    """User and system time of a child that has to succeed."""
-    nothing = subprocess.DEVNULL
+def used_by(command: Sequence[str], env: Mapping[str, str]) -> tuple[float, float]:
+    """Seconds on the clock, and of user and system time, of a child that has to succeed."""
+    nothing, began = subprocess.DEVNULL, time.perf_counter()
     process = subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing, env=env)
     _pid, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0, command
-    return used.ru_utime + used.ru_stime
+    return time.perf_counter() - began, used.ru_utime + used.ru_stime
 
 
 def show(what: str, took: dict[str, list[float]], goal: float, unit_ms: str) -> Figure:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import count
 from pydoc_data.topics import topics
 from typing import Any
 
@@ -65,6 +66,7 @@ def life(
     turns: int | None = None,
     user: str | None = None,
     config: dict[str, Any] | None = None,
+    expires_us: int = 2**51,
 ) -> Iterator[Together]:
     """Yield everything that one run leaves in the log.
 
@@ -74,6 +76,7 @@ def life(
         turns: Its turns; None draws them.
         user: Its user; None takes one of three.
         config: What was approved; None has one that only fills its place.
+        expires_us: When its proposal does.
     """
     user = user or USERS[number % len(USERS)]
     session = f"session-{number // 40:06d}"
@@ -88,7 +91,9 @@ def life(
 
     yield (Event(host, ToolCall(tool="spawn_subagent", args={"role": "researcher", "task": task})),)
     config = config or {"role": "researcher", "model": MODEL, "role_text": _prose(rng, 2_600), "max_cost_cents": 50}
-    proposed = SpawnProposed(pending_id=pending, subagent_id=run, digest=_hex(rng, 64), expires_us=2**51, config=config)
+    proposed = SpawnProposed(
+        pending_id=pending, subagent_id=run, digest=_hex(rng, 64), expires_us=expires_us, config=config
+    )
     yield (
         Event(host, proposed, run_id=run),
         Event(agent, UserMessage(text=task, kind="task"), run_id=run),
@@ -160,12 +165,17 @@ def life(
 
 def lives(first: int, side_by_side: int, rng: random.Random) -> Iterator[Together]:
     """Yield the events of run after run without end, so many of them going on at once."""
-    number = first
+    return mixed((life(number, rng) for number in count(first)), side_by_side, rng)
+
+
+def mixed(runs: Iterator[Iterator[Together]], side_by_side: int, rng: random.Random) -> Iterator[Together]:
+    """Yield the events of runs until the last has ended, so many of them going on at once."""
     going: list[Iterator[Together]] = []
     while True:
-        if len(going) < side_by_side:
-            going.append(life(number, rng))
-            number += 1
+        if len(going) < side_by_side and (run := next(runs, None)) is not None:
+            going.append(run)
+        if not going:
+            return
         at = rng.randrange(len(going))
         together = next(going[at], None)
         if together is None:
