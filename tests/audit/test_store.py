@@ -193,6 +193,35 @@ async def test_waiting_commands_share_one_commit(tmp_path: Path) -> None:
     assert together * 3 < apart  # every commit of its own writes its pages anew
 
 
+@pytest.mark.sqlite_only("waits for write.lock")
+async def test_what_comes_while_another_process_writes_is_in_the_same_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, waits, go_on, turns = sqlite.SqliteBackend.turn, threading.Event(), threading.Event(), list[str]()
+
+    def turn(backend: sqlite.SqliteBackend) -> contextlib.AbstractContextManager[None]:
+        turns.append("turn")
+        waits.set()
+        go_on.wait(5)
+        return real(backend)
+
+    with anyio.fail_after(20):
+        async with Store.open(tmp_path) as log:
+            monkeypatch.setattr(sqlite.SqliteBackend, "turn", turn)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(write, log, said("first"))
+                await anyio.to_thread.run_sync(waits.wait)
+                tasks.start_soon(write, log, said("second"))
+                await anyio.wait_all_tasks_blocked()
+                tasks.start_soon(log.checkpoint)
+                await anyio.wait_all_tasks_blocked()
+                tasks.start_soon(write, log, said("after the checkpoint"))
+                await anyio.wait_all_tasks_blocked()
+                go_on.set()
+            assert len(turns) == 2
+            assert texts(await log.read(all_entries)) == ["first", "second", "after the checkpoint"]
+
+
 def frames(db: sqlite3.Connection) -> int:
     """How many pages the write-ahead log has; a passive look."""
     return int(db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1])

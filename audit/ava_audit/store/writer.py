@@ -147,6 +147,7 @@ class Writer:
         self._backend = backend
         self._on_done = on_done
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._first: list[Job | None] = []  # taken from the queue, but not for the batch that was open
         self._gate = threading.Lock()
         self._live: dict[str, tuple[str, int]] = {}
         self._flush_scheduled = False
@@ -213,7 +214,7 @@ class Writer:
     def _take(self) -> tuple[list[Job], bool]:
         """Wait for a job and return it with all others in the queue; True if the writer must end."""
         batch: list[Job] = []
-        job = self._jobs.get()
+        job = self._first.pop() if self._first else self._jobs.get()
         while True:
             if job is None:
                 return batch, True
@@ -225,8 +226,21 @@ class Writer:
             except queue.Empty:
                 return batch, False
 
+    def _take_more(self, batch: list[Job]) -> None:
+        """Add the jobs that have come while others had the lock, so that they do not wait for another turn."""
+        while len(batch) < BATCH:
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                return
+            if job is None or isinstance(job.command, Checkpoint):
+                self._first.append(job)
+                return
+            batch.append(job)
+
     def _commit(self, db: Database, projections: Projections, batch: list[Job]) -> None:
         writes = [job for job in batch if not isinstance(job.command, Checkpoint)]
+        checkpoints = [job for job in batch if isinstance(job.command, Checkpoint)]
         head = 0
         try:
             with self._backend.turn():
@@ -238,15 +252,15 @@ class Writer:
                         if job.state in (_PENDING, _RUNNING):  # jobs after the failed one were not started
                             job.error = None
                             head = max(head, self._transact(db, projections, [job], together=False))
-                for job in batch:
-                    if isinstance(job.command, Checkpoint) and self._start(job):
-                        self._checkpoint(db, job, job.command)
+                for job in checkpoints:
+                    if self._start(job):
+                        self._checkpoint(db, job, cast("Checkpoint", job.command))
         except Exception as error:  # a bug: the callers still need an answer, and the writer goes on
             log.exception("the writer failed")
-            for job in batch:
+            for job in (*writes, *checkpoints):
                 if job.state == _RUNNING and job.error is None:
                     job.error = error
-        self._acknowledge(batch, head)
+        self._acknowledge([*writes, *checkpoints], head)
 
     def _transact(self, db: Database, projections: Projections, batch: list[Job], *, together: bool) -> int:
         """Run jobs in one transaction and return the new head.
@@ -256,6 +270,8 @@ class Writer:
         about = {job.about for job in batch if job.about is not None}
         if not self._begin(db, batch, partial(projections.ask, about)):
             return 0
+        if together:
+            self._take_more(batch)
         try:
             if db.schema_version() > SCHEMA_VERSION:
                 raise SchemaNewer("a newer ava has migrated this data root: restart this server")
