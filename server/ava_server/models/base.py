@@ -14,7 +14,7 @@ NOT_SENT = "nothing of the request was sent"
 """Marks a cancellation that came before anything was sent; without this note, the call may have been billed."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ToolSchema:
     """A tool as the model sees it; `parameters` is a JSON schema, and an `own` one has no text from elsewhere."""
 
@@ -41,7 +41,7 @@ class ToolUse:
     raw_args: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class UserTurn:
     """Text from the orchestrator, a person, or the loop itself (a notice)."""
 
@@ -73,7 +73,7 @@ class ToolTurn:
 Turn = UserTurn | AssistantTurn | ToolTurn
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Request:
     """One model call, complete and without state on the server."""
 

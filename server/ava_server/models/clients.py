@@ -22,8 +22,10 @@ CLOSE_S = 2.0
 """Closing notifies servers; the app's end does not wait for one that does not answer."""
 
 
-@dataclass
-class _Client:
+@dataclass(slots=True)
+class LentClient:
+    """A client for one call at a time."""
+
     http: httpx2.AsyncClient
     used_s: float = 0.0
 
@@ -37,8 +39,8 @@ class ClientPool:
 
     def __init__(self) -> None:
         """Start without a client; the first call makes one."""
-        self._clients: dict[int, _Client] = {}
-        self._free: list[_Client] = []  # the last used at the end
+        self._clients: dict[int, LentClient] = {}
+        self._free: list[LentClient] = []  # the last used at the end
         self._tls: ssl.SSLContext | None = None
 
     def load(self) -> None:
@@ -47,7 +49,7 @@ class ClientPool:
             self._tls = httpx2.create_ssl_context()
             self._free.append(self._add(self._tls))
 
-    def _add(self, tls: ssl.SSLContext) -> _Client:
+    def _add(self, tls: ssl.SSLContext) -> LentClient:
         from ava_roles.net.transports import KeptTransport
 
         # Deadlines belong to the caller: a read timeout would never end a stream that drips.
@@ -58,24 +60,32 @@ class ClientPool:
             follow_redirects=False,
             timeout=None,
         )
-        client = _Client(http)
+        client = LentClient(http)
         self._clients[id(client)] = client
         return client
 
     @asynccontextmanager
     async def client(self) -> AsyncGenerator[httpx2.AsyncClient]:
-        """Lend a client for one call: the one used last, so that connections are reused."""
+        """Lend a client for one call, as `lend` does, and take it back."""
+        lent = await self.lend()
+        try:
+            yield lent.http
+        finally:
+            self.take_back(lent)
+
+    async def lend(self) -> LentClient:
+        """Lend a client until `take_back`: the one used last, so that connections are reused."""
         if (tls := self._tls) is None:
             # Reading the certificates takes tens of milliseconds, once.
             tls = await anyio.to_thread.run_sync(httpx2.create_ssl_context)
             self._tls = tls = self._tls or tls
         await self._close_stale()
-        lent = self._free.pop() if self._free else self._add(tls)
-        try:
-            yield lent.http
-        finally:
-            self._free.append(lent)
-            lent.used_s = anyio.current_time()
+        return self._free.pop() if self._free else self._add(tls)
+
+    def take_back(self, lent: LentClient) -> None:
+        """Take back a client, whose connection is kept for the next call."""
+        self._free.append(lent)
+        lent.used_s = anyio.current_time()
 
     async def _close_stale(self) -> None:
         """Close a client whose connection is stale because nobody used it; one at a time is enough."""

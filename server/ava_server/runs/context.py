@@ -173,7 +173,7 @@ class AgentParts:
     project: Path | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RunContext:
     """Everything that a claimed run works with.
 
@@ -218,7 +218,7 @@ class RunContext:
     clock: Callable[[], float] = time.monotonic
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ActiveRun:
     """What the parts of a run share while its owner drives it.
 

@@ -60,7 +60,7 @@ _KEEP = re.compile(r"\W*keep\W*", re.IGNORECASE)
 _STEP = re.compile(r"^[\s#*_]*(?:(?:step\s+)?\d+[\s.:)*]|[-*•]\s)", re.IGNORECASE | re.MULTILINE)
 
 
-@dataclass
+@dataclass(slots=True)
 class PlanState:
     """How far the planning of a run has come.
 
@@ -169,7 +169,7 @@ class Answered:
         return self.fact.decision == "answered" and self.fact.channel != "host_call"
 
 
-@dataclass
+@dataclass(slots=True)
 class _Item:
     """One turn of the conversation.
 
@@ -261,7 +261,7 @@ def _is_changed(item: _Item, turn: Turn) -> bool:
     return item.report is not None and item.reported_chars != _chars(turn)
 
 
-@dataclass
+@dataclass(slots=True)
 class History:
     """The fold of a run's entries so far.
 

@@ -132,6 +132,7 @@ def read_unended(view: View, known: Unended | None = None) -> Unended:
     changed = view.runs_with_entries_after(known.head)
     runs = dict(known.runs)
     for row in sorted(changed, key=lambda row: row.queued_us or 0):  # what was approved last comes last
+        _share_texts(row, known.runs.get(row.id))
         if row.state in STATES:
             runs[row.id] = row
         else:
@@ -145,6 +146,13 @@ def settle_s(began: float) -> float:
     """Return how long nothing is looked at after a look that began at a time of anyio's clock."""
     times, longest_s = SETTLE
     return min(times * (anyio.current_time() - began), longest_s)
+
+
+def _share_texts(row: RunRow, known: RunRow | None) -> None:
+    """Give a row the long texts of one that was read before, if they are the same: each takes up to some KiB."""
+    if known is not None and known.config == row.config:
+        row.config = known.config
+        row.terms = known.terms if known.terms == row.terms else row.terms
 
 
 def _groups(view: View, rows: list[RunRow]) -> dict[str, GroupRow]:
@@ -656,6 +664,8 @@ class Manager:
         claimed = (RUNNING, self.instance, generation)
         if run is None or (run.state, run.instance, run.generation) != claimed:  # another instance has taken it
             return None
+        if self._unended is not None:
+            _share_texts(run, self._unended.runs.get(run_id))
         history = History(run.id)
         history.add_all(entries)
         try:
