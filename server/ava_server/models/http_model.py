@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -93,15 +93,13 @@ class HttpModel:
         """Return an answer with this text and these calls as the provider would have sent it."""
         return self.wire.assistant_message(text, calls)
 
-    @asynccontextmanager
-    async def stream(self, request: Request, check: SendCheck = unchecked) -> AsyncGenerator[AnswerStream]:
+    def stream(self, request: Request, check: SendCheck = unchecked) -> AbstractAsyncContextManager[AnswerStream]:
         """Send the request once; see `exchange`."""
 
         def unseen() -> int:
             return sum(self.wire.unseen(turn.raw) for turn in request.turns if isinstance(turn, AssistantTurn))
 
-        async with self.exchange(lambda: self._take_encoded(request), check, unseen) as answer:
-            yield answer
+        return self.exchange(lambda: self._take_encoded(request), check, unseen)
 
     @asynccontextmanager
     async def exchange(

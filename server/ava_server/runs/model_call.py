@@ -11,8 +11,7 @@ import asyncio
 import hashlib
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -109,19 +108,28 @@ PAUSED_ATTEMPTS = 24
 SETTLE_S = 3.0
 
 
-@asynccontextmanager
-async def _settled_if_cancelled(settle: Callable[[Settlement], Awaitable[None]]) -> AsyncGenerator[None]:
-    """Settle a call whose caller is cancelled: before it is sent it costs nothing, then nobody knows what it costs."""
-    begun = False
-    try:
-        await anyio.lowlevel.checkpoint_if_cancelled()
-        begun = True
-        yield
-    except anyio.get_cancelled_exc_class() as cancelled:
-        sent = begun and NOT_SENT not in getattr(cancelled, "__notes__", ())
+class _SettledIfCancelled:
+    """Settles a call whose caller is cancelled: before it is sent it costs nothing, then nobody knows what it costs."""
+
+    __slots__ = ("_settle",)
+
+    def __init__(self, settle: Callable[[Settlement], Awaitable[None]]) -> None:
+        self._settle = settle
+
+    async def __aenter__(self) -> None:
+        try:
+            await anyio.lowlevel.checkpoint_if_cancelled()
+        except anyio.get_cancelled_exc_class():
+            await self._end("not_billed")
+            raise
+
+    async def __aexit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, anyio.get_cancelled_exc_class()):
+            await self._end("not_billed" if NOT_SENT in getattr(error, "__notes__", ()) else "unknown")
+
+    async def _end(self, settlement: Settlement) -> None:
         with anyio.CancelScope(shield=True), anyio.move_on_after(SETTLE_S):
-            await settle("unknown" if sent else "not_billed")
-        raise
+            await self._settle(settlement)
 
 
 class ModelCalls:
@@ -150,7 +158,7 @@ class ModelCalls:
             await self._log.append([self._settlement(reserved, settlement, ms_since(began))])
 
         try:
-            async with _settled_if_cancelled(settle):
+            async with _SettledIfCancelled(settle):
                 with telemetry.chat(self._log.run, self._log.history.prefix, reserved.fact) as span:
                     async with self._model.stream(request, self._log.check_owner) as stream:
                         with StreamProgress(doing, self._run.say) as progress:
@@ -338,7 +346,7 @@ class PaidSearches:
             await self._settle(reserved, settlement, began)
 
         try:
-            async with _settled_if_cancelled(settle):
+            async with _SettledIfCancelled(settle):
                 async with self._search.model.stream(request, self._log.check_owner) as stream:
                     async for _delta in stream:
                         pass
