@@ -270,8 +270,9 @@ class Writer:
         about = {job.about for job in batch if job.about is not None}
         if not self._begin(db, batch, partial(projections.ask, about)):
             return 0
-        if together:
+        if together and self._backend.is_near:  # elsewhere, each row that was not asked for with the lock takes long
             self._take_more(batch)
+            about = {job.about for job in batch if job.about is not None}
         try:
             if db.schema_version() > SCHEMA_VERSION:
                 raise SchemaNewer("a newer ava has migrated this data root: restart this server")
