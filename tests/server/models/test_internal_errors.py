@@ -1,8 +1,7 @@
 """Faults of ours, or of a library below, met while a model is asked: the attempt is settled as what it was."""
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import anyio
@@ -12,7 +11,7 @@ from support.model_server import Say, events
 
 from ava_server.core.errors import ModelError
 from ava_server.models.base import Completion, Request, UserTurn
-from ava_server.models.clients import ClientPool
+from ava_server.models.clients import ClientPool, LentClient
 from ava_server.models.errors import may_have_been_billed
 from ava_server.models.http_model import HttpModel
 from ava_server.models.wires.chat import ChatWire
@@ -74,10 +73,8 @@ class Wired(ClientPool):
         super().__init__()
         self._transport = transport
 
-    @asynccontextmanager
-    async def client(self) -> AsyncGenerator[httpx2.AsyncClient]:
-        async with httpx2.AsyncClient(transport=self._transport) as client:
-            yield client
+    async def lend(self) -> LentClient:
+        return LentClient(httpx2.AsyncClient(transport=self._transport))
 
 
 def model_on(transport: Transport, extra: Mapping[str, Any] | None = None) -> HttpModel:
