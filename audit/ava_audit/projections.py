@@ -217,7 +217,6 @@ class Projections:
         version = self._db.data_version()
         self._shared, self._version = version != self._version, version
         self._running = None
-        self._used = self.budgets.newest_keys(USED_AGAIN) or self._used
         self.evict(keep=0 if self._shared else CACHED_ROWS)
         asked = self._asked if self._shared else []
         for read in asked or self._ask(run_ids, anew=False):
@@ -228,8 +227,7 @@ class Projections:
         """Ask for all rows before the first is read: with Postgres, each wait for an answer takes long."""
         if not run_ids:
             return []
-        used = self.budgets.newest_keys(USED_AGAIN) or self._used
-        return [self.runs.ask(run_ids, anew=anew), self.budgets.ask([*run_ids, *used], anew=anew)]
+        return [self.runs.ask(run_ids, anew=anew), self.budgets.ask([*run_ids, *self._used], anew=anew)]
 
     def running(self) -> Mapping[str, tuple[str, str | None]]:
         """Return the user and owner of each running run: read once in a transaction, which may claim many."""
@@ -250,6 +248,7 @@ class Projections:
             self.entries.clear()
         for table in self._all:
             table.flush()
+        self._used = self.budgets.newest_keys(USED_AGAIN) or self._used
 
     def evict(self, keep: int = 0) -> None:
         """Drop all but `keep` rows of each table, flushed or not: after a rollback they differ from the tables."""

@@ -48,8 +48,8 @@ def root(tmp_path: Path, url: str) -> Path:
     return machine(tmp_path, "server", url)
 
 
-def machine(tmp: Path, name: str, url: str) -> Path:
-    return made(tmp / name, config_toml=f'database_url = "{url}"\n{CONFIG}')
+def machine(tmp: Path, name: str, url: str, more: str = "") -> Path:
+    return made(tmp / name, config_toml=f'database_url = "{url}"\n{CONFIG}{more}')
 
 
 @asynccontextmanager
@@ -140,7 +140,7 @@ async def test_every_run_of_a_batch_is_done_though_the_worker_that_claimed_them_
     def answer(_request: object) -> Say:
         return DONE if gone.is_set() else replace(DONE, gate=Gate(within_s=120))
 
-    roots = [made(tmp_path / name, config_toml=f'database_url = "{url}"\n{CONFIG}{MANY}') for name in ("s", "1", "2")]
+    roots = [machine(tmp_path, name, url, MANY) for name in ("s", "1", "2")]
     with running_model_server(answer) as models:
         async with serving(roots[0], env=using(models.base_url)) as host:
             runs = [await host.start_run(workspace=None) for _ in range(BATCH)]
@@ -174,7 +174,7 @@ async def test_a_database_that_answers_ten_times_as_slowly_for_a_while_costs_tim
                 conn.execute("SELECT pg_sleep(%s)", (HELD_S,))
                 conn.commit()
 
-    roots = [made(tmp_path / name, config_toml=f'database_url = "{url}"\n{CONFIG}{MANY}') for name in ("s", "1", "2")]
+    roots = [machine(tmp_path, name, url, MANY) for name in ("s", "1", "2")]
     with running_model_server(lambda _request: DONE) as models:
         async with serving(roots[0], env=using(models.base_url)) as host:
             runs = [await host.start_run(workspace=None) for _ in range(BATCH)]

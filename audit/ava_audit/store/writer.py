@@ -267,16 +267,14 @@ class Writer:
 
         A failure is stored in its job, or all is rolled back.
         """
-        about = {job.about for job in batch if job.about is not None}
-        if not self._begin(db, batch, partial(projections.ask, about)):
+        if not self._begin(db, batch, partial(projections.ask, _runs_of(batch))):
             return 0
         if together and self._backend.is_near:  # elsewhere, each row that was not asked for with the lock takes long
             self._take_more(batch)
-            about = {job.about for job in batch if job.about is not None}
         try:
             if db.schema_version() > SCHEMA_VERSION:
                 raise SchemaNewer("a newer ava has migrated this data root: restart this server")
-            projections.begin(about)
+            projections.begin(_runs_of(batch))
             appender = Appender(db, projections)
             for job in batch:
                 if self._start(job, again=not together):
@@ -378,6 +376,10 @@ class Writer:
 
 
 class _RetryOneByOne(Exception): ...
+
+
+def _runs_of(batch: list[Job]) -> set[str]:
+    return {job.about for job in batch if job.about is not None}
 
 
 def _flush_live_only(_db: Database) -> None:
