@@ -1,9 +1,10 @@
 """Ava as it is: a runtime on a data root of its own, runs proposed and approved at the service, everything on the disk.
 
-    python -m loop_parts.ava PORT keep|kept stream|whole
+    python -m loop_parts.ava PORT keep|kept stream|whole [asyncio]
 
-With `kept` another process's keeper has the log (its lock is held here), so that the keeper's share is not in the
-figures; with `keep` the runtime has its own, and what it still has to do after the last turn is told apart.
+It runs in the event loop that servers and workers have, unless `asyncio` asks for the interpreter's own. With `kept`
+another process's keeper has the log (its lock is held here), so that the keeper's share is not in the figures; with
+`keep` the runtime has its own, and what it still has to do after the last turn is told apart.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ava_audit.rows import UNENDED
 from ava_audit.store.locks import try_hold
 from ava_audit.view import View
 from ava_server.config.settings import load_settings
+from ava_server.core.threads import run_server
 from ava_server.service.access import Session
 from ava_server.service.runtime import Runtime, open_runtime
 from ava_server.service.service import Service
@@ -121,4 +123,4 @@ async def ava(url: str, keeps: bool, streams: bool) -> AsyncGenerator[Ava]:
 
 if __name__ == "__main__":
     own, streamed = sys.argv[2] == "keep", sys.argv[3] == "stream"
-    serve(lambda url: ava(url, own, streamed))
+    serve(lambda url: ava(url, own, streamed), None if "asyncio" in sys.argv else run_server)

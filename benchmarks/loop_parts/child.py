@@ -89,10 +89,14 @@ Open = Callable[[str], AbstractAsyncContextManager[Contender]]
 """Opens a contender on an endpoint's address."""
 
 
-def serve(open_contender: Open) -> None:
-    """Measure what is asked for on stdin, line by line, until it ends."""
+def serve(open_contender: Open, run: Callable[..., object] | None = None) -> None:
+    """Measure what is asked for on stdin, line by line, until it ends; `run` runs it in another loop than asyncio's."""
     many_files()
-    asyncio.run(_serve(open_contender, int(sys.argv[1])))  # one loop for all: some clients are kept for good
+    port = int(sys.argv[1])
+    if run is None:
+        asyncio.run(_serve(open_contender, port))  # one loop for all: some clients are kept for good
+    else:
+        run(_serve, open_contender, port)
 
 
 async def _serve(open_contender: Open, port: int) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 HERE = Path(__file__).parent
 INSTALL_S = 600
 FLOOR, AVA, STREAMED, KEEPING = "bare httpx2 loop", "Ava", "Ava, streaming", "Ava, its own keeper beside"
+ASYNCIO = "Ava, asyncio's loop"
 PEERS = {
     "pydantic-ai": "peer_pydantic_ai",
     "openai-agents": "peer_openai_agents",
@@ -26,6 +27,7 @@ OURS: dict[str, tuple[str, ...]] = {
     AVA: ("ava", "kept", "whole"),
     STREAMED: ("ava", "kept", "stream"),
     KEEPING: ("ava", "keep", "whole"),
+    ASYNCIO: ("ava", "kept", "whole", "asyncio"),
 }
 SPANS: dict[str, tuple[str, ...]] = {
     "Ava, spans cut out": ("traced", "none"),

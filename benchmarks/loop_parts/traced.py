@@ -11,6 +11,7 @@ import sys
 from types import TracebackType
 
 from ava_server import telemetry
+from ava_server.core.threads import run_server
 from loop_parts.ava import ava
 from loop_parts.child import serve
 
@@ -62,4 +63,4 @@ if __name__ == "__main__":
         cut_out()
     elif sys.argv[2] == "recorded":
         record()
-    serve(lambda url: ava(url, False, False))
+    serve(lambda url: ava(url, False, False), run_server)

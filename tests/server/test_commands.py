@@ -476,7 +476,7 @@ async def test_without_a_sandbox_a_role_loses_its_commands_or_is_refused_if_it_n
         (why,) = [line for line in proposal.message.splitlines() if line.startswith("No commands because: ")]
         assert "not installed" in why and "install bubblewrap" in why
         (lost,) = [line for line in proposal.message.splitlines() if "run_bash" in line]
-        assert lost == "Not available here: run_bash, python_exec (commands cannot be confined here)."
+        assert lost == "It goes without run_bash, python_exec (commands cannot be confined here)."
         assert "run" not in proposal.approval_line.partition(":")[0]
         refused = await lab.call("spawn_subagent", role="runner", task="run it", workspace=str(lab.workspace))
         assert refused.status == "failed" and "commands cannot be confined here" in refused.message

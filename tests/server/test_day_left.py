@@ -34,7 +34,7 @@ def config(day: str, cents: int) -> str:
 
 
 def turns_in(message: str) -> int:
-    found = re.search(r"buys at least (\d+) turns?, even if each model call costs its maximum", message)
+    found = re.search(r"buys at least (\d+) of its \d+ turns, even if each model call costs its maximum", message)
     assert found, message
     return int(found[1])
 

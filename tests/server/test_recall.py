@@ -74,7 +74,7 @@ async def test_says_that_recall_needs_a_note_and_accepts_it_as_the_only_tool(
 ) -> None:
     async with open_lab(tmp_path, runs=False) as lab:
         both = await lab.propose(tools=["read_file", "recall"])
-        assert "Not available here: recall (memory has no notes)." in both.message
+        assert "It goes without recall (memory has no notes)." in both.message
         alone = await lab.call("spawn_subagent", role="researcher", task="x", tools=["recall"])
         assert alone.status == "failed" and "ava memory add" in alone.message
         keep(tmp_path, NOTES)

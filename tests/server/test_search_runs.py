@@ -86,7 +86,7 @@ async def test_a_crawler_without_search_needs_pages_until_a_key_is_added(tmp_pat
             assert words in refused.message
         named = await lab.propose(role="web_crawler", task=f"{TASK} See https://a.example/prices", workspace=None)
         assert "web_search" in named.unavailable_tools and "web searches go to" not in named.message
-        lost = "Not available here: web_search (no search engine is set up; `ava doctor` says how)."
+        lost = "It goes without web_search (no search engine is set up; `ava doctor` says how)."
         assert lost in named.message.splitlines()
         told = await lab.propose(role="web_crawler", task=TASK, context="See https://a.example/", workspace=None)
         assert "web_search" in told.unavailable_tools

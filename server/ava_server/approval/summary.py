@@ -491,8 +491,9 @@ def _bought(config: RunConfig, what: str, micros: int) -> list[str]:
     turns = config.least_turns(micros)
     if not 0 < turns < config.max_iterations:
         return []
-    some = "1 turn" if turns == 1 else f"{turns} turns"
-    return [f"{what} buys at least {some}, even if each model call costs its maximum."]
+    return [
+        f"{what} buys at least {turns} of its {config.max_iterations} turns, even if each model call costs its maximum."
+    ]
 
 
 def group_note(sum_micros: int, cap_micros: int, day: DayLeft, likely: Sequence[tuple[int, int] | None]) -> str:
@@ -551,7 +552,7 @@ def _lost_lines(config: RunConfig) -> list[str]:
     for name in config.unavailable_tools:
         why = why_unavailable(known[name], commands=commands) if name in known else ""
         reasons.setdefault(why, []).append(name)
-    return [f"Not available here: {', '.join(names)}{f' ({why})' if why else ''}." for why, names in reasons.items()]
+    return [f"It goes without {', '.join(names)}{f' ({why})' if why else ''}." for why, names in reasons.items()]
 
 
 def _coding_lines(coding: Coding) -> list[str]:
