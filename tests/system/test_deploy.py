@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -84,6 +85,22 @@ def test_the_image_the_containers_and_the_pods_have_this_version() -> None:
     assert {services[name]["image"] for name in AVA_SERVICES} == {f"ava:{ours}"}
     kustomization = yaml.safe_load((FOLDER / "kubernetes" / "kustomization.yaml").read_text())
     assert [image["newTag"] for image in kustomization["images"]] == [ours]
+
+
+def test_the_image_gets_all_that_the_wheel_is_made_of() -> None:
+    project = tomllib.loads((FOLDER.parents[1] / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {*wheel["packages"], *wheel["force-include"], "pyproject.toml", "uv.lock", "README.md"}
+    copied = {
+        path
+        for line in (FOLDER / "Dockerfile").read_text().splitlines()
+        if line.startswith("COPY ") and "--from" not in line
+        for path in line.split()[1:-1]
+    }
+    let_in = {line[1:] for line in (FOLDER / "Dockerfile.dockerignore").read_text().splitlines() if line[:1] == "!"}
+    for path in needed:
+        above = {path, *map(str, Path(path).parents)}
+        assert above & copied and above & let_in, path
 
 
 def test_containers_and_pods_are_killed_only_after_a_whole_shutdown() -> None:

@@ -197,7 +197,8 @@ def _last_line(node: Any) -> int:
 def _block(value: Any) -> str:
     import yaml
 
-    return str(yaml.safe_dump(value, allow_unicode=True, sort_keys=False, default_flow_style=False, width=1000))
+    dump = cast("Callable[..., str]", yaml.safe_dump)  # pyright: ignore[reportUnknownMemberType] (the stubs leave it open)
+    return dump(value, allow_unicode=True, sort_keys=False, default_flow_style=False, width=1000)
 
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
