@@ -317,9 +317,13 @@ async def test_what_an_agent_sends_by_hand_goes_nowhere_but_to_the_runs_model(
                     await line.send(sent)
 
             tasks.start_soon(write)
-            with anyio.move_on_after(4 if most > 1 else 0.8), suppress(anyio.EndOfStream, anyio.BrokenResourceError):
-                while got.count(b"HTTP/1.1 ") < max(most, 2):
-                    got += await line.receive()
+            with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+                with anyio.move_on_after(30):
+                    while got.count(b"HTTP/1.1 ") < most:
+                        got += await line.receive()
+                with anyio.move_on_after(0.8):  # for an answer too many
+                    while True:
+                        got += await line.receive()
             tasks.cancel_scope.cancel()
         assert b"HTTP/1.1 5" not in got, got[:300]
         assert len(at.far.requests) == len(at.meter.admitted) == most, got[:300]
