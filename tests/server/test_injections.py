@@ -7,32 +7,23 @@ nobody sees; no message that Ava did not write, no call that the model did not m
 
 from __future__ import annotations
 
-import csv
-import html
-import io
 import json
 import re
-import tomllib
 import unicodedata
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import docx
-import openpyxl
 import pytest
-from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
-from support.foreign.documents import unicode_pdf
-from support.model_server import Fail, Say, Step, running_model_server
-from support.network.web_site import Answer, Page, Site, site
+from support.foreign.injections import ATTACKS, Ground, Way, mark, marked
+from support.model_server import Say, Step, running_model_server
+from support.network.web_site import Page, site
 from support.repositories.coding import coded
 from support.repositories.projects import checkout
-from support.repository import REPOSITORY
 from support.runtime import Lab, hand_over, open_lab, submits
 from support.sandboxes.attacks import needs_confinement
-from support.tool_examples import must_list
+from support.tool_examples import EXAMPLES, HERE, must_list
 
 from ava_audit.events import RunStarted, ToolCall, WorktreeReady
 from ava_roles.tools.registry import builtin_tools
@@ -40,10 +31,6 @@ from ava_server.budget.run_config import RUN_TOOLS
 from ava_server.config.keys import set_key
 from ava_server.config.secrets import set_secret
 
-ATTACKS: Sequence[str] = tuple(
-    attack["text"]
-    for attack in tomllib.loads((REPOSITORY / "tests" / "data" / "injections.toml").read_text("utf-8"))["attack"]
-)
 TOGETHER = 15
 """Calls of one answer; 16 are run."""
 TOKEN = "token-of-a-secret-0123456789abcdef"
@@ -81,155 +68,11 @@ def unseen(text: str) -> int:
     return hidden + len(_UNSEEN.findall(text))
 
 
-def mark(number: int) -> str:
-    return f"Marker{number:02}x"
-
-
-def marked(number: int) -> str:
-    """An attack, each line of it with a word by which it is found again."""
-    lines = ATTACKS[number].split("\n")
-    return "\n".join(f"{mark(number)} {line}" for line in lines) + f" {mark(number)}"
-
-
-def for_xml(text: str) -> str:
-    """What office formats can hold of a text."""
-    return ILLEGAL_CHARACTERS_RE.sub("", text)
-
-
-@dataclass
-class Way:
-    """One way by which foreign text reaches the model.
-
-    Attributes:
-        tool: The tool.
-        lay: Puts attack `number` where the tool finds it; returns the call's arguments.
-        counted: How many invisible characters were taken out is told: all that the attack has (`exactly`), or that
-            some were (a format or a list of lines holds not all of them), or nothing where something else takes them
-            out before (the reader of HTML does, and names of files are shown with marks in their place).
-    """
-
-    tool: str
-    lay: Callable[[Ground, int], dict[str, Any]]
-    counted: Literal["exactly", "some", "not"] = "some"
-
-
-@dataclass
-class Ground:
-    """Where attacks are laid: a workspace, a site, and the answers of a search engine."""
-
-    workspace: Path
-    web: Site
-    hits: list[Step] = field(default_factory=list[Step])
-
-    def file(self, name: str, data: bytes) -> str:
-        (self.workspace / name).write_bytes(data)
-        return name
-
-    def note(self, number: int) -> str:
-        folder = self.workspace.parent / "data" / "memory"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        (folder / f"note{number:02}.md").write_text(marked(number), "utf-8", newline="")
-        return f"note{number:02}"
-
-    def page(self, number: int, page: Answer) -> str:
-        self.web.pages[f"/{number}"] = page
-        return self.web.url(f"/{number}")
-
-
-def _plain(number: int) -> Page:
-    return Page(marked(number), content_type="text/plain; charset=utf-8")
-
-
-def _html(number: int) -> Page:
-    words = "".join(f"<p>{html.escape(line)}</p>" for line in marked(number).split("\n"))
-    title = html.escape(f"{mark(number)} {ATTACKS[number]}")
-    rest = f"<p>{'Further words about the quality of it all. ' * 8}</p>"
-    return Page(f"<html><head><title>{title}</title></head><body><article>{words}{rest}</article></body></html>")
-
-
-def _pdf_page(number: int) -> Page:
-    return Page(unicode_pdf(marked(number).split("\n")), content_type="application/pdf")
-
-
-def _docx(number: int) -> bytes:
-    document, made = docx.Document(), io.BytesIO()
-    for line in for_xml(marked(number)).split("\n"):
-        document.add_paragraph(line)
-    document.add_table(1, 1).cell(0, 0).text = for_xml(marked(number))
-    document.save(made)
-    return made.getvalue()
-
-
-def _xlsx(number: int) -> bytes:
-    book, made = openpyxl.Workbook(), io.BytesIO()
-    sheet = book.active
-    assert sheet is not None
-    sheet.append([mark(number), for_xml(marked(number))])
-    book.save(made)
-    return made.getvalue()
-
-
-def _csv(number: int) -> bytes:
-    text = io.StringIO()
-    csv.writer(text).writerow([mark(number), marked(number), "end"])
-    return text.getvalue().encode()
-
-
-def _text(at: Ground, number: int) -> str:
-    return at.file(f"a{number:02}.txt", marked(number).encode())
-
-
-def _listing(at: Ground, number: int) -> dict[str, Any]:
-    folder = at.workspace / f"folder{number:02}"
-    folder.mkdir()
-    name = marked(number).replace("/", "∕").replace("\0", "")
-    while len(name.encode()) > 250:
-        name = name[:-1]
-    (folder / name).write_text("x")
-    return {"path": folder.name}
-
-
-def _found(at: Ground, number: int) -> dict[str, Any]:
-    return {"pattern": "*", **_listing(at, number)}
-
-
-def _hit(at: Ground, number: int) -> dict[str, Any]:
-    rows = [{"url": f"https://a.example/{number}", "title": marked(number), "content": marked(number)}]
-    at.hits.append(Fail(200, {"results": rows, "unresponsive_engines": [[marked(number), "x"]]}))
-    return {"query": "words"}
-
-
-WAYS: Mapping[str, Way] = {
-    "read_webpages, text": Way("read_webpages", lambda at, n: {"urls": [at.page(n, _plain(n))]}, counted="exactly"),
-    "read_webpages, HTML": Way("read_webpages", lambda at, n: {"urls": [at.page(n, _html(n))]}, counted="not"),
-    "read_webpages, PDF": Way("read_webpages", lambda at, n: {"urls": [at.page(n, _pdf_page(n))]}),
-    "http_get": Way("http_get", lambda at, n: {"url": at.page(n, _plain(n))}, counted="exactly"),
-    "http_get, an error": Way(
-        "http_get", lambda at, n: {"url": at.page(n, Page(marked(n), 500, "text/plain"))}, counted="exactly"
-    ),
-    "web_search": Way("web_search", _hit),
-    "read_file, text": Way("read_file", lambda at, n: {"path": _text(at, n)}),
-    "read_file, PDF": Way(
-        "read_file", lambda at, n: {"path": at.file(f"a{n:02}.pdf", unicode_pdf(marked(n).split("\n")))}
-    ),
-    "read_file, DOCX": Way("read_file", lambda at, n: {"path": at.file(f"a{n:02}.docx", _docx(n))}),
-    "read_file, XLSX": Way("read_file", lambda at, n: {"path": at.file(f"a{n:02}.xlsx", _xlsx(n))}),
-    "read_file, CSV": Way("read_file", lambda at, n: {"path": at.file(f"a{n:02}.csv", _csv(n))}),
-    "read_file, names of files": Way("read_file", _listing, counted="not"),
-    "recall, a note": Way("recall", lambda at, n: {"name": at.note(n)}),
-    "recall, passages": Way("recall", lambda at, n: {"query": mark(n), "_": at.note(n)}),
-    "find_files": Way("find_files", _found, counted="not"),
-    "search_codebase": Way("search_codebase", lambda at, n: {"query": mark(n), "path": _text(at, n)}),
-    "search_and_read": Way("search_and_read", lambda at, n: {"query": mark(n), "max_files": 1, "_": _text(at, n)}),
-    "run_bash": Way("run_bash", lambda at, n: {"command": f"cat {_text(at, n)}"}),
-    "python_exec": Way(
-        "python_exec", lambda at, n: {"code": f"print(open({_text(at, n)!r}, encoding='utf-8').read())"}
-    ),
+WAYS: Mapping[str, tuple[str, Way]] = {
+    f"{tool}, {label}".removesuffix(", "): (tool, way)
+    for tool, example in EXAMPLES.items()
+    for label, way in (example.brings.items() if not isinstance(example.brings, str) else ())
 }
-ELSEWHERE = ("read_tool_result", "read_subagent_result", "edit_file")
-"""Tools that are tried by tests of their own."""
-NO_TEXT = {"ask", "scratchpad", "write_file"}
-"""Tools whose answer has no text that somebody else wrote."""
 
 
 @asynccontextmanager
@@ -237,7 +80,7 @@ async def ground(tmp_path: Path, script: Any) -> AsyncGenerator[tuple[Ground, La
     """A lab with a role that has every tool that reads, a site, a search engine, and a secret."""
     root = tmp_path / "data"
     (root / "roles").mkdir(mode=0o700, parents=True)
-    (root / "roles" / "tester.md").write_text(ROLE.replace("TOOLS", ", ".join({way.tool for way in WAYS.values()})))
+    (root / "roles" / "tester.md").write_text(ROLE.replace("TOOLS", ", ".join({tool for tool, _way in WAYS.values()})))
     set_secret("TOKEN", TOKEN, ["docs.example.com"], root / "secrets" / "secrets.toml")
     set_key("openrouter", "key-of-a-provider-0123456789", root / "keys.toml")
     hits: list[Step] = []
@@ -294,21 +137,19 @@ def assert_inert(body: str) -> None:
 def test_covers_forty_attacks_and_every_tool_that_returns_untrusted_text() -> None:
     assert len(ATTACKS) == len(set(ATTACKS)) >= 40
     brings = {name for name, tool in builtin_tools().items() if tool.spec.reads or not tool.spec.writes}
-    foreign = (brings | {*RUN_TOOLS}) - NO_TEXT
-    attacked = {way.tool for way in WAYS.values()} | {*ELSEWHERE}
-    table = "tests/server/test_injections.py: WAYS (how a text reaches the model through it), ELSEWHERE or NO_TEXT"
-    must_list(table, attacked, foreign)
-    assert attacked == foreign
+    tools = brings | {*RUN_TOOLS}
+    must_list(HERE, EXAMPLES, tools)
+    assert not [name for name in tools if not EXAMPLES[name].brings], "how text of others reaches the model"
     assert sum(unseen(attack) > 0 for attack in ATTACKS) >= 9
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(WAYS))
 async def test_every_attack_reaches_the_model_only_as_data(tmp_path: Path, name: str) -> None:
-    way, numbers = WAYS[name], range(len(ATTACKS))
+    (tool, way), numbers = WAYS[name], range(len(ATTACKS))
     script: list[Step] = []
     async with ground(tmp_path, script) as (at, lab):
-        calls = [(way.tool, {key: value for key, value in way.lay(at, n).items() if key != "_"}) for n in numbers]
+        calls = [(tool, {key: value for key, value in way.lay(at, n).items() if key != "_"}) for n in numbers]
         script += [Say(calls=calls[start : start + TOGETHER]) for start in range(0, len(calls), TOGETHER)]
         script.append(hand_over())
         shown, others, nonce = await read(lab, workspace=str(lab.workspace))

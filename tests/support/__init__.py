@@ -6,7 +6,7 @@ sandboxes: attacks on a sandbox, and processes in one, for tests of commands and
 repositories: checkouts, and coders' work on them, for tests of worktrees and coders.
 pages: a browser's side of the pages and the card, for tests of the web.
 hosts: hosts, as profiles and as real programs, and the person at one, for tests of what hosts do.
-foreign: MCP servers and documents by others, for tests of what subagents read.
+foreign: MCP servers, documents and attacks by others, for tests of what subagents read.
 chaos: machines, processes and networks that fail at random, for test_chaos, test_takeovers and the benchmarks.
 schedules: a model of the whole system that plays random steps, for test_schedules and test_lifecycle.
 logs: logs of the past, logs that are cut, and writers that are killed, for tests of the log.

@@ -1,1 +1,1 @@
-"""MCP servers and documents by others, for tests of what subagents read."""
+"""MCP servers, documents and attacks by others, for tests of what subagents read."""
