@@ -16,7 +16,7 @@ from typing import NoReturn
 
 
 def run(args: Sequence[str] | None = None) -> NoReturn:
-    """Run the `ava` command and exit with its code; without `args`, with this process's arguments."""
+    """Exit with the command's code; without `args`, with this process's arguments."""
     _open_streams()
     args = sys.argv[1:] if args is None else args
     if "_AVA_COMPLETE" in os.environ:
@@ -34,7 +34,7 @@ def run(args: Sequence[str] | None = None) -> NoReturn:
 
 
 def _open_streams() -> None:
-    """Open closed standard streams to the null device: else the log's file would get one of their descriptors."""
+    """Else the log's file would get a closed stream's descriptor."""
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
             null = os.open(os.devnull, os.O_RDWR)

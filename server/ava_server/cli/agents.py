@@ -86,7 +86,7 @@ def _facts(spec: AgentSpec, sandbox: Sandbox | Unavailable) -> dict[str, Any]:
 
 
 def _version(program: Path) -> str | None:
-    """Return the version of an npm package's program, with that of what it bundles, from its package.json."""
+    """Return the version of an npm package's program, with that of what it bundles."""
     for folder in program.resolve().parents:
         try:
             package = as_object(json.loads((folder / "package.json").read_text("utf-8"))) or {}

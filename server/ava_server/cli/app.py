@@ -127,11 +127,10 @@ class GroupedCommands(TyperGroup):
     """The commands of `ava`, whose help lists them by what they are for; each takes -v too, as `ava` itself does."""
 
     def get_params(self, ctx: Any) -> Any:
-        """Return the options before the command."""
         return [_checked_if_given(each) for each in super().get_params(ctx)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command, which takes -v without showing it in its help."""
+        """Each takes -v too, without showing it in its help."""
         command = super().get_command(ctx, cmd_name)
         if command is not None:
             flag = copy(next(each for each in self.params if "-v" in each.opts))
@@ -143,7 +142,6 @@ class GroupedCommands(TyperGroup):
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # their types are private to typer
-        """Write the commands of each group, with a heading."""
         widest = max(map(len, self.commands))
         for heading, names in GROUPS.items():
             shown = [(name, self.commands[name]) for name in names if name in self.commands]
@@ -153,7 +151,7 @@ class GroupedCommands(TyperGroup):
 
 
 def _checked_if_given(option: Any) -> Any:
-    """Return an option whose value is checked only if there is one: typer makes a pydantic model of each check."""
+    """Return an option that is checked only if it is given: typer makes a pydantic model of each check."""
     if "process_value" in vars(option):  # it is one already
         return option
     check, nothing = option.process_value, () if option.nargs == -1 or getattr(option, "multiple", False) else None
@@ -168,10 +166,7 @@ def _checked_if_given(option: Any) -> Any:
 
 
 def main(args: Sequence[str]) -> int:
-    """Run the command line and return its exit code.
-
-    An expected error becomes one sentence on stderr. Any other error is a bug in Ava and keeps its traceback.
-    """
+    """Return the exit code. An expected error becomes one sentence on stderr; a bug in Ava keeps its traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal without UTF-8 shows `?` instead of failing
             stream.reconfigure(errors="replace")
@@ -198,7 +193,7 @@ def _joined(args: Sequence[str]) -> list[str]:
 def build(args: Sequence[str] | None = None) -> typer.Typer:
     """Return the app with the commands that these arguments need; without arguments, with all of them.
 
-    If they call no command, as `ava --help` does, all have only their names and lines: nothing is imported.
+    If they call none, as `ava --help` does, all have only their names and lines: nothing is imported.
     """
     app = new_app()
     first = None if args is None else first_word(args)
@@ -219,7 +214,6 @@ def build(args: Sequence[str] | None = None) -> typer.Typer:
 
 
 def new_app() -> typer.Typer:
-    """Return the app without commands."""
     app = typer.Typer(
         name="ava",
         help="Background subagents with a price tag: approved before they run, capped while they run.",
@@ -236,7 +230,7 @@ def new_app() -> typer.Typer:
 
 
 def first_word(args: Sequence[str]) -> str:
-    """Return the command: the first word that is neither an option nor an option's value."""
+    """Return the first word that is neither an option nor an option's value."""
     left = iter(args)
     for arg in left:
         if arg in _OPTIONS_WITH_VALUE:
@@ -259,7 +253,7 @@ def in_event_loop(command: Callable[P, Awaitable[T]]) -> Callable[P, T]:
 
 
 def refuse_in_subagent(command: str) -> None:
-    """Refuse a command that is called by a subagent. Raises BadInput: this process belongs to a subagent."""
+    """Raises BadInput: this process belongs to a subagent."""
     if os.environ.get("AVA_RUN_ID"):
         from ava_server.service.runtime import refuse_recursion
 
@@ -297,18 +291,14 @@ def _options(
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Take the options before the command; the help text is the app's."""
+    """The help text is the app's."""
     if token_file is not None and context.invoked_subcommand not in (*REMOTE_COMMANDS, "init"):
         raise BadInput("--token-file: it needs --url, the server that the token is for.")
     context.obj = (url, token_file)
 
 
 def _refuse_elsewhere(args: Sequence[str]) -> None:
-    """Refuse a command that would not work on the server that is named.
-
-    Raises:
-        BadInput: It works only on a data root of this machine.
-    """
+    """Raises BadInput for a command that works only on a data root of this machine, while a server is named."""
     words = list(args[: args.index("--")] if "--" in args else args)
     rest = words[words.index(first_word(words)) :] if first_word(words) else []
     command = " ".join(rest[:2]) if " ".join(rest[:2]) in TWO_WORDS else (*rest, "")[0]
@@ -323,7 +313,7 @@ def _refuse_elsewhere(args: Sequence[str]) -> None:
 
 
 def _report(error: BaseException) -> int:
-    """Print an error and return its exit code; a task group may have wrapped it."""
+    """Print an error and return its exit code."""
     from ava_server.cli.terminal import ReaderGone, tell
 
     leaves = list(leaves_of(error))
@@ -363,7 +353,6 @@ def _report(error: BaseException) -> int:
 
 
 def _explained(error: BaseException) -> str:
-    """Return an error's text, with how to set a key where one is missing."""
     provider = error.needs_key if isinstance(error, AvaError) else None
     if provider is None:
         return str(error)

@@ -117,11 +117,7 @@ async def reject_command(
 async def _open_client(
     server: RemoteServer | None, command: str, *, asked: bool, on_terminal: bool = False
 ) -> AsyncGenerator[ApprovalClient]:
-    """Print the first line, and open the server of `--url`, or else this machine's data root.
-
-    Raises:
-        Refused: It asks `on_terminal`, and there is none.
-    """
+    """Raises Refused: it asks `on_terminal`, and there is none."""
     opening: AbstractAsyncContextManager[ApprovalClient]
     if server is None:
         settings = read_settings()
@@ -143,14 +139,12 @@ async def _open_local(settings: Settings, command: str, *, asked: bool) -> Async
 
 
 async def _waiting(client: ApprovalClient, ids: list[str]) -> tuple[list[PendingExtension], list[Pending]]:
-    """Return the runs that ask for more, and the proposals that wait: those with these ids, or all."""
     asking = await client.extensions(ids)
     others = [given for given in ids if not any(names_run(given, one) for one in asking)]
     return asking, await client.waiting(others) if others or not ids else []
 
 
 async def _all_waiting(client: ApprovalClient, waiting: list[Pending], asking: list[PendingExtension]) -> int:
-    """Ask about the proposals that wait, several at once, then about each run that asks for more."""
     done: list[bool] = []
 
     async def ask_about(one: Pending | PendingExtension, title: str, question: str) -> None:
@@ -177,7 +171,7 @@ async def _all_waiting(client: ApprovalClient, waiting: list[Pending], asking: l
 
 
 async def _attempt(decision: Awaitable[object]) -> bool:
-    """Carry out one of several decisions; say why if it is refused, because the others can still be made."""
+    """Say why a decision is refused, because the others can still be made."""
     try:
         await decision
     except (AvaError, AuditError) as error:
@@ -187,7 +181,6 @@ async def _attempt(decision: Awaitable[object]) -> bool:
 
 
 async def _start_each(client: ApprovalClient, waiting: list[Pending]) -> list[bool]:
-    """Approve each by itself, all after one PIN; return which were."""
     from ava_server.approval.proposals import agreement  # not needed to read the command line
 
     await client.unlock([one.shown for one in waiting], "Nothing was started; they still wait.")
@@ -204,7 +197,6 @@ async def _start_each(client: ApprovalClient, waiting: list[Pending]) -> list[bo
 
 
 async def _decide(client: ApprovalClient, one: Pending | PendingExtension, approve: bool) -> None:
-    """Carry out a decision about one of them, and say what came of it."""
     from ava_server.runs.extension_answer import PendingExtension  # not needed to read the command line
 
     if isinstance(one, PendingExtension):
@@ -216,13 +208,12 @@ async def _decide(client: ApprovalClient, one: Pending | PendingExtension, appro
 
 
 async def reject_proposal(client: ApprovalClient, one: Pending) -> str:
-    """Reject a proposal, and return what came of it. Raises Refused: it no longer waits; says why."""
+    """Raises Refused: it no longer waits; says why."""
     (await client.decide([one.shown], PersonAnswer(False))).expect("rejected", "Not rejected")
     return f"{one.pending_id} is rejected."
 
 
 async def _extend(client: ApprovalClient, one: PendingExtension) -> int:
-    """Show what a run asks for, and allow it if the person agrees."""
     _show(one, _asks_for_more(one))
     if not await agrees("Raise the cap?"):
         say(f"Nothing was raised; it still waits. To have it hand in what it has: ava reject {one.subagent_id}")
@@ -269,13 +260,7 @@ def _show(one: Pending | PendingExtension, title: str, show: Callable[[str], Non
 
 
 def show_table(waiting: Sequence[Pending], limits: Mapping[str, Any], *, err: bool = False) -> None:
-    """Show several proposals before one question: as a table on a terminal, elsewhere each in full.
-
-    Args:
-        waiting: The proposals.
-        limits: The limits of all together.
-        err: Write to stderr.
-    """
+    """Show several proposals before one question: as a table on a terminal, elsewhere each in full."""
     stream, show = (sys.stderr, tell) if err else (sys.stdout, say)
     if stream.isatty() and _fits_table(waiting):
         for line, striking in _table(waiting, columns(stream)):
@@ -331,10 +316,9 @@ def _table(waiting: Sequence[Pending], width: int) -> list[tuple[str, bool]]:
 async def choose(
     waiting: list[Pending], limits: dict[str, Any], *, err: bool = False
 ) -> tuple[list[Pending], dict[str, Any]]:
-    """Return which of several proposals a person starts, after `show_table`, and the limits of these together.
+    """Return which proposals a person starts, after `show_table`, and the limits of these together.
 
-    Raises:
-        BadInput: Limits for several would be lost, because only one was chosen.
+    Raises BadInput: limits for several would be lost, because only one was chosen.
     """
     answer = await ask("Start them? [y = all, n = none, o = one by one]")
     if answer != "o":
@@ -358,7 +342,7 @@ async def choose(
 
 
 def check_group_cap(limits: Mapping[str, Any], together_micros: int) -> None:
-    """Refuse a cap for all together above the sum of their own. Raises BadInput: it is above."""
+    """Raises BadInput: the cap for all together is above the sum of their own."""
     if cap_micros(limits.get("group_max_cost_cents", 0)) > together_micros:
         raise BadInput(
             f"--group-max: their own caps come to {format_usd(together_micros, exact=True)} together; give that or less"
@@ -375,11 +359,7 @@ def _together(waiting: Sequence[Pending], limits: Mapping[str, Any]) -> str:
 
 
 async def approve_proposals(client: ApprovalClient, waiting: Sequence[Pending], limits: Mapping[str, Any]) -> str:
-    """Approve proposals as they were shown, and return what came of it.
-
-    Raises:
-        Refused: They may not start; says why.
-    """
+    """Raises Refused: they may not start; says why."""
     from ava_server.approval.proposals import agreement  # not needed to read the command line
 
     decided = await client.decide([one.shown for one in waiting], agreement(waiting, limits))
@@ -388,6 +368,5 @@ async def approve_proposals(client: ApprovalClient, waiting: Sequence[Pending], 
 
 
 async def _start(client: ApprovalClient, waiting: Sequence[Pending], limits: Mapping[str, Any]) -> None:
-    """Approve, and say whether it starts."""
     say(await approve_proposals(client, waiting, limits))
     say(await client.describe_start(waiting))

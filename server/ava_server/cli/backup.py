@@ -49,14 +49,9 @@ _LINE = "\n    "
 
 
 def keep_aside(root: Path, *, yes: bool) -> list[str]:
-    """Ask a person whether to use the settings, keys, tokens and roles of a backup; return what was kept aside.
+    """Ask whether to use the settings, keys, tokens and roles of a backup, before it becomes the data root.
 
-    Args:
-        root: The folder, before it becomes the data root.
-        yes: Use everything without asking.
-
-    Raises:
-        BadInput: Nobody can be asked.
+    Returns what was kept aside. `yes` uses everything without asking. Raises BadInput: nobody can be asked.
     """
     found = dict(_brought(DataRoot(root)))
     if yes or not found:
@@ -238,7 +233,6 @@ def _restored_lines(restored: backup.Restored) -> list[str]:
 
 
 def held_lines(held: Sequence[RunRow]) -> Iterator[str]:
-    """Yield the lines on runs that are held."""
     if held:
         yield "Held until you resume or cancel them, because they had not ended:"
     for run in held:

@@ -79,7 +79,6 @@ def completion_command(
 
 
 def complete() -> NoReturn:
-    """Answer a shell that asks what to offer at TAB, and exit."""
     from typer._completion_classes import completion_init
 
     from ava_server.cli.app import build
@@ -96,7 +95,7 @@ def complete() -> NoReturn:
 
 
 def _typed_words() -> list[str]:
-    """Return what was typed after `ava`, and let Typer see a command of two words as one."""
+    """Return what was typed after `ava`; Typer then sees a command of two words as one."""
     from ava_server.cli.app import TWO_WORDS
 
     variable = "_TYPER_COMPLETE_ARGS" if "_TYPER_COMPLETE_ARGS" in os.environ else "COMP_WORDS"

@@ -108,7 +108,6 @@ def _change(name: str, value: Any) -> None:
 
 
 def say_restart(root: DataRoot) -> None:
-    """Say that running processes have the settings of their start, where there are any."""
     from ava_audit.store.locks import LockedInstances
 
     if LockedInstances(root.instances).live():
@@ -122,7 +121,6 @@ def _configured(settings: Settings) -> Configured:
 
 
 def _origin(settings: Settings, path: Place) -> str:
-    """Return where a setting's value comes from: a variable, the file, or the default."""
     if path in settings.from_environment:
         return settings.from_environment[path]
     return "config.toml" if _in_file(settings.paths, path) else "default"

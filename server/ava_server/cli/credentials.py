@@ -117,7 +117,6 @@ def remove_key_command(provider: _StoredProvider) -> None:
 
 
 def _search_in_use(root: DataRoot) -> str:
-    """Return which engine searches the web now, and what that costs."""
     from ava_server.config.search_engines import engine_of, search_cost
 
     engine = engine_of(read_settings(root).search, keys.read_keys(root.keys))
@@ -136,7 +135,7 @@ def _addresses(root: DataRoot) -> dict[str, str]:
 
 
 def _configured_providers(root: DataRoot) -> frozenset[str]:
-    """Return the providers in config.toml, by the names under which keys are stored."""
+    """By the names under which keys are stored."""
     return frozenset(provider_name(name) for name in read_settings(root).providers)
 
 
@@ -200,7 +199,6 @@ def remove_secret_command(name: _SecretName) -> None:
 
 
 def _roles_with_secrets(root: DataRoot) -> dict[str, list[str]]:
-    """Return the roles that list each secret."""
     from ava_server.config.role_folders import places_here
 
     roles: dict[str, list[str]] = {}
@@ -269,7 +267,7 @@ async def remove_pin_command() -> None:
 
 
 def _existing_pin() -> tuple[DataRoot, PinFile]:
-    """Return the data root and its PIN, before any question. Raises Refused: there is no PIN."""
+    """Raises Refused, before any question: there is no PIN."""
     root = checked_root("ava pin")
     file = PinFile(root.approval_file)
     if not file.is_set:

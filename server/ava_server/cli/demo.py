@@ -180,7 +180,6 @@ class _DemoHost:
         self._demo = demo
 
     async def run(self) -> int:
-        """Go from proposal to log, and return the exit code."""
         from ava_roles.tools.registry import tool_specs
 
         specs = tool_specs().values()
@@ -224,7 +223,6 @@ class _DemoHost:
         return True
 
     async def _watch(self, run_id: str) -> RunAnswer:
-        """Show the run's progress until its end, and return it with its whole result."""
         from ava_server.render.responses import RunAnswer
 
         say("-- Running in the background (check_subagent) --")
@@ -262,7 +260,7 @@ class _DemoHost:
             say(f"               {logs / 'subagents' / (run.subagent_id + '.jsonl')}")
 
     async def _call(self, tool: str, **arguments: Any) -> dict[str, Any]:
-        """Call a tool and return its structured answer. Raises BadInput: it failed; with the server's message."""
+        """Return the structured answer. Raises BadInput: it failed; with the server's message."""
         result = await self._client.call_tool(tool, arguments)
         answer: dict[str, Any] = result.structured_content or {}
         if result.is_error:
@@ -271,7 +269,7 @@ class _DemoHost:
 
 
 def result_lines(run: RunAnswer, task: str) -> Iterator[str]:
-    """Yield a result's summary, and the passages that answer the task: the best first, each shortened to sentences."""
+    """Yield the summary, and the passages that answer the task: the best first, each shortened to sentences."""
     from ava_roles.passages import Query
     from ava_server.models.offline import THE_BEST
     from ava_server.models.offline_passages import whole_sentences
@@ -294,7 +292,6 @@ def result_lines(run: RunAnswer, task: str) -> Iterator[str]:
 
 
 def excerpt(sentences: Sequence[str], at: int) -> str:
-    """Return a sentence, and as many after it and before it as fit."""
     first, end = at, at + 1
     while end < len(sentences) and len(" ".join(sentences[first : end + 1])) <= PASSAGE_CHARS:
         end += 1
@@ -307,11 +304,7 @@ def excerpt(sentences: Sequence[str], at: int) -> str:
 
 
 def shipped_docs() -> Path:
-    """Return the documentation's folder: in the installed package, or beside it in a checkout.
-
-    Raises:
-        AvaError: This installation has none.
-    """
+    """Return the documentation's folder: in the installed package, or beside it in a checkout."""
     package = Path(str(files("ava_server")))
     for folder in (package / "_docs", package.parents[1] / "docs"):
         if (folder / "index.md").is_file():
@@ -320,11 +313,7 @@ def shipped_docs() -> Path:
 
 
 def checked_folder(folder: Path) -> Path:
-    """Return a named folder as an absolute path.
-
-    Raises:
-        BadInput: It is missing, not a folder, unreadable, or never read by subagents.
-    """
+    """Raises BadInput: it is missing, not a folder, unreadable, or never read by subagents."""
     folder = absolute_path("FOLDER", folder)
     place = folder.resolve()
     if place.parent == place:
@@ -346,9 +335,6 @@ def question_about(folder: Path) -> str:
     """Return a question that somebody might ask of the folder, and that a passage in it answers. Blocks for 2 s or so.
 
     It is about a heading, one whose question the offline reader answers with prose; else about telling words.
-
-    Raises:
-        BadInput: There is no text in it.
     """
     texts = list(_texts(folder))
     if question := _question_about_heading(texts):
@@ -361,7 +347,7 @@ def question_about(folder: Path) -> str:
 
 
 def _question_about_heading(texts: Sequence[tuple[str, str]]) -> str:
-    """Return the question about a heading whose best passages read best, or empty text."""
+    """Return the question about the heading whose best passages read best, or empty text."""
     from ava_roles.passages import Query, split_passages
     from ava_server.models.offline_passages import Passage, best_passages, spread_in
 

@@ -43,8 +43,7 @@ _OUT_OF_REACH = (
 
 @in_event_loop
 async def erase_command(
-    subagent: EndedRunId,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Erase it without asking.")] = False,
+    subagent: EndedRunId, yes: Annotated[bool, typer.Option("-y", "--yes", help="Erase it without asking.")] = False
 ) -> None:
     """Erase a finished run's content from log, files and index, after a question. It cannot be undone."""
     from ava_server.core.ids import label
@@ -104,7 +103,7 @@ def _summary(run: RunRow, erased_us: int | None, with_content: int) -> list[str]
 
 
 async def _erase_all(store: Store, run: RunRow, with_content: int) -> int:
-    """Erase a run, wait until no file contains any of it, and return the number of erased entries."""
+    """Return the number of erased entries, once no file contains any of them."""
     from ava_audit.retention import erase_run
     from ava_server.service.erase import quoting_entries
 
@@ -121,11 +120,7 @@ async def _erase_all(store: Store, run: RunRow, with_content: int) -> int:
 
 
 async def _wait_for_files(store: Store) -> None:
-    """Wait until the keeper, here or in a server, has cleared the files.
-
-    Raises:
-        StoreUnavailable: It has not in time.
-    """
+    """Wait for the keeper, here or in a server. Raises StoreUnavailable: it has not cleared the files in time."""
     from ava_audit.retention import erasure_pending
 
     progress = Progress()

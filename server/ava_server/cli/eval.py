@@ -168,7 +168,7 @@ async def _recordings(root: DataRoot, target: str) -> Recorded:
 
 
 def _in_folder(folder: Path) -> Recorded | None:
-    """Return the recordings in a folder; None where it is none. Blocking. Raises BadInput: it has none."""
+    """Return the recordings in a folder; None where it is none. Blocking."""
     from ava_server.evals.recording import read_recording
 
     if not folder.is_dir():

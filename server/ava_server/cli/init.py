@@ -144,11 +144,7 @@ def init_command(
 
 
 def _permanent(started: Launch, as_it_is: bool) -> Launch:
-    """Offer to install Ava first where it runs from uv's cache, so that the entry outlives the cache.
-
-    Raises:
-        Refused: uv failed. Nothing was changed.
-    """
+    """Offer to install Ava first where it runs from uv's cache, so that the entry outlives the cache."""
     if as_it_is or not in_uv_cache(Path(sys.prefix)) or not someone_there():
         return started
     words = shlex.split(install_command())
@@ -168,11 +164,7 @@ def _permanent(started: Launch, as_it_is: bool) -> Launch:
 
 
 def _add_to_all(name: str, started: Launch, *, only_print: bool) -> None:
-    """Show what would change in each host that is found, ask once, write it, and connect as each host would.
-
-    Raises:
-        BadInput: No host is found.
-    """
+    """Show what would change in each host that is found, ask once, write it, and connect as each host would."""
     heading(find_data_root())
     planned = list(_planned(name, started))
     if not planned:
@@ -215,7 +207,6 @@ def _planned(name: str, started: Launch) -> Iterator[tuple[Host, Change]]:
 
 
 async def _handshake(started: Launch) -> str:
-    """Start the server as the hosts do and ask for its tools; return what came of it."""
     from mcp import Client, StdioServerParameters, stdio_client
 
     env = {**os.environ, **started.env}
@@ -262,7 +253,6 @@ def _write(change: Change) -> None:
 
 
 def _offer_tool_rules(host: Host, name: str, path: Path, allow: bool | None, only_print: bool) -> None:
-    """Offer the host's own rules for the tools that start and spend nothing."""
     from ava_server.hosts.change import QUIET_TOOLS, allowing
 
     rules = host.tool_rules
@@ -304,7 +294,6 @@ def _warn_of_auto() -> None:
 
 
 def _remove_tool_rules(host: Host, name: str, path: Path, only_print: bool) -> bool:
-    """Remove exactly these rules; tell whether there were any."""
     from ava_server.hosts.change import forgetting
 
     change = forgetting(host, name, path, _place())
@@ -318,11 +307,7 @@ def _remove_tool_rules(host: Host, name: str, path: Path, only_print: bool) -> b
 
 
 async def _check(server: RemoteServer) -> str:
-    """Return what the token may do on a server; a host should have it.
-
-    Raises:
-        AvaError: The server does not answer, or the token does not fit; nothing was changed.
-    """
+    """Return what the token may do on a server. Raises Refused: a host should not have it."""
     from ava_server.cli.records import open_remote_records
     from ava_server.cli.remote import OlderServer
     from ava_server.service.record_requests import TOKEN
@@ -363,7 +348,6 @@ def _show(change: Change, host: Host, name: str, remove: bool) -> None:
 
 
 def _show_next_steps(started: Launch) -> None:
-    """Say what a first subagent still needs."""
     from ava_server.config.credentials import model_settings
     from ava_server.hosts.launching import passing
     from ava_server.models.selection import is_configured

@@ -40,11 +40,7 @@ _ENOUGH_DIGITS = 3
 
 
 def read_settings(root: DataRoot | None = None) -> Settings:
-    """Return the settings of a data root, or of the one in use; their module takes a while to import.
-
-    Raises:
-        ConfigError: A setting is invalid, unknown, a key, or loosened by the environment.
-    """
+    """Their module takes a while to import. Raises ConfigError: one is invalid, unknown, a key, or loosened."""
     from ava_server.config.settings import load_settings
 
     return load_settings(None if root is None else root.path)
@@ -53,13 +49,7 @@ def read_settings(root: DataRoot | None = None) -> Settings:
 def checked_root(command: str | None = None, *, show: bool = True) -> DataRoot:
     """Return the data root if it can be used, and print it as the screen's first line.
 
-    Args:
-        command: The command, if subagents may not call it.
-        show: Print the first line.
-
-    Raises:
-        BadInput: A subagent calls the command.
-        ConfigError: The data root cannot be used.
+    `command` is one that subagents may not call. Raises BadInput: one does; ConfigError: the data root cannot be used.
     """
     if command is not None:
         refuse_in_subagent(command)
@@ -72,15 +62,7 @@ def checked_root(command: str | None = None, *, show: bool = True) -> DataRoot:
 
 @asynccontextmanager
 async def open_log(root: DataRoot, *, make: bool = False) -> AsyncGenerator[Store | None]:
-    """Open the log to read it; None if there is none yet.
-
-    Args:
-        root: The data root.
-        make: Create a missing log, to wait for its first entries.
-
-    Raises:
-        ConfigError: The data root cannot be used.
-    """
+    """Open the log to read it; None if there is none, unless `make` creates it. Raises ConfigError."""
     from ava_audit.store.store import Store
 
     if make:
@@ -93,11 +75,7 @@ async def open_log(root: DataRoot, *, make: bool = False) -> AsyncGenerator[Stor
 
 
 async def find_run(store: Readable | None, given: str) -> RunRow:
-    """Return the run with this id, or of the proposal with this id.
-
-    Raises:
-        BadInput: It is not an id, or there is no such run.
-    """
+    """Return the run with this id, or of the proposal with it. Raises BadInput: there is none."""
     [run] = await _find(store, given)
     return run
 
@@ -105,8 +83,7 @@ async def find_run(store: Readable | None, given: str) -> RunRow:
 async def find_runs(store: Readable | None, given: list[str], *, groups: bool = True) -> list[RunRow]:
     """Return the runs with these ids of subagents, proposals and (with `groups`) groups, each once.
 
-    Raises:
-        BadInput: One is not an id, or nothing has it.
+    Raises BadInput: one is not an id, or nothing has it.
     """
     found = [run for one in given for run in await _find(store, one, groups=groups)]
     return list({run.id: run for run in found}.values())
@@ -153,7 +130,7 @@ async def _suggestion(store: Readable | None, given: str, groups: bool) -> str:
 
 
 async def note_fetched(store: Store, session: Session, tool: str, run: RunRow) -> None:
-    """Log that a run's result was shown to its own user, so that no notification announces it again."""
+    """So that no notification announces the result again; nothing for another user's run."""
     from ava_audit.store.store import Outcome
     from ava_server.render.run_view import carried
 
@@ -164,7 +141,6 @@ async def note_fetched(store: Store, session: Session, tool: str, run: RunRow) -
 
 
 def terminal_session() -> Session:
-    """Return a session of this user at the terminal."""
     from ava_server.service.access import Session
 
     return Session(user=os_user(), transport="terminal", client="ava", channel="terminal")
@@ -173,7 +149,7 @@ def terminal_session() -> Session:
 async def record_setting(
     root: DataRoot, setting: str, before: str | Mapping[str, Any] | None, after: str | Mapping[str, Any] | None
 ) -> None:
-    """Log the change of a setting, without its secret; if the log cannot be written, the change stays."""
+    """Log a change without its secret; if the log cannot be written, the change stays."""
     from ava_audit.events import Event, SettingsChanged
     from ava_audit.store.store import Store, append
 
@@ -215,11 +191,7 @@ class Snapshot:
         self._found: LogSnapshot | None = found
 
     async def read(self, query: Query[T], /, *, within_s: float | None = None, short: bool = False) -> T:
-        """Run a query at once; Ctrl-C ends one that takes long.
-
-        Raises:
-            StoreUnavailable: The database cannot be read.
-        """
+        """Ctrl-C ends a query that takes long. Raises StoreUnavailable: the database cannot be read."""
         import sqlite3
 
         del within_s, short
@@ -240,11 +212,7 @@ class Snapshot:
 
 
 def _usable(found: LogSnapshot) -> View:
-    """Return the view of a log that was opened again while it was read.
-
-    Raises:
-        OSError: Only a `Store` shows all of it by now.
-    """
+    """Raises OSError: opened again, the log is one that only a `Store` shows whole."""
     if not found.whole:
         raise OSError("another process has changed it meanwhile; run the command again")
     return found.view
@@ -261,13 +229,9 @@ def _unless_changed(found: LogSnapshot) -> Generator[None]:
 
 
 def look_at_log(path: Path, use: Callable[[LogSnapshot], T]) -> T:
-    """Return what `use` finds in a log that is only looked at.
+    """Return what `use` finds; it is used again if a process has opened or closed the log meanwhile.
 
-    It is used again if a process has opened or closed the log meanwhile.
-
-    Raises:
-        OSError: The log cannot be read.
-        sqlite3.Error: The same.
+    Raises OSError, sqlite3.Error: the log cannot be read.
     """
     import sqlite3
 
@@ -301,7 +265,7 @@ class ClosedLog:
         self._older = older
 
     async def read(self, query: Query[T], /, *, within_s: float | None = None, short: bool = False) -> T:
-        """Run a query at once. Raises NoLog: there is none yet; otherwise as `read_log`."""
+        """Raises NoLog: there is none yet; otherwise as `read_log`."""
         del within_s, short
         found = read_log(self._root, lambda log: (query(log.view),), older=self._older)
         if found is None:
@@ -312,16 +276,9 @@ class ClosedLog:
 def read_log(root: DataRoot, use: Callable[[LogSnapshot], T], *, older: bool = False) -> T | None:
     """Return what `use` finds in a log that is only looked at; None where there is none yet.
 
-    Args:
-        root: The data root.
-        use: Is given the log.
-        older: It can read a log that an older version wrote.
-
-    Raises:
-        ConfigError: The data root cannot be used.
-        DataRootRefused: This version cannot read the log as it is.
-        SchemaNewer: A newer version has migrated it.
-        StoreUnavailable: It cannot be read.
+    `older`: it can read a log that an older version wrote. Raises ConfigError: the data root cannot be used;
+    DataRootRefused: not by this version as it is; SchemaNewer: a newer one has migrated it; StoreUnavailable:
+    unreadable.
     """
     import sqlite3
 
@@ -355,9 +312,6 @@ def open_to_look(root: DataRoot) -> Generator[Snapshot | None]:
     """Open a log in this thread; None if there is none, or only a `Store` shows all of it.
 
     That is a log in Postgres, one of another version, or one whose newest entries have to be recovered.
-
-    Raises:
-        ConfigError: The data root cannot be used.
     """
     import sqlite3
 

@@ -162,7 +162,7 @@ class _Printer:
 
 
 def _coloured(line: str, entry: Entry) -> str:
-    """Return a line of an entry in the colours of a terminal: errors red, warnings yellow, a time dim."""
+    """Errors are red, warnings yellow, a time dim."""
     colour = {"error": "red", "warning": "yellow"}.get(entry.fact.severity if entry.fact is not None else "")
     when = _WHEN.match(line)
     begin = when.end() if when is not None else 0
@@ -221,11 +221,7 @@ def _query(
     session: list[str] | None,
     **more: Any,
 ) -> LogQuery:
-    """Return the query that the options mean; what else a query has is `more`.
-
-    Raises:
-        BadInput: An option cannot be understood; it is named.
-    """
+    """What else a query has is `more`. Raises BadInput: an option cannot be understood; it is named."""
     from ava_audit.search import LogQuery
     from ava_audit.text_index import type_filter
 
@@ -301,7 +297,6 @@ async def logs_export_command(
 
 
 async def _copy(store: Store, query: LogQuery, file: IO[bytes]) -> int:
-    """Write the entries of a query, and return how many there were."""
     from ava_audit.search import export_lines
 
     entries = 0
@@ -321,8 +316,7 @@ async def _copy(store: Store, query: LogQuery, file: IO[bytes]) -> int:
 def replacement_of(path: Path, *, force: bool) -> Generator[IO[bytes]]:
     """Open a new file, readable only by its owner; it replaces `path` if the block succeeds, else it is removed.
 
-    Raises:
-        BadInput: A file is there and `force` is not given, or none can be written there.
+    Raises BadInput: a file is there without `force`, or none can be written there.
     """
     _refuse_existing(path, force=force)
     beside = path.parent / f".{path.name[:100]}.{secrets.token_hex(4)}.part"

@@ -28,13 +28,7 @@ _THEME = Theme.read(str(files("ava_server.cli") / "markdown.ini"))
 
 
 def drawn(text: str, width: int, *, colour: bool = True) -> str:
-    """Return Markdown as lines for a terminal of so many columns.
-
-    Args:
-        text: What a subagent wrote.
-        width: Columns.
-        colour: Use colours and styles.
-    """
+    """Return Markdown, written by a subagent, as lines for a terminal of so many columns."""
     console = Console(
         file=io.StringIO(),
         width=max(_NARROWEST, width),

@@ -37,7 +37,6 @@ class _TextCommand(TyperCommand):
     """A command whose last argument is a text, which may begin with `-` as a list does."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments. Raises BadInput: an option is unknown."""
         ctx.ignore_unknown_options = True
         rest = super().parse_args(ctx, args)
         text = ctx.params.get("text") or ""
@@ -145,9 +144,7 @@ def search_command(
 def _open_for_writing() -> tuple[DataRoot, Notebook]:
     """Return the data root and its notes, with every secret known so that none is stored.
 
-    Raises:
-        BadInput: A subagent calls this.
-        AvaError: The secrets cannot be read, so a text that contains one would not be noticed.
+    Raises AvaError: the secrets cannot be read, so a text that contains one would not be noticed.
     """
     from ava_server.config.credentials import Credentials
 
@@ -161,7 +158,7 @@ def _open_for_writing() -> tuple[DataRoot, Notebook]:
 
 
 def _read_pipe(name: str, book: Notebook) -> str:
-    """Return the text from standard input. Raises BadInput: there is no pipe, or the text cannot be a note."""
+    """Raises BadInput: there is no pipe, or the text cannot be a note."""
     if sys.stdin.isatty():
         raise BadInput(
             f"Give the text after the name, or pipe it in (ava memory add {name} < FILE), or write the file yourself:"

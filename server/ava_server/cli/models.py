@@ -45,12 +45,7 @@ class ProviderModels:
 async def read_providers(
     models: ModelSettings, tiers: Sequence[ResolvedModel], provider: str | None, search: str | None
 ) -> list[ProviderModels]:
-    """Return the wanted providers with their models.
-
-    Raises:
-        BadInput: There is no such provider.
-        ConfigError: A configured provider has an invalid name.
-    """
+    """Raises BadInput: there is no such provider; ConfigError: a configured provider has an invalid name."""
     known = listing.model_catalogs(models)
     if provider is not None:
         wanted = [_find_provider(provider.strip(), known)]
@@ -97,7 +92,6 @@ def _advice(error: AvaError | None) -> str:
 
 
 def models_json(tiers: Sequence[ResolvedModel], shown: Sequence[ProviderModels]) -> dict[str, Any]:
-    """Return tiers and providers as plain JSON."""
     return {
         "tiers": [{"tier": meant.wanted, **listing.model_json(meant, _advice(meant.error))} for meant in tiers],
         "providers": [
@@ -130,7 +124,6 @@ def models_json(tiers: Sequence[ResolvedModel], shown: Sequence[ProviderModels])
 def models_screen(
     tiers: Sequence[ResolvedModel], shown: Sequence[ProviderModels], search: str | None, *, whole: bool
 ) -> list[str]:
-    """Return tiers and providers as lines."""
     lines = ["", "Tiers, as roles ask for them (USD per million tokens):"]
     same: dict[str, tuple[list[str], ResolvedModel]] = {}
     for meant in tiers:
@@ -209,7 +202,7 @@ def _row(cells: tuple[str, ...], window: int | None, text: str) -> list[str]:
 
 
 def _short(tokens: int) -> str:
-    """Return a number of tokens in few characters: `131k`, `1M`."""
+    """`131k`, `1M`."""
     if tokens < 10_000:
         return f"{tokens:,}"
     return f"{tokens / 1_000_000:.2g}M" if tokens >= 1_000_000 else f"{tokens / 1_000:.0f}k"

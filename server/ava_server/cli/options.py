@@ -17,8 +17,7 @@ from ava_server.core.errors import BadInput
 
 _RUN = "The subagent, or its proposal (P-…)."
 LastRunId = Annotated[
-    str | None,
-    typer.Argument(metavar="[S-ID]", help=f"{_RUN} Default: your last run.", autocompletion=all_runs),
+    str | None, typer.Argument(metavar="[S-ID]", help=f"{_RUN} Default: your last run.", autocompletion=all_runs)
 ]
 EndedRunId = Annotated[str, typer.Argument(metavar="S-ID", help=_RUN, autocompletion=ended_runs)]
 UnendedRunId = Annotated[str, typer.Argument(metavar="S-ID", help=_RUN, autocompletion=unended_runs)]
@@ -50,8 +49,7 @@ Url = Annotated[
     typer.Option("--url", metavar="URL", help="The server to use, not this machine's data root; default: AVA_URL."),
 ]
 TokenFile = Annotated[
-    Path | None,
-    typer.Option("--token-file", metavar="FILE", help="File with the token for --url; default: AVA_TOKEN."),
+    Path | None, typer.Option("--token-file", metavar="FILE", help="File with the token for --url; default: AVA_TOKEN.")
 ]
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|sec|m|min|h)?")
@@ -64,11 +62,7 @@ _SECONDS = {None: 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3_600}
 
 
 def parse_cents(option: str, given: str | None, *, zero: bool = False) -> float | None:
-    """Return a cap in dollars, such as `0.50` or `$0.50`, in cents, rounded down to whole cents.
-
-    Raises:
-        BadInput: It is not an amount above 0, or with `zero` not 0 either.
-    """
+    """Return dollars, such as `0.50` or `$0.50`, as cents, rounded down. Raises BadInput: not above 0 (or `zero`)."""
     from ava_audit.units import cents, entered_micros
 
     if given is None:
@@ -86,11 +80,7 @@ def parse_cents(option: str, given: str | None, *, zero: bool = False) -> float 
 
 
 def parse_seconds(option: str, given: str | None) -> float | None:
-    """Return a duration, such as `90`, `90s`, `10m` or `1h`, in seconds.
-
-    Raises:
-        BadInput: It is not a duration above 0.
-    """
+    """Return a duration, such as `90`, `90s`, `10m` or `1h`, in seconds. Raises BadInput: not one above 0."""
     if given is None:
         return None
     match = _DURATION.fullmatch(given.strip().lower())
@@ -112,16 +102,9 @@ def parse_group_limits(max_cost: str | None, timeout: str | None) -> dict[str, A
 def parse_time_option(
     option: str, given: str | None, now_us: int | None = None, zone: tzinfo | None = None
 ) -> int | None:
-    """Return a point in time as microseconds UTC.
+    """Return microseconds UTC; `zone` is that of a value without one, by default this machine's.
 
-    Args:
-        option: The option.
-        given: Its value.
-        now_us: What it is relative to; None is now.
-        zone: The time zone of a value that names none; None is this machine's.
-
-    Raises:
-        BadInput: It is not a time; the error lists the forms.
+    Raises BadInput: it is not a time; the error lists the forms.
     """
     from ava_audit.units import parse_time
 
@@ -134,11 +117,7 @@ def parse_time_option(
 
 
 def parse_any_id(given: str, *, groups: bool = False) -> tuple[str, str]:
-    """Return the field of an id (`subagent_id`, `pending_id`, with `groups` also `group_id`) and its canonical form.
-
-    Raises:
-        BadInput: It has none of these forms.
-    """
+    """Return the field of an id (`subagent_id`, `pending_id`, with `groups` also `group_id`) and its canonical form."""
     from ava_server.core.ids import parse_id
 
     for field in ("subagent_id", "pending_id", *(("group_id",) if groups else ())):
@@ -154,11 +133,7 @@ def parse_any_id(given: str, *, groups: bool = False) -> tuple[str, str]:
 
 
 def absolute_path(option: str, given: str | Path) -> Path:
-    """Return a path as an absolute one, `~` resolved.
-
-    Raises:
-        BadInput: There is no home folder for `~`, or no working folder.
-    """
+    """Resolve `~` too. Raises BadInput: there is no home folder for `~`, or no working folder."""
     try:
         return Path(given).expanduser().absolute()
     except RuntimeError:
@@ -177,7 +152,7 @@ def split_names(given: list[str] | None) -> list[str] | None:
 
 
 def read_schema(option: str, file: Path | None) -> dict[str, Any] | None:
-    """Return the JSON object in a file. Raises BadInput: the file cannot be read or holds something else."""
+    """Raises BadInput: the file cannot be read, or does not hold a JSON object."""
     if file is None:
         return None
     try:
@@ -192,7 +167,6 @@ def read_schema(option: str, file: Path | None) -> dict[str, Any] | None:
 
 
 def spawn_option(field: str) -> str:
-    """Return the option of `ava run` for an argument of `spawn_subagent`."""
     return _OPTIONS.get(field, f"--{field.replace('_', '-')}")
 
 

@@ -73,22 +73,19 @@ class Records:
         self.lines: dict[int, bytes] = {}
 
     async def get(self, request: requests.Request[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the answer to a request. Raises AvaError: it cannot be answered."""
         raise NotImplementedError
 
     async def find(self, ids: list[str], *, groups: bool = True) -> list[RunRow]:
         """Return the runs with these ids of subagents, proposals and (with `groups`) groups, each once.
 
-        Raises:
-            BadInput: One is not an id, or nothing has it.
+        Raises BadInput: one is not an id, or nothing has it.
         """
         raise NotImplementedError
 
     async def find_one(self, given: str | None, *, unended: bool = False) -> RunRow:
-        """Return the run with this id, or of the proposal with this id; without an id, what `find_last` returns.
+        """Return the run with this id, or of the proposal with it; without one, what `find_last` returns.
 
-        Raises:
-            BadInput: It is not an id, or there is no such run.
+        Raises BadInput: it is not an id, or there is no such run.
         """
         if given is not None:
             return (await self.find([given], groups=False))[0]
@@ -104,7 +101,6 @@ class Records:
         raise NotImplementedError
 
     async def views(self, run_ids: Sequence[str]) -> list[RunView]:
-        """Return runs as they are now, without their results."""
         return (await self.get(requests.LISTED, id=list(run_ids))).runs
 
     async def record(self, run_id: str, *, shown: bool = True) -> RunRecord:
@@ -112,7 +108,6 @@ class Records:
         return await self.get(requests.RECORD, run_id=run_id, shown=shown)
 
     async def diff(self, run: RunRow) -> str:
-        """Return what a coder changed, as a unified diff."""
         return (await self.get(requests.DIFF, run_id=run.id)).text
 
     async def decisions(
@@ -132,11 +127,7 @@ class Records:
         return replace(found, rows=tuple(rows), next=at)
 
     async def search(self, query: LogQuery) -> EntryPage:
-        """Return the newest entries that match a query, from as many answers as that takes.
-
-        Raises:
-            BadQuery: The query names an unknown event type.
-        """
+        """Return the newest entries that match, from as many answers as it takes. Raises BadQuery: an unknown type."""
         entries: list[Entry] = []
         while True:
             found = await self.get(requests.LOG, query=replace(query, limit=query.limit - len(entries)))
@@ -158,11 +149,10 @@ class Records:
         return entries
 
     def read_line(self, line: bytes) -> Entry:
-        """Return the entry of a line. Raises ValueError: it is not a line of a log."""
+        """Raises ValueError: it is not a line of a log."""
         return entry_of_line(line)
 
     async def entries(self, run_id: str) -> list[Entry]:
-        """Return all entries of a run, in order."""
         return list((await self.search(LogQuery(runs=(run_id,), limit=1_000_000))).entries[::-1])
 
     async def steps(self, run_id: str, after: int) -> list[Entry]:
@@ -171,18 +161,14 @@ class Records:
         return list((await self.search(query)).entries[::-1])
 
     def follow(self, query: LogQuery) -> AsyncIterator[Entry]:
-        """Yield entries that match a query as they are written, without end."""
+        """Yield matching entries as they are written, without end."""
         raise NotImplementedError
 
     async def note_shown(self, command: str, shown: Sequence[RunRecord]) -> None:
         """Log which results a command has shown; a server has done that."""
 
     def wait_for_server(self, tell_gone: Callable[[str], None] | None) -> None:
-        """From now on, wait up to `GONE_S` for a server that does not answer, because it may be restarting.
-
-        Args:
-            tell_gone: Called with a sentence at each try; None ends it.
-        """
+        """From now on, wait up to `GONE_S` for a server that does not answer: it may be restarting. None ends it."""
 
 
 class LocalRecords(Records):
@@ -209,21 +195,18 @@ class LocalRecords(Records):
         self.handler = requests.RecordsHandler(log, reader, processes, hides, served=served, manager=manager)
 
     async def get(self, request: requests.Request[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the answer of this process's own handler."""
         return await request.answer(self.handler, *args, **kwargs)
 
     async def find(self, ids: list[str], *, groups: bool = True) -> list[RunRow]:
-        """Return the runs with these ids; an error suggests similar ones."""
         return await find_runs(self.store, ids, groups=groups)
 
     async def find_last(self, *, unended: bool = False) -> RunRow | None:
-        """Return this user's last run, which needs no view of it."""
+        """It needs no view of the run."""
         if self.store is None:
             return None
         return await self.store.read(lambda view: requests.last_run_in(view, os_user(), unended=unended))
 
     async def note_shown(self, command: str, shown: Sequence[RunRecord]) -> None:
-        """Log which results a command has shown at this terminal; if the log cannot be written, say so."""
         session = terminal_session()
         for one in shown:
             if one.answer.untrusted_result is not None:  # an erased one is not shown
@@ -233,18 +216,17 @@ class LocalRecords(Records):
                     tell(f"The log does not say that this was shown: {error}")
 
     async def diff(self, run: RunRow) -> str:
-        """Return what a coder changed; git's own files are in the data root."""
+        """Git's own files are in the data root."""
         from ava_roles.sandbox.temporary import temporary_files_in
 
         with temporary_files_in(self._root.temporary):
             return await super().diff(run)
 
     async def steps(self, run_id: str, after: int) -> list[Entry]:
-        """Return what a run has done since an entry: five times a second, so without the text index."""
+        """Five times a second, so without the text index."""
         return await self.handler.store.read(lambda view: view.entries(run_id, after, ("Activity",)))
 
     async def follow(self, query: LogQuery) -> AsyncIterator[Entry]:
-        """Yield entries as any process writes them."""
         async for entry in follow(cast("Store", self.store), query):
             self.lines.clear()
             self.keep(await self.handler.lines_of([entry]))
@@ -269,11 +251,7 @@ class RemoteRecords(Records):
         self._tell_gone: Callable[[str], None] | None = None
 
     async def get(self, request: requests.Request[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what the server answers, as a value of the request's kind.
-
-        Raises:
-            AvaError: It does not answer, or refuses, or the answer is of another version.
-        """
+        """Raises AvaError: the server does not answer, or refuses, or the answer is of another version."""
         from pkgutil import resolve_name
 
         from pydantic import TypeAdapter
@@ -298,16 +276,13 @@ class RemoteRecords(Records):
             await anyio.sleep(AGAIN_S)
 
     async def find(self, ids: list[str], *, groups: bool = True) -> list[RunRow]:
-        """Return the runs with these ids."""
         return [run.row for run in await self.views([parse_any_id(one, groups=groups)[1] for one in ids])]
 
     async def find_last(self, *, unended: bool = False) -> RunRow | None:
-        """Return the token's user's last run."""
         runs = (await self.get(requests.LISTED, last="unended" if unended else "any")).runs
         return runs[0].row if runs else None
 
     async def views(self, run_ids: Sequence[str]) -> list[RunView]:
-        """Return runs as they are now."""
         return self.there(await super().views(run_ids))
 
     def there(self, runs: Iterable[RunView]) -> list[RunView]:
@@ -316,7 +291,6 @@ class RemoteRecords(Records):
         return [replace(run, wait=replace(run.wait, command=command)) if run.wait is not None else run for run in runs]
 
     async def record(self, run_id: str, *, shown: bool = True) -> RunRecord:
-        """Return a run with its whole result."""
         from ava_server.budget.run_config import config_of
 
         found = await super().record(run_id, shown=shown)
@@ -326,7 +300,7 @@ class RemoteRecords(Records):
         return found
 
     def read_line(self, line: bytes) -> Entry:
-        """Return the entry of a line. Raises ValueError: it is not a line of a log, or could steer a terminal."""
+        """Raises ValueError: it is not a line of a log, or could steer a terminal."""
         entry = entry_of_line(line)
         who = entry.who
         named = (entry.type, entry.run_id or "", who.session_id, who.agent_id, who.user_id)
@@ -336,7 +310,6 @@ class RemoteRecords(Records):
         return entry
 
     async def follow(self, query: LogQuery) -> AsyncIterator[Entry]:
-        """Yield entries that match a query as they are written, without end."""
         seen = query.after_seq or 0
         while True:
             self.lines.clear()
@@ -347,19 +320,18 @@ class RemoteRecords(Records):
             await anyio.sleep(AGAIN_S)
 
     def wait_for_server(self, tell_gone: Callable[[str], None] | None) -> None:
-        """Wait for a server that does not answer, or no longer."""
         self._tell_gone = tell_gone
 
 
 def _validated(kind: type[T], answer: Any) -> T:
-    """Return an answer as a value of a type, with its texts cleaned. Raises ValueError: it has another form."""
+    """Texts are cleaned. Raises ValueError: it has another form."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind).validate_python(_cleaned(answer))
 
 
 def _cleaned(value: Any) -> Any:
-    """Return an answer whose texts are cleaned; the lines of a log are checked one by one, and stay as they are."""
+    """The lines of a log are checked one by one, and stay as they are."""
     if isinstance(value, str):
         return clean(value)[0]
     if isinstance(value, list):
@@ -392,16 +364,7 @@ def _known_secrets(root: DataRoot) -> Redactor:
 async def open_records(
     server: RemoteServer | None, root: Callable[[], DataRoot], *, make: bool = False
 ) -> AsyncGenerator[Records]:
-    """Open what a command reads: the server if there is one, else the data root.
-
-    Args:
-        server: The server of `--url`.
-        root: Finds the data root.
-        make: Create a missing log, to wait for its first entries.
-
-    Raises:
-        AvaError: It cannot be used.
-    """
+    """Open the server, or without one the data root; `make` creates a missing log, to wait for its first entries."""
     if server is None:
         place = root()
         async with open_log(place, make=make) as store:
@@ -433,11 +396,7 @@ async def open_remote_records(server: RemoteServer) -> AsyncGenerator[RemoteReco
 
 
 async def ask_server(server: RemoteServer, kind: type[T], path: str, method: str = "GET", body: Any = None) -> T:
-    """Return what a server answers about its users, as a value of a type.
-
-    Raises:
-        AvaError: It does not answer, or refuses, or the answer cannot be shown.
-    """
+    """Return what a server answers about its users. Raises AvaError: it does not, or refuses, or it cannot be shown."""
     async with open_remote_records(server) as records:
         doubt = "" if method == "GET" else "It may still have been carried out: see `ava user list`."
         return _validated(kind, await records.connection.request(method, path, body=body, doubt=doubt))

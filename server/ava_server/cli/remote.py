@@ -53,7 +53,7 @@ class RemoteServer:
 
     @property
     def address(self) -> str:
-        """The server's address. Raises BadInput: it is not an address, or would send the token unencrypted."""
+        """Raises BadInput: it is not an address, or would send the token unencrypted."""
         from urllib.parse import urlsplit
 
         from ava_server.core.addresses import LOOPBACK_NAMES, public_url
@@ -78,11 +78,7 @@ class RemoteServer:
         return shlex.join([*words, "--token-file", str(self.token_file)] if self.token_file is not None else words)
 
     def token(self, env: Mapping[str, str] | None = None) -> str:
-        """Return the token from the given file, else from AVA_TOKEN.
-
-        Raises:
-            BadInput: There is none, or its file cannot be read or is open to others.
-        """
+        """Raises BadInput: there is none, or its file cannot be read or is open to others."""
         text = (os.environ if env is None else env).get("AVA_TOKEN", "").strip()
         if self.token_file is not None:
             text = _read_token_file(self.token_file)
@@ -101,8 +97,7 @@ def given_server(
 ) -> RemoteServer | None:
     """Return the server of `--url`, before or after the command; with `variable`, also that of AVA_URL.
 
-    Raises:
-        BadInput: There is a token's file but no server.
+    Raises BadInput: there is a token's file but no server.
     """
     url_before, file_before = context.obj or (None, None)
     url, token_file = (url_before if url is None else url), token_file or file_before
@@ -116,11 +111,7 @@ def given_server(
 
 
 def chosen_server(context: typer.Context, url: str | None, token_file: Path | None) -> RemoteServer | None:
-    """Return the server of `--url` or of AVA_URL, which can be used; None for this machine's data root.
-
-    Raises:
-        BadInput: Address or token cannot be used, or there is a token's file but no server.
-    """
+    """Return the server of `--url` or AVA_URL; None for this machine's data root. Raises BadInput: it is unusable."""
     server = given_server(context, url, token_file)
     if server is not None:
         _ = server.address, server.token()  # an error comes before anything else
@@ -129,7 +120,7 @@ def chosen_server(context: typer.Context, url: str | None, token_file: Path | No
 
 @asynccontextmanager
 async def connected(server: RemoteServer) -> AsyncGenerator[Connection]:
-    """Open a client for the server of `--url`. Raises BadInput: address or token cannot be used."""
+    """Raises BadInput: address or token cannot be used."""
     import httpx2
 
     address = server.address
@@ -160,15 +151,8 @@ class Connection:
     ) -> dict[str, Any]:
         """Return the server's answer; a refused decision is an answer too.
 
-        Args:
-            method: GET or POST.
-            path: Below the server's address.
-            body: What to send.
-            params: The query.
-            doubt: What may have happened even if no answer comes.
-
-        Raises:
-            AvaError: The server cannot be reached, or refuses the token.
+        `doubt` says what may have happened even if no answer comes. Raises AvaError: none comes, or the token is
+        refused.
         """
         import httpx2
         from pydantic_core import from_json
@@ -198,7 +182,6 @@ class Connection:
         raise self._refusal(response.status_code, path, fields)
 
     def _refusal(self, status: int, path: str, fields: Mapping[str, Any]) -> AvaError:
-        """Return what a refusal means."""
         why = " ".join(str(fields.get("error_description") or f"status {status}").split())
         why = why if len(why) <= LONGEST_REASON else why[: LONGEST_REASON - 1] + "…"
         if status == 400 or (status == 404 and fields.get("error") == UNKNOWN_ID):
@@ -208,11 +191,7 @@ class Connection:
         return (Unreachable if status in _AWAY else Refused)(f"{self.address}: {why}")
 
     async def call_tool(self, tool: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Call one of the server's tools, as a host would, and return its structured answer.
-
-        Raises:
-            AvaError: The server cannot be reached, or refuses the call.
-        """
+        """Return the structured answer. Raises AvaError: the server cannot be reached, or refuses the call."""
         import logging
         from importlib.metadata import version
 
@@ -243,7 +222,7 @@ class Connection:
         return fields
 
     async def _content(self, response: httpx2.Response) -> bytes:
-        """Return the whole body. Raises ConfigError: it is longer than any of Ava's, or compressed."""
+        """Raises ConfigError: it is longer than any of Ava's, or compressed."""
         content = bytearray()
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise self.not_ava()
@@ -254,7 +233,6 @@ class Connection:
         return bytes(content)
 
     def not_ava(self) -> ConfigError:
-        """Return the error for an answer that does not come from Ava."""
         return ConfigError(f"The server at {self.address} is not Ava; is something else in between?")
 
 

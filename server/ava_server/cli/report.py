@@ -18,23 +18,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ava_audit.units import DAY_US, US_PER_S, cents, day_of, format_duration, format_ts, format_usd, iso_utc, now_us
+from ava_server.cli import terminal
 from ava_server.cli.completion import groups
 from ava_server.cli.log_access import ClosedLog, NoLog, run_at_once
 from ava_server.cli.options import Json, TokenFile, Until, Url, parse_time_option
 from ava_server.cli.remote import RemoteServer, chosen_server
-from ava_server.cli.terminal import (
-    aligned,
-    cells,
-    columns,
-    counted,
-    cut,
-    heading,
-    one_line,
-    place_json,
-    say,
-    say_json,
-    write,
-)
+from ava_server.cli.terminal import counted, heading, one_line, place_json, say, say_json, write
 from ava_server.core.data_root import find_data_root, os_user
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import parse_id
@@ -60,14 +49,12 @@ BAR = 48
 def report_command(
     context: typer.Context,
     since: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help=f"From the day of this time on; {DAYS} days by default."),
+        str | None, typer.Option(metavar="TIME", help=f"From the day of this time on; {DAYS} days by default.")
     ] = None,
     until: Until = None,
     everybody: Annotated[bool, typer.Option("--all", help="The runs of all users, not only yours.")] = False,
     group: Annotated[
-        str | None,
-        typer.Option(metavar="G-ID", help="The runs of a group: members, cap, time.", autocompletion=groups),
+        str | None, typer.Option(metavar="G-ID", help="The runs of a group: members, cap, time.", autocompletion=groups)
     ] = None,
     as_json: Json = False,
     url: Url = None,
@@ -83,7 +70,6 @@ def report_command(
 
 
 def _show(server: RemoteServer | None, screen: Screen, *, older: bool) -> None:
-    """Show a screen of the records of a server, or of this machine's data root; that may have an `older` log."""
     from ava_server.cli.records import LocalRecords, open_remote_records
 
     if server is not None:
@@ -117,11 +103,7 @@ async def _spending(first: int, last: int, everybody: bool, as_json: bool, recor
 
 
 def days_of(since: str | None, until: str | None, at_us: int) -> tuple[int, int]:
-    """Return the first and the last day that are meant, in days since 1970, UTC.
-
-    Raises:
-        BadInput: One is not a time, or no day lies between them.
-    """
+    """Return the first and the last day that are meant, in days since 1970, UTC. Raises BadInput."""
     until_us = parse_time_option("--until", until, at_us, UTC)
     since_us = parse_time_option("--since", since, at_us, UTC)
     last = (at_us if until_us is None else until_us - 1) // DAY_US
@@ -183,7 +165,6 @@ def _head(report: Report) -> Iterator[str]:
 
 
 def _folded(days: Sequence[Sum]) -> Iterator[Row]:
-    """Yield a row for each day; many empty days in a row are one."""
     for name, day in folded(days):
         if day is None:
             yield Row(name, ("-", "-", "-", "-"))
@@ -219,29 +200,27 @@ def _failed(report: Report) -> Iterator[str]:
 
 
 def _table(title: str, head: Sequence[str], rows: Sequence[Row]) -> None:
-    """Write a table to stdout, no wider than the terminal and with a bar at each row; in plain columns elsewhere."""
-    terminal = sys.stdout.isatty()
-    width = columns(sys.stdout) if terminal else 80
-    names = (cut(one_line(row.name), width - 50 if terminal else 200) for row in rows)
+    drawn = sys.stdout.isatty()
+    width = terminal.columns(sys.stdout) if drawn else 80
+    names = (terminal.cut(one_line(row.name), width - 50 if drawn else 200) for row in rows)
     table = [(title, *head), *((name, *row.figures) for name, row in zip(names, rows, strict=True))]
-    lines = aligned(table, right=range(1, len(head) + 1))
-    room = min(width - max(map(cells, lines)) - 3, BAR)
+    lines = terminal.aligned(table, right=range(1, len(head) + 1))
+    room = min(width - max(map(terminal.cells, lines)) - 3, BAR)
     most = max((row.bar for row in rows), default=0)
     say()
-    if not terminal or most <= 0 or room < 6:
+    if not drawn or most <= 0 or room < 6:
         write("\n".join(lines))
     else:
         _with_bars(lines, [row.bar / most for row in rows], room)
 
 
 def _with_bars(lines: Sequence[str], bars: Sequence[float], width: int) -> None:
-    """Write lines, the first of which is the head, with a bar behind each of the others."""
     from rich.bar import Bar
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(file=sys.stdout, width=columns(sys.stdout), highlight=False, markup=False, emoji=False)
+    console = Console(file=sys.stdout, width=terminal.columns(sys.stdout), highlight=False, markup=False, emoji=False)
     blocks = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
     grid = Table.grid(padding=(0, 3, 0, 0))
     grid.add_column(no_wrap=True)

@@ -51,7 +51,6 @@ _VERDICT_COLOURS = {"found": "green", "near": "yellow", "not_found": "red"}
 
 
 def exit_code(run: RunRow) -> int:
-    """Return the exit code of a command that waited for this run's end."""
     return _ERROR_CODES.get(run.error_kind or "", _MODEL) if run.state == "error" else ENDING_CODES[run.state]
 
 
@@ -75,17 +74,13 @@ class Part:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing below its title."""
         return not (self.lines or self.theirs or self.words or self.findings)
 
 
 def parts_of(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None = None) -> list[Part]:
     """Return a run's result in parts; of a run that has not ended, what it waits for.
 
-    Args:
-        run: The run with its result.
-        brief: Leave out an output that the findings repeat; the offline reader's always do.
-        saved: Where its files were copied to.
+    `brief` leaves out an output that the findings repeat; the offline reader's always do. `saved`: copies of its files.
     """
     if run.state != "error" and run.state not in ENDING_CODES:
         waits = (f"Waits for: {run.waits_for}",) if run.waits_for else ()
@@ -124,7 +119,7 @@ def parts_of(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None = 
 
 
 def result_text(run: RunAnswer, *, saved: SavedFiles | None = None) -> str:
-    """Return a run's result as Markdown; see `parts_of`."""
+    """Return a run's result as Markdown."""
     blocks = [f"# {run.status_line}"]
     for part in parts_of(run, saved=saved):
         if part.title:
@@ -164,7 +159,6 @@ def _as_case(letter: str, text: str) -> str:
 
 
 def cost_text(run: RunAnswer) -> str:
-    """Return what a run has cost, and what for."""
     from ava_audit.units import format_usd, micros_from_cents
 
     text = format_usd(micros_from_cents(run.cost_cents))
@@ -191,12 +185,7 @@ def _listed(line: str) -> str:
 
 
 def show_results(runs: Iterable[RunAnswer], *, saved: dict[str, SavedFiles] | None = None) -> None:
-    """Write results to stdout, one after the other: drawn on a terminal, as Markdown anywhere else.
-
-    Args:
-        runs: The runs.
-        saved: Where the files of each were copied to, by its id.
-    """
+    """Write results to stdout: drawn on a terminal, as Markdown anywhere else."""
     copied = saved or {}
     if sys.stdout.isatty():
         shown = [drawn_result(run, columns(), saved=copied.get(run.subagent_id)) for run in runs]
@@ -263,17 +252,15 @@ class SavedFiles:
     faults: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """Return the sentences for people."""
         return [*self.notes, *self.faults]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same as plain JSON."""
         files = [{"name": name, "path": str(path)} for name, path in self.files]
         return {"files": files, "notes": list(self.notes), "faults": list(self.faults)}
 
 
 def check_folder(folder: Path) -> None:
-    """Check before the run that files can be copied into a folder. Raises BadInput: they cannot."""
+    """Raises BadInput, before the run: files cannot be copied into the folder."""
     there = folder.absolute()
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -284,13 +271,7 @@ def check_folder(folder: Path) -> None:
 
 
 def save_artifacts(answer: RunAnswer, source: RunFiles, folder: Path) -> SavedFiles:
-    """Copy a run's files and overwrite nothing. Blocking.
-
-    Args:
-        answer: The run with its result.
-        source: The files of the run.
-        folder: The folder for the copies; created if it is missing.
-    """
+    """Copy a run's files and overwrite nothing. Blocking."""
     artifacts = answer.untrusted_result.artifacts if answer.untrusted_result is not None else []
     if not artifacts:
         return SavedFiles(notes=("It delivered no files.",))
@@ -332,7 +313,7 @@ def _copy(source: RunFiles, file: dict[str, Any], folder: Path, run_id: str) -> 
 
 
 def _write_new(path: Path, data: bytes) -> None:
-    """Write a new file; a partly written one is removed. Raises OSError: it exists, or cannot be written."""
+    """Remove a partly written file. Raises OSError: it exists, or cannot be written."""
     with path.open("xb") as file:  # follows no link
         try:
             file.write(data)

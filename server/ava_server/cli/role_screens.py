@@ -57,7 +57,6 @@ def list_screen(places: RolePlaces, catalog: Catalog, means: Sequence[ResolvedMo
 
 
 def roles_as_json(places: RolePlaces, catalog: Catalog, means: Sequence[ResolvedModel], known: Specs) -> dict[str, Any]:
-    """Return the list as plain JSON."""
     models = dict(zip((role.name for role in catalog.roles), means, strict=False))
     return {
         "project": str(places.project) if places.project else None,
@@ -77,7 +76,6 @@ def roles_as_json(places: RolePlaces, catalog: Catalog, means: Sequence[Resolved
 
 
 def role_screen(role: Role, meant: ResolvedModel | None, settings: Settings, why: str, known: Specs) -> list[str]:
-    """Return one role: what it means here, its file, and the system prompt of a subagent."""
     lines = [f"{role.name}  ({role.source})"]
     lines += _indent(why) if why else []
     lines += _indent(role.description, f"model: {_model(role, meant)}")
@@ -109,7 +107,7 @@ def trust_lines(untrusted: UntrustedFile, taken: str | None, known: Specs) -> li
 
 
 def _unable(role: Role, meant: ResolvedModel | None) -> list[str]:
-    """Return the line of a role that cannot run without a language model, if there is none."""
+    """Return that a role cannot run without a language model, if there is none."""
     return _indent(_NO_MODEL) if meant is not None and lacks_model(role, meant.choice) else []
 
 
@@ -120,11 +118,7 @@ def _reach(role: Role) -> str:
 
 
 def tools_here(settings: Settings) -> Specs:
-    """Return the tools that are available: web search with an engine, commands with a sandbox.
-
-    Raises:
-        AvaError: The keys cannot be read.
-    """
+    """Return the tools that are available: web search with an engine, commands with a sandbox. Raises AvaError."""
     stored = read_keys(settings.paths.keys)
     search = any_search(settings.search, stored, model_settings(settings, stored))
     tools = tools_on_this_machine(settings.sandbox.mode, search)
@@ -169,7 +163,6 @@ def _tool_lines(role: Role, known: Specs) -> list[str]:
 
 
 def _features(role: Role) -> list[str]:
-    """Return what else a role's file asks for."""
     return [
         text
         for text, asked in (
@@ -206,6 +199,6 @@ def _prompt(role: Role, meant: ResolvedModel | None, settings: Settings, known: 
 
 
 def _indent(*texts: str) -> list[str]:
-    """Return each text on a line, or on several of 80 columns, two blanks deep."""
+    """Return each text in lines of 80 columns, two blanks deep."""
     lines = [wrapped_lines(f"  {one_line(text)}", WIDTH) for text in texts]
     return [line for several in lines for line in several]

@@ -163,7 +163,6 @@ def _models_of(roles: tuple[Role, ...], settings: Settings) -> list[ResolvedMode
 
 
 def _check_all() -> tuple[list[Remark], int]:
-    """Check all files that are read here."""
     from ava_roles.catalog import Remark, check, faults_of
 
     catalog = _open()[2].load(by_path=True)
@@ -182,7 +181,6 @@ def _check_all() -> tuple[list[Remark], int]:
 
 
 def _check_files(files: list[str]) -> tuple[list[Remark], int]:
-    """Check the named files, and the files of the named folders."""
     from ava_roles.catalog import BUILT_IN, Folder, Remark, check, read_chosen_file, read_folder, text_of
 
     remarks: list[Remark] = []
@@ -300,7 +298,6 @@ def _store(root: DataRoot, usable: list[UntrustedFile]) -> tuple[dict[str, Any],
 
 
 def _why_nothing(catalog: Catalog) -> str:
-    """Return why there is nothing to trust."""
     from ava_server.config.role_folders import CLAUDE, OURS
 
     if catalog.untrusted:

@@ -208,11 +208,7 @@ def run_command(
 
 
 def _tasks(given: Sequence[str]) -> Sequence[str]:
-    """Return the tasks; `-` is read from stdin, and the question then comes from the terminal itself.
-
-    Raises:
-        BadInput: Stdin has no text, or is meant twice.
-    """
+    """`-` is read from stdin; questions then use the terminal. Raises BadInput: stdin is empty, or meant twice."""
     if STDIN not in given:
         return given
     if given.count(STDIN) > 1:
@@ -231,7 +227,7 @@ def _tasks(given: Sequence[str]) -> Sequence[str]:
 
 
 def _task_in(file: Path) -> str:
-    """Return the task in a file. Raises BadInput: it cannot be read, or holds no text."""
+    """Raises BadInput: the file cannot be read, or holds no text."""
     try:
         text = file.read_text("utf-8").strip()
     except UnicodeDecodeError:
@@ -244,12 +240,7 @@ def _task_in(file: Path) -> str:
 
 
 def checked_settings(request: RunRequest) -> Settings:
-    """Return the settings, if somebody or something may approve the request.
-
-    Raises:
-        BadInput: The results cannot be delivered.
-        Refused: Nobody can approve it here.
-    """
+    """Raises BadInput: the results cannot be delivered; Refused: nobody can approve the request here."""
     from ava_server.budget.user_limits import policy_in_force
 
     if request.group and len(request.spawns) < 2:
@@ -273,17 +264,9 @@ def checked_settings(request: RunRequest) -> Settings:
 def spawn_requests(
     role: str | None, tasks: Sequence[str], also: Sequence[str], *, parallel: bool, common: Mapping[str, Any]
 ) -> tuple[dict[str, Any], ...]:
-    """Return the arguments of `spawn_subagent` for each subagent.
+    """Return the arguments of `spawn_subagent` for each subagent: `tasks` for the role, and `also` (each `ROLE: task`).
 
-    Args:
-        role: The role of the tasks.
-        tasks: One task, or several to run together.
-        also: Further tasks, each `ROLE: task`.
-        parallel: Several tasks are meant.
-        common: The arguments of all.
-
-    Raises:
-        BadInput: The command line is ambiguous or incomplete.
+    `common` has the arguments of all. Raises BadInput: the command line is ambiguous or incomplete.
     """
     given = {key: value for key, value in common.items() if value is not None}
     if (role is None) != (not tasks) or (role is None and (also or "retry_of" not in given)):
@@ -305,7 +288,7 @@ def spawn_requests(
 
 
 def _role_and_task(given: str) -> tuple[str, str]:
-    """Return both parts of `ROLE: task`. Raises BadInput: it has another form."""
+    """Raises BadInput: it is not `ROLE: task`."""
     role, colon, task = given.partition(":")
     if not colon or not role.strip() or " " in role.strip() or not task.strip():
         raise BadInput(f'--also: {given[:60]!r} names no role; write it like "code_reviewer: Is the parser safe?"')
@@ -313,7 +296,6 @@ def _role_and_task(given: str) -> tuple[str, str]:
 
 
 async def _run(settings: Settings, request: RunRequest) -> int:
-    """Propose, ask, wait for the end, deliver the results, and return the exit code."""
     if not request.as_json:
         heading(settings.paths)
     # The folder that a person names is for this session what a root is for a host's.
@@ -343,7 +325,7 @@ async def _folder_of(settings: Settings, retried: str | None) -> str | None:
 
 
 async def approve(runtime: Runtime, service: Service, request: RunRequest) -> list[str]:
-    """Propose, ask, and approve or reject; return the ids of the runs, none if they were not approved."""
+    """Return the ids of the runs, none if they were not approved."""
     client = LocalApprovals(runtime, service.session)
     await client.check_can_approve(())  # an error comes before any question
     made = await _propose_all(service, client, request)
@@ -383,11 +365,9 @@ async def approve(runtime: Runtime, service: Service, request: RunRequest) -> li
 async def _chosen(
     client: LocalApprovals, proposals: list[Pending], limits: dict[str, Any]
 ) -> tuple[list[Pending], dict[str, Any]]:
-    """Return what the person starts, and the limits of these together; Ctrl-C means nothing.
+    """Return what is started, and the limits of these together; an error rejects all of them.
 
-    Raises:
-        Refused: The approval PIN was not given.
-        BadInput: Limits for several would be lost, because only one was chosen.
+    Raises Refused: the PIN was not given; BadInput: the cap of all is above the sum of their own, or would be lost.
     """
 
     async def choice() -> tuple[list[Pending], dict[str, Any]]:
@@ -407,11 +387,7 @@ async def _chosen(
 
 
 async def _propose_all(service: Service, client: LocalApprovals, request: RunRequest) -> list[SpawnAnswer]:
-    """Propose all; if one is refused, the others are rejected.
-
-    Raises:
-        AvaError: One was refused; says which, with the options' names.
-    """
+    """If one is refused, the others are rejected. Raises AvaError: says which, with the options' names."""
     made: list[SpawnAnswer] = []
     for spawn in request.spawns:
         try:

@@ -30,7 +30,6 @@ _TOKENS = ("input_tokens", "cache_read_tokens", "cache_write_tokens", "output_to
 
 
 def run_screen(run: RunRow, answer: RunAnswer, texts: Texts | None, entries: list[Entry], utc: bool) -> list[str]:
-    """Return a run: what was asked, who decided, and what happened."""
     terminal = sys.stdout.isatty()
     width = columns() if terminal else 200
     names = {run.id: run.name} if run.name else {}
@@ -57,7 +56,7 @@ def asked_lines(run: RunRow, texts: Texts | None, utc: bool, width: int | None) 
 
 
 def _block(title: str, text: str, width: int | None) -> list[str]:
-    """Return a text under a title, with bars; one line where it is short and the terminal does not wrap it."""
+    """One line where the text is short and the terminal does not wrap it."""
     lines = text.strip().splitlines() or [""]
     line = f"{title}: {lines[0].expandtabs(4)}"
     if len(lines) == 1 and len(lines[0]) <= 100 and (width is None or cells(line) <= width):
@@ -66,7 +65,6 @@ def _block(title: str, text: str, width: int | None) -> list[str]:
 
 
 def decided_lines(run: RunRow, state: str, entries: Iterable[Entry], utc: bool) -> list[str]:
-    """Return who decided on a run and how, its caps, and its model."""
     config = config_of(run.config)
     decisions = decisions_in(entries)
     lines = [line for one in decisions if not one.more for line in _decided(one, utc)]
@@ -88,7 +86,6 @@ def _decided(one: RunDecision, utc: bool) -> Iterable[str]:
 
 
 def limits_text(config: RunConfig, run: RunRow) -> str:
-    """Return the caps of a run on one line."""
     money = (
         "free" if config.free and not run.cost_micros else f"at most {format_usd(config.max_cost_micros, exact=True)}"
     )
@@ -102,7 +99,7 @@ def limits_text(config: RunConfig, run: RunRow) -> str:
 
 
 def cost_screen(run: RunRow, answer: RunAnswer, costs: Costs, utc: bool) -> list[str]:
-    """Return what a run has cost and why, as lines of at most 80 columns."""
+    """Return lines of at most 80 columns."""
     config = config_of(run.config)
     lines = [cut(f"{label(run)}: {answer.state}", _COST_COLUMNS)]
     if run.task_id:
@@ -207,7 +204,6 @@ def _cap_changes(costs: Costs, utc: bool) -> Iterable[str]:
 
 
 def cost_json(run: RunRow, answer: RunAnswer, costs: Costs) -> dict[str, Any]:
-    """Return what a run has cost and why as a plain object; money in US cents."""
     config = config_of(run.config)
     unknown = costs.unknown
     outputs = None if costs.outputs is None else costs.dearest

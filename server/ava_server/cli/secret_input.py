@@ -45,7 +45,7 @@ class NameOnlyCommand(TyperCommand):
     advice = "The value is asked for, or piped in; a value typed into the command would stay in the shell's history."
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments. Raises BadInput: there are further arguments, which may be the value."""
+        """Raises BadInput: there are further arguments, which may be the value."""
         ctx.allow_extra_args = ctx.ignore_unknown_options = True
         rest = super().parse_args(ctx, args)
         if ctx.args:
@@ -56,13 +56,7 @@ class NameOnlyCommand(TyperCommand):
 def read_secret(prompt: str, what: str, command: str) -> str:
     """Return a value typed at the terminal without echo, or one line from a pipe.
 
-    Args:
-        prompt: The question, e.g. `Key for openrouter`.
-        what: What the value is, e.g. `key`.
-        command: The command that reads it, for the advice to use a pipe.
-
-    Raises:
-        BadInput: Nothing was given, or the terminal would show it.
+    `command` reads it, for the advice to use a pipe. Raises BadInput: nothing was given, or it would be shown.
     """
     if not sys.stdin.isatty():
         line = sys.stdin.readline(LONGEST_LINE)
@@ -95,12 +89,7 @@ ReadPin = Callable[[], Awaitable[str]]
 
 
 async def read_pin() -> str:
-    """Ask for the approval PIN on the terminal itself.
-
-    Raises:
-        Refused: There is no terminal.
-        BadInput: Nothing was typed.
-    """
+    """Raises Refused: there is no terminal; BadInput: nothing was typed."""
     return await ask_hidden("Approval PIN")
 
 
@@ -114,10 +103,8 @@ def needed_pin(root: DataRoot, policy: Policy) -> PinFile | None:
 async def ask_pin(pin_file: PinFile, read: ReadPin = read_pin, *, choosing: bool = False) -> None:
     """Ask for the approval PIN and check it; with `choosing`, where there is none yet, have the person choose it.
 
-    Raises:
-        BadInput: The new PIN is too weak, or was not repeated.
-        Refused: There is no terminal or no PIN, or the PIN is wrong or locked.
-        ConfigError: The PIN's file cannot be used.
+    Raises BadInput: the new one is too weak, or not repeated; Refused: there is no terminal or no PIN, or it is wrong
+    or locked; ConfigError: its file cannot be used.
     """
     if choosing and read is read_pin and not await anyio.to_thread.run_sync(lambda: pin_file.is_set):
         tell("There is no approval PIN yet. Choose one now: only who knows it starts subagents, in every host.")
@@ -131,10 +118,8 @@ async def ask_pin(pin_file: PinFile, read: ReadPin = read_pin, *, choosing: bool
 async def choose_pin(pin_file: PinFile) -> None:
     """Have a person choose the first PIN, asked for twice at the terminal, and log that there is one.
 
-    Raises:
-        BadInput: It is too weak, or was not repeated.
-        Refused: There is no terminal, or there is a PIN already.
-        ConfigError: It cannot be stored.
+    Raises BadInput: too weak, or not repeated; Refused: no terminal, or a PIN already; ConfigError: it cannot be
+    stored.
     """
     new = await ask_twice("New approval PIN")
     root = DataRoot(pin_file.path.parent.parent)
@@ -146,12 +131,7 @@ async def choose_pin(pin_file: PinFile) -> None:
 
 
 async def ask_twice(question: str) -> str:
-    """Return a new PIN that a person has typed twice.
-
-    Raises:
-        BadInput: It is too weak, or was not repeated.
-        Refused: There is no terminal.
-    """
+    """Return a new PIN. Raises BadInput: it is too weak, or was not repeated; Refused: there is no terminal."""
     from ava_server.config.pin import refuse_weak
 
     first = await ask_hidden(question)
@@ -162,18 +142,14 @@ async def ask_twice(question: str) -> str:
 
 
 async def require_person(root: DataRoot, command: str) -> None:
-    """Check that a person calls a command, and ask for the approval PIN where one is set.
-
-    Raises:
-        Refused: There is no terminal, so it may be a program; or the PIN is wrong.
-    """
+    """Raises Refused: there is no terminal, so it may be a program; or the PIN, where one is set, is wrong."""
     if not someone_there():
         raise Refused(f"{command}: only a person may do this, at a terminal, and there is none here.")
     await ask_pin_if_set(root)
 
 
 async def ask_pin_if_set(root: DataRoot) -> None:
-    """Ask for the approval PIN where one is set. Raises Refused: the PIN is wrong or locked."""
+    """Raises Refused: the PIN is wrong or locked."""
     from ava_server.config.pin import PinFile
 
     pin = PinFile(root.approval_file)
@@ -182,12 +158,7 @@ async def ask_pin_if_set(root: DataRoot) -> None:
 
 
 async def ask_hidden(question: str) -> str:
-    """Return what a person types at the terminal without echo; a pipe is not a person.
-
-    Raises:
-        Refused: There is no terminal.
-        BadInput: Nothing was typed.
-    """
+    """A pipe is not a person. Raises Refused: there is no terminal; BadInput: nothing was typed."""
     typed = await (_ask_on_windows(question) if sys.platform == "win32" else _ask_on_posix(question))
     if not typed.strip():
         raise BadInput("No PIN was given; nothing was done.")

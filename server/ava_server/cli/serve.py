@@ -91,9 +91,7 @@ def serve_command(
     raise typer.Exit(serve(load_settings))
 
 
-def connect_command(
-    port: Annotated[int, typer.Option(min=1, max=65_535, help="The server's port.")] = 8642,
-) -> None:
+def connect_command(port: Annotated[int, typer.Option(min=1, max=65_535, help="The server's port.")] = 8642) -> None:
     """Start this data root's HTTP server unless it runs, and print the headers for it as JSON.
 
     A host that was set up with `ava init HOST --http` calls it before it connects. Anyone who sees its output can act

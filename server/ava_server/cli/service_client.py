@@ -50,12 +50,7 @@ async def open_session(
 ) -> AsyncGenerator[Session]:
     """Begin and end a session at the terminal.
 
-    Args:
-        runtime: The open data root.
-        command: The running command, as the log names it.
-        asked: A person decides what starts; otherwise the log claims no person's approval.
-        roots: Folders that may contain a workspace.
-        by: Who ends a run that this session cancels.
+    `asked`: a person decides what starts; otherwise the log claims no person's approval. `by` ends what it cancels.
     """
     from importlib.metadata import version
 
@@ -94,13 +89,9 @@ async def open_service(
 ) -> AsyncGenerator[tuple[Runtime, Service]]:
     """Open the data root, and a session at the terminal with its service.
 
-    Args:
-        settings: The settings.
-        command: The running command, as the log names it.
-        asked: A person decides what starts, and it continues if they close the terminal; otherwise the log claims no
-            person's approval or answer, and the runs are this process's own.
-        runs: Serve this user's runs; False for a process that is gone in a moment.
-        roots: Folders that may contain a workspace.
+    `asked`: a person decides what starts, and it continues if they close the terminal; otherwise the log claims no
+    person's approval or answer, and the runs are this process's own. `runs`: serve this user's runs; False for a short
+    look.
     """
     from ava_server.runs.mode import DRIVING, LOOKING, serving
     from ava_server.service.runtime import open_runtime
@@ -115,7 +106,6 @@ async def open_service(
 
 
 async def propose(service: Service, spawn: dict[str, Any], *, degraded: bool = False) -> SpawnAnswer:
-    """Propose a subagent; `degraded` accepts that tools which its role needs are missing."""
     from ava_server.service.access import ignore_progress
 
     answer = await service.call("spawn_subagent", spawn, ignore_progress, raises=True, degraded=degraded)
@@ -163,7 +153,6 @@ class LocalApprovals:
         return _named(await PersonQuestions(Access(self._runtime, self._session)).waiting(), ids)
 
     async def decide(self, shown: Sequence[Shown], answer: PersonAnswer) -> Decided:
-        """Carry out a decision, with the PIN where one is needed."""
         from ava_server.service.decide import decide
         from ava_server.service.service import Service
 
@@ -230,7 +219,6 @@ class LocalApprovals:
 
 @asynccontextmanager
 async def open_remote(server: RemoteServer) -> AsyncGenerator[RemoteApprovals]:
-    """Connect to the server of `--url`."""
     async with connected(server) as connection:
         yield RemoteApprovals(connection)
 
@@ -242,7 +230,6 @@ class RemoteApprovals:
         self._connection = connection
 
     async def waiting(self, ids: list[str]) -> list[Pending]:
-        """Return the same of the token's user."""
         from ava_server.approval.proposals import Pending
 
         wanted = [parse_any_id(given)[1] for given in ids]
@@ -256,14 +243,12 @@ class RemoteApprovals:
         return list({by_id[each].pending_id: by_id[each] for each in wanted}.values())
 
     async def extensions(self, ids: list[str]) -> list[PendingExtension]:
-        """Return the same of the token's user."""
         from ava_server.runs.extension_answer import PendingExtension
 
         given = (await self._connection.request("GET", PATH)).get("extensions", [])  # an older server has none
         return _named(self._valid(list[PendingExtension], given), ids)
 
     async def decide(self, shown: Sequence[Shown], answer: PersonAnswer) -> Decided:
-        """Carry out a decision."""
         from ava_server.render.responses import ConfirmAnswer
 
         if shown[0].kind == "extend":
@@ -276,13 +261,13 @@ class RemoteApprovals:
         return Decided(self._valid(ConfirmAnswer, await self._post(body)).structured())
 
     async def check_can_approve(self, shown: Sequence[Shown]) -> None:
-        """Do nothing: the token replaces the PIN, and the server says what is missing."""
+        """The token replaces the PIN, and the server says what is missing."""
 
     async def unlock(self, shown: Sequence[Shown], outcome: str) -> None:
-        """Do nothing: the token replaces the PIN."""
+        """The token replaces the PIN."""
 
     async def describe_start(self, waiting: Sequence[Pending]) -> str:
-        """Return that the server has the runs; this token cannot read whether they start."""
+        """This token cannot read whether they start."""
         return f"The server at {self._connection.address} has {'it' if len(waiting) == 1 else 'them'}."
 
     def _valid(self, kind: type[T], value: Any) -> T:
@@ -298,7 +283,6 @@ class RemoteApprovals:
 
 
 def names_run(given: str, one: PendingExtension) -> bool:
-    """Tell whether an id names the run that asks for more."""
     try:
         return parse_any_id(given)[1] in (one.subagent_id, one.pending_id)
     except BadInput:  # looking for a proposal with this id says what is wrong
@@ -306,5 +290,5 @@ def names_run(given: str, one: PendingExtension) -> bool:
 
 
 def _named(waiting: list[PendingExtension], ids: list[str]) -> list[PendingExtension]:
-    """Return the requests of the runs with these ids; all of them without ids."""
+    """Without ids, all of them."""
     return [one for one in waiting if not ids or any(names_run(given, one) for given in ids)]

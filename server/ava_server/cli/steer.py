@@ -124,14 +124,10 @@ async def _open_steering(
     show: bool = False,
     asked: bool = True,
 ) -> AsyncGenerator[tuple[T, Records, Decide]]:
-    """Open what a command steers runs with: what it has found, the records, and what carries out a decision.
+    """Open what a command steers runs with: what `find` has found, the records, and what carries out a decision.
 
-    Args:
-        server: The server of `--url`; None for this machine's data root.
-        command: The command, as the log names it.
-        find: Finds the runs; its error comes before a service is opened.
-        show: Print the first line.
-        asked: A person decides; otherwise the log claims no person's message.
+    An error of `find` comes before a service is opened. `asked`: a person decides; otherwise the log claims no person's
+    message.
     """
     from ava_server.cli.records import LocalRecords, RemoteRecords, open_records
 
@@ -160,9 +156,7 @@ async def _open_steering(
 async def _last_run(records: Records) -> RunRow:
     """Return this user's last run that has not ended, if a person at the terminal means it.
 
-    Raises:
-        BadInput: There is none, or nobody can be asked.
-        Refused: They do not mean it.
+    Raises BadInput: there is none, or nobody can be asked; Refused: they do not mean it.
     """
     run = await records.find_one(None, unended=True)
     if not someone_there():
@@ -199,7 +193,7 @@ def resume_command(
 
 
 async def _resume_there(server: RemoteServer, given: str, as_json: bool) -> int:
-    """Resume a run on the server of `--url` and wait for its result; a run that is held or interrupted has a line."""
+    """A run of another server that is held or interrupted has a line."""
     async with _open_steering(server, "ava resume", lambda records: records.find_one(given)) as (run, _records, decide):
         if run.state == WAITING:  # its line would approve it
             raise Refused(f"Not resumed: {label(run)} waits for approval.")

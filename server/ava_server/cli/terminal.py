@@ -70,7 +70,7 @@ def heading(place: Place) -> None:
 
 
 def named_root(root: DataRoot) -> str:
-    """Return a data root's path for the first line of a screen; empty for the default one, without -v."""
+    """Empty for the default one, without -v."""
     return str(root.path) if VERBOSE.get() or root != default_data_root() else ""
 
 
@@ -80,7 +80,7 @@ def place_json(place: Place) -> dict[str, str]:
 
 
 def present(place: Place, as_json: bool, fields: Mapping[str, Any], lines: Iterable[str]) -> None:
-    """Write what a command has to show: as one JSON object, or as lines below the heading."""
+    """Write one JSON object, or lines below the heading."""
     if as_json:
         say_json({**place_json(place), **fields})
         return
@@ -90,12 +90,7 @@ def present(place: Place, as_json: bool, fields: Mapping[str, Any], lines: Itera
 
 
 def aligned(rows: Iterable[Sequence[str]], *, right: Collection[int] = ()) -> list[str]:
-    """Return rows of cells as lines with columns, each as wide as its widest cell.
-
-    Args:
-        rows: The rows, equally long.
-        right: The numbers of the columns that are aligned to the right.
-    """
+    """Return rows of cells, equally many, as lines with columns; those numbered in `right` are aligned to the right."""
     rows = list(rows)
     widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
 
@@ -115,12 +110,9 @@ def write(text: str) -> None:
 
 
 def write_lines(lines: bytes) -> None:
-    """Write whole lines of JSON to stdout, byte for byte, so that they can be verified.
+    """Write whole lines of JSON to stdout, byte for byte, so that they can be verified; escaped on a terminal.
 
-    On a terminal invisible characters are escaped.
-
-    Raises:
-        ReaderGone: The reader has closed our output.
+    Raises ReaderGone: the reader has closed our output.
     """
     if sys.stdout.isatty():
         write(harmless_json(lines.decode().removesuffix("\n")))
@@ -135,11 +127,7 @@ def write_lines(lines: bytes) -> None:
 
 @asynccontextmanager
 async def reader_gone() -> AsyncGenerator[None]:
-    """End the block when the reader closes our output, also while there is nothing to write.
-
-    Raises:
-        ReaderGone: The reader has closed our output.
-    """
+    """Raises ReaderGone when the reader closes our output, also while there is nothing to write."""
 
     async def watch() -> None:
         await until_reader_gone()
@@ -170,19 +158,15 @@ def _wrapped_for(text: str, stream: TextIO) -> str:
 def wrapped(text: str, width: int, *, breaks: bool = False) -> str:
     """Return the text in lines of at most `width` columns, broken at blanks; a longer word gets its own line.
 
-    A command in backticks stays on one line if it fits, so that it can be copied.
-
-    With `breaks`, longer words are broken too.
-
-    Continuation lines are indented as the line is, or to the text of a list item, else by two blanks. Untrusted text
-    keeps its bar on each line; there, and with `breaks`, longer words are broken too, because the terminal would
-    continue them at the start of a row, where they can pass for a line of Ava's.
+    A command in backticks stays on one line if it fits, so that it can be copied. Continuation lines are indented as
+    the line is, or to the text of a list item, else by two blanks. Untrusted text keeps its bar on each line; there,
+    and with `breaks`, longer words are broken too, because the terminal would continue them at the start of a row,
+    where they can pass for a line of Ava's.
     """
     return "\n".join(wrapped_lines(text, width, breaks=breaks))
 
 
 def wrapped_lines(text: str, width: int, *, breaks: bool = False) -> list[str]:
-    """Return the lines of `wrapped`."""
     return [part for line in text.split("\n") for part in _wrapped_line(line, width, breaks)]
 
 
@@ -204,7 +188,6 @@ def _words(line: str, room: int) -> list[str]:
 
 
 def _parts(line: str, width: int, *, breaks: bool = False) -> list[str]:
-    """Return a line in parts of at most `width` columns; with `breaks`, longer words are broken."""
     if cells(line) <= width:
         return [line]
     begins = _ITEM.match(line)
@@ -241,17 +224,15 @@ def _pieces(word: str, width: int) -> list[str]:
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    """Return a number of things: `1 entry`, `1,200 entries`; of a word without `many`, the plural ends in s."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def one_line(text: str | None) -> str:
-    """Return a text on one line, cleaned."""
     return " ".join(clean(text or "")[0].split())
 
 
 def cells(text: str) -> int:
-    """Return the width of a text in columns: wide characters take two, combining ones none."""
+    """Return the width in columns: wide characters take two, combining ones none."""
     if text.isascii():
         return len(text)
     return sum(
@@ -260,7 +241,7 @@ def cells(text: str) -> int:
 
 
 def cut(line: str, width: int) -> str:
-    """Return the line, shortened to at most `width` columns with `…` at its end."""
+    """A shortened line ends with `…`."""
     if cells(line) <= width:
         return line
     kept, used = 0, 0
@@ -272,12 +253,11 @@ def cut(line: str, width: int) -> str:
 
 
 def say_json(value: Any) -> None:
-    """Write a value to stdout as one line of JSON."""
     write(harmless_json(json.dumps(value, ensure_ascii=False, default=str)))
 
 
 def harmless_json(text: str) -> str:
-    r"""Return the same JSON value with invisible characters written as `\uXXXX`."""
+    r"""Write invisible characters as `\uXXXX`."""
     return _UNSEEN.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
@@ -287,12 +267,10 @@ def someone_there() -> bool:
 
 
 def colours() -> bool:
-    """Tell whether a person wants colours on a terminal."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def styled(text: str, **style: Any) -> str:
-    """Return text with a style for a terminal, where a person wants colours."""
     return typer.style(text, **style) if text and colours() else text
 
 
@@ -340,15 +318,12 @@ def forget_typed() -> None:
 
 
 async def ask(question: str) -> str:
-    """Ask on the terminal and return the answer in lower case, empty at the end of input.
-
-    What was typed before the question appeared does not count.
-    """
+    """Return the answer in lower case, empty at the end of input; what was typed before the question does not count."""
     return (await ask_words(question)).lower()
 
 
 async def ask_words(question: str) -> str:
-    """Ask on the terminal and return the answer as it was typed; otherwise as `ask`."""
+    """Return the answer as it was typed; otherwise as `ask`."""
     forget_typed()
     sys.stderr.write(f"{clean(question)[0]} ")
     sys.stderr.flush()
@@ -364,20 +339,13 @@ async def ask_words(question: str) -> str:
 
 
 async def agrees(question: str) -> bool:
-    """Tell whether a person answers yes; anything else is no."""
     return await ask(f"{question} [y/N]") in YES
 
 
 async def confirm(question: str, done: str) -> None:
-    """Ask before a step that cannot be undone.
+    """Ask before a step that cannot be undone; `done` is what it does, as a participle: `erased`.
 
-    Args:
-        question: The question.
-        done: What the step does, as a participle: `erased`.
-
-    Raises:
-        BadInput: There is no terminal.
-        Refused: The person did not agree.
+    Raises BadInput: there is no terminal; Refused: the person did not agree.
     """
     if not someone_there():
         raise BadInput(f"There is no terminal to ask on, so nothing was {done}. Run it in a terminal, or add --yes.")
@@ -389,12 +357,7 @@ class Progress:
     """Lines of progress: rewritten in place on a terminal, elsewhere written now and then."""
 
     def __init__(self, every_s: float = PLAIN_EVERY_S, *, err: bool = True) -> None:
-        """Begin.
-
-        Args:
-            every_s: Seconds between plain lines.
-            err: Write to stderr; False for stdout.
-        """
+        """`every_s` are the seconds between plain lines."""
         self._every_s = every_s
         self._stream = sys.stderr if err else sys.stdout
         self._in_place = self._stream.isatty() and os.environ.get("TERM") != "dumb"
@@ -405,19 +368,17 @@ class Progress:
 
     @property
     def width(self) -> int | None:
-        """Columns for a line; None if it may have any length."""
+        """None if a line may have any length."""
         return columns(self._stream) - 1 if self._in_place else None
 
     @property
     def spinner(self) -> str:
-        """The frame of a spinner for this moment."""
         variables = (os.environ.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG"))
         ascii_only = next(filter(None, variables), "") in ("C", "POSIX") or "utf" not in self._stream.encoding.lower()
         frames = SPINNERS[ascii_only]
         return frames[int(time.monotonic() / FRAME_S) % len(frames)]
 
     def show(self, *lines: str) -> None:
-        """Show the lines if they have changed."""
         given = tuple(_UNSEEN.sub(" ", clean(line)[0].replace("\n", " ")).rstrip() for line in lines)
         if self._in_place:
             fitting = self._fitting(given)
@@ -453,7 +414,7 @@ class Progress:
         self._shown, self._given = [], ()
 
     def _fitting(self, lines: Sequence[str]) -> list[str]:
-        """Return the lines that fit on the screen; others could not be rewritten."""
+        """Others than those on the screen could not be rewritten."""
         try:
             most = max(1, os.get_terminal_size(self._stream.fileno()).lines - 1)
         except (OSError, ValueError):
@@ -475,10 +436,7 @@ class Progress:
 
 @contextmanager
 def progress_on_terminal() -> Generator[Callable[[str], None]]:
-    """Give a function that shows a line of progress on a terminal, ten times a second at most; elsewhere none is shown.
-
-    The line is removed when the block ends.
-    """
+    """Give a function that shows a line on a terminal, ten times a second at most, until the block ends."""
     if not sys.stderr.isatty():
         yield lambda _line: None
         return

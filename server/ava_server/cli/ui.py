@@ -53,13 +53,9 @@ def ui_command(
 
 
 def open_pages(root: DataRoot, *, browser: bool, terminal: bool, page: str | None = None) -> None:
-    """Serve the pages of this machine's data root, and open one, or say how.
+    """Serve the pages of this machine's data root, and open `page` (path and query), or say how.
 
-    Args:
-        root: Whose pages.
-        browser: Open it in the default browser, where there is one.
-        terminal: Somebody at a terminal asked for it.
-        page: The path and query of the page; None for the overview.
+    `terminal`: somebody at a terminal asked for it.
     """
     from ava_server.config.browser_sessions import BrowserSessions
     from ava_server.core.local_server import start_pages
@@ -78,7 +74,7 @@ def open_pages(root: DataRoot, *, browser: bool, terminal: bool, page: str | Non
 
 
 def _open_remote(address: str, *, browser: bool, sign_out: bool) -> None:
-    """Open the pages of another server, where the person signs in. Raises BadInput: sessions there were to be ended."""
+    """The person signs in there. Raises BadInput: sessions there were to be ended."""
     if sign_out:
         raise BadInput(
             "--sign-out is for this machine's data root. On another server, sign out on its page; a token that is"
@@ -90,9 +86,9 @@ def _open_remote(address: str, *, browser: bool, sign_out: bool) -> None:
 
 
 def _opens(address: str) -> bool:
-    """Open an address in the default browser, where there is one with a window, and tell whether it did.
+    """Tell whether a browser with a window was opened.
 
-    In a session over SSH a browser would open on the wrong machine, and a text browser would take the terminal.
+    In a session over SSH it would open on the wrong machine, and a text browser would take the terminal.
     """
     # The address signs whoever opens it in, so no program of the project may do that. The module looks at once.
     os.environ["PATH"] = path_outside(os.environ.get("PATH", os.defpath), checkout_here())

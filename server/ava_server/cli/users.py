@@ -258,7 +258,6 @@ def _limits(
     workspace: list[str] | None,
     role: list[str] | None,
 ) -> dict[str, Any]:
-    """Return the limits that were given, by their names in config.toml."""
     given = {
         "daily_cents": None if daily is None else round(parse_cents("--daily", daily, zero=True) or 0),
         "running": running,

@@ -73,7 +73,6 @@ def wait_command(
 
 
 async def wait_for(server: RemoteServer | None, ids: list[str], within_s: float | None, as_json: bool) -> int:
-    """Wait for runs to end, without an id for the last one; show their results, and return the exit code."""
     from ava_server.cli.records import open_records
     from ava_server.render.run_view import status_line
 
@@ -101,7 +100,7 @@ async def wait_for(server: RemoteServer | None, ids: list[str], within_s: float 
 
 
 async def _show_ended(records: Records, seen: Sequence[RunView], as_json: bool) -> int:
-    """Show the results, put on record that they were shown, and return the worst exit code."""
+    """Put on record that the results were shown, and return the worst exit code."""
     found = [await records.record(run.row.id) for run in seen]
     over = [run.row.id for run in seen if run.over]
     if as_json:
@@ -146,7 +145,7 @@ class RunWatch:
         self._steps_upto = 0
 
     async def look(self) -> list[RunView]:
-        """Return the runs as they are now. Raises StoreUnavailable: the log cannot be read."""
+        """Raises StoreUnavailable: the log cannot be read."""
         return await self._records.views(self._run_ids)
 
     async def until_over(
@@ -156,9 +155,8 @@ class RunWatch:
     ) -> None:
         """Show what they do until all of them are over; a log that cannot be read is waited for.
 
-        Args:
-            quiet: Tells whether a question stands on the line.
-            attend: Asks the person what the runs wait for; without it, they are told the command.
+        `quiet` tells whether a question stands on the line. `attend` asks the person what the runs wait for; without
+        it, they are told the command.
         """
         while True:
             try:
@@ -180,7 +178,6 @@ class RunWatch:
             await anyio.sleep(self._records.every_s)
 
     def _tell_questions(self, seen: list[RunView]) -> None:
-        """Show each question of a run once, and how to answer it."""
         for run in seen:
             asked = run.wait.question if run.wait is not None else None
             if asked is not None and asked.asked.question_id not in self._told:
@@ -218,7 +215,6 @@ class RunWatch:
                 self._steps.append(terminal.one_line(entry.fact.activity))
 
     def _screen_of(self, run: RunView, width: int) -> list[str]:
-        """Return what it is called and has used, its last steps, and what it does now."""
         from ava_server.render.run_view import figures
 
         called, used = label(run.row), figures(run)
@@ -231,7 +227,7 @@ class RunWatch:
 
 
 def lines_of(seen: Sequence[RunView], progress: terminal.Progress) -> list[str]:
-    """Return one line for all runs, and a table; what a run does comes last, where a narrow terminal cuts it."""
+    """Return a line for all runs, and a table; what a run does comes last, where a narrow terminal cuts it."""
     from ava_audit.units import format_usd
     from ava_server.render.run_view import cost_of, elapsed_s
 
@@ -293,14 +289,10 @@ class FollowedRuns:
         self._left: int | None = None
 
     async def until_over(self, *, piped: bool = False) -> int | None:
-        """Show runs until all have ended.
+        """Return None when all have ended and can be handed over, or the exit code.
 
-        Args:
-            piped: The results go to the standard output. If its reader has gone, nobody waits for them: a run of this
-                process is cancelled, and one that a worker drives goes on.
-
-        Returns:
-            None when all have ended and can be handed over, or the exit code.
+        `piped`: the results go to the standard output. If its reader has gone, nobody waits for them: a run of this
+        process is cancelled, and one that a worker drives goes on.
         """
         with received(signal.SIGINT) as signals:
             async with anyio.create_task_group() as tasks:
@@ -360,7 +352,6 @@ class FollowedRuns:
             tasks.start_soon(self._answer, self._asking, waits[new])
 
     async def _answer(self, asking: _Asking, run: RunView) -> None:
-        """Ask a person what a run asks, and pass the answer on."""
         self._watch.progress.end()
         try:
             with asking.scope:
@@ -371,7 +362,6 @@ class FollowedRuns:
             self._asking = None
 
     async def _reply(self, asking: _Asking, run: RunView) -> None:
-        """Have a person answer a run's question."""
         from ava_server.approval.questions import Reply
         from ava_server.runs.questions import own_words
         from ava_server.service.access import Access
@@ -390,7 +380,7 @@ class FollowedRuns:
         tell(done or f"{label(run.row)} no longer waits for this answer.")
 
     async def _allow_more(self, asking: _Asking, run: RunView) -> None:
-        """Have a person decide whether a run near a cap gets more; no means that it hands in what it has."""
+        """No means that the run hands in what it has."""
         client = LocalApprovals(self._runtime, self._service.session)
         found = await client.extensions([run.row.id])
         if not found:
@@ -461,19 +451,8 @@ async def deliver(
 ) -> int:
     """Hand over the results of ended runs, put that on record, and return the exit code.
 
-    It is that of the first run that did not succeed. If all did and a file could not be copied, it says so.
-
-    Args:
-        runtime: The open data root.
-        session: Whose they are.
-        run_ids: The runs.
-        command: The command that hands them over, as the log names it.
-        as_json: As one JSON object; of several, with a list of them.
-        out: A file in place of the standard output.
-        artifacts: A folder to copy the runs' files to; of several runs, each gets a folder of its own in it.
-
-    Raises:
-        BadInput: The file cannot be written.
+    It is that of the first run that did not succeed. If all did and a file could not be copied, it says so. Of several
+    runs, each gets a folder of its own in `artifacts`. Raises BadInput: the file `out` cannot be written.
     """
     from ava_server.cli.records import LocalRecords
 

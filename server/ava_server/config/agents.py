@@ -39,7 +39,6 @@ class AgentSpec:
 
     @property
     def runner(self) -> str:
-        """How role files and calls name it."""
         return f"{ACP}{self.name}"
 
 
@@ -50,7 +49,7 @@ def _built_in() -> Mapping[str, AgentSpec]:
 
 
 def agents_of(settings: Settings) -> Mapping[str, AgentSpec]:
-    """Return the agents that a run can name: those that are built in, and those of the settings."""
+    """Return the agents that are built in, and those of the settings."""
     found = dict(_built_in())
     for name, given in settings.agents.items():
         known = found.get(name) or AgentSpec(name, name, (name,), ("chat_completions",), _UNKNOWN_BYTES)
@@ -63,7 +62,7 @@ _UNKNOWN_BYTES = 60_000
 
 
 def agent_of(runner: str, settings: Settings) -> AgentSpec | None:
-    """Return the agent that does a run; None where Ava itself does. Raises BadInput: it is not known."""
+    """None: Ava itself does the run. Raises BadInput: the agent is not known."""
     if runner == IN_PROCESS:
         return None
     known = agents_of(settings)

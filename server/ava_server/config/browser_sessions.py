@@ -64,7 +64,6 @@ class BrowserSession:
 
     @property
     def is_valid(self) -> bool:
-        """Whether it has not expired."""
         return self.expires_us > now_us()
 
 
@@ -89,10 +88,7 @@ class BrowserSessions:
         self._watched = WatchedFile(path, self._read)
 
     def issue_code(self, user: str, *, terminal: bool = False, only: Sequence[str] = ()) -> str:
-        """Make a one-time code for this machine's user, who asked at a `terminal`, and return it.
-
-        `only` has the proposals that its session may show and decide on; empty is everything.
-        """
+        """Return a one-time code for this machine's user, who asked at a `terminal`; `only` as in its session."""
         return self._make("code", user, CODE_US, terminal=terminal, name=" ".join(only) or None)
 
     def linked(self) -> frozenset[str]:
@@ -102,7 +98,7 @@ class BrowserSessions:
         return frozenset(proposal for each in recent for proposal in (each.name or "").split())
 
     def issue_passkey_code(self, user: str, name: str) -> str:
-        """Make a one-time code with which a user can add one passkey, and return it."""
+        """Return a one-time code with which a user can add one passkey."""
         return self._make("passkey", user, CODE_US, name=name)
 
     def passkey_code(self, code: str, user: str) -> BrowserSession | None:
@@ -111,14 +107,14 @@ class BrowserSessions:
         return found if found is not None and _is_passkey_code(found, user) else None
 
     def take_passkey_code(self, code: str, user: str) -> BrowserSession | None:
-        """Use up a code for adding a passkey, and return what it stands for; None if it is not valid for this user."""
+        """Use up a code for adding a passkey; None if it is not valid for this user."""
         if self.passkey_code(code, user) is None:
             return None
         found = self._take(code, "passkey")
         return found if found is not None and _is_passkey_code(found, user) else None
 
     def issue_challenge(self, user: str, purpose: str, life_us: int) -> str:
-        """Make a challenge for one purpose, and return it. Raises ConfigError: it cannot be stored."""
+        """Return a challenge for one purpose. Raises ConfigError: it cannot be stored."""
         return self._make("challenge", user, life_us, name=purpose)
 
     def take_challenge(self, challenge: str) -> str | None:
@@ -127,7 +123,7 @@ class BrowserSessions:
         return None if found is None else found.name
 
     def open(self, user: str, *, token: str | None = None, terminal: bool = False, only: str | None = None) -> str:
-        """Begin a session, perhaps for `only` some proposals, and return the value of its cookie."""
+        """Return the value of the new session's cookie."""
         return self._make("session", user, SESSION_US, token=token, terminal=terminal, name=only)
 
     def redeem(self, code: str) -> str | None:
@@ -136,21 +132,20 @@ class BrowserSessions:
         return None if found is None else self.open(found.user, terminal=found.terminal, only=found.name)
 
     def find(self, cookie: str) -> BrowserSession | None:
-        """Return the session with this cookie, None if there is none or it has expired."""
         found = self._stored(_hash(cookie)) if _fits(cookie) else None
         return found if found is not None and found.kind == "session" and found.is_valid else None
 
     def current(self, hashed: str) -> BrowserSession | None:
-        """Return the session with this hash, None if it has ended. Raises ConfigError: the file cannot be read."""
+        """None: it has ended. Raises ConfigError: the file cannot be read."""
         found = self._watched.current().get(hashed)
         return found if found is not None and found.kind == "session" and found.is_valid else None
 
     def end(self, hashed: str) -> None:
-        """End a session. Raises ConfigError: the file cannot be read or written."""
+        """Raises ConfigError: the file cannot be read or written."""
         self._change(lambda document: document.pop(hashed, None))
 
     def end_all(self) -> int:
-        """End all sessions, make all codes useless, and return how many sessions there were."""
+        """Make all codes useless too, and return how many sessions there were."""
         ended = [each for each in self._read().values() if each.kind == "session" and each.is_valid]
         if self._read():
             self._change(lambda document: document.clear())

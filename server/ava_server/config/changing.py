@@ -25,7 +25,6 @@ LOCK_S = 10.0
 
 
 def known_settings(configured: Configured) -> dict[Place, Any]:
-    """Return every setting with its value as JSON."""
     found: dict[Place, Any] = {}
 
     def add(value: object, path: tuple[str, ...]) -> None:
@@ -48,10 +47,7 @@ def parse_value(text: str) -> Any:
 
 
 def parse_name(name: str) -> Place:
-    """Return the path of a setting.
-
-    Raises BadInput: no key in TOML; the error has the right spelling if there is one.
-    """
+    """Raises BadInput: no key in TOML; the error has the right spelling if there is one."""
     place = parse_setting_name(name)
     if place is None:
         better = "" if {'"', "'"} & set(name) else _with_quotes(name)
@@ -74,7 +70,6 @@ def _with_quotes(name: str) -> str:
 
 
 def no_setting(name: str) -> BadInput:
-    """Return the error about a name that no setting has."""
     known = [setting_name(place) for place in known_settings(Configured())]
     better = "" if '"' in name else _with_quotes(name)
     hint = did_you_mean(name, known) if better in ("", name) else f"did you mean {shlex.quote(better)}? "
@@ -82,10 +77,10 @@ def no_setting(name: str) -> BadInput:
 
 
 def change_settings(path: Path, changes: Mapping[Place, Any]) -> list[Any]:
-    """Set values in `config.toml`, or remove them (None); return the values before, None where there was none.
+    """Set values in `config.toml`, or remove them (None); return those before, None where there was none. Blocking.
 
-    The file is created if it is missing. Blocking. Raises BadInput: there is no such setting; ConfigError: the value or
-    the file is invalid, or the file cannot be read or written; nothing is changed.
+    Raises BadInput: there is no such setting; ConfigError: a value or the file is invalid or unusable; nothing is
+    changed.
     """
     import portalocker
 
@@ -107,10 +102,7 @@ def change_settings(path: Path, changes: Mapping[Place, Any]) -> list[Any]:
 
 
 def change_document(text: str, changes: Mapping[Place, Any], path: Path) -> tuple[str, list[Any]]:
-    """Return settings in TOML with values set, or removed (None), and the values before; `path` is for errors.
-
-    Raises BadInput: there is no such setting; ConfigError: a value or the text is invalid.
-    """
+    """As `change_settings`, of a text; `path` is for errors."""
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
 
@@ -145,7 +137,7 @@ def _put(document: TOMLDocument, names: Place, value: Any) -> Any:
 
 
 def _check(values: dict[str, Any], path: Path, places: Iterable[Place]) -> None:
-    """Check the whole file. Raises BadInput: there is no setting of this name; ConfigError: a value is invalid."""
+    """Raises BadInput: there is no setting of this name; ConfigError: a value is invalid."""
     checks.refuse_secrets(values, str(path))
     try:
         Configured.model_validate(values)

@@ -64,7 +64,7 @@ _VARIABLE_PART = re.compile(rf"({_QUOTED}|(?:(?!__)[^\"'])+)(?:__|\Z)")
 
 
 def setting_name(path: Place) -> str:
-    """Return a setting's name as TOML writes a dotted key: `prices."local:qwen3".input`."""
+    """`prices."local:qwen3".input`."""
     return ".".join(part if _BARE.fullmatch(part) else _quoted(part) for part in path)
 
 
@@ -73,7 +73,7 @@ def _quoted(part: str) -> str:
 
 
 def parse_setting_name(name: str) -> Place | None:
-    """Return a setting's path from its name, a dotted TOML key; None if TOML does not allow the key."""
+    """None: TOML does not allow the key."""
     if not _NAME.fullmatch(name.strip()):
         return None
     try:
@@ -91,9 +91,8 @@ def environment_tree(env: Mapping[str, str], model: type[BaseModel]) -> tuple[di
     """Return the settings that `AVA_A__B` variables hold, as nested tables of text and JSON lists, and where each is.
 
     A part of a variable's name is a key in lower case, or in quotes one as it is written. Empty variables count as
-    unset: install dialogs pass them for blank fields. Unknown ones are ignored, unless they look like a misspelt
-    setting. Raises ConfigError: a variable looks like a misspelt setting, or holds broken JSON or an unfilled
-    placeholder.
+    unset: install dialogs pass them for blank fields. Unknown ones are ignored. Raises ConfigError: a variable looks
+    like a misspelt setting, or holds broken JSON or an unfilled placeholder.
     """
     _refuse_unfilled("AVA_WORKSPACE", env.get("AVA_WORKSPACE", ""))
     tree: dict[str, Any] = {}
@@ -128,7 +127,7 @@ def _variable_path(rest: str) -> Place | None:
 
 
 def _refuse_unfilled(name: str, given: str) -> None:
-    """Refuse a folder in which the host left a placeholder: it would be ignored as a folder that does not exist."""
+    """The folder would be ignored as one that does not exist."""
     placeholder = placeholder_in(given)
     if placeholder:
         raise ConfigError(
@@ -155,10 +154,7 @@ def _read(name: str, text: str) -> Any:
 
 
 def cents(name: str, dollars: str) -> int:
-    """Return the cents of dollars such as `5` or `2.50`.
-
-    Raises ConfigError: negative, a fraction of a cent, or no amount.
-    """
+    """Raises ConfigError: dollars that are negative, a fraction of a cent, or no amount."""
     match = _DOLLARS.fullmatch(dollars)
     if match is None:
         raise ConfigError(
@@ -271,13 +267,12 @@ def _at(settings: BaseModel, path: tuple[str, ...]) -> Any:
 
 
 def variable(path: Place) -> str:
-    """Return the environment variable of a setting."""
     plain = (_BARE.fullmatch(part) and part == part.lower() and "__" not in part for part in path)
     return PREFIX + "__".join(part.upper() if fits else _quoted(part) for part, fits in zip(path, plain, strict=True))
 
 
 def variable_of(path: Place, variables: Mapping[Place, str]) -> str:
-    """Return the variable that holds a setting, or that holds its table as JSON, or else that could hold it."""
+    """Return the variable that holds a setting, or its table as JSON, or else that could hold it."""
     prefixes = (path[:end] for end in range(len(path), 0, -1))
     return next((variables[each] for each in prefixes if each in variables), variable(path))
 
@@ -310,7 +305,7 @@ def explained(
 
 
 def fields_at(model: type[BaseModel], path: Place) -> list[str]:
-    """Return the settings below a place of a model; none where the place has a value."""
+    """None where the place has a value."""
     current: Any = model
     for part in path:
         if isinstance(current, type) and issubclass(current, BaseModel):
@@ -350,7 +345,7 @@ _KINDS = {
 
 
 def shown(value: object) -> str:
-    """Return a value for an error text: short, and without what looks like a key."""
+    """Short, and without what looks like a key."""
     from ava_audit.redaction import Redactor
 
     if isinstance(value, Mapping):

@@ -42,7 +42,7 @@ class Credentials:
         return self._keys.current()[1]
 
     def search(self, name: str | None = None) -> Engine | None:
-        """Return the configured search engine, or the one of this name if it is configured; else None. Blocking."""
+        """Return the configured search engine, or the one of this name if it is configured. Blocking."""
         from ava_server.config.search_engines import engine_of
 
         return engine_of(self._settings.search, self._keys.current()[0], name)
@@ -72,7 +72,7 @@ class Credentials:
 
 
 def model_settings(settings: Settings, stored: Mapping[str, Key] | None = None) -> ModelSettings:
-    """Return what settings and keys (None: read them) say about models. Raises AvaError: a key or a name is invalid."""
+    """`stored` None: read the keys. Raises AvaError: a key or a name is invalid."""
     stored = read_keys(settings.paths.keys) if stored is None else stored
     names = {*KNOWN_URLS, *settings.providers}
     addresses = provider_addresses(settings)
@@ -97,12 +97,11 @@ def model_settings(settings: Settings, stored: Mapping[str, Key] | None = None) 
 
 
 def provider_addresses(settings: Settings) -> dict[str, str]:
-    """Return the addresses of providers in the settings."""
     return {name: own.base_url for name, own in settings.providers.items() if own.base_url}
 
 
 def _in_environment(settings: Settings, env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the keys and passwords to redact in the environment: all except placeholders, valid or not."""
+    """Yield what to redact in the environment: all keys and passwords except placeholders, valid or not."""
     for variable, name in key_variables(env).items():
         if not is_placeholder(env[variable]) or variable.startswith(OWN_PREFIX):
             yield name, env[variable]

@@ -29,7 +29,7 @@ _DAY_CAP = "AVA_DAILY_USD"
 
 
 def unset_unfilled(env: MutableMapping[str, str]) -> list[str]:
-    """Remove unfilled placeholders among Ava's optional variables from an environment; returns their names.
+    """Remove unfilled placeholders among Ava's optional variables; returns their names.
 
     Every start calls this first, so it imports nothing unless there is something to remove.
     """
@@ -47,6 +47,5 @@ def unset_unfilled(env: MutableMapping[str, str]) -> list[str]:
 
 
 def placeholder_in(value: str) -> str | None:
-    """Return the first unfilled placeholder in a path, if there is one."""
     found = _WITHIN.search(value)
     return found[0].strip() if found else None

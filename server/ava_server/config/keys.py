@@ -62,9 +62,8 @@ def find_key(
 ) -> Key | None:
     """Return a provider's key: `AVA_KEY_<PROVIDER>`, else the usual variable, else the one in the file, if it exists.
 
-    Case does not matter in the name, and `-` is `_`. `addresses` are those in the settings, by provider; a provider
-    without one is called at its own. Raises BadInput: the name is invalid; ConfigError: the key is, or the file cannot
-    be used.
+    Case does not matter in the name, and `-` is `_`. A provider that is not in `addresses` is called at its own. Raises
+    BadInput: the name is invalid; ConfigError: the key is, or the file cannot be used.
     """
     name = provider_name(provider)
     found = _from_environment(name, os.environ if env is None else env, addresses.get(name))
@@ -72,7 +71,6 @@ def find_key(
 
 
 def key_among(stored: Mapping[str, Key], provider: str, address: str | None = None) -> Key | None:
-    """Return a provider's key as `find_key` does, with the file's keys already read."""
     name = provider_name(provider)
     return _from_environment(name, os.environ, address) or stored.get(name)
 
@@ -101,7 +99,7 @@ def list_keys(
 
 
 def set_key(provider: str, value: str, keys_file: Path) -> None:
-    """Store a key in the file, atomically and for its owner alone; an existing one is replaced.
+    """Store a key in the file, atomically and for its owner alone.
 
     Raises BadInput: name or value is invalid; it is not shown; ConfigError: the file cannot be used.
     """
@@ -119,7 +117,7 @@ def set_key(provider: str, value: str, keys_file: Path) -> None:
 
 
 def remove_key(provider: str, keys_file: Path) -> bool:
-    """Remove a key from the file; False without one. Raises BadInput: an invalid name; ConfigError: unusable file."""
+    """False: there was none. Raises BadInput: an invalid name; ConfigError: unusable file."""
     return _file(keys_file).remove(provider_name(provider), lambda: read_keys(keys_file)) is not None
 
 
@@ -149,10 +147,7 @@ def address_variables(provider: str) -> tuple[str, str]:
 
 
 def why_unused(provider: str, env: Mapping[str, str], address: str | None = None) -> str | None:
-    """Return why a provider's usual variable is set but not used, as for another `address` than its own.
-
-    None otherwise.
-    """
+    """Return why a provider's usual variable is set but not used, as for another `address` than its own."""
     variable = WELL_KNOWN.get(provider, "")
     value = env.get(variable, "").strip()
     if not value:
@@ -192,7 +187,7 @@ def _from_environment(provider: str, env: Mapping[str, str], address: str | None
 
 
 def read_keys(path: Path) -> dict[str, Key]:
-    """Return the file's keys by provider, read at once, none without a file. Raises ConfigError: it cannot be used."""
+    """None without a file. Raises ConfigError: it cannot be used."""
     keys: dict[str, Key] = {}
     file = _file(path)
     for name, value in file.entries().items():
@@ -207,7 +202,7 @@ def _file(path: Path) -> PrivateFile:
 
 
 def _copied_too_much(value: str) -> str | None:
-    """Return what was copied along with a key, without showing either."""
+    """Without showing either."""
     if _VARIABLE.match(value):
         return "it begins with the name of a variable, as in a file of variables"
     if value[:1] in _QUOTES or value[-1:] in _QUOTES:
@@ -216,7 +211,7 @@ def _copied_too_much(value: str) -> str | None:
 
 
 def _fault(value: str) -> str | None:
-    """Return why a value cannot be a key, without showing it."""
+    """Without showing the value."""
     if len(value) < SHORTEST:
         return f"it has fewer than {SHORTEST} characters"
     if any(char.isspace() for char in value):

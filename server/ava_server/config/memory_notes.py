@@ -23,10 +23,7 @@ _MISSING = "There is no note {}. `ava memory` lists the notes."
 
 
 def note_name(given: str) -> str:
-    """Return a note's name.
-
-    Raises BadInput: invalid; not repeated, as it may be a text or a secret given by mistake.
-    """
+    """Raises BadInput: invalid; not repeated, as it may be a text or a secret given by mistake."""
     name = given.strip().removesuffix(".md")
     if not is_note_name(name):
         raise BadInput(f"A note's name has {NAME_RULE}, such as house-rules (no name of a device, such as con).")
@@ -34,7 +31,7 @@ def note_name(given: str) -> str:
 
 
 def text_of(data: bytes) -> str:
-    """Return the text that was piped in, with Unix line ends. Raises BadInput: it is too long, or not UTF-8 text."""
+    """With Unix line ends. Raises BadInput: it is too long, or not UTF-8 text."""
     if len(data) > NOTE_BYTES:
         raise BadInput(f"The text has more than {NOTE_BYTES:,} bytes. Put it into several notes, or shorten it.")
     try:
@@ -56,27 +53,23 @@ class Notebook:
         self._redactor = redactor or Redactor({})
 
     def all(self) -> Notes:
-        """Return all notes. Raises ConfigError: the folder cannot be read, or is not safe to use."""
+        """Raises ConfigError: the folder cannot be read, or is not safe to use."""
         with self._for_person():
             return self.memory.read()
 
     def find(self, name: str) -> Note | None:
-        """Return a note, if there is one."""
         with self._for_person():
             return self.memory.note(name)
 
     def get(self, name: str) -> Note:
-        """Return a note. Raises BadInput: there is none."""
+        """Raises BadInput: there is none."""
         note = self.find(name)
         if note is None:
             raise BadInput(_MISSING.format(name))
         return note
 
     def add(self, name: str, text: str, *, append: bool = False) -> Note:
-        """Write a new note, or with `append` add the text to the end of an existing one.
-
-        Raises BadInput: the note exists already, or the text is invalid or contains a secret.
-        """
+        """Raises BadInput: the note exists (without `append`), or the text is invalid or contains a secret."""
         if not text.strip():
             raise BadInput("No text was given; nothing was written.")
         with self._locked():
@@ -91,7 +84,7 @@ class Notebook:
             return self._write(name, old + gap + text, new=before is None)
 
     def remove(self, name: str) -> None:
-        """Remove a note, even one that cannot be read. Raises BadInput: there is none."""
+        """Even one that cannot be read. Raises BadInput: there is none."""
         with self._locked():
             try:
                 self.memory.path(name).unlink()
@@ -118,7 +111,7 @@ class Notebook:
         return self.get(name)
 
     def _refuse_secrets(self, name: str, text: str) -> None:
-        """Raise BadInput for secrets, because models read notes; says what was found and where, never its value."""
+        """Models read notes. Raises BadInput: says what was found and where, never its value."""
         instead = (
             "Store it with `ava secret set NAME --for HOST` and write {{secret:NAME}} instead, for roles that list"
             " NAME under secrets. Nothing was written."

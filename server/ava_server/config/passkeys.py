@@ -49,7 +49,6 @@ class Passkey:
         return hashlib.sha256(self.credential).hexdigest()[:16]
 
     def on_record(self) -> dict[str, Any]:
-        """Return what the log records of it."""
         return {"id": self.id, "user": self.user, "host": self.host}
 
 
@@ -64,22 +63,18 @@ class Passkeys:
         self._watched = WatchedFile(path, self._read)
 
     def all(self) -> list[Passkey]:
-        """Return the passkeys of all users, by user and name."""
         return sorted(self._watched.current().values(), key=lambda each: (each.user, each.name))
 
     def of(self, user: str, host: str | None = None) -> list[Passkey]:
-        """Return a user's passkeys, by default for all hosts."""
+        """By default for all hosts."""
         return [each for each in self.all() if each.user == user and host in (None, each.host)]
 
     def check_new(self, user: str, name: str) -> None:
-        """Check that a user may have another passkey of this name.
-
-        Raises Refused: it is used, or there are too many.
-        """
+        """Raises Refused: the name is used, or there are too many."""
         _refuse_another(self.of(user), name)
 
     def add(self, passkey: Passkey) -> None:
-        """Store a passkey. Raises Refused: the name or the passkey itself is known, or the user has too many."""
+        """Raises Refused: the name or the passkey itself is known, or the user has too many."""
         self._file.make_folder()
 
         def edit(document: TOMLDocument) -> None:
@@ -91,10 +86,7 @@ class Passkeys:
         self._file.change(self._read, edit)
 
     def note_use(self, passkey: Passkey, counter: int) -> None:
-        """Note that a passkey was used, with the count of signatures that it sent.
-
-        Raises Refused: it was removed meanwhile, or the count is not higher than before: then it may be a copy.
-        """
+        """Raises Refused: it was removed meanwhile, or the count is not higher than before: then it may be a copy."""
 
         def edit(document: TOMLDocument) -> None:
             stored = self._read().get(passkey.id)
@@ -108,7 +100,7 @@ class Passkeys:
         self._file.change(self._read, edit)
 
     def remove(self, user: str, name: str) -> Passkey | None:
-        """Remove a user's passkey, and return it; None when there is none of this name."""
+        """None: there is none of this name."""
         found = next((each for each in self.of(user) if each.name == name), None)
         return None if found is None else self._file.remove(found.id, self._read)
 
@@ -117,12 +109,12 @@ class Passkeys:
 
 
 def new_passkey(user: str, name: str, host: str, credential: bytes, public_key: bytes, counter: int) -> Passkey:
-    """Return a passkey that is to be stored now. Raises BadInput: the name is invalid."""
+    """Raises BadInput: the name is invalid."""
     return Passkey(passkey_name(name), user, host, credential, public_key, counter, now_us())
 
 
 def passkey_name(given: str) -> str:
-    """Return a passkey's name. Raises BadInput: it is invalid."""
+    """Raises BadInput: it is invalid."""
     name = given.strip()
     if not _NAME.fullmatch(name):
         raise BadInput(
@@ -133,7 +125,6 @@ def passkey_name(given: str) -> str:
 
 
 def passkey_host(url: str) -> str:
-    """Return the host name to which the passkeys of a site belong."""
     return urlsplit(url).hostname or "localhost"
 
 

@@ -57,7 +57,6 @@ class PinFile:
 
     @property
     def path(self) -> Path:
-        """The file."""
         return self._file.path
 
     @property
@@ -71,7 +70,7 @@ class PinFile:
         return self._stored() is not None
 
     def set(self, pin: str) -> None:
-        """Store the first PIN. Raises BadInput: it is too weak; Refused: there is one already."""
+        """Raises BadInput: it is too weak; Refused: there is one already."""
         refuse_weak(pin)
         self._file.make_folder()
 
@@ -83,10 +82,7 @@ class PinFile:
         self._file.change(self._stored, edit)
 
     def ready(self) -> None:
-        """Check that a PIN can be accepted, before a person is asked for it.
-
-        Raises Refused: there is none, or it is locked.
-        """
+        """Raises Refused, before a person is asked for the PIN: there is none, or it is locked."""
         if not self.is_set:
             raise Refused(NONE_YET)
         self.refuse_locked()
@@ -98,7 +94,7 @@ class PinFile:
             _refuse_locked(stored.locked_until - time.time())
 
     def check(self, pin: str) -> None:
-        """Check a PIN that a person has given. Raises Refused: it is wrong, or the PIN is locked.
+        """Raises Refused: the PIN is wrong, or locked.
 
         Each try is counted before it is checked, so there are never more than five, even with concurrent tries. The
         fifth wrong one locks the PIN for 15 minutes; then the right one is refused too.
@@ -112,18 +108,18 @@ class PinFile:
         self._change({"tries": 0, "locked_until": 0.0})
 
     def change(self, old: str, new: str) -> None:
-        """Replace the PIN. Raises BadInput: the new one is too weak; Refused: the old one is wrong, or locked."""
+        """Raises BadInput: the new one is too weak; Refused: the old one is wrong, or locked."""
         refuse_weak(new)
         self.check(old)
         self._change(_entry(new))
 
     def remove(self, pin: str) -> None:
-        """Remove the PIN, and with it the policy `human`. Raises Refused: it is wrong, or locked."""
+        """Raises Refused: it is wrong, or locked."""
         self.check(pin)
         self._change(None)
 
     def _counted(self) -> _Stored:
-        """Count a try, and return what is then stored. Raises Refused: there is no PIN, or it is locked."""
+        """Count a try. Raises Refused: there is no PIN, or it is locked."""
         if not self.is_set:  # there may be no folder for the lock
             raise Refused(NONE_YET)
 
@@ -162,7 +158,7 @@ class PinFile:
 
 
 def _refuse_locked(left_s: float) -> None:
-    """Refuse while the PIN is locked; a longer time than `LOCKED_S` means that the clock was set back."""
+    """A longer time than `LOCKED_S` means that the clock was set back."""
     if 0 < left_s <= LOCKED_S:
         raise Refused(f"The PIN is locked for {max(1, round(left_s / 60))} more min, after {TRIES} wrong tries.")
 
@@ -172,7 +168,7 @@ def _table(document: TOMLDocument) -> dict[str, Any]:
 
 
 def _read(entries: dict[str, Any], file: PrivateFile) -> _Stored | None:
-    """Return what is stored. Raises ConfigError: it is not as `ava pin` writes it."""
+    """Raises ConfigError: it is not as `ava pin` writes it."""
     if not entries:
         return None
     try:
@@ -212,7 +208,7 @@ def _hash(pin: str, salt: bytes, cost: tuple[int, int, int]) -> bytes:
 
 
 def refuse_weak(pin: str) -> None:
-    """Raise BadInput for a PIN, unshown, that can be guessed in five tries."""
+    """Raises BadInput for a PIN, unshown, that can be guessed in five tries."""
     if not SHORTEST <= len(pin) <= LONGEST or not pin.isprintable() or pin != pin.strip():
         raise BadInput(
             f"A PIN has {SHORTEST} to {LONGEST} characters, digits or others, without white space around them."

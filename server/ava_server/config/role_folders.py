@@ -29,15 +29,12 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def read_trusted(path: Path) -> dict[str, dict[str, str]]:
-    """Return the trusted files, by the real path of their folder. Blocking. Raises ConfigError: they cannot be read."""
+    """Return the trusted files, by the real path of their folder. Blocking. Raises ConfigError."""
     return _file(path).read(_hashes, "ava roles trust")
 
 
 def change_trusted(path: Path, folders: Mapping[str, Hashes]) -> dict[str, dict[str, str]]:
-    """Trust exactly these files of these folders; return what was trusted of them before. Blocking.
-
-    Raises ConfigError.
-    """
+    """Trust exactly these files of these folders; return what was trusted of them before. Blocking."""
     file = _file(path)
     file.make_folder()
     before: dict[str, dict[str, str]] = {}
@@ -84,7 +81,7 @@ class RolePlaces:
 
     @property
     def of_project(self) -> tuple[Folder, ...]:
-        """The project's folders, before their trust is known."""
+        """Before their trust is known."""
         if self.project is None:
             return ()
         own = Folder(self.project / OURS, OURS, self.project, {})
@@ -93,7 +90,6 @@ class RolePlaces:
 
     @property
     def of_user(self) -> tuple[Folder, ...]:
-        """The user's Claude Code agents."""
         return self._agents_of_user if self.claude_agents else ()
 
     @property
@@ -101,7 +97,7 @@ class RolePlaces:
         return (Folder(self.home / CLAUDE, f"~/{CLAUDE}", deep=True),) if self.home is not None else ()
 
     def unread(self) -> str:
-        """Return which Claude Code agents are left unread, and how to use them; empty if none. Blocking.
+        """Return which Claude Code agents are left unread, and how to use them. Blocking.
 
         It names no file: a project's author chose the names, and a model may see this.
         """
@@ -145,14 +141,14 @@ class RolePlaces:
 
 
 def project_named(given: str, data_root: Path, home: Path) -> Path:
-    """Return the project that a folder belongs to. Blocking. Raises WorkspaceRefused: it cannot be one."""
+    """Blocking. Raises WorkspaceRefused: the folder cannot belong to one."""
     return project_at(given, holding=(OURS, CLAUDE), data_root=data_root, home=home)
 
 
 def workspace_of(
     settings: Settings, *, asked: str | None, client_roots: Sequence[str], cwd: Path, home: Path
 ) -> Workspace | WorkspaceRefused:
-    """Return the workspace of a proposal, or why it is refused. Blocking."""
+    """Blocking."""
     try:
         return resolve_workspace(
             asked=asked,
@@ -207,7 +203,7 @@ def checkout_here() -> Path | None:
 
 
 def places_here(root: DataRoot | None, settings: Settings | None) -> RolePlaces:
-    """Return the folders with role files for this process's working folder, even with invalid settings. Blocking."""
+    """Of this process's working folder, even with invalid settings. Blocking."""
     try:
         home = Path.home()
     except RuntimeError:  # the system does not know this user

@@ -33,13 +33,12 @@ ORDER = (Kagi.name, Brave.name, Searxng.name)
 
 
 def engine_title(name: str) -> str:
-    """Return an engine's name for people."""
     titles = {engine.name: engine.title for engine in (Kagi, Brave, Searxng)}
     return titles.get(name) or (search_terms()[name].title if name in search_terms() else name)
 
 
 def engine_of(settings: SearchSettings, stored: Mapping[str, Key], name: str | None = None) -> Engine | None:
-    """Return the configured search engine, or the one of this name, or None. Raises ConfigError: its key is invalid."""
+    """Return the configured search engine, or the one of this name. Raises ConfigError: its key is invalid."""
     wanted = [each for each in ORDER if settings.engine in ("auto", each) and name in (None, each)]
     return next((engine for each in wanted if (engine := _engine(each, settings, stored))), None)
 
@@ -80,7 +79,7 @@ def any_search(
 
 
 def searches_by_default(settings: SearchSettings, stored: Mapping[str, Key], models: ModelSettings) -> bool:
-    """Tell whether something searches for runs with the default model; looks up no price. Raises AvaError: no model."""
+    """Look up no price. Raises AvaError: no model."""
     if engine_of(settings, stored) is not None:
         return True
     providers = configured(models)
@@ -103,14 +102,12 @@ def search_cost(micros: int, *, capped: bool = False) -> str:
 
 
 def search_text(search: Engine | ProviderSearch) -> str:
-    """Return what searches, and what a search costs."""
     if isinstance(search, Engine):
         return f"{search.title} at {search.base_url}, {search_cost(search.cost_micros)}"
     return f"{search.title} ({search.choice.name}), {search_cost(search.cost_micros, capped=True)}"
 
 
 def without_search(tools: Mapping[str, Tool]) -> dict[str, Tool]:
-    """Return the tools without the web search, for when none is configured."""
     return {name: tool for name, tool in tools.items() if not tool.spec.search}
 
 
@@ -126,7 +123,7 @@ class ApprovedSearch:
     clients: ClientPool
 
     async def __call__(self, query: str, count: int) -> SearchResults:
-        """Search. Raises ToolFailed: it failed."""
+        """Raises ToolFailed."""
         try:
             engine = await anyio.to_thread.run_sync(self.find, self.name)
         except AvaError as error:
@@ -137,7 +134,7 @@ class ApprovedSearch:
 
 
 async def ask_engine(engine: Engine, query: str, count: int, clients: ClientPool) -> SearchResults:
-    """Ask an engine, once. Raises ToolFailed: it gave no answer; the text says why, and what to do."""
+    """Raises ToolFailed: it gave no answer; the text says why, and what to do."""
 
     async def send(ask: SearchRequest) -> SearchReply:
         try:
@@ -150,7 +147,7 @@ async def ask_engine(engine: Engine, query: str, count: int, clients: ClientPool
 
 
 async def _exchange(client: httpx2.AsyncClient, ask: SearchRequest, title: str) -> SearchReply:
-    """Send a request and read the whole answer. Raises ToolFailed: no answer came, or one that is too large."""
+    """Raises ToolFailed: no answer came, or one that is too large."""
     import httpx2
 
     headers = {"accept": "application/json", "accept-encoding": "gzip", "user-agent": "Ava", **ask.headers}

@@ -37,7 +37,7 @@ class Secret:
 
 
 def secret_name(given: str) -> str:
-    """Return a secret's name. Raises BadInput: it is not valid, or may be a secret itself; it is not shown."""
+    """Raises BadInput: it is not valid, or may be a secret itself; it is not shown."""
     name = given.strip()
     if not SECRET_NAME.fullmatch(name):
         raise BadInput(
@@ -72,12 +72,12 @@ def hosts_of(given: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_secrets(path: Path) -> dict[str, Secret]:
-    """Return the stored secrets by name, read at once; none without a file. Raises ConfigError: it cannot be used."""
+    """None without a file. Raises ConfigError: it cannot be used."""
     return _file(path).read(_secret, "ava secret set")
 
 
 def set_secret(name: str, value: str, hosts: Sequence[str] | None, path: Path) -> Secret:
-    """Store a secret, without surrounding white space, atomically and for its owner alone; an existing one is replaced.
+    """Store a secret, without surrounding white space, atomically and for its owner alone.
 
     `hosts` None keeps those of the existing one. Raises BadInput: name, value or a host is invalid; the value is not
     shown; ConfigError: the file or its folder cannot be used.
@@ -100,7 +100,7 @@ def set_secret(name: str, value: str, hosts: Sequence[str] | None, path: Path) -
 
 
 def remove_secret(name: str, path: Path) -> bool:
-    """Remove a secret; False without one. Raises BadInput: the name is invalid; ConfigError: the file is unusable."""
+    """False: there was none. Raises BadInput: the name is invalid; ConfigError: the file is unusable."""
     return _file(path).remove(secret_name(name), lambda: read_secrets(path)) is not None
 
 
@@ -118,7 +118,7 @@ def _secret(name: str, stored: object) -> Secret:
 
 
 def _fault(value: str) -> str | None:
-    """Return why a value cannot be a secret, without showing it."""
+    """Without showing the value."""
     if len(value) < SHORTEST:
         return f"it has fewer than {SHORTEST} characters, and would be found in ordinary words"
     if len(value) > LONGEST:

@@ -63,7 +63,7 @@ def _no_bool(value: object) -> object:
 
 
 def _search_url(url: str) -> str:
-    """Return the address of a search engine: over https, or in the user's own network."""
+    """Over https, or in the user's own network."""
     url = http_url(url)
     parts = urlsplit(url)
     if parts.scheme != "https" and not is_local(url) and "." in (parts.hostname or ""):
@@ -74,7 +74,7 @@ def _search_url(url: str) -> str:
 
 
 def http_url(url: str) -> str:
-    """Return an endpoint's address. Raises ValueError: none, or maybe with a secret; the text says what is allowed."""
+    """Raises ValueError: no address, or maybe with a secret; the text says what is allowed."""
     try:
         parts = urlsplit(url)
         fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -353,22 +353,20 @@ class Settings(Configured):
 
     @property
     def paths(self) -> DataRoot:
-        """The paths in the data root."""
         return DataRoot(self.data_root)
 
     @property
     def named_folders(self) -> tuple[Path, ...]:
-        """The folders that `config.toml` names as workspaces; a variable cannot open a system folder."""
+        """Those that `config.toml` names as workspaces; a variable cannot open a system folder."""
         return (*self.workspace.allow, *self.roots_in_file)
 
     @property
     def mirrors(self) -> bool:
-        """Whether the JSONL mirror is written: not with Postgres, where each data root would write all of it."""
+        """Not with Postgres, where each data root would write all of the mirror."""
         return self.mirror and not self.database_url
 
     @property
     def proposal_lifetime_s(self) -> int:
-        """Seconds that a proposal waits under the configured policy."""
         return self.lifetime_under(self.approval)
 
     def lifetime_under(self, policy: ApprovalSetting) -> int:
@@ -413,8 +411,8 @@ def limits_of(configured: Configured) -> dict[str, Any]:
 def load_settings(data_root: Path | None = None, env: Mapping[str, str] | None = None) -> Settings:
     """Return the settings of `config.toml`, overridden by the environment; nothing is created.
 
-    `data_root` is instead of AVA_DATA_ROOT. Raises ConfigError: a setting is invalid, unknown, a key, or loosened by
-    the environment.
+    `data_root` is instead of AVA_DATA_ROOT. Raises ConfigError: one is invalid, unknown, a key, or loosened by the
+    environment.
     """
     env = os.environ if env is None else env
     root = find_data_root(data_root, env)
@@ -448,7 +446,7 @@ def load_settings(data_root: Path | None = None, env: Mapping[str, str] | None =
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return what `config.toml` has; nothing without one. Raises ConfigError: it cannot be read, or is not TOML."""
+    """Nothing without a file. Raises ConfigError: it cannot be read, or is not TOML."""
     try:
         if path.is_fifo():  # reading it would wait forever
             raise ConfigError(f"{path} is a pipe, not a file of settings. Put a file there, or remove it.")
@@ -465,7 +463,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return two nested tables as one; `above` wins."""
+    """`above` wins."""
     found = dict(below)
     for key, value in above.items():
         under = found.get(key)
@@ -502,7 +500,7 @@ def changes(view: "View", now: Mapping[str, Any]) -> "tuple[SettingsChanged, ...
 
 
 def note_settings(now: Mapping[str, Any], who: "Who") -> "Command[int]":
-    """Record what has changed; of two processes that start at once, the second finds nothing to write."""
+    """Of two processes that start at once, the second finds nothing to write."""
     from ava_audit.events import Event
     from ava_audit.store.store import Outcome
 
@@ -514,7 +512,7 @@ def note_settings(now: Mapping[str, Any], who: "Who") -> "Command[int]":
 
 
 async def record_settings(store: "Store", now: Mapping[str, Any], who: "Who") -> None:
-    """Record differences of the settings from the log. A log out of reach prevents no start: the next one does it."""
+    """A log out of reach prevents no start: the next one does it."""
     try:
         if await store.read(lambda view: changes(view, now)):
             await store.do(note_settings(now, who))

@@ -65,12 +65,10 @@ class Token:
         return self.hash[:12]
 
     def expired(self, now_us: int | None = None) -> bool:
-        """Tell whether it has expired, by default now."""
         now_us = time.time_ns() // 1000 if now_us is None else now_us
         return self.expires_us is not None and self.expires_us <= now_us
 
     def on_record(self) -> dict[str, Any]:
-        """Return what the log records of it."""
         expires = None if self.expires_us is None else iso_utc(self.expires_us)
         return {"id": self.id, "user": self.user, "scopes": list(self.scopes), "expires": expires}
 
@@ -90,16 +88,15 @@ class Tokens:
         return self._file.is_shared
 
     def any(self) -> bool:
-        """Tell whether there is a valid one."""
         return any(not token.expired() for token in self._file.current().values())
 
     def find(self, given: str) -> Token | None:
-        """Return the token that a request shows; None for one that is unknown, revoked or expired."""
+        """None: it is unknown, revoked or expired."""
         found = self.known(given)
         return self.known(given) if found is None and self._file.look_again() else found
 
     def known(self, given: str) -> Token | None:
-        """Return the token that a request shows, without one that another server has made in this second.
+        """As `find`, without one that another server has made in this second.
 
         All hashes are compared, each in constant time, so the time says nothing about a stored token.
         """
@@ -118,12 +115,11 @@ class Tokens:
         return self._readable().get(token.name) == token and not token.expired()
 
     def with_id(self, token_id: str) -> Token | None:
-        """Return the valid token with this id, None without one."""
         found = (stored for stored in self._file.current().values() if stored.id == token_id and not stored.expired())
         return next(found, None)
 
     def holds_id(self, token_id: str) -> bool:
-        """Tell whether the token with this id is still valid; not if the file cannot be read. Blocking."""
+        """Not if the file cannot be read. Blocking."""
         return any(stored.id == token_id and not stored.expired() for stored in self._readable().values())
 
     def _readable(self) -> Mapping[str, Token]:
@@ -134,14 +130,14 @@ class Tokens:
 
 
 def read_tokens(path: Path) -> dict[str, Token]:
-    """Return the stored tokens by name; none without a file. Blocking. Raises ConfigError: it cannot be used."""
+    """None without a file. Blocking. Raises ConfigError: it cannot be used."""
     return _file(path).read(_token, "ava token create")
 
 
 def create_token(
     path: Path, name: str, user: str, scopes: Sequence[Scope], expires_us: int | None
 ) -> tuple[Token, str]:
-    """Make a token, and return it with its text, which is stored nowhere. Blocking.
+    """Return a new token with its text, which is stored nowhere. Blocking.
 
     Raises BadInput: name, user or scopes are invalid; Refused: the name is used; ConfigError: the file cannot be used.
     """
@@ -199,15 +195,12 @@ def host_token(root: DataRoot) -> tuple[str, Token | None]:
 
 
 def revoke_token(path: Path, name: str) -> Token | None:
-    """Remove a token, and return it, or None. Blocking.
-
-    Raises BadInput: the name is invalid; ConfigError: unusable file.
-    """
+    """Blocking. Raises BadInput: the name is invalid; ConfigError: unusable file."""
     return _file(path).remove(token_name(name), lambda: read_tokens(path))
 
 
 def token_name(given: str) -> str:
-    """Return a token's name. Raises BadInput: it is invalid, or may be a token itself; it is not shown."""
+    """Raises BadInput: it is invalid, or may be a token itself; it is not shown."""
     name = given.strip()
     if not _NAME.fullmatch(name) or name.startswith(BEGINS) or may_be_secret(name):
         raise BadInput(
@@ -218,7 +211,7 @@ def token_name(given: str) -> str:
 
 
 def user_name(given: str) -> str:
-    """Return the name of a user. Raises BadInput: it is invalid."""
+    """Raises BadInput: it is invalid."""
     user = given.strip()
     if not _USER.fullmatch(user) or user.startswith(BEGINS) or may_be_secret(user):
         raise BadInput(
@@ -238,10 +231,7 @@ def scopes_in(given: Sequence[str]) -> tuple[Scope, ...]:
 
 
 def expiry(given: str | None, now_us: int) -> int | None:
-    """Return when a token expires that is valid for `90d`, `12h` or `30m`; None: never.
-
-    Raises BadInput: no duration.
-    """
+    """Return when a token expires that is valid for `90d`, `12h` or `30m`; None: never. Raises BadInput."""
     if given is None:
         return None
     match = _LIFE.fullmatch(given.strip().lower())

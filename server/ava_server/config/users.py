@@ -43,10 +43,7 @@ def read_users(root: DataRoot) -> dict[str, UserSettings]:
 
 
 def with_shared_users(settings: Settings) -> Settings:
-    """Return settings with the limits that all servers share, if any. Blocking.
-
-    Raises ConfigError: they are unusable.
-    """
+    """Return settings with the limits that all servers share, if any. Blocking. Raises ConfigError."""
     if shared_document(settings.paths.shared_users) is None:
         return settings
     return settings.model_copy(update={"users": read_users(settings.paths)})
@@ -85,10 +82,7 @@ class WatchedUsers:
         self._files = [WatchedFile(path, lambda: root) for path in (root.config, root.shared_users)]
 
     def changed(self) -> dict[str, UserSettings] | None:
-        """Return the users if their limits may have changed since the last call, else None. Blocking.
-
-        Raises ConfigError.
-        """
+        """None: their limits have not changed since the last call. Blocking. Raises ConfigError."""
         if not any(each.is_changed for each in self._files):
             return None
         for each in self._files:

@@ -116,7 +116,6 @@ class StatusApp(App[int]):
         self._ends_when_done = False
 
     def compose(self) -> ComposeResult:
-        """Lay out the screen."""
         self._main = {name: Static(id=name, markup=False) for name in ("head", "body", "foot")}
         self._list = RunList(self._main["body"])
         hint = "words of the task, role, name, id or state"
@@ -127,7 +126,6 @@ class StatusApp(App[int]):
         yield self._main["foot"]
 
     def on_mount(self) -> None:
-        """Begin to look, and to draw."""
         self.begin_capture_print(self, stdout=False)  # what others write to stderr meanwhile is said, not lost
         self._list.focus()
         self._draw()
@@ -135,12 +133,10 @@ class StatusApp(App[int]):
         self.set_interval(LOOK_EVERY_S, self._draw)
 
     def on_resize(self, _event: events.Resize) -> None:
-        """Draw for the new size."""
         if self._main:
             self._draw()
 
     def on_print(self, event: events.Print) -> None:
-        """Say what was written."""
         if event.text.strip():
             self.tell(event.text.strip(), failed=event.stderr)
 
@@ -153,7 +149,7 @@ class StatusApp(App[int]):
     # -- keys ---------------------------------------------------------------------------------------------------------
 
     def action_end(self, code: int) -> None:
-        """End with an exit code; q waits for what is being carried out, a second q and Ctrl-C do not."""
+        """With q, wait for what is being carried out; with a second q and Ctrl-C, do not."""
         if code or self.in_flight is None or self._ends_when_done:
             self.exit(code)
             return
@@ -161,15 +157,12 @@ class StatusApp(App[int]):
         self.tell("It ends when this is done; q again ends it now.")
 
     def action_select(self, by: int) -> None:
-        """Move the selection by so many runs."""
         self._select(self._index + by)
 
     def action_select_page(self, pages: int) -> None:
-        """Move the selection by so many screens."""
         self._select(self._index + pages * max(self._list.size.height - 1, 1))
 
     def action_open(self) -> None:
-        """Open the selected run."""
         if (run := self._run()) is not None:
             self._open(RunScreen(self, run.row.id, run.row.id))
 
@@ -178,38 +171,31 @@ class StatusApp(App[int]):
         self.push_screen(screen, lambda _closed: self._draw())
 
     def action_log(self) -> None:
-        """Open the log of the run that is shown or selected."""
         run = self._run()
         if run is not None and not isinstance(self.screen, LogScreen | QuestionScreen):
             self._open(LogScreen(self, f"Log of {run.row.name or run.row.role} {run.row.id}", run.row.id))
 
     def action_help(self) -> None:
-        """Explain the keys."""
         if type(self.screen) is not TextScreen:
             self._open(TextScreen(self, "Keys of ava status"))
 
     def action_filter(self) -> None:
-        """Ask for the words that the list is filtered by."""
         self._filter.display = True
         self._filter.focus()
 
     def action_unfilter(self) -> None:
-        """Show all runs again."""
         self._filter.value = ""
         self._end_filter()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Filter by what is typed so far."""
         if event.input is self._filter:
             self._draw()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Keep the filter."""
         if event.input is self._filter:
             self._end_filter()
 
     def on_key(self, event: events.Key) -> None:
-        """Remove the filter with Esc while it is typed."""
         if event.key == "escape" and self._filter.has_focus:
             self.action_unfilter()
 
@@ -219,7 +205,6 @@ class StatusApp(App[int]):
         self._draw()
 
     def action_ask(self, kind: Kind) -> None:
-        """Ask the person about the run that is shown or selected."""
         run = self._run()
         if run is None:
             self.tell("No run is selected.", failed=True)
@@ -253,7 +238,6 @@ class StatusApp(App[int]):
             self._asking = False
 
     def accept_keys(self) -> None:
-        """Accept the keys that are typed from now on."""
         self._keys_from_s = time.monotonic()
 
     @work
@@ -289,28 +273,23 @@ class StatusApp(App[int]):
 
     @property
     def lost(self) -> bool:
-        """Whether the terminal is gone."""
         return getattr(self._driver, "lost", False)
 
     @property
     def clock(self) -> str:
-        """The time, as the screen shows it."""
         return format_ts(now_us())[11:]
 
     @property
     def served(self) -> bool:
-        """Whether any Ava process works on the data root."""
         return self._overview is not None and self._overview.processes > 0
 
     def tell(self, words: str, *, failed: bool = False) -> None:
-        """Say what a key has done."""
         self.said = (words, failed)
         if self._screen_stack and isinstance(self.screen, QuestionScreen):
             self.screen.say(words, failed=failed)
         self._draw()
 
     def page(self, width: int) -> LivePage:
-        """Return what is known, for so many columns."""
         overview, settings, trouble = self._overview, self.reader.settings, self._trouble()
         assert overview is not None
         return LivePage(
@@ -328,7 +307,6 @@ class StatusApp(App[int]):
         )
 
     def _run(self) -> RunView | None:
-        """Return the run that is shown, or else the selected one."""
         overview, screen = self._overview, self.screen
         wanted = screen.run_id if isinstance(screen, TextScreen) else self._selected
         return next((run for run in overview.runs if run.row.id == wanted), None) if overview is not None else None
@@ -371,7 +349,7 @@ class StatusApp(App[int]):
             self.fail(error)
 
     def _take(self, found: Overview) -> None:
-        """Keep what was found; of a log that could not be read or is gone, what it had before."""
+        """Of a log that could not be read or is gone, keep what it had before."""
         before = self._overview
         if found.trouble is None and found.log is None and before is not None and before.log is not None:
             gone = StoreUnavailable(f"there is no log in {self.reader.settings.data_root} any more")
@@ -419,7 +397,7 @@ class StatusApp(App[int]):
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def end_soon(self, code: int) -> None:
-        """End the process with an exit code, within `ENDS_WITHIN_S` whatever hangs."""
+        """Within `ENDS_WITHIN_S`, whatever hangs."""
         if not self._ends:
             self._ends = True
             deadline = threading.Timer(ENDS_WITHIN_S, os._exit, (code,))
@@ -428,7 +406,7 @@ class StatusApp(App[int]):
             self.exit(code)
 
     def fail(self, error: Exception) -> None:
-        """End with an error; `show` raises it, for the command line to report."""
+        """`show` raises the error, for the command line to report."""
         self.fault = self.fault or error
         self.exit()
 
@@ -437,12 +415,11 @@ class StatusApp(App[int]):
 
 
 def unknown(decision: DecisionQuestion) -> str:
-    """Return what to say where a decision may have been carried out."""
     return f"{decision.title}: it is not known whether this was done. See: ava show {decision.run.id}"
 
 
 def _driver_class() -> type[Driver] | None:
-    """Return the driver of POSIX terminals; None for textual's own choice elsewhere."""
+    """None: textual's own choice, where terminals are not POSIX."""
     if sys.platform == "win32":
         return None
     from ava_server.dashboard.driver import TerminalDriver
@@ -451,7 +428,7 @@ def _driver_class() -> type[Driver] | None:
 
 
 async def show(reader: OverviewReader, probe: SandboxProbe) -> int:
-    """Show the screen until it is quit, and return the exit code: 0 for `q`, 128 and its number for a signal."""
+    """Return the exit code: 0 for `q`, 128 and its number for a signal."""
     app = StatusApp(reader, probe)
     code: int | None = None
     with received(*ending_signals()) as signals:

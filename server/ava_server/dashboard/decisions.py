@@ -54,18 +54,16 @@ class DecisionQuestion:
 
     @property
     def words(self) -> bool:
-        """Whether the answer is a text of the person's own."""
         return self.kind == "send"
 
     def agrees(self, answer: str) -> bool:
-        """Tell whether an answer is yes; anything else is no."""
         return answer.strip().lower() in YES
 
 
 def ask_about(kind: Kind, run_id: str, settings: Settings, user: str, view: View) -> DecisionQuestion:
     """Return the question that a person has to answer first. Blocking.
 
-    Raises BadInput if there is no such run or a subagent asks, and Refused if there is nothing to decide.
+    Raises BadInput: there is no such run, or a subagent asks; Refused: there is nothing to decide.
     """
     refuse_in_subagent(f"ava {kind}")
     run = view.run(run_id)
@@ -136,7 +134,7 @@ def _message(run: RunRow, view: View) -> DecisionQuestion:
 
 
 async def carry_out(decision: DecisionQuestion, settings: Settings, answer: str, pin: str) -> str:
-    """Do what a person has decided, and return what came of it. `answer` is the text of a message."""
+    """Return what came of it. `answer` is the text of a message."""
 
     async def read() -> str:
         if not pin:

@@ -49,7 +49,7 @@ class RunDetail:
 
 
 def read_detail(view: View, run_id: str, processes: Processes, settings: Settings, *, served: bool) -> RunDetail | None:
-    """Return a run with everything that its screen shows, or None. Blocking."""
+    """Return a run with everything that its screen shows. Blocking."""
     row, now = view.run(run_id), now_us()
     if row is None:
         return None
@@ -68,7 +68,6 @@ def read_detail(view: View, run_id: str, processes: Processes, settings: Setting
 
 
 def detail_lines(detail: RunDetail, page: LivePage) -> Iterator[Text]:
-    """Yield a run's screen, for the width of a page."""
     run, answer = detail.run, run_answer(detail.run)
     row, width = run.row, page.width
     words = run.wait.for_people() if run.wait is not None else why_ended(run)
@@ -129,7 +128,7 @@ def read_log(view: View, run_id: str, after: int) -> LogPart:
 
 
 def log_lines(lines: tuple[tuple[str, bool], ...], width: int) -> Iterator[Text]:
-    """Yield entries of the log; those that report trouble are shown whole."""
+    """Entries that report trouble are shown whole."""
     for line, trouble in lines:
         if not trouble:
             yield joined(line)

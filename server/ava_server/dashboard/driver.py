@@ -32,7 +32,6 @@ class TerminalDriver(LinuxDriver):
 
     @property
     def lost(self) -> bool:
-        """Whether the terminal is gone."""
         return self._unreadable or not os.isatty(self.fileno) or (self._output is not None and self._output.failed)
 
     @property
@@ -41,14 +40,13 @@ class TerminalDriver(LinuxDriver):
         return self._output is not None and not self._output.queue.empty()
 
     def write(self, data: str) -> None:
-        """Write to the terminal, without waiting for it."""
+        """Do not wait for the terminal."""
         if self._output is None:
             assert self._file is not None
             self._output = _Output(self._file.fileno())
         self._output.write(data.encode())
 
     def stop_application_mode(self) -> None:
-        """Give the terminal back as it was."""
         if self._output is not None:
             self._output.restores = True
         super().stop_application_mode()
@@ -60,7 +58,6 @@ class TerminalDriver(LinuxDriver):
             self._output.close()
 
     def run_input_thread(self) -> None:
-        """Read keys until the exit, or until the terminal is gone."""
         try:
             super().run_input_thread()
         except OSError:

@@ -86,7 +86,6 @@ class LivePage(Page):
         return [run for run in self.overview.runs if all(word in _searched(run) for word in wanted)]
 
     def live(self, height: int) -> Live:
-        """Return the parts of a screen of so many lines."""
         head = [*self.root_lines(), self._counts(), *self.trouble_lines()]
         rows = [Row(row.run_id, fitted(row.line, self.width)) for row in self._rows()]
         keys = [*self._said(), self._keys()]
@@ -133,13 +132,12 @@ class LivePage(Page):
 
     @cached_property
     def _widths(self) -> tuple[int, int]:
-        """The columns of the states and of the figures."""
         states = max(len(state_words(run.state)) for run in self.listed)
         most = states if self.width >= WIDE else STATE_CHARS
         return min(states, most), max(len(self._figures(run)) for run in self.listed)
 
     def _row(self, run: RunView) -> Text:
-        """Return a run on one line; its task gets the width that the rest leaves."""
+        """The task gets the width that the rest leaves."""
         row, here = run.row, run.row.id == self.selected
         state = cut(state_words(run.state), self._widths[0]).ljust(self._widths[0])
         owner = f" of {row.user_id}" if self.everybody else ""
@@ -184,7 +182,6 @@ class LivePage(Page):
         return line.append(dash * max(self.width - line.cell_len, 0), "dim")
 
     def _about(self, run: RunView) -> Iterator[Text]:
-        """Yield what there is to say of a run besides its actions."""
         if run.state in (WAITING, EXPIRED):
             keys = "; press a or r to decide" if self.can_decide(run) else ""
             yield from self._indented(f"{run.row.pending_id}, {terms(run)}{keys}", 2)
@@ -211,7 +208,6 @@ class LivePage(Page):
             yield from (joined(" " * GAP + line.strip()) for line in lines)
 
     def step_line(self, step: Step) -> Text:
-        """Return an action on one line; a failed one has a colour."""
         return joined(("  " + step.text, "red" if step.failed else "" if step.outcome else "bold"))
 
 

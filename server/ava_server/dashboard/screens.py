@@ -103,26 +103,21 @@ class TextScreen(Screen[None]):
         self._room = VerticalScroll(self._parts["text"], can_focus=False)
 
     def compose(self) -> Iterable[Static | VerticalScroll | Input]:
-        """Lay out the screen."""
         yield self._parts["top"]
         yield self._room
         yield self._parts["note"]
         yield self._parts["keys"]
 
     def on_mount(self) -> None:
-        """Draw it."""
         self.draw()
 
     def on_resize(self) -> None:
-        """Draw it for the new size."""
         self.draw()
 
     def action_back(self) -> None:
-        """Return to what was there before."""
         self.dismiss()
 
     def action_move(self, method: str) -> None:
-        """Scroll the text."""
         getattr(self._room, method)(animate=False)
 
     def key_lines(self) -> tuple[str, ...]:
@@ -130,7 +125,6 @@ class TextScreen(Screen[None]):
         return self.keys
 
     def content(self, width: int) -> Iterator[Text]:
-        """Yield the text in lines of at most so many columns."""
         yield from folded(HELP, width)
 
     def note(self) -> Text:
@@ -139,7 +133,7 @@ class TextScreen(Screen[None]):
         return _wrapped(words, self.size.width, "bold red" if failed else "bold")
 
     def draw(self) -> None:
-        """Show what is there now, unless the terminal still reads what it was sent before."""
+        """Not while the terminal still reads what it was sent before."""
         if not self.is_mounted or self.status.behind:
             return
         width = max(self.size.width - 1, 1)  # the scroll bar's
@@ -171,7 +165,6 @@ class RunScreen(TextScreen):
         self._trouble = ""
 
     def on_mount(self) -> None:
-        """Begin to look."""
         super().on_mount()
         self._look()
 
@@ -190,7 +183,6 @@ class RunScreen(TextScreen):
             self.status.fail(error)
 
     async def look(self) -> None:
-        """Read the run."""
         run_id, reader = self.run_id or "", self.status.reader
 
         def read() -> RunDetail | None:
@@ -202,7 +194,6 @@ class RunScreen(TextScreen):
         self._detail = await read_apart(read)
 
     def content(self, width: int) -> Iterator[Text]:
-        """Yield the run."""
         if self._trouble:
             yield from folded(f"! {self._trouble}", width, "bold red", breaks=True)
         if self._detail is None:
@@ -224,7 +215,6 @@ class LogScreen(RunScreen):
         self._upto = 0
 
     async def look(self) -> None:
-        """Read what is new."""
         run_id, reader = self.run_id or "", self.status.reader
 
         def read() -> LogPart:
@@ -241,7 +231,6 @@ class LogScreen(RunScreen):
             self.call_after_refresh(self._room.scroll_end, animate=False)
 
     def content(self, width: int) -> Iterator[Text]:
-        """Yield the entries."""
         if self._trouble:
             yield from folded(f"! {self._trouble}", width, "bold red", breaks=True)
         if self._upto == 0:
@@ -270,7 +259,7 @@ class QuestionScreen(TextScreen):
         self._note, self._failed = "", False
 
     def compose(self) -> Iterable[Static | VerticalScroll | Input]:
-        """Lay out the screen: the answer is typed below the text."""
+        """The answer is typed below the text."""
         yield self._parts["top"]
         yield self._room
         yield self._parts["note"]
@@ -294,11 +283,9 @@ class QuestionScreen(TextScreen):
         self._ask()
 
     def key_lines(self) -> tuple[str, ...]:
-        """Return what the keys do."""
         return _SENDS if self._decision.words else self.keys
 
     def content(self, width: int) -> Iterator[Text]:
-        """Yield everything that the question is about."""
         yield from folded(self._decision.text, width, breaks=True)
 
     def note(self) -> Text:
@@ -313,7 +300,6 @@ class QuestionScreen(TextScreen):
         self.dismiss()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Take an answer."""
         answer = event.value.strip()
         if self._busy:
             return None
@@ -342,7 +328,6 @@ class QuestionScreen(TextScreen):
         self._input.value = ""
 
     def say(self, words: str, *, failed: bool = False) -> None:
-        """Say something above the question."""
         self._note, self._failed = words, failed
         self.draw()
 
@@ -355,7 +340,7 @@ class QuestionScreen(TextScreen):
         self.status.carry_out(self._decision, answer, pin, self._finish)
 
     def _finish(self, said: str, error: Exception | None) -> None:
-        """Go back with what came of it; after a refusal, the answer can be corrected and is still there."""
+        """After a refusal, the answer can be corrected and is still there."""
         if not self.is_attached or self.status.screen is not self:
             self.status.tell(said or str(error), failed=error is not None)
             return

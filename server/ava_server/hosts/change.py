@@ -47,12 +47,11 @@ class Change:
 
     @property
     def nothing(self) -> bool:
-        """Whether there is nothing to change."""
         return self.before == self.after
 
 
 def adding(host: Host, name: str, launch: Launch, path: Path) -> Change:
-    """Return the change that adds Ava to a host, or renews its entry. Raises ConfigError: impossible, or not Ava's."""
+    """Return the change that adds Ava, or renews its entry. Raises ConfigError: impossible, or not Ava's."""
     file = Configuration.read(path, host.format)
     before, where = file.text, place_of(file, host, name)
     old = file.get(where)
@@ -113,10 +112,7 @@ def removing(host: Host, name: str, path: Path) -> Change:
 
 
 def apply(change: Change) -> Path | None:
-    """Write a change, and return the backup's path, if any.
-
-    Raises ConfigError: impossible, or changed by somebody else.
-    """
+    """Return the backup's path, if any. Raises ConfigError: impossible, or changed by somebody else."""
     target, backup = change.target, None
     try:
         if change.before is None:
@@ -155,7 +151,7 @@ def is_ours(entry: object) -> bool:
 
 
 def is_remote(entry: object) -> bool:
-    """Tell whether a server's entry connects to an Ava on another machine: it takes the token from where Ava says."""
+    """Tell whether an entry connects to an Ava on another machine: it takes the token from where Ava says."""
     if not isinstance(entry, Mapping):
         return False
     table = cast("Mapping[str, object]", entry)
@@ -176,7 +172,7 @@ class Server:
 
 
 def servers_of(host: Host, path: Path) -> list[Server]:
-    """Return the servers in a host's configuration that are Ava. Raises ConfigError: it cannot be read."""
+    """Return the servers that are Ava. Raises ConfigError: the configuration cannot be read."""
     table = Configuration.read(path, host.format, to_change=False).get((host.servers,))
     servers = list(cast("dict[str, object]", table).values()) if isinstance(table, dict) else table
     return [
@@ -280,7 +276,7 @@ def _renewed(file: Configuration, host: Host, where: Steps, launch: Launch) -> t
 
 
 def _moved(file: Configuration, where: Steps, entry: Mapping[str, Any]) -> list[str]:
-    """Make an entry of a server on another machine name this address; everything else in it stays."""
+    """Name this address in an entry of a server on another machine; everything else in it stays."""
     lines: list[str] = []
     for key in _ADDRESSES:
         if key in entry and file.get((*where, key)) != entry[key]:
@@ -360,7 +356,7 @@ QUIET_TOOLS = ("spawn_subagent", "check_subagent", "read_ava_logs")
 
 
 def allowing(host: Host, name: str, config: Path, place: UserPlace) -> Change | None:
-    """Return the change that adds the rules for a server; None without a place for them. Raises ConfigError."""
+    """None: there is no place for the rules. Raises ConfigError."""
     if host.tool_rules is None:
         return None
     rules, file = host.tool_rules, _read(host.tool_rules, config, place)
@@ -372,7 +368,7 @@ def allowing(host: Host, name: str, config: Path, place: UserPlace) -> Change | 
 
 
 def forgetting(host: Host, name: str, config: Path, place: UserPlace) -> Change | None:
-    """Return the change that removes exactly these rules, to the text from before if nobody changed that; else None.
+    """Return the change that removes exactly these rules, to the text from before if nobody changed that.
 
     Raises ConfigError: the file cannot be read or changed; it is left alone.
     """

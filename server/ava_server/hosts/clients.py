@@ -71,14 +71,14 @@ COMMAND_LINE = "ava-command-line"
 
 @cache
 def known_clients() -> tuple[McpClient, ...]:
-    """Return the table; at its end, those of which only the name is known."""
+    """At the end, those of which only the name is known."""
     table = tomllib.loads(files("ava_server.hosts").joinpath("clients.toml").read_text(encoding="utf-8"))
     listed = (replace(UNKNOWN, title=title, names=(name,)) for name, title in table["listed"].items())
     return (*TypeAdapter(list[McpClient]).validate_python(table["client"]), *listed)
 
 
 def client_of(name: str | None, version: str | None = None) -> McpClient:
-    """Return what is known of a client that introduces itself so; of an older version only its name."""
+    """Of an older version, only its name is known."""
     return _client_of((name or "")[:_NAME_CHARS].lower(), (version or "")[:_NAME_CHARS])
 
 
@@ -117,7 +117,6 @@ class Connection:
 
     @property
     def client(self) -> McpClient:
-        """What is known of the client."""
         return client_of(self.name, self.version)
 
     @property

@@ -27,41 +27,32 @@ class Format(Protocol):
     """
 
     def parse(self, text: str) -> Any:
-        """Return what a text says; a blank one is an empty table.
-
-        Raises ValueError: it has another format; says where.
-        """
+        """A blank text is an empty table. Raises ValueError: it has another format; says where."""
         ...
 
     def put(self, text: str, path: KeyPath, value: Any) -> str:
-        """Return the text with a value set; missing tables on the way are made."""
+        """Missing tables on the way are made."""
         ...
 
-    def remove(self, text: str, path: KeyPath) -> str:
-        """Return the text without the value at a place."""
-        ...
+    def remove(self, text: str, path: KeyPath) -> str: ...
 
     def is_bare(self, text: str, path: KeyPath) -> bool:
         """Tell whether an empty table or list can be removed without losing a comment."""
         ...
 
-    def shown(self, path: KeyPath, value: Any) -> list[str]:
-        """Return the lines that a value takes in a file."""
-        ...
+    def shown(self, path: KeyPath, value: Any) -> list[str]: ...
 
 
 class Toml:
     """TOML."""
 
     def parse(self, text: str) -> Any:
-        """Return what a text says."""
         try:
             return tomllib.loads(text)
         except RecursionError:
             raise ValueError("it is nested too deeply") from None
 
     def put(self, text: str, path: KeyPath, value: Any) -> str:
-        """Return the text with a value set."""
         import tomlkit
 
         document = tomlkit.parse(text)
@@ -71,7 +62,7 @@ class Toml:
         return _with_every_comment(text, tomlkit.dumps(document))
 
     def remove(self, text: str, path: KeyPath) -> str:
-        """Return the text without the value at a place: only its own lines are removed."""
+        """Only the value's own lines are removed."""
         import tomlkit
 
         lines = _LINE.findall(text)
@@ -95,12 +86,11 @@ class Toml:
         return _with_every_comment(text, tomlkit.dumps(document))
 
     def is_bare(self, text: str, path: KeyPath) -> bool:
-        """Return False: an empty table is one line, and a comment below it may belong to it."""
+        """An empty table is one line, and a comment below it may belong to it."""
         del text, path
         return False
 
     def shown(self, path: KeyPath, value: Any) -> list[str]:
-        """Return the lines that a value takes in a file."""
         return self.put("", path, value).splitlines()
 
 
@@ -108,7 +98,6 @@ class Yaml:
     """YAML in block style, which is how people and their programs write configurations."""
 
     def parse(self, text: str) -> Any:
-        """Return what a text says."""
         import yaml
 
         try:
@@ -117,7 +106,7 @@ class Yaml:
             raise ValueError(" ".join(str(wrong).split())[:200]) from None
 
     def put(self, text: str, path: KeyPath, value: Any) -> str:
-        """Return the text with a value set: as lines of their own, behind what their parent has."""
+        """As lines of their own, behind what their parent has."""
         try:
             at(self.parse(text), path)
         except LookupError:
@@ -140,7 +129,6 @@ class Yaml:
         return _with_every_comment(text, "".join(lines))
 
     def remove(self, text: str, path: KeyPath) -> str:
-        """Return the text without the value at a place."""
         parent, depth = self._deepest(text, path)
         if parent is None or depth != len(path) - 1 or parent.flow_style:
             raise ValueError("it is not there")
@@ -164,7 +152,6 @@ class Yaml:
         return found is not None and not found.value and "#" not in _LINE.findall(text)[found.start_mark.line]
 
     def shown(self, path: KeyPath, value: Any) -> list[str]:
-        """Return the lines that a value takes in a file."""
         return self.put("", [0 if isinstance(step, int) else step for step in path], value).splitlines()
 
     def _deepest(self, text: str, path: KeyPath) -> tuple[Any, int]:
@@ -185,7 +172,7 @@ class Yaml:
 
 
 def _last_line(node: Any) -> int:
-    """Return the number of the last line of a node; a table ends with its last value, not at the comments below."""
+    """A table ends with its last value, not at the comments below."""
     value = node.value
     if isinstance(value, list) and value:
         last = cast("list[Any]", value)[-1]
@@ -219,14 +206,14 @@ def _head(line: str) -> tuple[str, ...] | None:
 
 
 def at(data: Any, path: KeyPath) -> Any:
-    """Return the value at a place. Raises LookupError: there is none; TypeError: no table or list on the way."""
+    """Raises LookupError: there is none; TypeError: no table or list on the way."""
     for step in path:
         data = data[step]
     return data
 
 
 def put_in(data: Any, path: KeyPath, value: Any) -> None:
-    """Put a value into nested tables and lists; missing ones on the way are made."""
+    """Missing tables and lists on the way are made."""
     for step, below in pairwise(path):
         if isinstance(step, str) and step not in data:
             data[step] = [] if isinstance(below, int) else {}
@@ -238,7 +225,6 @@ def put_in(data: Any, path: KeyPath, value: Any) -> None:
 
 
 def take_out(data: Any, path: KeyPath) -> None:
-    """Remove a value from nested tables and lists."""
     del at(data, path[:-1])[path[-1]]
 
 
@@ -270,7 +256,7 @@ class Configuration:
     """
 
     def __init__(self, path: Path, target: Path, text: str | None, form: Format) -> None:
-        """Parse a text. Raises ConfigError: it does not have the format, or is not a table."""
+        """Raises ConfigError: the text does not have the format, or is not a table."""
         self.path = path
         self.target = target
         self.text = text
@@ -279,10 +265,7 @@ class Configuration:
 
     @classmethod
     def read(cls, path: Path, form: Format, *, to_change: bool = True) -> Configuration:
-        """Read a file; a missing one is empty. Raises ConfigError: it cannot be read or changed.
-
-        `to_change`: this user must own it and be able to write it.
-        """
+        """A missing file is empty. `to_change`: this user must own it and be able to write it. Raises ConfigError."""
         try:
             target = path.resolve(strict=False) if path.is_symlink() else path
             if target.is_symlink():
@@ -309,7 +292,6 @@ class Configuration:
         return (self.text or "").removeprefix(_BOM)
 
     def get(self, path: Steps) -> Any:
-        """Return the value at a place, or `NOTHING`."""
         try:
             return at(self.data, path)
         except (LookupError, TypeError):
@@ -330,16 +312,13 @@ class Configuration:
         return isinstance(data, list if isinstance(path[-1], int) else dict)
 
     def put(self, path: Steps, value: Any) -> None:
-        """Set a value. Raises ConfigError: this is impossible without touching anything else; nothing was changed."""
+        """Raises ConfigError: this is impossible without touching anything else; nothing was changed."""
         if not self.takes(path):
             raise ConfigError(f"{named(path[:-1])} in {self.path} is not a table; the file was left alone.")
         self._apply(lambda: self._format.put(self.body, path, value), lambda data: put_in(data, path, value))
 
     def remove(self, path: Steps) -> None:
-        """Remove a value, and tables that are empty then.
-
-        Raises ConfigError: impossible without touching anything else.
-        """
+        """Remove tables that are empty then, too. Raises ConfigError: impossible without touching anything else."""
         self._apply(lambda: self._format.remove(self.body, path), lambda data: take_out(data, path))
         above = path[:-1]
         if above and self.get(above) in ({}, []) and self._format.is_bare(self.body, above):
@@ -375,12 +354,11 @@ class Configuration:
 
 
 def named(path: Steps) -> str:
-    """Return the name of a place."""
     return ".".join(map(str, path))
 
 
 def _plain(data: object) -> object:
-    """Return data for a comparison: true is not 1, and an empty table equals a missing one."""
+    """For a comparison: true is not 1, and an empty table equals a missing one."""
     if isinstance(data, dict):
         members = {key: _plain(value) for key, value in cast("dict[str, object]", data).items()}
         return {key: value for key, value in members.items() if value != {}}

@@ -31,7 +31,7 @@ class Json:
     trailing_commas: bool = False
 
     def parse(self, text: str) -> Any:
-        """Return what a text says; a blank one is an empty object. Raises ValueError: it is not JSON; says where."""
+        """A blank text is an empty object. Raises ValueError: it is not JSON; says where."""
         source = _Source(text)
         plain = source.plain if self.trailing_commas else source.bare if self.comments else text
         try:
@@ -40,7 +40,7 @@ class Json:
             raise ValueError("it is nested too deeply") from None
 
     def put(self, text: str, path: Sequence[Step], value: Any) -> str:
-        """Return a text (an object, or blank) with a member or an element set, made on the way or added as the last."""
+        """Set a member or an element, made on the way or added as the last."""
         source = _Source(text if _Source(text).plain.strip(_BLANK) else f"{text}{{}}\n")
         box = source.root
         for depth, step in enumerate(path):
@@ -55,7 +55,7 @@ class Json:
         raise ValueError("the path is empty")
 
     def remove(self, text: str, path: Sequence[Step]) -> str:
-        """Return the text without an existing member or element, and without the comma that it needed."""
+        """Remove the comma that it needed, too."""
         source = _Source(text)
         box = source.below(path[:-1])
         return source.without(box, box[path[-1]])
@@ -66,7 +66,7 @@ class Json:
         return not text[box.start + 1 : box.end - 1].strip(_BLANK)
 
     def shown(self, path: Sequence[Step], value: Any) -> list[str]:
-        """Return the lines that a value takes in a file, between the outermost braces."""
+        """Between the outermost braces."""
         return self.put("", path, value).splitlines()[1:-1]
 
 
@@ -85,7 +85,7 @@ class _Box:
     items: tuple[_Item, ...]
 
     def find(self, step: Step) -> _Item | None:
-        """Return a member or an element; of members with the same key the last one, as JSON parsers do."""
+        """Of members with the same key return the last one, as JSON parsers do."""
         if isinstance(step, int):
             return self.items[step] if step < len(self.items) else None
         return next((item for item in reversed(self.items) if item.key == step), None)
@@ -145,7 +145,7 @@ class _Source:
         return self.text[: item.value] + written + self.text[item.end :]
 
     def added(self, box: _Box, step: Step, value: Any) -> str:
-        """Return the text with an item added at the end of a box, formatted like its neighbours."""
+        """Add an item at the end of a box, formatted like its neighbours."""
         text, spread = self.text, self._spread(box)
         outer = self._indent(box.start)
         inner = self._indent(box.items[0].start) if box.items and spread else outer + self._unit
@@ -176,7 +176,7 @@ class _Source:
         return self._joined(text[:comma], text[comma + 1 : start], text[end:])
 
     def _joined(self, *parts: str) -> str:
-        """Return parts as one text, so that none ends up in the comment before it."""
+        """So that no part ends up in the comment before it."""
         joined = ""
         for part in filter(None, parts):
             if _in_line_comment(joined) and part.lstrip(" \t")[:1] not in ("\r", "\n"):

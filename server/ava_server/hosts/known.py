@@ -39,11 +39,10 @@ class UserPlace:
 
     @property
     def xdg_config(self) -> Path:
-        """$XDG_CONFIG_HOME, which some programs use on every system."""
         return self.folder("XDG_CONFIG_HOME", self.home / ".config")
 
     def folder(self, variable: str, default: Path) -> Path:
-        """Return the folder that a variable names, else the default; relative folders are ignored."""
+        """Relative folders in the variable are ignored."""
         given = self.env.get(variable, "").strip()
         return Path(given) if PurePath(given).is_absolute() else default
 
@@ -57,7 +56,6 @@ class Launch:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def shell(self, *words: str) -> str:
-        """Return what to type in a terminal to run another command of this installation."""
         command = (self.command, *self.args[:-1], *words)
         if sys.platform != "win32":
             return shlex.join(command)
@@ -129,7 +127,6 @@ class Host:
     remote: RemoteForm | None = None
 
     def file(self, place: UserPlace) -> Path:
-        """Return its configuration file, which need not exist."""
         files = self.files(place)
         return next((file for file in files if file.exists() or file.is_symlink()), files[0])
 
@@ -188,11 +185,6 @@ def _claude_desktop(place: UserPlace) -> Sequence[Path]:
     return [folder / "claude_desktop_config.json" for folder in folders]
 
 
-def _opencode(place: UserPlace) -> Sequence[Path]:
-    folder = place.xdg_config / "opencode"
-    return [folder / name for name in ("opencode.jsonc", "opencode.json", "config.json")]
-
-
 def _entry(launch: Launch, **more: Any) -> dict[str, Any]:
     entry: dict[str, Any] = {"command": launch.command, "args": list(launch.args), **more}
     return {**entry, "env": dict(launch.env)} if launch.env else entry
@@ -221,7 +213,7 @@ def _goose_entry(launch: Launch) -> dict[str, Any]:
 
 
 def _claude_settings(place: UserPlace, config: Path) -> Path:
-    """Return Claude Code's file of rules: the person's own for the project of a `.mcp.json`, else the user's."""
+    """The person's own for the project of a `.mcp.json`, else the user's."""
     if config.name == ".mcp.json":
         return config.parent / ".claude" / "settings.local.json"
     return place.folder("CLAUDE_CONFIG_DIR", place.home / ".claude") / "settings.json"
@@ -371,7 +363,9 @@ HOSTS: Mapping[str, Host] = {
             name="opencode",
             title="opencode",
             format=Json(comments=True, trailing_commas=True),
-            files=_opencode,
+            files=lambda place: [
+                place.xdg_config / "opencode" / name for name in ("opencode.jsonc", "opencode.json", "config.json")
+            ],
             servers="mcp",
             entry=_opencode_entry,
             next="Restart opencode; `opencode mcp list` shows the server.",
@@ -474,7 +468,7 @@ HOSTS: Mapping[str, Host] = {
 
 
 def find_host(name: str) -> Host:
-    """Return a host by its argument of `ava init`. Raises BadInput: there is none of that name."""
+    """Raises BadInput: there is none of that name."""
     host = HOSTS.get(name.lower())
     if host is None:
         raise BadInput(

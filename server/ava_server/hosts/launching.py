@@ -55,7 +55,7 @@ def _launch() -> Launch:
 
 
 def terminal_command(data_root: Path, *words: str) -> str:
-    """Return what runs one of this installation's commands on a data root in any terminal, with the path of `ava`."""
+    """Return what runs a command of this installation on a data root in any terminal, with the path of `ava`."""
     line = _launch().shell(*words)
     if not os.environ.get("XDG_DATA_HOME", "").strip() and data_root == find_data_root(env={}).path:
         return line

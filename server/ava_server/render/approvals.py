@@ -40,7 +40,7 @@ def by_script(channel: str, began: SessionStart | None) -> bool:
 
 
 def how_decided(channel: str, began: SessionStart | None, user: str) -> str:
-    """Return who decided, and through which channel; the session's start tells a host's call from a script's flag."""
+    """The session's start tells a host's call from a script's flag."""
     if channel != "host_call" or began is None:
         return CHANNELS[channel]
     if not by_script(channel, began):
@@ -73,11 +73,9 @@ class RunDecision:
 def decisions_in(
     entries: Iterable[Entry], began: Callable[[str], SessionStart | None] = lambda _session: None
 ) -> list[RunDecision]:
-    """Return the decisions in the entries of a run: first those on the proposal, then those on requests for more.
+    """Return first the decisions on the proposal, then those on requests for more.
 
-    Args:
-        entries: The entries.
-        began: Returns how a session began, where the log can be asked.
+    `began` returns how a session began, where the log can be asked.
     """
     first: list[RunDecision] = []
     raised: list[RunDecision] = []
@@ -95,7 +93,6 @@ def decisions_in(
 
 
 def changed_words(changes: dict[str, Any]) -> str:
-    """Return what a decision has changed."""
     texts: dict[str, Callable[[Any], str]] = {
         "max_cost_micros": lambda value: f"at most {format_usd(value, exact=True)}",
         "timeout_s": lambda value: f"at most {minutes(value)}",
@@ -186,10 +183,9 @@ class Decisions:
 NOTHING = Decisions(None, DecisionSums({}, 0, 0), (), None)
 
 
-def decisions_of(view: View, period: Period, before: tuple[int, int] | None = None, limit: int = PAGE) -> Decisions:
-    """Return a page of the decisions of a period."""
-    found = decision_page(view, period, before, limit)
-    last = found[-1].entry if len(found) == limit else None
+def decisions_of(view: View, period: Period, before: tuple[int, int] | None = None) -> Decisions:
+    found = decision_page(view, period, before, PAGE)
+    last = found[-1].entry if len(found) == PAGE else None
     return Decisions(
         period.user,
         decision_sums(view, period) if before is None else DecisionSums({}, 0, 0),
@@ -254,7 +250,6 @@ def _kind(channel: str, began: SessionStart | None) -> str:
 
 
 def totals_line(sums: DecisionSums) -> str:
-    """Return the sums of a period as a sentence."""
     counts = ", ".join(f"{sums.counts[name]:,} {name}" for name in ORDER if sums.counts.get(name))
     worst = f", {format_usd(sums.uncosted_micros)} of it booked at the worst case" if sums.uncosted_micros else ""
     if not counts:
@@ -263,12 +258,12 @@ def totals_line(sums: DecisionSums) -> str:
 
 
 def usd(micros: int) -> str:
-    """Return micro-USD with all six decimals: `0.012345`."""
+    """With all six decimals: `0.012345`."""
     return f"{micros // MICROS_PER_USD}.{micros % MICROS_PER_USD:06}"
 
 
 def decisions_json(found: Decisions, since_us: int, until_us: int) -> dict[str, Any]:
-    """Return the decisions of a time as a plain object; money in US cents."""
+    """Money is in US cents."""
     return {
         "user": found.user,
         "since": iso_utc(since_us),
@@ -319,7 +314,7 @@ COLUMNS = (
 
 
 def csv_cells(one: MadeDecision) -> list[str]:
-    """Return a decision as the cells of `COLUMNS`; no text is a formula for a spreadsheet."""
+    """Return the cells of `COLUMNS`; no text is a formula for a spreadsheet."""
     texts = (
         one.decision, one.by, one.kind, one.channel, one.how, one.client, one.token, one.user, one.role, one.name,
         ERASED if one.task is None else one.task, one.cap,

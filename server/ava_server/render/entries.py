@@ -81,25 +81,20 @@ _MARKED = re.compile(r"<(?P<tag>tool_output_\w+)[^>]*>\n(?P<body>.*)\n</(?P=tag)
 
 
 def entry_line(entry: Entry, *, names: Mapping[str, str] = _NO_NAMES, utc: bool = False, width: int = 160) -> str:
-    """Return an entry on one line, without control and invisible characters.
+    """Return an entry on one line of at most `width` characters, without control and invisible ones.
 
-    Args:
-        entry: The entry.
-        names: The names of runs, from `names_of`; each is put beside its id.
-        utc: Times in UTC.
-        width: Characters at most.
+    `names` has the names of runs, from `names_of`; each is put beside its id.
     """
     line = f"[{format_ts(entry.ts_us, utc)}] {_named(entry.who.agent_id, names)} {entry_text(entry, names)}"
     return line if len(line) <= width else line[: max(width - 1, 1)] + "…"
 
 
 def entry_text(entry: Entry, names: Mapping[str, str] = _NO_NAMES) -> str:
-    """Return an entry's type and what happened, on one line; see `entry_line`."""
+    """Return an entry's type and what happened, on one line."""
     return f"{entry.type} {what_happened(entry, names)}".rstrip()
 
 
 def what_happened(entry: Entry, names: Mapping[str, str] = _NO_NAMES) -> str:
-    """Return what happened, without the type; see `entry_text`."""
     cost = f" {format_usd(entry.cost_micros)}" if entry.cost_micros else ""
     what = _what(entry)
     if entry.who.agent_id == AGENT:  # a run's own text stays as it is
@@ -108,7 +103,6 @@ def what_happened(entry: Entry, names: Mapping[str, str] = _NO_NAMES) -> str:
 
 
 def entry_words(entry: Entry) -> str:
-    """Return what people call an event, and what happened."""
     return f"{EVENT_NAMES.get(entry.type, entry.type)}: {what_happened(entry)}"
 
 
@@ -205,7 +199,6 @@ def arguments_text(args: Any) -> str:
 
 
 def compact(value: Any, limit: int = 200) -> str:
-    """Return a value on one line, cut to a length."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
@@ -213,14 +206,13 @@ def compact(value: Any, limit: int = 200) -> str:
 
 @cache
 def _shapes() -> Redactor:
-    """Return what finds secrets by their shape; it takes a hundredth of a second to import."""
+    """It takes a hundredth of a second to import."""
     from ava_audit.redaction import Redactor
 
     return Redactor({})
 
 
 async def mirror_lines(store: Readable, entries: Sequence[Entry]) -> list[bytes]:
-    """Return entries as lines of the mirror, in their order."""
     lines: dict[int, bytes] = {}
     for start in range(0, len(entries), PAGE_ENTRIES):
         numbers = [entry.seq for entry in entries[start : start + PAGE_ENTRIES]]
@@ -244,18 +236,18 @@ class Step:
 
     @property
     def text(self) -> str:
-        """The step on one line: `14:05:02 read_file path=notes.md: success, 0.2 s`."""
+        """`14:05:02 read_file path=notes.md: success, 0.2 s`."""
         return f"{format_ts(self.at_us)[11:]} {self.what}: {self.outcome or 'in progress'}"
 
 
 def recent_steps(view: View, run_id: str, most: int) -> tuple[Step, ...]:
-    """Return the last tool calls of a run, oldest first."""
+    """Oldest first."""
     entries = view.newest_entries(run_id, ("ToolCall", "ToolResult"), 2 * most)
     return tuple(_steps(entries))[-most:]
 
 
 def _steps(entries: Iterable[Entry]) -> Iterable[Step]:
-    """Return the calls of these entries in order; a result without its call stands by itself."""
+    """A result without its call stands by itself."""
     steps: dict[str, Step] = {}
     for entry in entries:
         fact = entry.fact

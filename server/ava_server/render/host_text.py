@@ -31,7 +31,6 @@ INSTRUCTIONS = Path(__file__).with_name("instructions.txt").read_text("utf-8")
 
 
 def text_of(answer: Answer) -> str:
-    """Return the text form of an answer."""
     lines: list[str] = []
     if answer.status == FAILED:
         lines.append(f"Failed: {answer.message}")
@@ -53,12 +52,10 @@ def text_of(answer: Answer) -> str:
 
 
 def run_text(run: RunAnswer) -> str:
-    """Return a run as text: its status line, or when it has ended a header and its result, marked as untrusted."""
+    """Return a run's status line, or when it has ended a header and its result, marked as untrusted."""
     if run.untrusted_result is None:
         return "\n".join([run.activity_line or run.status_line, *_unended(run)])
     ending = run.state if run.state in WHOLE else f"{run.state}: may be incomplete"
-    spent = (f"{name} {format_usd(micros_from_cents(cents))}" for name, cents in (run.cost_by or {}).items())
-    overrun = "A call cost more than the provider's own limits allow; it was booked in full."
     lines = [
         f"[{run.subagent_id} {ending}]",
         run.status_line,
@@ -68,6 +65,17 @@ def run_text(run: RunAnswer) -> str:
             ("What to do", (run.error or {}).get("what_to_do", "")),
         ),
         _wrapped(run.subagent_id, run.untrusted_result),
+        *_about_result(run),
+    ]
+    return "\n".join(lines)
+
+
+def _about_result(run: RunAnswer) -> list[str]:
+    """Return what Ava itself says of a result: changes, quotes, figures, and how to read on."""
+    spent = (f"{name} {format_usd(micros_from_cents(cents))}" for name, cents in (run.cost_by or {}).items())
+    overrun = "A call cost more than the provider's own limits allow; it was booked in full."
+    more = f"The output continues: call check_subagent with subagent_id {run.subagent_id} and cursor {run.cursor}."
+    return [
         *(changes_lines(run.subagent_id, run.changes) if run.changes else ()),
         *([_quotes(run.quotes_checked)] if run.quotes_checked else ()),
         *_facts(
@@ -79,16 +87,12 @@ def run_text(run: RunAnswer) -> str:
         *_facts(("What to do", run.advice or "")),
         *([overrun] if run.overrun and not run.advice else ()),
         *_facts(("group_id", run.group_id or ""), ("task_id", UntrustedText(run.task_id or ""))),
+        *([more] if run.cursor else ()),
     ]
-    if run.cursor:
-        lines.append(
-            f"The output continues: call check_subagent with subagent_id {run.subagent_id} and cursor {run.cursor}."
-        )
-    return "\n".join(lines)
 
 
 def _unended(run: RunAnswer) -> list[str]:
-    """Return what there is to tell of a run without a result, one fact a line."""
+    """One fact a line."""
     lines = [
         *([f"pending_id: {run.pending_id}   expires: {run.expires_at}"] if run.pending_id else ()),
         *_facts(("group_id", run.group_id or ""), ("task_id", UntrustedText(run.task_id or ""))),
@@ -126,7 +130,7 @@ def _quotes(quotes: list[dict[str, Any]]) -> str:
 
 
 def result_words(result: Untrusted) -> str:
-    """Return what a subagent handed over as one text. All of it is untrusted: the caller marks it so."""
+    """All of it is untrusted: the caller marks it so."""
     output = result.output if isinstance(result.output, str) else json.dumps(result.output, ensure_ascii=False)
     parts = [f"Summary: {result.summary}"]
     if result.output is not None and output != result.summary:

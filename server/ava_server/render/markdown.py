@@ -12,7 +12,7 @@ _FENCE = re.compile(r"`{3,}")
 
 
 def as_markdown(output: object) -> str:
-    """Return an output as Markdown: text as it is, anything else as JSON in a fence longer than any inside."""
+    """Return text as it is, anything else as JSON in a fence longer than any inside."""
     if isinstance(output, str):
         return output
     text = json.dumps(output, ensure_ascii=False, indent=2)
@@ -21,10 +21,9 @@ def as_markdown(output: object) -> str:
 
 
 def parse(text: str) -> list[Token]:
-    """Return the tokens of a text that a subagent wrote.
+    """Return the tokens of a text that a subagent wrote, with names as written: `__init__.py` has no emphasis.
 
-    What looks like HTML is text, because words would be missing without it. Lines and names stay as they were written:
-    `__init__.py` has no emphasis in it.
+    What looks like HTML is text, because words would be missing without it.
     """
     tokens = MarkdownIt("commonmark", {"html": False}).enable("strikethrough").enable("table").parse(text)
     for token in tokens:

@@ -43,7 +43,6 @@ class Sum:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing was called and nothing ended."""
         return not self.calls and not self.ended
 
     @property
@@ -52,7 +51,6 @@ class Sum:
         return len(self.spenders | self.enders)
 
     def spend(self, spent: DaySpending) -> None:
-        """Add what a run spent on a day."""
         self.cost += spent.cost_micros
         self.calls += spent.calls
         self.retries += spent.retries_micros
@@ -63,13 +61,12 @@ class Sum:
         self.spenders.add(spent.run_id)
 
     def end(self, run: RunFacts) -> None:
-        """Add a run that ended."""
         self.enders.add(run.id)
         self.ended += run.state not in NOT_RUN
         self.failed += run.state not in NOT_FAILED
 
     def as_json(self, what: str | None = None) -> dict[str, Any]:
-        """Return it as a plain object, under its name as `what`; money in US cents."""
+        """Under its name as `what`; money in US cents."""
         return {
             **({what: self.name} if what else {}),
             "cost_cents": cents(self.cost),
@@ -121,46 +118,47 @@ _KEYS: Mapping[str, Callable[[RunFacts], str]] = {
 
 
 def report_of(found: Spending | None, first: int, last: int, user: str | None) -> Report:
-    """Return the report of the days from `first` to `last`; None is a log that does not exist yet."""
-    spent = found.spent if found is not None else ()
-    runs = found.runs if found is not None else {}
-    ended = [run for run in runs.values() if run.ended_us is not None and first <= run.ended_us // DAY_US <= last]
-    begins = found.first_us // DAY_US if found is not None and found.first_us is not None else last
+    """None is a log that does not exist yet. Days are counted from 1970, UTC."""
+    from ava_audit.totals import Spending
 
-    def sums(
-        run_key: Callable[[RunFacts], str], spent_key: Callable[[DaySpending], str] | None = None
-    ) -> dict[str, Sum]:
+    found = found or Spending(None, (), {}, ())
+    runs = found.runs
+    ended = [run for run in runs.values() if run.ended_us is not None and first <= run.ended_us // DAY_US <= last]
+    begins = found.first_us // DAY_US if found.first_us is not None else last
+
+    def sums(ended_key: Callable[[RunFacts], str], spent_key: Callable[[DaySpending], str]) -> dict[str, Sum]:
         made: dict[str, Sum] = {}
-        for each in spent:
-            name = spent_key(each) if spent_key is not None else run_key(runs[each.run_id])
-            made.setdefault(name, Sum(name)).spend(each)
+        for each in found.spent:
+            made.setdefault(spent_key(each), Sum(spent_key(each))).spend(each)
         for run in ended:
-            made.setdefault(run_key(run), Sum(run_key(run))).end(run)
+            made.setdefault(ended_key(run), Sum(ended_key(run))).end(run)
         return made
 
     def by(key: Callable[[RunFacts], str]) -> tuple[Sum, ...]:
-        return tuple(sorted(sums(key).values(), key=lambda one: (-one.cost, -one.ended, one.name)))
+        made = sums(key, lambda each: key(runs[each.run_id]))
+        return tuple(sorted(made.values(), key=lambda one: (-one.cost, -one.ended, one.name)))
 
     # An entry whose clock was set back can lie before the log's first one.
     days = sums(lambda run: day_of(run.ended_us or 0), lambda each: day_of(each.day * DAY_US))
     for day in range(max(first, min(begins, last)), last + 1):
         days.setdefault(day_of(day * DAY_US), Sum(day_of(day * DAY_US)))
+    [total] = by(lambda _run: "total") or [Sum("total")]
     return Report(
         user=user,
         first=first,
         last=last,
-        total=sums(lambda _run: "total").get("total", Sum("total")),
+        total=total,
         days=tuple(days[day] for day in sorted(days)),
         by={what: by(key) for what, key in _KEYS.items() if what != "user" or user is None},
         endings=Counter(run.state for run in ended),
         reasons=tuple(_reasons(run for run in ended if run.state not in NOT_FAILED)),
-        errors=found.errors if found is not None else (),
-        others=found.others if found is not None else 0,
+        errors=found.errors,
+        others=found.others,
     )
 
 
 def _reasons(failed: Iterable[RunFacts]) -> list[Reason]:
-    """Return why runs failed, the most common reason first; reasons that differ only in figures are one."""
+    """Return the most common reason first; reasons that differ only in figures are one."""
     alike = defaultdict[tuple[str, str], list["RunFacts"]](list)
     for run in failed:
         ending = run.state if run.state != "error" or not run.error_kind else f"{run.state} ({run.error_kind})"
@@ -173,7 +171,6 @@ def _reasons(failed: Iterable[RunFacts]) -> list[Reason]:
 
 
 def months_of(days: Iterable[Sum]) -> list[Sum]:
-    """Return the sums of days as sums of months."""
     months: dict[str, Sum] = {}
     for day in days:
         month = months.setdefault(day.name[:7], Sum(day.name[:7]))
@@ -203,14 +200,9 @@ class Share:
 
 
 def shares_of(found: Spending, report: Report, what: str, periods: Sequence[Sum], most: int) -> list[Share]:
-    """Return the parts of each period's cost, the largest first; those after the first `most` together.
+    """Return the parts (`what`: `role`, `model` or `user`) of each period's cost, the largest first.
 
-    Args:
-        found: The spending.
-        report: Its report.
-        what: `role`, `model` or `user`.
-        periods: Days of the report, or its months.
-        most: How many have a part of their own.
+    Those after the first `most` are together.
     """
     key = _KEYS[what]
     names = [one.name for one in report.by[what] if one.cost]
@@ -227,7 +219,7 @@ def shares_of(found: Spending, report: Report, what: str, periods: Sequence[Sum]
 
 
 def report_json(report: Report) -> dict[str, Any]:
-    """Return a report as a plain object; money in US cents."""
+    """Money is in US cents."""
     return {
         "user": report.user,
         "runs_of_others": report.others,

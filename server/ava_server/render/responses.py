@@ -22,7 +22,7 @@ class Answer(BaseModel):
     notices: list[str] | None = Field(default=None, description="Runs that ended or wait.")
 
     def structured(self) -> dict[str, Any]:
-        """Return the JSON object for the host, without fields that are None."""
+        """Without fields that are None."""
         return self.model_dump(mode="json", exclude_none=True)
 
 
@@ -142,7 +142,6 @@ class RunAnswer(BaseModel):
 
 
 def answers_json(runs: Iterable[RunAnswer]) -> list[dict[str, Any]]:
-    """Return runs with their results as plain JSON."""
     return [run.model_dump(mode="json", exclude_none=True) for run in runs]
 
 

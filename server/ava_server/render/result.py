@@ -15,11 +15,7 @@ from ava_roles.wrap import one_line
 from ava_server.render.document import Fact, UntrustedText
 from ava_server.render.responses import RunAnswer
 
-VERDICTS = {
-    "found": "✓ quote found word for word",
-    "near": "≈ quote nearly found",
-    "not_found": "✗ quote NOT found",
-}
+VERDICTS = {"found": "✓ quote found word for word", "near": "≈ quote nearly found", "not_found": "✗ quote NOT found"}
 UNCHECKED = "? quote not looked for"
 
 
@@ -38,7 +34,6 @@ class FindingView:
 
     @property
     def checked(self) -> str:
-        """What became of the quote."""
         return VERDICTS.get(self.verdict, UNCHECKED)
 
 
@@ -77,24 +72,20 @@ class Result:
 
     @property
     def lost(self) -> bool:
-        """Whether a quote was not found in anything that a tool returned."""
         return any(one.verdict == "not_found" for one in self.findings)
 
 
 def result_of(run: RunAnswer) -> Result | None:
-    """Return the result of a run; None where there is none yet, or it was erased."""
+    """None: there is none yet, or it was erased."""
     result = run.untrusted_result
     if result is None:
         return None
     from ava_server.render.markdown import as_markdown  # these load what no start of a command needs
     from ava_server.runs.changes import changed_lines, changes_lines
-    from ava_server.runs.result import FOUND, LOOKED_AT
 
-    titles = {LOOKED_AT: "Opened, but not evaluated", FOUND: "Found by a search, but not read"}
-    every = findings_of(run, result.findings)
-    findings = [one for one in every if one.claim.text not in titles]
-    sources = [(title, [one for one in every if one.claim.text == claim]) for claim, title in titles.items()]
+    findings, sources = _apart(findings_of(run, result.findings))
     own = result.output is not None and result.output != result.summary
+    coded = run.changes or {}
     return Result(
         ended="" if run.state == "success" else run.stop_reason or "no reason is known",
         whole=run.state in WHOLE,
@@ -104,14 +95,27 @@ def result_of(run: RunAnswer) -> Result | None:
         output=UntrustedText(as_markdown(result.output) if own else ""),
         findings=findings,
         quotes=quotes_line(findings),
-        sources=[(title, found) for title, found in sources if found],
+        sources=sources,
         caveats=[UntrustedText(caveat) for caveat in result.caveats],
         artifacts=result.artifacts,
-        changes=changes_lines(run.subagent_id, run.changes) if run.changes else [],
-        changed=[UntrustedText(line) for line in changed_lines(result.changed or {})] if run.changes else [],
-        branch=bool(run.changes and run.changes.get("branch")),
+        changes=changes_lines(run.subagent_id, coded) if coded else [],
+        changed=[UntrustedText(line) for line in changed_lines(result.changed or {})] if coded else [],
+        branch=bool(coded.get("branch")),
         figures=list(_figures(run)),
     )
+
+
+def _apart(every: Iterable[FindingView]) -> tuple[list[FindingView], list[tuple[str, list[FindingView]]]]:
+    """Return the findings that a subagent evaluated, and the other sources under their titles."""
+    from ava_server.runs.result import FOUND, LOOKED_AT
+
+    titles = {LOOKED_AT: "Opened, but not evaluated", FOUND: "Found by a search, but not read"}
+    findings = list[FindingView]()
+    sources: dict[str, list[FindingView]] = {title: [] for title in titles.values()}
+    for one in every:
+        title = titles.get(one.claim.text)
+        (findings if title is None else sources[title]).append(one)
+    return findings, [(title, found) for title, found in sources.items() if found]
 
 
 def _figures(run: RunAnswer) -> Iterable[Fact]:
@@ -122,7 +126,7 @@ def _figures(run: RunAnswer) -> Iterable[Fact]:
 
 
 def receipts_text(receipts: dict[str, Any]) -> str:
-    """Return how often each tool was called: `read_file 3, web_search 2 and 1 failed`, or `none`."""
+    """`read_file 3, web_search 2 and 1 failed`, or `none`."""
     counts = list[str]()
     for name, count in receipts.items():
         ended = [str(count["ok"])] if count["ok"] or not count["failed"] else []
@@ -132,23 +136,16 @@ def receipts_text(receipts: dict[str, Any]) -> str:
 
 
 def artifact_text(artifact: dict[str, Any]) -> str:
-    """Return a file that a run handed over as a line."""
     return f"File: {artifact['name']} ({artifact['bytes']} bytes, sha256 {artifact['sha256']})"
 
 
 def cost_notes(run: RunAnswer) -> str:
-    """Return what is to be said of a cost behind its figure; empty for nothing."""
+    """Return what is to be said of a cost behind its figure."""
     text = ", part of it booked at its worst case because the provider did not say" if run.uncosted else ""
     return text + ("; a call cost more than the provider's own limits allow" if run.overrun and not run.advice else "")
 
 
 def findings_of(run: RunAnswer, found: list[dict[str, Any]]) -> list[FindingView]:
-    """Return the findings of a result.
-
-    Args:
-        run: The run, with the verdicts.
-        found: The findings as the subagent handed them over.
-    """
     verdicts = {quote.get("finding"): str(quote.get("verdict")) for quote in run.quotes_checked or ()}
     return [_finding(finding, verdicts.get(number, "")) for number, finding in enumerate(found, 1)]
 
@@ -165,7 +162,7 @@ def _finding(finding: dict[str, Any], verdict: str) -> FindingView:
 
 
 def quotes_line(findings: Iterable[FindingView]) -> str:
-    """Return how many quotes were found again; empty without a quote."""
+    """Empty without a quote."""
     verdicts = Counter(one.verdict for one in findings if one.quote)
     words = {"found": "found ✓", "near": "nearly found ≈", "not_found": "NOT found ✗", "": "not looked for ?"}
     counts = ", ".join(f"{verdicts[verdict]} {each}" for verdict, each in words.items() if verdicts[verdict])

@@ -57,11 +57,7 @@ def room_for(results: int) -> int:
 def add_result(answer: RunAnswer, result: dict[str, Any], offset: int, room: int | None) -> None:
     """Put a result into an answer, as much of it as there is room for; `cursor` continues the output.
 
-    Args:
-        answer: The answer.
-        result: The result as the log has it.
-        offset: Where the output begins, in characters.
-        room: Characters, as JSON, that the result may take; None includes all of it.
+    `offset` is where the output begins, `room` what the result may take: characters, as JSON; None includes all of it.
     """
     fields = "status tokens_used iterations confidence duration_seconds error uncosted overrun advice cancel_reason"
     for field in fields.split():
@@ -115,15 +111,11 @@ def _shorten(answer: RunAnswer, untrusted: Untrusted, room: int) -> None:
 
 def _first_changes(changed: dict[str, Any], room: int) -> tuple[dict[str, Any], int]:
     """Return as many of the changes as fit, tests first, and how many files were left out."""
-    failing = {"failing": _end(changed["failing"], room // 2)} if changed.get("failing") else {}
+    # Of a command's output, the end tells most.
+    failing = {"failing": _cut(changed["failing"][::-1], room // 2)[::-1]} if changed.get("failing") else {}
     tests: dict[str, Any] = {name: _first(changed[name], room // 6) for name in changed if name.startswith("tests_")}
     files = _first(changed.get("files", []), room - json_chars(failing) - json_chars(tests))
     return {"files": files, **tests, **failing}, len(changed.get("files", [])) - len(files)
-
-
-def _end(text: str, room: int) -> str:
-    """Return the end of a text that fits: of a command's output it tells most."""
-    return _cut(text[::-1], room)[::-1]
 
 
 def _first(items: list[Any], room: int) -> list[Any]:
@@ -143,7 +135,6 @@ def _cut(text: str, room: int) -> str:
 
 
 def json_chars(value: Any) -> int:
-    """Return how many characters a value has as JSON."""
     return len(json.dumps(value, ensure_ascii=False))
 
 
@@ -166,7 +157,7 @@ _NO_OWNER = "no server is running it"
 
 
 def state_words(state: str) -> str:
-    """Return a state for people: `asks you`, `iteration limit`."""
+    """`asks you`, `iteration limit`."""
     return _STATE_WORDS.get(state, state.replace("_", " "))
 
 
@@ -174,11 +165,11 @@ class Processes(Protocol):
     """What a view of a run asks about the processes on the log: `Instances`, or what has asked these before."""
 
     def alive(self, name: str, /) -> bool:
-        """Tell whether an instance lives. Blocking, for a moment."""
+        """Blocking, for a moment."""
         ...
 
     def activities(self) -> Activities:
-        """Return what runs are doing. Blocking, for a moment."""
+        """Blocking, for a moment."""
         ...
 
 
@@ -249,7 +240,6 @@ class Wait:
                 return self.blocker or None
 
     def for_people(self) -> str:
-        """Return it for a terminal."""
         match self.cause:
             case "approval":
                 return f"a person has to approve it ({self.run.pending_id})"
@@ -345,14 +335,14 @@ class ProcessesNow:
 
 
 def shown_state(run: RunRow, alive: Callable[[str], bool]) -> str:
-    """Return a run's state; a running run whose owner is gone is `interrupted`."""
+    """A running run whose owner is gone is `interrupted`."""
     if run.state == RUNNING and (run.instance is None or not alive(run.instance)):
         return INTERRUPTED
     return run.state
 
 
 def elapsed_s(run: RunRow, now_us: int) -> float:
-    """Return a run's active time in seconds, up to now if it is running."""
+    """Return a run's active time, up to now if it is running."""
     if run.state == RUNNING and run.claimed_us is not None:
         return (run.active_us + max(0, now_us - run.claimed_us)) / 1e6
     return run.active_us / 1e6
@@ -371,15 +361,9 @@ def view_run(
 ) -> RunView:
     """Return a run as it is now.
 
-    Args:
-        view: The state that the run was read from.
-        run: The run.
-        processes: The processes on this log.
-        now_us: Now.
-        served: Tells whether any server works on this data root.
-        manager: This process's own, where it has one: it knows more than the log.
-        result: Read the result of an ended run too.
-        task: Read the beginning of the task too.
+    `served` tells whether any server works on this data root. `manager` is this process's own, where it has one: it
+    knows more than the log. With `result` the result of an ended run is read too, with `task` the beginning of its
+    task.
     """
     state = shown_state(run, processes.alive)
     # Nobody works on an interrupted run: its clock stands still since its owner's last entry.
@@ -388,8 +372,7 @@ def view_run(
     if proposal is not None and proposal.expires_us <= now_us:
         state = EXPIRED
     state = awaited(run, now_us) or state
-    entry = view.entry(run.result_seq) if result and run.ended and run.result_seq is not None else None
-    fact = entry.fact if entry is not None else None
+    handed_in, erased = _result(view, run) if result else (None, False)
     texts = texts_of(view, run) if task else None
     caps, free = _caps(view, run, at_us)
     return RunView(
@@ -402,60 +385,51 @@ def view_run(
         activity=activity_of(run, processes, manager) if state == RUNNING else "",
         last_tool=_last_tool(view, run) if run.state == RUNNING else None,
         expires_us=proposal.expires_us if proposal is not None else None,
-        result=fact.result if isinstance(fact, SubagentComplete) else None,
-        erased=entry is not None and fact is None,
+        result=handed_in,
+        erased=erased,
         task=task_excerpt(texts.task) if texts is not None else "(erased)" if task else "",
     )
 
 
 def status_line(shown: RunView, doing: str | None = None, *, owner: bool = False) -> str:
-    """Return a run on one line: what it is called, what it does (its state, if not given), and its figures."""
+    """Return what a run is called, what it does (its state, if not given), and its figures."""
     whose = f"[{shown.row.user_id}] " if owner else ""
     state = f"{shown.state} (content erased)" if shown.erased else shown.state
     return f"{whose}{label(shown.row)}: {doing or state} · {figures(shown)}"
 
 
 def figures(shown: RunView) -> str:
-    """Return how much of its caps a run has used: `45 s of 600 s · turn 4 of 20 · 12k tokens · $0.06 of $0.50`."""
+    """`45 s of 600 s · turn 4 of 20 · 12k tokens · $0.06 of $0.50`."""
     if not shown.caps:
         return "a newer Ava has proposed it, and this one cannot read what was approved"
     time, turns, _calls, tokens, _cost = shown.caps
-    return " · ".join(
-        (
-            f"{time.used:.0f} s of {time.most:g} s",
-            f"turn {turns.used} of {turns.most}",
-            tokens_short(int(tokens.used)),
-            cost_of(shown),
-        )
-    )
+    used = f"{time.used:.0f} s of {time.most:g} s · turn {turns.used} of {turns.most}"
+    return f"{used} · {tokens_short(int(tokens.used))} · {cost_of(shown)}"
 
 
 def cost_of(shown: RunView) -> str:
-    """Return what a run has cost of its cap: `$0.06 of $0.50`, or `free`."""
+    """`$0.06 of $0.50`, or `free`."""
     if shown.free or not shown.caps:
         return "free" if shown.free else format_usd(shown.row.cost_micros)
     return f"{format_usd(shown.row.cost_micros)} of {format_usd(int(shown.caps[-1].most), exact=True)}"
 
 
 def limits_of(shown: RunView) -> dict[str, float] | None:
-    """Return a run's caps by the names of its arguments; a free run has no cost cap."""
+    """By the names of arguments; a free run has no cost cap."""
     caps = zip((TIME, TURNS, TOOL_CALLS, TOKENS, COST), shown.caps, strict=False)  # a newer Ava's are not known
     return {cap.argument: cap.given(each.most) for cap, each in caps if cap is not COST or not shown.free} or None
 
 
 def tokens_short(tokens: int) -> str:
-    """Return a number of tokens as a status line has it: `840 tokens`, `12k tokens`."""
+    """`840 tokens`, `12k tokens`."""
     return f"{tokens} tokens" if tokens < 1_000 else f"{tokens / 1_000:.0f}k tokens"
 
 
 def run_answer(shown: RunView, *, offset: int = 0, room: int | None = None, owner: bool = False) -> RunAnswer:
     """Return a run as the tools' structured answers have it.
 
-    Args:
-        shown: The run.
-        offset: Where a long output goes on.
-        room: Characters, as JSON, that the result may take; None includes all of it.
-        owner: Name the user in the status line, for an auditor.
+    `offset` is where a long output goes on, `room` what the result may take: characters, as JSON; None includes all of
+    it. `owner` names the user in the status line, for an auditor.
     """
     run, wait = shown.row, shown.wait
     answer = RunAnswer(
@@ -503,7 +477,6 @@ class Notice:
     interrupted_us: int | None = None
 
     def text(self) -> str:
-        """Return it as a line of an answer."""
         run = self.row
         if is_held(run):
             return f"{label(run)} was restored or imported and is held. {self._how_to_go_on()}"
@@ -529,6 +502,13 @@ def carried(who: Who, tool: str, run_id: str) -> Event:
 
 
 # -- from the log -----------------------------------------------------------------------------------------------------
+
+
+def _result(view: View, run: RunRow) -> tuple[dict[str, Any] | None, bool]:
+    """Return an ended run's result, and whether it was erased."""
+    if not run.ended or run.result_seq is None or (entry := view.entry(run.result_seq)) is None:
+        return None, False
+    return (entry.fact.result if isinstance(entry.fact, SubagentComplete) else None), entry.fact is None
 
 
 def _caps(view: View, run: RunRow, at_us: int) -> tuple[tuple[Cap, ...], bool]:

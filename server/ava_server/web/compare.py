@@ -23,11 +23,9 @@ class Compare:
         self._context = context
 
     def routes(self) -> list[Route]:
-        """Return the path."""
         return [Route("/compare", found_or_404(self.show), methods=["GET"])]
 
     async def show(self, request: Request) -> Response:
-        """Show both runs, if the visitor may see both."""
         access = self._context.access(reader_of(request))
         given = [request.query_params.get(name, "").strip() for name in "ab"]
         ids = [(await access.run(one, "run", reading=True)).id for one in given]

@@ -81,7 +81,6 @@ class Authority:
         return Needs(pin=await self.pin_is_set(), passkey=bool(await self.passkeys.own(visitor.user)))
 
     async def pin_is_set(self) -> bool:
-        """Tell whether there is an approval PIN."""
         return await anyio.to_thread.run_sync(lambda: self._pin.is_set)
 
     async def check(
@@ -89,8 +88,8 @@ class Authority:
     ) -> None:
         """Check what a visitor has given for an approval; a passkey must have been used for exactly this subject.
 
-        A PIN that they choose with it is stored. For `of` and `ids` see `needs`. Raises Refused if it is not enough,
-        and ConfigError if it cannot be checked.
+        A PIN that they choose with it is stored. For `of` and `ids` see `needs`. Raises Refused: it is not enough;
+        ConfigError: it cannot be checked.
         """
         needs = await self.needs(visitor, of, ids)
         if needs.refusal is not None:
@@ -113,7 +112,6 @@ class Authority:
         await self._check_proof(await self.proof(visitor), visitor, form, subject)
 
     async def check_pin(self, pin: str) -> None:
-        """Check the approval PIN."""
         if not pin:
             raise Refused(GIVE_PIN)
         await anyio.to_thread.run_sync(self._pin.check, pin)
@@ -163,35 +161,31 @@ class PageContext:
 
     @property
     def runtime(self) -> Runtime:
-        """What this process has open."""
         return self.app.runtime
 
     @property
     def store(self) -> Store:
-        """The log."""
         return self.app.runtime.store
 
     def access(self, visitor: Visitor) -> Access:
-        """Return what a visitor may see."""
         return Access(self.runtime, visitor.service_session(self.site.url))
 
     def budgets(self, view: View, visitor: Visitor, at_us: int, *, everybody: bool) -> tuple[Budget, ...]:
-        """Return today's budgets: the visitor's, and all users' for a visitor who may see or is looking at all."""
+        """Return the visitor's, and all users' for a visitor who may see or is looking at all."""
         caps = self.runtime.day_caps(visitor.user)
         return todays_budgets(view, visitor.user, "you", caps, at_us, everybody=everybody or visitor.admin)
 
     async def named_run(self, request: Request) -> RunRow:
-        """Return the run that an address names, if the visitor may see it. Raises BadInput: there is none."""
+        """Raises BadInput: there is none that the visitor may see."""
         access = self.access(reader_of(request))
         return await access.run(request.path_params["run_id"], "subagent", reading=True)
 
     def text_of(self, error: Exception) -> str:
-        """Return an error's text; on another machine nobody learns where the server keeps its files."""
+        """On another machine nobody learns where the server keeps its files."""
         text = str(error)
         return text if self.site.local else text.replace(str(self.runtime.settings.data_root), "the data root")
 
     def show(self, request: Request, template: str, values: dict[str, Any], status: int = 200) -> Response:
-        """Return a page inside the frame that all pages share."""
         visitor = visitor_or_none(request)
         frame = {
             "visitor": visitor,
@@ -207,13 +201,13 @@ class PageContext:
 
 
 def visitor_or_none(request: Request) -> Visitor | None:
-    """Return who has sent a request, None without a session."""
+    """None: there is no session."""
     found: Visitor | None = request.scope.get(VISITOR)
     return found
 
 
 def visitor_of(request: Request) -> Visitor:
-    """Return who has sent a request. Raises SignedOut: it has no valid session."""
+    """Raises SignedOut: there is no valid session."""
     found = visitor_or_none(request)
     if found is None:
         raise SignedOut("you are not signed in")
@@ -221,10 +215,7 @@ def visitor_of(request: Request) -> Visitor:
 
 
 def reader_of(request: Request) -> Visitor:
-    """Return who has sent a request that shows runs.
-
-    Raises SignedOut without a valid session, and NotFound if the token may not read.
-    """
+    """Of a request that shows runs. Raises SignedOut: no valid session; NotFound: the token may not read."""
     visitor = visitor_of(request)
     if not visitor.reads:
         raise NotFound("your token lacks the scope read, so there is nothing to see here")
@@ -251,7 +242,6 @@ def number_in(given: str, problem: str) -> int:
 
 
 def go_to(path: str) -> Response:
-    """Return a redirect to a path of this site, as a GET."""
     return RedirectResponse(quote(path, safe=_IN_ADDRESS), 303, headers=dict(HEADERS))
 
 
@@ -288,7 +278,7 @@ def finalize(value: object) -> str:
 
 
 def when(us: int | None) -> str:
-    """Return a time for a `<time>` element's datetime, to the second; a long list has many."""
+    """To the second, for a `<time>` element's datetime; a long list has many."""
     return f"{iso_utc(us)[:19]}Z" if us is not None else ""
 
 
@@ -296,7 +286,7 @@ _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 def ago(us: int | None) -> str:
-    """Return a time in words, from now: `4 min ago`, `in 2 h`. `ago` in `static/ava.js` says the same."""
+    """`4 min ago`, `in 2 h`. `ago` in `static/ava.js` says the same."""
     if us is None:
         return ""
     seconds = (now_us() - us) // 1_000_000
@@ -306,13 +296,11 @@ def ago(us: int | None) -> str:
 
 
 def usd(micros: int) -> str:
-    """Return micro-USD as dollars."""
     return format_usd(micros)
 
 
 @cache
 def environment() -> Environment:
-    """Return the templates."""
     made = Environment(
         loader=PackageLoader("ava_server.web", "templates"),
         autoescape=True,
@@ -328,14 +316,13 @@ def environment() -> Environment:
 
 
 def page(name: str, values: Mapping[str, Any], status: int = 200) -> Response:
-    """Return a rendered template as the answer."""
     body = environment().get_template(name).render(values)
     return Response(body, status, headers=dict(HEADERS), media_type="text/html")
 
 
 @cache
 def static_files() -> Mapping[str, tuple[bytes, str]]:
-    """Return each static file and its type, by its name: a name in a request is never a path, and is not kept."""
+    """By name, with the type: a name in a request is never a path, and is not kept."""
     folder = resources.files("ava_server.web").joinpath("static")
     kinds = {each: TYPES.get(PurePosixPath(each.name).suffix) for each in folder.iterdir()}
     return {each.name: (each.read_bytes(), kind) for each, kind in kinds.items() if kind is not None}
@@ -343,12 +330,12 @@ def static_files() -> Mapping[str, tuple[bytes, str]]:
 
 @cache
 def static_url(name: str) -> str:
-    """Return the address of a static file; it changes with the file, so that browsers may keep it."""
+    """It changes with the file, so that browsers may keep it."""
     return f"/static/{name}?v={hashlib.sha256(static_files()[name][0]).hexdigest()[:10]}"
 
 
 def static_answer(name: str, version: str) -> Response | None:
-    """Return a static file as the answer; with the right version in the address, browsers keep it."""
+    """With the right version in the address, browsers keep the file."""
     found = static_files().get(name)
     if found is None:
         return None

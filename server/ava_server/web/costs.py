@@ -62,12 +62,10 @@ class Asked:
 
     @property
     def since(self) -> str:
-        """The first day as a date."""
         return day_of(self.first * DAY_US)
 
     @property
     def through(self) -> str:
-        """The last day as a date."""
         return day_of(self.last * DAY_US)
 
 
@@ -105,14 +103,13 @@ class Costs:
         self._context = context
 
     def routes(self) -> list[Route]:
-        """Return the paths."""
         return [
             Route("/costs", self.show, methods=["GET"]),
             Route(APPROVALS, self.approvals, methods=["GET"]),
         ]
 
     async def show(self, request: Request) -> Response:
-        """Show the costs of some days; of everybody, with `all` and the right to."""
+        """Of everybody, with `all` and the right to."""
         visitor = reader_of(request)
         asked, problem = lenient(request, visitor)
         found = await self._context.store.read(lambda view: self._found(view, asked, visitor))
@@ -132,7 +129,7 @@ class Costs:
         return self._context.show(request, "costs.html", values, 400 if problem else 200)
 
     async def approvals(self, request: Request) -> Response:
-        """Show who decided what in some days; of another user or of everybody, with the right to."""
+        """Of another user or of everybody, with the right to."""
         visitor, query = reader_of(request), request.query_params
         asked, problem = lenient(request, visitor)
         user = query.get("user", "").strip() if visitor.reads_all else ""
@@ -166,7 +163,7 @@ class Costs:
 
 
 def lenient(request: Request, visitor: Visitor) -> tuple[Asked, str]:
-    """Return what the address asks for; what cannot be understood is the usual time, with the problem."""
+    """What cannot be understood is the usual time, with the problem."""
     today = now_us() // DAY_US
     try:
         return asked_of(request.query_params, today, visitor), ""
@@ -177,7 +174,7 @@ def lenient(request: Request, visitor: Visitor) -> tuple[Asked, str]:
 
 
 def asked_of(query: QueryParams, today: int, visitor: Visitor) -> Asked:
-    """Return what the address asks for. Raises BadInput: a value cannot be understood."""
+    """Raises BadInput: a value cannot be understood."""
     everybody = "all" in query and visitor.reads_all
     by = query.get("by", "role")
     if by not in ("role", "model", *(("user",) if everybody else ())):
@@ -206,7 +203,7 @@ def _day(field: str, given: str) -> int:
 
 
 def lines_of(found: Found, *, everybody: bool) -> list[Line]:
-    """Return the rows of the table of days or months, oldest first."""
+    """Oldest first."""
     index = {period.name: number for number, period in enumerate(found.periods)}
     lines: list[Line] = []
     for name, period in folded(found.periods):
@@ -240,7 +237,6 @@ def row_of(one: Sum, what: str, asked: Asked) -> tuple[Sum, str]:
 
 
 def chart_of(found: Found) -> dict[str, Any]:
-    """Return what the chart shows: for each part its name and, for each period, its cost and that in words."""
     return {
         "periods": [period.name for period in found.periods],
         "totals": [format_usd(period.cost) for period in found.periods],

@@ -54,7 +54,6 @@ class Deciding:
         self._context = context
 
     def routes(self) -> list[Route]:
-        """Return the paths."""
         return [
             Route("/proposals", found_or_404(self.several), methods=["GET"]),
             Route("/proposals", self.decide, methods=["POST"]),
@@ -68,15 +67,14 @@ class Deciding:
     # -- proposals ----------------------------------------------------------------------------------------------------
 
     async def one(self, request: Request) -> Response:
-        """Show one proposal."""
         return await self._proposals(request, [request.path_params["pending_id"]])
 
     async def several(self, request: Request) -> Response:
-        """Show the proposals that `id` names, to be decided together."""
+        """The proposals that `id` names are decided together."""
         return await self._proposals(request, request.query_params.getlist("id"))
 
     async def decide(self, request: Request) -> Response:
-        """Approve or reject proposals, exactly as they were shown."""
+        """Exactly as they were shown."""
         visitor, form = await _sent(request)
         given = dict(zip(form.all("id"), form.all("digest"), strict=False))
         try:
@@ -157,7 +155,6 @@ class Deciding:
     # -- runs ---------------------------------------------------------------------------------------------------------
 
     async def extend(self, request: Request) -> Response:
-        """Raise the cap of a run that asks for it, or have it hand in what it has."""
         visitor, form = await _sent(request)
         approve = form.one("decision") == "approve"
         if approve:
@@ -167,7 +164,7 @@ class Deciding:
         return _done(shown, "raised" if approve else "declined")
 
     async def resume(self, request: Request) -> Response:
-        """Resume an interrupted or held run, exactly as it was shown; it takes what an approval does."""
+        """Exactly as it was shown; it takes what an approval does."""
         visitor, form = await _sent(request)
         run = await self._context.access(visitor).run(_run_id(request), "subagent", steering=True)
         await self._prove(request.scope["path"], visitor, form, of=run.user_id, ids=[run.id])
@@ -179,14 +176,13 @@ class Deciding:
         return _done(shown, "resumed")
 
     async def cancel(self, request: Request) -> Response:
-        """End a run."""
         visitor, form = await _sent(request)
         shown = Shown("cancel", _run_id(request))
         await decide(self._service(visitor), [shown], PersonAnswer(True, form.one("reason") or None))
         return _done(shown, "cancelled")
 
     async def send(self, request: Request) -> Response:
-        """Send a message to a run, or the answer to its question."""
+        """A message to a run, or the answer to its question."""
         visitor, form = await _sent(request)
         question = form.one("question")
         shown = Shown("answer" if question else "send", _run_id(request), question)
@@ -200,7 +196,7 @@ class Deciding:
         await self._context.authority.check(visitor, form, Subject.of(path, form.pairs()), of, ids)
 
     def _service(self, visitor: Visitor, *, agreed: bool = False) -> Service:
-        """Return the service for a visitor; `agreed` where the approval was given what it takes."""
+        """`agreed`: the approval was given what it takes."""
         app, url = self._context.app, self._context.site.url
         common = app.service_for((visitor.token, f"browser {visitor.session.id}"), lambda: visitor.service_session(url))
         app.begin(common.session)
@@ -239,7 +235,7 @@ def _fields(rows: Sequence[RunRow]) -> tuple[LimitField, ...]:
 
 
 def _entered(text: str, field: LimitField | None) -> float | None:
-    """Return a lower limit that was entered, None where the field is empty or has the limit as it is."""
+    """None: the field is empty or has the limit as it is."""
     if not text:
         return None
     if field is None or not _AMOUNT.fullmatch(text):

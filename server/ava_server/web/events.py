@@ -85,7 +85,6 @@ class Events:
         self._context = context
 
     def routes(self) -> list[Route]:
-        """Return the paths."""
         return [
             Route("/events", self.show, methods=["GET"]),
             Route("/events/news", self.news, methods=["GET"]),
@@ -93,7 +92,6 @@ class Events:
         ]
 
     async def show(self, request: Request) -> Response:
-        """Show the newest entries that match, or the next older ones."""
         visitor = reader_of(request)
         asked, problem = lenient(request.query_params, visitor), ""
         found, rows = EntryPage((), None, 0), list[Row]()
@@ -120,7 +118,6 @@ class Events:
         return self._context.show(request, "events.html", values, 400 if problem else 200)
 
     async def news(self, request: Request) -> Response:
-        """Return a line that says how many new entries match."""
         visitor = reader_of(request)
         asked = asked_of(request.query_params, visitor)
         after = _number("after", request.query_params.get("after", ""))
@@ -130,7 +127,6 @@ class Events:
         return page("news.html", values)
 
     async def one(self, request: Request) -> Response:
-        """Show one entry with its whole text."""
         visitor = reader_of(request)
         given = request.path_params["seq"]
         missing = NotFound(f"There is no entry {given[:40]} of yours in this log.")
@@ -151,7 +147,7 @@ class Events:
             raise BadInput(f"type: {error}") from error
 
     async def _query(self, asked: Asked, visitor: Visitor) -> LogQuery:
-        """Return a search of own entries, or of a visible run. Raises BadInput: a field cannot be understood."""
+        """Of own entries, or of a visible run. Raises BadInput: a field cannot be understood."""
         zone = None if self._context.site.local else UTC
         users = () if asked.everybody else (visitor.user,)
         if asked["user"]:
@@ -183,7 +179,7 @@ class Events:
             raise BadInput(f"run: there is no subagent {given[:40]!r} of yours; an id looks like S-7f3a2b") from None
 
     async def _agents(self, asked: Asked, visitor: Visitor) -> tuple[str, ...]:
-        """Return the agents that are meant: `ava`, a run, or the newest runs of a role."""
+        """`ava`, a run, or the newest runs of a role."""
         given = asked["agent"]
         if not given or given.lower() == AGENT:
             return (AGENT,) if given else ()
@@ -198,14 +194,14 @@ class Events:
 
 
 def runs_of_role(view: View, role: str, user: str | None) -> list[str]:
-    """Return the ids of the newest runs of a role; with a user, only theirs."""
+    """Return the newest; with a user, only theirs."""
     theirs = "(CAST(? AS TEXT) IS NULL OR user_id = ?)"
     sql = f"SELECT id FROM runs WHERE role = ? AND {theirs} ORDER BY created_us DESC LIMIT ?"  # noqa: S608
     return [str(run_id) for (run_id,) in view.select(sql, role, user, user, MOST_RUNS)]
 
 
 def visible_entry(view: View, seq: int, visitor: Visitor) -> Entry | None:
-    """Return an entry if it is the visitor's own, belongs to their run, or they may see all; else None."""
+    """Return an entry if it is the visitor's own, belongs to their run, or they may see all."""
     entry = view.entry(seq)
     if entry is None or visitor.reads_all or entry.who.user_id == visitor.user:
         return entry
@@ -242,7 +238,7 @@ def _row(entry: Entry, names: Mapping[str, str]) -> Row:
 
 
 def fields_of(entry: Entry) -> list[tuple[str, str]]:
-    """Return the name and the text of each field of an entry's content; none if that was erased."""
+    """None if the content was erased."""
     if entry.content is None:
         return []
     content: object = json.loads(entry.content)
@@ -260,7 +256,7 @@ def lenient(query: QueryParams, visitor: Visitor) -> Asked:
 
 
 def asked_of(query: QueryParams, visitor: Visitor) -> Asked:
-    """Return what the address asks for. Raises BadInput: a value cannot be understood."""
+    """Raises BadInput: a value cannot be understood."""
     for name in _FILTERS:
         if len(query.get(name, "")) > WORDS_CHARS:
             raise BadInput(f"{name}: it is longer than {WORDS_CHARS:,} characters")

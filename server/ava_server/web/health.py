@@ -55,11 +55,10 @@ class Health:
         self._started_us = now_us()
 
     def routes(self) -> list[Route]:
-        """Return the path."""
         return [Route("/health", self.show, methods=["GET"])]
 
     async def show(self, request: Request) -> Response:
-        """Show how the server is; what concerns other users or this machine, only to visitors who may see all."""
+        """What concerns other users or this machine, only to visitors who may see all."""
         visitor = reader_of(request)
         everybody = visitor.reads_all
         now = await self._context.store.read(lambda view: self._state(view, visitor))
@@ -105,7 +104,6 @@ class Health:
                 yield "Data root", str(folder)
 
     async def _findings(self, visitor: Visitor, now: LogState, sandbox: Sandbox | Unavailable) -> list[CheckFinding]:
-        """Return what the checks find."""
         runtime = self._context.runtime
         setup = Setup(os.environ, runtime.settings.paths, runtime.settings, visitor.user)
         day_settings = runtime.spawn_limits_of(visitor.user).day_settings
@@ -122,10 +120,9 @@ class Health:
 
 
 def checked(setup: Setup) -> list[CheckFinding]:
-    """Return what all checks find. Blocking."""
+    """Blocking."""
     return list(run_checks(((check.__name__, check) for check in CHECKS), setup, in_full=False))
 
 
 def without_paths(found: CheckFinding) -> CheckFinding:
-    """Return a finding without the paths of this machine."""
     return replace(found, text=_PATH.sub("(path)", found.text), what_to_do=_PATH.sub("(path)", found.what_to_do))

@@ -47,7 +47,7 @@ class LimitedConnection(_Protocol):
             self._wait()
 
     def data_received(self, data: bytes) -> None:
-        """Take data; between requests it is headers, which have a deadline."""
+        """Between requests, data is headers, which have a deadline."""
         super().data_received(data)
         if self.cycle_over:
             self._wait()
@@ -68,7 +68,6 @@ class LimitedConnection(_Protocol):
             super().send_400_response(msg)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the deadline."""
         self._stop_waiting()
         super().connection_lost(exc)
 
@@ -79,7 +78,6 @@ class LimitedConnection(_Protocol):
 
     @property
     def cycle_over(self) -> bool:
-        """Whether the connection is between requests."""
         cycle = cast("Any", self.cycle)  # None before the first request
         return cycle is None or cycle.response_complete
 
@@ -89,7 +87,6 @@ class LimitedConnection(_Protocol):
         return not self.flow.write_paused
 
     def abort(self) -> None:
-        """Drop it."""
         self.transport.abort()
 
     async def send_whole(self, send: Callable[[Any], Awaitable[None]], start: Any, body: Any) -> None:
@@ -136,7 +133,6 @@ class H11Connection(LimitedConnection, H11Protocol):
 
     @property
     def in_request(self) -> bool:
-        """Whether the headers of a request have come, and not yet all of its body."""
         return self.conn.our_state is not self._idle
 
 
@@ -164,11 +160,10 @@ else:
 
         @property
         def in_request(self) -> bool:
-            """Whether the headers of a request have come, and not yet all of its body."""
             return self._body_missing
 
         def data_received(self, data: bytes) -> None:
-            """Take data, and refuse what has no end."""
+            """Refuse what has no end."""
             self._unparsed += data
             if not self._pipelined:
                 super().data_received(data)
@@ -192,7 +187,7 @@ else:
             other.data_received(self._unparsed.lstrip(b"\r\n"))
 
         def on_message_begin(self) -> None:
-            """Begin a request. Raises ValueError: the one before is not answered."""
+            """Raises ValueError: the request before is not answered."""
             if not self.cycle_over:
                 self._pipelined, self.cycle.keep_alive = True, False
                 raise ValueError("pipelined")
@@ -201,7 +196,7 @@ else:
             self._is_whole = bool(self._unparsed)  # not where the request before has ended in the same piece
 
         def on_header(self, name: bytes, value: bytes) -> None:
-            """Add a header. Raises ValueError: there are too many."""
+            """Raises ValueError: there are too many."""
             if self._has_headers:
                 return  # a trailer, which no proxy has checked
             if len(self.headers) >= HEADERS:
@@ -209,7 +204,7 @@ else:
             super().on_header(name, value.strip(b" \t"))
 
         def on_headers_complete(self) -> None:
-            """Have the request answered. Raises ValueError: not everybody would understand the same by it."""
+            """Raises ValueError: not everybody would understand the same by the request."""
             parser: Any = self.parser  # None after the connection
             version = parser.get_http_version()
             hosts = sum(name == b"host" for name, _value in self.headers)
@@ -230,12 +225,10 @@ else:
             self._unparsed = b""
 
         def on_body(self, body: bytes) -> None:
-            """Add a piece of the body."""
             self._unparsed = b""
             super().on_body(body)
 
         def on_message_complete(self) -> None:
-            """End the request."""
             self._unparsed = b""
             self._body_missing = False
             super().on_message_complete()

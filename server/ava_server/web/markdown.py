@@ -28,7 +28,6 @@ _FIRST_HEADING = 3
 
 
 def is_web_address(value: str) -> bool:
-    """Tell whether a text is an address that a link may have."""
     try:
         parts = urlsplit(value)
         return parts.scheme in ("http", "https") and bool(parts.hostname)
@@ -37,7 +36,7 @@ def is_web_address(value: str) -> bool:
 
 
 def html(text: UntrustedText) -> Markup:
-    """Return Markdown that a subagent wrote as HTML: all of its own is escaped, so a template takes it as it is."""
+    """All of the subagent's own is escaped, so a template takes it as it is."""
     shown = clean(text.text)[0]
     part = shown[:MOST_CHARS]
     if _is_heavy(part):
@@ -58,7 +57,7 @@ def _is_heavy(text: str) -> bool:
 
 @cache
 def _renderer() -> MarkdownIt:
-    """Return what makes HTML of tokens; colours of code and HTML of the text's own are off."""
+    """Colours of code and HTML of the text's own are off."""
     return MarkdownIt("commonmark", {"html": False, "langPrefix": ""}).enable("strikethrough").enable("table")
 
 
@@ -114,7 +113,7 @@ def _safe_inline(tokens: Sequence[Token]) -> Iterable[Token]:
 
 
 def short(address: str) -> str:
-    """Return an address for display; its host is always whole."""
+    """The host is always whole."""
     host_ends = address.find("/", address.find("//") + 2)
     most = max(ADDRESS_CHARS, len(address) if host_ends < 0 else host_ends + 1)
     return address if len(address) <= most else f"{address[:most]}…"
@@ -125,5 +124,4 @@ def _address(address: str) -> Token:
 
 
 def _raw(markup: str) -> Token:
-    """Return a piece of this module's own HTML."""
     return Token("html_block", "", 0, content=markup)

@@ -89,7 +89,7 @@ class Pages:
         return known or "text/html" in headers.get("accept", "")
 
     async def visitor(self, headers: Headers) -> Visitor | None:
-        """Return who has sent a request, None without a valid session. Raises ConfigError as `Site.visitor` does."""
+        """None: there is no valid session. Raises ConfigError as `Site.visitor` does."""
         return await anyio.to_thread.run_sync(self._site.visitor, headers)
 
     def still_valid(self, visitor: Visitor) -> bool:
@@ -100,7 +100,6 @@ class Pages:
             return False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         visitor: Visitor | None = scope.get(VISITOR)
         if visitor is not None and visitor.session.only and not scope["path"].startswith(_FOR_ONE_PROPOSAL):
             scope[VISITOR] = None  # whoever opened the link of a proposal is not signed in to anything else
@@ -131,7 +130,6 @@ class Pages:
         return None
 
     def _to_sign_in(self, request: Request) -> Response:
-        """Return the way to the sign-in page for a request without a session."""
         path = asked_for(request)
         if request.headers.get("hx-request") == "true":
             answer = Response(status_code=401)
@@ -190,7 +188,6 @@ class Live:
         self._users: dict[str, str] = {}
 
     def routes(self) -> list[Route]:
-        """Return the path."""
         return [Route("/stream", found_or_404(self.stream), methods=["GET"])]
 
     async def stream(self, request: Request) -> Response:
@@ -244,7 +241,7 @@ class Live:
         return head, users.keys()
 
     def _concerns(self, visitor: Visitor, only: str | None, run_id: str) -> bool:
-        """Tell whether a change of a run concerns a visitor; unknown counts as yes."""
+        """Unknown counts as yes."""
         if only is not None:
             return run_id == only
         return visitor.reads_all or self._users.get(run_id, visitor.user) == visitor.user

@@ -64,7 +64,7 @@ class _Nothing(BaseModel):
 def _as_json(
     context: PageContext, answer: Callable[[Request], Awaitable[dict[str, Any]]]
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Make a function that answers a script: with its value, or with a sentence on why there is none."""
+    """Answer a script with a value, or with a sentence on why there is none."""
 
     @wraps(answer)
     async def answered(request: Request) -> Response:
@@ -90,7 +90,6 @@ class PasskeyPages:
         self._passkeys = context.authority.passkeys
 
     def routes(self) -> list[Route]:
-        """Return the paths."""
         context = self._context
         return [
             Route("/passkeys", self.show, methods=["GET"]),
@@ -103,13 +102,11 @@ class PasskeyPages:
         ]
 
     async def show(self, request: Request) -> Response:
-        """Show the visitor's passkeys, and the form for another one."""
         visitor_of(request)
         done = DONE.get(request.query_params.get("done", ""), "")
         return await self._page(request, code=request.query_params.get("code", ""), done=done)
 
     async def add(self, request: Request) -> Response:
-        """Store the passkey that the browser has created."""
         visitor = visitor_of(request)
         form = await read_form(request, visitor)
         code = form.one("code")
@@ -125,7 +122,7 @@ class PasskeyPages:
         return go_to("/passkeys?done=added")
 
     async def remove(self, request: Request) -> Response:
-        """Remove a passkey, once its user has given a passkey or the PIN."""
+        """Once its user has given a passkey or the PIN."""
         visitor = visitor_of(request)
         form = await read_form(request, visitor)
         own = await self._passkeys.own(visitor.user)
@@ -150,14 +147,13 @@ class PasskeyPages:
         return await self._passkeys.begin_adding(visitor.user, visitor.session.hash, name)
 
     async def begin_use(self, request: Request) -> dict[str, Any]:
-        """Return what the browser needs to use a passkey for a form."""
         visitor = visitor_of(request)
         given = await read_json(request, visitor, _Form)
         subject = Subject.of(given.path, given.fields)
         return await self._passkeys.begin_use(visitor.user, visitor.session.hash, subject)
 
     async def begin_sign_in(self, request: Request) -> dict[str, Any]:
-        """Return what the browser needs to sign in with a passkey, on this machine."""
+        """On this machine."""
         await read_json(request, None, _Nothing)
         if not self._site.local:
             raise Refused("Sign in with your token.")
@@ -166,8 +162,8 @@ class PasskeyPages:
     async def _allowed_name(self, visitor: Visitor, name: str, code: str, pin: str, *, use_up: bool) -> str:
         """Return the name of the passkey that a visitor may add: that of their code, or any with the PIN.
 
-        With `use_up`, the code counts for nothing afterwards. Raises Refused if they have neither a valid code nor the
-        PIN, and BadInput for an invalid name.
+        With `use_up`, the code counts for nothing afterwards. Raises Refused: neither a valid code nor the PIN;
+        BadInput.
         """
         if code:
             sessions = self._site.sessions

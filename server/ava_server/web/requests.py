@@ -59,22 +59,20 @@ class Form:
         self._fields = fields
 
     def one(self, name: str) -> str:
-        """Return a field's value without white space around it; empty if it is missing."""
+        """Without white space around it; empty if it is missing."""
         return self._fields.get(name, [""])[0].strip()
 
     def all(self, name: str) -> list[str]:
-        """Return all values of a field."""
         return self._fields.get(name, [])
 
     def pairs(self) -> list[tuple[str, str]]:
-        """Return all fields, with their values as they were sent."""
         return [(name, value) for name, values in self._fields.items() for value in values]
 
 
 async def read_form(request: Request, visitor: Visitor | None) -> Form:
     """Return a form that a page of this site has sent; `visitor` is None if it needs no session.
 
-    Raises BadInput if it is too large or no form, and Refused if it comes from elsewhere.
+    Raises BadInput: too large or no form; Refused: it comes from elsewhere.
     """
     body = await _body(request)
     try:
@@ -86,10 +84,7 @@ async def read_form(request: Request, visitor: Visitor | None) -> Form:
 
 
 async def read_json(request: Request, visitor: Visitor | None, model: type[M]) -> M:
-    """Return what a script of this site has sent, with the CSRF token in a header; see `read_form` for `visitor`.
-
-    Raises BadInput if it is too large or not of the model, and Refused if it comes from elsewhere.
-    """
+    """Return what a script of this site has sent, with the CSRF token in a header; see `read_form`."""
     _check_csrf(request.headers.get(CSRF_HEADER, ""), visitor)
     try:
         return model.model_validate_json(await _body(request))
@@ -104,10 +99,7 @@ async def _body(request: Request) -> bytes:
 
 
 async def read_body(request: Request, most: int, advice: str = "", *, what: str = "body") -> bytes:
-    """Return a body of at most so many bytes.
-
-    Raises BadInput if it is longer; the text calls it `what`, and ends with the `advice`.
-    """
+    """Raises BadInput: it is longer; the text calls it `what`, and ends with the `advice`."""
     body = b""
     async for piece in request.stream():
         body += piece

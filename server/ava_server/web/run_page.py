@@ -51,7 +51,6 @@ class RunPage:
         self._context = context
 
     def routes(self) -> list[Route]:
-        """Return the paths."""
         return [
             Route("/subagents/{run_id}", found_or_404(self.whole), methods=["GET"]),
             Route("/subagents/{run_id}/head", found_or_404(self.head), methods=["GET"]),
@@ -61,7 +60,6 @@ class RunPage:
         ]
 
     async def whole(self, request: Request) -> Response:
-        """Show one run."""
         visitor, run = reader_of(request), await self._context.named_run(request)
         place = place_of(request.query_params, _order(run))
         values = await self._context.store.read(lambda view: self._whole(view, run.id, visitor, place))
@@ -91,14 +89,13 @@ class RunPage:
         return page("run_decide.html", {"visitor": visitor, **await self._with_means(values, visitor)})
 
     async def result(self, request: Request) -> Response:
-        """Send the result."""
         visitor, run = reader_of(request), await self._context.named_run(request)
         if not _part(request):
             return go_to(f"/subagents/{run.id}")
         return page("run_result.html", await self._context.store.read(lambda view: self._shown(view, run.id, visitor)))
 
     async def timeline(self, request: Request) -> Response:
-        """Send a page of the timeline, or with `newer` what was written since."""
+        """With `newer`, what was written since."""
         run = await self._context.named_run(request)
         place = place_of(request.query_params, _order(run))
         if not _part(request):
@@ -185,7 +182,6 @@ class RunPage:
 
 
 def _part(request: Request) -> bool:
-    """Tell whether htmx asks for a part of the page."""
     return request.headers.get("hx-request") == "true"
 
 
@@ -194,7 +190,7 @@ def _order(run: RunRow) -> Order:
 
 
 def _config(row: RunRow) -> RunConfig | None:
-    """Return what was approved; None where a newer Ava wrote it."""
+    """None: a newer Ava wrote it."""
     try:
         return config_of(row.config)
     except ValueError:
@@ -242,7 +238,6 @@ class RunDetails:
         self._context = context
 
     def routes(self) -> list[Route]:
-        """Return the paths."""
         return [
             Route("/subagents/{run_id}/entries/{seq}", found_or_404(self.entry), methods=["GET"]),
             Route("/subagents/{run_id}/files/{name}", found_or_404(self.file), methods=["GET"]),
@@ -251,7 +246,6 @@ class RunDetails:
         ]
 
     async def entry(self, request: Request) -> Response:
-        """Show the whole text of one entry."""
         run, given = await self._context.named_run(request), request.path_params["seq"]
         seq = number_in(given, "there is no such entry")
         entry = await self._context.store.read(lambda view: view.entry(seq))
@@ -287,7 +281,6 @@ class RunDetails:
         return self._context.show(request, "run_text.html", {**values, "download": download})
 
     async def diff(self, request: Request) -> Response:
-        """Show what a coder has changed."""
         run = await self._context.named_run(request)
         record, known = await self._record(run), self._context.runtime.credentials.redactor
         changes = changes_in(record.row, record.answer)
@@ -301,7 +294,6 @@ class RunDetails:
         return self._context.show(request, "run_diff.html", values)
 
     async def costs(self, request: Request) -> Response:
-        """Show what each call has cost, and for what."""
         run = await self._context.named_run(request)
         record = await self._record(run)
         costs, whole = await self._context.store.read(lambda view: _costs(view, run))
@@ -330,12 +322,12 @@ def _costs(view: View, run: RunRow) -> tuple[Costs, bool]:
 
 
 def micros_by_part(answer: RunAnswer) -> dict[str, int]:
-    """Return what a result says that money was spent on, in micro-USD."""
+    """Return what a result says that money was spent on."""
     return {name: micros_from_cents(cents) for name, cents in (answer.cost_by or {}).items()}
 
 
 def spent_on(parts: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return what money was spent on, in words, from micro-USD by part."""
+    """In words, from micro-USD by part."""
     return [(_PARTS.get(name, name), micros) for name, micros in parts.items() if micros]
 
 
@@ -350,7 +342,7 @@ def bounded_lines(text: str) -> tuple[list[str], int]:
 
 
 def line_kinds(lines: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the lines of a diff, each with its class; only lines before a hunk can be headers of a file."""
+    """Return each line with its class; only lines before a hunk can be headers of a file."""
     kinds: list[tuple[str, str]] = []
     inside = False
     for line in lines:

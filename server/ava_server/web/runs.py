@@ -47,7 +47,6 @@ class Filter:
     everybody: bool = False
 
     def query(self, **more: object) -> str:
-        """Return it as the query of an address."""
         fields = {"state": self.group, "role": self.role, "text": self.text, "all": "1" if self.everybody else ""}
         return urlencode({name: value for name, value in {**fields, **more}.items() if value})
 
@@ -67,12 +66,10 @@ class Runs:
         self._context = context
 
     def routes(self) -> list[Route]:
-        """Return the paths."""
         listed = Route("/subagents", found_or_404(self.listed), methods=["GET"])
         return [listed, *RunPage(self._context).routes(), *RunDetails(self._context).routes()]
 
     async def listed(self, request: Request) -> Response:
-        """Show runs, the newest first."""
         visitor = reader_of(request)
         wanted = _filter(request.query_params, visitor)
         after = request.query_params.get("after", "")
@@ -155,7 +152,7 @@ def _runs_of(view: View, entries: tuple[Entry, ...]) -> list[RunRow]:
 
 
 def _first_seq(row: RunRow) -> int:
-    """Return the number of a run's proposal, which is written just before its task."""
+    """The proposal is written just before its task."""
     return (row.task_seq or 1) - 1
 
 
@@ -182,13 +179,12 @@ class Now:
 
     @property
     def unended(self) -> list[RunView]:
-        """The runs that have not ended, without those that wait for the person."""
+        """Without those that wait for the person."""
         waits = ("awaiting_approval", *(run.row.id for run in self.asking))
         return [run for run in self.runs if not run.over and run.state not in waits and run.row.id not in waits]
 
     @property
     def ended(self) -> list[RunView]:
-        """The runs that have ended in the last hour."""
         return [run for run in self.runs if run.row.ended]
 
 
@@ -199,11 +195,10 @@ class Overview:
         self._context = context
 
     def routes(self) -> list[Route]:
-        """Return the path."""
         return [Route("/", self.show, methods=["GET"])]
 
     async def show(self, request: Request) -> Response:
-        """Show what waits and what runs; of everybody, with `all` and the right to."""
+        """Of everybody, with `all` and the right to."""
         visitor = reader_of(request)
         everybody = "all" in request.query_params and visitor.reads_all
         now = await self._context.store.read(lambda view: self._now(view, visitor, everybody))

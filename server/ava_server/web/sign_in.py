@@ -43,7 +43,7 @@ class Attempts:
         self._failed: list[float] = []
 
     def wrong(self, why: str) -> tuple[str, int]:
-        """Count a wrong one, and return what is answered, with the status."""
+        """Return what is answered, with the status."""
         since = time.monotonic() - WITHIN_S
         self._failed = [*(at for at in self._failed if at > since), time.monotonic()][-FAILURES - 1 :]
         return (TOO_MANY, 429) if len(self._failed) > FAILURES else (why, 403)
@@ -58,7 +58,6 @@ class SignIn:
         self._attempts = Attempts()
 
     def routes(self) -> list[Route]:
-        """Return the paths."""
         return [
             Route("/enter", self.enter, methods=["GET"]),
             Route("/sign-in", self.show, methods=["GET"]),
@@ -77,7 +76,6 @@ class SignIn:
         return signed_in(self._site, cookie, local_path(request.query_params.get("to", "/")))
 
     async def show(self, request: Request) -> Response:
-        """Show the form."""
         to = local_path(request.query_params.get("to", "/"))
         if visitor_or_none(request) is not None:
             return go_to(to)
@@ -85,7 +83,6 @@ class SignIn:
         return await self._page(request, "Your session has ended. Sign in again." if ended else "", 401, to)
 
     async def sign_in(self, request: Request) -> Response:
-        """Check the token, the passkey or the PIN."""
         form = await read_form(request, None)
         to = local_path(form.one("to"))
         try:
@@ -97,7 +94,6 @@ class SignIn:
         return signed_in(self._site, cookie, to)
 
     async def sign_out(self, request: Request) -> Response:
-        """End the session."""
         visitor = visitor_of(request)
         await read_form(request, visitor)
         # First, so that the answer still arrives: requests of an ended session are refused while they are answered.

@@ -40,11 +40,10 @@ class Visitor:
 
     @property
     def user(self) -> str:
-        """For whom they act."""
         return self.session.user
 
     def may(self, scope: Scope) -> bool:
-        """Tell whether they have a scope; on this machine everything is allowed."""
+        """On this machine everything is allowed."""
         return self.token is None or scope in self.token.scopes
 
     @property
@@ -54,16 +53,14 @@ class Visitor:
 
     @property
     def reads_all(self) -> bool:
-        """Whether they may see the runs of all users."""
         return self.admin or (self.token is not None and self.token.reads_all)
 
     @property
     def reads(self) -> bool:
-        """Whether they may see runs."""
         return self.may("read") or self.reads_all
 
     def service_session(self, url: str, *, agreed: bool = False) -> Session:
-        """Return their session as the service knows it; it has the same id after a restart.
+        """It has the same id after a restart.
 
         `agreed`: they have given what only a person has, or this session's approvals need nothing more.
         """
@@ -99,12 +96,11 @@ class Site:
 
     @property
     def secure(self) -> bool:
-        """Whether it is reached over TLS."""
         return self.url.startswith("https://")
 
     @property
     def host(self) -> str:
-        """Its host name, to which passkeys belong."""
+        """Passkeys belong to it."""
         return passkey_host(self.url)
 
     @property
@@ -113,10 +109,7 @@ class Site:
         return "__Host-ava" if self.secure else f"ava-{urlsplit(self.url).port or 80}"
 
     def visitor(self, headers: Headers) -> Visitor | None:
-        """Return who has sent a request, None without a valid session. Blocking.
-
-        Raises ConfigError: sessions or tokens cannot be read.
-        """
+        """None: there is no valid session. Blocking. Raises ConfigError: sessions or tokens cannot be read."""
         cookie = self.cookie_in(headers)
         session = self.sessions.find(cookie) if cookie else None
         if session is None or cookie is None:
@@ -129,12 +122,12 @@ class Site:
         return Visitor(session, csrf_token(cookie), token)
 
     def still_valid(self, visitor: Visitor) -> bool:
-        """Tell whether session and token are still valid. Blocking. Raises ConfigError: one of them is unreadable."""
+        """Blocking. Raises ConfigError: session or token cannot be read."""
         token = visitor.token
         return self.sessions.current(visitor.session.hash) is not None and (token is None or self.tokens.holds(token))
 
     def cookie_in(self, headers: Headers) -> str | None:
-        """Return the session's cookie of a request; None without one, or with several."""
+        """None: there is none, or several."""
         found: list[str] = []
         for line in headers.getlist("cookie"):
             for pair in line[:_COOKIES_BYTES].split(";"):
@@ -144,7 +137,7 @@ class Site:
         return found[0] if len(found) == 1 else None
 
     def cookie_header(self, value: str, *, seconds: int) -> str:
-        """Return a Set-Cookie header; with 0 seconds it removes the cookie."""
+        """With 0 seconds it removes the cookie."""
         secure = "; Secure" if self.secure else ""
         return f"{self.cookie}={value}; Path=/; HttpOnly; SameSite=Strict; Max-Age={seconds}{secure}"
 
@@ -186,7 +179,7 @@ def owner_of(client: tuple[str, int], server: tuple[str, int]) -> int | None:
 
 
 def _in_hex(host: str, port: int, mapped: bool) -> str:
-    """Return an address as the tables have it; `mapped` is an IPv4 address in an IPv6 socket."""
+    """As the tables have it; `mapped` is an IPv4 address in an IPv6 socket."""
     address = ipaddress.ip_address(host)
     if mapped and address.version == 4:
         address = ipaddress.IPv6Address(f"::ffff:{address}")

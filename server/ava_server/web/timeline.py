@@ -47,7 +47,6 @@ class Place:
 
     @property
     def query(self) -> str:
-        """Return it as the query of an address."""
         fields: dict[str, object] = {"order": self.order}
         if self.seq is not None:
             fields |= {"from": self.seq, "spent": self.spent or 0}
@@ -83,7 +82,6 @@ class Item:
 
     @property
     def cut(self) -> bool:
-        """Whether its text is longer than what is shown."""
         return self.shown is not None and len(self.text) < len(self.shown.text)
 
 
@@ -122,7 +120,7 @@ class TimelinePage:
 
 
 def place_of(query: QueryParams, default: Order) -> Place:
-    """Return the place that an address names. Raises BadInput: it is none."""
+    """Raises BadInput: it is none."""
     order: Order = {"newest": "newest", "oldest": "oldest"}.get(query.get("order", ""), default)  # type: ignore[assignment]
     if "from" not in query:
         return Place(order)
@@ -131,7 +129,7 @@ def place_of(query: QueryParams, default: Order) -> Place:
 
 
 def read_page(view: View, run_id: str, place: Place, spent: int) -> TimelinePage:
-    """Return a page of a run's timeline; `spent` is what the run has spent by now, in micro-USD."""
+    """`spent` is what the run has spent by now, in micro-USD."""
     if place.order == "oldest":
         return _forward(view, run_id, place)
     entries = view.older_entries(run_id, place.seq, PAGE_ENTRIES + 1)
@@ -165,7 +163,7 @@ def read_newer(view: View, run_id: str, place: Place) -> TimelinePage:
 
 
 def rows(entries: Sequence[Entry], spent: int) -> list[Item]:
-    """Return entries, oldest first, as rows; bookkeeping is folded into the model call beside it.
+    """Bookkeeping is folded into the model call beside it. Entries are oldest first.
 
     `spent` is what the run had spent before them, in micro-USD.
     """
@@ -260,7 +258,7 @@ class Shown:
 
 
 def describe(entry: Entry) -> Shown | None:
-    """Return what is shown of an entry; None for bookkeeping."""
+    """None for bookkeeping."""
     fact = entry.fact
     if fact is None:
         folded = entry.type in (fact.__name__ for fact in FOLDED)
@@ -285,7 +283,6 @@ def _is_bookkeeping(entry: Entry, fact: events.Fact) -> bool:
 
 
 def _work(fact: events.Fact) -> Shown | None:
-    """Return what the run itself has done."""
     match fact:
         case events.CostUpdate():
             booked = {"billed": "", "not_billed": ", not billed", "unknown": ", booked at the worst case"}
@@ -335,7 +332,6 @@ def _result(fact: events.ToolResult) -> Shown:
 
 
 def _event(fact: events.Fact) -> Shown:
-    """Return what has happened to the run."""
     match fact:
         case events.UserMessage():
             return Shown("person", _MESSAGES[fact.kind], fact.text)
@@ -384,7 +380,7 @@ def _ending(fact: events.Fact) -> Shown:
 
 
 def _arguments(args: Any) -> str:
-    """Return the arguments of a call, one a line where there are several."""
+    """One a line where there are several."""
     if not isinstance(args, dict):
         return args if isinstance(args, str) else json.dumps(args, ensure_ascii=False)
     given = cast("dict[str, Any]", args)

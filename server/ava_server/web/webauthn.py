@@ -85,7 +85,6 @@ class Purpose:
 
     @property
     def digest(self) -> str:
-        """Identifies it."""
         said = json.dumps([self.ceremony, self.session, self.user, self.subject.digest.hex()])
         return hashlib.sha256(said.encode()).hexdigest()
 
@@ -97,14 +96,11 @@ class Challenges:
         self._sessions = sessions
 
     def issue(self, purpose: Purpose) -> bytes:
-        """Store a new challenge, and return it. Blocking. Raises ConfigError: it cannot be stored."""
+        """Blocking. Raises ConfigError: it cannot be stored."""
         return self._sessions.issue_challenge(purpose.user, purpose.digest, int(CHALLENGE_S * 1_000_000)).encode()
 
     def take(self, challenge: bytes, purpose: Purpose) -> None:
-        """Use up a challenge. Blocking. Raises ConfigError: it cannot be read.
-
-        Raises Refused if it is unknown, used or too old, or was issued for something else.
-        """
+        """Blocking. Raises Refused: unknown, used or too old, or issued for something else; ConfigError: unreadable."""
         issued_for = self._sessions.take_challenge(challenge.decode("ascii", "replace"))
         if issued_for is None:
             raise Refused(TOO_LATE)
@@ -157,13 +153,13 @@ class RelyingParty:
         return False
 
     async def own(self, user: str) -> list[Passkey]:
-        """Return a user's passkeys for this site. Raises ConfigError: they cannot be read."""
+        """Raises ConfigError: they cannot be read."""
         return await anyio.to_thread.run_sync(self._store.of, user, self._site.host)
 
     async def begin_use(self, user: str, session: str, subject: Subject) -> dict[str, Any]:
         """Return what a browser needs to use one of a user's passkeys.
 
-        Raises Refused if the user has none for this site, and ConfigError if the passkeys cannot be read.
+        Raises Refused: the user has none for this site; ConfigError: the passkeys cannot be read.
         """
         known = await self.own(user)
         if not known:
@@ -180,17 +176,17 @@ class RelyingParty:
         return await anyio.to_thread.run_sync(options)
 
     async def check_use(self, user: str, session: str, subject: Subject, given: str) -> Passkey:
-        """Check what a browser has sent, and return the passkey that was used.
+        """Return the passkey that was used.
 
-        Raises Refused if it is not the user's or was not used for this, and ConfigError if the passkeys cannot be read
-        or written.
+        Raises Refused: it is not the user's or was not used for this; ConfigError: the passkeys cannot be read or
+        written.
         """
         return await anyio.to_thread.run_sync(self._checked_use, Purpose("get", session, user, subject), given)
 
     async def begin_adding(self, user: str, session: str, name: str) -> dict[str, Any]:
-        """Return what a browser needs to create a passkey. Raises ConfigError: the passkeys cannot be read.
+        """Return what a browser needs to create a passkey.
 
-        Raises Refused if browsers accept none here, or the user may have no other of this name.
+        Raises Refused: browsers accept none here, or the user may have no other of this name; ConfigError: unreadable.
         """
         if not self.is_possible:
             raise Refused(NOT_HERE)
@@ -217,10 +213,7 @@ class RelyingParty:
         return await anyio.to_thread.run_sync(options)
 
     async def add(self, user: str, session: str, name: str, given: str) -> Passkey:
-        """Check the passkey that a browser has created, store it, and return it.
-
-        Raises Refused if it cannot be accepted, and ConfigError if it cannot be stored.
-        """
+        """Raises Refused: what the browser has created cannot be accepted; ConfigError: it cannot be stored."""
 
         def stored() -> Passkey:
             passkey = self._checked_new(_adding(user, session, name), name, given)
@@ -262,7 +255,7 @@ class RelyingParty:
         return new_passkey(purpose.user, name, self._site.host, credential, cbor.encode(key), made.counter)
 
     def _taken(self, client_data: Any, purpose: Purpose) -> dict[str, Any]:
-        """Take the signed challenge; return fido2's state. Raises Refused: not valid, or issued for something else."""
+        """Return fido2's state. Raises Refused: the signed challenge is not valid, or issued for something else."""
         from fido2.utils import websafe_encode
 
         self._challenges.take(client_data.challenge, purpose)
@@ -297,7 +290,7 @@ def _as_json(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parsed(given: str, parse: Callable[[Mapping[str, Any]], T]) -> T:
-    """Return what a browser has sent. Raises Refused: it cannot be read."""
+    """Raises Refused: it cannot be read."""
     if len(given) > LONGEST:
         raise Refused(WRONG.format("what the browser sent is too long."))
     sent = _translated(lambda: json.loads(given))
@@ -307,7 +300,7 @@ def _parsed(given: str, parse: Callable[[Mapping[str, Any]], T]) -> T:
 
 
 def _translated(check: Callable[[], T]) -> T:
-    """Return what a check of fido2 returns. Raises Refused: it has failed."""
+    """Raises Refused: the check of fido2 has failed."""
     try:
         return check()
     except ValueError as error:
@@ -317,7 +310,7 @@ def _translated(check: Callable[[], T]) -> T:
 
 
 def _origin(url: str) -> str:
-    """Return the origin of the pages as browsers write it, without the default port."""
+    """As browsers write it, without the default port."""
     parts = urlsplit(url)
     port = "" if parts.port in (None, _PORTS.get(parts.scheme)) else f":{parts.port}"
     return f"{parts.scheme}://{parts.hostname}{port}"

@@ -40,7 +40,6 @@ CHECKS: tuple[tuple[str, Check], ...] = (
 
 
 def redactor_of(setup: Setup) -> Redactor:
-    """Return the redactor of every configured key and secret."""
     known = {"AVA_MODEL_API_KEY": setup.env.get("AVA_MODEL_API_KEY", "").strip()}
     env = setup.env
     known |= {name: env[variable] for variable, name in key_variables(env).items() if not is_placeholder(env[variable])}

@@ -61,7 +61,7 @@ def doctor_command(
 
 
 def _findings(setup: Setup, online: bool, as_json: bool) -> list[CheckFinding]:
-    """Run all checks, print each finding at once, and return them."""
+    """Print each finding at once."""
     from ava_server.cli.doctor.checks import CHECKS, redactor_of
     from ava_server.service.checks import run_checks
     from ava_server.service.checks.roles import remote_servers_not_asked, servers
@@ -90,7 +90,6 @@ def _findings(setup: Setup, online: bool, as_json: bool) -> list[CheckFinding]:
 
 
 def _lines(finding: CheckFinding) -> str:
-    """Return a finding in at most 80 columns, its advice below it."""
     width = min(WIDTH, columns()) - _MARGIN
     lines = wrapped_lines(f"{finding.name}: {finding.text}", width)
     if finding.what_to_do:

@@ -32,7 +32,7 @@ _LOST = (
 
 
 def log(setup: Setup) -> Iterator[CheckFinding]:
-    """Report the log's size, whether this version can read it, and whether index and mirror are behind."""
+    """The log's size, whether this version can read it, and whether index and mirror are behind."""
     root = setup.usable_root
     if root is None:
         return
@@ -93,7 +93,6 @@ def _check_log(setup: Setup, path: Path, snapshot: LogSnapshot) -> Iterator[Chec
 
 
 def budgets(setup: Setup) -> Iterator[CheckFinding]:
-    """Report what is spent of today's budgets."""
     root, settings = setup.usable_root, setup.settings
     if settings is None or root is None:
         return

@@ -60,12 +60,9 @@ Report = Callable[[CheckFinding], None]
 
 
 def ask_providers(setup: Setup, tell: Tell, report: Report) -> None:
-    """Ask each configured provider in turn; the person who typed `--online` has approved it.
+    """Ask each configured provider in turn; `tell` is given the maximum cost first, `report` each finding at once.
 
-    Args:
-        setup: What there is.
-        tell: Is given the maximum cost beforehand.
-        report: Is given each finding at once.
+    The person who typed `--online` has approved it.
     """
     if refused := _refusal(setup):
         return report(refused)
@@ -98,7 +95,7 @@ def ask_providers(setup: Setup, tell: Tell, report: Report) -> None:
 
 
 def _refusal(setup: Setup) -> CheckFinding | None:
-    """Return why nothing may be asked, or None."""
+    """Return why nothing may be asked."""
     name, refused = "online", "nothing was asked"
     if why := refuse_recursion():
         return CheckFinding(name, "warning", f"{refused}: {why}", "Run it in your own terminal.")
@@ -117,12 +114,10 @@ def _refusal(setup: Setup) -> CheckFinding | None:
 
 
 def _cents(settings: Settings) -> float:
-    """Return the cap of one run."""
     return min(MOST_CENTS, settings.limits.max_cost_cents)
 
 
 def _announcement(choices: list[Choice], most_cents: float) -> str:
-    """Return who will be asked, and the maximum cost."""
     each = format_usd(micros_from_cents(most_cents))
     whom = ", ".join(f"{choice.name} ({'free' if choice.price.free else f'at most {each}'})" for choice in choices)
     paid = sum(not choice.price.free for choice in choices)
@@ -140,7 +135,6 @@ async def _ask_all(settings: Settings, choices: list[Choice], report: Report) ->
 
 
 async def _ask(runtime: Runtime, service: Service, session: Session, choice: Choice) -> CheckFinding:
-    """Ask one provider, and return the finding."""
     title = f"online {choice.provider}"
     spawn: dict[str, Any] = {
         "role": "custom",
@@ -177,7 +171,7 @@ async def _ask(runtime: Runtime, service: Service, session: Session, choice: Cho
 
 
 async def _wait_for_end(runtime: Runtime, service: Service, run_id: str) -> RunRow | None:
-    """Wait for the end of a run; cancel it if it takes too long, or on Ctrl-C."""
+    """Cancel a run that takes too long, and on Ctrl-C."""
     run: RunRow | None = None
     try:
         with anyio.move_on_after(TIMEOUT_S + SLOT_S):
@@ -191,7 +185,6 @@ async def _wait_for_end(runtime: Runtime, service: Service, run_id: str) -> RunR
 
 
 def _finding(title: str, choice: Choice, run: RunRow, answer: RunAnswer, took_s: float) -> CheckFinding:
-    """Return what an ended run shows about its provider."""
     cost = "free" if choice.price.free and not run.cost_micros else format_usd(run.cost_micros)
     if run.uncosted_micros:
         cost += " (its worst case: the provider did not report it)"

@@ -60,7 +60,6 @@ def status_command(
 
 
 def _can_draw() -> bool:
-    """Tell whether stdout is a terminal that can be drawn on."""
     return sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
@@ -82,7 +81,6 @@ def _show_once(settings: Settings, probe: SandboxProbe, *, everybody: bool, as_j
 
 
 async def _show_server(server: RemoteServer, everybody: bool, as_json: bool) -> None:
-    """Show once what a server has of the token's user."""
     from ava_server.cli.records import open_remote_records
     from ava_server.cli.status.health import Health, run_json, today_json
     from ava_server.cli.status.overview import Overview
@@ -114,7 +112,6 @@ async def _show_server(server: RemoteServer, everybody: bool, as_json: bool) -> 
 
 
 def _write(lines: list[Text]) -> None:
-    """Write lines to stdout; in colours on a terminal that has them."""
     if not _can_draw():
         return write("\n".join(line.plain.rstrip() for line in lines))
     from rich.console import Console

@@ -33,13 +33,9 @@ class Health:
 
 
 def health(overview: Overview, settings: Settings, confined: str | None, trouble: str = "") -> list[Health]:
-    """Return all findings.
+    """`confined` is the kind of sandbox, or why there is none (`unavailable: …`), None while that is not known.
 
-    Args:
-        overview: What was found.
-        settings: What is configured.
-        confined: The kind of sandbox, or why there is none (`unavailable: …`); None while that is not known.
-        trouble: Why the log could not be read.
+    `trouble` says why the log could not be read.
     """
     found = [Health("settings", "fault", fault, "settings wrong") for fault in overview.faults]
     if not settings.enabled:
@@ -123,7 +119,7 @@ def _providers(overview: Overview) -> Health:
 def overview_json(
     settings: Settings, overview: Overview, findings: Iterable[Health], confined: str | None
 ) -> dict[str, Any]:
-    """Return everything that a look found as a plain object; money in US cents."""
+    """Money is in US cents."""
     log = overview.log
     return {
         "data_root": str(settings.data_root),
@@ -147,7 +143,7 @@ def overview_json(
 
 
 def today_json(budgets: Iterable[Budget]) -> list[dict[str, Any]]:
-    """Return today's budgets as plain objects; money in US cents."""
+    """Money is in US cents."""
     return [
         {
             "whose": budget.whose,
@@ -160,7 +156,6 @@ def today_json(budgets: Iterable[Budget]) -> list[dict[str, Any]]:
 
 
 def run_json(run: RunView) -> dict[str, Any]:
-    """Return a run with its caps as a plain object."""
     from ava_server.render.run_view import run_answer
 
     caps: dict[str, Any] = {}

@@ -112,7 +112,7 @@ class OverviewReader:
         self.selected: str | None = None
 
     def look(self) -> Overview:
-        """Return what is there now; if the log cannot be read, everything else."""
+        """If the log cannot be read, return everything else."""
         faults: list[str] = []
         try:
             self.settings = load_settings(self.settings.data_root, self._env)
@@ -140,12 +140,7 @@ class OverviewReader:
             return replace(overview, trouble=error)
 
     def read(self, query: Callable[[View, Processes], T]) -> T:
-        """Return what a query finds in the log now; it is given the state, and the processes on the log.
-
-        Raises:
-            AvaError: There is no log, or it may not be read.
-            AuditError: It cannot be read.
-        """
+        """Give a query the state, and the processes on the log. Raises AvaError: no log; AuditError: unreadable."""
         root = self.settings.paths
         found = read_log(root, lambda found: (query(found.view, self._instances),))
         if found is None:
@@ -230,7 +225,7 @@ class SandboxProbe:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Begin to try; a second call does nothing."""
+        """A second call does nothing."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._try, name="ava-sandbox-probe", daemon=True)
             self._thread.start()

@@ -70,7 +70,6 @@ class Page:
     command: str = "ava"
 
     def whole(self) -> list[Text]:
-        """Return everything, to be shown once."""
         head = [joined(f"Data root: {self.root}")] if self.root else []
         lines = [*self.trouble_lines(), *self._body()]
         return head + [line if line.overflow == "ignore" else fitted(line, self.width) for line in lines]
@@ -78,7 +77,7 @@ class Page:
     # -- parts --------------------------------------------------------------------------------------------------------
 
     def root_lines(self) -> list[Text]:
-        """Return the line that names the data root; of a long path the end tells most."""
+        """Of a long path the end tells most."""
         if not self.root:
             return []
         line = f"Data root: {plain(self.root)}"
@@ -87,7 +86,6 @@ class Page:
         return [joined((line, "bold"))]
 
     def trouble_lines(self) -> list[Text]:
-        """Return why what is shown is out of date."""
         return list(folded(plain(f"! {self.trouble}") if self.trouble else "", self.width, "bold red"))[:MOST_TROUBLE]
 
     def _body(self) -> list[Text]:
@@ -104,12 +102,10 @@ class Page:
         return [*unended, *heading, *ended, *self.others_lines()]
 
     def others_lines(self) -> list[Text]:
-        """Return how many runs of others are not shown."""
         words = others_words(self.overview.others)
         return [joined((f"{words} `{self.command} status --all` shows them.", "dim"))] if words else []
 
     def today_lines(self, *, brief: bool = False) -> Iterator[Text]:
-        """Yield what is spent and held of today's budgets."""
         if not brief:
             yield joined(("Today (UTC):", "bold"))
         for budget in self.overview.budgets:
@@ -126,7 +122,7 @@ class Page:
         return line.append(figures[budget.whose])
 
     def health_lines(self, *, brief: bool = False) -> Iterator[Text]:
-        """Yield the findings; a brief line has the worst state and a word on each."""
+        """A brief line has the worst state and a word on each."""
         if brief:
             found = sorted(self.health, key=lambda one: WORST_FIRST.index(one.state) if one.state in _BAD else 9)
             state: State = found[0].state if found[0].state in _BAD else "ok"
@@ -174,7 +170,6 @@ class Page:
             yield joined("  " + line)
 
     def can_decide(self, run: RunView) -> bool:
-        """Tell whether a proposal can be approved or rejected here."""
         return run.state != EXPIRED and not self.everybody
 
     def _head(self, run: RunView, more: str) -> Text:
@@ -187,7 +182,7 @@ class Page:
     def bars(self, caps: Sequence[Cap]) -> Iterator[Text]:
         """Yield the caps' figures with their bars: beside each other where there is room, else below.
 
-        A bar that would be too narrow to tell a tenth is left out: the figures tell it.
+        A bar that would be too narrow to tell a tenth is left out.
         """
         if not caps:
             return
@@ -210,7 +205,6 @@ class Page:
 
 
 def state_style(run: RunView) -> str:
-    """Return the style of a run's state."""
     return _STATES.get(run.state, "" if run.state == "success" else "yellow" if run.row.ended else "dim")
 
 
@@ -221,7 +215,7 @@ def _spent(budget: Budget) -> str:
 
 
 def cap_text(cap: Cap) -> str:
-    """Return how much of a cap is used: `turn 4/20`."""
+    """`turn 4/20`."""
     match cap.name:
         case "seconds":
             return f"{cap.used:.0f}/{cap.most:g} s"
@@ -238,14 +232,14 @@ def cap_text(cap: Cap) -> str:
 
 
 def short_number(number: float) -> str:
-    """Return a number of tokens in few characters: `840`, `12k`, `1.2M`."""
+    """`840`, `12k`, `1.2M`."""
     if number < 1_000:
         return f"{number}"
     return f"{number / 1_000:.0f}k" if number < 999_500 else f"{number / 1e6:.1f}M"
 
 
 def bar(used: float, most: float, width: int, held: float = 0) -> Text:
-    """Return a bar: what is used, what is held, and the rest; empty only at nothing, full only at the cap."""
+    """Return what is used, what is held, and the rest; empty only at nothing, full only at the cap."""
     width = max(width, 1)
     full, reserved, empty = _BLOCKS if can_write("".join(_BLOCKS)) else _PLAIN
     filled = _part(used, most, width)
@@ -262,7 +256,6 @@ def _part(amount: float, most: float, width: int) -> int:
 
 
 def can_write(chars: str) -> bool:
-    """Tell whether stdout's encoding has these characters."""
     try:
         chars.encode(getattr(sys.__stdout__, "encoding", None) or "ascii")  # textual replaces sys.stdout
     except UnicodeError:
@@ -290,7 +283,6 @@ def terms(run: RunView) -> str:
 
 
 def why_ended(run: RunView) -> str:
-    """Return why a run ended; nothing for a success."""
     return plain(run.row.stop_reason or "") if run.state != "success" else ""
 
 
@@ -311,7 +303,7 @@ def plain(text: str) -> str:
 
 
 def joined(*parts: str | tuple[str, str]) -> Text:
-    """Return a line of parts, each a text, or a text and its style; nothing in them is markup or steers a terminal."""
+    """Return a line of texts, some with a style; nothing in them is markup or steers a terminal."""
     line = Text(no_wrap=True, overflow="ellipsis")
     for part in parts:
         words, style = (part, "") if isinstance(part, str) else part
@@ -331,13 +323,13 @@ def fitting(keys: Sequence[str], width: int) -> str:
 
 
 def fitted(line: Text, width: int) -> Text:
-    """Return a line that takes at most so many columns; where something is missing it ends with `…`."""
+    """Where something is missing, the line ends with `…`."""
     short = line.copy()
     short.truncate(width, overflow="ellipsis")
     return short
 
 
 def both_ends(left: Text, right: str, width: int) -> Text:
-    """Return a line with something at its right end; the left is cut where both do not fit."""
+    """The left is cut where both do not fit."""
     short = fitted(left, max(width - len(right) - 1, 1))
     return Text.assemble(short, " " * max(width - short.cell_len - len(right), 1), (right, "dim"))
