@@ -7,6 +7,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,19 +110,24 @@ def freeze(
             arguments={name: hide(value) for name, value in config.asked.items() if name not in _KEPT},
             checks=tuple(hide_in(check, redactor) for check in checks),
         )
-        names = [f"{case_id}.toml", f"{case_id}.jsonl", *([case_id] if files else [])]
-        if taken := next((name for name in names if (folder / name).exists()), None):
-            raise BadInput(f"--id: there is a {taken} in {folder} already; give another --id")
-        (folder / f"{case_id}.jsonl").write_bytes(recording.lines(redactor))
-        try:
-            if files:
-                shutil.copytree(made, folder / case_id)
-            path = write_case(case)
-        except BaseException:
-            (folder / f"{case_id}.jsonl").unlink()
-            shutil.rmtree(folder / case_id, ignore_errors=True)
-            raise
-    return Frozen(case, path, files, tuple(left_out))
+        return Frozen(case, _write(case, recording.lines(redactor), made), files, tuple(left_out))
+
+
+def _write(case: Case, recording: bytes, workspace: str) -> Path:
+    """Write all of a case or nothing, and return its file. Raises BadInput: its name is taken."""
+    folder, lines = case.folder, case.folder / f"{case.id}.jsonl"
+    names = [f"{case.id}.toml", lines.name, *([case.id] if case.workspace else [])]
+    if taken := next((name for name in names if (folder / name).exists()), None):
+        raise BadInput(f"--id: there is a {taken} in {folder} already; give another --id")
+    lines.write_bytes(recording)
+    try:
+        if case.workspace:
+            shutil.copytree(workspace, folder / case.id)
+        return write_case(case)
+    except BaseException:
+        lines.unlink()
+        shutil.rmtree(folder / case.id, ignore_errors=True)
+        raise
 
 
 def propose_checks(recording: Recording) -> tuple[Check, ...]:
@@ -141,18 +147,9 @@ def propose_checks(recording: Recording) -> tuple[Check, ...]:
         found.append(Verify())
     if config.output_schema is not None and Schema(schema=config.output_schema).fault() is None:
         found.append(Schema(schema=config.output_schema))
-    good = {each["finding"] for each in result.get("quotes_checked") or () if each["verdict"] == "found"}
-    findings: Sequence[Mapping[str, Any]] = result["untrusted_result"].get("findings") or ()
-    quoted = [one for number, one in enumerate(findings, 1) if number in good]
-    output = normalize(output_text(result))
-    figures = dict.fromkeys(
-        figure
-        for one in quoted
-        for figure in _FIGURE.findall(normalize(str(one.get("quote"))))
-        if figure in output and figure not in recording.texts.task
-    )
-    if figures:
-        found.append(Contains(texts=tuple(figures)[:MOST_FIGURES]))
+    quoted = _quoted_findings(result)
+    if figures := _figures(quoted, normalize(output_text(result)), recording.texts.task):
+        found.append(Contains(texts=figures))
     if sources := dict.fromkeys(str(one["source_url"]) for one in quoted if one.get("source_url")):
         found.append(Sources(paths=tuple(sources)[:MOST_FIGURES]))
     if result["status"] != "success" or not found:
@@ -164,6 +161,18 @@ def propose_checks(recording: Recording) -> tuple[Check, ...]:
     return tuple(found)
 
 
+def _quoted_findings(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    good = {each["finding"] for each in result.get("quotes_checked") or () if each["verdict"] == "found"}
+    findings: Sequence[Mapping[str, Any]] = result["untrusted_result"].get("findings") or ()
+    return [one for number, one in enumerate(findings, 1) if number in good]
+
+
+def _figures(quoted: Sequence[Mapping[str, Any]], output: str, task: str) -> tuple[str, ...]:
+    """Return the figures of the quotes that the output has too, and that the task did not give away."""
+    figures = (figure for one in quoted for figure in _FIGURE.findall(normalize(str(one.get("quote")))))
+    return tuple(dict.fromkeys(each for each in figures if each in output and each not in task))[:MOST_FIGURES]
+
+
 def hide_in(check: Check, redactor: Redactor) -> Check:
     """Return a check without secrets: it was made of what the run wrote."""
     return type(check).model_validate(redactor.redact_json(check.model_dump(mode="json", by_alias=True)))
@@ -173,16 +182,9 @@ def _copy(
     recording: Recording, workspace: Path, target: Path, redactor: Redactor, *, whole: bool
 ) -> tuple[int, list[str]]:
     """Copy what a run read of its workspace, or all of it; return how many files, and what was left out."""
-    try:
-        root = Root.open_approved(workspace, recording.config.workspace_identity)
-    except (OSError, FolderReplaced) as error:
-        raise Refused(
-            f"{recording.run_id}: its workspace {workspace} is gone or is another folder by now, so it cannot be kept;"
-            " --no-workspace makes a case of the recording alone"
-        ) from error
     size, count = 0, 0
     left_out, unread = list[str](), list[str]()
-    try:
+    with closing(_open(recording, workspace)) as root:
         names = [entry.name for entry in root.walk()] if whole else _names_read(recording)
         if len(names) > MOST_FILES:
             left_out.append(f"{len(names) - MOST_FILES:,} files beyond the first {MOST_FILES:,}")
@@ -210,9 +212,17 @@ def _copy(
             left_out.append(f"the search for secrets in what is not text: {', '.join(unread[:MOST_NAMED])}{others}")
         if not whole and {"run_bash", "python_exec"} & set(recording.config.tools):
             left_out.append("files that only its commands read (--whole keeps all)")
-    finally:
-        root.close()
     return count, left_out
+
+
+def _open(recording: Recording, workspace: Path) -> Root:
+    try:
+        return Root.open_approved(workspace, recording.config.workspace_identity)
+    except (OSError, FolderReplaced) as error:
+        raise Refused(
+            f"{recording.run_id}: its workspace {workspace} is gone or is another folder by now, so it cannot be kept;"
+            " --no-workspace makes a case of the recording alone"
+        ) from error
 
 
 def _names_read(recording: Recording) -> list[str]:

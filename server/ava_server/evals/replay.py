@@ -367,26 +367,29 @@ class _TapeReservations(Reservations):
         """Reserve the next call, at the time and with the messages that it had."""
         attempt = 1 if self._history.answered else self._history.attempt + 1
         recorded = self._tape.attempts.get((self._next_turn(), attempt))
-        ending = self._tape.recording.first(RunEnded)
-        goes_on = self._tape.has_more_claims or self._tape.recording.ended_from_outside
-        if recorded is None and goes_on and not self._tape.paused:
+        if recorded is None:
+            return await self._beyond() or await super().next()
+        if recorded.entry.generation != self._tape.generation and not self._tape.paused:
             return await self._tape.leave()
-        if recorded is None and ending.stop_reason.startswith(SHARED_CAPS):
-            return RunResult(ending.status, ending.stop_reason)
-        if recorded is None and self._tape.ran_out:
-            return await self._tape.run_out()
-        if recorded is not None:
-            if recorded.entry.generation != self._tape.generation and not self._tape.paused:
-                return await self._tape.leave()
-            self._tape.at(recorded, self._config.timeout_s)
-            await self._outside.write_until(min(recorded.entry.seq, self._tape.pause_seq))
-            last = recorded.reserved.last
-            if self.cap is None and last is not None and _from_elsewhere(last):
-                self.cap = last
+        self._tape.at(recorded, self._config.timeout_s)
+        await self._outside.write_until(min(recorded.entry.seq, self._tape.pause_seq))
+        last = recorded.reserved.last
+        if self.cap is None and last is not None and _from_elsewhere(last):
+            self.cap = last
         found = await super().next()
-        if recorded is not None and not isinstance(found, Paused):
+        if not isinstance(found, Paused):
             self._tape.go_on(recorded.entry.generation or 0)
         return found
+
+    async def _beyond(self) -> RunResult | None:
+        """End as the recorded run did where it made no further call; return None where the replay makes one."""
+        ending = self._tape.recording.first(RunEnded)
+        goes_on = self._tape.has_more_claims or self._tape.recording.ended_from_outside
+        if goes_on and not self._tape.paused:
+            return await self._tape.leave()
+        if ending.stop_reason.startswith(SHARED_CAPS):
+            return RunResult(ending.status, ending.stop_reason)
+        return await self._tape.run_out() if self._tape.ran_out else None
 
 
 def _from_elsewhere(last: LastTurn) -> bool:
@@ -531,27 +534,8 @@ def _diff(before: str, now: str) -> tuple[str, ...]:
 
 def _decided_otherwise(recorded: Sequence[Entry], entries: Sequence[Entry]) -> list[str]:
     """Return what the replay decided otherwise, in sentences."""
-    notes: list[str] = []
     was, now = _calls(recorded), _calls(entries)
-    for key, fact in now.items():
-        before = was.get(key)
-        if before is None:
-            continue
-        turn = f"turn {key[0]}"
-        if (fact.last is None) != (before.last is None):
-            last = fact.last or before.last
-            is_last = "would be the last" if fact.last is not None else "would not be the last any more"
-            notes.append(f"{turn} {is_last}: {last.reason if last is not None else ''}")
-        for what, one, other in (
-            ("results left out", len(before.elide), len(fact.elide)),
-            ("results cut", len(before.cut), len(fact.cut)),
-        ):
-            if one != other:
-                notes.append(f"{turn}: {other} {what}, not {one}")
-        if fact.max_output != before.max_output:
-            notes.append(f"{turn}: an answer of at most {fact.max_output:,} tokens, not {before.max_output:,}")
-        if (told := _topics(fact)) != (was_told := _topics(before)):
-            notes.append(f"{turn}: it is told of {told}, not of {was_told}")
+    notes = [note for key, fact in now.items() if key in was for note in _reserved_otherwise(was[key], fact)]
     outcomes, results = _results(recorded), _results(entries)
     for call, result in results.items():
         earlier = outcomes.get(call)
@@ -571,6 +555,22 @@ def _decided_otherwise(recorded: Sequence[Entry], entries: Sequence[Entry]) -> l
     return notes
 
 
+def _reserved_otherwise(before: CostReserved, now: CostReserved) -> Iterator[str]:
+    turn, last = f"turn {now.turn}", now.last or before.last
+    if last is not None and (now.last is None or before.last is None):
+        yield f"{turn} {'would be the last' if now.last else 'would not be the last any more'}: {last.reason}"
+    for what, one, other in (
+        ("results left out", len(before.elide), len(now.elide)),
+        ("results cut", len(before.cut), len(now.cut)),
+    ):
+        if one != other:
+            yield f"{turn}: {other} {what}, not {one}"
+    if now.max_output != before.max_output:
+        yield f"{turn}: an answer of at most {now.max_output:,} tokens, not {before.max_output:,}"
+    if (told := _topics(now)) != (was_told := _topics(before)):
+        yield f"{turn}: it is told of {told}, not of {was_told}"
+
+
 def _ended_otherwise(recorded: Sequence[Entry], entries: Sequence[Entry]) -> list[str]:
     """Return how the replay ended otherwise than the recorded run did, in sentences."""
     was, now = (_last(each, RunEnded) for each in (recorded, entries))
@@ -586,12 +586,15 @@ def _ended_otherwise(recorded: Sequence[Entry], entries: Sequence[Entry]) -> lis
     if one != other:
         notes.append(f"it would end with {' '.join(other).strip()}, not with {' '.join(one).strip()}")
     before, after = (_comparable(_last(each, SubagentComplete)) for each in (recorded, entries))
+    return [*notes, *_result_otherwise(before, after)]
+
+
+def _result_otherwise(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
     if _MARK.findall(before["text"]) != _MARK.findall(after["text"]):
-        return notes  # the recorded run hid a secret that a replay does not know
+        return  # the recorded run hid a secret that a replay does not know
     for name, text in before.items():
         if text != after[name]:
-            notes.append(f"its {name} would differ: {' '.join(_diff(text, after[name]))}")
-    return notes
+            yield f"its {name} would differ: {' '.join(_diff(text, after[name]))}"
 
 
 def _comparable(complete: SubagentComplete | None) -> dict[str, str]:

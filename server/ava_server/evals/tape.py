@@ -253,18 +253,9 @@ class Tape:
         unchanged = attempt is not None and self._is_same(key, attempt, model, request)
         if not unchanged:
             self.changed.append(key)
-        if attempt is None or (attempt.said is None and attempt.error is None and attempt.settled is None):
-            await self.stop(f"the recording has no answer of turn {key[0]}")
-        if attempt.error is not None and attempt.said is None:
-            error = self._error(attempt, attempt.error)
-            if not error.retryable and self.recording.ended_from_outside:
-                await self.leave()  # before it was tried again
-            raise error
-        said = attempt.said
-        if said is None and attempt.settled is not None and attempt.settled.settlement == "not_billed":
-            raise StoreUnavailable("the log was out of reach in the recorded run")
-        if said is None:
-            await self._lost(attempt.entry)
+        said = attempt.said if attempt is not None else None
+        if attempt is None or said is None:
+            await self._unanswered(key[0], attempt)
         calls = tuple(tool_use(call["call_id"], call["name"], call["raw_args"]) for call in said.calls)
         usage = attempt.usage if unchanged else self._scaled(key, attempt.usage, request)
         return Completion(
@@ -277,6 +268,19 @@ class Tape:
             request_id=said.request_id,
             notes=said.notes,
         )
+
+    async def _unanswered(self, turn: int, attempt: Attempt | None) -> NoReturn:
+        """Do what the recorded run did where no answer came; see `answer`."""
+        if attempt is not None and attempt.error is not None:
+            error = self._error(attempt, attempt.error)
+            if not error.retryable and self.recording.ended_from_outside:
+                await self.leave()  # before it was tried again
+            raise error
+        if attempt is None or attempt.settled is None:
+            await self.stop(f"the recording has no answer of turn {turn}")
+        if attempt.settled.settlement == "not_billed":
+            raise StoreUnavailable("the log was out of reach in the recorded run")
+        await self._lost(attempt.entry)
 
     def _is_same(self, key: Key, attempt: Attempt, model: Model, request: Request) -> bool:
         if self.same_model and hashlib.sha256(model.encode(request)).hexdigest() == attempt.reserved.request_sha:
