@@ -197,12 +197,14 @@ def _notes(verdicts: Sequence[Verdict], columns: Sequence[ColumnScore]) -> Itera
 def compare_columns(first: tuple[SuiteResult, str], second: tuple[SuiteResult, str]) -> Comparison:
     """Return two columns case by case, each given by its result and its name."""
     before, after = (_per_try(known_tries(result.verdicts, name)) for result, name in (first, second))
-    one, other = (next(each for each in result.columns if each.name == name) for result, name in (first, second))
+    one, other = (_column_of(result, name) for result, name in (first, second))
     cases = [case for case in before if case in after]
     both = {case: (before[case][0], after[case][0]) for case in cases}
     better = {case: pair for case, pair in both.items() if pair[1] > pair[0]}
     worse = {case: pair for case, pair in both.items() if pair[1] < pair[0]}
-    notes = [f"{len(only)} cases are only in one of them." for only in (before.keys() ^ after.keys(),) if only]
+    notes: list[str] = []
+    if only := before.keys() ^ after.keys():
+        notes.append(f"{len(only)} cases are only in one of them.")
     if one.name == other.name and one.price != other.price:
         notes.append(f"The price of {one.name} has changed from {_last(one.price)} to {_last(other.price)}.")
     return Comparison(
@@ -216,6 +218,10 @@ def compare_columns(first: tuple[SuiteResult, str], second: tuple[SuiteResult, s
         after=per_solved([after[case] for case in cases]),
         notes=tuple(notes),
     )
+
+
+def _column_of(result: SuiteResult, name: str) -> ColumnScore:
+    return next(each for each in result.columns if each.name == name)
 
 
 def _last(prices: Sequence[str]) -> str:

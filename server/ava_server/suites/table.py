@@ -98,15 +98,21 @@ def table(result: SuiteResult) -> list[str]:
     lines += ["In brackets: the interval that holds the value in 95 of 100 cases (docs/evals.md).", ""]
     marks = ((case, *(mark_of(tried(result, case, name)) for name in names)) for case in cases)
     lines += aligned([("case", *names), *((one_line(case), *found) for case, *found in marks)])
-    failed = [one for one in result.verdicts if one.passed is False]
-    lines += ["", "Not passed:"] if failed else []
-    for one in failed[:MOST_FAILURES]:
-        where = ", ".join(filter(None, (one.case, one.column, one.run)))
-        lines.append(f"  {where}: {cut(one_line(one.why), WHY_CHARS)}")
-    lines += [f"  and {len(failed) - MOST_FAILURES} more; --json has all"] if len(failed) > MOST_FAILURES else []
+    if failed := [one for one in result.verdicts if one.passed is False]:
+        lines += ["", "Not passed:", *_failure_lines(failed)]
     for pair in result.comparisons:
         lines += ["", *comparison_lines(pair)]
     return [*lines, *(["", *map(one_line, result.notes)] if result.notes else [])]
+
+
+def _failure_lines(failed: Sequence[Verdict]) -> list[str]:
+    lines: list[str] = []
+    for one in failed[:MOST_FAILURES]:
+        where = ", ".join(filter(None, (one.case, one.column, one.run)))
+        lines.append(f"  {where}: {cut(one_line(one.why), WHY_CHARS)}")
+    if len(failed) > MOST_FAILURES:
+        lines.append(f"  and {len(failed) - MOST_FAILURES} more; --json has all")
+    return lines
 
 
 def tried(result: SuiteResult, case: str, column: str) -> list[Verdict]:
