@@ -18,10 +18,11 @@ from ava_server.approval.decisions import (
     CheckedApproval,
     GroupLimits,
     NotAgreed,
+    ProposalChange,
     lowered_by_call,
     lowered_words,
 )
-from ava_server.approval.summary import approval_line, group_line, group_note, proposal_message
+from ava_server.approval.summary import DayLeft, approval_line, group_line, group_note, proposal_message
 from ava_server.budget.run_caps import COST, TIME, TOKENS, RunCap
 from ava_server.budget.run_config import RunConfig
 from ava_server.core.errors import BadInput
@@ -235,22 +236,10 @@ class PageOpener(Protocol):
 
 def question(checked: CheckedApproval) -> Question:
     """Return the question about an approval that can be given."""
-    parts = [proposal_message(member.changed, member.texts, checked.day) for member in checked.members]
-    for number, member in enumerate(checked.members):
-        without = [name for name in member.config.tools if name not in member.changed.tools]
-        if without:
-            parts[number] += f"\nTaken away: {', '.join(without)}."
+    parts = [_proposal_part(member, checked.day) for member in checked.members]
     if checked.group_cap is not None:
-        cap = None if checked.free else checked.group_cap
-        lines = [f"Ava wants to start {group_line(len(checked.members), cap, checked.group_timeout_s)}:"]
-        for number, member in enumerate(checked.members, 1):
-            lines.append(f"{number}. {approval_line(member.changed, member.texts)}")
-            parts[number - 1] = f"{number}. {parts[number - 1]}"
-        paid = [member.changed for member in checked.members if not member.config.free]
-        together, likely = sum(one.max_cost_micros for one in paid), [one.likely_micros for one in paid]
-        if note := group_note(together, checked.group_cap, checked.day, likely):
-            lines.append(note)
-        parts.insert(0, "\n".join(lines))
+        numbered = (f"{number}. {part}" for number, part in enumerate(parts, 1))
+        parts = [_group_part(checked, checked.group_cap), *numbered]
     fields = _fields(checked)
     parts.append("Start it?" if len(checked.members) == 1 else "Start them?")
     text, whose = " \n".join("\n\n".join(parts).split("\n")), "its" if checked.group_cap is None else "their"
@@ -260,6 +249,24 @@ def question(checked: CheckedApproval) -> Question:
         f" You may lower {whose} limits below." if fields else "",
         " To lower limits, decline and tell your assistant which." if fields else "",
     )
+
+
+def _proposal_part(member: ProposalChange, day: DayLeft) -> str:
+    message = proposal_message(member.changed, member.texts, day)
+    without = [name for name in member.config.tools if name not in member.changed.tools]
+    return f"{message}\nTaken away: {', '.join(without)}." if without else message
+
+
+def _group_part(checked: CheckedApproval, cap_micros: int) -> str:
+    cap = None if checked.free else cap_micros
+    lines = [f"Ava wants to start {group_line(len(checked.members), cap, checked.group_timeout_s)}:"]
+    for number, member in enumerate(checked.members, 1):
+        lines.append(f"{number}. {approval_line(member.changed, member.texts)}")
+    paid = [member.changed for member in checked.members if not member.config.free]
+    together, likely = sum(one.max_cost_micros for one in paid), [one.likely_micros for one in paid]
+    if note := group_note(together, cap_micros, checked.day, likely):
+        lines.append(note)
+    return "\n".join(lines)
 
 
 def apply_reply(checked: CheckedApproval, asked: Approval, reply: Reply) -> Approval:

@@ -208,6 +208,11 @@ class _FoundTools:
     coding: Coding | None
     scope: RunReach
 
+    @property
+    def commands_note(self) -> str:
+        """Why its commands cannot be confined, and what to do; empty where they can, or it wants none."""
+        return f"{self.sandbox.why}; {self.sandbox.what_to_do}" if isinstance(self.sandbox, Unavailable) else ""
+
 
 class _Resolution:
     """One spawn while it is resolved: its role and tools, with those of MCP servers by name, and its workspace."""
@@ -404,6 +409,10 @@ class _Resolution:
             return f"{need}, and commands cannot be confined here: {sandbox.why}; {sandbox.what_to_do}"
         return f"files, and sees none: {self._no_files()}" if tool.spec.files and own else None
 
+    def _files_note(self, scope: RunReach) -> str:
+        """Return why a role that reads files sees none here; empty for any other."""
+        return "" if scope.workspace or not self._has(self._role.tools, "files") else self._no_files()
+
     def _no_files(self) -> str:
         if (folder := self._workspace.path) is not None:
             return f"a role that reaches the web sees a folder only when the call names it (workspace: {folder})"
@@ -480,7 +489,7 @@ class _Resolution:
         caps, clamped = caps_of(args, role, choice, context.settings.limits)
         how = how_it_thinks(choice)
         thinking, thinking_note = extended_thinking(args, role, choice, how)
-        specs, scope, sandbox = specs_of(found.names, self._tools), found.scope, found.sandbox
+        specs, scope = specs_of(found.names, self._tools), found.scope
         config = RunConfig(
             role=role.name,
             role_source=role.source,
@@ -502,7 +511,7 @@ class _Resolution:
             git_folder=scope.git_folder,
             hosts=tuple(scope.hosts) if any(spec.network and not spec.search for spec in specs) else (),
             secrets=self._secrets(found.names),
-            plan=self._agent is None and self._plans(choice, caps[TURNS.field]),
+            plan=self._plans(choice, caps[TURNS.field]),
             questions=role.questions if ASK.name in found.names else 0,
             extended_thinking=thinking and self._agent is None,
             thinking_note=thinking_note if self._agent is None else "",
@@ -516,8 +525,8 @@ class _Resolution:
             confinement=scope.confinement,
             labels=role.labels,
             network=scope.network,
-            commands_note=f"{sandbox.why}; {sandbox.what_to_do}" if isinstance(sandbox, Unavailable) else "",
-            files_note="" if scope.workspace or not self._has(role.tools, "files") else self._no_files(),
+            commands_note=found.commands_note,
+            files_note=self._files_note(scope),
             background=context.background,
             estimated_minutes=role.estimated_minutes,
             input_bytes=sum(len(text.encode()) for text in (args.task, args.context, args.system_prompt) if text),
@@ -547,6 +556,8 @@ class _Resolution:
         return [*specs, *own, tool_specs()["run_bash"]]
 
     def _plans(self, choice: Choice, turns: int) -> bool:
+        if self._agent is not None:  # it plans by itself
+            return False
         plan = self._role.plan if self._args.plan is None else self._args.plan
         if plan and choice.wire != "offline" and turns < PLAN_TURNS + 2:
             raise BadInput(

@@ -86,7 +86,7 @@ class RunReach:
     Attributes:
         workspace: The folder that it reads.
         earlier: Earlier subagents whose results it may read.
-        confinement: What confines its commands.
+        confinement: What confines its commands; empty for `ANY_RUN`.
         network: Its commands reach the network.
         namespace: The paths of the folder that it may change.
         hosts: The only hosts that it may read from the web.
@@ -102,30 +102,29 @@ class RunReach:
     git_folder: str = ""
 
 
-def reach(specs: Collection[ToolSpec], run: RunReach | None = None) -> str:
-    """Return what tools may read, reach and change, in a few words, from the flags of their specs.
+ANY_RUN = RunReach(workspace=None, earlier=0, confinement="", network=False)
+"""No run: what tools could do in any."""
+
+
+def reach(specs: Collection[ToolSpec], run: RunReach = ANY_RUN) -> str:
+    """Return what tools, those of MCP servers included, may read, reach and change, from the flags of their specs.
 
     The proposal and the role trust screen both say it in these words, so that they cannot disagree.
-
-    Args:
-        specs: The tools, those of MCP servers included.
-        run: The run that has them; None says what they could do in any run.
     """
     own = [spec for spec in specs if spec.foreign is None]
     foreign = [spec for spec in specs if spec.foreign is not None]
-    has, confinement = flags_of(specs), run.confinement if run is not None else None
+    has = flags_of(specs)
     folder, changed = _folder_reach(has, run)
     parts: list[str] = []
-    if reads := _reads(folder, changed, run.hosts if run is not None else (), flags_of(own)):
+    if reads := _reads(folder, changed, run.hosts, flags_of(own)):
         parts.append(reads)
     if changed or "commands" in has:  # what was changed is verified by a command
-        copy = "worktree" if changed else "copy" if folder else ""
-        parts.append(_commands_reach(specs, confinement, copy, network=run is not None and run.network))
+        parts.append(_commands_reach(specs, run, folder, changed))
     if foreign:
-        parts.append(_reach_of_servers(foreign, confinement))
+        parts.append(_reach_of_servers(foreign, run.confinement))
     if others := [spec.name for spec in own if spec.changes]:
         parts.append(f"change things with {' and '.join(others)}")
-    words = " and ".join(_words_reach(has, run))
+    words = " and ".join(_words_reach(has, run.earlier))
     if not parts:
         return f"can {f'read {words}, and ' if words else ''}reach neither files nor the web"
     return f"can {', '.join(parts)}" + (f", and read {words}" if words else "")
@@ -139,9 +138,9 @@ def flags_of(specs: Iterable[ToolSpec]) -> frozenset[str]:
     return frozenset(flag for spec in specs for flag in _FLAGS if getattr(spec, flag))
 
 
-def _folder_reach(has: Collection[str], run: RunReach | None) -> tuple[str, str]:
+def _folder_reach(has: Collection[str], run: RunReach) -> tuple[str, str]:
     """Return the folder that is read, and what of it is changed; empty for nothing."""
-    if run is None:
+    if run is ANY_RUN:
         return "files of the workspace" if {"files", "commands"} & set(has) else "", "files" if "edits" in has else ""
     folder = named_path(run.workspace) if run.workspace is not None else ""
     if folder and run.git_folder:
@@ -149,12 +148,12 @@ def _folder_reach(has: Collection[str], run: RunReach | None) -> tuple[str, str]
     return folder, _paths(run.namespace) if run.namespace else ""
 
 
-def _words_reach(has: Collection[str], run: RunReach | None) -> list[str]:
+def _words_reach(has: Collection[str], earlier: int) -> list[str]:
     words: list[str] = []
-    if run is not None and run.earlier == 1:
+    if earlier == 1:
         words.append("the result of 1 earlier subagent")
-    elif run is not None and run.earlier:
-        words.append(f"the results of {run.earlier} earlier subagents")
+    elif earlier:
+        words.append(f"the results of {earlier} earlier subagents")
     elif "results" in has:
         words.append("the results of earlier subagents")
     return [*words, "the notes in memory"] if "memory" in has else words
@@ -178,7 +177,7 @@ def powers(config: RunConfig, specs: Collection[ToolSpec]) -> tuple[str, ...]:
     """Return what a run can do, in words that are the same for each: what sets one of several proposals apart."""
     uses, has = config.foreign.values(), flags_of(specs)
     changing = [tool.changes for use in uses for name, tool in use.tools.items() if name in config.tools]
-    changing += [spec.changes and not spec.edits for spec in specs]
+    changing += [spec.changes for spec in specs]
     held = (
         config.confinement == "none",
         config.coding is not None or any(use.read_write for use in uses),
@@ -209,25 +208,25 @@ def _reads(folder: str, changed: str, hosts: Sequence[str], has: Collection[str]
     return f"read {folder}{changes}" + (f" and {web}" if web else "")
 
 
-def _commands_reach(specs: Collection[ToolSpec], confinement: str | None, copy: str, *, network: bool) -> str:
-    """Return what a run's commands may do, in a few words; `copy` is what they have of the workspace, if anything."""
+def _commands_reach(specs: Collection[ToolSpec], run: RunReach, folder: str, changed: str) -> str:
+    """Return what a run's commands may do; `folder` is what it reads, and `changed` what it changes of that."""
     what = "run Python"
-    if copy == "worktree" or any(spec.commands and spec.files for spec in specs):  # the verify command is one
+    if changed or any(spec.commands and spec.files for spec in specs):  # the verify command is one
         what = "run commands"
-    if confinement is None:  # it depends on the run
+    if run is ANY_RUN:
         return what
-    where = f"on a {copy} of it" if copy else "on an empty folder"
-    if confinement == "none":
+    if run.confinement == "none":
         return f"{what} WITHOUT A SANDBOX, with all that you may do yourself"
-    return f"{what} in a sandbox that reaches the network, {where}" if network else f"{what} in a sandbox {where}"
+    where = "on a worktree of it" if changed else "on a copy of it" if folder else "on an empty folder"
+    return f"{what} in a sandbox that reaches the network, {where}" if run.network else f"{what} in a sandbox {where}"
 
 
-def _reach_of_servers(specs: Sequence[ToolSpec], confinement: str | None) -> str:
+def _reach_of_servers(specs: Sequence[ToolSpec], confinement: str) -> str:
     names, has = sorted({server_of(spec.name) or "" for spec in specs}), flags_of(specs)
     may = ["WITHOUT A SANDBOX, with all that you may do yourself"] if confinement == "none" and "program" in has else []
     may += ["reaches the network"] if "network" in has else []
     may += ["can change things"] if "writes" in has else []
-    may += [f"each proposal says what {'it' if len(names) == 1 else 'they'} can do"] if confinement is None else []
+    may += [f"each proposal says what {'it' if len(names) == 1 else 'they'} can do"] if not confinement else []
     which = f"the MCP server {names[0]}" if len(names) == 1 else f"the MCP servers {' and '.join(names)}"
     return f"use {which}" + (f" ({', '.join(may)})" if may else "")
 
