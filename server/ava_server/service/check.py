@@ -79,16 +79,7 @@ class RunChecks(Operations):
         if args.subagent_id is None and args.group_id is None:
             if args.wait_seconds:
                 raise BadInput("wait_seconds: give subagent_id or group_id with it; there is nothing else to wait for")
-            listed, others = await self._going_on(caller)
-            runs, message = fit_runs(listed)
-            if sum(run.state == WAITING for run in listed) > EXPLAINED:
-                how = self._access.adapt_text(_SEVERAL_WAIT)
-                message = f"{how} {message}" if message else how
-            if not runs:
-                message = "No subagents: none waits, runs, or ended in the last 60 minutes."
-            if others:
-                message = f"{message or ''} {others}".strip()
-            return CheckAnswer(status="list", message=message, runs=runs)
+            return await self._list(caller)
         decided, known = None, list[RunRow]()
         if args.wait_seconds or caller.asking.person is not None or caller.asking.pages is not None:
             known = await self._store.look(lambda view: self._named(view, args))
@@ -111,6 +102,16 @@ class RunChecks(Operations):
         runs, message = fit_runs(runs)
         message = " ".join(filter(None, (decided, message))) or None
         return CheckAnswer(status=status, message=message, runs=runs)
+
+    async def _list(self, caller: CallContext) -> CheckAnswer:
+        listed, others = await self._going_on(caller)
+        runs, message = fit_runs(listed)
+        if sum(run.state == WAITING for run in listed) > EXPLAINED:
+            how = self._access.adapt_text(_SEVERAL_WAIT)
+            message = f"{how} {message}" if message else how
+        if not runs:
+            message = "No subagents: none waits, runs, or ended in the last 60 minutes."
+        return CheckAnswer(status="list", message=" ".join(filter(None, (message, others))) or None, runs=runs)
 
     def _named(self, view: View, args: CheckArgs) -> list[RunRow]:
         """Return the runs that a call names. Raises BadInput: there is none."""
@@ -322,22 +323,9 @@ class RunSteering(Operations):
     async def cancel(self, given: dict[str, Any], _caller: CallContext) -> Answer:
         """Do `cancel_subagent`. Raises BadInput: an argument cannot be used."""
         args = parse(CancelArgs, given)
-        given_ids = [value for value in (args.subagent_id, args.group_id, args.pending_id) if value is not None]
-        if len(given_ids) != 1:
-            raise BadInput("cancel_subagent: give exactly one of subagent_id, group_id and pending_id")
-        if args.group_id is not None:
-            targets = [row.id for row in await self._access.group(args.group_id, steering=True)]
-        elif args.pending_id is not None:
-            pending_id = parse_id("pending_id", args.pending_id)
-            row = await self._store.read(lambda view: view.proposal(pending_id))
-            if row is None or not (row.user_id == self._session.user or self._session.administers):
-                raise BadInput(f"pending_id: no proposal {pending_id} of yours; check_subagent lists what waits")
-            targets = [row.run_id]
-        else:
-            targets = [(await self._access.run(args.subagent_id or "", "subagent_id", steering=True)).id]
-        over = [label(row) for row in await self._access.rows(targets) if row.ended]
-
-        users = {row.id: row.user_id for row in await self._access.rows(targets)}
+        targets = await self._targets(args)
+        before = await self._access.rows(targets)
+        over, users = [label(row) for row in before if row.ended], {row.id: row.user_id for row in before}
 
         async def cancel(run_id: str) -> None:
             by, reason = self._session, args.reason
@@ -353,3 +341,18 @@ class RunSteering(Operations):
         if over:
             message = " ".join(part for part in (f"Ended before already: {', '.join(over)}.", message) if part)
         return CancelAnswer(status=status, message=message, runs=answers_json(runs))
+
+    async def _targets(self, args: CancelArgs) -> list[str]:
+        """Return the runs that a call names, each of which this session may cancel. Raises BadInput."""
+        given_ids = [value for value in (args.subagent_id, args.group_id, args.pending_id) if value is not None]
+        if len(given_ids) != 1:
+            raise BadInput("cancel_subagent: give exactly one of subagent_id, group_id and pending_id")
+        if args.group_id is not None:
+            return [row.id for row in await self._access.group(args.group_id, steering=True)]
+        if args.pending_id is None:
+            return [(await self._access.run(args.subagent_id or "", "subagent_id", steering=True)).id]
+        pending_id = parse_id("pending_id", args.pending_id)
+        row = await self._store.read(lambda view: view.proposal(pending_id))
+        if row is None or not (row.user_id == self._session.user or self._session.administers):
+            raise BadInput(f"pending_id: no proposal {pending_id} of yours; check_subagent lists what waits")
+        return [row.run_id]

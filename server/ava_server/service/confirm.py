@@ -88,13 +88,8 @@ class Confirmations(Operations):
 
     async def _resume(self, args: ConfirmArgs, run: RunRow, person: Person | None) -> ConfirmAnswer:
         """Resume a run if `approving` is right, and the person agrees where one can be asked."""
-        settings = self._runtime.settings
-        if args.decision == "reject":
-            raise BadInput(f"decision: {label(run)} has started and cannot be rejected; cancel_subagent ends it")
-        for field in ("changes", "group_max_cost_cents", "group_timeout"):
-            if getattr(args, field) is not None:
-                raise BadInput(f"{field}: {label(run)} has started and continues as it was approved; leave it out")
-        if not settings.enabled:
+        _refuse_changes_of_started(args, run)
+        if not self._runtime.settings.enabled:
             raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was resumed")
         only_there = ONLY_PERSON["resume"].format(ids=run.id)
         await self._access.refuse_without_pin(only_there, of=run.user_id)
@@ -167,26 +162,7 @@ class Confirmations(Operations):
     ) -> ConfirmAnswer:
         self._runtime.manager.wake()
         await anyio.lowlevel.checkpoint()  # the runs come first: what is said of them takes as long as taking one
-        decisions = [
-            OneDecision(
-                pending_id=made.pending_id,
-                subagent_id=made.subagent_id,
-                status=made.status,
-                refused_because=made.refused_because and self._access.adapt_text(made.refused_because),
-            )
-            for made in decided.decisions
-        ]
-        rows = {row.id: row for row in await self._access.rows([d.subagent_id for d in decisions if d.subagent_id])}
-        for decision, made in zip(decisions, decided.decisions, strict=True):
-            if row := rows.get(made.subagent_id or ""):
-                decision.name, decision.task_id = row.name, row.task_id
-            if made.expired and made.subagent_id and args.decision == "approve":
-                transport, channel = self._session.transport, self._session.channel
-                if transport in ("terminal", "browser") or channel in ("http", "browser"):
-                    # A person's own session: its folders are not the proposer's.
-                    decision.refused_because = "it expired before it was approved; propose it again"
-                else:
-                    await self._spawns.renew(decision, made.subagent_id, caller)
+        decisions = await self._decisions(args, decided, caller)
         started = [made.subagent_id for made in decided.decisions if made.status == "approved" and made.subagent_id]
         any_or_all = any if args.decision == "reject" else all
         rejected = any_or_all(made.status == "rejected" for made in decided.decisions)
@@ -203,6 +179,30 @@ class Confirmations(Operations):
         if started:
             await self._wait_for(answer, started, wait_s, caller.progress)
         return answer
+
+    async def _decisions(self, args: ConfirmArgs, decided: ConfirmOutcome, caller: CallContext) -> list[OneDecision]:
+        """Return the decisions as an answer has them; an expired proposal that was approved is made again."""
+        ids = [made.subagent_id for made in decided.decisions if made.subagent_id]
+        rows = {row.id: row for row in await self._access.rows(ids)}
+        decisions: list[OneDecision] = []
+        for made in decided.decisions:
+            decision = OneDecision(
+                pending_id=made.pending_id,
+                subagent_id=made.subagent_id,
+                status=made.status,
+                refused_because=made.refused_because and self._access.adapt_text(made.refused_because),
+            )
+            decisions.append(decision)
+            if row := rows.get(made.subagent_id or ""):
+                decision.name, decision.task_id = row.name, row.task_id
+            if made.expired and made.subagent_id and args.decision == "approve":
+                transport, channel = self._session.transport, self._session.channel
+                if transport in ("terminal", "browser") or channel in ("http", "browser"):
+                    # A person's own session: its folders are not the proposer's.
+                    decision.refused_because = "it expired before it was approved; propose it again"
+                else:
+                    await self._spawns.renew(decision, made.subagent_id, caller)
+        return decisions
 
     async def _wait_for(self, answer: ConfirmAnswer, started: list[str], wait_s: float, progress: Progress) -> None:
         try:
@@ -239,6 +239,14 @@ def _caps_of(changes: Changes) -> dict[str, Any]:
     if changes.blocked_tools:
         caps["blocked_tools"] = list(changes.blocked_tools)
     return caps
+
+
+def _refuse_changes_of_started(args: ConfirmArgs, run: RunRow) -> None:
+    if args.decision == "reject":
+        raise BadInput(f"decision: {label(run)} has started and cannot be rejected; cancel_subagent ends it")
+    for field in ("changes", "group_max_cost_cents", "group_timeout"):
+        if getattr(args, field) is not None:
+            raise BadInput(f"{field}: {label(run)} has started and continues as it was approved; leave it out")
 
 
 def _refuse_ineffective(args: ConfirmArgs, ids: tuple[str, ...], changes: dict[str, Any]) -> None:

@@ -40,7 +40,7 @@ from ava_server.render.responses import Answer, CheckAnswer, ConfirmAnswer, Minu
 from ava_server.runs.context import ConfigNotSupported
 from ava_server.service.access import Access, Answerer, Link, Operations
 from ava_server.service.client_approval import ClientApprovals, not_started_next
-from ava_server.service.record import CallContext
+from ava_server.service.record import CallContext, CallRecord
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Policy
@@ -213,9 +213,7 @@ class Spawns(Operations):
         )
         config, texts = await self._resolved(args, context, caller.degraded)
         candidates = tuple((new_id("pending_id"), new_id("subagent_id")) for _ in range(CANDIDATES))
-        if self._store.blobs is not None:
-            await record.begin()
-            config = await self._packed(config, candidates)
+        config = await self._packed(config, candidates, record)
         answerer = caller.asking.answerer(context.policy)
         as_task = caller.asking.as_task and not fresh
         asks_now = args.ask and answerer == "client"
@@ -248,10 +246,11 @@ class Spawns(Operations):
             return None if isinstance(value, str) else value[1]
 
         value = await record.do(command, None if starts or asks_now or fresh else whole)
-        await self._release(config, candidates, "" if isinstance(value, str) else value[0].subagent_id)
         if isinstance(value, str):
+            await self._release(config, candidates, "")
             raise Refused(value)
         made, answer = value
+        await self._release(config, candidates, made.subagent_id)
         self._runtime.proposed.set()
         if starts:
             await self._start_automatically(made, answer)
@@ -305,12 +304,15 @@ class Spawns(Operations):
             elif isinstance(answer, CheckAnswer):
                 answer.message = f"{answer.message or ''} {said}".lstrip()
 
-    async def _packed(self, config: RunConfig, candidates: Sequence[tuple[str, str]]) -> RunConfig:
-        """Return the configuration with what another machine needs for the run, stored beside the log.
+    async def _packed(self, config: RunConfig, candidates: Sequence[tuple[str, str]], record: CallRecord) -> RunConfig:
+        """Return the configuration with what another machine needs for the run, stored beside a log of several.
 
         Raises:
             Refused: It takes too long.
         """
+        if self._store.blobs is None:
+            return config
+        await record.begin()
         runs = [run_id for _pending_id, run_id in candidates]
         try:
             with anyio.fail_after(PACK_S):

@@ -18,7 +18,7 @@ from ava_audit.units import MICROS_PER_CENT, format_bytes, format_usd
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_server.budget.user_limits import policy_in_force
 from ava_server.config.pin import PinFile
-from ava_server.core.data_root import has_log
+from ava_server.core.data_root import DataRoot, has_log
 from ava_server.core.errors import ConfigError
 from ava_server.core.files import is_own
 from ava_server.service.checks import CheckFinding, Setup, from_error, nearest_folder
@@ -183,15 +183,10 @@ def processes(setup: Setup) -> Iterator[CheckFinding]:
     name, root = "processes", setup.usable_root
     if setup.settings is not None:
         yield CheckFinding("background", "ok", _BACKGROUND if setup.settings.background else _NO_BACKGROUND)
-    if root is not None and root.local_token.exists():
-        up = is_held(root.http_lock)
-        text = f"runs (port, process: {root.http_port})" if up else "is not running; a host starts it"
-        yield CheckFinding("local server", "ok", f"the HTTP server for hosts on this machine {text}")
-    if root is not None and root.pages_port.exists():
-        up = is_held(root.pages_lock)
-        text = f"runs (port, process, version: {root.pages_port})" if up else "is not running; `ava ui` starts it"
-        yield CheckFinding("pages", "ok", f"the server of `ava ui` {text}")
-    if root is None or not root.db.exists():
+    if root is None:
+        return
+    yield from _servers(root)
+    if not root.db.exists():
         return
     try:
         worker = is_held(root.worker_lock)
@@ -208,6 +203,17 @@ def processes(setup: Setup) -> Iterator[CheckFinding]:
     if worker:
         running += ", one of them the worker"
     yield CheckFinding(name, "ok", f"{running}; {'one' if keeper else 'none'} of them updates index and mirror")
+
+
+def _servers(root: DataRoot) -> Iterator[CheckFinding]:
+    if root.local_token.exists():
+        up = is_held(root.http_lock)
+        text = f"runs (port, process: {root.http_port})" if up else "is not running; a host starts it"
+        yield CheckFinding("local server", "ok", f"the HTTP server for hosts on this machine {text}")
+    if root.pages_port.exists():
+        up = is_held(root.pages_lock)
+        text = f"runs (port, process, version: {root.pages_port})" if up else "is not running; `ava ui` starts it"
+        yield CheckFinding("pages", "ok", f"the server of `ava ui` {text}")
 
 
 def confinement(found: Sandbox | Unavailable, details: str = "") -> CheckFinding:

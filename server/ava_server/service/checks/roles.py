@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
@@ -53,13 +53,8 @@ _UNCONFINED = "Use another role, or follow the advice on confinement."
 def roles(setup: Setup) -> Iterator[CheckFinding]:
     """Report which role files cannot be used, and which roles can run."""
     catalog = places_here(setup.usable_root, setup.settings).load()
-    tools, servers = {*_available_tools(setup), *RUN_TOOLS}, _confinable_servers(setup)
     models = _models_of(catalog, setup)
-    held: dict[str, tuple[str, str]] = {}
-    for role in catalog.roles:
-        why = _missing_tools(role, tools, servers)
-        if why := why or (_NEEDS_MODEL if lacks_model(role, models[role.name]) else None):
-            held[role.name] = why
+    held = _held(catalog, models, setup)
     without_model = [name for name, choice in models.items() if choice is None]
     if able := [role.name for role in catalog.roles if role.name not in (*held, *without_model)]:
         yield CheckFinding("roles", "ok", f"can run now: {', '.join(able)}")
@@ -77,6 +72,17 @@ def roles(setup: Setup) -> Iterator[CheckFinding]:
         yield CheckFinding(f"role {name}", "note", why_not, step)
 
 
+def _held(catalog: Catalog, models: Mapping[str, Choice | None], setup: Setup) -> dict[str, tuple[str, str]]:
+    """Return, by role, why it cannot run whatever its model can, and the next step."""
+    tools, servers = {*_available_tools(setup), *RUN_TOOLS}, _confinable_servers(setup)
+    held: dict[str, tuple[str, str]] = {}
+    for role in catalog.roles:
+        why = _missing_tools(role, tools, servers)
+        if why := why or (_NEEDS_MODEL if lacks_model(role, models[role.name]) else None):
+            held[role.name] = why
+    return held
+
+
 def _missing_tools(role: Role, tools: Collection[str], servers: Mapping[str, bool]) -> tuple[str, str] | None:
     """Return what a role cannot do without a tool that it needs, and the next step; None if it can run."""
     missing = [need for need in role.needs if need not in tools and not servers.get(server_of(need) or "")]
@@ -90,6 +96,10 @@ def _missing_tools(role: Role, tools: Collection[str], servers: Mapping[str, boo
         return f"cannot run: no MCP server {foreign} is configured", step
     if missing == ["web_search"] and "read_webpages" in role.tools:
         return "can only run if its task names pages: there is no web search", "Name the pages (https://…) in task."
+    return _missing_builtins(missing)
+
+
+def _missing_builtins(missing: Sequence[str]) -> tuple[str, str]:
     specs = specs_of(missing, {})
     if all(spec.edits for spec in specs):
         why = f"cannot run: {', '.join(missing)} need git, and a sandbox to verify the changes in"
