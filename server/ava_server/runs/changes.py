@@ -122,38 +122,54 @@ def build_changes(
     if ready is None and kept.fault == ELSEWHERE:  # there never was a worktree
         kept = KeptChanges()
     branch = kept.branch
+    name, base, head = (branch.name, branch.base, branch.head) if branch is not None else (None, coding.base, None)
     files = branch.changed if branch is not None else ()
     tests = {kind: [each.path for each in files if each.test and each.kind == kind] for kind in KINDS}
-    notes = [*(branch.notes if branch is not None else ()), *coding.notes]
     ours: dict[str, Any] = {
         "repository": coding.repository,
-        "branch": branch.name if branch is not None else None,
-        "base": branch.base if branch is not None else coding.base,
-        "head": branch.head if branch is not None else None,
+        "branch": name,
+        "base": base,
+        "head": head,
         "not_kept": kept.fault or None,
+        **_counts(files, tests),
+        "verified": verified,
+        "verify": _verification(coding, ready, check),
+        "to_merge": f"git -C {shlex.quote(coding.repository)} merge {shlex.quote(name)}" if name else None,
+        "notes": [*(branch.notes if branch is not None else ()), *coding.notes],
+        **({"pack": kept.pack.model_dump()} if kept.pack is not None else {}),
+    }
+    return ours, _untrusted_part(files, tests, check)
+
+
+def _counts(files: Sequence[ChangedFile], tests: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    return {
         "files": len(files),
         "added": sum(each.added for each in files),
         "removed": sum(each.removed for each in files),
         **{f"tests_{kind}": len(paths) for kind, paths in tests.items()},
         "links": sum(each.link is not None for each in files),
-        "verified": verified,
-        "verify": {
-            "command": coding.verify,
-            "before": _outcome(ready.verify if ready is not None else None),
-            "after": _outcome(check.verify if check is not None else None),
-            "runs": check.number if check is not None else 0,
-        },
-        "to_merge": f"git -C {shlex.quote(coding.repository)} merge {shlex.quote(branch.name)}" if branch else None,
-        "notes": notes,
-        **({"pack": kept.pack.model_dump()} if kept.pack is not None else {}),
     }
-    theirs: dict[str, Any] = {
+
+
+def _verification(coding: Coding, ready: WorktreeReady | None, check: WorkChecked | None) -> dict[str, Any]:
+    return {
+        "command": coding.verify,
+        "before": _outcome(ready.verify if ready is not None else None),
+        "after": _outcome(check.verify if check is not None else None),
+        "runs": check.number if check is not None else 0,
+    }
+
+
+def _untrusted_part(
+    files: Sequence[ChangedFile], tests: Mapping[str, Sequence[str]], check: WorkChecked | None
+) -> dict[str, Any]:
+    part: dict[str, Any] = {
         "files": [_file(each) for each in files[:FILES]],
         **{f"tests_{kind}": paths[:FILES] for kind, paths in tests.items()},
     }
     if check is not None and not check.verify.passed:
-        theirs["failing"] = check.verify.output
-    return ours, {name: value for name, value in theirs.items() if value}
+        part["failing"] = check.verify.output
+    return {name: value for name, value in part.items() if value}
 
 
 def _outcome(run: CommandRun | None) -> dict[str, Any] | None:
@@ -170,27 +186,7 @@ def _file(each: ChangedFile) -> dict[str, Any]:
 
 def changes_lines(run_id: str, ours: Mapping[str, Any]) -> list[str]:
     """Return the trusted part about changes as lines."""
-    lines: list[str] = []
-    if ours["not_kept"]:
-        lines.append(f"What it changed is NOT on a branch: {ours['not_kept']}")
-    elif ours["branch"] is None:
-        lines.append("Nothing was changed; there is no branch.")
-    else:
-        files = "1 file" if ours["files"] == 1 else f"{ours['files']:,} files"
-        lines.append(
-            f"Branch {ours['branch']} of {ours['repository']}: {files}, +{ours['added']:,} −{ours['removed']:,}, commit"
-            f" {ours['head'][:12]} on {ours['base'][:12]}."
-        )
-    verify = ours["verify"]
-    before, after = (
-        "was not run" if (was := verify[when]) is None else describe_command(CommandRun(**was, took_s=was["seconds"]))
-        for when in ("before", "after")
-    )
-    if ours["verified"]:
-        lines.append(f"Verified: `{verify['command']}` {after}; before the work it {before}.")
-    else:
-        last = f" the last time it ran, it {after}" if verify["after"] else " it was not run on the work"
-        lines.append(f"NOT VERIFIED by `{verify['command']}`:{last}; before the work it {before}.")
+    lines = [_branch_line(ours), _verification_line(ours["verify"], verified=ours["verified"])]
     for kind in KINDS:
         if count := ours[f"tests_{kind}"]:
             one, many = "test file, or file that decides what is tested, was", "files that decide what is tested, were"
@@ -208,6 +204,29 @@ def changes_lines(run_id: str, ours: Mapping[str, Any]) -> list[str]:
         lines.append(f"{f'See it: {to_see}   ' if to_see else ''}Merge it: {ours['to_merge']}")
     lines.extend(f"Note: {note}." for note in ours["notes"])
     return lines
+
+
+def _branch_line(ours: Mapping[str, Any]) -> str:
+    if ours["not_kept"]:
+        return f"What it changed is NOT on a branch: {ours['not_kept']}"
+    if ours["branch"] is None:
+        return "Nothing was changed; there is no branch."
+    files = "1 file" if ours["files"] == 1 else f"{ours['files']:,} files"
+    return (
+        f"Branch {ours['branch']} of {ours['repository']}: {files}, +{ours['added']:,} −{ours['removed']:,}, commit"
+        f" {ours['head'][:12]} on {ours['base'][:12]}."
+    )
+
+
+def _verification_line(verify: Mapping[str, Any], *, verified: bool) -> str:
+    before, after = (
+        "was not run" if (was := verify[when]) is None else describe_command(CommandRun(**was, took_s=was["seconds"]))
+        for when in ("before", "after")
+    )
+    if verified:
+        return f"Verified: `{verify['command']}` {after}; before the work it {before}."
+    last = f" the last time it ran, it {after}" if verify["after"] else " it was not run on the work"
+    return f"NOT VERIFIED by `{verify['command']}`:{last}; before the work it {before}."
 
 
 def changed_lines(theirs: Mapping[str, Any]) -> list[str]:

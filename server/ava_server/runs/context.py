@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ava_roles.tool import ToolSpec
     from ava_server.config.agents import AgentSpec
     from ava_server.config.credentials import Credentials
+    from ava_server.config.secrets import Secret
     from ava_server.models.http_model import HttpModel
     from ava_server.runs.questions import Ask
 
@@ -91,16 +92,19 @@ class SecretInjection:
         for name in names:
             if name not in self._approved:
                 raise SecretRefused(self._not_listed(name))
+        stored = await self._stored()
+        return tuple(self._injected(name, stored) for name in names)
+
+    async def _stored(self) -> Mapping[str, Secret]:
         try:
-            stored = await anyio.to_thread.run_sync(lambda: self._credentials.secrets)
+            return await anyio.to_thread.run_sync(lambda: self._credentials.secrets)
         except AvaError as error:
             log.warning("%s", error)
             raise SecretRefused(
                 "no secret can be read here at the moment (`ava secret list` tells a person why)"
             ) from error
-        return tuple(self._injected(name, stored) for name in names)
 
-    def _injected(self, name: str, stored: Mapping[str, Any]) -> InjectedSecret:
+    def _injected(self, name: str, stored: Mapping[str, Secret]) -> InjectedSecret:
         approved, secret = self._approved[name], stored.get(name)
         if secret is None:
             raise SecretRefused(

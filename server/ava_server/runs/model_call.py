@@ -230,22 +230,32 @@ class ModelCalls:
         again = error.retryable or (error.kind == "usage_limit" and wait_s is not None)
         again = again and not (error.kind == "thinking" and thinking_dropped)
         if again and self._log.history.unknown_attempts < UNKNOWN_ATTEMPTS:
-            if wait_s is not None and (wait_s > PAUSE_FROM_S or wait_s >= self._run.left_s):
-                if wait_s <= PAUSE_MOST_S and held.attempt < PAUSED_ATTEMPTS:
-                    return self._pause(wait_s)
-            elif self._tried[1] < ATTEMPTS:
-                if wait_s is None:  # about 1, 2, 4 s
-                    wait_s = float(2 ** (self._tried[1] - 1)) * random.uniform(0.75, 1.25)  # noqa: S311
-                if wait_s < self._run.left_s:
-                    until_us = now_us() + round(wait_s * US_PER_S)
-                    self._run.say(f"Waiting {format_duration(wait_s)} for the model, until {iso_second(until_us)}")
-                    await anyio.sleep(wait_s)
-                    return None
+            waited = await self._wait(wait_s, held.attempt)
+            if waited:
+                return waited if isinstance(waited, Paused) else None
         reason = f"the model failed {held.attempt} times" if held.attempt > 1 else "the model failed"
         if again and wait_s is not None and wait_s > PAUSE_MOST_S:
             until_us = now_us() + round(wait_s * US_PER_S)
             reason = f"{self._config.provider} takes no more calls until {iso_second(until_us)}; no run waits so long"
         return RunResult("error", reason, error_kind=error.kind, error_message=said, what_to_do=error.what_to_do)
+
+    async def _wait(self, wait_s: float | None, attempt: int) -> Paused | bool:
+        """Return the pause in which the run waits for its next attempt, or whether it has waited and may make it.
+
+        `wait_s` is how long the provider takes no calls, where it has said so.
+        """
+        if wait_s is not None and (wait_s > PAUSE_FROM_S or wait_s >= self._run.left_s):
+            return self._pause(wait_s) if wait_s <= PAUSE_MOST_S and attempt < PAUSED_ATTEMPTS else False
+        if self._tried[1] >= ATTEMPTS:
+            return False
+        if wait_s is None:  # about 1, 2, 4 s
+            wait_s = float(2 ** (self._tried[1] - 1)) * random.uniform(0.75, 1.25)  # noqa: S311
+        if wait_s >= self._run.left_s:
+            return False
+        until_us = now_us() + round(wait_s * US_PER_S)
+        self._run.say(f"Waiting {format_duration(wait_s)} for the model, until {iso_second(until_us)}")
+        await anyio.sleep(wait_s)
+        return True
 
     def _hidden(self, text: str) -> str:
         return self._run.context.redactor.redact(text)[0]

@@ -63,28 +63,30 @@ def check_quotes(
     quotes = [(number, normalize(finding.quote)) for number, finding in enumerate(findings, 1) if finding.quote]
     if not quotes:
         return []
-    read = [
-        (seq, normalize(unwrap_output(fact.output))[:_OUTPUT_CHARS])
-        for seq, fact in outputs
-        if fact.success and fact.sources
-    ]
+    read = _read_from_sources(outputs)
     verdicts: list[dict[str, Any]] = []
     looked = 0
     for number, quote in quotes:
-        content = sum(len(char.encode("utf-8", "replace")) for char in quote if char.isalnum())
-        if content < QUOTE_BYTES:
-            verdicts.append({"finding": number, "verdict": "not_found"})
-            continue
-        seq, verdict = next((seq for seq, text in read if quote in text), None), "found"
-        if seq is None and near and len(quote) <= NEAR_CHARS and looked < NEAR_FINDINGS:
-            looked += 1
-            seq, verdict = _near(quote, read), "near"
+        seq, verdict = None, "found"
+        if sum(len(char.encode("utf-8", "replace")) for char in quote if char.isalnum()) >= QUOTE_BYTES:
+            seq = next((seq for seq, text in read if quote in text), None)
+            if seq is None and near and len(quote) <= NEAR_CHARS and looked < NEAR_FINDINGS:
+                looked += 1
+                seq, verdict = _near(quote, read), "near"
         verdicts.append(
             {"finding": number, "verdict": "not_found"}
             if seq is None
             else {"finding": number, "verdict": verdict, "event": seq}
         )
     return verdicts
+
+
+def _read_from_sources(outputs: Iterable[tuple[int, ToolResult]]) -> list[tuple[int, str]]:
+    return [
+        (seq, normalize(unwrap_output(fact.output))[:_OUTPUT_CHARS])
+        for seq, fact in outputs
+        if fact.success and fact.sources
+    ]
 
 
 def unwrap_output(output: str) -> str:

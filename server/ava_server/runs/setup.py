@@ -39,6 +39,7 @@ from ava_roles.worktree.repository import UserRepository
 from ava_roles.worktree.session import WorktreeSession
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.scope import (
+    confinement_of,
     git_folder_of,
     git_folder_rule,
     make_workbench,
@@ -244,14 +245,12 @@ class RunSetup:
         ask = self._ask(config, history)
         own = self._tools(run.user_id, config, history, scratch, servers, ask)
         search, searches = await self._search(config), await self._search_model(config)
-        confinement = sandbox.kind if sandbox is not None else NO_COMMANDS
-        prefix = history.prefix or started(config, texts, own, parameters(choice), confinement)
+        prefix = history.prefix or started(config, texts, own, parameters(choice), confinement_of(sandbox))
         model = model_of(prefix.model, prefix.parameters, choice.api_key, self._resources.clients)
         if self.travel.is_elsewhere(config):
             await self._bring_folder(run)
         # The last step that may fail: where the run cannot be run here, nothing stays open.
         files, artifacts = await self._opened(lambda: self._open_folders(config, run))
-        networked = any(tool.spec.network and tool.spec.foreign is None for tool in own.values())
         settings, worktree, bench = self._resources.settings, None, None
         if config.coding is not None and sandbox is not None:
             worktree = self._worktree(run, config, sandbox)
@@ -264,7 +263,7 @@ class RunSetup:
             tools=own,
             place=ToolContext(
                 files=files,
-                fetch=self._resources.fetcher.limit_to(config.hosts) if networked else None,
+                fetch=self._fetcher(config, own),
                 search=search,
                 artifacts=artifacts,
                 memory=self._resources.memory(run.user_id),
@@ -288,6 +287,11 @@ class RunSetup:
             artifacts=lambda: self.artifacts(run.id),
             close=partial(self._close, run, worktree, bench, (files, artifacts)),
         )
+
+    def _fetcher(self, config: RunConfig, tools: Mapping[str, Tool]) -> Fetcher | None:
+        if any(tool.spec.network and tool.spec.foreign is None for tool in tools.values()):
+            return self._resources.fetcher.limit_to(config.hosts)
+        return None
 
     def _agent(
         self, config: RunConfig, model: Model, wire: str, sandbox: Sandbox | None, scratch: Path

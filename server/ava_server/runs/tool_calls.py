@@ -20,7 +20,7 @@ import anyio
 import anyio.to_thread
 from pydantic import ValidationError
 
-from ava_audit.events import Activity, Fact, GuardrailTripped, ToolCall, ToolResult
+from ava_audit.events import Activity, Fact, GuardrailTripped, QuestionAsked, ToolCall, ToolResult
 from ava_audit.redaction import RunRedactor, redact_fragments
 from ava_roles.errors import ToolFailed
 from ava_roles.placeholders import InjectedSecret, has_placeholder
@@ -136,14 +136,31 @@ class ToolCalls:
         with one, the run pauses, and its next owner calls this again. After a crash or a pause, calls with a result are
         skipped, and calls that had begun are not counted again.
         """
-        begun = self._history.started
+        admitted, refused = self._admitted(calls)
+        asking = [call for call in admitted if call.name == ASK.name]
+        admitted = [call for call in admitted if call.name != ASK.name]
+        doubtful = {call.call_id: doubts for call in admitted if (doubts := await self._doubts(call))}
+        if not doubtful and all(self._reads_only(call) for call in admitted):
+            await self._together(admitted)
+        elif (waits := await self._in_order(admitted, doubtful, refused)) is not None:
+            return waits
+        for call, why in refused:
+            await self.refuse(call, why)
+        for call in asking if self._history.tripped is None else ():
+            if (waits := await self._asks(call)) is not None:
+                return waits
+            await self._call(call, first=not admitted)
+        return None
+
+    def _admitted(self, calls: Sequence[ToolUse]) -> tuple[list[ToolUse], list[tuple[ToolUse, str]]]:
+        """Return the calls without a result that may be run, and the others of them with why not."""
         allowed = self._max_calls - self._history.tool_calls
         admitted: list[ToolUse] = []
         refused: list[tuple[ToolUse, str]] = []
         for number, call in enumerate(calls):
             if call.call_id in self._history.results:
                 continue
-            if call.call_id in begun:
+            if call.call_id in self._history.started:
                 admitted.append(call)
             elif number >= MOST_CALLS:
                 refused.append((call, f"more than {MOST_CALLS} calls at once; ask again"))
@@ -152,25 +169,22 @@ class ToolCalls:
             else:
                 allowed -= 1
                 admitted.append(call)
-        asking = [call for call in admitted if call.name == ASK.name]
-        admitted = [call for call in admitted if call.name != ASK.name]
-        doubtful = {call.call_id: doubts for call in admitted if (doubts := await self._doubts(call))}
-        if not doubtful and all(self._reads_only(call) for call in admitted):
-            await self._together(admitted)
-        else:
-            for number, call in enumerate(admitted):
-                if self._history.tripped is not None and call.call_id not in begun:
-                    refused.append((call, "a guardrail has ended this run"))
-                elif isinstance(held := await self._held_back(call, doubtful.get(call.call_id, ())), Paused):
-                    return held
-                elif not held:
-                    await self._call(call, number == 0)
-        for call, why in refused:
-            await self.refuse(call, why)
-        for call in asking if self._history.tripped is None else ():
-            if (waits := await self._asks(call)) is not None:
-                return waits
-            await self._call(call, first=not admitted)
+        return admitted, refused
+
+    async def _in_order(
+        self,
+        calls: Sequence[ToolUse],
+        doubtful: Mapping[str, tuple[Doubt, ...]],
+        refused: list[tuple[ToolUse, str]],
+    ) -> Paused | None:
+        """Run calls one after the other until a person has to be asked; adds to `refused` after a guardrail."""
+        for number, call in enumerate(calls):
+            if self._history.tripped is not None and call.call_id not in self._history.started:
+                refused.append((call, "a guardrail has ended this run"))
+            elif isinstance(held := await self._held_back(call, doubtful.get(call.call_id, ())), Paused):
+                return held
+            elif not held:
+                await self._call(call, number == 0)
         return None
 
     async def _asks(self, call: ToolUse) -> Paused | None:
@@ -206,13 +220,18 @@ class ToolCalls:
             asked = await ask.to_allow(call, self._run.work_s(self._run.left_s), shown)
             if asked is not None:
                 return Paused(asked)
-        answer = self._history.answers.get(asked.question_id) if asked is not None else None
-        if asked is not None and answer is not None and answer.by_person:
-            about = {(each["argument"], each["value"]) for each in asked.values}
-            if about.issuperset((each.argument, each.value) for each in shown):
-                return False
+        if asked is not None and self._is_allowed(asked, shown):
+            return False
         await self._refuse_values(call, doubts, "the person does not allow it" if denied else "nobody allowed it")
         return True
+
+    def _is_allowed(self, asked: QuestionAsked, shown: Sequence[Doubt]) -> bool:
+        """Tell whether a person has answered, and was asked about each of these values."""
+        answer = self._history.answers.get(asked.question_id)
+        about = {(each["argument"], each["value"]) for each in asked.values}
+        return (
+            answer is not None and answer.by_person and about.issuperset((each.argument, each.value) for each in shown)
+        )
 
     async def _refuse_values(self, call: ToolUse, doubts: tuple[Doubt, ...], why: str) -> None:
         named = ", ".join(dict.fromkeys(f"{each.argument} (from {each.source or 'no source'})" for each in doubts))
