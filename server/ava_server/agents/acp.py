@@ -147,7 +147,6 @@ class AcpAgent:
 
     @property
     def takes_tools(self) -> bool:
-        """Whether it can use an MCP server over HTTP."""
         return bool(self._can.mcp_capabilities and self._can.mcp_capabilities.http)
 
     @property

@@ -124,7 +124,6 @@ class Bodies:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """What the agent may call its model."""
         return tuple(self._models)
 
     def read(self, content: bytes) -> AgentCall:

@@ -96,7 +96,6 @@ class Gateway:
         self._closed = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         if scope["type"] != "http":
             return
         headers = Headers(scope=scope)

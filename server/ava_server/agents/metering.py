@@ -137,7 +137,6 @@ class RunMeter:
             raise CallRefused("over", "this run is over") from error
 
     async def refuse(self, why: CallRefused) -> None:
-        """Record a call that was refused before it could be admitted, once for each reason."""
         said = f"a model request was not sent: {self._hidden(str(why))}"
         if said not in self._refused and len(self._refused) < MOST_REFUSED:
             self._refused.add(said)
@@ -190,7 +189,6 @@ class RunMeter:
     async def failed(
         self, admitted: Admitted, settlement: Literal["not_billed", "unknown"], error: ModelError | None, took_ms: int
     ) -> None:
-        """Settle a call without an answer."""
         reserved = cast("Reservation", admitted.key)
         settled = self._settlement(reserved, settlement, took_ms)
         events = [settled]

@@ -67,7 +67,6 @@ class RunTools:
 
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[None]:
-        """Answer while the body runs."""
         async with self._manager.run():
             yield
 

@@ -28,7 +28,6 @@ T = TypeVar("T")
 
 
 def changes_files(names: Iterable[str]) -> bool:
-    """Tell whether a run with these tools changes files."""
     return any(spec.edits for spec in specs_of(names, {}))
 
 
@@ -49,14 +48,8 @@ def resolve_coding(
 ) -> Coding:
     """Return what a run with tools that change files would change, and how that is checked. Blocks.
 
-    Args:
-        args: The arguments of the call.
-        role: The role.
-        workspace: The folder that the workspace rule found.
-        sandbox: The sandbox for its commands.
-        home: The user's home folder.
-        files_open: It can read the files of that folder.
-        git_folder: Returns its git folder outside of the checkout, or empty; raises Refused where that may not be used.
+    `files_open`: it can read the files of that folder. `git_folder`: returns its git folder outside of the checkout, or
+    empty; raises Refused where that may not be used.
 
     Raises:
         BadInput: Arguments are missing or invalid; lists all of them.
@@ -129,7 +122,6 @@ def refuse_coding(args: SpawnArgs, role: Role) -> None:
 
 
 def worktree_spec(run_id: str, config: RunConfig) -> WorktreeSpec:
-    """Return the worktree spec of a run that changes files."""
     coding = config.coding
     assert coding is not None, "the run changes files"
     return WorktreeSpec(
@@ -146,11 +138,7 @@ def worktree_spec(run_id: str, config: RunConfig) -> WorktreeSpec:
 
 
 def _refuse_unconfined(role: Role, sandbox: Sandbox | Unavailable | None) -> None:
-    """Refuse where the model's code would run without a sandbox, with access to all of the person's files.
-
-    Raises:
-        Refused: Nothing confines commands.
-    """
+    """Refuse where the model's code would run without a sandbox, with access to all of the person's files."""
     changing = [name for name, spec in tool_specs().items() if spec.edits]
     without = f"with blocked_tools {changing} it only reads" if role.name != "coder" else "use code_reviewer"
     if isinstance(sandbox, Unavailable):
@@ -178,12 +166,7 @@ def _namespace(args: SpawnArgs, role: Role) -> tuple[str, ...]:
 
 
 def _verify(args: SpawnArgs, role: Role, repository: Path | None, home: Path, accept: Accept) -> tuple[str, str]:
-    """Return the verify command, and where it is from: the call, the role file, or the project.
-
-    Raises:
-        BadInput: The given command is invalid, or none is found in the project.
-        Refused: The repository cannot be read.
-    """
+    """Return the verify command, and where it is from: the call, the role file, or the project."""
     if args.verify is not None:
         try:
             return command_line(args.verify.strip()), "given with the call"

@@ -100,11 +100,7 @@ class Decided:
         return [why for why in reasons if why != OTHER_REFUSED] or reasons
 
     def expect(self, status: str, otherwise: str) -> None:
-        """Raise unless this came of it.
-
-        Raises:
-            Refused: Something else did; the text begins with `otherwise`, and has the reasons.
-        """
+        """Raise Refused, whose text begins with `otherwise` and has the reasons, unless this came of it."""
         if self.status != status:
             raise Refused(f"{otherwise}: {'; '.join(self.reasons) or self.status}.")
 
@@ -150,7 +146,6 @@ class Needs:
 
     @property
     def nothing(self) -> bool:
-        """Whether an approval takes nothing more than the session."""
         return not (self.pin or self.passkey or self.new_pin or self.refusal)
 
 
@@ -175,13 +170,9 @@ def approval_needs(
     Scope is a token's scope `approve`. While there is a PIN, the policy is `human`. To reject, to cancel and to answer
     a question takes only the session: a model may do so too.
 
-    Args:
-        where: Over what the approval comes.
-        policy: The policy in force, of this user and of the run's.
-        pin: There is an approval PIN; a browser can send it.
-        passkey: The user has a passkey for this site.
-        scope: Whether the token has the scope `approve`; None for a user of this machine.
-        from_terminal: The browser's session was opened from a terminal.
+    `policy`: the policy in force, of this user and of the run's. `pin`: there is an approval PIN; a browser can send
+    it. `passkey`: the user has a passkey for this site. `scope`: whether the token has the scope `approve`; None for a
+    user of this machine. `from_terminal`: the browser's session was opened from a terminal.
     """
     if scope is False:
         return Needs(refusal=NO_SCOPE)

@@ -44,8 +44,6 @@ class ConfirmOutcome:
     """The outcome of one `confirm_spawn`.
 
     Attributes:
-        decisions: One for each id.
-        group_id: The group that was made.
         approval_lines: The right lines, where a given one was wrong.
         not_agreed: If a person was asked and did not agree: how. The proposals still wait.
         lowered: A sentence for each limit that was lowered.
@@ -102,7 +100,6 @@ class ProposalChange:
 
     @cached_property
     def changed(self) -> RunConfig:
-        """The configuration that would be approved."""
         return self.config.model_copy(update=dict(self.changes)) if self.changes else self.config
 
 
@@ -117,7 +114,6 @@ class CheckedApproval:
 
     @property
     def free(self) -> bool:
-        """Whether all of them are free."""
         return all(member.config.free for member in self.members)
 
     @property
@@ -285,16 +281,7 @@ COUNTED_CHANNELS: tuple[Channel, ...] = ("host_call", "auto")
 def hourly_refusal(
     view: View, user: str, pending_ids: Sequence[str], paid: int, limits: SpawnLimits, now_us: int
 ) -> str | None:
-    """Return why runs cannot start now without a person's answer, or None.
-
-    Args:
-        view: The state.
-        user: Whose runs they are.
-        pending_ids: Their proposals.
-        paid: How many of them are not free; free runs do not count.
-        limits: The user's limits.
-        now_us: Now.
-    """
+    """Return why runs, `paid` of which are not free, cannot start now without a person's answer, or None."""
     if paid == 0:
         return None
     most = limits.spawns_per_hour
@@ -319,7 +306,6 @@ def hourly_refusal(
 
 
 def is_free(run: RunRow) -> bool:
-    """Tell whether a run is expected to cost nothing."""
     try:
         return config_of(run.config).free
     except ValueError:  # a newer Ava wrote it
@@ -405,7 +391,6 @@ class Ceilings:
     day_micros: int
 
     def exceeded(self, micros: int, before: int) -> str | None:
-        """Return which ceiling would be exceeded, or None."""
         if micros > self.run_micros:
             return (
                 f"its cap of {format_usd(micros, exact=True)} is above what starts by itself,"
@@ -440,7 +425,6 @@ def lowered_words(by: str, cap: RunCap, before: float, after: float, *, of: str 
 
 
 def lowered_by_call(checked: CheckedApproval) -> tuple[str, ...]:
-    """Return a sentence for each limit that `changes` of the call has lowered."""
     return tuple(
         lowered_words("`changes`", cap, cap.of(member.config), cap.of(member.changed), of=of)
         for member in checked.members
@@ -451,8 +435,6 @@ def lowered_by_call(checked: CheckedApproval) -> tuple[str, ...]:
 
 
 def reject(pending_ids: tuple[str, ...], who: Who, channel: Channel) -> Command[ConfirmOutcome]:
-    """Reject proposals, id by id."""
-
     def command(view: View, now_us: int) -> Outcome[ConfirmOutcome]:
         events: list[Event] = []
         decisions: list[ProposalDecision] = []

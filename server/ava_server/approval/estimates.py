@@ -59,12 +59,7 @@ def bound_of(values: Sequence[float]) -> float:
 
 
 def with_estimate(config: RunConfig, past: Iterable[PastRun]) -> RunConfig:
-    """Return a configuration with its estimate; without enough runs its minutes stay the role's, within its timeout.
-
-    Args:
-        config: The configuration with all of its caps.
-        past: The user's last runs of its role.
-    """
+    """Return a configuration with its estimate; without enough runs its minutes stay the role's, within its timeout."""
     most = 1 if config.base_url is None else max(1, math.ceil(config.timeout_s / 60))
     (low, high) = config.estimated_minutes
     estimate: Estimate | None = None
@@ -191,11 +186,9 @@ class RoleEstimates:
 
     @property
     def kinds(self) -> tuple[Kept, Kept, Kept, Kept]:
-        """The four kinds of estimates, in order."""
         return self.half_cost, self.most_cost, self.half_time, self.most_time
 
     def add(self, run: PastRun) -> None:
-        """Add a run that ended."""
         stored = from_json(run.config).get("estimate")
         if stored is None:
             self.without += 1
@@ -214,8 +207,6 @@ class PastEstimates:
     """How good the estimates were of the runs that ended in a time, all together and by role.
 
     Attributes:
-        user: Whose runs; None for everybody's.
-        total: All of them.
         roles: By role, the one with the most runs first.
     """
 

@@ -67,7 +67,6 @@ class SpawnLimits:
 
 
 def spawn_limits(settings: Settings, user: str) -> SpawnLimits:
-    """Return the limits on a user's approvals."""
     return SpawnLimits(
         spawns_per_hour=user_limits.spawns_per_hour(settings, user),
         spawns_setting=user_limits.spawns_setting(settings, user),
@@ -267,13 +266,8 @@ class Pending(BaseModel):
     """A waiting proposal.
 
     Attributes:
-        pending_id: Its id.
-        subagent_id: The run that it would be.
-        message: The text that is shown.
-        approval_line: The line that its approval repeats.
         digest: The hash of everything that is approved.
         max_cost_micros: Its cap, in micro-USD.
-        free: It costs nothing.
         expires_us: When it expires, in microseconds since 1970.
         summary: It in short; None from a server of an older version.
         day: What is left of the day; None from a server of an older version.
@@ -298,7 +292,6 @@ class Pending(BaseModel):
 
     @property
     def topics(self) -> dict[str, list[str]]:
-        """The rows by topic, in their order."""
         found: dict[str, list[str]] = {}
         for row in self.rows:
             found.setdefault(row.topic, []).append(row.text)
@@ -306,7 +299,6 @@ class Pending(BaseModel):
 
     @property
     def shown(self) -> Shown:
-        """What a person decides on."""
         return Shown("start", self.pending_id, self.digest, self.approval_line, self.message)
 
 
@@ -325,14 +317,7 @@ def proposal_in(view: View, pending_id: str, user: str, limits: SpawnLimits, now
 
 
 def pending_proposal(view: View, run: RunRow, limits: SpawnLimits, now_us: int) -> Pending | str:
-    """Return a proposal that waits, also an expired one; or why it no longer waits.
-
-    Args:
-        view: The state.
-        run: The run that it would be.
-        limits: Those of its user.
-        now_us: Now.
-    """
+    """Return a proposal that waits, also an expired one; or why it no longer waits."""
     proposal, texts = view.proposal(run.pending_id), texts_of(view, run)
     if proposal is None or proposal.state != WAITING or texts is None:
         return f"{run.pending_id} no longer waits: {label(run)} is {run.state}."
@@ -356,7 +341,7 @@ def pending_proposal(view: View, run: RunRow, limits: SpawnLimits, now_us: int) 
 
 
 def waiting_proposal(view: View, run: RunRow, limits: SpawnLimits, now_us: int) -> Pending | str:
-    """Return a proposal that can be decided on, or why it cannot; the arguments are those of `pending_proposal`."""
+    """Return a proposal that can be decided on, or why it cannot."""
     found = pending_proposal(view, run, limits, now_us)
     if isinstance(found, Pending) and found.expires_us <= now_us:
         return f"{found.pending_id} has expired; ask your host to propose it again."

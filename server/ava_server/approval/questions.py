@@ -62,7 +62,6 @@ class LimitField:
 
     @property
     def name(self) -> str:
-        """Its name."""
         return _IN_FORM[self.cap][0]
 
     def words(self, value: float) -> str:
@@ -76,7 +75,6 @@ class LimitField:
         return value * 60 if self.cap is TIME else math.floor(round(value, 3))
 
     def schema(self) -> dict[str, Any]:
-        """Return the field as JSON schema."""
         return {
             "type": "number",
             "title": self.title,
@@ -96,7 +94,6 @@ class TextField:
     options: tuple[str, ...] = ()
 
     def schema(self) -> dict[str, Any]:
-        """Return the field as JSON schema."""
         return {"type": "string", "title": self.title, **({"enum": list(self.options)} if self.options else {})}
 
 
@@ -105,7 +102,6 @@ class Question:
     """What a person is asked. Lines end in a space, for clients that join them (Codex 0.169 does).
 
     Attributes:
-        text: The question.
         fields: The fields of the form; all of them may be left empty.
         invitation: The last sentence, which points to the form.
         without_form: The last sentence for a client that shows no form.
@@ -120,7 +116,6 @@ class Question:
 
     @property
     def message(self) -> str:
-        """The whole question."""
         return (f"{self.wrong} \n \n" if self.wrong else "") + self.text + self.invitation
 
     def as_yes_or_no(self) -> Question:
@@ -133,7 +128,6 @@ class Question:
         return replace(self, fields=(choice,), invitation=self.without_form)
 
     def schema(self) -> dict[str, Any]:
-        """Return the form as the JSON schema that a client shows."""
         schema: dict[str, Any] = {"type": "object", "properties": {each.name: each.schema() for each in self.fields}}
         return {**schema, "required": [CHOICE]} if CHOICE in schema["properties"] else schema
 
@@ -170,7 +164,6 @@ class AnsweredLater(Exception):
     """Raised to end a call with a question: the client asks the person and calls again with the answer.
 
     Attributes:
-        question: The question.
         proposal: The proposal that the call has made, which the next call must not make again.
         again: How often it was asked again, because the form that came back could not be used.
     """
@@ -188,20 +181,12 @@ class AnsweredLater(Exception):
 
 
 class Person(Protocol):
-    """The person whom a client can ask in the middle of a call.
-
-    Attributes:
-        fills_forms: The client shows the fields of a question, not only yes and no.
-    """
+    """The person whom a client can ask during a call; with `fills_forms`, it shows the fields of a question."""
 
     fills_forms: bool
 
     async def ask(self, question: Question, use: Callable[[Reply], object]) -> Reply:
-        """Ask, and return the outcome; twice more at most where `use` raises `BadInput` for a form.
-
-        Raises:
-            AnsweredLater: The answer comes with another call.
-        """
+        """Ask, and return the outcome; twice more at most where `use` raises `BadInput`. May raise AnsweredLater."""
         ...
 
 
@@ -223,10 +208,8 @@ class PageOpener(Protocol):
 
         Nothing that the client answers is a decision.
 
-        Args:
-            question: The page.
-            decided: Returns when the person has decided.
-            opened: The hashes of questions whose page was opened: none is opened twice.
+        `decided`: returns when the person has decided. `opened`: the hashes of questions whose page was opened: none is
+        opened twice.
 
         Raises:
             AnsweredLater: The client opens the page and calls again.
@@ -235,7 +218,6 @@ class PageOpener(Protocol):
 
 
 def question(checked: CheckedApproval) -> Question:
-    """Return the question about an approval that can be given."""
     parts = [_proposal_part(member, checked.day) for member in checked.members]
     if checked.group_cap is not None:
         numbered = (f"{number}. {part}" for number, part in enumerate(parts, 1))
@@ -270,11 +252,7 @@ def _group_part(checked: CheckedApproval, cap_micros: int) -> str:
 
 
 def apply_reply(checked: CheckedApproval, asked: Approval, reply: Reply) -> Approval:
-    """Return the approval with the limits that the person has put into the form; dollars are rounded down to cents.
-
-    Raises:
-        BadInput: One of them is not a number, or not one that the form offers; nothing is started.
-    """
+    """Return the approval with the limits of the form, dollars rounded down. Raises BadInput: one is not offered."""
     found: dict[RunCap, Any] = {}
     lowered = list(lowered_by_call(checked))
     group = checked.group_cap is not None
@@ -301,11 +279,7 @@ def apply_reply(checked: CheckedApproval, asked: Approval, reply: Reply) -> Appr
 
 
 def number_in(limit: LimitField, reply: Reply, outcome: str) -> float | None:
-    """Return the number that the form has in a field, or None where it was left empty.
-
-    Raises:
-        BadInput: It is not a number; the text ends with the `outcome`.
-    """
+    """Return the number in a field of the form; None where it is empty. Raises BadInput, ending with `outcome`."""
     given = reply.content.get(limit.name)
     if given is None:
         return None
@@ -340,6 +314,5 @@ def limit_fields(configs: Sequence[RunConfig], most_micros: int, most_s: float |
 
 
 def limit_field(cap: RunCap, least: float, most: float, together: str = "") -> LimitField:
-    """Return the field of a limit, from bounds as the configuration has them."""
     _name, unit, per = _IN_FORM[cap]
     return LimitField(cap, f"At most{together}, in {unit}", least / per, most / per, most)

@@ -32,10 +32,7 @@ def roles_over_http(settings: Settings, user: str, *, owner: bool) -> Catalog:
     secrets, MCP servers, or commands with this machine's network acts with the operator's rights: only the operator and
     users whose `roles` name it have it.
 
-    Args:
-        settings: What is configured.
-        user: The user.
-        owner: It is the operating system's user, to whom the data root belongs.
+    `owner`: it is the operating system's user, to whom the data root belongs.
     """
     named = user_settings(settings, user).roles
 

@@ -242,11 +242,7 @@ A = TypeVar("A", bound=Arguments)
 
 
 def parse(model: type[A], given: dict[str, Any]) -> A:
-    """Return a tool's arguments as its model.
-
-    Raises:
-        BadInput: Names the first invalid argument, what was given, and one next step.
-    """
+    """Return a tool's arguments as its model. Raises BadInput: names the first invalid one, and one next step."""
     try:
         return model.model_validate(given)
     except ValidationError as error:
@@ -346,11 +342,7 @@ NAME = READ_SUBAGENT_RESULT.name
 
 
 def check_context_from(view: View, rows: Sequence[RunRow]) -> tuple[EarlierRun, ...]:
-    """Return the runs whose results a proposal names, as its configuration has them.
-
-    Raises:
-        BadInput: One of them has not ended, never had a result, or was erased.
-    """
+    """Return the runs that a proposal names. Raises BadInput: one of them has not ended, or has no result."""
     for row in rows:
         if not row.ended:
             raise BadInput(f"context_from: {row.id} has not ended; wait for it, or cancel it first")

@@ -99,11 +99,7 @@ def caps_of(args: SpawnArgs, role: Role, choice: Choice, hard: Limits) -> tuple[
 
 
 def extended_thinking(args: SpawnArgs, role: Role, choice: Choice, how: Thinking) -> tuple[bool, str]:
-    """Return whether the model is told to think, and a note where the role asks for it and the model cannot.
-
-    Raises:
-        BadInput: The call asks for it, and the model cannot be told to think.
-    """
+    """Return whether the model is told to think, and a note where it cannot be. Raises BadInput: the call insists."""
     wanted = role.extended_thinking if args.extended_thinking is None else args.extended_thinking
     if not wanted or how.possible:
         return wanted, ""
@@ -124,23 +120,14 @@ class ResolveContext:
     """What a proposal is resolved against: everything that is there at this moment.
 
     Attributes:
-        settings: What is configured.
-        models: Providers, keys, tiers and prices.
         catalog: The role files, read just now.
-        tools: The tools that exist here, by name.
         search: The search engine, if one is configured; a run may have the provider of its model instead.
-        client_roots: Folders that the client named.
-        cwd: The server's working folder.
-        home: The home folder of the user whom the server runs as.
         secrets: Reads what secrets are stored; asked only where a role lists some.
         sandbox: Finds what confines commands and MCP servers; asked only where a role has tools of either. Blocks.
         past: The user's last runs of the role, by which the proposal is estimated.
         notes: There are notes in memory: a tool that would find nothing is not offered.
-        servers: The other MCP servers that are configured.
         listings: What those of them offer that the role names.
-        background: Runs continue when the host is closed.
         remote_roots: Folders of a user over HTTP, who gets no others; None for who is at this machine.
-        policy: Who may approve.
         tokens_per_byte: The ratio that was measured lately with the model; None where none was.
         workspace: The workspace that the call gets, or why that is refused; None: it is not known yet.
     """
@@ -171,11 +158,8 @@ def resolve_run_config(
 ) -> tuple[RunConfig, Texts]:
     """Return the complete configuration of a spawn. May import price tables: call it in a thread.
 
-    Args:
-        args: The arguments of the call.
-        context: What is there.
-        earlier: The ended runs that `context_from` names.
-        degraded: Tools that the role needs may be missing; tools that the call blocks may not.
+    `earlier`: the ended runs that `context_from` names. `degraded`: tools that the role needs may be missing; tools
+    that the call blocks may not.
 
     Raises:
         BadInput: An argument is invalid.
@@ -195,11 +179,8 @@ class _FoundTools:
     """The tools that a run can have, and what decided about them.
 
     Attributes:
-        names: The tools.
         unavailable: Those that were wanted besides.
         sandbox: What confines its commands, or why nothing does; None where it wants none.
-        coding: What it may change; None where it changes no files.
-        scope: What it reads, and what confines it.
     """
 
     names: tuple[str, ...]
@@ -234,7 +215,6 @@ class _Resolution:
         self._memory = {name for name, spec in tool_specs().items() if spec.memory}
 
     def resolve(self, degraded: bool) -> tuple[RunConfig, Texts]:
-        """Return the configuration and the texts; see `resolve_run_config`."""
         args, role = self._args, self._role
         found = self._find_tools()
         if self._earlier and not any(spec.results for spec in specs_of(found.names, self._tools)):
@@ -353,16 +333,11 @@ class _Resolution:
         return tuple(name for name in wanted if usable(name) and (notes or name not in self._memory))
 
     def _to_work_with(self) -> list[str]:
-        """Return the role's tools that give it something to work with."""
         specs = [self._tools[name].spec for name in self._role.tools if name in self._tools]
         return [spec.name for spec in specs if spec.reads or spec.commands]
 
     def _git_folder(self) -> str:
-        """Return the git folder of the workspace's checkout, where it lies outside of that; else empty.
-
-        Raises:
-            Refused: It may not be used, or git would follow something elsewhere; says what to do.
-        """
+        """Return the git folder of the workspace's checkout, if it lies outside of that; else empty. Raises Refused."""
         settings, remote, folder = self._context.settings, self._context.remote_roots, self._workspace.path
         accept = git_folder_rule(
             settings.workspace.roots or None if remote is None else remote,

@@ -42,7 +42,6 @@ def sandbox_here(settings: Settings) -> Sandbox | Unavailable:
 
 
 def runs_commands(names: Sequence[str], tools: Mapping[str, Tool]) -> bool:
-    """Tell whether one of these tools runs commands."""
     return any(name in tools and tools[name].spec.commands for name in names)
 
 
@@ -65,10 +64,7 @@ def sandbox_for(
 ) -> Sandbox | Unavailable | None:
     """Return the sandbox for a run's commands, or why it can have none; None for a run without commands.
 
-    Args:
-        wanted: It has tools that run commands.
-        find: Finds the sandbox.
-        files_open: The run can read files. A run that may not could read them with unconfined commands.
+    Without `files_open` the run may not read files, which it could with unconfined commands.
     """
     if not wanted:
         return None
@@ -87,7 +83,6 @@ def confinement_of(sandbox: Sandbox | Unavailable | None) -> str:
 
 
 def no_sandbox() -> Unavailable:
-    """Return the sandbox of a context in which no programs run."""
     return Unavailable("no sandbox was looked for here", "use a role that runs no commands")
 
 
@@ -162,9 +157,7 @@ class McpScope:
 
     Attributes:
         role: The role, with each pattern replaced by the names of its tools.
-        granted: Those tools, by full name.
         absent: By pattern or name, why it brings no tools.
-        servers: The configured servers.
     """
 
     role: Role
@@ -184,7 +177,6 @@ class McpScope:
         return found
 
     def expanded(self, words: Sequence[str]) -> list[str]:
-        """Return tool names in place of patterns."""
         return list(dict.fromkeys(name for word in words for name in self._matching(word)))
 
     def _matching(self, word: str) -> list[str]:
@@ -195,12 +187,7 @@ class McpScope:
         return found or beyond or [word]
 
     def check_need(self, need: str, tools: Sequence[str]) -> None:
-        """Refuse a role without an MCP tool that it needs.
-
-        Raises:
-            ToolMissing: The tool is not there; says why.
-            Refused: The call blocked it.
-        """
+        """Raise ToolMissing where an MCP tool that is needed is not there, Refused where the call blocked it."""
         if any(name in tools and covers(need, name, tool.tool) for name, tool in self.granted.items()):
             return
         why = self.absent.get(need)
@@ -233,7 +220,6 @@ class McpScope:
         return found
 
     def notes(self, tools: Sequence[str]) -> tuple[str, ...]:
-        """Return a sentence for each wanted tool that is not there."""
         return tuple(f"{name} is not there: {why}" for name, why in self.absent.items() if name in tools)
 
 

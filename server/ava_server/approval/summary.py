@@ -47,9 +47,7 @@ class DayLeft:
 
     Attributes:
         micros: What is left, in micro-USD.
-        cap_micros: The whole budget.
         whose: Whose it is: `your`, `this installation's`.
-        setting: The setting that limits it, with its place.
     """
 
     micros: int
@@ -59,7 +57,6 @@ class DayLeft:
 
     @property
     def words(self) -> str:
-        """What is left of what."""
         return f"{format_usd(max(self.micros, 0))} is left of {self.whose} budget for today ({self.setting})"
 
 
@@ -84,10 +81,7 @@ class RunReach:
     """What a proposal knows of its run, and a role file does not.
 
     Attributes:
-        workspace: The folder that it reads.
-        earlier: Earlier subagents whose results it may read.
         confinement: What confines its commands; empty for `ANY_RUN`.
-        network: Its commands reach the network.
         namespace: The paths of the folder that it may change.
         hosts: The only hosts that it may read from the web.
         git_folder: The git folder that it uses outside of its checkout; empty without one.
@@ -134,7 +128,6 @@ _FLAGS = ("network", "search", "files", "edits", "commands", "memory", "results"
 
 
 def flags_of(specs: Iterable[ToolSpec]) -> frozenset[str]:
-    """Return the flags that one of these tools has."""
     return frozenset(flag for spec in specs for flag in _FLAGS if getattr(spec, flag))
 
 
@@ -385,7 +378,6 @@ def _likely(config: RunConfig) -> str:
 
 
 def _capped(value: int | None, cap: int, text: Callable[[int], str]) -> str:
-    """Return an estimate as text; the cap, where it is no lower."""
     return text(value) if value is not None and value < cap else f"{text(cap)} (its cap)"
 
 
@@ -403,7 +395,6 @@ def _attention_lines(config: RunConfig, day: DayLeft) -> list[str]:
 
 
 def _reach_topics(config: RunConfig, texts: Texts) -> Iterator[tuple[str, list[str]]]:
-    """Yield what it may reach and is told, by topic."""
     if config.coding is not None:
         yield "Changes", _coding_lines(config.coding)
     if config.search:
@@ -440,7 +431,6 @@ def _runner_lines(config: RunConfig) -> list[str]:
 
 
 def _limit_topics(config: RunConfig, day: DayLeft) -> Iterator[tuple[str, list[str]]]:
-    """Yield the model and the limits, by topic."""
     if config.model.startswith("offline/"):
         model = [
             "No language model is used: the offline reader finds passages that have words of the task, and quotes"
@@ -498,14 +488,8 @@ def _bought(config: RunConfig, what: str, micros: int) -> list[str]:
 def group_note(sum_micros: int, cap_micros: int, day: DayLeft, likely: Sequence[tuple[int, int] | None]) -> str:
     """Return what members are likely to cost together, and which cap keeps them from spending all of their own caps.
 
-    Args:
-        sum_micros: The sum of their own caps, without the free ones; micro-USD.
-        cap_micros: The group's cap.
-        day: What is left of the day.
-        likely: What each that is not free is likely to cost; see `RunConfig.likely_micros`.
-
-    Returns:
-        Up to two sentences; empty where there is nothing to say.
+    Up to two sentences, in micro-USD: `sum_micros` is the sum of their own caps without the free ones, and `likely` has
+    `RunConfig.likely_micros` of each that is not free.
     """
     notes = list[str]()
     if known := [one for one in likely if one is not None]:

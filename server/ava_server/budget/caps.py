@@ -56,7 +56,6 @@ class Reservation:
 
     @property
     def held(self) -> HeldCall:
-        """What is reserved for the call."""
         fact = self.fact
         held = HeldCall(fact.turn, fact.attempt, fact.micros, self.tokens)
         counted = fact.new_bytes if fact.byte_tokens is None else math.ceil(fact.new_bytes * fact.byte_tokens)
@@ -287,6 +286,5 @@ def _tokens(held: Mapping[str, Any]) -> int:
 
 
 def is_in_flight(run: RunRow | None, call: HeldCall) -> bool:
-    """Tell whether a call is still to be settled."""
     held = run.calls_in_flight if run is not None else []
     return any((each["turn"], each["attempt"]) == (call.turn, call.attempt) for each in held)

@@ -33,7 +33,6 @@ class RunCap:
         return stored / MICROS_PER_CENT if self is COST else stored
 
     def of(self, config: object) -> Any:
-        """Return the cap of a configuration."""
         return getattr(config, self.field)
 
     def default(self, role: Role) -> float:
@@ -67,10 +66,8 @@ CAP_OF_ENDING: Mapping[str, RunCap] = {cap.ending: cap for cap in CAPS}
 
 
 def stored_caps(given: Mapping[str, float]) -> dict[str, Any]:
-    """Return caps, given by argument, as fields of a configuration."""
     return {cap.field: cap.stored(given[cap.argument]) for cap in CAPS if cap.argument in given}
 
 
 def limits_for_model(stored: Callable[[RunCap], float], *, free: bool) -> dict[str, str]:
-    """Return the caps as a subagent is told them."""
     return {cap.limited: "free" if cap is COST and free else cap.text(stored(cap)) for cap in CAPS}

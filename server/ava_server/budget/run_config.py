@@ -110,7 +110,6 @@ class SearchCall(BaseModel, frozen=True, extra="ignore"):
 
     @staticmethod
     def of(search: "ProviderSearch") -> "SearchCall":
-        """Return the call that is to be approved."""
         terms = search.terms
         return SearchCall(
             model=search.choice.name,
@@ -233,7 +232,6 @@ class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may 
 
     @property
     def limits(self) -> dict[str, float]:
-        """The caps by argument, as answers have them; a free run has no cost cap."""
         return {cap.argument: cap.given(cap.of(self)) for cap in CAPS if not (cap is COST and self.free)}
 
     def least_turns(self, micros: int) -> int:

@@ -51,47 +51,39 @@ def utc_day(now_us: int) -> str:
 
 
 def user_scope(user: str, day: str) -> str:
-    """Return the scope of a user's day."""
     return f"user:{user}:{day}"
 
 
 def installation_scope(day: str) -> str:
-    """Return the scope of the installation's day."""
     return f"all:{day}"
 
 
 def user_settings(settings: Settings, user: str) -> UserSettings:
-    """Return the settings of a user; an unknown user has the defaults."""
     return settings.users.get(user, UserSettings())
 
 
 def day_cents(settings: Settings, user: str) -> int:
-    """Return what a user may spend in a UTC day."""
     own, all_users = user_settings(settings, user).daily_cents, settings.limits.user_daily_cents
     return all_users if own is None else min(own, all_users)
 
 
 def day_caps(settings: Settings, user: str) -> DayCaps:
-    """Return what may be spent in a day: by a user, and by all users."""
     of_all = settings.limits.installation_daily_cents
     return DayCaps(micros_from_cents(day_cents(settings, user)), micros_from_cents(of_all))
 
 
 def day_setting(settings: Settings, user: str) -> str:
-    """Return the name of the setting that limits a user's day."""
     if day_cents(settings, user) < settings.limits.user_daily_cents:
         return f"users.{user}.daily_cents in config.toml"
     return settings.user_day_setting
 
 
 def running(settings: Settings, user: str) -> int:
-    """Return how many runs of a user may be running."""
     own, each = user_settings(settings, user).running, settings.limits.running_per_user
     return each if own is None else min(own, each)
 
 
 def spawns_per_hour(settings: Settings, user: str) -> int:
-    """Return how many paid runs of a user may start in an hour without a person's answer."""
     own, each = user_settings(settings, user).spawns_per_hour, settings.limits.spawns_per_hour
     return each if own is None else min(own, each)
 
@@ -104,7 +96,6 @@ def spawns_setting(settings: Settings, user: str) -> str:
 
 
 def slots(settings: Settings) -> Slots:
-    """Return how many runs may be running: per user, and in all."""
     own = {user: running(settings, user) for user in settings.users}
     return Slots(settings.limits.running_per_user, settings.limits.running, MappingProxyType(own))
 

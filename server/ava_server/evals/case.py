@@ -41,7 +41,6 @@ class TomlFile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def faults(self) -> list[tuple[tuple[str | int, ...], str]]:
-        """Return what is wrong with it: where, and a sentence."""
         return []
 
 
@@ -69,12 +68,10 @@ class Contains(_Check):
     texts: tuple[str, ...]
 
     def failure(self, result: Mapping[str, Any]) -> str | None:
-        """Return why a result does not pass."""
         lacking = [text for text in self.texts if _plain(text) not in _plain(output_text(result))]
         return f"the output lacks {_listed(lacking)}" if lacking else None
 
     def fault(self) -> str | None:
-        """Return why this is no check."""
         empty = not self.texts or not all(_plain(text) for text in self.texts)
         return "it can never fail: an empty text stands in every output" if empty else None
 
@@ -86,12 +83,10 @@ class Absent(_Check):
     texts: tuple[str, ...]
 
     def failure(self, result: Mapping[str, Any]) -> str | None:
-        """Return why a result does not pass."""
         there = [text for text in self.texts if _plain(text) in _plain(output_text(result))]
         return f"the output has {_listed(there)}" if there else None
 
     def fault(self) -> str | None:
-        """Return why this is no check."""
         if not self.texts:
             return "it can never fail: it names no text"
         return None if all(_plain(text) for text in self.texts) else "an empty text stands in every output"
@@ -104,12 +99,10 @@ class Schema(_Check):
     schema_: dict[str, Any] = Field(alias="schema")
 
     def failure(self, result: Mapping[str, Any]) -> str | None:
-        """Return why a result does not pass."""
         wrong = find_mismatch(_untrusted(result).get("output"), self.schema_)
         return None if wrong is None else f"the output does not hold the schema: {wrong}"
 
     def fault(self) -> str | None:
-        """Return why this is no check."""
         if wrong := check_schema(self.schema_):
             return wrong
         if any(find_mismatch(value, self.schema_) for value in _ANY_VALUES):
@@ -124,13 +117,11 @@ class Equals(_Check):
     value: Any
 
     def failure(self, result: Mapping[str, Any]) -> str | None:
-        """Return why a result does not pass."""
         found = _untrusted(result).get("output")
         wrong = find_mismatch(found, {"const": self.value})  # unlike ==, where true is 1
         return None if wrong is None else f"the output is {_short(found)}, not {_short(self.value)}"
 
     def fault(self) -> str | None:
-        """Return why this is no check."""
         return check_schema({"const": self.value})
 
 
@@ -141,7 +132,6 @@ class Sources(_Check):
     paths: tuple[str, ...]
 
     def failure(self, result: Mapping[str, Any]) -> str | None:
-        """Return why a result does not pass."""
         findings: Sequence[Mapping[str, Any]] = _untrusted(result).get("findings") or ()
         good = {each["finding"] for each in result.get("quotes_checked") or () if each["verdict"] == "found"}
         named = [str(one.get("source_url")) for number, one in enumerate(findings, 1) if number in good]
@@ -152,7 +142,6 @@ class Sources(_Check):
         return f"no finding quotes {_listed(lacking)}" if lacking else None
 
     def fault(self) -> str | None:
-        """Return why this is no check."""
         return None if self.paths else "it can never fail: it names no source"
 
 
@@ -162,7 +151,6 @@ class Verify(_Check):
     kind: Literal["verify"] = "verify"
 
     def failure(self, result: Mapping[str, Any]) -> str | None:
-        """Return why a result does not pass."""
         changes: Mapping[str, Any] = result.get("changes") or {}
         return None if changes.get("verified") else "the verify command did not pass"
 
@@ -174,12 +162,10 @@ class Endings(_Check):
     any: tuple[Ending, ...]
 
     def failure(self, result: Mapping[str, Any]) -> str | None:
-        """Return why a result does not pass."""
         status = result.get("status")
         return None if status in self.any else f"it ended with {status} ({result.get('stop_reason')})"
 
     def fault(self) -> str | None:
-        """Return why this is no check."""
         return None if self.any else "it can never pass: it names no ending"
 
 
@@ -196,11 +182,7 @@ class Case(TomlFile):
     """One case.
 
     Attributes:
-        id: The name of its file, without `.toml`.
-        folder: Where that is.
         task: What is asked; `context` and `system_prompt` as for `spawn_subagent`.
-        workspace: The folder that the run reads, relative to `folder`.
-        recording: A recorded run, relative to `folder`.
         arguments: Further arguments of `spawn_subagent`.
     """
 
@@ -239,7 +221,6 @@ class Case(TomlFile):
         return [*found, *own]
 
     def path(self, given: str) -> Path:
-        """Return the path of its workspace or recording."""
         return self.folder / given
 
     def _place_fault(self, given: str, *, folder: bool) -> str | None:
@@ -265,11 +246,7 @@ def argument_faults(arguments: Mapping[str, Any], role: str, task: str) -> Itera
 
 
 def load_cases(folder: Path) -> list[Case]:
-    """Return the cases of a folder, by id. Blocking.
-
-    Raises:
-        SuiteFaults: Some are not valid, or there is none.
-    """
+    """Return the cases of a folder, by id. Blocking. Raises SuiteFaults: some are not valid, or there is none."""
     cases: list[Case] = []
     faults: list[str] = []
     files = sorted(path for path in folder.glob("*.toml") if path.name != SUITE)
@@ -339,12 +316,7 @@ def _is_json(value: Any) -> bool:
 
 
 def write_case(case: Case) -> Path:
-    """Write a new case into its folder, and return the path. Blocking.
-
-    Raises:
-        SuiteFaults: It is not valid.
-        FileExistsError: There is a case of this id.
-    """
+    """Write a new case into its folder, and return the path. Blocking. Raises SuiteFaults, FileExistsError."""
     path = case.folder / f"{case.id}.toml"
     if faults := case.faults():
         raise SuiteFaults("\n".join(f"{path}: {_named(place)}{why}" for place, why in faults))
@@ -362,7 +334,6 @@ def write_case(case: Case) -> Path:
 
 
 def output_text(result: Mapping[str, Any]) -> str:
-    """Return the output of a stored result as text."""
     output = _untrusted(result).get("output")
     if output is None:
         return ""

@@ -69,16 +69,10 @@ def freeze(
     whole: bool = False,
     contains: Sequence[str] = (),
 ) -> Frozen:
-    """Write a run as a case into a folder. Blocking.
+    """Write a run as a case into a folder, which is made where it is missing. Blocking.
 
-    Args:
-        recording: The run.
-        folder: Where the case goes; it is made where it is missing.
-        case_id: The case's name.
-        redactor: Hides secrets in everything that is written.
-        workspace: Keep the files that it read; all of the workspace with `whole`.
-        whole: See there.
-        contains: What its output has to contain, in place of the proposed checks.
+    With `workspace` the files that the run read are kept, with `whole` all of its workspace. Its output has to contain
+    the texts of `contains`, or pass the checks that are proposed from its result.
 
     Raises:
         BadInput: The name is taken or none.
@@ -131,11 +125,7 @@ def _write(case: Case, recording: bytes, workspace: str) -> Path:
 
 
 def propose_checks(recording: Recording) -> tuple[Check, ...]:
-    """Return checks that the run's own result passes and an empty answer fails.
-
-    Raises:
-        Refused: None follows from its result; says what to do.
-    """
+    """Return checks that the run's own result passes and an empty answer fails. Raises Refused: there are none."""
     result, config = recording.result, recording.config
     if result["status"] == "no_answer":
         return (Endings(any=("no_answer",)),)

@@ -43,7 +43,6 @@ class Recording:
 
     @property
     def run_id(self) -> str:
-        """The run."""
         return self.first(SpawnProposed).subagent_id
 
     @cached_property
@@ -54,18 +53,15 @@ class Recording:
 
     @property
     def role(self) -> Role:
-        """Its role, as it was approved."""
         return parse_role(self.config.role_text, self.config.role_source, self.config.role)
 
     @property
     def texts(self) -> Texts:
-        """What it was asked."""
         task = next(fact for fact in self.facts(UserMessage) if fact.kind == "task")
         return Texts(task=task.text, context=task.context, system_prompt=task.system_prompt, rationale=task.rationale)
 
     @property
     def result(self) -> dict[str, Any]:
-        """What it brought."""
         return self.first(SubagentComplete).result
 
     @cached_property
@@ -79,11 +75,9 @@ class Recording:
         return any(content_sha((entry.content or "").encode()) != entry.content_sha for entry in self.entries)
 
     def facts(self, kind: type[F]) -> list[F]:
-        """Return its facts of a type, in order."""
         return [entry.fact for entry in self.entries if isinstance(entry.fact, kind)]
 
     def first(self, kind: type[F]) -> F:
-        """Return its first fact of a type, which it has."""
         return self.facts(kind)[0]
 
     def lines(self, redactor: Redactor) -> bytes:
@@ -95,11 +89,7 @@ class Recording:
 
 
 def recording_of(run_id: str, entries: Sequence[Entry]) -> Recording:
-    """Return the recording that these entries of a run are.
-
-    Raises:
-        Refused: It cannot be run again; says why.
-    """
+    """Return the recording that these entries of a run are. Raises Refused: it cannot be run again; says why."""
     if any(entry.fact is None for entry in entries):
         raise Refused(f"{run_id}: its words were erased, so that its requests cannot be made again; choose another run")
     found = Recording(tuple(entries))
@@ -124,12 +114,7 @@ def recording_of(run_id: str, entries: Sequence[Entry]) -> Recording:
 
 
 def read_recording(path: Path) -> Recording:
-    """Return the recording in a file. Blocking.
-
-    Raises:
-        ConfigError: It cannot be read, or is not one.
-        Refused: It cannot be run again.
-    """
+    """Return the recording in a file. Blocking. Raises ConfigError: it is none; Refused: it cannot be run again."""
     entries: list[Entry] = []
     try:
         for number, line in enumerate(io.BytesIO(read_bytes(path, MOST_BYTES)), 1):

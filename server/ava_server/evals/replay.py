@@ -139,7 +139,6 @@ class Replayed:
     """What a replay found.
 
     Attributes:
-        run_id: The recorded run.
         first: Where the requests first differ; None where all are the same.
         before: What the recorded run used; `after`: what the replay used.
         notes: What would have been cut, refused, capped or ended otherwise, in sentences.
@@ -155,7 +154,6 @@ class Replayed:
 
     @property
     def same(self) -> bool:
-        """Whether nothing differs."""
         return self.first is None and not self.notes and self.before == self.after
 
 
@@ -171,7 +169,6 @@ class Replayer:
     @staticmethod
     @asynccontextmanager
     async def open() -> AsyncGenerator[Replayer]:
-        """Open one, until the context ends."""
         with tempfile.TemporaryDirectory(prefix="ava-replay-") as made:
             folder = Path(made)
             settings = await anyio.to_thread.run_sync(partial(load_settings, folder, env={}))
@@ -533,7 +530,6 @@ def _diff(before: str, now: str) -> tuple[str, ...]:
 
 
 def _decided_otherwise(recorded: Sequence[Entry], entries: Sequence[Entry]) -> list[str]:
-    """Return what the replay decided otherwise, in sentences."""
     was, now = _calls(recorded), _calls(entries)
     notes = [note for key, fact in now.items() if key in was for note in _reserved_otherwise(was[key], fact)]
     outcomes, results = _results(recorded), _results(entries)
@@ -572,7 +568,6 @@ def _reserved_otherwise(before: CostReserved, now: CostReserved) -> Iterator[str
 
 
 def _ended_otherwise(recorded: Sequence[Entry], entries: Sequence[Entry]) -> list[str]:
-    """Return how the replay ended otherwise than the recorded run did, in sentences."""
     was, now = (_last(each, RunEnded) for each in (recorded, entries))
     if was is None or now is None or was.status != now.status:
         then = f"{now.status} ({now.stop_reason})" if now is not None else "nothing yet"
@@ -651,7 +646,6 @@ def _last(entries: Sequence[Entry], kind: type[F]) -> F | None:
 
 
 def report_lines(found: Replayed) -> list[str]:
-    """Return what a replay found, as lines for a person."""
     if found.same:
         return [f"{found.run_id}: the same (calls: {found.after.calls}; {format_usd(found.after.micros)})."]
     lines = [f"{found.run_id}: differs{'' if found.first else '; its requests are the same'}."]

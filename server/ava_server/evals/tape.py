@@ -84,8 +84,6 @@ class Attempt:
     """One recorded call of the model.
 
     Attributes:
-        entry: Its reservation.
-        reserved: What that says.
         settled: Its settlement, with its usage and cost in `paid`.
         said: The answer; None where none came.
         error: Why none came, where that is known.
@@ -122,8 +120,6 @@ class Tape:
 
     Attributes:
         attempts: The calls of the model, by turn and attempt. `searches`: those for a tool call, by turn and call.
-        results: The results of tools, by turn and call.
-        claims: The entries with which a process took the run.
         requests: What the replay has asked for, by turn and attempt. `changed`: where that is not what was recorded.
         notes: Where the replay does what the recorded run did not, in sentences.
         ended: Why the recording does not go on; empty while it does.
@@ -206,7 +202,6 @@ class Tape:
 
     @property
     def paused(self) -> bool:
-        """Whether the recorded run was paused under this claim."""
         return self.pause_seq < math.inf
 
     @property
@@ -218,7 +213,6 @@ class Tape:
         )
 
     def _active_before(self, claim: int) -> int:
-        """Return how long the recorded run had been active before a claim."""
         total = 0
         for first, following in pairwise(self.claims[: claim + 1]):
             own = [each for each in self.recording.entries if first.seq < each.seq < following.seq and each.generation]
@@ -228,7 +222,6 @@ class Tape:
         return total
 
     def clock(self) -> float:
-        """Return the recorded time, in seconds."""
         return (self._now_us - self._zero_us) / 1e6
 
     def at(self, attempt: Attempt, timeout_s: float) -> None:
@@ -356,11 +349,7 @@ class Tape:
     # -- the tools ----------------------------------------------------------------------------------------------------
 
     async def result(self, spec: ToolSpec, args: Any, at: ToolContext) -> ToolOutput:
-        """Return the recorded output of a tool's call.
-
-        Raises:
-            ToolFailed: Its paid search does not fit a cap.
-        """
+        """Return the recorded output of a tool's call. Raises ToolFailed: its paid search does not fit a cap."""
         turn = self.history.turn
         search = self.searches.get((turn, at.call_id))
         paid = search is not None and search.settled is not None and search.settled.settlement != "not_billed"
@@ -493,31 +482,22 @@ def _size(request: Request) -> int:
 
 @dataclass(frozen=True)
 class TapeModel:
-    """A model that answers from a tape; everything else is the real one's.
-
-    Attributes:
-        real: It encodes and bounds requests; it is never called.
-        tape: What was answered.
-    """
+    """A model that answers from a tape; everything else is the real one's."""
 
     real: Model
     tape: Tape
 
     @property
     def name(self) -> str:
-        """`provider:id`."""
         return self.real.name
 
     def encode(self, request: Request) -> bytes:
-        """Return the request's body."""
         return self.real.encode(request)
 
     def may_think(self, turns: Sequence[Turn]) -> bool:
-        """Tell whether the model can be told to think after these turns."""
         return self.real.may_think(turns)
 
     def bound(self, request: Request, known: ReportedUsage | None) -> Bound:
-        """Return an upper bound of what the call can use."""
         return self.real.bound(request, known)
 
     def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> Mapping[str, Any]:
@@ -526,7 +506,6 @@ class TapeModel:
 
     @asynccontextmanager
     async def stream(self, request: Request, check: SendCheck = unchecked) -> AsyncGenerator[LocalStream]:
-        """Answer from the tape."""
         await check()
         yield LocalStream(await self.tape.answer(self.real, request))
 
@@ -556,15 +535,12 @@ class TapeTool:
 
     @property
     def spec(self) -> ToolSpec:
-        """What the loop and the model know of the tool."""
         return self.real.spec
 
     def activity(self, args: Any) -> str:
-        """Return what a call does."""
         return self.real.activity(args)
 
     async def __call__(self, args: Any, at: ToolContext) -> ToolOutput:
-        """Return the recorded output."""
         return await self.tape.result(self.spec, args, at)
 
 
@@ -598,7 +574,6 @@ class TapeHistory(History):
         self._tape = tape
 
     def add(self, seq: int, fact: Fact, usage: Usage | None = None, *, fenced: bool = True) -> None:
-        """Fold one entry."""
         match fact:
             case AssistantMessage() if fenced and fact.turn is not None:
                 played = self._tape.attempts.get((fact.turn, fact.attempt or 1))
@@ -650,11 +625,9 @@ class TapeCoding(CodingWork):
         return None
 
     def place(self, place: ToolContext) -> ToolContext:
-        """Return the place of the run's tool calls, which needs no worktree."""
         return place
 
     async def check(self, call_id: str | None) -> WorkChecked | RunResult:
-        """Return the recorded outcome of the verify command."""
         if self._history.check is not None:
             return self._history.check
         number = 1 if self._history.last_check is None else self._history.last_check.number + 1

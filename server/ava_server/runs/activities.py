@@ -27,12 +27,7 @@ LOOK_EVERY_S, NOTHING_EVERY_S = 0.2, 0.6
 
 
 class ActivityBoard:
-    """Shows other processes what the runs of this one are doing.
-
-    Args:
-        membership: This process.
-        doing: Returns what each of its runs does.
-    """
+    """Shows other processes what the runs of this one are doing."""
 
     def __init__(self, membership: Membership, doing: Callable[[], Mapping[str, str]]) -> None:
         self._membership = membership
@@ -40,7 +35,6 @@ class ActivityBoard:
         self._changed = anyio.Event()
 
     def change(self) -> None:
-        """Note a run's new activity."""
         self._changed.set()
 
     async def keep(self) -> None:
@@ -58,11 +52,7 @@ class ActivityBoard:
 
 
 class ActivityWatch:
-    """Notices changed activities in all processes; reads them only while somebody waits for a change.
-
-    Attributes:
-        now: What was found at the last look.
-    """
+    """Notices changed activities in all processes; reads them only while somebody waits for a change."""
 
     def __init__(self, instances: Instances) -> None:
         self.now: Activities = {}
@@ -87,7 +77,6 @@ class ActivityWatch:
             del self._waits[scope]
 
     async def follow(self) -> None:
-        """Look, until cancelled."""
         while True:
             if not self._waits:
                 self._somebody = anyio.Event()

@@ -74,14 +74,9 @@ def commit_message(
 ) -> str:
     """Return the commit message: what was done as subject, then the task, the verification, and the run as trailer.
 
-    Args:
-        run_id: The run.
-        coding: What was approved.
-        summary: What the model says it did; empty where it has not said so yet.
-        task: The task.
-        before: The outcome of the verify command before the work.
-        passed: Its outcome on exactly this work; None where it was not verified.
-        status: How the run ended, where it was not verified.
+    `summary`: what the model says it did; empty where it has not said so yet. `before`: the outcome of the verify
+    command before the work. `passed`: its outcome on exactly this work; None where it was not verified. `status`: how
+    the run ended, where it was not verified.
     """
     asked = _line(task)
     subject = _line(summary) or (f"Unfinished: {asked}" if asked else f"Unfinished work of {run_id}")
@@ -111,12 +106,8 @@ def build_changes(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a result's part about changes: Ava's own words, and the untrusted ones of a subagent or repository.
 
-    Args:
-        coding: What was approved.
-        ready: The worktree before the work; None where it was never ready.
-        check: The last check of the work.
-        kept: What became of the changes; None where that is not known.
-        verified: The kept work is the work that passed.
+    `ready`: the worktree before the work; None where it was never ready. `kept`: what became of the changes; None where
+    that is not known.
     """
     kept = kept or KeptChanges()
     if ready is None and kept.fault == ELSEWHERE:  # there never was a worktree
@@ -185,7 +176,6 @@ def _file(each: ChangedFile) -> dict[str, Any]:
 
 
 def changes_lines(run_id: str, ours: Mapping[str, Any]) -> list[str]:
-    """Return the trusted part about changes as lines."""
     lines = [_branch_line(ours), _verification_line(ours["verify"], verified=ours["verified"])]
     for kind in KINDS:
         if count := ours[f"tests_{kind}"]:

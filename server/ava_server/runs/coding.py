@@ -43,13 +43,7 @@ log = logging.getLogger("ava.worktrees")
 
 
 class Worktrees:
-    """The worktree folders of runs, each named by its run.
-
-    Args:
-        folder: Where they are.
-        home: The user's home folder.
-        travel: Brings repositories from other machines, and sends branches there.
-    """
+    """The worktree folders of runs, each named by its run."""
 
     def __init__(self, folder: Path, home: Path, travel: Travel) -> None:
         self.travel = travel
@@ -57,7 +51,6 @@ class Worktrees:
         self._home = home
 
     def folder_of(self, run_id: str) -> Path:
-        """Return the folder of a run."""
         return self._folder / run_id
 
     def run_ids(self) -> list[str]:
@@ -65,11 +58,7 @@ class Worktrees:
         return sorted(path.name for path in self._folder.glob("S-*"))
 
     def keep(self, run: RunRow, message: str) -> Branch | None:
-        """Commit what a run has changed to its branch; None where that is nothing. Blocks.
-
-        Raises:
-            RolesError: It cannot be done; the folder is unchanged.
-        """
+        """Commit a run's changes to its branch; None without any. Blocks. On RolesError, the folder is unchanged."""
         here = self.folder_of(run.id)
         return (
             publish_leftover(self.travel.spec(run.id, config_of(run.config)), here, self._home, message)
@@ -125,13 +114,7 @@ class CodingWork:
     """The work of one run in its worktree.
 
     Args:
-        worktree: The worktree.
-        worktrees: The folders of all such runs.
-        coding: What was approved.
-        run_log: The run's own log.
-        redactor: Replaces secrets before the model sees them.
         nonce: The run's own random word in the wrapper of untrusted text.
-        say: Shows a sentence in the status line.
     """
 
     def __init__(

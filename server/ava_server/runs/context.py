@@ -55,9 +55,7 @@ class SecretInjection:
     """The secrets of one run.
 
     Args:
-        role: The name of its role.
         approved: The secrets that the approved proposal showed, each with its hosts; None for one that was not stored.
-        credentials: Reads what is stored now.
     """
 
     def __init__(self, role: str, approved: Mapping[str, tuple[str, ...] | None], credentials: Credentials) -> None:
@@ -70,13 +68,10 @@ class SecretInjection:
         await self._credentials.refresh()
 
     async def inject(self, spec: ToolSpec, args: Mapping[str, Any]) -> tuple[InjectedSecret, ...]:
-        """Return the secrets that a call's placeholders name; none for a call without placeholders.
+        """Return the secrets that a call's placeholders name. Raises SecretRefused: the call may not use one of them.
 
         For a tool that only reads, a placeholder is plain text. A tool that writes or sends gets secrets only in the
         arguments that are meant for them.
-
-        Raises:
-            SecretRefused: The call may not use one of them.
         """
         if not has_placeholder(args):
             return ()
@@ -142,13 +137,7 @@ def _nothing(_ended: bool) -> None:
 
 @dataclass(frozen=True)
 class SearchModel:
-    """The approved web search of a run by a model provider.
-
-    Attributes:
-        name: The engine.
-        call: What was approved.
-        model: The model, ready to be called.
-    """
+    """The approved web search of a run by a model provider."""
 
     name: str
     call: SearchCall
@@ -156,7 +145,6 @@ class SearchModel:
 
     @property
     def title(self) -> str:
-        """The provider's name for people."""
         return search_terms()[self.name].title
 
 
@@ -183,18 +171,11 @@ class RunContext:
 
     Attributes:
         started: The prefix of a new run; a resumed run keeps the one in its log.
-        servers: The run's MCP servers, not started yet.
-        extensions: What the run may ask a person for.
-        redactor: Replaces secrets, including the private keys in the run's own files.
-        window: Tokens that the model's context holds.
         tokens_per_byte: The most prompt tokens per byte that earlier runs have measured with this model, if any did.
         search: Its web search by a model provider; None where it has none, or a search engine (`place.search`).
         worktree: Where the run changes files; None for a run that changes none.
-        worktrees: The worktree folders of all runs.
-        agent: Another agent that does the work; None where Ava does.
         effects: Where values of calls may come from, by the run's role; see `Role.effects`.
         ask: Asks the person; None where the run cannot wait for an answer.
-        artifacts: Lists the files that the run has handed over.
         close: Closes the run's folders; after the run's end (True) it also removes them.
         clock: The monotonic clock by which its active time is measured, in seconds.
     """
@@ -227,9 +208,6 @@ class ActiveRun:
     """What the parts of a run share while its owner drives it.
 
     Attributes:
-        log: Its log.
-        config: What was approved.
-        context: What it works with.
         began: When it would have begun without interruptions, on the context's clock.
         say: Shows a sentence in the status line; does not wait.
         tasks: Where a tool works; one that ignores its cancellation is left behind there.
@@ -249,7 +227,6 @@ class ActiveRun:
 
     @property
     def left_s(self) -> float:
-        """Seconds that its time cap leaves it."""
         return self.config.timeout_s - self.active_s
 
     def work_s(self, left_s: float) -> float:

@@ -49,14 +49,7 @@ KEEP_S = 8.0
 
 
 class RunControl:
-    """Ends and resumes runs, whichever process owns them.
-
-    Args:
-        store: The log.
-        instances: The live processes on the data root.
-        instance: This process.
-        setup: Looks up and removes what runs have left in files.
-    """
+    """Ends and resumes runs, whichever process owns them."""
 
     def __init__(self, store: Store, instances: Instances, instance: str, setup: RunSetup) -> None:
         self._store = store
@@ -72,10 +65,7 @@ class RunControl:
     async def cancel(
         self, run_id: str, who: Who, reason: str | None, by: CancelledBy, *, anyones: bool = False
     ) -> RunRow | None:
-        """Cancel a run and return it as it ended, within 5 s; None where the user has none of this id.
-
-        See `lifecycle.cancel`.
-        """
+        """Cancel a run and return it as it ended, within 5 s; None where the user has none of this id."""
         until = anyio.current_time() + ANSWER_S
         run = await self._store.look(lambda view: view.run(run_id))
         paused = run is not None and run.state == QUEUED and run.generation > 0
@@ -119,11 +109,8 @@ class RunControl:
     ) -> bool:
         """End a run in its owner's place; False where it has ended, or the table of transitions does not allow it.
 
-        Args:
-            run_id: The run.
-            ended: How it ends.
-            cause: Why this instance may. It gives up only runs that are its own, or nobody's.
-            until: When somebody has to be answered, on the clock of the event loop.
+        `cause`: why this instance may. It gives up only runs that are its own, or nobody's. `until`: when somebody has
+        to be answered, on the clock of the event loop.
         """
         command = partial(end_for_owner, run_id, self._instance, ended, cause)
         return await self._end(run_id, command, until, remove=cause != "give up")  # its loop may still use them
@@ -168,7 +155,6 @@ class RunControl:
         return await self._store.do(resume(run_id, who, channel, gone, limits, line=line, force=force, anyones=anyones))
 
     async def ended(self, run_id: str) -> RunRow:
-        """Wait until a run has ended, in any process."""
         while True:
             seen = self._store.head
             run = await self._store.look(lambda view: view.run(run_id))
@@ -179,11 +165,7 @@ class RunControl:
 
 
 async def _begin(until: float, work: Callable[..., T], *args: object) -> T:
-    """Begin blocking work in a thread, and wait for it no longer than until a time of the event loop's clock.
-
-    Raises:
-        TimeoutError: The time is over; the work goes on.
-    """
+    """Begin work in a thread, and wait until a time of the event loop's clock; on TimeoutError the work goes on."""
     with anyio.fail_after(max(until - anyio.current_time(), BEGIN_S)) as scope:
 
         def wait_until() -> None:

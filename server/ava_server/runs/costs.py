@@ -190,12 +190,10 @@ class Costs:
 
     @property
     def dearest(self) -> list[ToolCost]:
-        """The most expensive tool outputs that the model was sent."""
         return [output for output in self.outputs or () if output.sent][:DEAREST]
 
     @property
     def micros(self) -> int:
-        """What all attempts have cost."""
         return sum(attempt.micros for attempt in self.attempts)
 
     @property

@@ -54,10 +54,7 @@ class ExtensionLimits:
 
     Attributes:
         wait_s: How long it waits for an answer; 0 turns asking off.
-        max_cost_micros: The hard cap on a run's cost.
         max_tokens: The hard cap on its tokens, and `max_tokens_deep` for the tier `deep`.
-        max_timeout_s: The hard cap on its time.
-        days: What may be spent in a day.
     """
 
     wait_s: int
@@ -73,7 +70,6 @@ _ENDINGS = {"max_cost_cents": "cost_exceeded", "max_tokens": "token_exceeded", "
 
 
 def extension_limits(settings: Settings, user: str) -> ExtensionLimits:
-    """Return what the settings let a user's runs ask for."""
     hard = settings.limits
     return ExtensionLimits(
         wait_s=hard.extension_wait_s,
@@ -93,9 +89,7 @@ class Shortage:
     """What a run lacks.
 
     Attributes:
-        cap: The cap that it has reached.
         step: What its next step and the wrap-up after it can take of that cap: less helps nothing.
-        active_s: Seconds for which it has been active.
     """
 
     cap: ExtendedCap
@@ -142,7 +136,6 @@ def extension_request(
 
 
 def with_cap(config: RunConfig, cap: ExtendedCap, value: float) -> RunConfig:
-    """Return a configuration with a cap of this value."""
     return config.model_copy(update={CAP_OF_ARGUMENT[cap].field: value})
 
 

@@ -51,7 +51,6 @@ class PendingExtension(BaseModel):
 
     @property
     def shown(self) -> Shown:
-        """What a person decides on."""
         return Shown("extend", self.subagent_id, self.digest, text=self.message)
 
 
@@ -66,12 +65,10 @@ class WaitingExtension:
 
     @property
     def id(self) -> str:
-        """Its id."""
         return self.asked.extension_id
 
     @property
     def in_a_terminal(self) -> str:
-        """The command that answers it."""
         return f"`ava approve {self.run.id}`"
 
     @property
@@ -88,7 +85,6 @@ class WaitingExtension:
 
     @property
     def pending(self) -> PendingExtension:
-        """The request for a command or a program."""
         return PendingExtension(
             extension_id=self.asked.extension_id,
             subagent_id=self.run.id,
@@ -100,21 +96,15 @@ class WaitingExtension:
 
     @property
     def field(self) -> LimitField:
-        """The new cap in the form."""
         asked = self.asked
         least = min(asked.limit + UNITS[asked.cap], asked.proposed)
         return limit_field(CAP_OF_ARGUMENT[asked.cap], least, asked.proposed)
 
     def question(self) -> Question:
-        """Return the question for a host; in its form the new cap may be lowered."""
         return Question(" \n".join(self.message.split("\n")), (self.field,))
 
     def allowed(self, reply: Reply) -> int | float:
-        """Return the cap that a person allows: the proposed one, or less from the form.
-
-        Raises:
-            BadInput: The form's value is not a number, or is not between the cap as it is and the proposed one.
-        """
+        """Return the cap that a person allows: the proposed one, or less from the form. Raises BadInput."""
         given = number_in(self.field, reply, "nothing was raised")
         if given is None or given == self.field.most:
             return self.asked.proposed
@@ -172,13 +162,7 @@ def decide_extension(
 ) -> Command[ExtensionAnswer]:
     """Decide on what a run asks for, once: raise the cap, or have the run wrap up.
 
-    Args:
-        run_id: The run.
-        shown: The digest of what the person was shown.
-        who: The session and the user that answer.
-        channel: The channel over which a person does.
-        limits: What runs may ask for now.
-        allow: The new cap; None to decline.
+    `shown`: the digest of what the person was shown. `allow`: the new cap; None to decline.
     """
 
     def command(view: View, now_us: int) -> Outcome[ExtensionAnswer]:

@@ -39,7 +39,6 @@ def _shared(text: str) -> str:
 def started(
     config: RunConfig, texts: Texts, tools: Mapping[str, Tool], wire: Mapping[str, Any], confinement: str
 ) -> RunStarted:
-    """Return the rendered prefix of a new run."""
     role = parse_role(config.role_text, config.role_source, config.role)
     limits = limits_for_model(lambda cap: cap.of(config), free=config.free)
     specs = [tools[name].spec for name in sorted(tools)]
@@ -132,10 +131,8 @@ def with_figures(
 ) -> RunConfig:
     """Return a configuration with the least cap from which it can work, and with what its calls cost at most.
 
-    `first_bytes` are those that another agent adds to its first request.
-
-    Raises:
-        Refused: Its caps buy no work; the text has the figure.
+    `first_bytes` are those that another agent adds to its first request. Raises Refused, with the figure: its caps buy
+    no work.
     """
     history = History("")
     history.add(1, started(config, texts, tools, {}, config.confinement))

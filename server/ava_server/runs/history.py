@@ -68,9 +68,7 @@ class PlanState:
         phase: The step that the last reserved call was for; None for a call of the work.
         has_answer: That call has an answer.
         draft: The first version of the plan; empty before that, and where the answer was unusable.
-        corrected: The plan as the review rewrote it.
         reviewed: The review was usable: it corrected the plan, or said to keep it.
-        ready: The outcome of planning, once it is over.
     """
 
     phase: PlanPhase | None = None
@@ -86,7 +84,6 @@ class PlanState:
         return self.phase is not None and self.ready is None
 
     def asked(self, phase: PlanPhase | None) -> None:
-        """Fold a reservation."""
         self.phase, self.has_answer = phase, False
 
     def answered(self, said: AssistantMessage) -> bool:
@@ -144,7 +141,6 @@ class Recipe:
 
     @staticmethod
     def of(fact: CostReserved) -> Recipe:
-        """Return the recipe of a reserved call."""
         return Recipe(fact.upto_seq, fact.elide, fact.cut, fact.notice)
 
 
@@ -226,7 +222,6 @@ class _Reports:
         self._shortened.update(report for report in reports if report is not None)
 
     def all(self) -> set[int]:
-        """Return all reports."""
         return set(self._tokens)
 
     def usage(self, shown: Sequence[tuple[_Item, Turn]]) -> ReportedUsage | None:
@@ -273,19 +268,14 @@ class History:
         tokens_per_byte: The most prompt tokens per byte that the provider has reported for what was new in a call.
         calls: The tool calls of the last answer; `results` are theirs, `started` those that have begun.
         outputs: Every tool result, with its `seq`. `inputs`: the arguments of their calls; None where none began.
-        words: The texts of the answers, for a result without an answer.
-        repeats: By call, how often it brought the same result.
         notices_sent: Topics of the notices that requests had.
-        raised: The last answer that raised a cap.
         more_asked: What was asked of a person near a cap, until that cap was raised.
         more_declined: A person said no to that; otherwise nobody has answered.
         questions: What the last answer has asked the person, by the id of the call: a provider may use an id again in
             another answer. `all_questions`: of the whole run. `answers`: by the id of the question.
         last: Why the last reserved turn is the last one.
         search: The reservation of the web search in flight, where a model provider searches.
-        reserved: The last reservation of a turn.
         thinks: The last call could think. `thinking_dropped`: the provider does not take earlier thinking back.
-        answer_tokens: The tokens of the last answer.
         invalid_answer: What is wrong with the last answer. `invalid_kinds`: of all such answers in a row.
         drafts: Results that were handed over and not accepted. `malformed`: how many had the wrong form.
         check: The last check of the work since the last answer. `last_check`: of the whole run.
@@ -352,7 +342,6 @@ class History:
     _last_shown: tuple[Recipe, list[tuple[_Item, Turn]]] | None = None
 
     def add_all(self, entries: Iterable[Entry]) -> None:
-        """Fold entries in the order of the log."""
         for entry in entries:
             if entry.fact is not None:
                 self.add(entry.seq, entry.fact, entry.usage, fenced=entry.generation is not None)
@@ -481,7 +470,6 @@ class History:
 
     @property
     def asked(self) -> int:
-        """How many questions of its own the run has asked."""
         return len(self.all_questions) - len(self.confirmed)
 
     @property
@@ -505,7 +493,6 @@ class History:
 
     @property
     def has_report(self) -> bool:
-        """Whether the provider has reported the tokens of a prompt."""
         return bool(self._reports.all())
 
     @property

@@ -38,7 +38,6 @@ class InvalidAnswer:
     """What is wrong with an answer of which nothing can be used.
 
     Attributes:
-        kind: The kind of problem.
         detail: The answer's own text, or the results of its calls.
         notice: What the next request tells the model; empty where the results of its calls do that.
     """
@@ -49,13 +48,7 @@ class InvalidAnswer:
 
 
 def check_answer(said: AssistantMessage, tokens: int, printed: TextToolCalls | None) -> InvalidAnswer | None:
-    """Return what is wrong with an answer without tool calls, or None.
-
-    Args:
-        said: The answer.
-        tokens: How many tokens it has.
-        printed: What in it looks like tool calls.
-    """
+    """Return what is wrong with an answer without tool calls, or None."""
     declined = refusal_text(said)
     if declined is not None:
         return InvalidAnswer("refusal", declined[:SHOWN], _declined(said))
@@ -112,7 +105,6 @@ def error_of(kinds: Sequence[InvalidKind]) -> tuple[str, str, str]:
 
 
 def cut_caveat(tokens: int) -> str:
-    """Return the caveat of a text that was cut."""
     return f"The answer was cut at {tokens} tokens."
 
 

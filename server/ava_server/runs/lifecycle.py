@@ -142,8 +142,6 @@ class Transition:
     """One row of the table.
 
     Attributes:
-        cause: What happens.
-        before: The situations in which it may happen.
         after: The state that follows; None for any ending, which the cause brings along.
         entries: The types of what is written, in this order, without those of `OPTIONAL` that do not apply.
         cancel_asked: Only where a cancel was requested (True), or was not (False).
@@ -204,12 +202,8 @@ def situation(
 ) -> Situation:
     """Return where a run stands.
 
-    Args:
-        run: The run.
-        now_us: Now, in microseconds UTC.
-        gone: Instances whose locks were found free. Any other counts as alive: it may have made its first claim since.
-        instance: The instance that asks, where it matters whether it is the owner.
-        expires_us: When the run's proposal expires.
+    `gone`: instances whose locks were found free. Any other counts as alive: it may have made its first claim since.
+    `instance`: the instance that asks, where it matters whether it is the owner.
     """
     if run.ended:
         return "ended"
@@ -250,7 +244,6 @@ def awaited(run: RunRow, now_us: int) -> str | None:
 
 
 def pause_words(run: RunRow) -> str:
-    """Return until when a paused run waits."""
     return f"the model takes no more calls until {iso_utc(run.not_before_us or 0)}"
 
 
@@ -260,9 +253,7 @@ _BLOCKED, _UNABLE = "blocked", "unable"
 def blocked_note(why: str, unable: str = "") -> str:
     """Return what `live` keeps of a run that no process can take now: JSON, where an activity is plain text.
 
-    Args:
-        why: What it waits for.
-        unable: The instance that cannot run it, e.g. for want of a key; empty if it only waits for its turn.
+    `unable`: the instance that cannot run it, e.g. for want of a key; empty if it only waits for its turn.
     """
     return json.dumps({_BLOCKED: why, **({_UNABLE: unable} if unable else {})})
 
@@ -336,12 +327,8 @@ def claim(run_id: str, instance: str, who: Who, gone: frozenset[str], slots: Slo
 
     A call that the last owner left in flight is settled as unknown in the same transaction.
 
-    Args:
-        run_id: The run.
-        instance: The instance that claims it.
-        who: The session under which the claim is written; its user is the run's.
-        gone: Instances whose locks were found free.
-        slots: How many runs may be running; those of instances that are gone do not count.
+    `who`: the session under which the claim is written; its user is the run's. `gone`: instances whose locks were found
+    free. `slots`: how many runs may be running; those of instances that are gone do not count.
     """
 
     def command(view: View, now_us: int) -> Outcome[RunRow | str]:
@@ -385,10 +372,7 @@ _PAUSES: Mapping[type[Fact], Cause] = {RunPaused: "pause", ExtensionAsked: "ask"
 
 
 def pause(fence: Fence, who: Who, fact: RunPaused | ExtensionAsked | QuestionAsked) -> Command[bool]:
-    """Return a run to the queue for a while; False where somebody has asked for its end.
-
-    The owner does this, under its claim.
-    """
+    """Return the run to the queue for a while, under its owner's claim; False where somebody has asked for its end."""
     cause = _PAUSES[type(fact)]
 
     def command(view: View, _now_us: int) -> Outcome[bool]:
@@ -427,7 +411,6 @@ def hold_all(view: View, now_us: int) -> Outcome[list[RunRow]]:
 
 
 def waiting_runs(view: View) -> list[RunRow]:
-    """Return the runs that wait for approval."""
     return view.runs(states=(WAITING,), limit=-1)
 
 
@@ -480,15 +463,9 @@ def resume(
     The run's generation rises, so that its old owner can no longer write. A call in flight is settled as unknown in the
     same transaction.
 
-    Args:
-        run_id: The run.
-        who: The session and the user that resume it.
-        channel: The channel over which they do.
-        gone: Instances whose locks were found free.
-        limits: The limits on approvals: a used-up day refuses a resume too.
-        line: What was given as `approving`; None where a person resumes it in a terminal, with the line on the screen.
-        force: Take it also from an owner that lives, because that is stopped or hangs.
-        anyones: It may belong to another user.
+    `gone`: instances whose locks were found free. `limits`: the limits on approvals: a used-up day refuses a resume
+    too. `line`: what was given as `approving`; None where a person resumes it in a terminal, with the line on the
+    screen. `force`: take it also from an owner that lives, because that is stopped or hangs.
     """
 
     def command(view: View, now_us: int) -> Outcome[RunRow | NotResumed]:
@@ -538,13 +515,7 @@ Artifact = dict[str, Any]
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What belongs to a run but is not in its log.
-
-    Attributes:
-        artifacts: The files that it has handed over.
-        changes: What became of its changes to a repository.
-        hide: Hides secrets in what it wrote.
-    """
+    """What belongs to a run but is not in its log."""
 
     artifacts: Sequence[Artifact] = ()
     changes: KeptChanges | None = None
@@ -556,7 +527,6 @@ class CancelOutcome:
     """What a cancel found.
 
     Attributes:
-        run: The run as it was before; None where the user has none of this id.
         pending: The run's owner has to end it, which has to be awaited.
         begun: It was paused, and may have left files behind.
     """
@@ -577,13 +547,7 @@ def cancel(
 ) -> Command[CancelOutcome]:
     """Ask for a run's end. A proposed or queued run ends at once, a running one is ended by its owner.
 
-    Args:
-        run_id: The run.
-        who: The session and the user that ask.
-        reason: Why, in their words.
-        by: A person, a model, or Ava itself.
-        files: What a paused run has handed over and changed.
-        anyones: It may belong to another user.
+    `files`: what a paused run has handed over and changed.
     """
 
     def command(view: View, now_us: int) -> Outcome[CancelOutcome]:
@@ -621,13 +585,7 @@ def end_for_owner(
 
     The run's generation rises, so that its owner can neither write nor spend.
 
-    Args:
-        run_id: The run.
-        instance: The instance that ends it.
-        ended: How it ends.
-        cause: Why this instance may.
-        files: What it has handed over and changed.
-        skip_log: Do not read its entries: one of them is what the fault is in.
+    `skip_log`: do not read its entries: one of them is what the fault is in.
     """
 
     def command(view: View, now_us: int) -> Outcome[bool]:
@@ -659,14 +617,7 @@ def wait_for_person(view: View, run: RunRow | None, wait_s: float, now_us: int) 
 
 
 def overdue(run: RunRow, group: GroupRow | None, gone: frozenset[str], now_us: int) -> RunResult | None:
-    """Return how a run that nobody owns ends because a time is over, or None.
-
-    Args:
-        run: The run.
-        group: Its group.
-        gone: Instances whose locks were found free.
-        now_us: Now, in microseconds UTC.
-    """
+    """Return how a run that nobody owns ends because a time is over, or None."""
     where = situation(run, now_us, gone=gone)
     if group_time(group, now_us) == 0 and transition(run, "group timeout", where) is not None:
         return RunResult("timeout", GROUP_TIMEOUT)
@@ -681,11 +632,7 @@ def end_overdue(
 ) -> Command[bool]:
     """End a run that nobody owns and whose time is over; False where that is not so, or no longer.
 
-    Args:
-        run_id: The run.
-        gone: Instances whose locks were found free.
-        files: What it has handed over and changed.
-        skip_log: Do not read its entries: one of them is what the fault is in.
+    `skip_log`: do not read its entries: one of them is what the fault is in.
     """
 
     def command(view: View, now_us: int) -> Outcome[bool]:
@@ -780,6 +727,5 @@ def ending_events(
 
 
 def cancel_reason(view: View, run_id: str) -> str | None:
-    """Return the reason that was given for a run's cancel."""
     entry = view.last_entry(run_id, "CancelRequested")
     return entry.fact.reason if entry is not None and isinstance(entry.fact, CancelRequested) else None

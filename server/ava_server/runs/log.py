@@ -29,10 +29,6 @@ class RunLog:
     """The log as the owner of one run uses it.
 
     Attributes:
-        run: The run as it was at the last commit.
-        history: The fold of its entries.
-        fence: The claim under which everything is written.
-        who: The run, as the log names it.
         on_hold: Called with a sentence when the log is out of reach.
     """
 
@@ -46,7 +42,6 @@ class RunLog:
         self._unwritten: Event | None = None
 
     def event(self, fact: Fact, *, duration_ms: int | None = None, model: str | None = None) -> Event:
-        """Return a fact as an event of this run, under its claim."""
         return Event(who=self.who, fact=fact, fence=self.fence, duration_ms=duration_ms, model=model)
 
     async def record(self, *facts: Fact, duration_ms: int | None = None) -> None:
@@ -54,19 +49,11 @@ class RunLog:
         await self.append([self.event(fact, duration_ms=duration_ms) for fact in facts])
 
     async def append(self, events: Sequence[Event]) -> None:
-        """Commit events, then fold them into the history and update `run`.
-
-        Raises:
-            StaleOwner: The run has another owner by now, or has ended.
-        """
+        """Commit events, then fold them into the history and update `run`. Raises StaleOwner, as `record` does."""
         await self.append_for(lambda _run: events)
 
     async def append_for(self, events: Callable[[RunRow | None], Sequence[Event]]) -> None:
-        """Commit the events that follow from the run's row at that moment, as `append` does.
-
-        Raises:
-            StaleOwner: The run has another owner by now, or has ended.
-        """
+        """Commit the events that follow from the run's row at that moment, as `append` does."""
 
         def folded(answer: tuple[int, RunRow | None, Sequence[Event]]) -> None:
             first, run, written = answer
@@ -104,8 +91,7 @@ class RunLog:
     async def do(self, command: Command[T], then: Callable[[T], None] | None = None) -> T:
         """Run a command and call `then` with its value, without a cancellation between: log and history never differ.
 
-        Raises:
-            StaleOwner: The run has another owner by now, or has ended.
+        Raises StaleOwner, as `record` does.
         """
         kept = self._unwritten
         if kept is None:
@@ -121,7 +107,6 @@ class RunLog:
         return (await self._hold(lambda: self._store.do(_after(kept, command), self.run.id), written))[1]
 
     async def read(self, query: Query[T]) -> T:
-        """Run a query."""
         return await self._hold(lambda: self._store.look(query), None)
 
     async def check_owner(self) -> None:
@@ -131,7 +116,6 @@ class RunLog:
         own the run by now, and have the answer already.
 
         Raises:
-            StaleOwner: The run has another owner by now, or has ended.
             StoreUnavailable: The log is out of reach.
         """
         fence, allowed_s = self.fence, CHECK_S
@@ -193,5 +177,4 @@ def _append(
 
 
 def ms_since(began: float) -> int:
-    """Return the milliseconds since a moment of the monotonic clock."""
     return round((time.monotonic() - began) * 1000)

@@ -65,9 +65,7 @@ class AgentRun:
     """One run, as its owner drives it.
 
     Attributes:
-        activity: What it is doing, as a sentence for the status line.
         cancelled: Somebody has asked for its end.
-        done: Its ending is recorded.
     """
 
     def __init__(
@@ -121,8 +119,7 @@ class AgentRun:
     async def drive(self, seconds_left: float | None = None) -> None:
         """Run the loop to its end and record that. A cancellation from outside leaves the run to another owner.
 
-        Args:
-            seconds_left: What is left of the group's time; None without one.
+        `seconds_left` is what is left of the group's time; None without one.
         """
         try:
             outcome = await self._run_to_end(seconds_left)
@@ -240,7 +237,6 @@ class AgentRun:
         return RunResult(last.status, last.reason)
 
     async def _work_of_agent(self, work_s: float, left_s: float, cap: LastTurn) -> RunResult:
-        """Have another agent do the work."""
         began = time.monotonic()
         if self._coding is not None and (unfit := await self._coding.begin()) is not None:
             return unfit

@@ -108,7 +108,6 @@ class Unended:
     Attributes:
         head: The newest `seq` at that moment.
         runs: The runs by id, about in the order in which they were approved.
-        groups: Their groups by id.
     """
 
     head: int
@@ -117,12 +116,7 @@ class Unended:
 
 
 def read_unended(view: View, known: Unended | None = None) -> Unended:
-    """Return the runs without an ending.
-
-    Args:
-        view: The log.
-        known: What was read before. A row changes only with an entry of its run.
-    """
+    """Return the runs without an ending; of `known`, only those with new entries are read: no other can change."""
     head = view.head()
     if known is None or not 0 <= head - known.head <= MOST_NEW:
         rows = view.runs(states=STATES, limit=-1)
@@ -170,8 +164,6 @@ class _RunNotes:
         wait_s: How long it was left alone the last time.
         faults: How many internal errors it had here.
         left_since: Since when it is left to the worker.
-        cancelled: This process was asked to cancel it.
-        cancel_reason: The reason that was given.
     """
 
     first_seen: float | None = None
@@ -186,17 +178,8 @@ class _RunNotes:
 class Manager:
     """Claims and drives the runs of one process.
 
-    Args:
-        mode: Which kind of process this is.
-        resources: What it has open.
-        instances: The live processes on the data root.
-        membership: This process as one of them.
-        setup: Makes what runs work with, and removes it again.
-
     Attributes:
-        mode: Which kind of process this is.
         waiting_for: By run, why this instance cannot take it.
-        control: Cancels, ends and resumes runs in their owner's place.
         idle_since: Since when (on anyio's clock) nothing has run or waited for its turn; None while something does.
         out_of_reach: Why the log could not be used at the last look for work, or None.
         outdated: A newer program has migrated the log: this process claims nothing more.
@@ -257,7 +240,6 @@ class Manager:
         self._adopted.add(run_id)
 
     def wake(self) -> None:
-        """Look for work now."""
         self._woken.set()
 
     async def hand_over(self, within_s: float) -> None:
@@ -273,7 +255,6 @@ class Manager:
                 await anyio.sleep(LEAVE_EVERY_S)
 
     def activity(self, run_id: str) -> str | None:
-        """Return what an owned run is doing now, or None."""
         run = self._owned.get(run_id)
         return run.activity if run is not None else None
 
@@ -566,10 +547,7 @@ class Manager:
     def _waits(self, run_id: str, why: str, *, unable: bool = False) -> None:
         """Record what a run waits for, where every process can read it.
 
-        Args:
-            run_id: The run.
-            why: What it waits for.
-            unable: This process cannot run it. Only the worker says so, and not where there are others.
+        `unable`: this process cannot run it. Only the worker says so, and not where there are others.
         """
         why = f"{self._where}{why}"
         if self.waiting_for.get(run_id) != why:
@@ -652,11 +630,7 @@ class Manager:
     async def _prepare(
         self, run_id: str, generation: int, tasks: anyio.abc.TaskGroup
     ) -> tuple[AgentRun, RunRow, RunContext] | None:
-        """Return a claimed run with all that it works with; None where another instance has it.
-
-        Raises:
-            ConfigNotSupported: It cannot be run here after all.
-        """
+        """Return a claimed run with all that it works with; None where another instance has it."""
         ask = self._store.look if generation == 1 else self._store.read  # a run that was begun has many entries
         run, entries, noted = await ask(lambda view: (view.run(run_id), view.entries(run_id), view.live(run_id)))
         if noted is not None:
@@ -723,7 +697,6 @@ class Manager:
         return await self.control.cancel(run_id, who, reason, by, anyones=anyones)
 
     async def ended(self, run_id: str) -> RunRow:
-        """Wait until a run has ended, in any process."""
         return await self.control.ended(run_id)
 
 

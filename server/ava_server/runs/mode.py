@@ -72,5 +72,4 @@ def serving(settings: Settings, *, everybody: bool = False) -> Mode:
 
 
 def working(settings: Settings) -> Mode:
-    """Return the mode of a worker."""
     return SHARING if settings.database_url else WORKING

@@ -61,10 +61,6 @@ class StreamProgress:
     """Counts the tokens of one answer while it streams, and shows the count after each piece, also after the last.
 
     A timer runs only while something is not shown yet.
-
-    Args:
-        doing: What the model is doing, as the status line already has it.
-        say: Shows a sentence in the status line.
     """
 
     def __init__(self, doing: str, say: Callable[[str], None]) -> None:
@@ -74,7 +70,6 @@ class StreamProgress:
         self._due: asyncio.TimerHandle | None = None
 
     def add(self, delta: Delta) -> None:
-        """Add a piece of the answer."""
         chars = len(delta.text) + len(delta.thinking) + len(delta.arguments)
         if not chars:
             return
@@ -292,11 +287,7 @@ class PaidSearches:
         self._one = anyio.Lock()
 
     async def search(self, call_id: str, query: str, count: int) -> SearchResults:
-        """Search once, for a call of a tool.
-
-        Raises:
-            ToolFailed: It brought no results, or does not fit a cap; says why and what to do.
-        """
+        """Search once, for a call of a tool. Raises ToolFailed: it brought no results, or does not fit a cap."""
         async with self._one:
             model_id = self._call.model.partition(":")[2]
             request = search_request(self._search.name, model_id, query, self._call.output_tokens)

@@ -86,13 +86,7 @@ _HEX = re.compile(r"(?:[0-9A-Fa-f]{2}[:\s-]?){8,}")
 
 
 class Origins:
-    """The origins of one run's values, from its history: a resumed run has the same.
-
-    Args:
-        history: The run's history.
-        effects: The rules of its role, see `Role.effects`.
-        specs: The specs of its tools.
-    """
+    """The origins of one run's values, from its history: a resumed run has the same."""
 
     def __init__(self, history: History, effects: Mapping[str, tuple[str, ...]], specs: Mapping[str, ToolSpec]) -> None:
         self._history = history
@@ -236,7 +230,6 @@ class Origins:
         return self._texts[place]
 
     def _field(self, place: int, key: str) -> str:
-        """Return the fields of a name in a result, as they are compared."""
         if (place, key) not in self._keyed:
             found = _fields(self._history.outputs[place][1], key)
             self._keyed[place, key] = "\n".join(map(_plain, found))
@@ -307,7 +300,6 @@ class _Approved:
 
     @cached_property
     def _written(self) -> set[Decimal]:
-        """Return the numbers with separators."""
         found = (each for each in self._numbers if not each.isdecimal() and len(each) <= NUMBER_CHARS)
         return {number for each in islice(found, MOST_NUMBERS) for number in _readings(each)}
 
@@ -470,7 +462,6 @@ class _Data:
 
     @classmethod
     def union(cls, several: Iterable[_Data]) -> _Data:
-        """Return all of several together."""
         found = cls()
         for each in several:
             found._rows |= each._rows

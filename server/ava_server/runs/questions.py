@@ -56,8 +56,6 @@ class Ask:
     """The tool `ask` of one run.
 
     Args:
-        store: The log.
-        history: The run's history.
         most: How many questions it may ask.
         wait_s: How long it waits for an answer, in seconds.
     """
@@ -71,15 +69,12 @@ class Ask:
         self._wait_s = wait_s
 
     def activity(self, args: AskArgs) -> str:
-        """Return the sentence for the status line."""
         return f"Asking: {args.question}"
 
     async def new_question(self, call_id: str, left_s: float) -> QuestionAsked | None:
         """Return what records a call's question; None where it was asked before, or nobody can be asked.
 
-        Args:
-            call_id: The call.
-            left_s: Seconds that the run has left to work; with too few, an answer would come to nothing.
+        `left_s`: seconds that the run has left to work; with too few, an answer would come to nothing.
         """
         may = call_id not in self._history.questions and self._history.asked < self._most
         return await self._new(call_id, left_s) if may else None
@@ -104,11 +99,7 @@ class Ask:
         return QuestionAsked(question_id=new_id("question_id"), call_id=call_id, expires_us=expires_us)
 
     async def __call__(self, args: AskArgs, at: ToolContext) -> ToolOutput:
-        """Return the answer to this call's question, or say that there is none.
-
-        Raises:
-            ToolFailed: It could not be asked.
-        """
+        """Return the answer to this call's question, or say that there is none. Raises ToolFailed: it was not asked."""
         asked = self._history.questions.get(at.call_id)
         if asked is None:
             many = f"{self._most} question{'' if self._most == 1 else 's'}"
@@ -141,7 +132,6 @@ class WaitingQuestion:
     """A question that waits for its answer. What the subagent wrote is cleaned, and still untrusted.
 
     Attributes:
-        run: The run.
         asked: What the log has of it.
         text: The question; of one whether a call may be made, the values that nobody approved.
         options: Answers to choose from; may be empty.
@@ -154,12 +144,10 @@ class WaitingQuestion:
 
     @property
     def id(self) -> str:
-        """Its id."""
         return self.asked.question_id
 
     @property
     def in_a_terminal(self) -> str:
-        """The command that answers it."""
         return f'`ava send {self.run.id} "{"yes" if self.to_allow else "…"}"`'
 
     @property
@@ -169,7 +157,6 @@ class WaitingQuestion:
 
     @property
     def untrusted(self) -> str:
-        """The question and its options, as one text."""
         return "\n".join((self.text, *(f"- {option}" for option in self.options)))
 
     @property
@@ -187,7 +174,6 @@ class WaitingQuestion:
         )
 
     def question(self) -> Question:
-        """Return the question for a host's form."""
         from ava_server.approval.questions import Question, TextField  # screens import this module, and ask nothing
 
         if self.to_allow:
@@ -274,12 +260,7 @@ def deliver(run_id: str, text: str, agent: Who, who: Who, channel: Channel) -> C
     The value is `answered`, the run's state where it reads the message later, or why it never does: `ended`, `waiting`,
     `person` where only a person may answer.
 
-    Args:
-        run_id: The run.
-        text: The message.
-        agent: The run under the session that writes.
-        who: The session and the user that write.
-        channel: The channel over which they do.
+    `agent`: the run under the session that writes.
     """
 
     def command(view: View, now_us: int) -> Outcome[str]:

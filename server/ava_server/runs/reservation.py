@@ -40,11 +40,7 @@ NO_PLAN = "Working without a plan: none could be made"
 
 
 class Planner:
-    """The planning of one run.
-
-    Attributes:
-        wanted: The run plans before it works.
-    """
+    """The planning of one run."""
 
     def __init__(self, run_log: RunLog, *, wanted: bool) -> None:
         self.wanted = wanted
@@ -52,7 +48,6 @@ class Planner:
         self._history = run_log.history
 
     def phase(self) -> PlanPhase | None:
-        """Return the step of the next call; None for a call of the work."""
         if self._history.turn == 0:
             return "analysis" if self.wanted else None
         return self._history.planning.next_phase()
@@ -145,7 +140,6 @@ class Reservations:
 
     Attributes:
         cap: The cap that was reached: from then on only the wrap-up is sent.
-        extensions: Asks a person for more before that.
     """
 
     def __init__(self, run: ActiveRun, planner: Planner) -> None:

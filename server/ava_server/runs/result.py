@@ -51,10 +51,7 @@ def check_quotes(
     them. Only what the tool returned counts, not the text that Ava put around it. A quote of too few letters is never
     found.
 
-    Args:
-        findings: What the subagent claims, in its order.
-        outputs: The `seq` and fact of each tool result.
-        near: Also find quotes that differ a little; without that, it is fast enough for a command of the store.
+    `near`: also find quotes that differ a little; without that, it is fast enough for a command of the store.
 
     Returns:
         For each finding with a quote, its number, from 1, and a verdict: `found` (with the entry), `near` (at most 10 %
@@ -196,13 +193,7 @@ class RunResult:
     """How a run ended.
 
     Attributes:
-        status: The ending, from the closed set.
-        stop_reason: Which cap, guardrail, error or person ended it, as text.
         submitted: What the model handed over; None where it did not.
-        error_kind: The kind of error, where the status is `error`.
-        error_message: What happened.
-        what_to_do: One next step.
-        reason: The reason that was given with a cancel.
         call_id: The call that handed over the result; its tool result is written with the ending.
     """
 

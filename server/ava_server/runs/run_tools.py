@@ -69,7 +69,6 @@ class Scratchpad:
         self._history = history
 
     def activity(self, args: ScratchpadArgs) -> str:
-        """Return the sentence for the status line."""
         return "Taking a note" if args.note else "Reading its notes"
 
     async def __call__(self, args: ScratchpadArgs, at: ToolContext) -> ToolOutput:
@@ -90,7 +89,6 @@ class ReadToolResult:
         self._scratch = scratch
 
     def activity(self, args: ReadToolResultArgs) -> str:
-        """Return the sentence for the status line."""
         return "Reading an earlier result again"
 
     async def __call__(self, args: ReadToolResultArgs, at: ToolContext) -> ToolOutput:
@@ -120,14 +118,7 @@ class ReadToolResult:
 
 @dataclass(frozen=True)
 class ReadSubagentResult:
-    """Reads the results that were named and approved with the run, and no others.
-
-    Attributes:
-        store: The log.
-        user: Whose run it is.
-        runs: The runs that were named.
-        render: Turns a stored result into text.
-    """
+    """Reads the results that were named and approved with the run, and no others."""
 
     store: Store
     user: str
@@ -137,15 +128,10 @@ class ReadSubagentResult:
     spec = READ_SUBAGENT_RESULT
 
     def activity(self, args: ReadSubagentResultArgs) -> str:
-        """Return the sentence for the status line."""
         return "Reading the result of an earlier subagent"
 
     async def __call__(self, args: ReadSubagentResultArgs, at: ToolContext) -> ToolOutput:
-        """Return a page of the result from `offset` on.
-
-        Raises:
-            ToolFailed: It was not named, was erased, or has no more.
-        """
+        """Return a page of the result from `offset` on. Raises ToolFailed: not named, erased, or no more."""
         run = self._named(args.id)
         result = await self.store.read(lambda view: self._stored(view, run.id))
         if result is None:
@@ -201,7 +187,6 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def configured_servers(settings: Settings) -> Mapping[str, ServerEntry]:
-    """Return the configured servers by name."""
     return {
         name: ServerEntry(name, own.command, own.args, own.env, own.url, own.headers, own.network, own.read_write)
         for name, own in settings.mcp_servers.items()
@@ -209,16 +194,7 @@ def configured_servers(settings: Settings) -> Mapping[str, ServerEntry]:
 
 
 class McpServers:
-    """The MCP servers that are configured here.
-
-    Args:
-        settings: What is configured.
-        secrets: Reads the stored secrets; blocks.
-        sandbox: Finds the sandbox for the programs of servers; blocks.
-
-    Attributes:
-        entries: The servers by name.
-    """
+    """The MCP servers that are configured here."""
 
     def __init__(
         self,
@@ -248,14 +224,7 @@ class McpServers:
         return None
 
     def of_run(self, config: RunConfig, run_id: str, scratch: Path, sandbox: Sandbox | None) -> RunMcpServers:
-        """Return the servers of a run, not started yet.
-
-        Args:
-            config: What was approved.
-            run_id: The run.
-            scratch: The run's folder.
-            sandbox: Confines servers that are programs; None where there are none.
-        """
+        """Return the servers of a run, not started yet."""
         uses = used_servers(config)
         if not uses:
             return RunMcpServers()
@@ -305,12 +274,10 @@ class McpServers:
 
 
 def used_servers(config: RunConfig) -> Mapping[str, ForeignUse]:
-    """Return the servers of which a run has a tool."""
     return {name: use for name, use in config.foreign.items() if any(tool in config.tools for tool in use.tools)}
 
 
 def foreign_tools(config: RunConfig, servers: RunMcpServers) -> Mapping[str, Tool]:
-    """Return the tools of a run's MCP servers."""
     return {
         full: McpTool(name, tool.offered(full), servers, network=use.remote or use.network, program=not use.remote)
         for name, use in used_servers(config).items()
@@ -327,10 +294,7 @@ def fill_secrets(
     `config.toml` allows their use. A secret is sent to an address only over https, and only where that is one of the
     secret's hosts, if it has any; or to this machine itself.
 
-    Args:
-        values: What is configured.
-        url: The address; None for a program.
-        secrets: Reads what is stored.
+    `url`: the address; None for a program.
 
     Raises:
         ToolFailed: One of them cannot be used; the text says what to do and follows the server's name.

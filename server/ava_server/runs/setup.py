@@ -97,15 +97,7 @@ T = TypeVar("T")
 
 @dataclass
 class RunResources(ABC):
-    """What a process has open, as far as runs use it. The service's `Runtime` has the rest.
-
-    Attributes:
-        settings: The settings, read at start.
-        store: The log.
-        user: The OS user.
-        clients: The model connections.
-        credentials: Providers and keys.
-    """
+    """What a process has open, as far as runs use it. The service's `Runtime` has the rest."""
 
     settings: Settings
     store: Store
@@ -131,7 +123,6 @@ class RunResources(ABC):
 
     @cached_property
     def foreign(self) -> McpServers:
-        """The configured MCP servers."""
         return McpServers(self.settings, lambda: self.credentials.secrets, self.sandbox)
 
     @abstractmethod
@@ -147,7 +138,6 @@ class RunResources(ABC):
         return Memory(self.settings.paths.memory) if user == self.user else None
 
     def day_caps(self, user: str) -> DayCaps:
-        """Return what may be spent in a UTC day: by this user, and by all users."""
         return user_limits.day_caps(self.settings, user)
 
 
@@ -167,11 +157,7 @@ class RunSetup:
         self._resources.clients.load()
 
     async def check_config(self, run: RunRow) -> None:
-        """Check that a run can be run here as it was approved; opens nothing.
-
-        Raises:
-            ConfigNotSupported: It cannot; says what the run waits for.
-        """
+        """Check that a run can be run here as it was approved; opens nothing. Raises ConfigNotSupported: it cannot."""
         config = config_of(run.config)
 
         def look() -> None:
@@ -204,11 +190,7 @@ class RunSetup:
             await self._opened(lambda: self._check_folders(config, run.user_id))
 
     async def _check_worktree(self, run: RunRow, config: RunConfig) -> None:
-        """Leave a run whose worktree is on another machine to that one for a while.
-
-        Raises:
-            ConfigNotSupported: It may still come back.
-        """
+        """Leave a run whose worktree is on another machine to that one for a while."""
         if config.coding is None or self.travel.blobs is None or run.generation == 0:
             return
         if await anyio.to_thread.run_sync(self.worktrees.folder_of(run.id).is_dir):
@@ -359,12 +341,6 @@ class RunSetup:
     def with_figures(self, config: RunConfig, texts: Texts, user: str, tokens_per_byte: float | None) -> RunConfig:
         """Return the configuration of a proposal with the least cost cap, and with what its calls cost at most. Blocks.
 
-        Args:
-            config: The resolved configuration.
-            texts: Its texts.
-            user: Whose run it would be.
-            tokens_per_byte: The ratio that was measured lately with its model.
-
         Raises:
             Refused: Its caps buy no work.
             ConfigNotSupported: Its model is not configured here any more.
@@ -377,11 +353,7 @@ class RunSetup:
         return with_figures(config, texts, tools, model, tokens_per_byte, agent.first_bytes if agent is not None else 0)
 
     async def _check_model(self, run: RunRow) -> None:
-        """Check that this version can call the model with the parameters with which the run started.
-
-        Raises:
-            ConfigNotSupported: It cannot.
-        """
+        """Check that this version can call the model with the parameters with which the run started."""
         if run.generation == 0:  # it has never been claimed
             return
         entry = await self._resources.store.look(lambda view: view.last_entry(run.id, "RunStarted"))
@@ -394,11 +366,7 @@ class RunSetup:
         await self._sandbox(entry.fact.confinement)
 
     async def _sandbox(self, approved: str) -> Sandbox | None:
-        """Return the sandbox for a run's programs, at least as strong as approved; None for a run without programs.
-
-        Raises:
-            ConfigNotSupported: There is none here.
-        """
+        """Return the sandbox for a run's programs, at least as strong as approved; None for a run without programs."""
         if approved == NO_COMMANDS:
             return None
         found = await anyio.to_thread.run_sync(self._resources.sandbox, limiter=self._opening)
@@ -411,11 +379,7 @@ class RunSetup:
         return found
 
     def _choice(self, config: RunConfig) -> Choice:
-        """Return the approved model, with this process's key. Blocks.
-
-        Raises:
-            ConfigNotSupported: It is not configured here, or has another address.
-        """
+        """Return the approved model, with this process's key. Blocks."""
         return self._choice_at(config.model, config.tier or "balanced", config.base_url)
 
     def _choice_at(self, model: str, tier: str, base_url: str | None) -> Choice:
@@ -428,11 +392,7 @@ class RunSetup:
         return choice
 
     async def _search(self, config: RunConfig) -> ApprovedSearch | None:
-        """Return the approved search engine; None for a run that has none.
-
-        Raises:
-            ConfigNotSupported: It is not set up here.
-        """
+        """Return the approved search engine; None for a run that has none."""
         if not config.search or config.search_call is not None:
             return None
         try:
@@ -444,11 +404,7 @@ class RunSetup:
         return ApprovedSearch(config.search, self._resources.credentials.search, self._resources.clients)
 
     async def _search_model(self, config: RunConfig) -> SearchModel | None:
-        """Return the approved web search by a model provider; None for a run that has none.
-
-        Raises:
-            ConfigNotSupported: It is not set up here, or has another address.
-        """
+        """Return the approved web search by a model provider; None for a run that has none."""
         call = config.search_call
         if call is None:
             return None
@@ -460,11 +416,7 @@ class RunSetup:
         )
 
     async def _opened(self, work: Callable[[], T]) -> T:
-        """Open something that may be on a disk that does not answer, in one of a few threads kept for that.
-
-        Raises:
-            ConfigNotSupported: It does not answer.
-        """
+        """Open something in one of a few threads kept for that. Raises ConfigNotSupported: its disk does not answer."""
         try:
             with anyio.fail_after(OPEN_S):
                 return await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._opening)
@@ -472,12 +424,7 @@ class RunSetup:
             raise ConfigNotSupported(f"its folders do not answer within {OPEN_S:g} s") from None
 
     async def _bring_folder(self, run: RunRow) -> None:
-        """Make the copy of a run's folder that is on another machine.
-
-        Raises:
-            ConfigNotSupported: That takes too long.
-            FolderReplaced: It is not what was approved.
-        """
+        """Make the copy of a run's folder that is on another machine."""
         try:
             with anyio.fail_after(BRING_S):
                 await anyio.to_thread.run_sync(self.travel.unpack_folder, run, abandon_on_cancel=True)
@@ -496,12 +443,7 @@ class RunSetup:
         )
 
     def _check_folders(self, config: RunConfig, user: str) -> None:
-        """Check that a run's workspace and repository are the ones that were approved.
-
-        Raises:
-            ConfigNotSupported: The workspace cannot be opened.
-            FolderReplaced: One of them is a different folder, or may no longer be used.
-        """
+        """Check that a run's workspace and repository are the ones that were approved."""
         if self.travel.is_elsewhere(config):
             return  # a copy is unpacked when the work begins
         if config.workspace:
@@ -512,12 +454,7 @@ class RunSetup:
                 UserRepository.at(Path(config.coding.repository), Path.home(), config.coding.identity, accept)
 
     def _open_workspace(self, config: RunConfig, workspace: str, user: str) -> Root:
-        """Open the workspace of a run.
-
-        Raises:
-            ConfigNotSupported: It cannot be opened.
-            FolderReplaced: It is not the approved folder, or may no longer be used.
-        """
+        """Open the workspace of a run."""
         settings, folder = self._resources.settings, Path(workspace)
         try:
             root = Root.open_approved(folder, config.workspace_identity)
@@ -541,12 +478,7 @@ class RunSetup:
 
     @staticmethod
     def _check_git_folder(config: RunConfig, folder: Path, accept: Accept) -> None:
-        """Check that git uses nothing outside a workspace's checkout except what the approval names.
-
-        Raises:
-            ConfigNotSupported: It cannot be read.
-            FolderReplaced: Git would follow something else.
-        """
+        """Check that git uses nothing outside a workspace's checkout except what the approval names."""
         try:
             found = git_folder_of(folder, home_folder(), accept)
         except NoGitFolder as error:

@@ -86,7 +86,6 @@ class _Redaction:
     counts: list[int] = field(default_factory=list[int])
 
     def __call__(self, text: str) -> str:
-        """Return a text that may be stored and shown."""
         seen, removed = clean(text)
         self.counts.append(removed)
         return self.redactor.redact(seen)[0]
@@ -108,12 +107,7 @@ class _Redaction:
 
 
 class ToolCalls:
-    """The tool calls of one run.
-
-    Attributes:
-        place: Where the tools work.
-        nonce: The run's own random word in the wrapper of untrusted text.
-    """
+    """The tool calls of one run."""
 
     def __init__(self, run: ActiveRun) -> None:
         self._run = run

@@ -42,7 +42,6 @@ REPOSITORY, FOLDER = "repository", "folder"
 
 
 def blob_of(file: StoredFile) -> Blob:
-    """Return a stored file as the database knows it."""
     return Blob(file.sha256, file.size)
 
 
@@ -50,9 +49,7 @@ class Travel:
     """What goes through the database, as one process does it. Everything here blocks.
 
     Args:
-        settings: The settings.
         blobs: The files beside the log; None if nothing travels.
-        home: The user's home folder.
     """
 
     def __init__(self, settings: Settings, blobs: Blobs | None, home: Path) -> None:
@@ -108,11 +105,7 @@ class Travel:
     # -- at the proposal ----------------------------------------------------------------------------------------------
 
     def packed(self, config: RunConfig, runs: Sequence[str]) -> RunConfig:
-        """Return the configuration of a proposal with what it needs stored beside the log.
-
-        Args:
-            config: The resolved configuration.
-            runs: The ids that the run may get.
+        """Return a proposal's configuration with what it needs stored beside the log; `runs` are the ids it may get.
 
         Raises:
             AuditError: The database cannot be written.
@@ -189,7 +182,6 @@ class Travel:
             unpack_snapshot(aside / "snapshot", place, self._settings.data_root, config.coding.base)
 
     def folder_of(self, run_id: str) -> Path:
-        """Return where the copy of a run's folder is."""
         return self._paths.scratch / run_id / FOLDER
 
     def unpack_folder(self, run: RunRow) -> None:

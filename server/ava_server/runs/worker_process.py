@@ -36,7 +36,6 @@ class WorkerProcesses:
     """Starts the worker of a data root.
 
     Args:
-        root: The data root.
         command: The command line of a worker; by default this program, with this process's environment.
     """
 
@@ -46,11 +45,7 @@ class WorkerProcesses:
         self._started_s: float | None = None
 
     async def __call__(self) -> None:
-        """Start a worker if there is none; one that was just started has time to get ready.
-
-        Raises:
-            OSError: It cannot be started.
-        """
+        """Start a worker if there is none; one just started has time to get ready. Raises OSError."""
         await anyio.to_thread.run_sync(self._start)
 
     def _start(self) -> None:

@@ -37,17 +37,11 @@ class Session:
     """A host connection.
 
     Attributes:
-        id: Its id in the log.
-        user: The user for whom it acts.
         transport: `stdio`, `memory`, `http`, `terminal` or `browser`.
         channel: The channel of this session's decisions; only a person's own channel counts as a person's decision.
-        by: Who ends a run where this session cancels it.
         pin_given: This session has the approval PIN, or a token with the scope approve, and may decide under the
             policy `human`.
-        token: Its token, over HTTP.
-        client: The client's name and version, once they are known.
         forms: The client declares that it can show Ava's own question to a person.
-        roots: Folders that the client named.
         url: The server's address; only over HTTP.
         unanswered: Questions of runs that its person has closed or not seen: they are not asked again.
         opened: The hashes of questions whose page its client has opened: none is opened twice.
@@ -127,12 +121,7 @@ class Session:
 
 
 class Access:
-    """The runs and groups of a session's user; those of other users do not exist for it.
-
-    Attributes:
-        runtime: What this process has open.
-        session: The host connection.
-    """
+    """The runs and groups of a session's user; those of other users do not exist for it."""
 
     def __init__(self, runtime: Runtime, session: Session) -> None:
         self.runtime = runtime
@@ -142,9 +131,7 @@ class Access:
     async def refuse_without_pin(self, why: str, *, of: str | None = None) -> None:
         """Refuse a decision with the text `why`, where only the approval PIN may decide and this session lacks it.
 
-        Raises:
-            Refused: See `needs_pin`.
-            ConfigError: It is not known whether there is a PIN.
+        Raises Refused, or ConfigError as `needs_pin` does.
         """
         if await self.needs_pin(of):
             raise Refused(why)
@@ -152,8 +139,7 @@ class Access:
     async def needs_pin(self, of: str | None = None) -> bool:
         """Tell whether only the approval PIN may decide and this session lacks it, also by the policy of a run's user.
 
-        Raises:
-            ConfigError: It is not known whether there is a PIN.
+        Raises ConfigError: it is not known whether there is a PIN.
         """
         users = self.session.user, of or self.session.user
         # An unreadable PIN blocks also where it was given before.
@@ -161,11 +147,7 @@ class Access:
         return not (approval_needs("host", policy).nothing or self.session.pin_given)
 
     def refuse_without(self, scope: Scope, *, admin: bool = False) -> None:
-        """Refuse a call whose scope the session's token lacks; an auditor may read, and `admin` may be enough.
-
-        Raises:
-            Refused: Names the missing scope.
-        """
+        """Refuse a call whose scope the session's token lacks; an auditor may read, and `admin` may be enough."""
         enough = (scope == "read" and self.session.audits) or (admin and self.session.administers)
         if not (self.session.may(scope) or enough):
             have = ", ".join(self.session.token.scopes) if self.session.token is not None else "none"
@@ -175,10 +157,9 @@ class Access:
             )
 
     async def run(self, given: str, field: str, *, reading: bool = False, steering: bool = False) -> RunRow:
-        """Return a run of this user; of another user where an auditor is `reading` or an administrator `steering`.
+        """Return a run of this user; of others where an auditor is `reading` or an administrator `steering`.
 
-        Raises:
-            BadInput: There is none; runs of other users do not exist for this one.
+        Raises BadInput: there is none; runs of other users do not exist for this one.
         """
         return await self.store.look(lambda view: self.run_in(view, given, field, reading=reading, steering=steering))
 
@@ -224,7 +205,6 @@ class Access:
         return (await self.run(given, "pending_ids")).pending_id
 
     async def rows(self, run_ids: list[str]) -> list[RunRow]:
-        """Return the runs of these ids."""
         rows = await self.store.look(lambda view: [view.run(run_id) for run_id in run_ids])
         return [row for row in rows if row is not None]
 
@@ -244,10 +224,7 @@ class Access:
     def news(self, view: View, processes: Processes | None = None, unended: list[RunRow] | None = None) -> News:
         """Return which of the user's runs each answer mentions. Blocking.
 
-        Args:
-            view: A state of the log.
-            processes: The processes on this log.
-            unended: The user's runs that have not ended, where the caller has read them.
+        `unended`: the user's runs that have not ended, where the caller has read them.
         """
         user, at_us, alive = self.session.user, now_us(), (processes or self.runtime.processes_now()).alive
         if unended is None:  # few of them are news
@@ -295,15 +272,10 @@ class Access:
         return launching.key_advice(provider, self.session.client, remote=self.session.remote)
 
     def redact(self, text: str) -> str:
-        """Return a text without what looks like a key."""
         return self.runtime.credentials.redactor.redact(text)[0]
 
     def refuse_keys(self, given: Mapping[str, Any]) -> None:
-        """Refuse arguments with something that looks like a key: neither a model nor the log may get one.
-
-        Raises:
-            BadInput: Names the argument, and says what to do instead.
-        """
+        """Raise BadInput for arguments with what looks like a key: neither a model nor the log may get one."""
         for where, text in _texts(given):
             shapes = self.runtime.credentials.redactor.find_shapes(text)
             if shapes:
@@ -314,7 +286,6 @@ class Access:
                 )
 
     def wake(self, run_id: str) -> None:
-        """Have this process go on with a run as soon as it can."""
         self.runtime.manager.adopt_run(run_id)
         self.runtime.manager.wake()
 
@@ -348,14 +319,7 @@ class Operations:
 
 @dataclass(frozen=True)
 class News:
-    """Runs that an answer mentions, whatever was asked.
-
-    Attributes:
-        at_us: When they were looked for.
-        asking: Those that wait for a person, to allow them more or to answer.
-        interrupted: Those that only a person can resume.
-        ended: Those whose result was not fetched yet, newest first.
-    """
+    """Runs that an answer mentions, whatever was asked."""
 
     at_us: int
     asking: list[RunRow]
@@ -388,7 +352,6 @@ class Asking:
     Attributes:
         person: Who can be asked in the middle of the call; None where the client cannot ask.
         pages: Opens a page for that person; None where the client cannot.
-        link: Makes the link that the model shows the person; None where no person could follow it.
         as_task: The client takes an approval as a task, and gives its model the result when the run ends.
         proposal: The proposal that this call made before it ended with a question that is answered now.
     """
@@ -400,7 +363,6 @@ class Asking:
     proposal: str | None = None
 
     def answerer(self, policy: Policy) -> Answerer:
-        """Return who answers under a policy."""
         if not approval_needs("host", policy).nothing:
             if self.pages is not None:
                 return "page"

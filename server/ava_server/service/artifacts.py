@@ -21,8 +21,6 @@ class RunFiles:
     """The files of one run: in its folder, or beside the log if another machine has done the run. Blocking.
 
     Args:
-        folder: The folder of its files on this machine.
-        run_id: The run.
         blobs: The files beside the log; None if they are in the data root alone.
     """
 
@@ -31,14 +29,7 @@ class RunFiles:
         self._run_id, self._blobs = run_id, blobs
 
     def read(self, file: Mapping[str, Any]) -> bytes:
-        """Return the content of a file.
-
-        Args:
-            file: The file as the result names it.
-
-        Raises:
-            Refused: It cannot be read, or is no longer what was delivered.
-        """
+        """Return the content of a file that the result names. Raises Refused: it cannot be read, or has changed."""
         _check_name(file)  # the caller may write a file of this name
         try:
             return self._read_here(file)
@@ -76,15 +67,7 @@ class RunFiles:
 
 
 def read_artifact(root: Root, file: Mapping[str, Any]) -> bytes:
-    """Return the content of a file. Blocking.
-
-    Args:
-        root: The folder of the run's files.
-        file: The file as the result names it.
-
-    Raises:
-        Refused: It cannot be read, or is no longer what was delivered.
-    """
+    """Return the content of a file that the result names. Blocking. Raises Refused: unreadable, or changed."""
     from ava_roles.errors import RolesError
 
     name = _check_name(file)

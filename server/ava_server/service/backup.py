@@ -71,7 +71,6 @@ class Restored:
 
 
 def is_free(folder: Path) -> bool:
-    """Tell whether a folder is missing or empty."""
     try:
         return not any(folder.iterdir())
     except FileNotFoundError:
@@ -90,11 +89,7 @@ def refuse_overlap(root: Path, folder: Path) -> None:
 
 
 def refuse_used(root: DataRoot) -> None:
-    """Refuse to restore to a data root that is not empty.
-
-    Raises:
-        Refused: It is not; says whether a process works on it.
-    """
+    """Refuse to restore to a data root that is not empty. Raises Refused: says whether a process works on it."""
     from ava_audit.store.locks import is_held
 
     if is_free(root.path):
@@ -147,11 +142,7 @@ def prepared(target: Path, what: str) -> Generator[Path]:
 
 
 def _place(folder: Path, name: str) -> Path:
-    """Return the path of a file in a folder, and make the folders above it for this user alone.
-
-    Raises:
-        OSError: One cannot be made.
-    """
+    """Return the path of a file in a folder, and make the folders above it for this user alone."""
     *above, _last = Path(name).parts
     for part in above:
         folder = folder / part
@@ -162,9 +153,7 @@ def _place(folder: Path, name: str) -> Path:
 def _opened(path: Path, *, links: bool) -> BinaryIO:
     """Open a file and then check it, so that nobody can replace it in between; a pipe does not block.
 
-    Raises:
-        FileNotFoundError: There is no file, or it is something else.
-        OSError: It cannot be read.
+    Raises FileNotFoundError: there is no file, or it is something else.
     """
     follow = 0 if links else getattr(os, "O_NOFOLLOW", 0)
     try:
@@ -181,12 +170,7 @@ def _opened(path: Path, *, links: bool) -> BinaryIO:
 
 
 def _copy_file(source: Path, target: Path, *, links: bool = False) -> str:
-    """Copy a file with its mode, and return its SHA-256.
-
-    Raises:
-        FileNotFoundError: There is no file; with `links`, a link to one will do.
-        OSError: It cannot be read or written.
-    """
+    """Copy a file with its mode, and return its SHA-256."""
     digest = hashlib.sha256()
     with _opened(source, links=links) as read, target.open("xb") as written:
         target.chmod(0o600)

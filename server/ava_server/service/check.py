@@ -70,9 +70,7 @@ class RunChecks(Operations):
     async def check(self, given: dict[str, Any], caller: CallContext) -> Answer:
         """Do `check_subagent`. Where a run waits for a person and the client can ask one, the person is asked.
 
-        Raises:
-            BadInput: An argument, or a person's answer, cannot be used.
-            AnsweredLater: The client asks the person and calls again.
+        Raises BadInput, or AnsweredLater: the client asks the person and calls again.
         """
         args, began = parse(CheckArgs, given), time.monotonic()
         offset = _cursor(args.cursor)
@@ -145,7 +143,6 @@ class RunChecks(Operations):
         return await self._store.read(query, short=True)  # a thread reads it where there is much to list
 
     async def answers(self, rows: list[RunRow]) -> list[RunAnswer]:
-        """Return runs as the tools' answers show them."""
         processes = self._runtime.processes_now()
         return await self._store.look(
             lambda view: self._shown(view, [view.run(row.id) or row for row in rows], processes)
@@ -186,7 +183,6 @@ class RunChecks(Operations):
             await bring_to_repositories(self._store, travel, [row for row, _answer in own], [a for _row, a in own])
 
     def _by_pin(self) -> bool:
-        """Tell whether only the approval PIN can approve. Blocking."""
         policy = self._runtime.policy_now(self._session.user, through=self._session.through)
         return not approval_needs("host", policy).nothing
 
@@ -259,7 +255,6 @@ def fit_runs(runs: list[RunAnswer]) -> tuple[list[RunAnswer], str | None]:
 
 
 def name_of(run: RunAnswer) -> str:
-    """Return a run's name and id."""
     return f"{run.name} ({run.subagent_id})" if run.name else run.subagent_id
 
 
@@ -287,12 +282,7 @@ class RunSteering(Operations):
         self._checks = checks
 
     async def message(self, given: dict[str, Any], _caller: CallContext) -> Answer:
-        """Do `message_subagent`.
-
-        Raises:
-            BadInput: An argument cannot be used.
-            Refused: The run waits for approval, or has ended.
-        """
+        """Do `message_subagent`. Raises BadInput, and Refused: the run waits for approval, or has ended."""
         args = parse(MessageArgs, given)
         run = await self._access.run(args.subagent_id, "subagent_id")
         agent, session = self._access.agent_of(run), self._session

@@ -177,7 +177,6 @@ class ClientApprovals(Operations):
                 caller.links.extend(filter(None, [await link(waiting, True)]))
 
     async def _proposals(self, ids: Sequence[str]) -> list[ProposalRow]:
-        """Return the proposals of these ids that belong to this user."""
         rows = await self._store.read(lambda view: [view.proposal(pending_id) for pending_id in ids])
         return [row for row in rows if row is not None and row.user_id == self._session.user]
 
@@ -246,7 +245,6 @@ def page_of(address: str, ids: Sequence[str]) -> str:
 
 
 def _decision(view: View, pending_id: str, user: str, now_us: int, ended: NotAgreed) -> ProposalDecision:
-    """Return what the log has of a proposal."""
     row = view.proposal(pending_id)
     if row is not None and row.user_id == user and row.state == "approved":
         return ProposalDecision(pending_id, row.run_id, "approved")

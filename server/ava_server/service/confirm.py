@@ -46,13 +46,7 @@ class Confirmations(Operations):
         self._client = ClientApprovals(access)
 
     async def confirm(self, given: dict[str, Any], caller: CallContext) -> Answer:
-        """Do `confirm_spawn`.
-
-        Raises:
-            BadInput: An argument is invalid.
-            Refused: Nothing can be approved over this channel.
-            AnsweredLater: The client asks the person and calls again.
-        """
+        """Do `confirm_spawn`. Raises BadInput, Refused, or AnsweredLater: the client asks and calls again."""
         began = time.monotonic()
         args = parse(TerminalConfirmArgs if self._session.transport == "terminal" else ConfirmArgs, given)
         if (run := await self._interrupted(args)) is not None:
@@ -250,7 +244,6 @@ def _refuse_changes_of_started(args: ConfirmArgs, run: RunRow) -> None:
 
 
 def _refuse_ineffective(args: ConfirmArgs, ids: tuple[str, ...], changes: dict[str, Any]) -> None:
-    """Refuse limits that would be ignored."""
     for pending_id in changes:
         if pending_id not in ids:
             raise BadInput(f"changes: {pending_id} is not among pending_ids; give it there too, or leave it out")

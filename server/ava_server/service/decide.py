@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 async def decide(service: Service, shown: Sequence[Shown], answer: PersonAnswer) -> Decided:
     """Carry out a decision.
 
-    Args:
-        service: The service of the session in which the person decides.
-        shown: What they were shown: one, or several proposals, which are approved as one group.
-        answer: What they have answered.
+    `shown`: what they were shown: one, or several proposals, which are approved as one group.
 
     Raises:
         AvaError: It was not accepted, or is about something else than what was shown.

@@ -74,7 +74,6 @@ def _quotes(view: View, entry: Entry, run: RunRow, wanted: _Wanted) -> bool:
 
 
 def _ids_in(args: dict[str, Any]) -> Iterator[str]:
-    """Yield the ids in a call's arguments in the log's spelling."""
     for name in _IDS:
         value = args.get(name)
         for given in cast("list[Any]", value) if isinstance(value, list | dict) else [value]:

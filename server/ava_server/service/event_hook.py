@@ -58,11 +58,8 @@ async def run_event_hook(
 ) -> None:
     """Run the hook while no other process does, until cancelled.
 
-    Args:
-        store: The log.
-        root: The data root.
-        program: The person's own program; empty for none.
-        desktop: The program that shows a notification; see `desktop_program`.
+    `program`: the person's own program; empty for none. `desktop`: the program that shows a notification; see
+    `desktop_program`.
     """
     began = store.head
     with await hold_when_free(root / "events.lock", TAKE_OVER_S):

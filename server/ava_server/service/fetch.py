@@ -34,14 +34,7 @@ FETCH_S, BY_ITSELF_S = 300.0, 20.0
 
 @dataclass(frozen=True)
 class FetchedBranch:
-    """A branch that is in a repository now.
-
-    Attributes:
-        name: The branch.
-        repository: The root of the checkout.
-        base: The commit that it begins at.
-        head: Its commit.
-    """
+    """A branch that is in a repository now."""
 
     name: str
     repository: Path
@@ -52,11 +45,7 @@ class FetchedBranch:
 async def fetch_branch(store: Store, travel: Travel, run: RunRow, into: Path | None = None) -> FetchedBranch:
     """Bring a run's branch into its repository, or into a clone of it; a branch that is there stays as it is.
 
-    Args:
-        store: The open log.
-        travel: What goes through its database.
-        run: The run, which has ended.
-        into: The root of another checkout that has the commit at which the work began.
+    `into`: the root of another checkout that has the commit at which the work began.
 
     Raises:
         Refused: There is none to bring, or it cannot be brought; says what to do.

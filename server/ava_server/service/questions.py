@@ -53,13 +53,10 @@ class PersonQuestions(Operations):
     async def decide(self, run_id: str, shown: str, *, approve: bool) -> ExtensionAnswer:
         """Carry out what a person has decided over this session's own channel.
 
-        Args:
-            run_id: The run that asks.
-            shown: The digest of what the person was shown.
-            approve: Raise the cap to what was proposed; else the run wraps up.
+        `shown`: the digest of what the person was shown. `approve`: raise the cap to what was proposed; else the run
+        wraps up.
 
         Raises:
-            BadInput: There is no such run.
             Refused: It no longer waits, has changed, or may not be decided here.
         """
         run, at_us = await self._access.run(run_id, "subagent_id"), now_us()
@@ -133,8 +130,6 @@ class PersonQuestions(Operations):
         return self._access.adapt_text(left)
 
     async def _waits(self, one: WaitingExtension) -> bool:
-        """Tell whether a run still waits with this request."""
-
         def query(view: View) -> bool:
             row = view.run(one.run.id)
             found = waiting_extension(view, row, now_us()) if row is not None else ""

@@ -53,11 +53,6 @@ def mentions(access: Access, news: News, shown: Sequence[str] = ()) -> Mentions:
 
     One that ended more than an hour ago, perhaps while no host was open, is mentioned once in a session. Runs of this
     workspace come first; before them, those that wait for a person: to allow them more, to answer, or to resume.
-
-    Args:
-        access: The session's runs.
-        news: Which of them are news.
-        shown: The runs that the answer shows.
     """
 
     def mentioned_for_us(run_id: str) -> int:
@@ -78,11 +73,7 @@ def mentions(access: Access, news: News, shown: Sequence[str] = ()) -> Mentions:
 
 
 class CallRecord:
-    """The record of one call: the call is written once, without keys, before or with anything else.
-
-    Attributes:
-        answer: The answer, once it is in the log too.
-    """
+    """The record of one call: the call is written once, without keys, before or with anything else."""
 
     def __init__(self, access: Access, tool: str, given: Mapping[str, Any], redacted: Mapping[str, Any]) -> None:
         self.answer: Answer | None = None
@@ -202,7 +193,6 @@ class CallContext:
     Attributes:
         progress: Called with a status line while the call waits.
         record: Writes the call, unless it is in the log.
-        asking: Who can answer a proposal.
         degraded: A proposal may miss tools that its role needs.
         news: The news, where it was read together with the answer.
         links: New links to proposals, for the answer but not for the log.

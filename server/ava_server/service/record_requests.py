@@ -78,9 +78,6 @@ class RecordsHandler:
     """Answers each `Request` for one reader. A surface says in `run_in` and `runs_in` what they may see.
 
     Args:
-        store: The log.
-        reader: Who asks.
-        processes: The processes on the log.
         redactor: Returns what hides the stored keys and secrets. Blocking.
         served: Tells whether any server works on this data root.
         manager: This process's own, where it has one: it knows more than the log.
@@ -128,7 +125,6 @@ class RecordsHandler:
         return None if everybody else self.reader.user
 
     async def token(self) -> "TokenFacts":
-        """Return who asks."""
         from importlib.metadata import version
 
         from ava_server.service.records import TokenFacts
@@ -153,7 +149,6 @@ class RecordsHandler:
         return await self.store.read(query)
 
     async def current(self, all: bool = False) -> "CurrentRuns":
-        """Return what `ava status` shows."""
         from ava_server.service.current import todays_budgets
         from ava_server.service.records import CurrentRuns, current_runs
 
@@ -176,7 +171,6 @@ class RecordsHandler:
         return await self.hand_over(found, shown=shown)
 
     async def costs(self, run_id: str) -> "Costs":
-        """Return what a run has cost, and for what."""
         from ava_server.runs.costs import costs_of  # loads the settings and all roles' tools
 
         def query(view: View) -> "Costs":
@@ -186,7 +180,6 @@ class RecordsHandler:
         return await self.store.read(query)
 
     async def diff(self, run_id: str) -> "RunDiff":
-        """Return what a coder changed."""
         from ava_server.core.data_root import home_folder
         from ava_server.service.records import RunDiff, changes_in, diff_of
 
@@ -197,11 +190,7 @@ class RecordsHandler:
         return RunDiff(text)
 
     async def log(self, query: LogQuery) -> LogLines:
-        """Return the newest entries that match a query as lines.
-
-        Raises:
-            BadQuery: The query names an unknown event type.
-        """
+        """Return the newest entries that match a query as lines. Raises BadQuery: it names an unknown event type."""
         named, users, own = query.runs[: MOST_IDS if self.bounded else None], query.users, self.reader.user
         runs = await self.store.read(lambda view: tuple(self.run_in(view, one).id for one in named)) if named else ()
         if not self.reader.audits:
@@ -216,7 +205,6 @@ class RecordsHandler:
         return replace(found, next=older, upto=page.upto)
 
     async def lines_of(self, entries: Sequence["Entry"]) -> LogLines:
-        """Return entries as lines, as many as fit into one answer."""
         lines: list[str] = []
         chars = 0
         for line in await mirror_lines(self.store, entries):
@@ -235,7 +223,6 @@ class RecordsHandler:
         return UserSpending(user, found)
 
     async def group(self, group: str, all: bool = False) -> "GroupSum":
-        """Return a group with its runs."""
         from ava_audit.totals import group_sum
 
         user, group_id = self._whose(all), parse_id("group_id", group, "--group")
@@ -264,7 +251,6 @@ class RecordsHandler:
         return await self.store.read(lambda view: decisions_of(view, Period(since, until, whose), before))
 
     async def estimates(self, since: Number, until: Number, all: bool = False) -> "PastEstimates":
-        """Return how good the estimates of the runs were that ended in a period."""
         from ava_server.approval.estimates import past_estimates
 
         user = self._whose(all)

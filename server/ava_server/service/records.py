@@ -91,14 +91,8 @@ def current_runs(
 ) -> tuple[dict[str, int], tuple[RunView, ...]]:
     """Return how many runs are in each state or have `ended` or expired lately, and the runs in the order of a list.
 
-    Args:
-        view: The state.
-        user: Only this user's; None is everybody's.
-        processes: The processes on this log.
-        at_us: Now.
-        served: Tells whether any server works on this data root.
-        most: How many are returned at most, of those that have not ended and of those that have.
-        rows: What `current_rows` has found, where the caller knows it.
+    `served`: tells whether any server works on this data root. `most`: how many are returned at most, of those that
+    have not ended and of those that have. `rows`: what `current_rows` has found, where the caller knows it.
     """
     processes = ProcessesNow(processes)
 
@@ -116,7 +110,6 @@ def current_runs(
 
 
 def run_record(view: View, run_id: str, processes: Processes) -> RunRecord:
-    """Return a run with its whole result."""
     run = view.run(run_id)
     assert run is not None
     shown = view_run(view, run, processes, now_us())
@@ -147,16 +140,7 @@ def changes_in(run: RunRow, answer: RunAnswer) -> Mapping[str, Any]:
 
 
 def diff_of(changes: Mapping[str, Any], home: Path, known: Redactor) -> str:
-    """Return a run's changes as a unified diff, with secrets replaced and without terminal control codes. Blocking.
-
-    Args:
-        changes: What the result says about its branch.
-        home: The user's home folder.
-        known: Replaces the stored keys and secrets.
-
-    Raises:
-        Refused: They are gone.
-    """
+    """Return a run's changes as a unified diff, without secrets and control codes. Blocking. Raises Refused."""
     from ava_audit.redaction import RunRedactor
     from ava_roles.worktree.session import branch_diff  # loads the sandbox
 

@@ -34,10 +34,6 @@ class Task:
 
     Attributes:
         id: `S-…` or `G-…`.
-        status: Its status.
-        message: Its status line, with what it has cost.
-        created_us: When it was proposed.
-        updated_us: When it last did something.
         ttl_ms: Milliseconds from `created_us` after which its result may be gone; None if results are kept for ever.
         poll_ms: Milliseconds after which it is worth looking again.
         questions: What it asks the person, by a key that is never used again.
@@ -54,7 +50,6 @@ class Task:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments with which the tools take it."""
         return {"group_id" if self.id.startswith("G-") else "subagent_id": self.id}
 
 
@@ -66,11 +61,7 @@ class RunTasks(Operations):
         self._questions = PersonQuestions(access)
 
     async def task(self, task_id: str, *, asks: bool) -> Task:
-        """Return a task as it is now; with `asks`, also what it asks a person whom the client can ask.
-
-        Raises:
-            BadInput: There is none of this id for this user.
-        """
+        """Return a task as it is now; with `asks`, also what it asks a person. Raises BadInput: this user has none."""
         rows = await self._rows(task_id)
         at_us = now_us()
         processes, manager = self._runtime.instances, self._runtime.manager
@@ -93,11 +84,7 @@ class RunTasks(Operations):
         )
 
     async def runs_of(self, task_id: str) -> tuple[str, frozenset[str]]:
-        """Return a task's id in its normal form, and the runs that it stands for.
-
-        Raises:
-            BadInput: There is none of this id for this user.
-        """
+        """Return a task's id in its normal form, and the runs that it stands for. Raises BadInput: there are none."""
         rows = await self._rows(task_id)
         return task_id_of(rows, task_id), frozenset(row.id for row in rows)
 
@@ -114,7 +101,6 @@ class RunTasks(Operations):
             await self._questions.answer(rows, key, reply)
 
     async def _rows(self, task_id: str) -> list[RunRow]:
-        """Return the started runs of a task."""
         try:
             if task_id.strip().lower().startswith("g-"):
                 rows = await self._access.group(task_id)
@@ -136,7 +122,6 @@ class RunTasks(Operations):
 
 
 def task_id_of(rows: list[RunRow], given: str) -> str:
-    """Return a task's id in its normal form."""
     group = rows[0].group_id
     return group if group is not None and given.strip().lower().startswith("g-") else rows[0].id
 

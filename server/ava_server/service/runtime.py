@@ -82,10 +82,6 @@ class Runtime(RunResources):
     """What one process has open.
 
     Attributes:
-        instances: The live processes on the data root.
-        membership: This process as one of them.
-        manager: The run manager.
-        activities: Notices what all runs do.
         proposed: Set once something was proposed here.
         entry_counts: What metrics have counted in the log; counting needs the lock `counting`.
     """
@@ -109,15 +105,12 @@ class Runtime(RunResources):
 
     @cached_property
     def run_setup(self) -> RunSetup:
-        """Makes what runs work with."""
         return RunSetup(self)
 
     def render_result(self, result: dict[str, Any]) -> str:
-        """Return a stored result as text, for a run that reads an earlier one's."""
         return stored_result_words(result)
 
     def spawn_limits_of(self, user: str) -> SpawnLimits:
-        """Return the limits on a user's approvals."""
         return spawn_limits(self.settings, user)
 
     def limits_under(self, policy: Policy, user: str) -> SpawnLimits:
@@ -138,11 +131,7 @@ class Runtime(RunResources):
             await anyio.sleep(USERS_EVERY_S)
 
     async def policy(self, *users: str, through: Connection | None = None, made_under_human: bool = False) -> Policy:
-        """Return the policy that is in force for users; without any, for the operating system's user.
-
-        Raises:
-            ConfigError: It is not known whether there is a PIN, so nothing can be approved.
-        """
+        """Return the policy in force for users; without any, for the operating system's user. Raises ConfigError."""
         return await anyio.to_thread.run_sync(
             lambda: self.policy_now(*users, through=through, made_under_human=made_under_human)
         )
@@ -155,19 +144,10 @@ class Runtime(RunResources):
         )[0]
 
     def processes_now(self) -> ProcessesNow:
-        """Return the processes on this log, for one answer."""
         return ProcessesNow(self.instances, self.membership.name)
 
     async def catalog(self, client_roots: Sequence[str], *, remote: str | None = None) -> Catalog:
-        """Read the role files and return the roles.
-
-        Args:
-            client_roots: Folders that the client named.
-            remote: The user over HTTP whose roles are wanted.
-
-        Raises:
-            Refused: A folder with role files does not answer.
-        """
+        """Read the role files and return the roles; those of the user over HTTP with `remote`. Raises Refused."""
         return await _answering(lambda: self._read_catalog(client_roots, None, remote)[0])
 
     def _read_catalog(
@@ -191,12 +171,9 @@ class Runtime(RunResources):
     ) -> ResolveContext:
         """Return the context in which a spawn is resolved; reads the role files again.
 
-        Args:
-            args: The spawn. The role files of the folder that it names count as the project's.
-            user: Whose it is.
-            client_roots: Folders that the client named; None for a user over HTTP, who gets none of this machine's.
-            begin: Awaited before an MCP server is asked for its tools.
-            through: The connection through which the host approves.
+        `args`: the spawn. The role files of the folder that it names count as the project's. `client_roots`: folders
+        that the client named; None for a user over HTTP, who gets none of this machine's. `begin`: awaited before an
+        MCP server is asked for its tools.
 
         Raises:
             ConfigError: It is not known whether there is a PIN, so nothing can be approved.
@@ -317,10 +294,7 @@ async def open_runtime(
 ) -> AsyncGenerator[Runtime]:
     """Open a data root, and serve its runs until the context ends; unfinished runs stay in the log.
 
-    Args:
-        settings: The settings.
-        mode: Which kind of process this is.
-        announce: What this process tells others on the same log about itself.
+    `mode`: which kind of process this is. `announce`: what this process tells others on the same log about itself.
 
     Raises:
         ConfigError: The data root cannot be used.
@@ -388,13 +362,7 @@ async def _open(
 async def maintain_data_root(
     store: Store, settings: Settings, sweep: Callable[[], Awaitable[None]] | None = None
 ) -> None:
-    """Be the keeper of the data root while no other process is, until cancelled.
-
-    Args:
-        store: The open log.
-        settings: The settings.
-        sweep: Removes what dead processes left; called every few minutes.
-    """
+    """Be the keeper of the data root while no other process is, until cancelled."""
     own = (settings.paths.artifacts, settings.paths.scratch)  # these have a folder for each run
     retention = Retention(settings.retention_days, own)
     await run_maintenance(store, settings.data_root, mirror=settings.mirrors, retention=retention, sweep=sweep)

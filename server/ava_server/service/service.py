@@ -151,8 +151,6 @@ class Service:
     """The six tools for one session.
 
     Attributes:
-        session: The host connection that it serves.
-        store: The log.
         extensions: Decides on what runs ask for, where a person does so in this session; it is not a tool.
     """
 
@@ -190,13 +188,9 @@ class Service:
     ) -> Answer:
         """Call a tool; a caller's mistake is an answer, not an exception.
 
-        Args:
-            tool: Its name.
-            given: Its arguments.
-            progress: Called with a sentence while the call waits.
-            asking: Who can answer a proposal through this client.
-            raises: Raise a mistake once it is recorded, for a caller that handles kinds of mistakes.
-            degraded: A proposal may miss tools that its role needs: a person at a terminal has accepted that.
+        `progress`: called with a sentence while the call waits. `raises`: raise a mistake once it is recorded, for a
+        caller that handles kinds of mistakes. `degraded`: a proposal may miss tools that its role needs: a person at a
+        terminal has accepted that.
 
         Raises:
             AvaError: There is no such tool, or its arguments are nested too deeply; with `raises`, any mistake.

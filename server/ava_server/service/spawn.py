@@ -107,13 +107,7 @@ class Spawns(Operations):
         self._client = ClientApprovals(access)
 
     async def spawn(self, given: dict[str, Any], caller: CallContext) -> Answer:
-        """Do `spawn_subagent`.
-
-        Raises:
-            BadInput: An argument is invalid.
-            Refused: It may not be proposed, or cannot be run here.
-            AnsweredLater: The client asks the person and calls again.
-        """
+        """Do `spawn_subagent`. Raises BadInput, Refused, or AnsweredLater: the client asks and calls again."""
         retry_of: str | None = None
         if isinstance(given.get("retry_of"), str):
             retry_of, given = await self._retry(given)
@@ -123,11 +117,7 @@ class Spawns(Operations):
         return await self._propose(args, caller, retry_of)
 
     async def _answered_now(self, pending_id: str, caller: CallContext) -> SpawnAnswer:
-        """Go on with the proposal that this call made before it ended with a question.
-
-        Raises:
-            Refused: It was erased, or nothing starts here any more.
-        """
+        """Go on with the proposal that this call made before it ended with a question."""
         self._runtime.closing.refuse_new()
         made = await self._store.look(lambda view: self._proposal_in(view, pending_id))
         if made is None:
@@ -148,9 +138,6 @@ class Spawns(Operations):
         """Have the person decide on a proposal that waits, and return its answer with what they decided.
 
         An error is part of the answer: without the ids, a caller would propose and pay for the same again.
-
-        Raises:
-            AnsweredLater: The client asks the person and calls again.
         """
         if answer.status != WAITING:
             return answer
@@ -305,11 +292,7 @@ class Spawns(Operations):
                 answer.message = f"{answer.message or ''} {said}".lstrip()
 
     async def _packed(self, config: RunConfig, candidates: Sequence[tuple[str, str]], record: CallRecord) -> RunConfig:
-        """Return the configuration with what another machine needs for the run, stored beside a log of several.
-
-        Raises:
-            Refused: It takes too long.
-        """
+        """Return the configuration with what another machine needs for the run, stored beside a log of several."""
         if self._store.blobs is None:
             return config
         await record.begin()
@@ -433,7 +416,6 @@ def _arguments(run: RunRow, texts: Texts) -> dict[str, Any]:
 
 
 def started_next(run_id: str, group_id: str | None = None) -> str:
-    """Return what a caller should do after a start."""
     whom = f'group_id "{group_id}"' if group_id else f'subagent_id "{run_id}"'
     return (
         f"Started in the background. You are not woken when it ends: tell the person to ask for news, then call"

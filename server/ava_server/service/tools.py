@@ -21,12 +21,6 @@ class ServiceTool:
     """One of the six tools.
 
     Attributes:
-        title: Its name for a person.
-        description: What hosts tell the model.
-        args: Its arguments; they know its name.
-        answer: Its answer.
-        scope: The scope that a token needs.
-        read_only: It changes nothing.
         destructive: Hosts should ask a person before it is called.
         idempotent: A second call changes nothing more; None where that is not stated.
         open_world: It reaches beyond this machine.
@@ -54,7 +48,6 @@ class ServiceTool:
 
     @property
     def name(self) -> str:
-        """The tool's name."""
         return self.args.tool
 
 

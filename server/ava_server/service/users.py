@@ -97,9 +97,7 @@ class Removed:
 async def list_users(settings: Settings, store: Store | None) -> list[UserFacts]:
     """Return everyone who has a token, limits or runs.
 
-    Args:
-        settings: The settings.
-        store: The log; None where there is none yet.
+    `store`: the log; None where there is none yet.
 
     Raises:
         ConfigError: The tokens or the PIN's file cannot be read.
@@ -165,9 +163,7 @@ async def add_user(
 ) -> tuple[tokens.Token, str]:
     """Create a token of the user's name, set the limits that are given, and return the token and its text.
 
-    Raises:
-        BadInput: The name is invalid or taken, or a limit is invalid.
-        ConfigError: A file cannot be read or written.
+    Raises BadInput: the name is taken, or something is invalid; ConfigError: a file cannot be read or written.
     """
     name = tokens.token_name(user)
     known = await anyio.to_thread.run_sync(tokens.read_tokens, root.tokens_file)
@@ -201,11 +197,7 @@ async def limit_user(root: DataRoot, user: str, limits: Mapping[str, Any], chang
 async def remove_user(root: DataRoot, user: str, changed: Change, *, keep_limits: bool = False) -> Removed:
     """Revoke a user's tokens, and remove their passkeys and limits: nothing of them counts for a new user of that name.
 
-    Args:
-        root: The data root.
-        user: The user.
-        changed: Records each change.
-        keep_limits: Leave the limits: whoever could remove them could also add the user again without them.
+    `keep_limits`: leave the limits: whoever could remove them could also add the user again without them.
 
     Raises:
         BadInput: There is none of these.

@@ -38,7 +38,6 @@ def write_page(path: Path, result: SuiteResult) -> None:
 
 
 def page(result: SuiteResult) -> str:
-    """Return the page."""
     title = _text(f"{result.suite}, round {result.round}")
     return "\n".join(
         (

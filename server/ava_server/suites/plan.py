@@ -50,7 +50,6 @@ class _SuiteFile(TomlFile):
     arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
 
     def faults(self) -> list[tuple[tuple[str | int, ...], str]]:
-        """Return what is wrong with its arguments."""
         return list(argument_faults(self.arguments, "researcher", "a task"))
 
 
@@ -78,7 +77,6 @@ class Cell:
     """One try of a case in a column.
 
     Attributes:
-        column: The column's name.
         number: The try, from 1.
         spawn: The arguments of `spawn_subagent`, without `task_id`.
         id: The hash of what decides the answer, and the try.
@@ -95,12 +93,10 @@ class Cell:
     refusal: str = ""
 
     def task_id(self, suite: str, round_number: int) -> str:
-        """Return the reference of its run."""
         return f"{prefix_of(suite)}{round_number}:{self.id}"
 
 
 def prefix_of(suite: str) -> str:
-    """Return how the references of all runs of a suite begin."""
     return f"eval:{suite}:"
 
 
@@ -138,11 +134,7 @@ def find_suite(given: str) -> Suite:
 
 
 def copy_workspaces(suite: Suite) -> dict[str, tuple[Path, str]]:
-    """Return a copy of each case's workspace, and the hash of its files. Blocking.
-
-    Raises:
-        ConfigError: One cannot be copied.
-    """
+    """Return a copy of each case's workspace, and the hash of its files. Blocking. Raises ConfigError: one failed."""
     copies: dict[str, tuple[Path, str]] = {}
     for case in suite.cases:
         folder = case.path(case.workspace) if case.workspace is not None else None
@@ -160,13 +152,7 @@ def plan_cells(
 ) -> list[Cell]:
     """Return all cells, case by case.
 
-    Args:
-        suite: The suite.
-        columns: Its columns; two that mean the same count once.
-        tries: How often each case is tried.
-        copies: What `copy_workspaces` returned.
-        catalog: The roles.
-        models: The configured models.
+    `columns`: its columns; two that mean the same count once. `tries`: how often each case is tried.
 
     Raises:
         BadInput: A role or a model is not known; says of which case.
@@ -224,7 +210,6 @@ class Round:
     """One pass over a suite.
 
     Attributes:
-        number: Its number, from 1.
         runs: The runs of each cell that is asked for and has any, by `Cell.id`, the newest last.
         every: All of its runs, also those of cells that nobody asks for any more: their money is spent.
     """

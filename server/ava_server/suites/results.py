@@ -82,7 +82,6 @@ class Comparison(_Model):
         better: Those that the second does better, with the share of solved tries before and after; and worse.
         p_value: Of the sign test: how likely such a difference is by chance.
         before, after: The cost per solved try in those cases, of equal weight, in micro-USD.
-        notes: What else is different.
     """
 
     first: str
@@ -112,15 +111,6 @@ class SuiteResult(_Model):
 
 
 def result_of(suite: str, about: str, done: Round, cells: Sequence[Cell], scores: Mapping[str, Score]) -> SuiteResult:
-    """Return what a round has shown.
-
-    Args:
-        suite: The suite's name.
-        about: What it is about.
-        done: The round.
-        cells: All cells that were asked for.
-        scores: The scores of those with a verdict, by id.
-    """
     verdicts = [_verdict(cell, done, scores.get(cell.id)) for cell in cells]
     names = list(dict.fromkeys(cell.column for cell in cells))
     tries = max(cell.number for cell in cells)

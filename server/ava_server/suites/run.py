@@ -60,9 +60,6 @@ class SuiteRequest:
         tries: How often each case is tried.
         max_micros: The most that the round may cost in total, what it has cost before included; None: the sum of the
             runs' own caps.
-        again: Begin a new round.
-        yes: Start without asking.
-        as_json: Print the result as one JSON object.
         html: A file for the page.
     """
 
@@ -167,11 +164,7 @@ def _counts(cells: Sequence[Cell], left: Sequence[Cell], running: Sequence[str])
 def _spawns(
     suite: Suite, left: Sequence[Cell], done: Round, max_micros: int | None
 ) -> tuple[tuple[dict[str, Any], ...], int | None]:
-    """Return the arguments of the runs that a round lacks, and the most that they may cost together.
-
-    Raises:
-        BadInput: They are too many for one approval, or nothing is left of the amount.
-    """
+    """Return the arguments of the runs that a round lacks, and the most that they may cost together."""
     if len(left) > MOST_WAITING:
         raise BadInput(
             f"{suite.name}: {len(left)} runs are more than one approval takes ({MOST_WAITING}); give fewer models or"
@@ -204,11 +197,7 @@ async def _scored(runtime: Runtime, suite: Suite, cells: Sequence[Cell], done: R
 
 
 def compare_files(first: Path, second: Path, as_json: bool) -> None:
-    """Show two results case by case, for each column that both have; two single columns are the same one.
-
-    Raises:
-        BadInput: A file cannot be read, is no result, or they have no column in common.
-    """
+    """Show two results case by case, for each column that both have; two single columns are the same one."""
     one, other = _read_result(first), _read_result(second)
     names = [
         (column.name, column.name) for column in one.columns if column.name in {each.name for each in other.columns}

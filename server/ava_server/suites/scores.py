@@ -35,7 +35,6 @@ class CaseChecks(Evaluator[Cell, Mapping[str, Any], None]):
     """All checks of the case itself; the reason has a sentence for each that failed."""
 
     def evaluate(self, ctx: EvaluatorContext[Cell, Mapping[str, Any], None]) -> dict[str, EvaluationReason]:
-        """Return the assertion."""
         failures = ctx.inputs.case.failures(ctx.output)
         return {PASSED: EvaluationReason(not failures, "; ".join(failures) or None)}
 
@@ -43,9 +42,7 @@ class CaseChecks(Evaluator[Cell, Mapping[str, Any], None]):
 async def score(suite: str, results: Sequence[tuple[Cell, Mapping[str, Any] | None]]) -> list[Score]:
     """Return the score of each try, in order.
 
-    Args:
-        suite: The suite's name.
-        results: The cells, each with the stored result of its run; None where that was erased.
+    `results`: the cells, each with the stored result of its run; None where that was erased.
     """
     if not results:
         return []

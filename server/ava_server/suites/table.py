@@ -24,12 +24,10 @@ def share_text(share: Share) -> str:
 
 
 def money_text(ratio: Ratio) -> str:
-    """Return a ratio of micro-USD with its interval."""
     return _ratio_text(ratio, lambda micros: format_usd(round(micros)))
 
 
 def seconds_text(ratio: Ratio) -> str:
-    """Return a ratio of seconds with its interval."""
     return _ratio_text(ratio, lambda seconds: f"{seconds:.1f} s")
 
 
@@ -53,7 +51,6 @@ def mark_of(verdicts: Sequence[Verdict]) -> str:
 
 
 def figures(column: ColumnScore, tries: int) -> list[tuple[str, str]]:
-    """Return the figures of a column, each with its name."""
     every = [(f"pass^{tries}", share_text(column.pass_all))] if tries > 1 else []
     return [
         ("pass@1", share_text(column.pass_1)),
@@ -66,7 +63,6 @@ def figures(column: ColumnScore, tries: int) -> list[tuple[str, str]]:
 
 
 def comparison_lines(found: Comparison) -> list[str]:
-    """Return a comparison as lines."""
     head = (
         f"{found.second} against {found.first}, in {counted(found.cases, 'case')}: better in {len(found.better)}, worse"
         f" in {len(found.worse)} (sign test: p = {found.p_value:.2f}); cost per solved try:"
@@ -82,7 +78,6 @@ def comparison_lines(found: Comparison) -> list[str]:
 
 
 def table(result: SuiteResult) -> list[str]:
-    """Return the lines of a round."""
     names = [column.name for column in result.columns]
     cases = list(dict.fromkeys(one.case for one in result.verdicts))
     tries = "" if result.tries == 1 else f", {result.tries} tries each"
@@ -116,5 +111,4 @@ def _failure_lines(failed: Sequence[Verdict]) -> list[str]:
 
 
 def tried(result: SuiteResult, case: str, column: str) -> list[Verdict]:
-    """Return the tries of a case in a column."""
     return [one for one in result.verdicts if (one.case, one.column) == (case, column)]

@@ -26,9 +26,7 @@ _GIT_S = 60
 def frozen_copy(folder: Path | None, *, repository: bool) -> tuple[Path, str]:
     """Return a copy of a folder, and the hash of its files; of an empty folder where there is none. Blocking.
 
-    Args:
-        folder: The folder.
-        repository: The copy is a git repository whose only commit has the files.
+    `repository`: the copy is a git repository whose only commit has the files.
 
     Raises:
         ConfigError: It cannot be made, or somebody else could change it.

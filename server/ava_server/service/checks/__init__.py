@@ -26,14 +26,7 @@ REPORT = "Please report it: this is a fault of Ava's own."
 
 @dataclass(frozen=True)
 class CheckFinding:
-    """One line of the report.
-
-    Attributes:
-        name: What was checked.
-        state: Its state.
-        text: What was found.
-        what_to_do: The next step; every warning and fault has one.
-    """
+    """One line of the report."""
 
     name: str
     state: State
@@ -46,12 +39,9 @@ class Setup:
     """What there is to check, as far as it can be read.
 
     Attributes:
-        env: The environment.
         root: The data root; None if it is unknown.
         settings: The settings; None if they are wrong.
         user: Whose rules are shown.
-        root_error: Why the data root is unknown.
-        settings_error: What is wrong with the settings.
     """
 
     env: Mapping[str, str]
@@ -73,7 +63,6 @@ class Setup:
 
     @property
     def correct_settings(self) -> str:
-        """The step for a wrong setting, which the text names."""
         file = self.root.config if self.root is not None else "config.toml"
         return f"Correct it in {file}, or in the named variable, then run `ava doctor` again."
 

@@ -68,7 +68,6 @@ def data_root(setup: Setup) -> Iterator[CheckFinding]:
 
 
 def _check_mode(name: str, path: Path, text: str) -> CheckFinding:
-    """Return who may read and write the folder."""
     status = path.stat()
     mode = stat.S_IMODE(status.st_mode)
     fix = f"Fix it with: chmod 700 {path}"
@@ -217,12 +216,7 @@ def _servers(root: DataRoot) -> Iterator[CheckFinding]:
 
 
 def confinement(found: Sandbox | Unavailable, details: str = "") -> CheckFinding:
-    """Return what confines commands here, or why nothing does and what to do.
-
-    Args:
-        found: The sandbox.
-        details: What this machine has for sandboxes.
-    """
+    """Return what confines commands here, or why nothing does and what to do."""
     name, has = "confinement", f" ({details})" if details else ""
     if isinstance(found, Unavailable):
         off = "run_bash, python_exec and programs of MCP servers are off"

@@ -67,7 +67,6 @@ def command(_setup: Setup) -> Iterator[CheckFinding]:
 
 
 def extras(_setup: Setup) -> Iterator[CheckFinding]:
-    """Report the extras that are not installed."""
     if lacking := [name for name in EXTRAS if not has_extra(name)]:
         step = f"If you need them: `{install_command(*lacking)}`"
         yield CheckFinding("extras", "note", f"without {', '.join(lacking)}; what needs one says so", step)
@@ -106,7 +105,6 @@ def git(_setup: Setup) -> Iterator[CheckFinding]:
 
 
 def _version_of(program: str) -> str:
-    """Return the version of a program, given by its path, or empty if it does not say."""
     try:
         done = subprocess.run(  # noqa: S603 - the program that runs use, and --version
             [program, "--version"], cwd="/", capture_output=True, timeout=PROBE_S, check=True, stdin=subprocess.DEVNULL

@@ -55,7 +55,6 @@ def keys(setup: Setup) -> Iterator[CheckFinding]:
 
 
 def providers(setup: Setup) -> Iterator[CheckFinding]:
-    """Report which providers can be called."""
     models = models_of(setup)
     if models is None or setup.root is None:
         yield CheckFinding("providers", "note", _NOT_CHECKED)
@@ -139,11 +138,7 @@ def _candidates(name: str, models: ModelSettings) -> list[str | None]:
 
 
 def search_engine(setup: Setup) -> Engine | ProviderSearch | None:
-    """Return what searches the web for a run with the default model; None where nothing does.
-
-    Raises:
-        AvaError: The keys cannot be read.
-    """
+    """Return what searches the web for a run with the default model; None where nothing does. Raises AvaError."""
     if setup.root is None or setup.settings is None:
         return None
     stored = read_keys(setup.root.keys)

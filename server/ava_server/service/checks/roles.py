@@ -234,7 +234,6 @@ def _check_server(entry: ServerEntry, listing: ToolListing, unconfined: bool) ->
 
 
 def _access(entry: ServerEntry, unconfined: bool) -> str:
-    """Return what a server can access here."""
     if entry.url is not None:
         return "which runs elsewhere"
     if unconfined:
