@@ -56,11 +56,7 @@ def _storable(text: str | None) -> str | None:
 
 _UNSTORABLE = re.compile("[\ud800-\udfff\x00]")
 ShortText = Annotated[str, Field(min_length=1), AfterValidator(_storable)]
-Wait = Annotated[
-    float,
-    Field(ge=0, le=MOST_WAIT_S),
-    _no_bool("float_type"),
-]
+Wait = Annotated[float, Field(ge=0, le=MOST_WAIT_S), _no_bool("float_type")]
 
 
 def _listed(given: Any) -> Any:
@@ -117,9 +113,7 @@ class SpawnArgs(Arguments):
 
     role: ShortText
     task: str = Field(
-        min_length=1,
-        max_length=100_000,
-        description="One subject: goal, what counts as done, form of the answer.",
+        min_length=1, max_length=100_000, description="One subject: goal, what counts as done, form of the answer."
     )
     context: str | None = Field(
         default=None, max_length=200_000, description="Background, constraints, file paths. No credentials."
@@ -135,10 +129,7 @@ class SpawnArgs(Arguments):
     model: str | None = Field(default=None, description="fast, balanced, deep, or a model id.")
     runner: str | None = Field(default=None, description="in-process, or acp:NAME for another coding agent.")
     timeout: Number | None = Field(default=None, description="Seconds.")
-    max_cost_cents: Number | None = Field(
-        default=None,
-        description="Too low for useful work is refused.",
-    )
+    max_cost_cents: Number | None = Field(default=None, description="Too low for useful work is refused.")
     max_tokens: WholeNumber | None = None
     max_iterations: WholeNumber | None = Field(default=None, description="Model calls.")
     max_tool_calls: WholeNumber | None = None
@@ -147,24 +138,16 @@ class SpawnArgs(Arguments):
     tools: list[str] | None = Field(default=None, description="Only these of the role's.")
     blocked_tools: list[str] | None = None
     namespace: Annotated[list[str] | None, BeforeValidator(_listed)] = Field(
-        default=None,
-        max_length=200,
-        description="Coder: paths in the repository that it may change.",
+        default=None, max_length=200, description="Coder: paths in the repository that it may change."
     )
-    verify: str | None = Field(
-        default=None,
-        max_length=2_000,
-        description="Coder: command that must pass.",
-    )
+    verify: str | None = Field(default=None, max_length=2_000, description="Coder: command that must pass.")
     workspace: str | None = Field(
         default=None,
         description="Absolute path of the folder to read. Without it only code_reviewer and coder see files.",
     )
     output_schema: dict[str, Any] | None = Field(default=None, description="JSON schema of `output`.")
     task_id: Annotated[str | None, AfterValidator(_storable)] = Field(
-        default=None,
-        max_length=64,
-        description="Your reference; repeated before its end, returns the first call's.",
+        default=None, max_length=64, description="Your reference; repeated before its end, returns the first call's."
     )
     rationale: str | None = Field(default=None, max_length=2_000, description="For the person.")
     ask: bool = Field(default=False, description="Asks the person now.")

@@ -41,15 +41,7 @@ from ava_server.approval.scope import (
 )
 from ava_server.approval.summary import RunReach, reach
 from ava_server.budget.run_caps import CAPS, COST, TURNS
-from ava_server.budget.run_config import (
-    PLAN_TURNS,
-    RUN_TOOLS,
-    Coding,
-    EarlierRun,
-    RunConfig,
-    SearchCall,
-    Texts,
-)
+from ava_server.budget.run_config import PLAN_TURNS, RUN_TOOLS, Coding, EarlierRun, RunConfig, SearchCall, Texts
 from ava_server.config.agents import AgentSpec, agent_of
 from ava_server.config.role_folders import workspace_of
 from ava_server.config.search_engines import provider_engine, without_search
@@ -58,14 +50,7 @@ from ava_server.core.errors import BadInput, Refused, ToolMissing
 from ava_server.core.ids import IN_PROCESS
 from ava_server.models.factory import how_it_thinks
 from ava_server.models.prices import FROM_SETTINGS, unknown_price_words
-from ava_server.models.selection import (
-    Choice,
-    ModelSettings,
-    Thinking,
-    choose,
-    is_configured,
-    unknown_prices,
-)
+from ava_server.models.selection import Choice, ModelSettings, Thinking, choose, is_configured, unknown_prices
 from ava_server.models.web_search import ProviderSearch
 
 if TYPE_CHECKING:

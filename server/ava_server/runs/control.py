@@ -21,14 +21,7 @@ from ava_audit.view import Command
 from ava_server.approval.proposals import SpawnLimits, texts_of
 from ava_server.budget.run_config import config_of
 from ava_server.runs.changes import LATE, KeptChanges
-from ava_server.runs.lifecycle import (
-    NotResumed,
-    RunFiles,
-    cancel,
-    end_for_owner,
-    end_overdue,
-    resume,
-)
+from ava_server.runs.lifecycle import NotResumed, RunFiles, cancel, end_for_owner, end_overdue, resume
 from ava_server.runs.loop import ON_REQUEST
 from ava_server.runs.result import RunResult
 

@@ -12,12 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
-from ava_audit.events import (
-    CostUpdate,
-    ExtendedCap,
-    ExtensionAsked,
-    ExtensionDecided,
-)
+from ava_audit.events import CostUpdate, ExtendedCap, ExtensionAsked, ExtensionDecided
 from ava_audit.rows import RunRow
 from ava_audit.units import MICROS_PER_CENT, local_second, micros_from_cents, now_us
 from ava_audit.view import View
@@ -183,13 +178,7 @@ def _per_turn(view: View, run: RunRow, short: Shortage) -> float:
 
 
 def most_now(
-    view: View,
-    run: RunRow,
-    config: RunConfig,
-    cap: ExtendedCap,
-    active_s: float,
-    limits: ExtensionLimits,
-    now_us: int,
+    view: View, run: RunRow, config: RunConfig, cap: ExtendedCap, active_s: float, limits: ExtensionLimits, now_us: int
 ) -> tuple[float, str]:
     """Return the highest value that a cap of a run may have now, and what sets it."""
     if cap == "max_tokens":

@@ -152,13 +152,7 @@ class ExtensionAnswer:
 
 
 def decide_extension(
-    run_id: str,
-    shown: str,
-    who: Who,
-    channel: Channel,
-    limits: ExtensionLimits,
-    *,
-    allow: int | float | None,
+    run_id: str, shown: str, who: Who, channel: Channel, limits: ExtensionLimits, *, allow: int | float | None
 ) -> Command[ExtensionAnswer]:
     """Decide on what a run asks for, once: raise the cap, or have the run wrap up.
 

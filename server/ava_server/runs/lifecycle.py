@@ -537,13 +537,7 @@ class CancelOutcome:
 
 
 def cancel(
-    run_id: str,
-    who: Who,
-    reason: str | None,
-    by: CancelledBy,
-    files: RunFiles = RunFiles(),
-    *,
-    anyones: bool = False,
+    run_id: str, who: Who, reason: str | None, by: CancelledBy, files: RunFiles = RunFiles(), *, anyones: bool = False
 ) -> Command[CancelOutcome]:
     """Ask for a run's end. A proposed or queued run ends at once, a running one is ended by its owner.
 
@@ -647,13 +641,7 @@ def end_overdue(
 
 
 def _end_without_owner(
-    view: View,
-    run: RunRow,
-    ended: RunResult,
-    files: RunFiles,
-    claimed: Event | None = None,
-    *,
-    skip_log: bool = False,
+    view: View, run: RunRow, ended: RunResult, files: RunFiles, claimed: Event | None = None, *, skip_log: bool = False
 ) -> tuple[Event, ...]:
     """Return the ending of a run that another than its owner ends, with what its log has of a result.
 
@@ -679,14 +667,7 @@ def _end_without_owner(
         )
     active_us = _active_us(run)  # the owner's last entry ends the time in which it was active, as for a takeover
     result = build_result(
-        run,
-        history,
-        ended,
-        list(files.artifacts),
-        active_us / 1e6,
-        near=False,
-        kept=files.changes,
-        hide=files.hide,
+        run, history, ended, list(files.artifacts), active_us / 1e6, near=False, kept=files.changes, hide=files.hide
     )
     ending = ending_events(run, result, ended, agent, None, active_us)
     return (*settled, *(() if claimed is None else (claimed,)), *ending)

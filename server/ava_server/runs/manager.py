@@ -186,12 +186,7 @@ class Manager:
     """
 
     def __init__(
-        self,
-        mode: Mode,
-        resources: RunResources,
-        instances: Instances,
-        membership: Membership,
-        setup: RunSetup,
+        self, mode: Mode, resources: RunResources, instances: Instances, membership: Membership, setup: RunSetup
     ) -> None:
         store, settings = resources.store, resources.settings
         self.mode = mode

@@ -11,14 +11,7 @@ from dataclasses import dataclass, replace
 
 from ava_audit.events import Activity, CostReserved, LastTurn, PlanPhase
 from ava_audit.units import format_usd
-from ava_server.budget.caps import (
-    CapReached,
-    CapRequest,
-    Reservation,
-    UnreadMessages,
-    messages_first,
-    reserve,
-)
+from ava_server.budget.caps import CapReached, CapRequest, Reservation, UnreadMessages, messages_first, reserve
 from ava_server.budget.run_config import config_of
 from ava_server.models.base import Bound, Completion, Request
 from ava_server.models.prices import billed_words, reserve_micros
@@ -30,11 +23,7 @@ from ava_server.runs.lifecycle import Paused
 from ava_server.runs.log import RunLog
 from ava_server.runs.result import RunResult
 
-DOING: Mapping[PlanPhase, str] = {
-    "analysis": "Analysing the task",
-    "plan": "Planning",
-    "review": "Reviewing the plan",
-}
+DOING: Mapping[PlanPhase, str] = {"analysis": "Analysing the task", "plan": "Planning", "review": "Reviewing the plan"}
 """The sentence in the status line."""
 NO_PLAN = "Working without a plan: none could be made"
 
@@ -335,11 +324,7 @@ class Reservations:
                 f"{config.max_tool_calls - self._history.tool_calls} tool calls",
             ),
             "tokens": (run.tokens, config.max_tokens, f"{config.max_tokens - run.tokens} tokens"),
-            "money": (
-                run.cost_micros,
-                config.max_cost_micros,
-                format_usd(config.max_cost_micros - run.cost_micros),
-            ),
+            "money": (run.cost_micros, config.max_cost_micros, format_usd(config.max_cost_micros - run.cost_micros)),
         }
         near = [
             name

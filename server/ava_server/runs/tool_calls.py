@@ -166,10 +166,7 @@ class ToolCalls:
         return admitted, refused
 
     async def _in_order(
-        self,
-        calls: Sequence[ToolUse],
-        doubtful: Mapping[str, tuple[Doubt, ...]],
-        refused: list[tuple[ToolUse, str]],
+        self, calls: Sequence[ToolUse], doubtful: Mapping[str, tuple[Doubt, ...]], refused: list[tuple[ToolUse, str]]
     ) -> Paused | None:
         """Run calls one after the other until a person has to be asked; adds to `refused` after a guardrail."""
         for number, call in enumerate(calls):
