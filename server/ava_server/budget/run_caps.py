@@ -40,9 +40,13 @@ class RunCap:
         value: float = getattr(role, self.field if self is TIME else self.argument)
         return value
 
+    def setting(self, tier: str | None) -> str:
+        """Return the setting in `[limits]` of the hard cap for a model's tier."""
+        return f"{self.hard}_deep" if self is TOKENS and tier == "deep" else self.hard
+
     def most(self, limits: Limits, tier: str | None) -> float:
         """Return the hard cap for a model's tier, as an argument."""
-        value: float = getattr(limits, f"{self.hard}_deep" if self is TOKENS and tier == "deep" else self.hard)
+        value: float = getattr(limits, self.setting(tier))
         return value
 
     def text(self, stored: float, *, exact: bool = True) -> str:

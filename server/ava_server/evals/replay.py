@@ -94,6 +94,7 @@ from ava_server.runs.travel import Travel
 MOST_PAUSES = 10
 UNLIMITED = 10**15
 """What others spend of a day or a group is not in a recording: where it stopped the run, the recording says so."""
+_HARD = ("max_cost_cents", "max_tokens", "max_tokens_deep", "max_timeout_s")
 _FROM_OUTSIDE = (UserMessage, QuestionAnswered, ExtensionDecided)
 DIFF_LINES, LINE_CHARS = 6, 200
 MOST_NOTED = 20
@@ -182,8 +183,10 @@ class Replayer:
         proposed, decided = recording.first(SpawnProposed), recording.first(SpawnDecided)
         config = _changed(RunConfig.model_validate(proposed.config), change)
         choice = change.choice
-        same_model = choice is None or choice.name == recording.config.model
-        tape = Tape(recording, config.price, same_model=same_model and _same_wire(recording, choice))
+        same_model = choice is None or (
+            choice.name == recording.config.model and choice.wire == recording.first(RunStarted).parameters.get("wire")
+        )
+        tape = Tape(recording, config.price, same_model=same_model)
         ids = {"pending_id": pending_id, "subagent_id": run_id}
         opening: list[Fact] = [
             proposed.model_copy(update={**ids, "config": config.model_dump(mode="json"), "supersedes": None}),
@@ -266,7 +269,7 @@ class Replayer:
         model = model_of(config.model, shapes, None, self._clients)
         recipes = recording.facts(CostReserved)
         ratios = [fact.byte_tokens for fact in recipes if fact.byte_tokens is not None]
-        waits = 3_600 if recording.facts(ExtensionAsked) else 0
+        hard = {"extension_wait_s": 3_600 if recording.facts(ExtensionAsked) else 0, **dict.fromkeys(_HARD, UNLIMITED)}
         return RunContext(
             model=TapeModel(model, tape),
             started=fresh.model_copy(update={"nonce": prefix.nonce}),
@@ -278,9 +281,7 @@ class Replayer:
             caps=DayCaps(UNLIMITED, UNLIMITED),
             window=config.price.window or WINDOW,
             worktrees=Worktrees(self._folder, self._folder, Travel(self._settings, None, self._folder)),
-            extensions=ExtensionLimits(
-                waits, UNLIMITED, UNLIMITED, UNLIMITED, UNLIMITED, DayCaps(UNLIMITED, UNLIMITED)
-            ),
+            extensions=ExtensionLimits(self._settings.limits.model_copy(update=hard), DayCaps(UNLIMITED, UNLIMITED)),
             tokens_per_byte=ratios[0] / RATIO_MARGIN if ratios else None,
             search=self._search(config, tape),
             effects=parse_role(config.role_text, config.role_source, config.role).effects,
@@ -371,7 +372,8 @@ class _TapeReservations(Reservations):
         self._tape.at(recorded, self._config.timeout_s)
         await self._outside.write_until(min(recorded.entry.seq, self._tape.pause_seq))
         last = recorded.reserved.last
-        if self.cap is None and last is not None and _from_elsewhere(last):
+        from_elsewhere = last is not None and (last.status == "timeout" or last.reason.startswith(SHARED_CAPS))
+        if self.cap is None and from_elsewhere:
             self.cap = last
         found = await super().next()
         if not isinstance(found, Paused):
@@ -389,19 +391,11 @@ class _TapeReservations(Reservations):
         return await self._tape.run_out() if self._tape.ran_out else None
 
 
-def _from_elsewhere(last: LastTurn) -> bool:
-    return last.status == "timeout" or last.reason.startswith(SHARED_CAPS)
-
-
 def _who(run_id: str) -> Who:
     return Who("replay", run_id, "replay", parent_agent_id=AGENT)
 
 
 # -- what is changed --------------------------------------------------------------------------------------------------
-
-
-def _same_wire(recording: Recording, choice: Choice | None) -> bool:
-    return choice is None or recording.first(RunStarted).parameters.get("wire") == choice.wire
 
 
 def _changed(config: RunConfig, change: Change) -> RunConfig:

@@ -300,9 +300,8 @@ class CodingWork:
 
     def _bounded(self, verdict: Verdict) -> CommandRun:
         most = PASSED_CHARS if verdict.passed else SHOWN_CHARS
-        output = replace(verdict, output=self._hidden(verdict.output)).failing(
-            most
-        )  # before it is cut: half a secret is not recognized
+        hidden = self._hidden(verdict.output)  # before it is cut: half a secret is not recognized
+        output = replace(verdict, output=hidden).failing(most)
         if len(output) > most:
             output = output[: most // 4] + _CUT + output[len(output) - (most - most // 4 - len(_CUT)) :]
         return CommandRun(

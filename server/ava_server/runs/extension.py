@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, get_args
 
 from ava_audit.events import CostUpdate, ExtendedCap, ExtensionAsked, ExtensionDecided
 from ava_audit.rows import RunRow
-from ava_audit.units import MICROS_PER_CENT, local_second, micros_from_cents, now_us
+from ava_audit.units import MICROS_PER_CENT, local_second, now_us
 from ava_audit.view import View
 from ava_server.approval.proposals import texts_of
 from ava_server.budget.caps import CapReached, CapRequest, money_caps
@@ -25,7 +25,7 @@ from ava_server.core.ids import new_id
 from ava_server.runs.lifecycle import Paused, group_time, wait_for_person
 
 if TYPE_CHECKING:
-    from ava_server.config.settings import Settings
+    from ava_server.config.settings import Limits, Settings
     from ava_server.runs.log import RunLog
 
 MOST_ASKED = 3
@@ -45,35 +45,14 @@ UNITS: Mapping[ExtendedCap, int] = {"max_cost_cents": MICROS_PER_CENT, "max_toke
 
 @dataclass(frozen=True)
 class ExtensionLimits:
-    """What a run may ask for.
+    """What a run may ask for: up to the hard caps, and what may be spent in a day."""
 
-    Attributes:
-        wait_s: How long it waits for an answer; 0 turns asking off.
-        max_tokens: The hard cap on its tokens, and `max_tokens_deep` for the tier `deep`.
-    """
-
-    wait_s: int
-    max_cost_micros: int
-    max_tokens: int
-    max_tokens_deep: int
-    max_timeout_s: int
+    hard: Limits
     days: DayCaps
 
 
-_ENDINGS = {"max_cost_cents": "cost_exceeded", "max_tokens": "token_exceeded", "timeout": "timeout"}
-"""How a run ends at each cap."""
-
-
 def extension_limits(settings: Settings, user: str) -> ExtensionLimits:
-    hard = settings.limits
-    return ExtensionLimits(
-        wait_s=hard.extension_wait_s,
-        max_cost_micros=micros_from_cents(hard.max_cost_cents),
-        max_tokens=hard.max_tokens,
-        max_tokens_deep=hard.max_tokens_deep,
-        max_timeout_s=hard.max_timeout_s,
-        days=day_caps(settings, user),
-    )
+    return ExtensionLimits(settings.limits, day_caps(settings, user))
 
 
 # -- asking -----------------------------------------------------------------------------------------------------------
@@ -102,7 +81,7 @@ def extension_request(
     """
     config, texts = config_of(run.config), texts_of(view, run)
     free = short.cap == "max_cost_cents" and config.free
-    wait_s = math.floor(wait_for_person(view, run, limits.wait_s, now_us))
+    wait_s = math.floor(wait_for_person(view, run, limits.hard.extension_wait_s, now_us))
     if wait_s <= 0 or free or texts is None or run.overrun or not _may_ask(view, run):
         return None
     limit, used = CAP_OF_ARGUMENT[short.cap].of(config), _used(run, short.cap, short.active_s)
@@ -181,16 +160,13 @@ def most_now(
     view: View, run: RunRow, config: RunConfig, cap: ExtendedCap, active_s: float, limits: ExtensionLimits, now_us: int
 ) -> tuple[float, str]:
     """Return the highest value that a cap of a run may have now, and what sets it."""
+    own = CAP_OF_ARGUMENT[cap]
+    hard = own.stored(own.most(limits.hard, config.tier)), f"limits.{own.setting(config.tier)}"
     if cap == "max_tokens":
-        return (
-            (limits.max_tokens_deep, "limits.max_tokens_deep")
-            if config.tier == "deep"
-            else (limits.max_tokens, "limits.max_tokens")
-        )
+        return hard
     if cap == "timeout":
         left_s = group_time(view.group(run.group_id) if run.group_id else None, now_us)
-        group_s = math.inf if left_s is None else active_s + left_s
-        return min((limits.max_timeout_s, "limits.max_timeout_s"), (group_s, "the group's time"))
+        return min(hard, (math.inf if left_s is None else active_s + left_s, "the group's time"))
     names = {
         "group_max_cost": "the group's cost cap",
         "user_daily_cents": "your budget of the day",
@@ -201,7 +177,7 @@ def most_now(
         for name, left in money_caps(view, run, limits.days, now_us)
         if name in names
     ]
-    return min((limits.max_cost_micros, "limits.max_cost_cents"), *shared)
+    return min(hard, *shared)
 
 
 def _rounded(cap: ExtendedCap, wanted: float, most: float) -> int | float:
@@ -242,7 +218,7 @@ class CapExtensions:
                 return None
             return extension_request(view, run, short, self._limits, new_id("extension_id"), now_us())
 
-        asked = await self._log.read(query) if self._limits.wait_s else None
+        asked = await self._log.read(query) if self._limits.hard.extension_wait_s else None
         return None if asked is None else Paused(asked)
 
     def notice(self, active_s: float) -> tuple[str, tuple[str, ...]] | None:
@@ -286,7 +262,7 @@ def _raise_words(asked: ExtensionAsked) -> str:
 
 def in_vain(asked: ExtensionAsked, status: str, *, declined: bool) -> str:
     """Return how a request for more ended, to append to the reason of an ending by the same cap; else empty text."""
-    if status != _ENDINGS[asked.cap]:
+    if status != CAP_OF_ARGUMENT[asked.cap].ending:
         return ""
     return f"; {'a person declined' if declined else 'nobody answered'} its request to {_raise_words(asked)}"
 

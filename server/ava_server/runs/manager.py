@@ -316,7 +316,7 @@ class Manager:
     async def _look(self, tasks: anyio.abc.TaskGroup) -> None:
         began = anyio.current_time()
         found = self._unended = await self._store.read(partial(read_unended, known=self._unended), short=True)
-        rows, groups = [*found.runs.values()], found.groups
+        rows = [*found.runs.values()]
         whole = began >= self._whole_from_s
         if not whole:
             rows = self._front(rows)
@@ -327,22 +327,29 @@ class Manager:
         gone = await anyio.to_thread.run_sync(self.control.gone, rows) if owned else frozenset[str]()
         if whole:
             self._tidy_notes(found.runs, gone)
+        free = await self._free(others, found.groups, gone)
+        self._settle_s = settle_s(began)
+        if whole and len(rows) > AHEAD:
+            self._whole_from_s = began + max(LOOK_EVERY_S, WHOLE_TIMES * (anyio.current_time() - began))
+        await self._fill_slots(free, rows, gone, tasks)
+        self._note_idle(busy=bool(self._owned) or self._has_due(others))
+
+    async def _free(self, rows: Sequence[RunRow], groups: Mapping[str, GroupRow], gone: frozenset[str]) -> list[RunRow]:
+        """Return the runs that may be taken, and end those whose time is over."""
         free: list[RunRow] = []
-        for row in others:
+        for row in rows:
             # A run that this process has dropped has no owner either, though its instance is alive.
             left = gone | {self.instance} if row.instance == self.instance else gone
             if overdue(row, groups.get(row.group_id or ""), left, now_us()) is not None:
                 await self._end_overdue(row, left)
             elif await self._may_take(row, gone):
                 free.append(row)
-        running = [row for row in rows if row.state == RUNNING and row.instance not in gone]
-        self._settle_s = settle_s(began)
-        if whole and len(rows) > AHEAD:
-            self._whole_from_s = began + max(LOOK_EVERY_S, WHOLE_TIMES * (anyio.current_time() - began))
-        await self._fill_slots(free, running, gone, tasks)
+        return free
+
+    def _has_due(self, rows: Sequence[RunRow]) -> bool:
+        """Tell whether one of these runs goes on by itself: after a pause, or once a slot is free."""
         now = now_us()
-        due = any((paused(row, now) and not is_held(row)) or row.id in self._full for row in others)
-        self._note_idle(busy=bool(self._owned) or due)
+        return any((paused(row, now) and not is_held(row)) or row.id in self._full for row in rows)
 
     def _front(self, rows: Sequence[RunRow]) -> list[RunRow]:
         """Leave out runs that wait behind many others of their user."""
@@ -411,7 +418,7 @@ class Manager:
             await self.control.end(row.id, ended, "give up")
 
     async def _fill_slots(
-        self, free: list[RunRow], running: list[RunRow], gone: frozenset[str], tasks: anyio.abc.TaskGroup
+        self, free: list[RunRow], rows: Sequence[RunRow], gone: frozenset[str], tasks: anyio.abc.TaskGroup
     ) -> None:
         """Take runs while slots are free: each time the oldest of the user who has the fewest running."""
         if self._leaving:
@@ -422,7 +429,7 @@ class Manager:
             for row in free:
                 self._leave_to_workers(row.id)
             return
-        count = Counter(row.user_id for row in running)
+        count = Counter(row.user_id for row in rows if row.state == RUNNING and row.instance not in gone)
         in_line: dict[str, deque[RunRow]] = {}
         for row in sorted(free, key=lambda row: (row.queued_us or 0, row.id)):
             in_line.setdefault(row.user_id, deque()).append(row)

@@ -239,9 +239,8 @@ class Runtime(RunResources):
             await anyio.to_thread.run_sync(self._sweep, await self._unended())
             there = await anyio.to_thread.run_sync(self.run_setup.worktrees.run_ids)
             for run in await self.store.read(lambda view: [view.run(run_id) for run_id in there]):
-                if (
-                    run is not None and run.ended
-                ):  # read after the folders were listed, so a new run is not taken for an ended one
+                # Read after the folders were listed, so a new run is not taken for an ended one.
+                if run is not None and run.ended:
                     await anyio.to_thread.run_sync(self.run_setup.remove_folders, run)
         except (AuditError, OSError, ValueError, RuntimeError) as error:  # the next start tries again
             log.warning("the files of dead processes were not removed completely: %s", error)

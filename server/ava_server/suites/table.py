@@ -27,10 +27,6 @@ def money_text(ratio: Ratio) -> str:
     return _ratio_text(ratio, lambda micros: format_usd(round(micros)))
 
 
-def seconds_text(ratio: Ratio) -> str:
-    return _ratio_text(ratio, lambda seconds: f"{seconds:.1f} s")
-
-
 def _ratio_text(ratio: Ratio, shown: Callable[[float], str]) -> str:
     if ratio.value is None:
         return "nothing solved"
@@ -56,7 +52,7 @@ def figures(column: ColumnScore, tries: int) -> list[tuple[str, str]]:
         ("pass@1", share_text(column.pass_1)),
         *every,
         ("cost per solved", money_text(column.cost_per_solved)),
-        ("seconds per solved", seconds_text(column.seconds_per_solved)),
+        ("seconds per solved", _ratio_text(column.seconds_per_solved, lambda seconds: f"{seconds:.1f} s")),
         ("spent", f"{format_usd(column.cost_micros)}"),
         ("tries", f"{column.tries}" + (f" and {column.without} without verdict" if column.without else "")),
     ]
