@@ -188,8 +188,7 @@ class Bodies:
     def _tools(self, given: Any, dropped: list[str]) -> list[dict[str, Any]]:
         kept: list[dict[str, Any]] = []
         for tool in objects_in(given):
-            name = as_text(tool.get("name")) or as_text((as_object(tool.get("function")) or {}).get("name"))
-            kind = as_text(tool.get("type"))
+            name, kind = _tool_name(tool), as_text(tool.get("type"))
             if kind in self._form.tools and name not in self._off:
                 inner = {"tools": self._tools(tool.get("tools"), dropped)} if kind == "namespace" else {}
                 kept.append({**tool, **inner})

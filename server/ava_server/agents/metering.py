@@ -44,11 +44,12 @@ from ava_server.models.prices import reserve_micros
 from ava_server.runs.reservation import (
     GOOD_OUTPUT,
     LEAST_OUTPUT,
-    OUTPUT_SHARE,
     WRAP_PROMPT,
-    byte_tokens,
+    affordable_output,
     cap_words,
+    counted_cap,
     largest,
+    measured_byte_tokens,
 )
 
 if TYPE_CHECKING:
@@ -243,7 +244,7 @@ class RunMeter:
             raise CallRefused("over", "this run is over")
         if self._is_done():
             raise CallRefused("over", "the result is handed over")
-        if self.cap is None and (cap := self._counted()) is not None:
+        if self.cap is None and (cap := counted_cap(self._run, self._turn)) is not None:
             await self._reach(cap)
         if self.cap is not None and not self._left_to_hand_over:
             raise CallRefused("cap", self._refusal(self.cap))
@@ -252,19 +253,7 @@ class RunMeter:
         most = call.asked_output or self._config.max_output
         if self._left_to_hand_over is not None:
             most = min(most, max(self._config.wrap_output, GOOD_OUTPUT))
-        if self._config.price.output:
-            left = self._config.max_cost_micros - self._log.run.cost_micros
-            share = left * 1000 // (OUTPUT_SHARE * self._config.price.output)
-            most = max(min(most, share), min(most, GOOD_OUTPUT))
-        return most
-
-    def _counted(self) -> LastTurn | None:
-        """Return the cap of turns or tool calls, if it is reached."""
-        if self._turn >= self._config.max_iterations:
-            return LastTurn(status="iteration_limit", reason=f"max_iterations of {self._config.max_iterations}")
-        if self._log.history.tool_calls >= self._config.max_tool_calls:
-            return LastTurn(status="tool_limit", reason=f"max_tool_calls of {self._config.max_tool_calls}")
-        return None
+        return affordable_output(self._run, most)
 
     async def _reach(self, cap: LastTurn) -> None:
         self.cap = cap
@@ -301,8 +290,7 @@ class RunMeter:
 
     def _fitting(self, reached: CapReached, call: AgentCall, most: int) -> tuple[int, float | None] | None:
         """Return the longest answer that fits what a cap has left, and the tokens of a byte; None if none does."""
-        known = self._run.context.tokens_per_byte
-        measured = [ratio for ratio in (self._log.history.tokens_per_byte, known) if ratio is not None]
+        measured = measured_byte_tokens(self._run)
 
         def fits(output: int, ratio: float | None) -> bool:
             asked = self._request(call, output, ratio)
@@ -310,7 +298,7 @@ class RunMeter:
                 return asked.tokens + asked.wrap_tokens <= reached.left
             return asked.fact.micros + asked.fact.wrap_micros <= reached.left
 
-        for ratio in (None, byte_tokens(max(measured))) if measured else (None,):
+        for ratio in (None,) if measured is None else (None, measured):
             found = largest(lambda output, each=ratio: fits(output, each), min(LEAST_OUTPUT, most), most)  # type: ignore[misc]
             if found is not None:
                 return found, ratio

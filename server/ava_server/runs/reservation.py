@@ -149,7 +149,7 @@ class Reservations:
 
         Where the wrap-up would begin, the run may first ask a person for more, and is paused for that.
         """
-        history = self._history
+        history, config = self._history, self._config
         if not history.answered or history.search is not None:
             await self._log.settle_lost()
         await self._planner.settle(leaving=self.last_turn(self._next_turn()) is not None)
@@ -167,7 +167,8 @@ class Reservations:
                 # It is said once: a second attempt of the wrap-up finds it in the history.
                 told = WRAP_UP in history.notices_sent
                 notice = _Notice() if told else _Notice(LAST_WORDS.format(cap=last.reason), (WRAP_UP,))
-            shape = shape or _Shape(self._config.wrap_output if last is not None else self._most_output())
+            most = config.wrap_output if last is not None else affordable_output(self._run, config.max_output)
+            shape = shape or _Shape(most)
             call = self._call(shape, last, notice)
             asked = self._ask_for(turn, attempt, shape, call, last, notice)
             command = reserve(self._log.fence, self._log.who, asked, self._run.context.caps)
@@ -190,13 +191,6 @@ class Reservations:
 
     def _next_turn(self) -> int:
         return self._history.turn + 1 if self._history.answered else self._history.turn
-
-    def _most_output(self) -> int:
-        """Return the most tokens of the next answer: the run's limit, or fewer where that would cost too much."""
-        most, left = self._config.max_output, self._config.max_cost_micros - self._log.run.cost_micros
-        if not self._price.output:
-            return most
-        return max(min(most, left * 1000 // (OUTPUT_SHARE * self._price.output)), min(most, GOOD_OUTPUT))
 
     def _call(self, shape: _Shape, last: LastTurn | None, notice: _Notice) -> _Call:
         history = self._history
@@ -281,14 +275,7 @@ class Reservations:
 
     def last_turn(self, turn: int | None = None) -> LastTurn | None:
         """Return why a turn (by default the current one) is the last, or None."""
-        if self.cap is not None:
-            return self.cap
-        turn = self._history.turn if turn is None else turn
-        if turn >= self._config.max_iterations:
-            return LastTurn(status="iteration_limit", reason=f"max_iterations of {self._config.max_iterations}")
-        if self._history.tool_calls >= self._config.max_tool_calls:
-            return LastTurn(status="tool_limit", reason=f"max_tool_calls of {self._config.max_tool_calls}")
-        return None
+        return self.cap or counted_cap(self._run, self._history.turn if turn is None else turn)
 
     def _notice(self, attempt: int) -> _Notice:
         """Return what the next request tells the model; further attempts of a turn repeat what the first said."""
@@ -363,10 +350,7 @@ class Reservations:
         old results, and shows only the beginning of new ones.
         """
         most = tried.output
-        ratios = [
-            ratio for ratio in (self._history.tokens_per_byte, self._run.context.tokens_per_byte) if ratio is not None
-        ]
-        ratio = byte_tokens(max(ratios)) if ratios else None
+        ratio = measured_byte_tokens(self._run)
         least = min(GOOD_OUTPUT, most)
         old = tuple(seq for seq, _saved in self._history.elidable())
 
@@ -411,6 +395,31 @@ class Reservations:
         longest = max((len(text) for _seq, text in self._history.fresh_results()), default=0)
         shown = largest(lambda shown: fits(replace(bare, most_shown=shown), 1.0), LEAST_SHOWN, longest)
         return replace(bare, most_shown=shown) if shown is not None else None
+
+
+def affordable_output(run: ActiveRun, most: int) -> int:
+    """Return the most tokens of the next answer: `most`, or fewer where that would cost too much."""
+    price, left = run.config.price, run.config.max_cost_micros - run.log.run.cost_micros
+    if not price.output:
+        return most
+    return max(min(most, left * 1000 // (OUTPUT_SHARE * price.output)), min(most, GOOD_OUTPUT))
+
+
+def counted_cap(run: ActiveRun, turn: int) -> LastTurn | None:
+    """Return the cap of turns or tool calls that a turn has reached, or None."""
+    config = run.config
+    if turn >= config.max_iterations:
+        return LastTurn(status="iteration_limit", reason=f"max_iterations of {config.max_iterations}")
+    if run.log.history.tool_calls >= config.max_tool_calls:
+        return LastTurn(status="tool_limit", reason=f"max_tool_calls of {config.max_tool_calls}")
+    return None
+
+
+def measured_byte_tokens(run: ActiveRun) -> float | None:
+    """Return what a byte counts as by the highest ratio that was measured with the run's model, or None."""
+    measured = (run.log.history.tokens_per_byte, run.context.tokens_per_byte)
+    known = [ratio for ratio in measured if ratio is not None]
+    return byte_tokens(max(known)) if known else None
 
 
 def cap_words(reached: CapReached, asked: CapRequest, log: RunLog) -> str:

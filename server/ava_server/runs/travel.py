@@ -139,11 +139,8 @@ class Travel:
         if coding is not None:
             return pack_snapshot(Path(coding.repository), self._home, coding.base, limit, path, config.git_folder)
         assert config.workspace is not None, "otherwise nothing has to travel"
-        root = Root.open_approved(Path(config.workspace), config.workspace_identity)
-        try:
+        with contextlib.closing(Root.open_approved(Path(config.workspace), config.workspace_identity)) as root:
             return pack_folder(root, self._home, limit, aside, path, config.git_folder)
-        finally:
-            root.close()
 
     def release(self, runs: Sequence[str]) -> None:
         """Forget what was stored for runs that were not proposed after all."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,10 +47,8 @@ class RunFiles:
             root = Root.open(self.folder)
         except OSError as error:
             raise Refused(f"{self.folder} cannot be read: {error.strerror}") from error
-        try:
+        with closing(root):
             return read_artifact(root, file)
-        finally:
-            root.close()
 
     def _read_stored(self, file: Mapping[str, Any]) -> bytes | None:
         """Return what is beside the log; None if the file is not there."""
