@@ -64,7 +64,8 @@ def check_quotes(
     verdicts: list[dict[str, Any]] = []
     looked = 0
     for number, quote in quotes:
-        seq, verdict = None, "found"
+        seq: int | None = None
+        verdict = "found"
         if sum(len(char.encode("utf-8", "replace")) for char in quote if char.isalnum()) >= QUOTE_BYTES:
             seq = next((seq for seq, text in read if quote in text), None)
             if seq is None and near and len(quote) <= NEAR_CHARS and looked < NEAR_FINDINGS:
