@@ -30,6 +30,7 @@ from ava_server.approval.summary import approval_line, group_line
 from ava_server.budget.caps import CapRequest, reserve, settle_unknown
 from ava_server.budget.run_config import RunConfig, Texts, digest
 from ava_server.budget.user_limits import DayCaps, Slots
+from ava_server.config.settings import Limits
 from ava_server.runs.extension import ExtensionLimits, asked_of
 from ava_server.runs.extension_answer import decide_extension
 from ava_server.runs.history import History
@@ -58,7 +59,8 @@ WHO = Who("sess-1", "ava", USER)
 TTL_US = 60_000_000
 LIMITS = SpawnLimits(10**6, "[limits]", DayCaps(10**12, 10**12), ("[budgets]", "[budgets]"), TTL_US)
 GROUP_S = 600.0
-EXTENSIONS = ExtensionLimits(60, 10**7, 10**7, 10**7, 10**5, LIMITS.days)
+HARD = Limits(extension_wait_s=60, max_cost_cents=1_000, max_tokens=10**7, max_tokens_deep=10**7, max_timeout_s=10**5)
+EXTENSIONS = ExtensionLimits(HARD, LIMITS.days)
 OWNER = {"running here": HERE, "running elsewhere": ELSEWHERE, "interrupted": DEAD}
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 SITUATIONS: tuple[Situation, ...] = get_args(Situation)

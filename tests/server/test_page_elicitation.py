@@ -45,6 +45,7 @@ from ava_server.approval.decisions import Approval, approve, reject
 from ava_server.approval.proposals import SpawnLimits
 from ava_server.budget.user_limits import DayCaps
 from ava_server.config.pin import PinFile
+from ava_server.config.settings import Limits
 from ava_server.config.tokens import Token
 from ava_server.core import local_server
 from ava_server.core.data_root import DataRoot, os_user
@@ -488,10 +489,8 @@ async def test_more_for_a_run_is_allowed_on_its_page(tmp_path: Path, era: str) -
 
         async def opens(page: ElicitRequestURLParams) -> ElicitResult:
             assert page.url == f"{ADDRESS}/subagents/{run_id}" and "Raise the cost cap" in page.message
-            who, limits = (
-                Who("sess-browser", "person", os_user()),
-                ExtensionLimits(60, 10**9, 10**9, 10**9, 10**6, DayCaps(10**9, 10**9)),
-            )
+            who = Who("sess-browser", "person", os_user())
+            limits = ExtensionLimits(Limits(max_cost_cents=10**5), DayCaps(10**9, 10**9))
             command = decide_extension(run_id, asked.digest, who, "browser", limits, allow=asked.proposed)
             async with Store.open(at.root) as store:
                 assert (await store.do(command)).status == "approved"

@@ -49,6 +49,7 @@ from ava_server.approval.summary import group_line
 from ava_server.budget.caps import CapReached, CapRequest, Reservation, reserve, settle_unknown, settlement_event
 from ava_server.budget.run_config import RunConfig, Texts
 from ava_server.budget.user_limits import DayCaps, Slots
+from ava_server.config.settings import Limits
 from ava_server.models.base import Bound, Completion, Request
 from ava_server.models.local import LocalModel, complete
 from ava_server.models.prices import Price, reserve_micros
@@ -535,7 +536,10 @@ class Processes(RuleBasedStateMachine):
             self.dispossess(run)
 
     def extensions(self) -> ExtensionLimits:
-        return ExtensionLimits(ASK_S, HARD_CAP, 10**6, 10**6, 3_600, DayCaps(*self.ledger.days))
+        hard = Limits(
+            extension_wait_s=ASK_S, max_cost_cents=HARD_CAP // 10_000, max_tokens=10**6, max_tokens_deep=10**6
+        )
+        return ExtensionLimits(hard, DayCaps(*self.ledger.days))
 
     def able_to_ask(self) -> list[Owner]:
         """Owners whose run has made a call, and has none in flight."""
