@@ -89,11 +89,6 @@ def scopes_of(run: RunRow, now_us: int) -> tuple[str, ...]:
     return (run.id, *group, user_scope(run.user_id, day), installation_scope(day))
 
 
-def money_left(view: View, run: RunRow, caps: DayCaps, now_us: int) -> tuple[CapName, int]:
-    """Return the tightest money cap of a run and what is left of it in micro-USD; its own wrap-up does not count."""
-    return min(money_caps(view, run, caps, now_us), key=lambda item: item[1])
-
-
 def money_caps(view: View, run: RunRow, caps: DayCaps, now_us: int) -> list[tuple[CapName, int]]:
     """Return each money cap of a run, its own first, and what is left of it; its own wrap-up does not count."""
     config = config_of(run.config)
@@ -125,7 +120,7 @@ def reserve(fence: Fence, who: Who, asked: CapRequest, caps: DayCaps) -> Command
             raise StaleOwner(f"{run.id} is no longer owned by this claim (generation {fence.generation})")
         if run.overrun:
             return Outcome(CapReached("overrun", 0))
-        cap, left = money_left(view, run, caps, now_us)
+        cap, left = min(money_caps(view, run, caps, now_us), key=lambda item: item[1])
         wrap_micros = asked.fact.wrap_micros if asked.fact.tool_call is None else run.wrap_micros
         fact = asked.fact.model_copy(update={"scopes": scopes_of(run, now_us), "wrap_micros": wrap_micros})
         if fact.micros + fact.wrap_micros > max(left, 0):
