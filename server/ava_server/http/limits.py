@@ -438,21 +438,20 @@ class Authentication:
             # A proxy may have used one and we the other: the rest would be taken for another request (smuggling).
             return error_response(400, "Send Content-Length or Transfer-Encoding, not both.", {"Connection": "close"})
         hosts = headers.getlist("host")
-        proxied = bool(self._reach.proxies) and self._reach.trusts(_peer(scope))
+        proxied = self._reach.trusts(_peer(scope))
         if proxied and (forwarded := _last(headers, "x-forwarded-host")) is not None:
             hosts = [forwarded]
         if len(hosts) != 1 or not self._reach.allows_host(hosts[0]):
             return error_response(
                 421, "Unknown host name (Host header). The person who runs the server can set it with --public-url."
             )
-        origins = headers.getlist("origin") if b"origin" in names else ()
-        if any(not self._reach.allows_origin(origin, hosts[0]) for origin in origins):
+        if not all(self._reach.allows_origin(origin, hosts[0]) for origin in headers.getlist("origin")):
             return error_response(
                 403,
                 "Requests from pages of that origin are not allowed (Origin header): it must be this server's, and the"
                 " one in the Host header, which a proxy has to pass on.",
             )
-        secure = self._reach.public_url is not None and self._reach.public_url.startswith("https://")
+        secure = self._reach.base_url.startswith("https://")
         if proxied and secure and (_last(headers, "x-forwarded-proto") or "").lower() == "http":
             return error_response(403, "Use https: over http the token can be read on the way.")
         return None

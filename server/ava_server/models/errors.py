@@ -10,7 +10,7 @@ import re
 import tomllib
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import cache
@@ -22,7 +22,7 @@ from zoneinfo import ZoneInfo
 from ava_audit.units import US_PER_S, format_duration, iso_second
 from ava_server.core.errors import ModelError, ModelErrorKind, ModelTimeout
 from ava_server.models import json_text
-from ava_server.models.json_text import as_list, as_object
+from ava_server.models.json_text import as_list, as_object, as_text, fields_of
 
 if TYPE_CHECKING:
     import httpx2
@@ -220,6 +220,9 @@ class ErrorCase:
     undated: str = ""
     undated_to_do: str = ""
 
+    def advice(self, *, dated: bool) -> str:
+        return self.what_to_do if dated else self.undated_to_do or self.what_to_do
+
 
 @dataclass(frozen=True)
 class ErrorTable:
@@ -259,7 +262,7 @@ class ProviderError:
     words: str = ""  # its message with its code, for people
     codes: frozenset[str] = frozenset()  # every type and code in it, in lower case
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    request_id: str | None = None
+    request_id: str = ""
 
 
 def _status_in(error: ProviderError, table: ErrorTable) -> int:
@@ -295,7 +298,7 @@ def read_body(content: bytes) -> ProviderError:
         return ProviderError("" if text.lstrip().startswith("<") else text[:_MOST_CHARS])
     if isinstance(answer, list) and len(as_list(answer)) == 1:  # Google
         answer = as_list(answer)[0]
-    outer = as_object(answer) or {}
+    outer = fields_of(answer)
     return read_error(outer.get("error") or answer, outer.get("request_id"))
 
 
@@ -304,22 +307,21 @@ def read_error(error: Any, request_id: Any = None) -> ProviderError:
     fields = as_object(error)
     if fields is None:
         return ProviderError(str(error)[:_MOST_CHARS])
-    metadata, details = as_object(fields.get("metadata")) or {}, as_object(fields.get("details")) or {}
+    metadata, details = fields_of(fields.get("metadata")), fields_of(fields.get("details"))
     words = fields.get("message") or fields.get("detail") or ""
     if raw := metadata.get("raw"):  # from the provider behind OpenRouter; its own message is "Provider returned error"
         words = f"{words}: {raw}"
     code = details.get("error_code") or fields.get("code") or fields.get("type")
     codes = (fields.get("type"), fields.get("code"), details.get("error_code"), metadata.get("error_type"),
              fields.get("status"))  # fmt: skip
-    headers = dict(as_object(metadata.get("headers")) or {})  # OpenRouter
+    headers = dict(fields_of(metadata.get("headers")))  # OpenRouter
     if "resets_in_seconds" in fields:  # Codex
         headers["retry-after"] = fields["resets_in_seconds"]
-    own_id = fields.get("request_id") or request_id
     return ProviderError(
         words=f"{words[:_MOST_CHARS]} [{code}]" if code and isinstance(words, str) else str(words)[:_MOST_CHARS],
         codes=frozenset(str(one).lower() for one in codes if isinstance(one, str | int)),
         headers={name.lower(): str(value) for name, value in headers.items() if isinstance(value, str | int | float)},
-        request_id=own_id if isinstance(own_id, str) else None,
+        request_id=as_text(fields.get("request_id") or request_id),
     )
 
 
@@ -406,13 +408,18 @@ class Endpoint:
         case = find_case(error, response.status_code)
         # The SDKs of OpenAI and Anthropic obey this header whatever the status is (`_should_retry`).
         retry = {"true": True, "false": False}.get(response.headers.get("x-should-retry", "").strip().lower())
+        if retry is not None:
+            case = replace(case, retry=retry, waits=case.waits or retry)
         proxy = response.extensions.get("ava_proxy")  # only the proxy knows whose status this is
-        return self._provider_error(error, case, response.headers, now, response.status_code, retry, proxy)
+        return self._provider_error(error, case, response.headers, now, response.status_code, proxy)
 
     def error_in_body(self, error: Any, headers: Mapping[str, str], now: datetime | None = None) -> ModelError:
         """Return the error of a 200 whose body holds an error in place of an answer."""
         read = read_error(error)
-        return self._provider_error(read, find_case(read), headers, now)
+        case = replace(
+            find_case(read), text="answered 200 with an error in the body", dated=ErrorCase.dated, undated=""
+        )
+        return self._provider_error(read, case, headers, now)
 
     def _provider_error(
         self,
@@ -421,11 +428,10 @@ class Endpoint:
         headers: Mapping[str, str],
         now: datetime | None,
         status: int | None = None,
-        retry: bool | None = None,
         proxy: str | None = None,
     ) -> ModelError:
         now = now or datetime.now(UTC)
-        wait = again_after({**error.headers, **headers}, error.words, now) if case.waits or retry else None
+        wait = again_after({**error.headers, **headers}, error.words, now) if case.waits else None
         fields = {
             "key": self.key,
             "model": repr(self.model),
@@ -435,28 +441,23 @@ class Endpoint:
             "until": iso_second(round((now.timestamp() + (wait or 0)) * US_PER_S)),
         }
         request_id = self._request_id(headers.get("request-id") or headers.get("x-request-id") or error.request_id)
-        words = self.clean(error.words)
-        if status is None:
-            text, words = "answered 200 with an error in the body", words or "without words"
-            text += ErrorCase.dated if wait is not None else ""
-        else:
-            text = case.text + (case.undated if wait is None else case.dated)
+        words = self.clean(error.words) or ("" if status else "without words")
+        text = case.text + (case.undated if wait is None else case.dated)
         details = (
             f"HTTP {status}" if status else "",
             f"through the proxy {proxy}" if proxy else "",
             f"request {request_id}" if request_id else "",
         )
         text += f" ({', '.join(filter(None, details))})" if any(details) else ""
-        to_do = case.what_to_do if wait is not None else case.undated_to_do or case.what_to_do
         return ModelError(
             f"{self.place} {text.format_map(fields)}{': ' if words else ''}{words}.",
             kind=case.kind,
             sent=True,
             answered=status is None,
-            retryable=case.retry if retry is None else retry,
+            retryable=case.retry,
             again_after_s=wait,
             request_id=request_id,
-            what_to_do=to_do.format_map(fields),
+            what_to_do=case.advice(dated=wait is not None).format_map(fields),
         )
 
     def _request_id(self, given: str | None) -> str | None:

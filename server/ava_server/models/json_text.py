@@ -111,6 +111,11 @@ def as_object(value: Any) -> dict[str, Any] | None:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
+def fields_of(value: Any) -> dict[str, Any]:
+    """Return the fields of a JSON object; none for anything else."""
+    return as_object(value) or {}
+
+
 def as_list(value: Any) -> list[Any]:
     """Return a value if it is a JSON array, else an empty list."""
     return [*cast("Iterable[Any]", value)] if isinstance(value, list) else []
@@ -130,7 +135,7 @@ def deeper_than(value: Any, most: int) -> bool:
     """Tell whether lists and objects are nested more than `most` deep."""
     level: list[Any] = [value]
     for _ in range(most):
-        members = (item for each in level for item in (as_list(each) or (as_object(each) or {}).values()))
+        members = (item for each in level for item in (as_list(each) or fields_of(each).values()))
         level = [item for item in members if isinstance(item, dict | list)]
         if not level:
             return False

@@ -245,21 +245,7 @@ class Answer:
 def best_passages(found: Iterable[Passage], query: Query, spread: Spread, most: int) -> Answer:
     """Return the pieces that answer a question best, several of a page if they fit better; not those far below."""
     weigh = Weighing(spread.weights, _QUOTE_WORDS)
-    likely: list[tuple[float, int, Passage]] = []
-    for number, passage in enumerate(found):
-        matches = query.matches(passage.text)
-        around = Weighing(spread.weights, max(matches.length, 1))(matches)
-        likely.append((-around, number, passage))
-    ranked: list[tuple[float, float, Passage]] = []
-    for around, _, passage in nsmallest(_CUT_MOST, likely):
-        for piece in pieces(passage):
-            own = weigh(query.matches(piece.text))
-            together = _together(piece.text, query, weigh) if own else 0.0
-            rank = own * (-around) ** _AROUND * together**_TOGETHER * record_factor(piece.source)
-            rank *= _form(piece.text) * _NEXT_FILE**passage.file_rank
-            rank *= math.exp(-_LATER * passage.text.find(piece.text) / len(passage.text))
-            ranked.append((rank * _FENCED if piece.fenced else rank, together, piece))
-    ranked = sorted((each for each in ranked if each[0] > 0), key=lambda each: -each[0])
+    ranked = sorted(_ranked_pieces(found, query, weigh), key=lambda each: -each[0])
     chosen = spread_out([(rank, piece) for rank, _, piece in ranked if rank >= ranked[0][0] * _FAR_BELOW], most)
     if not chosen:
         return Answer()
@@ -271,6 +257,24 @@ def best_passages(found: Iterable[Passage], query: Query, spread: Spread, most: 
         weigh.coverage([sum(each) for each in zip(*counts, strict=True)]),
         max(sum(count > 0 for count in each) for each in counts),
     )
+
+
+def _ranked_pieces(found: Iterable[Passage], query: Query, weigh: Weighing) -> Iterator[tuple[float, float, Passage]]:
+    """Yield the pieces of the likely passages with a rank, and the most of the question that one sentence has."""
+    likely: list[tuple[float, int, Passage]] = []
+    for number, passage in enumerate(found):
+        matches = query.matches(passage.text)
+        around = Weighing(weigh.weights, max(matches.length, 1))(matches)
+        likely.append((-around, number, passage))
+    for around, _, passage in nsmallest(_CUT_MOST, likely):
+        for piece in pieces(passage):
+            if own := weigh(query.matches(piece.text)):
+                together = _together(piece.text, query, weigh)
+                rank = own * (-around) ** _AROUND * together**_TOGETHER * record_factor(piece.source)
+                rank *= _form(piece.text) * _NEXT_FILE**passage.file_rank
+                rank *= math.exp(-_LATER * passage.text.find(piece.text) / len(passage.text))
+                if rank > 0:
+                    yield (rank * _FENCED if piece.fenced else rank), together, piece
 
 
 def _form(text: str) -> float:

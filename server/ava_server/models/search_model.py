@@ -17,13 +17,13 @@ from ava_server.models.base import Completion, Delta, Request, UserTurn
 from ava_server.models.clients import ClientPool
 from ava_server.models.factory import how_it_thinks, parameters
 from ava_server.models.http_model import HttpModel
-from ava_server.models.json_text import as_list, as_object, as_text, objects_in
+from ava_server.models.json_text import as_list, as_object, as_text, fields_of, objects_in
 from ava_server.models.selection import KNOWN_URLS, Choice, host_of
 from ava_server.models.web_search import search_terms
 from ava_server.models.wires.base import WholeAnswer, Wire, one_line
 from ava_server.models.wires.chat import ChatAnswer, ChatWire
 from ava_server.models.wires.messages import MessagesAnswer, MessagesWire
-from ava_server.models.wires.responses import ResponsesAnswer, ResponsesWire
+from ava_server.models.wires.responses import ResponsesAnswer, ResponsesWire, message_parts
 from ava_server.models.wires.stream import Deadlines
 
 DEADLINES = Deadlines(connect_s=10, first_byte_s=40, between_s=40, total_s=40)
@@ -137,9 +137,9 @@ class _MessagesResults(MessagesAnswer):
         lists = [block["content"] for block in results if isinstance(block.get("content"), list)]
         found = [row for content in lists for row in objects_in(content)]
         rows = [{"url": row.get("url"), "title": row.get("title"), "date": row.get("page_age")} for row in found]
-        faults = [as_text((as_object(block.get("content")) or {}).get("error_code")) for block in results]
+        faults = [as_text(fields_of(block.get("content")).get("error_code")) for block in results]
         fault = next(filter(None, faults), _REFUSED if self.stop_reason == _REFUSED else "")
-        used = as_object((self.usage or {}).get("server_tool_use")) or {}
+        used = fields_of((self.usage or {}).get("server_tool_use"))
         searches = max(_count(used.get("web_search_requests")), len(lists))
         return _found(whole, rows if lists else None, one_line(fault) or "", searches)
 
@@ -175,16 +175,21 @@ class _ResponsesResults(ResponsesAnswer):
         whole = super().whole()
         output = objects_in(whole.raw["output"])
         calls = [item for item in output if item.get("type") == "web_search_call"]
-        actions = [as_object(item.get("action")) or {} for item in calls]
-        searched = [action for action in actions if action.get("type", "search") == "search"]
-        parts = (part for item in output if item.get("type") == "message" for part in objects_in(item.get("content")))
-        cited = [note for part in parts for note in objects_in(part.get("annotations"))]
-        titles = {_untraced(note.get("url")): note.get("title") for note in reversed(cited)}
+        searched = [
+            action for item in calls if (action := fields_of(item.get("action"))).get("type", "search") == "search"
+        ]
+        titles = _cited_titles(output)
         urls = [_untraced(source.get("url")) for action in searched for source in objects_in(action.get("sources"))]
         rows = [{"url": url, "title": titles.get(url)} for url in dict.fromkeys([*urls, *reversed(titles)]) if url]
         failed = any(item.get("status") == "failed" for item in calls)
         fault = "failed" if failed else _REFUSED if whole.stop_reason == _REFUSED else ""
         return _found(whole, rows if searched and (rows or not failed) else None, fault, len(searched))
+
+
+def _cited_titles(output: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the titles of the addresses that an answer cites, the last first; of several, an address's first."""
+    cited = [note for part in message_parts(output) for note in objects_in(part.get("annotations"))]
+    return {_untraced(note.get("url")): note.get("title") for note in reversed(cited)}
 
 
 def _untraced(url: Any) -> str:
@@ -225,7 +230,7 @@ class _ChatResults(ChatAnswer):
 
     def add(self, chunk: Mapping[str, Any]) -> Delta:
         for choice in objects_in(as_list(chunk.get("choices"))[:1]):
-            message = as_object(choice.get("message")) or {}
+            message = fields_of(choice.get("message"))
             self._notes += objects_in(message.get("annotations"))
         return super().add(chunk)
 

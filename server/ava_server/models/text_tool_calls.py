@@ -17,7 +17,7 @@ from typing import Any
 from ava_roles.wrap import unescape_html
 from ava_server.models import json_text
 from ava_server.models.base import Completion, ToolSchema, ToolUse
-from ava_server.models.json_text import as_list, as_object
+from ava_server.models.json_text import as_list, as_object, fields_of
 
 _NS = r"(?:antml:|｜DSML｜)?"
 _WRAPPER = rf"(?:{_NS}function_calls|｜DSML｜tool_calls|(?:minimax|seed):tool_call)"
@@ -143,13 +143,13 @@ class Reader:
 
     def _parameters(self, name: str, form: re.Pattern[str]) -> dict[str, Any]:
         """Return arguments that are written one by one, each converted to the type in the tool's schema."""
-        properties = as_object(self._offered.get(name, {}).get("properties")) or {}
+        properties = fields_of(self._offered.get(name, {}).get("properties"))
         args: dict[str, Any] = {}
         while found := self._skip(form):
             key = found[1].strip()
             if key in args:
                 raise Unreadable(f"its argument {key!r} is there twice")
-            args[key] = _typed(found[2], as_object(properties.get(key)) or {})
+            args[key] = _typed(found[2], fields_of(properties.get(key)))
         return args
 
     def _object(self, end: str) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class Reader:
             if repaired is None:
                 raise Unreadable(f"its JSON is broken: {json_text.object_fault(self._text[begun:])}") from None
             return repaired
-        return as_object(value) or {}
+        return fields_of(value)
 
     def _skip(self, what: re.Pattern[str]) -> re.Match[str] | None:
         found = what.match(self._text, self._at)
@@ -232,7 +232,7 @@ def _kinds(schema: Mapping[str, Any]) -> set[str]:
     named = schema.get("type")
     kinds = {named} if isinstance(named, str) else {kind for kind in as_list(named) if isinstance(kind, str)}
     for part in (*as_list(schema.get("anyOf")), *as_list(schema.get("oneOf"))):
-        kinds |= _kinds(as_object(part) or {})
+        kinds |= _kinds(fields_of(part))
     return kinds or {"string", "array", "object"}
 
 
@@ -293,7 +293,7 @@ def with_calls(completion: Completion, printed: TextToolCalls, turn: int, messag
     made, raw = dict(message(printed.words, calls)), completion.raw
     for name, words in (("content", "text"), ("output", "message")):  # blocks, items: thoughts stay before the text
         if isinstance(made.get(name), list):
-            thoughts = [block for block in as_list(raw.get(name)) if (as_object(block) or {}).get("type") != words]
+            thoughts = [block for block in as_list(raw.get(name)) if fields_of(block).get("type") != words]
             made[name] = [*thoughts, *made[name]]
     kept = {key: value for key, value in raw.items() if key not in made}  # other wires keep thoughts in fields
     note = f"read {len(calls)} tool call{'' if len(calls) == 1 else 's'} from its text"

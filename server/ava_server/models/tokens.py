@@ -13,7 +13,7 @@ from typing import Any, TypeGuard, cast
 
 from ava_audit.events import Usage
 from ava_server.models.base import AssistantTurn, Bound, ReportedUsage, Request, ToolSchema, Turn
-from ava_server.models.json_text import as_object, encode, join_surrogates
+from ava_server.models.json_text import encode, fields_of, join_surrogates
 
 MOST_TOKENS = 10**9
 """A larger count is a fault of the provider, and so is a larger cost in USD."""
@@ -61,8 +61,8 @@ def read_usage(
 
 
 def _counts_in(usage: Mapping[str, Any]) -> dict[str, Any]:
-    prompt_details = as_object(usage.get("prompt_tokens_details")) or {}
-    output_details = as_object(usage.get("completion_tokens_details")) or {}
+    prompt_details = fields_of(usage.get("prompt_tokens_details"))
+    output_details = fields_of(usage.get("completion_tokens_details"))
     return {
         "prompt_tokens": usage.get("prompt_tokens"),
         "completion_tokens": usage.get("completion_tokens"),
@@ -90,7 +90,7 @@ def _cost_micros(usage: Mapping[str, Any]) -> tuple[int | None, tuple[str, ...]]
     if parts[0] is None:
         return None, ()
     if usage.get("is_byok") is True:
-        details = as_object(usage.get("cost_details")) or {}
+        details = fields_of(usage.get("cost_details"))
         upstream = details.get("upstream_inference_cost")
         if upstream is None:  # the gateway's share alone would look like the whole
             return None, ("reported cost not counted: it is without the upstream provider's",)

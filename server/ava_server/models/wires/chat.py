@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from ava_server.models import json_text
 from ava_server.models.base import AssistantTurn, Delta, Request, ToolTurn, ToolUse, Turn, UserTurn
-from ava_server.models.json_text import as_list, as_object, as_text, objects_in
+from ava_server.models.json_text import as_list, as_object, as_text, fields_of, objects_in
 from ava_server.models.selection import EFFORT, LOW
 from ava_server.models.wires.base import (
     MOST_CALLS,
@@ -82,7 +82,7 @@ class ChatWire(Wire):
     def is_answer(self, whole: Mapping[str, Any]) -> bool:
         """Tell whether JSON that came in one piece has a message."""
         choices = as_list(whole.get("choices"))
-        return bool(choices and (as_object(choices[0]) or {}).get("message"))
+        return bool(choices and fields_of(choices[0]).get("message"))
 
     def unseen(self, raw: Mapping[str, Any]) -> int:
         """Return the bytes of an earlier answer's thinking."""
@@ -146,9 +146,9 @@ class ChatAnswer(Answer):
         self.stop_reason = as_text(choice.get("finish_reason")) or self.stop_reason
         if (delta := as_object(choice.get("delta"))) is not None:
             return self._grow(delta)
-        whole = as_object(choice.get("message")) or {}
+        whole = fields_of(choice.get("message"))
         # Each is a separate call, even without an id.
-        calls = [{**(as_object(call) or {}), "index": n} for n, call in enumerate(as_list(whole.get("tool_calls")))]
+        calls = [{**fields_of(call), "index": n} for n, call in enumerate(as_list(whole.get("tool_calls")))]
         return self._grow({**whole, "tool_calls": calls})
 
     def whole(self) -> WholeAnswer:
@@ -217,7 +217,7 @@ class ChatAnswer(Answer):
         call["id"] = call["id"] or identity
         self._by_id.setdefault(call["id"], call)
         call.update({key: value for key, value in fragment.items() if key not in _CALL_FIELDS and value is not None})
-        function = as_object(fragment.get("function")) or {}
+        function = fields_of(fragment.get("function"))
         name, arguments = as_text(function.get("name")), function.get("arguments")
         if name != call["function"]["name"]:
             call["function"]["name"] += name

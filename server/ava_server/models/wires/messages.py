@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from ava_server.models import json_text
 from ava_server.models.base import AssistantTurn, Delta, Request, ToolTurn, ToolUse, Turn, UserTurn
-from ava_server.models.json_text import as_list, as_object, as_text, objects_in
+from ava_server.models.json_text import as_list, as_text, fields_of, objects_in
 from ava_server.models.selection import EFFORT, LOW
 from ava_server.models.wires.base import (
     MOST_CALLS,
@@ -166,20 +166,20 @@ class MessagesAnswer(Answer):
         """Take in one event, or a whole message; unknown events add nothing."""
         match event.get("type"):
             case "message_start":
-                self._read_id_and_usage(as_object(event.get("message")) or {})
+                self._read_id_and_usage(fields_of(event.get("message")))
             case "content_block_start":
-                return self._begin(_index(event), as_object(event.get("content_block")) or {})
+                return self._begin(_index(event), fields_of(event.get("content_block")))
             case "content_block_delta":
-                return self._grow(_index(event), as_object(event.get("delta")) or {})
+                return self._grow(_index(event), fields_of(event.get("delta")))
             case "message_delta":
-                self._stop(as_object(event.get("delta")) or {})
+                self._stop(fields_of(event.get("delta")))
                 self._read_id_and_usage({"usage": event.get("usage")})
             case "message_stop":
                 self.over = True
             case _ if isinstance(event.get("content"), list):
                 self._read_id_and_usage(event)
                 for number, block in enumerate(as_list(event["content"])):
-                    self._begin(number, as_object(block) or {})
+                    self._begin(number, fields_of(block))
                 self._stop(event)
             case _:
                 pass
@@ -212,7 +212,7 @@ class MessagesAnswer(Answer):
         read, written = (usage.get(f"cache_{name}_input_tokens") or 0 for name in ("read", "creation"))
         counts: list[Any] = [usage.get("input_tokens"), read, written]
         wrong = [count for count in counts if isinstance(count, bool) or not isinstance(count, int)]
-        thought = (as_object(usage.get("output_tokens_details")) or {}).get("thinking_tokens")
+        thought = fields_of(usage.get("output_tokens_details")).get("thinking_tokens")
         return {
             "prompt_tokens": wrong[0] if wrong else sum(counts),
             "completion_tokens": usage.get("output_tokens"),
@@ -223,7 +223,7 @@ class MessagesAnswer(Answer):
 
     def _stop(self, delta: Mapping[str, Any]) -> None:
         self.stop_reason = as_text(delta.get("stop_reason")) or self.stop_reason
-        details = as_object(delta.get("stop_details")) or {}
+        details = fields_of(delta.get("stop_details"))
         why = [said for name in ("category", "explanation") if (said := as_text(details.get(name)))]
         if why:
             self._notes[one_line(f"{details.get('type') or 'stopped'}: {': '.join(why)}") or ""] = None
@@ -268,7 +268,7 @@ class MessagesAnswer(Answer):
         return block
 
     def _cache_notes(self) -> tuple[str, ...]:
-        written = as_object((self.usage or {}).get("cache_creation")) or {}
+        written = fields_of((self.usage or {}).get("cache_creation"))
         hour = written.get("ephemeral_1h_input_tokens")
         return (f"{hour} tokens were cached for an hour, which costs more than the price used here",) if hour else ()
 
@@ -282,11 +282,11 @@ def _sent_back(raw: Mapping[str, Any], *, with_thinking: bool) -> list[Any]:
 
 
 def _is_thought(block: Any) -> bool:
-    return (as_object(block) or {}).get("type") in _THOUGHT
+    return fields_of(block).get("type") in _THOUGHT
 
 
 def _is_blank(block: Any) -> bool:
-    fields = as_object(block) or {}
+    fields = fields_of(block)
     return fields.get("type") == "text" and not as_text(fields.get("text")).strip()
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from ava_server.models import json_text
 from ava_server.models.base import AssistantTurn, Delta, Request, ToolTurn, ToolUse, Turn, UserTurn
-from ava_server.models.json_text import as_list, as_object, as_text, objects_in
+from ava_server.models.json_text import as_list, as_object, as_text, fields_of, objects_in
 from ava_server.models.selection import EFFORT, LOW
 from ava_server.models.wires.base import (
     MOST_CALLS,
@@ -133,22 +133,26 @@ class _Item:
         item = dict(self.fields)
         if not self.done:
             item.pop("encrypted_content", None)  # it may be only half there
-            grown: dict[str, list[Any]] = {}
-            for (what, place), pieces in sorted(self.pieces.items(), key=lambda known: known[0][1]):
-                _, name, kind, text, _ = _GROWS[what]
-                parts = grown.setdefault(name, as_list(item.get(name)))
-                begun = as_object(parts[place]) if 0 <= place < len(parts) else None
-                if begun is None:
-                    parts.append({"type": kind, text: "".join(pieces)})
-                else:
-                    parts[place] = {**begun, text: "".join(pieces)}
-            item |= grown
+            item |= self._grown()
         if item.get("type") == CALL:
             given = item.get("arguments")
             if isinstance(given, dict):  # some local servers send an object instead of its text
                 given = json_text.encode(json_text.storable(given)[0]).decode()
             item["arguments"] = as_text(given) or "".join(self.arguments)
         return item
+
+    def _grown(self) -> dict[str, list[Any]]:
+        """Return the lists of parts that the pieces add to, with the pieces put in."""
+        grown: dict[str, list[Any]] = {}
+        for (what, place), pieces in sorted(self.pieces.items(), key=lambda known: known[0][1]):
+            _, name, kind, text, _ = _GROWS[what]
+            parts = grown.setdefault(name, as_list(self.fields.get(name)))
+            begun = as_object(parts[place]) if 0 <= place < len(parts) else None
+            if begun is None:
+                parts.append({"type": kind, text: "".join(pieces)})
+            else:
+                parts[place] = {**begun, text: "".join(pieces)}
+        return grown
 
 
 @dataclass
@@ -167,9 +171,9 @@ class ResponsesAnswer(Answer):
         if what == "function_call_arguments" and step in ("delta", "done"):
             return Delta(arguments=_take(self._item_of(event, CALL).arguments, event, step, "arguments"))
         if what == "output_item" and step in ("added", "done"):
-            self._add_item(event, as_object(event.get("item")) or {}, done=step == "done")
+            self._add_item(event, fields_of(event.get("item")), done=step == "done")
         elif kind in ("completed", "incomplete"):
-            self._end(as_object(event.get("response")) or {}, kind)
+            self._end(fields_of(event.get("response")), kind)
             self.over = True
         elif (response := as_object(event.get("response"))) is not None:
             self._read_id_and_usage(response)
@@ -186,9 +190,7 @@ class ResponsesAnswer(Answer):
         raw, changed = json_text.storable({"role": "assistant", "output": output})
         asked = [item for item in raw["output"] if item.get("type") == CALL]
         set_unique_ids(asked, "call_id")
-        parts = [
-            part for item in raw["output"] if item.get("type") == MESSAGE for part in objects_in(item.get("content"))
-        ]
+        parts = message_parts(raw["output"])
         refused = self.stop_reason == "completed" and any(part.get("type") == "refusal" for part in parts)
         return WholeAnswer(
             raw=raw,
@@ -233,21 +235,26 @@ class ResponsesAnswer(Answer):
     def _end(self, response: Mapping[str, Any], event: str | None = None) -> None:
         """Take in a response at its end; some repeat all their items in it, some none."""
         self._read_id_and_usage(response)
-        details = as_object(response.get("incomplete_details")) or {}
+        details = fields_of(response.get("incomplete_details"))
         self.stop_reason = as_text(details.get("reason")) or as_text(response.get("status")) or event
         self._withheld = as_list(response.get("input_transformations"))
         output, known = as_list(response.get("output")), self._in_order()
         if len(output) > len(known) or (len(output) == len(known) and not all(item.done for item in known)):
-            self._items = {place: [_Item(as_object(item) or {}, True)] for place, item in enumerate(output)}
+            self._items = {place: [_Item(fields_of(item), True)] for place, item in enumerate(output)}
 
     def _in_order(self) -> list[_Item]:
         return [item for index in sorted(self._items) for item in self._items[index]]
 
     def _withheld_note(self) -> tuple[str, ...]:
         """Return the note about earlier thinking that the model was not shown."""
-        reasons = {as_text((as_object(one) or {}).get("reason")) or "no reason given" for one in self._withheld}
+        reasons = {as_text(fields_of(one).get("reason")) or "no reason given" for one in self._withheld}
         why = one_line(", ".join(sorted(reasons)))
         return (f"{len(self._withheld)} piece(s) of earlier thinking not shown to the model: {why}",) if reasons else ()
+
+
+def message_parts(output: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the parts of an answer's messages: its text, or why it is refused."""
+    return [part for item in output if item.get("type") == MESSAGE for part in objects_in(item.get("content"))]
 
 
 def _take(pieces: list[str], event: Mapping[str, Any], step: str, whole: str) -> str:

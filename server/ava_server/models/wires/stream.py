@@ -258,7 +258,7 @@ class AnswerStream:
                     "dropped", what=f"is half a body: {self._received:,} bytes of JSON without an end"
                 ) from None
             raise self._endpoint.error("not JSON", begins=self._endpoint.begins(content)) from None
-        fields = json_text.as_object(answer) or {}
+        fields = json_text.fields_of(answer)
         if error := self._wire.fault(fields):
             raise self._endpoint.error_in_body(error, self.headers)
         if not self._wire.is_answer(fields):
