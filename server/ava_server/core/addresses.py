@@ -32,7 +32,6 @@ def public_url(given: str | None, option: str = "--public-url") -> str | None:
 
 
 def proxies_of(given: Sequence[str]) -> tuple[Network, ...]:
-    """Return the addresses of trusted proxies. Raises BadInput: one of them is not an address."""
     try:
         return tuple(ipaddress.ip_network(each.strip(), strict=False) for each in given)
     except ValueError as wrong:

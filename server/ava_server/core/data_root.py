@@ -16,7 +16,7 @@ from ava_server.core.files import reason
 
 
 def os_user() -> str:
-    """Return the user's name, else its number: in a container the user may have no name."""
+    """In a container the user may have no name, only a number."""
     try:
         return getpass.getuser()
     except (KeyError, ImportError, OSError):  # OSError from Python 3.13 on
@@ -29,7 +29,7 @@ NOWHERE = Path(os.path.abspath(os.sep))  # noqa: PTH100 - the root, whatever the
 
 
 def working_folder() -> Path | None:
-    """Return the working folder; None if it was removed."""
+    """None if it was removed."""
     try:
         return Path.cwd()
     except OSError:
@@ -37,7 +37,7 @@ def working_folder() -> Path | None:
 
 
 def home_folder() -> Path:
-    """Return the user's home; the root for a user unknown to the system."""
+    """The root for a user unknown to the system."""
     return _home(os.environ.get("HOME"), os.environ.get("USERPROFILE"))
 
 
@@ -130,10 +130,7 @@ class DataRoot:
         return False
 
     def create(self) -> None:
-        """Make the folder, for its owner alone, if it is missing.
-
-        Raises ConfigError: impossible, or writable for anybody.
-        """
+        """Make the folder, for its owner alone. Raises ConfigError: impossible, or writable for anybody."""
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             mode = self.path.stat().st_mode
@@ -171,7 +168,6 @@ def find_data_root(data_root: Path | None = None, env: Mapping[str, str] | None 
 
 
 def default_data_root() -> DataRoot:
-    """Return the data root in the platform's folder for data."""
     from platformdirs import user_data_path
 
     return DataRoot(user_data_path("ava", appauthor=False))
@@ -210,7 +206,6 @@ def has_log(root: DataRoot) -> bool:
 
 
 def in_postgres(root: DataRoot) -> bool:
-    """Tell whether the log of this data root is in Postgres."""
     from ava_audit.errors import DataRootRefused
     from ava_audit.store.backend import MARK
     from ava_audit.store.location import database_url

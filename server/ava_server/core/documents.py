@@ -63,10 +63,7 @@ class SharedDocuments:
         self._keepers = 0
 
     def state(self, name: str) -> tuple[int, str]:
-        """Return a document's version and text; 0 and no text without one.
-
-        Raises ConfigError: the database is unreadable.
-        """
+        """Return a document's version and text; 0 and no text without one. Raises ConfigError: unreadable."""
         with _translated():
             text = self._database.changed_text(name)
         if text is not None:
@@ -165,11 +162,10 @@ class SharedDocument:
 
     @property
     def version(self) -> int:
-        """A number that changes with it. Raises ConfigError: the database cannot be read."""
+        """A number that changes with the text. Raises ConfigError: the database cannot be read."""
         return self.documents.state(self.name)[0]
 
     def change(self, edit: Callable[[str], str]) -> None:
-        """Replace its text while no other process does, as `SharedDocuments.change`."""
         self.documents.change(self.name, edit)
 
 
@@ -178,10 +174,7 @@ _OPENING = threading.Lock()
 
 
 def shared_document(path: Path) -> SharedDocument | None:
-    """Return the shared document in place of a file; None for a file.
-
-    Raises ConfigError: no valid address for the log.
-    """
+    """Return the document in place of a file; None for a file. Raises ConfigError: no valid address for the log."""
     if path.name not in SHARED or path.parent.name != FOLDER:
         return None
     documents = documents_of(path.parent.parent)
@@ -189,7 +182,7 @@ def shared_document(path: Path) -> SharedDocument | None:
 
 
 def documents_of(root: Path) -> SharedDocuments | None:
-    """Return a data root's shared documents; None for files. Raises ConfigError: no valid address for the log."""
+    """None for files. Raises ConfigError: no valid address for the log."""
     from ava_audit.errors import AuditError
     from ava_audit.store.backend import MARK
     from ava_audit.store.location import backend_of, database_url
@@ -208,10 +201,7 @@ def documents_of(root: Path) -> SharedDocuments | None:
 
 
 async def keep_fresh(root: Path, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-    """Keep the shared documents fresh until cancelled; ends at once for files.
-
-    Raises ConfigError: unreadable at the start.
-    """
+    """Runs until cancelled; ends at once for files. Raises ConfigError: unreadable at the start."""
     documents = await anyio.to_thread.run_sync(documents_of, root)
     if documents is None:
         task_status.started()
@@ -233,7 +223,6 @@ async def keep_fresh(root: Path, *, task_status: TaskStatus[None] = anyio.TASK_S
 
 @contextlib.contextmanager
 def _translated() -> Generator[None]:
-    """Turn errors of the log's database into those of settings."""
     from ava_audit.errors import AuditError
 
     try:
@@ -251,13 +240,12 @@ _TO_DO = {
 
 
 def is_own(status: os.stat_result) -> bool:
-    """Tell whether this user owns a file; where files have no owners, the answer is yes."""
+    """Where files have no owners, the answer is yes."""
     user = getattr(os, "geteuid", None)
     return user is None or status.st_uid == user()
 
 
 def reason(error: OSError) -> str:
-    """Return why the system refused, for an error text."""
     return error.strerror or type(error).__name__
 
 
@@ -286,7 +274,6 @@ def read_private(path: Path, holds: str, remedy: str) -> str:
 
 
 def unusable(path: Path, failed: OSError) -> ConfigError:
-    """Return the error for a file that the system refuses."""
     to_do = _TO_DO.get(failed.errno or 0, "Make this user its owner.")
     return ConfigError(f"{path} cannot be used: {reason(failed)}. {to_do}")
 

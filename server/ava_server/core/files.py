@@ -65,7 +65,6 @@ def create_file(path: Path, data: bytes, mode: int = 0o600) -> None:
 
 
 def is_root() -> bool:
-    """Tell whether this process runs as root; False on systems without that user."""
     return getattr(os, "geteuid", lambda: -1)() == 0
 
 
@@ -89,16 +88,13 @@ class PrivateFile:
 
     @property
     def place(self) -> str:
-        """Where its content is, for people."""
         return str(self.path) if self._shared is None else f"the database ({self.path.name})"
 
     @property
     def remedy(self) -> str:
-        """What to do with a file that is wrong."""
         return f"Remove the file and store the {self.holds} again with `{self.setting}`."
 
     def entries(self) -> dict[str, Any]:
-        """Return its entries, read at once; none when there is no file."""
         try:
             return tomllib.loads(self._text())
         except (ValueError, RecursionError) as wrong:  # the parser does not raise TOMLDecodeError for every fault
@@ -118,10 +114,7 @@ class PrivateFile:
             raise ConfigError(f"{self.path}: an entry is not as `{command}` writes it. {self.remedy}") from None
 
     def change(self, check: Callable[[], object], edit: Callable[[TOMLDocument], None]) -> None:
-        """Change an entry and replace the file, under a lock; comments and order stay.
-
-        `check` reads the whole file before, and raises if it is invalid; `edit` changes it.
-        """
+        """Change an entry and replace the file, under a lock; comments and order stay. `check` raises if it is invalid."""
         import portalocker
         import tomlkit
 
@@ -146,7 +139,6 @@ class PrivateFile:
             raise unusable(path, failed) from failed
 
     def remove(self, name: str, read: Callable[[], Mapping[str, T]]) -> T | None:
-        """Remove an entry, and return it as `read` gives it; None when there is none."""
         if name not in read():
             return None
         removed: list[T] = []
@@ -160,7 +152,6 @@ class PrivateFile:
         return removed[0] if removed else None
 
     def make_folder(self) -> None:
-        """Make the file's folder, for its owner alone, if it is missing."""
         if self._shared is None:
             make_private_folder(self.path.parent)
         self.check_folder()
@@ -192,10 +183,7 @@ class PrivateFile:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a missing folder for its owner; whether an existing one is safe is for the caller to check.
-
-    Raises ConfigError.
-    """
+    """Whether an existing one is safe is for the caller to check. Raises ConfigError."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
     except FileExistsError:
@@ -221,12 +209,10 @@ class WatchedFile(Generic[T]):
 
     @property
     def is_changed(self) -> bool:
-        """Whether the file has changed since it was read."""
         return self._state() != self._seen
 
     @property
     def is_shared(self) -> bool:
-        """Whether a document that other servers change takes the file's place."""
         return self._document() is not None
 
     def look_again(self) -> bool:
@@ -237,7 +223,7 @@ class WatchedFile(Generic[T]):
         return self.is_changed
 
     def current(self) -> T:
-        """Return the current value. Blocking. Raises AvaError: the file cannot be read, or is invalid."""
+        """Blocking. Raises AvaError: the file cannot be read, or is invalid."""
         with self._reading:
             seen = self._state()
             if self._made is None or seen != self._seen:

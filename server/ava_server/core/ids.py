@@ -47,12 +47,10 @@ def parse_id(field: str, given: str, argument: str | None = None) -> str:
 
 
 def label(run: RunRow) -> str:
-    """Return a run's label: role and id, with its name if it has one."""
     return f"{run.role} {run.name} ({run.id})" if run.name else f"{run.role} {run.id}"
 
 
 def nearest(given: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the known name most similar to the one given, ignoring case, if there is one."""
     names = {name.casefold(): name for name in known}
     found = difflib.get_close_matches(given.strip().casefold()[:80], names, n=1, cutoff=cutoff)
     return names[found[0]] if found else None

@@ -212,20 +212,15 @@ class LocalServer:
 
 
 def http_server(root: DataRoot) -> LocalServer:
-    """Return the HTTP server of a data root."""
     return LocalServer(root, root.http_lock, root.http_port, root.http_words, "the HTTP server")
 
 
 def start_http(root: DataRoot, port: int) -> None:
-    """Start the HTTP server of a data root, unless it runs. Blocking.
-
-    Raises ConfigError: impossible, or on another port.
-    """
+    """Blocking. Raises ConfigError: impossible, or it runs on another port."""
     http_server(root).start(("serve", "--http", "--port", str(port), "--idle", HTTP_IDLE), port)
 
 
 def pages_server(root: DataRoot) -> LocalServer:
-    """Return the server of `ava ui`: the pages, for this user of this machine alone."""
     return LocalServer(root, root.pages_lock, root.pages_port, root.pages_words, "the server of `ava ui`")
 
 
@@ -235,10 +230,7 @@ def pages_port(root: DataRoot) -> int:
 
 
 def start_pages(root: DataRoot) -> str:
-    """Start the server of `ava ui` unless it runs, and return its address; replace one of an older Ava. Blocking.
-
-    Raises ConfigError: it cannot be started.
-    """
+    """Start the server of `ava ui`, or replace one of an older Ava; return its address. Blocking."""
     root.create()
     server = pages_server(root)
     server.end_older()

@@ -29,10 +29,7 @@ class Shutdown:
         self.code: int | None = None
 
     def begin(self, code: int, *, after_s: float = 0.0) -> None:
-        """Set the exit code and the deadline; what was acknowledged is on the disk by then.
-
-        Repeating it is harmless.
-        """
+        """Set the exit code and the deadline, by which the disk has what was acknowledged. Repeating it is harmless."""
         if self.code is None:
             self.code = code
             # A thread: the event loop itself may hang.
@@ -66,7 +63,6 @@ class GracefulShutdown(Shutdown):
         self._delay_s = delay_s
 
     async def wait(self) -> None:
-        """Wait for the first signal, and then until the delay is over."""
         await self.asked.wait()
         with self._delaying:
             self._delaying.deadline = anyio.current_time() + self._delay_s
@@ -74,7 +70,6 @@ class GracefulShutdown(Shutdown):
         self.stopping = True
 
     def hurry(self) -> None:
-        """Leave out the delay, or what is left of it."""
         self._delaying.cancel()
 
     async def watch(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
@@ -92,7 +87,6 @@ class GracefulShutdown(Shutdown):
 
 
 def ending_signals() -> tuple[signal.Signals, ...]:
-    """Return the signals that stop a server on this system."""
     return (signal.SIGINT,) if sys.platform == "win32" else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -169,7 +163,6 @@ class SafeFormatter(logging.Formatter):
     """Formats a line without terminal controls and invisible characters."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, its traceback included."""
         return harmless(super().format(record))
 
 
@@ -189,7 +182,6 @@ def clean_last_resort() -> None:
 
 
 def harmless(text: str) -> str:
-    """Return a text that is safe to write to a terminal."""
     from ava_roles.wrap import clean  # most processes write nothing
 
     return clean(text)[0]

@@ -71,10 +71,7 @@ def received(*numbers: signal.Signals) -> Generator[AsyncIterator[int]]:
 
 
 async def read_apart(read: Callable[[], T]) -> T:
-    """Do a blocking read in a daemon thread: the exit must not wait for it.
-
-    What is read after a cancellation is lost.
-    """
+    """Do a blocking read in a daemon thread, for which the exit does not wait. Lost after a cancellation."""
     import asyncio
 
     loop = asyncio.get_running_loop()

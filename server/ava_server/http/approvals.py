@@ -73,7 +73,6 @@ _BODY: TypeAdapter[ProposalsBody | ExtensionBody] = TypeAdapter(
 
 
 async def approvals(app: App, scope: Scope, receive: Receive, send: Send) -> None:
-    """Handle a request to /approvals."""
     token: Token = scope[OF_REQUEST]
     request = Request(scope, receive)
     try:

@@ -57,7 +57,6 @@ def unauthorized(*, known: bool, given: bool = True) -> Response:
 
 
 def forbidden(token: Token, wanted: str) -> Response:
-    """Return the 403 for a token that lacks a scope."""
     sentence = (
         f"The token lacks the scope {wanted} (it has {', '.join(token.scopes)}). The person who runs the server can"
         f" create one that has it: ava token create NAME --user {token.user} --scope {wanted.split()[0]}"
@@ -76,7 +75,6 @@ def too_many(sentence: str, again_s: int) -> Response:
 def error_response(
     status: int, sentence: str, headers: dict[str, str] | None = None, *, error: str = "refused"
 ) -> Response:
-    """Return a JSON answer that holds one sentence."""
     body = json.dumps({"error": error, "error_description": sentence})
     common = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
     return Response(body, status, headers={**common, **(headers or {})}, media_type="application/json")
@@ -89,7 +87,6 @@ def refusal(error: AvaError | AuditError) -> Response:
 
 
 def invalid_body(wrong: ValidationError, advice: str) -> BadInput:
-    """Return the error for a body of a wrong form: its first fault, and the advice."""
     first = wrong.errors(include_url=False, include_input=False)[0]
     where = ".".join(str(part) for part in first["loc"]) or "the body"
     return BadInput(f"{where}: {first['msg']}; {advice}")
@@ -112,9 +109,7 @@ _LISTEN = "subscriptions/listen"
 class ConnectionInfo(Protocol):
     """A connection, as far as a request needs it."""
 
-    def abort(self) -> None:
-        """Drop it."""
-        ...
+    def abort(self) -> None: ...
 
     @property
     def keeps_up(self) -> bool:
@@ -137,7 +132,6 @@ class RequestLimits:
     _less: anyio.Event = field(default_factory=anyio.Event)
 
     def too_many(self, user: str, *, listens: bool) -> str | None:
-        """Return why a user cannot start another request now, or None."""
         most = STREAMS_OF_USER if listens else CALLS_OF_USER
         if self._of_user[user, listens] < most:
             return None
@@ -146,16 +140,13 @@ class RequestLimits:
         return f"{most} {what} for {whose}, which is the limit. Try again when one has ended."
 
     def idle_s(self) -> float:
-        """Return for how many seconds no request was in progress."""
         return 0.0 if self._open else anyio.current_time() - self._last
 
     def take(self, request: RequestInProgress) -> None:
-        """Count a request that starts."""
         self._open.add(request)
         self._of_user[request.key] += 1
 
     def give_back(self, request: RequestInProgress) -> None:
-        """Count a request that has ended."""
         self._open.discard(request)
         self._last = anyio.current_time()
         self._of_user[request.key] -= 1
@@ -165,7 +156,6 @@ class RequestLimits:
         self._less = anyio.Event()
 
     async def streams_ended(self) -> None:
-        """Wait until the streams that were told to end have ended."""
         while any(request.is_told for request in self._open):
             await self._less.wait()
 
@@ -177,7 +167,6 @@ class RequestLimits:
                 request.end()
 
     async def empty(self) -> None:
-        """Wait until no call is in progress."""
         while any(not request.listens for request in self._open):
             await self._less.wait()
 
@@ -213,14 +202,10 @@ class RequestInProgress:
 
     @property
     def key(self) -> tuple[str, bool]:
-        """User and kind, by which it is counted."""
         return self._user, self.listens
 
     async def answered(self, app: ASGIApp, user: str, counts: Callable[[], bool]) -> None:
-        """Answer it with `app`, completely, whatever happens, for a `user` (empty.
-
-        Not signed in) who still `counts`.
-        """
+        """Answer it completely, whatever happens, for a `user` (empty: not signed in) who still `counts`."""
         self._user, self._counts = user, counts
         self._limits.take(self)
         try:
@@ -245,7 +230,6 @@ class RequestInProgress:
             self._answering.cancel()
 
     def end(self) -> None:
-        """Treat its client as disconnected."""
         if self._waiting is not None:
             self._waiting.cancel()
 
@@ -328,7 +312,6 @@ class RequestInProgress:
 
 
 def connection_of(scope: Scope) -> ConnectionInfo | None:
-    """Return the connection of a request."""
     found: Any = scope.get("state", {}).get(CONNECTION)
     line: ConnectionInfo | None = found
     return line
@@ -374,7 +357,6 @@ class Authentication:
         self._pages = pages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
         if scope["type"] != "http":
             return
         request = RequestInProgress(scope, receive, send, self._limits)
@@ -410,7 +392,6 @@ class Authentication:
                 self._note(scope, request.status, began, token)
 
     async def _show(self, pages: Pages, scope: Scope, request: RequestInProgress, headers: Headers) -> None:
-        """Show a page to somebody with a session, or to anybody what needs none."""
         if (why := self._readiness.why_not_serving()) is not None:
             await error_response(503, f"Not ready: {why}. Try again in a moment.")(scope, request.receive, request.send)
             return
@@ -457,7 +438,6 @@ class Authentication:
         return None
 
     async def _let_in(self, headers: Headers) -> tuple[Token | None, Response | None]:
-        """Return the request's token, or the refusal."""
         given = headers.getlist("authorization")
         kind, _, text = given[0].partition(" ") if len(given) == 1 else ("", "", "")
         if kind.lower() != "bearer" or not text.strip():

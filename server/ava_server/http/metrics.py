@@ -134,7 +134,6 @@ class Families:
         self._provider: Callable[[str | None], str] = lambda model: provider(provider_of(model or ""))
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all of them."""
         yield from self._installation()
         yield from self._current_runs()
         yield from self._run_totals()
@@ -286,7 +285,7 @@ class Families:
 
 
 def provider_of(model: str) -> str:
-    """Return the provider of a model as the log names it: `provider:id`, or `offline/extractive`."""
+    """The log names a model `provider:id`, or `offline/extractive`."""
     return model.partition(":")[0].partition("/")[0]
 
 
@@ -366,7 +365,7 @@ def _with_tool_labels(news: NewCounts, runtime: Runtime) -> NewCounts:
 
 
 async def answer_metrics(app: App, scope: Scope, receive: Receive, send: Send, open_sessions: int) -> None:
-    """Handle a request to /metrics; the open sessions are those of MCP up to 2025-11-25."""
+    """The open sessions are those of MCP up to 2025-11-25."""
     token: Token = scope[OF_REQUEST]
     if not token.reads_all:
         response = forbidden(token, "audit")

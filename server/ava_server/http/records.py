@@ -46,7 +46,6 @@ ANSWER_S = 30.0
 
 
 async def answer_records(app: App, scope: Scope, receive: Receive, send: Send) -> None:
-    """Handle a request to one of the paths."""
     token: Token = scope[OF_REQUEST]
     given = HttpRequest(scope, receive)
     try:

@@ -212,11 +212,10 @@ class _Paths:
             await error_response(404, there, error="not found")(scope, receive, send)
 
     def why_not_ready(self) -> str | None:
-        """Return why load balancers should send requests elsewhere, without a word on its users' work; else None."""
+        """Without a word on its users' work."""
         return "it is stopping" if self._ending.asked.is_set() else self.why_not_serving()
 
     def why_not_serving(self) -> str | None:
-        """Return why the server shows no pages, without a word on its users' work; None when it does."""
         if self._ending.stopping:
             return "it is stopping"
         if not self._app.is_open or self._ending.serving.cancel_called:

@@ -54,7 +54,6 @@ class Sessions(StreamableHTTPSessionManager):
         self.forwarder: Forwarder | None = None
 
     async def answer(self, user: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request of a user."""
         if _opens(scope) and self._open_of(user) >= SESSIONS_OF_USER:
             sentence = (
                 f"{SESSIONS_OF_USER} sessions of {user} are open, which is the limit. A client ends its session with"
@@ -69,7 +68,6 @@ class Sessions(StreamableHTTPSessionManager):
                     raise
 
     async def _passed_on(self, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Have another server answer a request, if the request is for a session there."""
         headers = Headers(scope=scope)
         session = headers.get(MCP_SESSION_ID_HEADER)
         if session is None or session in self._server_instances or self.forwarder is None or not _of_session(headers):
@@ -98,7 +96,6 @@ class Sessions(StreamableHTTPSessionManager):
 
     @property
     def open(self) -> int:
-        """The number of open sessions."""
         return len(self._session_owners)
 
     def _open_of(self, user: str) -> int:
@@ -166,11 +163,9 @@ class Forwarder:
         )
 
     def name_session(self, random: str) -> str:
-        """Return the id of a session that this process opens."""
         return f"{random}-{self._name}"
 
     async def stay_open(self) -> None:
-        """Keep connections for the next requests, until cancelled."""
         try:
             await anyio.sleep_forever()
         finally:
@@ -289,6 +284,6 @@ def _kept(headers: Headers | httpx2.Headers, names: frozenset[str]) -> Iterator[
 
 
 def _no_session() -> JSONResponse:
-    """Return the answer to a request for a session that does not exist: the client opens another one."""
+    """The client opens another one."""
     error: dict[str, Any] = {"code": -32600, "message": "Session not found"}
     return JSONResponse({"jsonrpc": "2.0", "id": None, "error": error}, 404)

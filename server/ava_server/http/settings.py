@@ -35,7 +35,6 @@ class Reach:
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach it."""
         if self.host == "localhost":
             return True
         try:
@@ -45,12 +44,10 @@ class Reach:
 
     @property
     def base_url(self) -> str:
-        """The server's address, as clients reach it."""
         return self.public_url or f"http://{bracketed(self.host)}:{self.port}"
 
     @property
     def url(self) -> str:
-        """The URL for MCP clients."""
         return f"{self.base_url}/mcp"
 
     @cached_property
@@ -65,7 +62,6 @@ class Reach:
         return names if _is_any(self.host) else names | {self.host.lower()}
 
     def allows_host(self, given: str) -> bool:
-        """Tell whether a Host header is allowed."""
         if not _plain(given):
             return False
         try:
@@ -77,10 +73,7 @@ class Reach:
         return plain and port != 0 and parts.hostname in self.names
 
     def allows_origin(self, given: str, host: str) -> bool:
-        """Tell whether an Origin is that of `host`, the request's own.
-
-        `[::1]` may be another program's on this machine.
-        """
+        """An origin at `[::1]` may be another program's on this machine."""
         if not _plain(given):
             return False
         try:
@@ -97,7 +90,6 @@ class Reach:
         return own and (asked.port or PORTS["http"]) == self.port
 
     def trusts(self, address: str) -> bool:
-        """Tell whether an address is a trusted proxy."""
         try:
             ip = ipaddress.ip_address(address)
         except ValueError:
@@ -192,7 +184,6 @@ def _has_ipv6() -> bool:
 
 
 def bracketed(host: str) -> str:
-    """Return a host as written in a URL."""
     return f"[{host}]" if ":" in host else host
 
 

@@ -137,7 +137,6 @@ def _refuse_removal(root: DataRoot, user: str) -> None:
 
 
 def _recorder(app: App, token: Token) -> Change:
-    """Return what records a change under the administrator's name."""
     service = app.service_for((token, CLIENT), lambda: session_over_http(token, CLIENT))
     app.begin(service.session)
 

@@ -181,10 +181,7 @@ class App:
         )
 
     def service_for(self, key: tuple[Token | None, *tuple[object, ...]], session: Callable[[], Session]) -> Service:
-        """Return or make the service of a session, with the data root open.
-
-        `key` is the token, scopes, and the rest.
-        """
+        """The `key` is the token, scopes, and the rest."""
         from ava_server.service.service import Service
 
         service = self._services.get(key)
@@ -198,7 +195,6 @@ class App:
         return service
 
     async def remote_roles(self, ctx: ServerRequestContext[App, Any]) -> Catalog | None:
-        """Return the roles of a user over HTTP; None for the user of this machine."""
         if self.transport != HTTP:
             return None
         service = await self.service(ctx)
@@ -206,7 +202,6 @@ class App:
 
     @property
     def is_open(self) -> bool:
-        """Whether the data root is open and not closing."""
         return self._runtime is not None and not self._closing.is_set()
 
     def caller(self, ctx: ServerRequestContext[App, Any]) -> str | None:
@@ -214,7 +209,7 @@ class App:
         return token_of(ctx).user if self.transport == HTTP else None
 
     def _role_places(self, runtime: Runtime) -> RolePlaces:
-        """Return the folders of the role files whose changes clients are notified of. Blocks."""
+        """Blocking."""
         from ava_server.config.role_folders import RolePlaces, places_of
 
         if self.transport == HTTP:
@@ -224,7 +219,7 @@ class App:
 
     @property
     def runtime(self) -> Runtime:
-        """The runtime; only once the data root is open."""
+        """Only once the data root is open."""
         assert self._runtime is not None
         return self._runtime
 
@@ -239,7 +234,6 @@ class App:
             session.roots = await _roots(ctx)
 
     def begin(self, session: Session) -> None:
-        """Write a session's first entry; a second call changes nothing."""
         from ava_audit.events import Event, SessionStart
         from ava_audit.store.store import append
 
@@ -280,14 +274,12 @@ def _elicitation(ctx: ServerRequestContext[App, Any]) -> ElicitationCapability |
 
 
 def can_ask(ctx: ServerRequestContext[App, Any]) -> bool:
-    """Tell whether the client says that it can show a form to a person."""
     kinds = _elicitation(ctx)
     # A client of before 2025-11-25 names no kinds, and means forms.
     return kinds is not None and (kinds.form is not None or kinds.url is None)
 
 
 def can_open(ctx: ServerRequestContext[App, Any]) -> bool:
-    """Tell whether the client says that it can open a page for a person."""
     kinds = _elicitation(ctx)
     return kinds is not None and kinds.url is not None
 

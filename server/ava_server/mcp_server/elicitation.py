@@ -61,7 +61,6 @@ _STATE, _RESPONSES = "requestState", "inputResponses"
 
 
 def client_of_call(ctx: ServerRequestContext[App, Any]) -> McpClient:
-    """Return what is known of the client of a call."""
     from ava_server.hosts.clients import UNKNOWN, client_of  # not needed before `initialize` was answered
 
     client = ctx.session.client_params
@@ -96,7 +95,7 @@ class ClientPerson:
         return (self._params.request_state or "").partition(" ")[2] or None
 
     async def ask(self, question: Question, use: Callable[[Reply], object]) -> Reply:
-        """Ask, and again where the form cannot be used; see `Person`."""
+        """Ask, and again where the form cannot be used."""
         from ava_server.approval.questions import CHOICE, YES, Reply
 
         asked = question if self.fills_forms else question.as_yes_or_no()
@@ -151,10 +150,7 @@ class ClientPerson:
         return None
 
     async def link(self, ids: Sequence[str], again: bool) -> str | None:
-        """Return the page for proposals; whoever opens it first here is signed in.
-
-        `again`: None while a link is good.
-        """
+        """Return the page for proposals, which signs in who opens it first; `again`: None while a link is good."""
         from ava_extras import has_extra
         from ava_server.config.browser_sessions import BrowserSessions
         from ava_server.service.client_approval import page_of
@@ -173,7 +169,6 @@ class ClientPerson:
         return f"{address}/enter?{urlencode({'code': code, 'to': page_of('', ids)})}"
 
     def knows(self, question: PageQuestion, opened: Container[str]) -> bool:
-        """Tell whether this client has asked the question already."""
         return question.sha() in opened or self._answer(question) is not None
 
     async def open(
@@ -203,7 +198,6 @@ class ClientPerson:
     async def _opened(
         self, question: PageQuestion, decided: Callable[[], Awaitable[None]], opened: set[str], waiting: CancelScope
     ) -> NotAgreed | None:
-        """Have the client open a page, and wait for the decision meanwhile and afterwards."""
         from ava_audit.errors import AuditError
 
         ended: list[NotAgreed | None] = []
@@ -268,12 +262,10 @@ async def _answer_to(question: Awaitable[types.ElicitResult]) -> types.ElicitRes
 
 
 def asked_back(asked: AnsweredLater) -> types.InputRequiredResult:
-    """Return the end of a call whose question the client has to ask."""
     return types.InputRequiredResult(input_requests={_ANSWER: request_of(asked.question)}, request_state=asked.state)
 
 
 def request_of(question: Question | PageQuestion) -> types.ElicitRequest:
-    """Return a question as the request that a client carries out."""
     from ava_server.approval.questions import PageQuestion
 
     if isinstance(question, PageQuestion):
@@ -283,7 +275,6 @@ def request_of(question: Question | PageQuestion) -> types.ElicitRequest:
 
 
 def reply_of(answer: types.ElicitResult) -> Reply:
-    """Return a client's answer as the person's reply."""
     from ava_server.approval.questions import Reply
 
     return Reply(answer.action, dict(answer.content or {}) if answer.action == "accept" else {})
@@ -311,7 +302,6 @@ class QuestionSeal:
         self._opening = anyio.Lock()
 
     async def __call__(self, ctx: ServerRequestContext[App, Any], call_next: CallNext) -> HandlerResult:
-        """Be the server's middleware."""
         if ctx.method != "tools/call" or ctx.params is None:
             return await call_next(ctx)
         from ava_server.service.tools import TOOLS  # not needed before `initialize` was answered
@@ -356,7 +346,7 @@ def _without_answer(ctx: ServerRequestContext[App, Any], params: Mapping[str, An
 
 
 def question_key(path: Path) -> str:
-    """Return the key of a data root's questions; the first call makes it. Blocking."""
+    """Blocking; the first call makes it."""
     from ava_server.core.files import PrivateFile
 
     file = PrivateFile(path, "key of open questions", "ava serve", "ava serve")

@@ -41,7 +41,6 @@ class Early:
         self.answered: int | str | None = None
 
     def take(self) -> tuple[bytes, int | str | None]:
-        """Return both, once."""
         taken = self.read, self.answered
         self.read, self.answered = b"", None
         return taken
@@ -66,7 +65,6 @@ def answer_first() -> bool:
 
 
 def answer_to(line: bytes, known: dict[str, Any]) -> tuple[int | str, bytes] | None:
-    """Return the id of a request and the line that answers it; None if the server has to answer."""
     # Here an escape may be half a surrogate, and the SDK has a limit of its own for nesting: both are its business.
     if b"\\u" in line or line.count(b"{") + line.count(b"[") > _MOST_NESTED:
         return None

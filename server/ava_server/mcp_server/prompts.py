@@ -62,7 +62,6 @@ class Prompt:
 
 @cache
 def all_prompts() -> tuple[Prompt, ...]:
-    """Return the prompts of `prompts.toml`, in its order."""
     rows = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))["prompt"]
     return tuple(Prompt(arguments=tuple(Argument(**one) for one in row.pop("arguments")), **row) for row in rows)
 
@@ -95,7 +94,6 @@ async def list_prompts(ctx: Ctx, params: types.PaginatedRequestParams | None) ->
 
 
 async def get_prompt(ctx: Ctx, params: types.GetPromptRequestParams) -> types.GetPromptResult:
-    """Return a prompt with what was given to it."""
     prompt = next((prompt for prompt in all_prompts() if prompt.name == params.name), None)
     if prompt is None:
         known = ", ".join(prompt.name for prompt in all_prompts())

@@ -36,7 +36,7 @@ _PLACE = re.compile(r"(\d{1,18})/(S-[0-9a-f]{6})")
 
 
 def refuse_cursor(params: types.PaginatedRequestParams | None) -> None:
-    """Refuse a cursor for a list of one page, which never gives one."""
+    """A list of one page never gives a cursor."""
     if params is not None and params.cursor is not None:
         raise _bad(params.cursor)
 
@@ -111,7 +111,6 @@ async def list_resources(ctx: Ctx, params: types.PaginatedRequestParams | None) 
 
 
 async def list_templates(ctx: Ctx, params: types.PaginatedRequestParams | None) -> types.ListResourceTemplatesResult:
-    """List the templates of the addresses."""
     refuse_cursor(params)
     forms = (
         ("run", "ava://runs/{id}", "A run: its state, and its whole result when it has ended", "application/json"),
@@ -293,7 +292,6 @@ async def _role_names(own: Access, _given: Given) -> list[str]:
 
 
 async def _models(own: Access, _given: Given) -> list[str]:
-    """Return the tiers, what they mean here, and the models of the providers that are configured."""
     from ava_server.models.listing import model_catalogs, named_ids, resolve_tiers, table_ids
     from ava_server.models.selection import TIERS
 

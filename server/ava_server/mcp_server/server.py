@@ -50,10 +50,7 @@ class _Server(Server[App]):
 
 
 def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app: App | None = None) -> Server[App]:
-    """Return the MCP server.
-
-    `load` reads settings after `initialize`; `app` is made of it and `transport` by default.
-    """
+    """`load` reads settings after `initialize`; `app` is made of it and `transport` by default."""
     from ava_server.mcp_server import prompts, resources, tools
     from ava_server.render.host_text import INSTRUCTIONS
 
@@ -124,7 +121,6 @@ async def listen(ctx: Ctx, params: types.SubscriptionsListenRequestParams) -> ty
 
 
 async def subscribe(ctx: Ctx, params: types.SubscribeRequestParams) -> types.EmptyResult:
-    """Serve `resources/subscribe`."""
     app, uri = ctx.lifespan_context, str(params.uri)
     try:
         run_id = await _run_of(await access_of(ctx), uri)
@@ -139,7 +135,7 @@ async def subscribe(ctx: Ctx, params: types.SubscribeRequestParams) -> types.Emp
 
 
 async def unsubscribe(ctx: Ctx, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
-    """Serve `resources/unsubscribe`; harmless for a resource that is not followed."""
+    """Harmless for a resource that is not followed."""
     app = ctx.lifespan_context
     app.updates.join(ctx, app.caller(ctx)).uris.pop(str(params.uri), None)
     return types.EmptyResult()

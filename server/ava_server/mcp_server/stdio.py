@@ -169,7 +169,7 @@ async def _lines_of(source: IO[bytes], already_read: bytes) -> AsyncIterator[byt
 
 
 def _can_be_awaited(file: IO[bytes]) -> bool:
-    """Tell whether the event loop can wait for a file: for pipes, sockets and terminals, not for /dev/null."""
+    """Pipes, sockets and terminals can; /dev/null cannot."""
     mode = os.fstat(file.fileno()).st_mode
     return sys.platform != "win32" and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or file.isatty())
 

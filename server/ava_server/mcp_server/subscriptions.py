@@ -87,12 +87,11 @@ class Listener:
             self._news.set()
 
     def close(self) -> None:
-        """Send what is pending, and end the stream with a message to the client."""
         self._closed = True
         self._news.set()
 
     async def next(self) -> Heard | None:
-        """Wait for a change, and return the oldest one; None once it was closed and nothing is pending."""
+        """Wait for a change; None once it was closed and nothing is pending."""
         while not self._events:
             if self._closed:
                 return None
@@ -103,7 +102,6 @@ class Listener:
         return event
 
     async def speak(self, session: ServerSession) -> None:
-        """Notify a connection until it ends."""
         with self.scope, suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             while (event := await self.next()) is not None:
                 assert not isinstance(event, TaskChanged), "this era has no tasks"
@@ -161,7 +159,6 @@ class Subscriptions:
         self._roles: tuple[object, ...] | None = None
 
     async def follow(self, runtime: Runtime) -> None:
-        """Look for changes and notify clients of them, until cancelled."""
         self._runtime, self._seen = runtime, runtime.store.head
         try:
             async with anyio.create_task_group() as self._speaking:
@@ -216,10 +213,7 @@ class Subscriptions:
         tasks: Mapping[str, frozenset[str]],
         task_now: TaskNow,
     ) -> types.SubscriptionsListenResult:
-        """Serve a stateless-era stream with what the user has of it.
-
-        Raises BadInput: too many; Refused: about to stop.
-        """
+        """Serve a stateless-era stream. Raises BadInput: too many; Refused: about to stop."""
         if self._closed:
             raise Refused(ENDS_SOON)
         asked = params.notifications

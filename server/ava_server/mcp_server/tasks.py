@@ -53,14 +53,12 @@ class UpdateParams(TaskParams):
 
 
 def declares_tasks(ctx: Ctx) -> bool:
-    """Tell whether the client has declared the extension on this request."""
     capabilities = ctx.session.client_capabilities
     declared = capabilities.extensions if capabilities is not None else None
     return ctx.protocol_version in MODERN_PROTOCOL_VERSIONS and declared is not None and EXTENSION in declared
 
 
 def serve_tasks(server: Server[App]) -> None:
-    """Add the methods of the extension to a server, and advertise it."""
     server.extensions[EXTENSION] = {}
     server.add_request_handler("tasks/get", TaskParams, get_task)
     server.add_request_handler("tasks/update", UpdateParams, update_task)
@@ -84,14 +82,12 @@ async def as_task(ctx: Ctx, service: Service, answer: Answer) -> dict[str, Any] 
 
 
 async def get_task(ctx: Ctx, params: TaskParams) -> dict[str, Any]:
-    """Serve `tasks/get`."""
     service = await _service_of_task(ctx, params)
     task = await _task(service, params.task_id, asks=can_ask(ctx))
     return {"resultType": "complete", **await detailed(service, task)}
 
 
 async def detailed(service: Service, task: Task) -> dict[str, Any]:
-    """Return a task with its result or its questions."""
     fields = _fields(task, task.status)
     if task.status == "input_required":
         fields["inputRequests"] = {
@@ -121,7 +117,6 @@ async def followed_tasks(ctx: Ctx, params: types.SubscriptionsListenRequestParam
 
 
 async def task_now(ctx: Ctx, task_id: str) -> dict[str, Any] | None:
-    """Return a task as it is now; None where there is none any more."""
     from ava_server.core.errors import AvaError
 
     service = await _service(ctx)
@@ -132,7 +127,7 @@ async def task_now(ctx: Ctx, task_id: str) -> dict[str, Any] | None:
 
 
 async def update_task(ctx: Ctx, params: UpdateParams) -> dict[str, Any]:
-    """Serve `tasks/update`: a person's answers. What answers no open question is ignored."""
+    """What answers no open question is ignored."""
     from ava_server.core.errors import AvaError
 
     service = await _service_of_task(ctx, params)
@@ -146,7 +141,6 @@ async def update_task(ctx: Ctx, params: UpdateParams) -> dict[str, Any]:
 
 
 async def cancel_task(ctx: Ctx, params: TaskParams) -> dict[str, Any]:
-    """Serve `tasks/cancel`."""
     from ava_server.render.responses import FAILED
 
     service = await _service_of_task(ctx, params)

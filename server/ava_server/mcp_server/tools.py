@@ -52,7 +52,7 @@ NO_QUESTION = (
 async def list_tools(
     ctx: ServerRequestContext[App, Any], params: types.PaginatedRequestParams | None
 ) -> types.ListToolsResult:
-    """List the six tools; the roles stand in the description of `spawn_subagent`."""
+    """The roles stand in the description of `spawn_subagent`."""
     refuse_cursor(params)
     catalog = await roles_now(ctx)
     listed = await anyio.to_thread.run_sync(tools_now, catalog)
@@ -114,7 +114,6 @@ async def call_tool(
 
 
 def asking_of(ctx: ServerRequestContext[App, Any], params: types.CallToolRequestParams) -> Asking:
-    """Return who can answer a proposal through the client of a call."""
     from ava_server.service.access import Asking
 
     client = ClientPerson(ctx, params)
@@ -187,7 +186,7 @@ def tools_now(catalog: Catalog | None = None) -> list[types.Tool]:
 
 
 def _catalog() -> Catalog:
-    """Return the roles of the working folder; the client's own folders are known only in a call."""
+    """The client's own folders are known only in a call."""
     from ava_server.config.role_folders import places_here
     from ava_server.config.settings import load_settings
     from ava_server.core.data_root import find_data_root
@@ -200,7 +199,6 @@ def _catalog() -> Catalog:
 
 
 def _limits_of(catalog: Catalog) -> str:
-    """Return a line on the roles that lack a tool here and cannot run, or only in part."""
     from ava_roles.mcp_client.tools import server_of
     from ava_roles.tools.registry import builtin_tools
     from ava_server.config.search_engines import without_search

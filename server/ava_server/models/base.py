@@ -24,7 +24,6 @@ class ToolSchema:
     own: bool = False
 
     def as_dict(self, parameters: str = "parameters") -> dict[str, Any]:
-        """Return it as plain JSON, with the parameters under the name that a wire has for them."""
         return {"name": self.name, "description": self.description, parameters: dict(self.parameters)}
 
 
@@ -176,17 +175,13 @@ class Model(Protocol):
         """Return the request's body, byte for byte as `stream` sends it; a pure function."""
         ...
 
-    def may_think(self, turns: Sequence[Turn]) -> bool:
-        """Tell whether the model can be told to think after these turns."""
-        ...
+    def may_think(self, turns: Sequence[Turn]) -> bool: ...
 
     def bound(self, request: Request, known: ReportedUsage | None) -> Bound:
         """Return an upper bound of what the call can use."""
         ...
 
-    def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> Mapping[str, Any]:
-        """Return an answer with this text and these calls as the provider would have sent it."""
-        ...
+    def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> Mapping[str, Any]: ...
 
     def stream(self, request: Request, check: SendCheck = unchecked) -> AbstractAsyncContextManager[Stream]:
         """Send the request once; leaving the context closes the connection.

@@ -38,7 +38,6 @@ class ClientPool:
     """
 
     def __init__(self) -> None:
-        """Start without a client; the first call makes one."""
         self._clients: dict[int, LentClient] = {}
         self._free: list[LentClient] = []  # the last used at the end
         self._tls: ssl.SSLContext | None = None
@@ -66,7 +65,6 @@ class ClientPool:
 
     @asynccontextmanager
     async def client(self) -> AsyncGenerator[httpx2.AsyncClient]:
-        """Lend a client for one call, as `lend` does, and take it back."""
         lent = await self.lend()
         try:
             yield lent.http
@@ -83,7 +81,6 @@ class ClientPool:
         return self._free.pop() if self._free else self._add(tls)
 
     def take_back(self, lent: LentClient) -> None:
-        """Take back a client, whose connection is kept for the next call."""
         self._free.append(lent)
         lent.used_s = anyio.current_time()
 
@@ -98,7 +95,6 @@ class ClientPool:
 
     @property
     def size(self) -> int:
-        """How many clients there are."""
         return len(self._clients)
 
     async def __aenter__(self) -> Self:
@@ -108,7 +104,6 @@ class ClientPool:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close every client and its connections."""
         clients, self._clients, self._free = self._clients, {}, []
         with anyio.move_on_after(CLOSE_S, shield=True):
             for each in clients.values():

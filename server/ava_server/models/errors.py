@@ -89,10 +89,7 @@ def _longest(moments: Iterable[float | datetime], now: datetime) -> float | None
 
 
 def _retry_headers(given: Mapping[str, str]) -> Iterator[float | datetime]:
-    """Yield the wait of the retry headers.
-
-    Milliseconds replace rounded seconds, as in OpenAI's and Anthropic's SDKs.
-    """
+    """Yield the wait; milliseconds replace rounded seconds, as in OpenAI's and Anthropic's SDKs."""
     milliseconds = given.get("retry-after-ms", "")
     if _NUMBER.fullmatch(milliseconds):
         yield float(milliseconds) / 1000
@@ -236,7 +233,6 @@ class ErrorTable:
 
 @cache
 def error_table() -> ErrorTable:
-    """Return the table of cases; it is read when something first fails."""
     table = tomllib.loads(files("ava_server.models").joinpath("errors.toml").read_text(encoding="utf-8"))
     lists = ("status", "codes", "words")
     rows: list[dict[str, Any]] = [
@@ -303,7 +299,6 @@ def read_body(content: bytes) -> ProviderError:
 
 
 def read_error(error: Any, request_id: Any = None) -> ProviderError:
-    """Read an error object, as a body holds it or as a stream brings it in place of an answer."""
     fields = as_object(error)
     if fields is None:
         return ProviderError(str(error)[:_MOST_CHARS])
@@ -336,13 +331,11 @@ class Endpoint:
 
     @property
     def place(self) -> str:
-        """Host, port and path."""
         parts = urlsplit(self.url)
         return parts.netloc.rpartition("@")[2] + parts.path
 
     @property
     def key(self) -> str:
-        """The key, masked."""
         if not self.api_key:
             return "no key"
         return f"the key {self.api_key[:3]}…" if len(self.api_key) >= 20 else "the key …"
@@ -357,11 +350,9 @@ class Endpoint:
         return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 1] + "…"
 
     def cause(self, error: Exception) -> str:
-        """Return an exception's message, or its type where it has none."""
         return self.clean(str(error)) or type(error).__name__
 
     def begins(self, content: bytes) -> str:
-        """Return how a text begins, quoted."""
         return repr(self.clean(content[:80].decode("utf-8", "replace")))
 
     def error(self, name: str, *, answered: bool = False, **values: object) -> ModelError:
@@ -381,7 +372,6 @@ class Endpoint:
         )
 
     def unreachable(self, error: Exception) -> ModelError:
-        """Return the error of a connection that could not be made."""
         from ava_roles.net.transports import ProxyRefused
 
         if why := _NOT_TRUSTED.search(str(error)):
@@ -397,13 +387,11 @@ class Endpoint:
         return self.error("fault" if sent else "fault before sending", what=what, cause=cause, answered=answered)
 
     def no_answer(self, answer: Any, part: str) -> ModelError:
-        """Return the error of JSON that lacks the part that every answer has."""
         found = as_object(answer)
         fields = type(answer).__name__ if found is None else ", ".join(found)[:120]
         return self.error("no answer", part=part, fields=self.clean(fields) or "nothing")
 
     def status_error(self, response: httpx2.Response, content: bytes, now: datetime | None = None) -> ModelError:
-        """Return the error of a response with an error status."""
         error = read_body(content)
         case = find_case(error, response.status_code)
         # The SDKs of OpenAI and Anthropic obey this header whatever the status is (`_should_retry`).
@@ -414,7 +402,6 @@ class Endpoint:
         return self._provider_error(error, case, response.headers, now, response.status_code, proxy)
 
     def error_in_body(self, error: Any, headers: Mapping[str, str], now: datetime | None = None) -> ModelError:
-        """Return the error of a 200 whose body holds an error in place of an answer."""
         read = read_error(error)
         case = replace(
             find_case(read), text="answered 200 with an error in the body", dated=ErrorCase.dated, undated=""

@@ -32,7 +32,6 @@ _OPENROUTER, _OPENAI, _ANTHROPIC = (host_of(KNOWN_URLS[name]) for name in ("open
 
 
 def how_it_thinks(choice: Choice) -> Thinking:
-    """Return how the chosen model is told to think."""
     if choice.base_url is None:
         return UNKNOWN
     # OpenRouter drops what a model does not support; other servers may refuse an unknown field.

@@ -65,11 +65,9 @@ class HttpModel:
 
     @property
     def name(self) -> str:
-        """`provider:id`."""
         return f"{self.provider}:{self.model_id}"
 
     def encode(self, request: Request) -> bytes:
-        """Return the request's body; it depends on nothing but the request and the wire."""
         content = json_text.encode(self.wire.body(request))
         self._encoded[:] = [(request, content)]  # hashed for a reservation now, sent next
         return content
@@ -82,20 +80,15 @@ class HttpModel:
         return json_text.encode(self.wire.body(request))
 
     def may_think(self, turns: Sequence[Turn]) -> bool:
-        """Tell whether the model can be told to think after these turns."""
         return self.wire.may_think(turns)
 
     def bound(self, request: Request, known: ReportedUsage | None) -> Bound:
-        """Return an upper bound of what the call can use."""
         return bounds.bound(request, self.wire.message, known, self._counted)
 
     def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> Mapping[str, Any]:
-        """Return an answer with this text and these calls as the provider would have sent it."""
         return self.wire.assistant_message(text, calls)
 
     def stream(self, request: Request, check: SendCheck = unchecked) -> AbstractAsyncContextManager[AnswerStream]:
-        """Send the request once; see `exchange`."""
-
         def unseen() -> int:
             return sum(self.wire.unseen(turn.raw) for turn in request.turns if isinstance(turn, AssistantTurn))
 
@@ -209,7 +202,7 @@ async def _taken(pieces: list[bytes], check: SendCheck) -> AsyncGenerator[bytes]
 
 
 async def _close(response: httpx2.Response) -> None:
-    """Close a response; an error while closing does not spoil an answer that has arrived."""
+    """An error while closing does not spoil an answer that has arrived."""
     if response.is_closed:
         return
     with anyio.move_on_after(1, shield=True):

@@ -34,10 +34,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(text: str) -> Any:
-    """Read JSON; NaN and absurd numbers stay, as floats, until `storable`.
-
-    Raises NotJsonError: no JSON, or too deep.
-    """
+    """Read JSON; NaN and absurd numbers stay, as floats, until `storable`. Raises NotJsonError, also if too deep."""
     try:
         return _DECODER.decode(text)
     except (ValueError, RecursionError) as error:
@@ -91,7 +88,6 @@ _JSON_TYPES: tuple[tuple[type, str], ...] = (
 
 
 def json_type(value: Any) -> str:
-    """Return a value's type as a JSON schema names it."""
     return next((name for kind, name in _JSON_TYPES if isinstance(value, kind)), "null")
 
 
@@ -107,32 +103,26 @@ def strip_fence(text: str) -> str:
 
 
 def as_object(value: Any) -> dict[str, Any] | None:
-    """Return a value if it is a JSON object, else None."""
     return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """Return the fields of a JSON object; none for anything else."""
     return as_object(value) or {}
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return a value if it is a JSON array, else an empty list."""
     return [*cast("Iterable[Any]", value)] if isinstance(value, list) else []
 
 
 def as_text(value: Any) -> str:
-    """Return a value if it is text, else empty text."""
     return value if isinstance(value, str) else ""
 
 
 def objects_in(value: Any) -> list[dict[str, Any]]:
-    """Return the JSON objects in a JSON array."""
     return [fields for item in as_list(value) if (fields := as_object(item)) is not None]
 
 
 def deeper_than(value: Any, most: int) -> bool:
-    """Tell whether lists and objects are nested more than `most` deep."""
     level: list[Any] = [value]
     for _ in range(most):
         members = (item for each in level for item in (as_list(each) or fields_of(each).values()))

@@ -82,15 +82,11 @@ class ModelCatalog:
 
 
 def resolve_models(wanted: Iterable[str], models: ModelSettings, where: Where) -> list[ResolvedModel]:
-    """Return what tiers or roles' models mean here now.
-
-    Call it in a thread: importing the price table takes a while.
-    """
+    """Return what tiers or roles' models mean here now. Blocking: importing the price table takes a while."""
     return [_resolved(one, models, where) for one in wanted]
 
 
 def resolve_tiers(models: ModelSettings, where: Where) -> list[ResolvedModel]:
-    """Return what each tier means here now; reads the price table as `resolve_models` does."""
     return resolve_models(TIERS, models, where)
 
 
@@ -113,7 +109,7 @@ def _resolved(wanted: str, models: ModelSettings, where: Where) -> ResolvedModel
 
 
 def model_json(meant: ResolvedModel, what_to_do: str = "") -> dict[str, Any]:
-    """Return a meaning as plain JSON; `what_to_do` is the next step where the model cannot be used."""
+    """Return it as plain JSON; `what_to_do` is the next step where the model cannot be used."""
     if meant.choice is None:
         return {"model": None, "problem": str(meant.error), "what_to_do": what_to_do, "chosen_by": meant.said_by}
     price = meant.choice.price
@@ -159,14 +155,12 @@ def _priced_ids(catalog: ModelCatalog, models: ModelSettings) -> Iterator[str]:
 
 
 def table_ids(catalog: ModelCatalog) -> list[str]:
-    """Return the ids that the price table has for a provider, in alphabetical order."""
     return sorted(known_ids(catalog.name, catalog.base_url))
 
 
 def offers(
     catalog: ModelCatalog, ids: Iterable[str], models: ModelSettings, tiers: Iterable[ResolvedModel]
 ) -> list[Offer]:
-    """Return models of a provider with their prices, and the tiers that mean them."""
     serve: dict[str, list[str]] = {}
     for meant in tiers:
         if meant.choice is not None:
@@ -207,7 +201,6 @@ async def ask_endpoint(catalog: ModelCatalog, clients: ClientPool) -> list[str]:
 
 
 def models_url(wire: Wire, base_url: str) -> str:
-    """Return where an endpoint lists its models: beside where it is asked for answers."""
     url = wire.url(base_url)
     for path in (ChatWire.path, MessagesWire.path, ResponsesWire.path):
         url = url.removesuffix(path)

@@ -43,19 +43,15 @@ class LocalModel:
     answer: Callable[[Request], Completion]
 
     def encode(self, request: Request) -> bytes:
-        """Return the request's body as a chat endpoint would get it."""
         return json_text.encode({**chat.body(request), "max_tokens": request.max_output})
 
     def may_think(self, turns: Sequence[Turn]) -> bool:
-        """It never thinks."""
         return False
 
     def bound(self, request: Request, known: ReportedUsage | None) -> Bound:
-        """Return nothing: no token is ever used."""
         return Bound(0, 0)
 
     def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> Mapping[str, Any]:
-        """Return an answer with this text and these calls as a provider would have sent it."""
         return chat.assistant_message(text, calls)
 
     @asynccontextmanager
@@ -72,7 +68,6 @@ class LocalStream:
     completion: Completion
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
-        """Yield the words."""
         yield Delta(text=self.completion.text)
 
 
@@ -94,7 +89,6 @@ def complete(text: str, asked: Sequence[tuple[str, Mapping[str, Any]]], request:
 
 
 def answers_before(request: Request) -> int:
-    """Return how many answers the conversation has already."""
     return sum(isinstance(turn, AssistantTurn) for turn in request.turns)
 
 

@@ -207,7 +207,7 @@ def _listed(chosen: Sequence[Passage]) -> str:
 
 
 def _finding(piece: Passage, query: Query) -> dict[str, Any]:
-    """Return a finding; its claim only says which words the quote contains."""
+    """The claim only says which words the quote contains."""
     seen = query.found_in(piece.text)
     name = piece.title or piece.source
     if not piece.title and urlsplit(piece.source).scheme not in ("http", "https"):

@@ -54,14 +54,13 @@ class Passage:
 
     @property
     def location(self) -> str:
-        """The source, with its line or place if known."""
         if self.line is not None:
             return f"{self.source}:{self.line}"
         return f"{self.source}, {self.place}" if self.place else self.source
 
 
 def passages(tool: str, output: str) -> list[Passage]:
-    """Return the passages in a tool's output, as the model was shown it; none for a failure."""
+    """Return the passages in a tool's output; none for a failure."""
     if output.startswith("Failed."):
         return []
     bodies = _bodies(output)
@@ -80,7 +79,6 @@ def failures(tool: str, output: str) -> list[str]:
 
 
 def left_out(tool: str, output: str) -> list[str]:
-    """Return what a tool says it left out of what it was asked to read."""
     notes: list[str] = []
     for body in _bodies(output):
         searched = _FOUND_HEAD.match(body) if tool == "search_and_read" else None
@@ -124,7 +122,6 @@ def spread_of(query: Query, results: Iterable[ToolTurn]) -> Spread:
 
 
 def spread_in(query: Query, passages: Sequence[Passage]) -> Spread:
-    """Return the spread of a question's words in some passages."""
     counted = [query.matches(passage.text).counts for passage in passages]
     return Spread(tuple(sum(count > 0 for count in counts) for counts in zip(*counted, strict=True)), len(passages))
 
@@ -367,7 +364,6 @@ def pieces(passage: Passage) -> Iterator[Passage]:
 
 
 def _bounds(text: str) -> tuple[list[int], list[int]]:
-    """Return where pieces of a text can begin, and where they can end."""
     starts: list[int] = []
     ends: list[int] = []
     below_title = False

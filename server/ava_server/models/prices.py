@@ -57,7 +57,6 @@ def _model_named(models: Sequence[ModelInfo], wanted: str) -> ModelInfo | None:
 
 
 def known_ids(provider: str, base_url: str | None = None) -> frozenset[str]:
-    """Return the ids that the table has for a provider."""
     from genai_prices.data_snapshot import get_snapshot
 
     found = (one for one in get_snapshot().providers if _has(one, provider, base_url))
@@ -243,28 +242,23 @@ def _lines_to_add(name: str, more: str = "") -> str:
 
 
 def price_table(key: str) -> str:
-    """Return the head of a price's table in the settings."""
     return f"[prices.{json.dumps(key, ensure_ascii=False)}]"
 
 
 def unknown_price_words(key: str, near: str) -> str:
-    """Return the warning about a price that belongs to no known model, with the most similar name."""
     hint = f"; did you mean {price_table(near)}?" if near else "."
     return f"{price_table(key)} in config.toml belongs to no known model{hint}"
 
 
 def billed_words(name: str, micros: int) -> str:
-    """Return the sentence that says what a "free" model billed."""
     return f"{name} counts as free, but its endpoint billed {format_usd(micros)}"
 
 
 def billed_advice(name: str, micros: int) -> str:
-    """Return what to do about a "free" model that billed, with the lines to add to the settings."""
     return f"{billed_words(name, micros)}: add {_lines_to_add(name)}"
 
 
 def cost_micros(price: Price, usage: Usage) -> int:
-    """Return what a call cost, in micro-USD, rounded up once."""
     return -(-sum(nanos_of(price, usage).values()) // 1000)
 
 
@@ -277,10 +271,7 @@ def reserve_micros(price: Price, bound: Bound) -> int:
 
 
 def cost_by(price: Price, usage: Usage, total: int) -> dict[str, int]:
-    """Split the booked `total` (micro-USD) exactly into `input`, `cache`, `output` and `thinking`.
-
-    The amount that a provider reports may differ from the table's.
-    """
+    """Split the booked `total` (micro-USD) exactly by kind; a provider may report another amount than the table's."""
     shares = nanos_of(price, usage)
     whole = sum(shares.values())
     if whole == 0:
@@ -294,7 +285,6 @@ def cost_by(price: Price, usage: Usage, total: int) -> dict[str, int]:
 
 
 def nanos(usd_per_million: float | Decimal) -> int:
-    """Return a price in nano-USD per token, rounded up."""
     price = usd_per_million if isinstance(usd_per_million, Decimal) else Decimal(str(usd_per_million))
     return int((price * 1000).to_integral_value(ROUND_CEILING))
 
@@ -314,7 +304,6 @@ def _user_price(key: str, price: UserPrice) -> Price:
 
 
 def rate_for(price: Price, usage: Usage) -> Price | Step:
-    """Return the prices for a call of this size."""
     return _rate_at(price, usage.prompt_tokens)
 
 
@@ -323,7 +312,6 @@ def _rate_at(price: Price, prompt_tokens: int) -> Price | Step:
 
 
 def nanos_of(price: Price, usage: Usage) -> dict[str, int]:
-    """Return what each kind of token cost, in nano-USD."""
     rate = rate_for(price, usage)
     return {
         "input": usage.input_tokens * rate.input + price.per_request,
@@ -334,7 +322,6 @@ def nanos_of(price: Price, usage: Usage) -> dict[str, int]:
 
 
 def price_words(price: Price) -> str:
-    """Return what a model costs, as part of a sentence."""
     if price.free:
         return price.source or "free"
     call = f", {per_call(price)}" if price.per_request else ""
@@ -374,7 +361,6 @@ def _rates_text(price: Price | Step) -> str:
 
 
 def per_call(price: Price) -> str:
-    """Return what a call costs besides its tokens."""
     return f"{format_usd(price.per_request // 1000)} a call"
 
 

@@ -40,7 +40,6 @@ _REFUSED = "refusal"
 
 
 def search_model(name: str, choice: Choice, results: int, clients: ClientPool) -> HttpModel:
-    """Return the model that searches, ready to be called."""
     assert choice.base_url is not None, "providers have addresses"
     wire = _wire(name, choice, results)
     return HttpModel(
@@ -69,7 +68,6 @@ def search_request(name: str, model_id: str, query: str, max_output: int) -> Req
 
 
 def searches_in(completion: Completion) -> int:
-    """Return how many searches an answer says were made, for the fee."""
     return int(completion.raw["searches"])
 
 
@@ -110,7 +108,7 @@ class MessagesSearch(MessagesWire):
     """Anthropic's web search, as a server tool of Messages."""
 
     def body(self, request: Request) -> dict[str, Any]:
-        """Return the body. Models that always think refuse to be told which tool to use."""
+        """Models that always think refuse to be told which tool to use."""
         (turn,) = request.turns
         tool = {"type": ANTHROPIC_TOOL, "name": "web_search", "max_uses": 1}
         use = {} if self.thinking.always else {"tool_choice": {"type": "tool", "name": "web_search"}}
@@ -125,13 +123,12 @@ class MessagesSearch(MessagesWire):
         }
 
     def answer(self) -> MessagesAnswer:
-        """Return an empty answer."""
         return _MessagesResults()
 
 
 class _MessagesResults(MessagesAnswer):
     def whole(self) -> WholeAnswer:
-        """Return the results; an error of the search is an object in their place."""
+        """An error of the search is an object in place of the results."""
         whole = super().whole()
         results = [block for block in whole.raw["content"] if block.get("type") == "web_search_tool_result"]
         lists = [block["content"] for block in results if isinstance(block.get("content"), list)]
@@ -149,7 +146,6 @@ class ResponsesSearch(ResponsesWire):
     """OpenAI's web search, as a tool of Responses."""
 
     def body(self, request: Request) -> dict[str, Any]:
-        """Return the body."""
         (turn,) = request.turns
         return {
             "model": request.model,
@@ -165,13 +161,11 @@ class ResponsesSearch(ResponsesWire):
         }
 
     def answer(self) -> ResponsesAnswer:
-        """Return an empty answer."""
         return _ResponsesResults()
 
 
 class _ResponsesResults(ResponsesAnswer):
     def whole(self) -> WholeAnswer:
-        """Return the sources of the search; their titles are in the answer's citations."""
         whole = super().whole()
         output = objects_in(whole.raw["output"])
         calls = [item for item in output if item.get("type") == "web_search_call"]
@@ -215,12 +209,10 @@ class ChatSearch(ChatWire):
     results: int = 0
 
     def body(self, request: Request) -> dict[str, Any]:
-        """Return the body."""
         plugin = {"id": "web", "engine": "exa", "max_results": self.results}
         return {**super().body(request), "plugins": [plugin]}
 
     def answer(self) -> ChatAnswer:
-        """Return an empty answer."""
         return _ChatResults()
 
 
@@ -235,7 +227,6 @@ class _ChatResults(ChatAnswer):
         return super().add(chunk)
 
     def whole(self) -> WholeAnswer:
-        """Return what the annotations cite; the plugin searches for every request."""
         whole = super().whole()
         cited = (as_object(note.get("url_citation")) or note for note in self._notes)
         rows = [{"url": row.get("url"), "title": row.get("title")} for row in cited]

@@ -35,12 +35,10 @@ class Thinking:
 
     @property
     def possible(self) -> bool:
-        """Whether it can be told to think."""
         return self.on != "none"
 
     @property
     def always(self) -> bool:
-        """Whether it always thinks, whatever it is told."""
         return self.off in ("between_tools", "low")
 
 
@@ -190,12 +188,10 @@ def price_over(
 
 @lru_cache(maxsize=64)
 def host_of(base_url: str | None) -> str:
-    """Return the host of an address, or empty text."""
     return urlsplit(base_url or "").hostname or ""
 
 
 def configured(settings: ModelSettings) -> dict[str, Provider]:
-    """Return the providers that can be called: with an address, and a key where one is needed."""
     usable: dict[str, Provider] = {}
     if settings.base_url:
         own = settings.providers.get(CUSTOM, Provider())  # `providers.custom` is about this endpoint
@@ -209,17 +205,14 @@ def configured(settings: ModelSettings) -> dict[str, Provider]:
 
 
 def is_configured(settings: ModelSettings) -> bool:
-    """Tell whether any language model is configured."""
     return bool(configured(settings)) or settings.model == SCRIPTED
 
 
 def default_tiers() -> Mapping[str, Mapping[str, str]]:
-    """Return `tiers.toml`: provider to tier to id."""
     return _shipped_tiers()[1]
 
 
 def tiers_reviewed() -> date:
-    """Return the day of the last review of `tiers.toml`."""
     return _shipped_tiers()[0]
 
 
@@ -283,7 +276,6 @@ def _split_name(wanted: str, settings: ModelSettings, providers: Mapping[str, Pr
 
 
 def _knowing(wanted: str, settings: ModelSettings, providers: Mapping[str, Provider]) -> str:
-    """Return the one provider that has a model; the user's own endpoint may have any."""
     knowing = [name for name, provider in providers.items() if _knows(name, provider, wanted, settings)]
     if len(knowing) > 1:
         choices = " or ".join(f"{name}:{wanted}" for name in knowing)

@@ -142,7 +142,6 @@ class Reader:
         return found[1], args
 
     def _parameters(self, name: str, form: re.Pattern[str]) -> dict[str, Any]:
-        """Return arguments that are written one by one, each converted to the type in the tool's schema."""
         properties = fields_of(self._offered.get(name, {}).get("properties"))
         args: dict[str, Any] = {}
         while found := self._skip(form):
@@ -339,7 +338,6 @@ def _unescaped(text: str) -> str:
 
 
 def _letters(text: str) -> str:
-    """Return a text as it is compared: without white space, quotes, case and escapes."""
     return _LETTERS.sub("", unicodedata.normalize("NFKC", _unescaped(text)).casefold())
 
 

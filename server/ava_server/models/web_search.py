@@ -27,7 +27,6 @@ class SearchTerms:
 
 @cache
 def search_terms() -> Mapping[str, SearchTerms]:
-    """Return `web_search.toml`, by provider."""
     table = tomllib.loads(files("ava_server.models").joinpath("web_search.toml").read_text(encoding="utf-8"))
     table.pop("reviewed")
     fees = {name: nanos(entry.pop("fee") * 1_000_000) for name, entry in table.items()}
@@ -44,17 +43,15 @@ class ProviderSearch:
 
     @property
     def terms(self) -> SearchTerms:
-        """What a search can use, and its fee."""
         return search_terms()[self.name]
 
     @property
     def title(self) -> str:
-        """Its name for people."""
         return self.terms.title
 
     @property
     def cost_micros(self) -> int:
-        """What one search costs at most, in micro-USD."""
+        """At most."""
         return reserve_micros(self.price, Bound(self.terms.prompt_tokens, self.terms.output_tokens))
 
 
@@ -77,5 +74,4 @@ def provider_search(name: str, provider: str, settings: ModelSettings) -> Provid
 
 
 def with_fee(price: Price, fee: int) -> Price:
-    """Return a model's price with the fee of a search for each request."""
     return replace(price, per_request=price.per_request + fee, free=price.free and not fee)

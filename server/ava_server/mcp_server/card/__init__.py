@@ -28,7 +28,6 @@ _CLOSED: dict[str, Any] = {"visibility": ["model"]}
 
 
 def declares_apps(ctx: ServerRequestContext[App, Any]) -> bool:
-    """Tell whether the client shows pages of the extension."""
     capabilities = ctx.session.client_capabilities
     declared = (capabilities.extensions if capabilities is not None else None) or {}
     settings: Any = declared.get(EXTENSION)
@@ -46,7 +45,7 @@ def with_card(tool: types.Tool) -> types.Tool:
 
 @cache
 def page() -> str:
-    """Return the page. Blocking, the first time."""
+    """Blocking, the first time."""
     folder = Path(__file__).parent
     parts = {name: _unindented((folder / name).read_text("utf-8")) for name in ("card.css", "card.js")}
     policy = f"default-src 'none'; script-src {_hash(parts['card.js'])}; style-src {_hash(parts['card.css'])}"

@@ -46,23 +46,20 @@ class Answer(ABC):
 
     @property
     def ended(self) -> bool:
-        """Whether the provider has said why it ended."""
         return self.stop_reason is not None
 
     @abstractmethod
     def add(self, event: Mapping[str, Any], /) -> Delta:
-        """Take in one event, or a whole answer, and return what it adds to the activity line."""
+        """Take in one event, or a whole answer; unknown ones add nothing."""
 
     @abstractmethod
-    def whole(self) -> WholeAnswer:
-        """Return what came."""
+    def whole(self) -> WholeAnswer: ...
 
     def chat_usage(self) -> Mapping[str, Any] | None:
         """Return the usage with the names of chat completions."""
         return self.usage
 
     def final_request_id(self, in_headers: str | None) -> str | None:
-        """Return the id of the call; the one from the response's headers counts first."""
         return in_headers or self.request_id
 
     def complete(
@@ -113,11 +110,9 @@ class Wire(ABC):
         return base if base.endswith(self.path) else f"{base}{self.path}"
 
     def headers(self, api_key: str | None) -> dict[str, str]:
-        """Return the headers of a request besides its content type: the bearer token, if there is a key."""
         return {"authorization": f"Bearer {api_key}"} if api_key else {}
 
     def may_think(self, turns: Sequence[Turn]) -> bool:
-        """Tell whether the model can be told to think after these turns."""
         return self.thinking.possible
 
     def fault(self, event: Mapping[str, Any]) -> Any:
@@ -133,8 +128,7 @@ class Wire(ABC):
         """Return the whole body of a request, in a fixed order; it depends only on the request and the wire."""
 
     @abstractmethod
-    def answer(self) -> Answer:
-        """Return an empty answer, to be filled."""
+    def answer(self) -> Answer: ...
 
     @abstractmethod
     def is_answer(self, whole: Mapping[str, Any]) -> bool:
@@ -145,8 +139,7 @@ class Wire(ABC):
         """Return how many bytes of an earlier answer a provider need not show to the model again."""
 
     @abstractmethod
-    def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> dict[str, Any]:
-        """Return an answer as the provider would have sent it."""
+    def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> dict[str, Any]: ...
 
 
 def tool_use(call_id: str, name: str, raw_args: str) -> ToolUse:
@@ -172,5 +165,4 @@ def set_unique_ids(calls: Sequence[dict[str, Any]], key: str) -> None:
 
 
 def dropped_calls_note(found: int) -> tuple[str, ...]:
-    """Return the note about calls that were not kept, if there were any."""
     return (f"kept the first {MOST_CALLS} of {found:,} tool calls",) if found > MOST_CALLS else ()

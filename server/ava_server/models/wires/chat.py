@@ -52,7 +52,6 @@ class ChatWire(Wire):
         return sent
 
     def body(self, request: Request) -> dict[str, Any]:
-        """Return the whole body of a request."""
         parts = body(request, self.message)
         parts[self.output_field] = request.max_output
         parts["stream"] = self.streaming
@@ -76,20 +75,16 @@ class ChatWire(Wire):
         return {"reasoning": {"effort": effort}} if in_table else {"reasoning_effort": effort}
 
     def answer(self) -> ChatAnswer:
-        """Return an empty answer."""
         return ChatAnswer()
 
     def is_answer(self, whole: Mapping[str, Any]) -> bool:
-        """Tell whether JSON that came in one piece has a message."""
         choices = as_list(whole.get("choices"))
         return bool(choices and fields_of(choices[0]).get("message"))
 
     def unseen(self, raw: Mapping[str, Any]) -> int:
-        """Return the bytes of an earlier answer's thinking."""
         return sum(len(json_text.encode(raw[key])) for key in _THINKING if key in raw)
 
     def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> dict[str, Any]:
-        """Return an answer as a provider would have sent it."""
         return assistant_message(text, calls)
 
 
@@ -115,7 +110,6 @@ def body(request: Request, message: Callable[[Turn], Mapping[str, Any]] = messag
 
 
 def assistant_message(text: str | None, calls: Sequence[ToolUse] = ()) -> dict[str, Any]:
-    """Return an answer as a provider would have sent it."""
     raw: dict[str, Any] = {"role": "assistant", "content": text or None}
     if calls:
         raw["tool_calls"] = [
@@ -137,7 +131,6 @@ class ChatAnswer(Answer):
     _by_id: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
 
     def add(self, chunk: Mapping[str, Any]) -> Delta:
-        """Take in one chunk, or a whole answer."""
         self._read_id_and_usage(chunk)
         choices = as_list(chunk.get("choices"))
         choice = as_object(choices[0]) if choices else None
@@ -152,7 +145,6 @@ class ChatAnswer(Answer):
         return self._grow({**whole, "tool_calls": calls})
 
     def whole(self) -> WholeAnswer:
-        """Return what came."""
         raw: dict[str, Any] = {"role": "assistant", "content": _joined(self._content), **self._kept}
         if self._calls:
             raw["tool_calls"] = self._calls[:MOST_CALLS]
@@ -245,7 +237,6 @@ def _joined(pieces: Sequence[Any]) -> Any:
 
 
 def _readable(raw: Mapping[str, Any]) -> str:
-    """Return the thinking in an answer as far as a person can read it."""
     for key in ("reasoning_content", "reasoning"):
         if text := as_text(raw.get(key)):
             return text

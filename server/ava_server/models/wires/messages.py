@@ -44,12 +44,11 @@ class MessagesWire(Wire):
     bearer: bool = False
 
     def url(self, base_url: str) -> str:
-        """Return where messages are asked for; people write the address with and without /v1."""
+        """People write the address with and without /v1."""
         base = base_url.rstrip("/")
         return super().url(base if base.endswith(("/messages", "/v1")) else f"{base}/v1")
 
     def headers(self, api_key: str | None) -> dict[str, str]:
-        """Return the version and, if there is one, the key."""
         headers = {"anthropic-version": VERSION}
         if api_key:
             headers["x-api-key"] = api_key
@@ -96,19 +95,15 @@ class MessagesWire(Wire):
         return {**parts, "messages": messages, **self._thinking(thinks), "stream": self.streaming}
 
     def answer(self) -> MessagesAnswer:
-        """Return an empty answer."""
         return MessagesAnswer()
 
     def is_answer(self, whole: Mapping[str, Any]) -> bool:
-        """Tell whether JSON that came in one piece is a message."""
         return isinstance(whole.get("content"), list)
 
     def unseen(self, raw: Mapping[str, Any]) -> int:
-        """Return the bytes of an earlier answer's thinking and signatures."""
         return sum(len(json_text.encode(block)) for block in as_list(raw.get("content")) if _is_thought(block))
 
     def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> dict[str, Any]:
-        """Return an answer as the provider would have sent it."""
         content: list[dict[str, Any]] = [{"type": "text", "text": text}] if text else []
         content += [
             {"type": "tool_use", "id": call.call_id, "name": call.name, "input": dict(call.args or {})}
@@ -163,7 +158,6 @@ class MessagesAnswer(Answer):
     _notes: dict[str, None] = field(default_factory=dict[str, None])
 
     def add(self, event: Mapping[str, Any]) -> Delta:
-        """Take in one event, or a whole message; unknown events add nothing."""
         match event.get("type"):
             case "message_start":
                 self._read_id_and_usage(fields_of(event.get("message")))
@@ -186,7 +180,6 @@ class MessagesAnswer(Answer):
         return Delta()
 
     def whole(self) -> WholeAnswer:
-        """Return what came."""
         blocks = [self._whole_block(index) for index in self._blocks]
         asked = [block for block in blocks if block.get("type") == "tool_use"]
         raw_args = [block.pop("_raw") for block in asked]
@@ -291,7 +284,6 @@ def _is_blank(block: Any) -> bool:
 
 
 def _words(raw: Mapping[str, Any], kind: str, between: str) -> str:
-    """Return the text of all blocks of a kind; the field has the kind's name."""
     found = (as_text(block.get(kind)) for block in objects_in(raw["content"]) if block.get("type") == kind)
     return between.join(filter(None, found))
 

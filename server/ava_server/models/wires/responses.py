@@ -52,7 +52,6 @@ class ResponsesWire(Wire):
                 return {"type": "function_call_output", "call_id": call_id, "output": text}
 
     def body(self, request: Request) -> dict[str, Any]:
-        """Return the whole body of a request."""
         parts: dict[str, Any] = {"model": request.model}
         if request.system:
             parts["instructions"] = request.system
@@ -76,11 +75,9 @@ class ResponsesWire(Wire):
         return {"reasoning": {"effort": effort}} if effort else {}
 
     def answer(self) -> ResponsesAnswer:
-        """Return an empty answer."""
         return ResponsesAnswer()
 
     def fault(self, event: Mapping[str, Any]) -> Any:
-        """Return the error in an event or in place of a whole answer, or None."""
         if event.get("type") == "error":
             return event.get("error") or event
         response = as_object(event.get("response")) or event
@@ -90,15 +87,12 @@ class ResponsesWire(Wire):
         return {"message": f"the response is {response.get('status') or 'failed'}"} if failed else None
 
     def is_answer(self, whole: Mapping[str, Any]) -> bool:
-        """Tell whether JSON that came in one piece is a response."""
         return isinstance(whole.get("output"), list)
 
     def unseen(self, raw: Mapping[str, Any]) -> int:
-        """Return the bytes of an earlier answer's thinking."""
         return sum(len(json_text.encode(item)) for item in objects_in(raw.get("output")) if item.get("type") == THOUGHT)
 
     def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> dict[str, Any]:
-        """Return an answer as the provider would have sent it."""
         part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": []}
         output: list[dict[str, Any]] = [{"type": "message", "role": "assistant", "content": [part]}] if text else []
         output += [
@@ -163,7 +157,6 @@ class ResponsesAnswer(Answer):
     _withheld: Sequence[Any] = ()
 
     def add(self, event: Mapping[str, Any]) -> Delta:
-        """Take in one event, or a whole response; unknown events add nothing."""
         kind = as_text(event.get("type")).removeprefix("response.")
         what, _, step = kind.rpartition(".")
         if what in _GROWS and step in ("delta", "done"):
@@ -182,7 +175,6 @@ class ResponsesAnswer(Answer):
         return Delta()
 
     def whole(self) -> WholeAnswer:
-        """Return what came."""
         items = [item.whole() for item in self._in_order()]
         found = [item for item in items if item.get("type") == CALL]
         dropped = {id(item) for item in found[MOST_CALLS:]}
@@ -246,7 +238,6 @@ class ResponsesAnswer(Answer):
         return [item for index in sorted(self._items) for item in self._items[index]]
 
     def _withheld_note(self) -> tuple[str, ...]:
-        """Return the note about earlier thinking that the model was not shown."""
         reasons = {as_text(fields_of(one).get("reason")) or "no reason given" for one in self._withheld}
         why = one_line(", ".join(sorted(reasons)))
         return (f"{len(self._withheld)} piece(s) of earlier thinking not shown to the model: {why}",) if reasons else ()
@@ -268,7 +259,6 @@ def _take(pieces: list[str], event: Mapping[str, Any], step: str, whole: str) ->
 
 
 def _readable(output: Sequence[Mapping[str, Any]]) -> str:
-    """Return the thinking in an answer as far as a person can read it."""
     thoughts = [item for item in output if item.get("type") == THOUGHT]
     parts = (part for item in thoughts for name in ("summary", "content") for part in objects_in(item.get(name)))
     return "\n".join(text for part in parts if (text := as_text(part.get("text"))))

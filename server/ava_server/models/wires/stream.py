@@ -62,10 +62,7 @@ class EventReader:
         self.replaced = 0
 
     def feed(self, piece: bytes) -> list[str]:
-        r"""Return the data of each event that `piece` completes; lines end with \n, \r or \r\n.
-
-        Raises LineTooLongError.
-        """
+        """Return the data of each event that `piece` completes; lines end as in SSE. Raises LineTooLongError."""
         self._rest += piece
         events: list[str] = []
         if self._ends_with_cr or b"\n" in piece or b"\r" in piece:  # else a long line is not searched again
@@ -149,7 +146,6 @@ class AnswerStream:
 
     @property
     def ended(self) -> bool:
-        """Whether the provider has said why the answer ended; little more comes."""
         return self._answer.ended
 
     @property
@@ -266,7 +262,6 @@ class AnswerStream:
         return self._answer.add(fields)
 
     def _unlabelled_events(self, content: bytes) -> Delta:
-        """Read a stream of events whose content type says something else."""
         reader = EventReader()
         pieces = (content[at : at + _FED_BYTES] for at in range(0, len(content), _FED_BYTES))
         for data in chain(*map(reader.feed, pieces), reader.finish()):
