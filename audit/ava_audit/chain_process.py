@@ -33,10 +33,7 @@ _SLICE = (
 
 @contextmanager
 def intact_slices(path: Path, size: int) -> Generator[Iterator[tuple[int, bytes]]]:
-    """Have a process check a log from its first entry; yield the last `seq` and hash of each intact slice.
-
-    They end before the first fault, at the end of the log, or when the process fails for any reason.
-    """
+    """Have a process check a log; yield the last `seq` and hash of each intact slice, until a fault or its failure."""
     command = [sys.executable, "-I", "-c", _START, str(Path(__file__).parents[1]), str(path.absolute()), str(size)]
     try:
         process = subprocess.Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL)  # noqa: S603

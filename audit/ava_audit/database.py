@@ -29,7 +29,6 @@ class IndexQuery:
     impossible: bool = False
 
     def __bool__(self) -> bool:
-        """Tell whether there is any condition."""
         return bool(self.filters or self.phrases)
 
     @property
@@ -45,17 +44,11 @@ class IndexQuery:
 class Rows(Protocol):
     """The result of a statement."""
 
-    def fetchone(self) -> Any:
-        """Return the next row, or None."""
-        ...
+    def fetchone(self) -> Any: ...
 
-    def fetchall(self) -> list[Any]:
-        """Return all further rows."""
-        ...
+    def fetchall(self) -> list[Any]: ...
 
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the further rows."""
-        ...
+    def __iter__(self) -> Iterator[Any]: ...
 
 
 class Database(Protocol):
@@ -71,13 +64,9 @@ class Database(Protocol):
         """Whether the connection is gone or spent: the next transaction needs another."""
         ...
 
-    def execute(self, sql: str, values: Values = (), /) -> Rows:
-        """Run a statement."""
-        ...
+    def execute(self, sql: str, values: Values = (), /) -> Rows: ...
 
-    def executemany(self, sql: str, values: Iterable[Sequence[object]], /) -> object:
-        """Run a statement for each of some values."""
-        ...
+    def executemany(self, sql: str, values: Iterable[Sequence[object]], /) -> object: ...
 
     def stream(self, sql: str, values: Values = (), /) -> Iterable[Any]:
         """Yield the rows of a SELECT in portions, because all of them may not fit into memory."""
@@ -99,9 +88,10 @@ class Database(Protocol):
         ...
 
     def commit(self, head: tuple[int, bytes] | None = None, /) -> None:
-        """Commit; `head` is the `seq` and hash of the newest entry, if any was appended.
+        """Commit; `head` is the newest entry's `seq` and hash, if any was appended.
 
-        Raises Busy: the connection was lost, and nothing was written; OutcomeUnknown: it was lost during the commit.
+        Raises Busy: the connection was lost, and nothing was written; OutcomeUnknown: it was lost during the
+        commit.
         """
         ...
 
@@ -144,15 +134,11 @@ class Database(Protocol):
         """Stop the running statement, from another thread and without waiting."""
         ...
 
-    def close(self) -> None:
-        """Close the connection."""
-        ...
+    def close(self) -> None: ...
 
     # -- the text index -----------------------------------------------------------------------------------------------
 
-    def add_words(self, rows: Sequence[IndexRow], /) -> None:
-        """Add rows to the text index."""
-        ...
+    def add_words(self, rows: Sequence[IndexRow], /) -> None: ...
 
     def forget_words(self, row: IndexRow, /) -> None:
         """Remove the text of a row from the index, which was added as it is given; the filters stay."""
@@ -163,10 +149,10 @@ class Database(Protocol):
         ...
 
     def words_condition(self, query: IndexQuery, near: tuple[int, int] | None = None, /) -> tuple[str, list[object]]:
-        """Return the SQL condition on `words` for a query of the text index, and its values.
+        """Return the SQL condition on `words` for a query, and its values.
 
-        `near` leaves out entries outside of this range (after the first `seq`, up to the second), so that the index
-        need not find them.
+        With `near`, the index need not find entries outside of this range (after the first `seq`, up to the
+        second).
         """
         ...
 

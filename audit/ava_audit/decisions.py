@@ -60,7 +60,6 @@ def decision_page(view: View, period: Period, before: tuple[int, int] | None, li
 
 
 def decision_sums(view: View, period: Period) -> DecisionSums:
-    """Return the totals of a period."""
     kind = f"CASE WHEN events.type = 'SpawnDecided' THEN {_DECISION} WHEN events.type = 'RunResumed' THEN 'resumed'"
     kind += f" WHEN {_DECISION} = 'approved' THEN 'raised' ELSE 'declined' END"
     what = f"{kind}, count(*), sum(runs.cost_micros), sum(runs.uncosted_micros)"

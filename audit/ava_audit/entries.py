@@ -23,10 +23,7 @@ def content_sha(content: bytes) -> bytes:
 
 
 def entry_hash(previous: bytes, header: Sequence[object], sha: bytes) -> bytes:
-    """Return the sha256 over the previous hash, the header (`seq` to `duration_ms`) and the content's hash.
-
-    Raises TypeError: the header holds a value of a type that no header has.
-    """
+    """Return the sha256 over the previous hash, the header (`seq` to `duration_ms`) and the content's hash."""
     return hashlib.sha256(previous + _header_json(header) + sha).digest()
 
 
@@ -96,12 +93,10 @@ class Entry(_Columns):
 
     @property
     def who(self) -> Who:
-        """Whom it concerns."""
         return Who(self.session_id, self.agent_id, self.user_id, self.parent_agent_id)
 
     @property
     def usage(self) -> Usage | None:
-        """The tokens of a model call, None if the entry has none."""
         if self.input_tokens is None:
             return None
         return Usage(
@@ -203,7 +198,6 @@ def line_fault(line: bytes) -> str | None:
 
 
 def check_line(line: bytes) -> dict[str, Any] | str:
-    """Return the parsed mirror line, or what is wrong with it as a text."""
     try:
         value, row = _parsed(line)
         *header, content, sha, digest, before = row
@@ -241,7 +235,6 @@ _NO_LINE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, Recu
 
 
 def _parsed(line: bytes) -> tuple[dict[str, Any], list[Any]]:
-    """Return a mirror line's JSON object, and its row as `LINE_COLUMNS` select it."""
     value: dict[str, Any] = json.loads(line)
     metadata = value["metadata"]
     header = [
@@ -259,10 +252,7 @@ def _cents(micros: int) -> str:
 
 
 def _raw_content(line: bytes) -> str:
-    """Return the content as it is written in a line of valid JSON.
-
-    The first `,"content":` is the key: inside a string its quotes would be escaped, and no object precedes it.
-    """
+    """Return the content as a line of valid JSON has it; no object precedes it, and quotes in strings are escaped."""
     start = line.index(_CONTENT) + len(_CONTENT)
     text = line[start:].decode()
     _value, end = json.JSONDecoder().raw_decode(text)
@@ -307,7 +297,6 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether there is no fault."""
         return not self.faults
 
 

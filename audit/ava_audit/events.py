@@ -62,7 +62,6 @@ class Usage(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the whole prompt."""
         return self.input_tokens + self.cache_read_tokens + self.cache_write_tokens
 
 
@@ -79,12 +78,10 @@ class Fact(BaseModel):
 
     @property
     def type(self) -> str:
-        """The event type's name in the log."""
         return type(self).__name__
 
     @property
     def severity(self) -> Severity:
-        """How serious the event is."""
         return self.default_severity
 
     def search_text(self) -> str:
@@ -162,7 +159,6 @@ class ToolResult(Fact):
 
     @property
     def severity(self) -> Severity:
-        """A failed call is an error."""
         return "info" if self.success else "error"
 
 
@@ -199,7 +195,6 @@ class SubagentComplete(Fact):
 
     @property
     def severity(self) -> Severity:
-        """Caps are warnings; errors, guardrails and abandoned runs are errors."""
         if self.status in _INFO_ENDINGS:
             return "info"
         return "error" if self.status in ("error", "guardrail", "abandoned") else "warning"
@@ -237,11 +232,9 @@ class CostUpdate(Fact):
 
     @property
     def severity(self) -> Severity:
-        """An overrun or an unknown cost is a warning."""
         return "warning" if self.overrun or self.settlement == "unknown" else "info"
 
     def search_text(self) -> str:
-        """Return turn, tokens and settlement."""
         return f"turn {self.turn} {self.tokens} tokens {self.settlement}"
 
 
@@ -299,7 +292,6 @@ class SpawnProposed(Fact):
     policy: str | None = None
 
     def search_text(self) -> str:
-        """Return ids, role, name and task id."""
         config = self.config
         parts = (self.pending_id, self.subagent_id, config.get("role"), config.get("name"), config.get("task_id"))
         return " ".join(str(part) for part in parts if part)
@@ -332,7 +324,6 @@ class RunClaimed(Fact):
     reason: ClaimReason = "start"
 
     def search_text(self) -> str:
-        """Return the instance."""
         return f"claimed by {self.instance} ({self.reason})"
 
 
@@ -349,7 +340,6 @@ class RunPaused(Fact):
     active_us: int = 0
 
     def search_text(self) -> str:
-        """Return the reason."""
         return f"paused: {self.why}"
 
 
@@ -374,7 +364,6 @@ class ExtensionAsked(Fact):
     active_us: int = 0
 
     def search_text(self) -> str:
-        """Return the id and the cap."""
         return f"{self.extension_id} asks for more: {self.cap} {self.limit:g} to {self.proposed:g}"
 
 
@@ -413,7 +402,6 @@ class QuestionAsked(Fact):
     values: tuple[dict[str, str], ...] = ()
 
     def search_text(self) -> str:
-        """Return the id, and what a person has to allow."""
         asked = "".join(f", {each['argument']}: {each['value']}" for each in self.values)
         return f"{self.question_id} asks a person" + (f" whether it may call {self.tool}{asked}" if asked else "")
 
@@ -438,7 +426,6 @@ class RunResumed(Fact):
     force: bool = False
 
     def search_text(self) -> str:
-        """Return the channel."""
         return f"resumed by {self.channel}{' (forced)' if self.force else ''}"
 
 
@@ -466,7 +453,6 @@ class RunStarted(Fact):
     own_tools: tuple[str, ...] = ()
 
     def search_text(self) -> str:
-        """Return the model and the names of the tools."""
         return f"{self.model} {' '.join(str(tool.get('name')) for tool in self.tools)}"
 
 
@@ -519,7 +505,6 @@ class CostReserved(Fact):
     request_sha: str
 
     def search_text(self) -> str:
-        """Return turn, attempt and the notice."""
         return f"turn {self.turn} attempt {self.attempt} {self.notice or ''}".rstrip()
 
 
@@ -639,11 +624,9 @@ class WorkChecked(Fact):
 
     @property
     def severity(self) -> Severity:
-        """A failed check is a warning: the model may try again."""
         return "info" if self.verify.passed else "warning"
 
     def search_text(self) -> str:
-        """Return the outcome and the output."""
         return f"{'passed' if self.verify.passed else 'failed'} {self.verify.output}".rstrip()
 
 
@@ -673,7 +656,6 @@ class RunEnded(Fact):
 
     @property
     def severity(self) -> Severity:
-        """Every ending that is neither a success nor somebody's decision is a warning."""
         return "info" if self.status in _INFO_ENDINGS else "warning"
 
 
@@ -685,7 +667,6 @@ class SettingsChanged(Fact):
     after: Any = None
 
     def search_text(self) -> str:
-        """Return the setting and its new value."""
         return f"{self.setting} {self.after}"
 
 
@@ -714,7 +695,6 @@ class Unknown(Fact):
 
     @property
     def type(self) -> str:
-        """The type's name in the log."""
         return self.name
 
 

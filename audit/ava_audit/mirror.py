@@ -244,10 +244,7 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def mirror_faults(view: View | None, folder: Path | None) -> list[Fault]:
-    """Return a fault for each file whose last entry the log lacks.
-
-    Files are written after the log, so it has lost it.
-    """
+    """Return a fault for each file whose last entry the log has lost: files are written after the log."""
     faults: list[Fault] = []
     for path in _files(folder):
         seq = _foreign_entry(view, _last_line(path))
@@ -309,10 +306,7 @@ def _is_line_of(view: View, file: str, line: bytes, *, after: int = 0) -> bool:
 
 
 def _has_foreign_entry(view: View, file: IO[bytes], start: int) -> bool:
-    """Tell whether a file has, from a position on, an entry that the log lacks.
-
-    A cut, changed or erased one does not count.
-    """
+    """Tell whether a file has, from a position on, a whole entry that the log lacks, and that was not erased."""
     file.seek(start)
     return any(_foreign_entry(view, line) is not None for line in file)
 
@@ -362,7 +356,6 @@ def remove_old_quarantined(folder: Path, before_us: int) -> None:
 
 
 def remove_quarantined_runs(folder: Path, runs: Iterable[str]) -> None:
-    """Remove the quarantined files of erased runs."""
     for run_id in runs:
         for path in (folder / "subagents").glob(f"{run_id}.{QUARANTINE_MARK}-*.jsonl"):
             path.unlink(missing_ok=True)

@@ -116,7 +116,6 @@ class ProjectionTable(Generic[R]):
         return row
 
     def newest_keys(self, most: int) -> list[str]:
-        """Return the keys that were used last."""
         return list(islice(reversed(self._rows), most))
 
     @property
@@ -141,19 +140,16 @@ class ProjectionTable(Generic[R]):
         return read
 
     def copy(self, key: str) -> R | None:
-        """Return a copy of the row of a key, or None."""
         row = self.peek(key)
         return None if row is None else self._spec.kind(*self._spec.values(row))
 
     def get(self, key: str | None) -> R | None:
-        """Return the row of a key, which the caller may change, or None."""
         row = self.peek(key)
         if row is not None and key is not None:
             self._dirty[key] = None
         return row
 
     def add(self, row: R) -> None:
-        """Add a row. Raises Contradiction: a row with this key exists."""
         key = self._spec.values(row)[0]
         if self.peek(key) is not None:
             raise Contradiction(f"{self._spec.name} already has {key}; nothing was written; use another id")
@@ -162,7 +158,6 @@ class ProjectionTable(Generic[R]):
         self._dirty[key] = None
 
     def flush(self) -> None:
-        """Write the changed rows to the table."""
         changes: dict[bytes, list[tuple[Any, ...]]] = {}
         for key in self._dirty:
             values = self._spec.values(self._rows[key])
@@ -210,10 +205,7 @@ class Projections:
         self._asked = self._ask(run_ids, anew=True) if self._shared else []
 
     def begin(self, run_ids: Collection[str]) -> None:
-        """Start a transaction: drop old rows, and read the rows and budgets of runs that it is about.
-
-        Those are rows that another connection may have changed, and the least used ones over the limit.
-        """
+        """Start a transaction: drop the least used rows over the limit, and read anew what others may have changed."""
         version = self._db.data_version()
         self._shared, self._version = version != self._version, version
         self._running = None
@@ -242,7 +234,6 @@ class Projections:
         return self._running
 
     def flush(self) -> None:
-        """Append the new entries, and write the changed rows of all tables."""
         if self.entries:
             append_entries(self._db, self.entries)
             self.entries.clear()
@@ -258,10 +249,7 @@ class Projections:
 
 
 def rebuild_projections(db: Database) -> None:
-    """Rebuild the projections from the log, in the caller's transaction.
-
-    Raises StoreUnavailable: it contradicts itself.
-    """
+    """Rebuild them from the log, in the caller's transaction. Raises StoreUnavailable: it contradicts itself."""
     for table in PROJECTIONS:
         db.execute(f"DELETE FROM {table}")  # noqa: S608
     projections = Projections(db)
@@ -347,7 +335,6 @@ def erase_entries(db: Database, rows: Sequence[IndexRow], files: Iterable[str]) 
 
 
 def forget_live(db: Database, run_ids: Iterable[str]) -> None:
-    """Remove the live activity of runs."""
     db.executemany("DELETE FROM live WHERE run_id = ?", [(run_id,) for run_id in run_ids])
 
 

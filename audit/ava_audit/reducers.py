@@ -46,7 +46,7 @@ class Rows(Protocol[R]):
     """The rows of one projection, for reducers to change."""
 
     def get(self, key: str | None) -> R | None:
-        """Return the row of a key, which the caller may change, or None."""
+        """Return the row of a key, which the caller may change."""
 
     def add(self, row: R) -> None:
         """Add a row. Raises Contradiction: a row with this key exists."""
@@ -56,9 +56,7 @@ class State(Protocol):
     """All projections."""
 
     @property
-    def proposals(self) -> Rows[ProposalRow]:
-        """One row for each proposal."""
-        ...
+    def proposals(self) -> Rows[ProposalRow]: ...
 
     @property
     def runs(self) -> Rows[RunRow]:
@@ -66,14 +64,10 @@ class State(Protocol):
         ...
 
     @property
-    def groups(self) -> Rows[GroupRow]:
-        """One row for each group of runs approved together."""
-        ...
+    def groups(self) -> Rows[GroupRow]: ...
 
     @property
-    def budgets(self) -> Rows[Bucket]:
-        """One row for each cap's scope."""
-        ...
+    def budgets(self) -> Rows[Bucket]: ...
 
 
 class Tokens(NamedTuple):
@@ -122,10 +116,7 @@ def reduce(state: State, header: Header, fact: Fact | None) -> None:
 
 
 def fold(state: State, row: Sequence[Any]) -> None:
-    """Apply a stored entry (header columns, content).
-
-    Raises Contradiction, ValueError: content invalid for its type.
-    """
+    """Apply a stored entry (header columns, content). Raises Contradiction, ValueError: invalid content."""
     type_name, run_id, generation = row[5], row[7], row[8]
     if type_name in REDUCED_TYPES:
         fact = tokens = None
@@ -153,11 +144,9 @@ class MemoryRows(Generic[R]):
         self.rows: dict[str, R] = {}
 
     def get(self, key: str | None) -> R | None:
-        """Return the row of a key, which the caller may change, or None."""
         return None if key is None else self.rows.get(key)
 
     def add(self, row: R) -> None:
-        """Add a row. Raises Contradiction: a row with this key exists."""
         key = self._key(row)
         if key in self.rows:
             raise Contradiction(f"{key} exists already")

@@ -111,10 +111,7 @@ def retention_horizon(view: View, now_us: int, days: int) -> tuple[int, int]:
 
 
 async def erase_expired(store: Store, days: int, *, batches: int) -> bool:
-    """Erase at most so many batches of what is older than so many days; True if nothing is left.
-
-    Raises StoreUnavailable.
-    """
+    """Erase at most so many batches of what is older than so many days; True if nothing is left."""
     upto, limit = await store.read(partial(retention_horizon, now_us=now_us(), days=days))
     for _ in range(batches):
         batch = await store.read(partial(_next_batch, upto=upto, limit=limit))
@@ -147,7 +144,6 @@ def erasure_pending(view: View) -> bool:
 
 
 def erasure_requested(view: View) -> bool:
-    """Tell whether somebody waits for the erasure of a run."""
     return bool(_unfinished(view).whole)
 
 
@@ -176,10 +172,7 @@ async def finish_erasures(store: Store, mirror: Mirror, folders: Iterable[Path],
 
 
 async def remove_erased_folders(store: Store, folders: Iterable[Path]) -> None:
-    """Remove folders of runs that another machine erased.
-
-    Raises StoreUnavailable; OSError: a folder cannot be removed.
-    """
+    """Remove folders of runs that another machine erased. Raises StoreUnavailable, OSError."""
     names = await anyio.to_thread.run_sync(_folder_names, list(folders))
     erased = await store.read(lambda view: [name for name in names if view.is_erased(name)])
     await anyio.to_thread.run_sync(_remove_folders, list(folders), erased)
@@ -225,10 +218,7 @@ def _run_batch(view: View, *, run_id: str, also: Sequence[int] = ()) -> _Batch:
 
 
 def _next_batch(view: View, *, upto: int, limit: int) -> _Batch | None:
-    """Return the next batch before the horizon, None if the horizon is reached.
-
-    Entries of a run that is not over are skipped; they are found again at its `RunEnded`.
-    """
+    """Return the next batch before the horizon. A run that is not over is found again at its `RunEnded`."""
     after = view.progress("retention")
     if after >= upto:
         return None

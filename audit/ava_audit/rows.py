@@ -80,12 +80,10 @@ class RunRow:
 
     @property
     def ended(self) -> bool:
-        """Whether the run has an ending."""
         return self.state not in UNENDED
 
     @property
     def calls_in_flight(self) -> list[dict[str, Any]]:
-        """The model calls that are not settled, the oldest first."""
         held: dict[str, Any] | list[dict[str, Any]] = json.loads(self.in_flight or "[]")
         return held if isinstance(held, list) else [held]
 
@@ -129,5 +127,4 @@ class Bucket:
 
     @property
     def committed(self) -> int:
-        """Spent plus held."""
         return self.spent_micros + self.held_micros

@@ -82,19 +82,13 @@ class ExportSlice:
 
 
 async def search(store: Readable, query: LogQuery) -> EntryPage:
-    """Return the newest entries that match.
-
-    Raises BadQuery: an unknown event type; StoreUnavailable: log unreadable.
-    """
+    """Return the newest entries that match. Raises BadQuery: an unknown event type; StoreUnavailable."""
     page = partial(_page, query=query, conditions=Conditions(query))
     return await store.read(page, within_s=SEARCH_S, short=query.limit <= FEW)
 
 
 async def follow(store: Store, query: LogQuery) -> AsyncIterator[Entry]:
-    """Yield entries that match as any process writes them, oldest first, from `after_seq` or the log's end on.
-
-    Raises BadQuery: the query names an unknown event type; StoreUnavailable: the log cannot be read.
-    """
+    """Yield entries that match as any process writes them, oldest first. Raises as `search`."""
     conditions = Conditions(query)
     seen = store.head if query.after_seq is None else query.after_seq
     while True:
@@ -301,7 +295,6 @@ def _select(
 
 
 def _tail(view: View, conditions: Conditions, low: int, high: int, limit: int) -> list[Any]:
-    """Return the matching entries that are not indexed yet, newest first."""
     found: list[Any] = []
     while len(found) < limit:
         rows = list(_select(view, conditions, low, high, SLICE))

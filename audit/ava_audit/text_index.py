@@ -88,7 +88,6 @@ def type_filter(names: Iterable[str]) -> TypeFilter:
 
 
 def index_row(entry: Entry) -> IndexRow:
-    """Return the row of the index for an entry."""
     marks, text = [_token(entry.type)], ""
     if entry.fact is not None:
         marks.append(f"level{entry.fact.severity}")

@@ -117,7 +117,6 @@ def _script(name: str) -> str:
 
 
 def group_sum(view: View, group_id: str) -> GroupSum | None:
-    """Return the totals of a group, None if it does not exist."""
     group = view.group(group_id)
     if group is None:
         return None
@@ -192,7 +191,6 @@ class Counted(NamedTuple):
     took_ms: int
 
     def plus(self, entries: int, took_ms: int) -> Counted:
-        """Return the sum with further entries."""
         return Counted(self.entries + entries, self.took_ms + took_ms)
 
 
@@ -208,7 +206,6 @@ class EntryCounts:
     counts: dict[str, dict[Labels, Counted]] = field(default_factory=dict[str, dict[Labels, Counted]])
 
     def of(self, type_name: str) -> Mapping[Labels, Counted]:
-        """Return the counts of a type."""
         return self.counts.get(type_name, {})
 
     def add(self, news: NewCounts) -> None:
@@ -231,7 +228,6 @@ class NewCounts:
 
 
 def run_sums(view: View) -> list[RunSums]:
-    """Return the totals of all runs by role, model and state."""
     sums = ", ".join(f"sum({each.name})" for each in fields(RunSums)[5:])
     rows = view.select(
         f"SELECT role, model, state, count(*), min(created_us), {sums} FROM runs GROUP BY role, model, state"  # noqa: S608
@@ -251,10 +247,7 @@ class StartWaits:
 
 
 def start_waits(view: View, bounds_us: Sequence[int]) -> StartWaits:
-    """Count how long runs waited for their first claim, by ascending upper bounds (microseconds).
-
-    The approval may have the time of another machine than the claim; a wait that seems negative counts as none.
-    """
+    """Count how long runs waited for their first claim, by ascending upper bounds (microseconds); at least 0."""
     wait = "(CASE WHEN started_us > queued_us THEN started_us - queued_us ELSE 0 END)"
     within = "".join(f" WHEN {wait} <= {int(bound)} THEN {place}" for place, bound in enumerate(bounds_us))
     rows = view.select(
@@ -278,13 +271,11 @@ class UserSums:
 
 
 def user_sums(view: View) -> list[UserSums]:
-    """Return the totals of all runs by user and state."""
     sql = "SELECT user_id, state, count(*), min(created_us), sum(cost_micros) FROM runs GROUP BY user_id, state"
     return [UserSums(*row) for row in view.select(sql)]
 
 
 def current_runs(view: View, now_us: int) -> CurrentRuns:
-    """Return the current runs at a time (microseconds UTC)."""
     (waiting,) = view.select(
         f"SELECT count(*), min(created_us) FROM proposals WHERE state = '{WAITING}' AND expires_us > ?",  # noqa: S608
         now_us,
@@ -310,7 +301,6 @@ def current_runs(view: View, now_us: int) -> CurrentRuns:
 
 
 def count_new_entries(view: View, known: EntryCounts) -> NewCounts:
-    """Return the counts of the entries that were not counted yet."""
     after, upto = known.upto, view.head()
     counts: list[tuple[str, Labels, int, int]] = []
     for type_name, names in PERMANENT.items():

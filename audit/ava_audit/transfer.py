@@ -35,10 +35,7 @@ class ImportRefused(BadQuery):
 
 
 async def export_log(store: Store, file: IO[bytes], on_progress: ProgressCallback) -> tuple[int, str]:
-    """Write all entries until now as lines; return their number, and the newest hash in hex.
-
-    Raises StoreUnavailable: the log cannot be read; OSError: the file cannot be written.
-    """
+    """Write all entries until now as lines; return their number, and the newest hash in hex."""
     head = await store.read(View.head)
     seq, digest = 0, GENESIS
     while seq < head:

@@ -32,7 +32,6 @@ _ISO = re.compile(
 
 
 def now_us() -> int:
-    """Return the wall clock in microseconds UTC."""
     return time.time_ns() // 1_000
 
 
@@ -128,7 +127,6 @@ def format_duration(seconds: float) -> str:
 
 
 def minutes(seconds: float) -> str:
-    """Return a limit on time for people: `10 min`, `45 s`."""
     whole = round(seconds)
     return f"{whole // 60} min" if whole >= 60 and whole % 60 == 0 else f"{seconds:g} s"
 
@@ -152,10 +150,7 @@ def micros_from_cents(cents: float | Decimal) -> int:
 
 
 def cap_micros(cents: float | Decimal) -> int:
-    """Return a cap in cents as micro-USD, rounded down to a hundredth of a cent.
-
-    Raises ValueError as `micros_from_cents`.
-    """
+    """Return a cap in cents as micro-USD, rounded down to a hundredth of a cent. Raises as `micros_from_cents`."""
     micros = micros_from_cents(cents)
     return micros - micros % CAP_STEP_MICROS if micros >= CAP_STEP_MICROS else micros
 
@@ -187,7 +182,6 @@ def format_usd(micros: int, *, exact: bool = False) -> str:
 
 
 def format_bytes(count: int) -> str:
-    """Return a number of bytes in a fitting unit: `1.5 kB`."""
     for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= factor:
             return f"{count / factor:.1f} {unit}"

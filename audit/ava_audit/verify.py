@@ -91,10 +91,7 @@ def verify_backend(
     mirror: Path | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> Report:
-    """Check the log of a backend as `verify` does.
-
-    Raises StoreUnavailable: there is no log, or it cannot be read now.
-    """
+    """Check the log of a backend as `verify` does."""
     try:
         with contextlib.closing(backend.open_to_check()) as db:
             return _verify(backend, db, head, since, mirror, on_progress or (lambda _done, _all: None))
@@ -106,7 +103,6 @@ def verify_backend(
 
 
 def hash_of(digest: str) -> bytes:
-    """Return the bytes of a hash as `ava verify` shows it. Raises BadQuery: the hash is invalid."""
     try:
         value = bytes.fromhex(digest)
     except ValueError:

@@ -60,13 +60,11 @@ class View:
         self._head = head
 
     def head(self) -> int:
-        """Return the `seq` of the newest entry, 0 for an empty log."""
         if self._head is not None:
             return self._head
         return int(self._one("SELECT coalesce(max(seq), 0) FROM events")[0])
 
     def sizes(self) -> dict[str, int]:
-        """Return bytes on the disk: of the `database`, and of its `write_ahead_log` if that is its own."""
         return self._db.sizes()
 
     def after(self, entries: int) -> View:
@@ -76,11 +74,9 @@ class View:
     # -- runs, proposals, groups, budgets -----------------------------------------------------------------------------
 
     def run(self, run_id: str) -> RunRow | None:
-        """Return a run, or None."""
         return self._rows.runs.copy(run_id)
 
     def unended_of_others(self, user: str, now_us: int) -> int:
-        """Return how many runs of other users wait or run."""
         where, values = _unended(UNENDED, now_us)
         ((count,),) = self.select(f"SELECT count(*) FROM runs WHERE {where} AND +user_id <> ?", *values, user)  # noqa: S608
         return int(count)
@@ -135,7 +131,6 @@ class View:
         return int(count)
 
     def runs_with_entries_after(self, seq: int) -> list[RunRow]:
-        """Return the runs, in any state, that an entry after `seq` belongs to."""
         found = "SELECT DISTINCT run_id FROM events WHERE seq > ? AND run_id IS NOT NULL"
         return self._runs(f"id IN ({found})", seq)
 
@@ -170,7 +165,6 @@ class View:
         return self._runs(f"{' AND '.join(where)} ORDER BY {few}created_us DESC, id LIMIT ?", *values, limit)
 
     def roles(self, user: str | None) -> list[str]:
-        """Return the roles of all runs, or of a user's, in order."""
         users = self.users() if user is None else {user}
         return sorted({role for each in users for role in self._distinct("role", "user_id = ? AND", each)})
 
@@ -213,7 +207,6 @@ class View:
             yield role, PastRun(*facts)
 
     def users(self) -> set[str]:
-        """Return everybody who has ever proposed a run."""
         return {*self._distinct("user_id")}
 
     def changed_after(self, seq: int, types: Iterable[str]) -> list[tuple[str, str, bool]]:
@@ -236,15 +229,12 @@ class View:
         )  # fmt: skip
 
     def proposal(self, pending_id: str) -> ProposalRow | None:
-        """Return a proposal, or None."""
         return self._rows.proposals.copy(pending_id)
 
     def group(self, group_id: str) -> GroupRow | None:
-        """Return a group, or None."""
         return self._rows.groups.copy(group_id)
 
     def group_runs(self, group_id: str) -> list[RunRow]:
-        """Return the runs of a group, oldest first."""
         return self._runs("group_id = ? ORDER BY created_us, id", group_id)
 
     def bucket(self, scope: str) -> Bucket:
@@ -283,11 +273,9 @@ class View:
     # -- entries ------------------------------------------------------------------------------------------------------
 
     def entry(self, seq: int) -> Entry | None:
-        """Return one entry, or None."""
         return next(self._entries("seq = ?", seq), None)
 
     def entries(self, run_id: str, after: int = 0, types: Sequence[str] | None = None) -> list[Entry]:
-        """Return the entries that belong to a run, in order."""
         # The plus stops SQLite from walking all entries of the type: a run has few, the log may have a million.
         only = f" AND +type IN ({placeholders(types)})" if types else ""
         return [*self._entries(f"run_id = ? AND seq > ?{only} ORDER BY seq", run_id, after, *(types or ()))]
@@ -307,24 +295,18 @@ class View:
         return int(self._one(sql, run_id, most)[0])
 
     def rare_entries(self, run_id: str, types: Sequence[str]) -> list[Entry]:
-        """Return a run's entries of these types, in order.
-
-        It walks all of these types: they have to be rare in the log.
-        """
+        """Return a run's entries of these types, in order. It walks all of the types: they have to be rare."""
         return [*self._entries(f"type IN ({placeholders(types)}) AND +run_id = ? ORDER BY seq", *types, run_id)]
 
     def of_type(self, type_name: str) -> list[Entry]:
-        """Return all entries of a rare type, in order."""
         return [*self._entries("type = ? ORDER BY seq", type_name)]
 
     def last_entry(self, run_id: str, type_name: str, *, own: bool = False) -> Entry | None:
-        """Return the newest entry of a type that belongs to a run, or None."""
         only = " AND generation IS NOT NULL" if own else ""
         where = f"run_id = ? AND +type = ?{only} ORDER BY seq DESC LIMIT 1"
         return next(self._entries(where, run_id, type_name), None)
 
     def newest_entries(self, run_id: str, types: Sequence[str], limit: int) -> list[Entry]:
-        """Return the newest entries of some types that a run itself wrote, in order; at most `limit`."""
         only = f"generation IS NOT NULL AND +type IN ({placeholders(types)})"
         return [*self._entries(f"run_id = ? AND {only} ORDER BY seq DESC LIMIT ?", run_id, *types, limit)][::-1]
 
@@ -339,7 +321,6 @@ class View:
         return next(self.select(sql, seq, *types), None) is not None
 
     def is_erased(self, run_id: str) -> bool:
-        """Tell whether a run's content was erased."""
         found = self.select("SELECT 1 FROM events WHERE run_id = ? AND type = 'LogErased' LIMIT 1", run_id)
         return next(found, None) is not None
 
@@ -359,17 +340,13 @@ class View:
         return int(seq)
 
     def seq_bounds(self, since_us: int, until_us: int) -> tuple[int, int]:
-        """Return the first and last `seq` of the entries of a time range (end exclusive), (0, -1) without one.
-
-        It counts through the range: a million entries take a quarter of a second.
-        """
+        """Return the first and last `seq` of a time range (end exclusive), (0, -1) without one; 0.25 s a million."""
         low, high = self._one(
             "SELECT min(seq), max(seq) FROM events WHERE ts_us >= ? AND ts_us < ?", since_us, until_us
         )
         return (0, -1) if low is None else (int(low), int(high))
 
     def session_start(self, session_id: str) -> SessionStart | None:
-        """Return what a host connection began with, or None."""
         entry = next(self._entries("type = 'SessionStart' AND session_id = ? LIMIT 1", session_id), None)
         return entry.fact if entry is not None and isinstance(entry.fact, SessionStart) else None
 
@@ -384,7 +361,6 @@ class View:
     # -- maintenance, and the caller's own SQL ------------------------------------------------------------------------
 
     def progress(self, duty: str) -> int:
-        """Return the `seq` up to which background maintenance has done one of its duties."""
         (seq,) = next(self.select("SELECT seq FROM progress WHERE name = ?", duty), (0,))
         return int(seq)
 
@@ -416,16 +392,13 @@ class View:
 
     @property
     def words_key(self) -> str:
-        """The column of the text index that is an entry's `seq`."""
         return self._db.words_key
 
     @property
     def words_in_order(self) -> bool:
-        """Whether the text index finds entries in the order of the log."""
         return self._db.words_in_order
 
     def words_condition(self, query: IndexQuery, near: tuple[int, int] | None = None) -> tuple[str, list[object]]:
-        """Return the SQL condition for a query of the text index, and its values; see `Database.words_condition`."""
         return self._db.words_condition(query, near)
 
     def _distinct(self, column: str, where: str = "", *values: object) -> Iterator[str]:
@@ -452,7 +425,6 @@ class View:
 
 
 def placeholders(values: Sequence[object]) -> str:
-    """Return the SQL placeholders for some values: `?, ?, ?`."""
     return ", ".join("?" * len(values))
 
 
@@ -476,7 +448,6 @@ def _rows_of(limit: int) -> int:
 
 
 def loads(text: str | None) -> Any:
-    """Return the JSON value of a column, None for NULL."""
     return None if text is None else json.loads(text)
 
 
@@ -500,16 +471,11 @@ class Readable(Protocol):
     """A log that answers queries: a `Store`, or one state of the log that was opened to look at it."""
 
     async def read(self, query: Query[T], /, *, within_s: float | None = None, short: bool = False) -> T:
-        """Run a query on one consistent state, as `Store.read`.
-
-        Raises StoreUnavailable: the database cannot be read.
-        """
+        """Run a query on one consistent state, as `Store.read`. Raises StoreUnavailable."""
         ...
 
 
 def append(*events: Event) -> Command[None]:
-    """Return a command that appends events unconditionally."""
-
     def command(_view: View, _now_us: int) -> Outcome[None]:
         return Outcome(None, events)
 

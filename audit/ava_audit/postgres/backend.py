@@ -91,7 +91,6 @@ class PostgresBackend:
     # -- opening ------------------------------------------------------------------------------------------------------
 
     def prepare(self, *, fresh: bool = False) -> None:
-        """Create or migrate the database, while no other process does; raises as `Backend.prepare`."""
         refuse_unfit(self._root)
         with self._opened() as (db, conn):
             _refuse_server(conn, self.place)
@@ -141,15 +140,12 @@ class PostgresBackend:
         self._place.check(log_id, head, head)
 
     def connect(self, *, readonly: bool = False) -> PostgresDatabase:
-        """Return a connection, which is opened when it is first needed."""
         return PostgresDatabase(self._conninfo, self._place, readonly=readonly)
 
     def documents(self) -> PostgresDocuments:
-        """Return the documents that all servers share; their connection is opened when it is first needed."""
         return PostgresDocuments(self._conninfo, self.place, self.prepare)
 
     def open_to_check(self) -> PostgresDatabase:
-        """Open a connection that only reads a log, to verify it; raises as `Backend.open_to_check`."""
         with self._opened() as (db, _conn):
             version = db.schema_version()
         if version > schema.SCHEMA_VERSION:
@@ -167,20 +163,18 @@ class PostgresBackend:
         return nullcontext()
 
     def check_location(self) -> None:
-        """Tell what the last connection met. Raises LogMoved: it was another log than before."""
+        """Tell what the last connection met."""
         if self._place.moved is not None:
             raise LogMoved(self._place.moved)
 
     def instances(self, folder: Path, lease_s: float = LEASE_S) -> Instances:
-        """Return the live processes on the log, by their leases."""
         return LeasedInstances(folder, self._conninfo, self.place, lease_s)
 
     @asynccontextmanager
     async def maintaining(self) -> AsyncGenerator[None]:
         """Hold the lock of the process that maintains the log.
 
-        Two at once, after a lost connection, do no harm: each notes progress only where it continues what was noted
-        last.
+        Two at once do no harm: each notes progress only where it continues what was noted last.
         """
         connection = SessionConnection(self._conninfo, CONNECT_S)
         try:
@@ -218,16 +212,13 @@ class PostgresBackend:
             db.close()
 
     def blobs(self) -> PostgresBlobs:
-        """Return the files beside the log."""
         return PostgresBlobs(self._conninfo, self._place, self.place)
 
-    def close(self) -> None:
-        """Do nothing: `prepare` keeps nothing open."""
+    def close(self) -> None: ...
 
     # -- errors and checks --------------------------------------------------------------------------------------------
 
     def translate_error(self, error: BaseException) -> BaseException:
-        """Turn a server's error of a write into one that says what to do."""
         if isinstance(error, Busy):
             return StoreUnavailable(f"{error}, so nothing was written; try again")
         if not isinstance(error, psycopg.Error):
@@ -235,15 +226,12 @@ class PostgresBackend:
         return StoreUnavailable(f"{self.place} was not written: {_explained(error)}")
 
     def advice(self, error: Exception) -> str:
-        """Return what to do about an error of a read."""
         return f"see that {self.place} runs and can be reached, and try again"
 
     def is_damage(self, error: Exception) -> bool:
-        """Tell whether the server reports damaged tables."""
         return isinstance(error, psycopg.Error) and (error.sqlstate or "") in ("XX001", "XX002")
 
     def schema_changes(self, db: Database) -> schema.Changes:
-        """Return how tables, indexes, triggers and functions differ from those of a new database."""
         script = "\n".join((_script(), *schema.INDEXES, schema.ACTIVITIES))
         expected = {(kind.lower(), name): "O" for kind, name in _MADE.findall(script)}
         expected |= {("function", name): body for name, body in _FUNCTION.findall(script)}

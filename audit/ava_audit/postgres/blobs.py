@@ -50,10 +50,6 @@ class PostgresBlobs:
         self._conninfo, self._place, self._name = conninfo, place, name
 
     def put(self, path: Path, runs: Sequence[str], use: Use) -> Blob:
-        """Store a file for some runs, all of it or nothing. A file that is there already is not sent again.
-
-        Raises BlobRefused: the file changes while it is read; StoreUnavailable; OSError: it cannot be read.
-        """
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             blob = Blob(sha256, os.fstat(file.fileno()).st_size)
@@ -72,10 +68,7 @@ class PostgresBlobs:
         return blob
 
     def fetch(self, blob: Blob, run_id: str, path: Path) -> None:
-        """Write a run's blob to a new file, which is removed again unless it is exactly what was stored.
-
-        Raises BlobRefused: it is missing, or was changed; StoreUnavailable; OSError: the file cannot be written.
-        """
+        """Write a run's blob to a new file, which is removed again unless it is exactly what was stored."""
 
         def work(conn: psycopg.Connection[Any]) -> None:
             with path.open("wb") as file:
@@ -89,16 +82,13 @@ class PostgresBlobs:
             raise
 
     def read(self, blob: Blob, run_id: str) -> bytes:
-        """Return the bytes of a run's blob. Raises BlobRefused: it is missing or was changed; StoreUnavailable."""
         return self._transact(lambda conn: b"".join(_parts(conn, blob, run_id)))
 
     def has(self, run_id: str, use: Use) -> bool:
-        """Tell whether a run has a blob for this use. Raises StoreUnavailable: the database cannot be read."""
         sql = "SELECT 1 FROM blob_uses WHERE run_id = %s AND purpose = %s LIMIT 1"
         return self._transact(lambda conn: conn.execute(sql, (run_id, use)).fetchone() is not None)
 
     def release(self, runs: Sequence[str], use: Use | None = None) -> None:
-        """Forget that runs use blobs, and remove those that no run uses. Raises StoreUnavailable."""
         ids = list(runs)
 
         def work(conn: psycopg.Connection[Any]) -> None:
@@ -113,8 +103,6 @@ class PostgresBlobs:
             self._transact(work)
 
     def sweep(self, now_us: int) -> None:
-        """Remove inputs of ended runs, expired proposals and proposals never made. Raises StoreUnavailable."""
-
         def work(conn: psycopg.Connection[Any]) -> None:
             _take_turn(conn)
             conn.execute(_SPENT, (now_us - ORPHAN_US, WAITING, now_us))

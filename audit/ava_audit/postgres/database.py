@@ -102,18 +102,15 @@ class PostgresDatabase:
 
     @property
     def lost(self) -> bool:
-        """Whether the connection is gone or spent."""
         return self._spent or self._conn is None or self._conn.closed
 
     @property
     def in_transaction(self) -> bool:
-        """Whether a transaction is open that can still be committed."""
         fine = (psycopg.pq.TransactionStatus.INTRANS, psycopg.pq.TransactionStatus.ACTIVE)
         return self._conn is not None and not self._conn.closed and self._conn.info.transaction_status in fine
 
     @property
     def socket(self) -> int | None:
-        """The connection's socket, None without one."""
         return None if self._conn is None or self._conn.closed else self._conn.fileno()
 
     def open(self) -> psycopg.Connection[Any]:
@@ -137,7 +134,6 @@ class PostgresDatabase:
             threading.Thread(target=_cancel, args=(conn,), name="ava-cancel", daemon=True).start()
 
     def close(self) -> None:
-        """Close the connection."""
         if self._conn is not None:
             self._conn.close()
         if self._tokenizer is not None:
@@ -154,7 +150,6 @@ class PostgresDatabase:
         return cast("Rows", conn.execute(cast("LiteralString", translate(sql)), values))
 
     def run_script(self, script: str) -> None:
-        """Run statements without values, in the open transaction."""
         self.open().execute(cast("LiteralString", script))
 
     def executemany(self, sql: str, values: Iterable[Sequence[object]], /) -> None:
@@ -200,7 +195,6 @@ class PostgresDatabase:
             self.open().execute(begin)
 
     def begin_write(self, ask: Callable[[], None] | None = None, /) -> None:
-        """Begin a transaction that writes, once no other process does; raises as `Database.begin_write`."""
         known = self._place.head
         try:
             conn = self.open()
@@ -238,14 +232,12 @@ class PostgresDatabase:
                 log.warning("a writer that was silent for %g s was disconnected, so that others can write", HELD_S)
 
     def begin_bulk(self) -> None:
-        """Begin a transaction that writes much, reads much of that, and may take long. Raises Busy."""
         self.begin_write()
         self._leave()
         self.execute("SET LOCAL statement_timeout = 0")
         self.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
 
     def commit(self, head: tuple[int, bytes] | None = None, /) -> None:
-        """Commit, and tell other processes about new entries; raises as `Database.commit`."""
         assert self._conn is not None
         if head is not None:
             self._conn.execute(cast("LiteralString", f"SELECT pg_notify('{CHANNEL}', '{head[0]}')"))
@@ -265,10 +257,7 @@ class PostgresDatabase:
             self._seen = self._place.head = head[0]
 
     def _settle(self, head: tuple[int, bytes] | None, error: psycopg.Error) -> None:
-        """Return if a commit was done whose answer was lost.
-
-        The lock is free once the server has ended it, either way.
-        """
+        """Return if a commit was done whose answer was lost: the lock is free once the server ended it, either way."""
         self.rollback()
         end = time.monotonic() + SETTLE_S
         while head is not None and time.monotonic() < end:
@@ -311,7 +300,6 @@ class PostgresDatabase:
             pipeline.__exit__(None, None, None)
 
     def schema_version(self) -> int:
-        """Return the schema's version, 0 for an empty database."""
         if self._pipeline is not None:
             return self._version
         if not self.execute("SELECT to_regclass('ava.meta') IS NOT NULL").fetchone()[0]:
@@ -320,14 +308,13 @@ class PostgresDatabase:
         return 0 if row is None else int(row[0])
 
     def newest_entry(self) -> tuple[int, bytes] | None:
-        """Return the `seq` and hash of the newest entry, as it was when the transaction began; None in an empty log."""
+        """As it was when the transaction began."""
         if self._pipeline is not None:
             return self._newest
         row: tuple[int, bytes] | None = self.execute(NEWEST_ENTRY).fetchone()
         return row
 
     def data_version(self) -> object:
-        """Return a value that changes when another connection has appended entries."""
         return self._changes
 
     def sizes(self) -> dict[str, int]:
@@ -350,10 +337,10 @@ class PostgresDatabase:
         return True
 
     def stop_at(self, time_s: float | None, /) -> None:
-        """Do nothing: only queries in the thread of the event loop need it, which are none here."""
+        """Only queries in the thread of the event loop need it, which are none here."""
 
     def accept_any_text(self) -> bool:
-        """Return False: Postgres stores no invalid text."""
+        """Postgres stores no invalid text."""
         return False
 
     def newest(self) -> int:
@@ -371,21 +358,18 @@ class PostgresDatabase:
     # -- the text index -----------------------------------------------------------------------------------------------
 
     def add_words(self, rows: Sequence[IndexRow], /) -> None:
-        """Add rows to the text index."""
         split = [(row, self._split().words(row[-1])) for row in rows]
         added = [(row[0], keys_of(row, words), joined(words)) for row, words in split]
         self.executemany("INSERT INTO words (entry, keys, text) VALUES (?, ?, ?)", added)
 
     def forget_words(self, row: IndexRow, /) -> None:
-        """Remove the text of a row from the index, but keep the keys for filters."""
         self.execute("UPDATE words SET keys = ?, text = '' WHERE entry = ?", (keys_of(row), row[0]))
 
     def merge_words(self, _pages: int, /) -> bool:
-        """Return False: rewriting the tables does it."""
+        """Rewriting the tables does it."""
         return False
 
     def words_condition(self, query: IndexQuery, near: tuple[int, int] | None = None, /) -> tuple[str, list[object]]:
-        """Return the SQL condition on `words` for a query of the text index, and its values."""
         return condition(query, self._split(), near)
 
     def _split(self) -> Tokenizer:
@@ -405,10 +389,7 @@ def _batches(values: Iterable[Sequence[object]]) -> Iterator[list[Sequence[objec
 
 
 def findable(values: Values) -> Values:
-    """Return values without NUL and lone surrogates: psycopg calls them a database failure.
-
-    The log has U+FFFD instead.
-    """
+    """Return values without NUL and lone surrogates, for which the log has U+FFFD: psycopg calls them a failure."""
     if isinstance(values, Mapping):
         return {name: _findable(value) for name, value in values.items()}
     return [_findable(value) for value in values]
@@ -455,7 +436,6 @@ class Tokenizer:
         self._db.execute("CREATE VIRTUAL TABLE found USING fts5vocab ('split', 'instance')")
 
     def words(self, text: str) -> list[str]:
-        """Return the words of a text in their order."""
         words: list[str] = []
         for part in _PARTS.findall(text):
             if part.isascii():  # every tokenizer lets only these be parts of words
@@ -480,7 +460,6 @@ class Tokenizer:
         return found
 
     def close(self) -> None:
-        """Close the database in memory."""
         self._db.close()
 
 
@@ -499,7 +478,6 @@ def keys_of(row: IndexRow, words: Iterable[str] = ()) -> list[int]:
 
 
 def block_of(seq: int) -> int:
-    """Return the key of an entry's block."""
     return key_of("block", str(seq >> BLOCK_BITS))
 
 

@@ -32,8 +32,6 @@ class PostgresDocuments:
         self._changing: dict[str, str] = {}
 
     def newer(self, known: Mapping[str, int]) -> dict[str, tuple[int, str]]:
-        """Return the version and text of each document whose version is not the known one. Raises StoreUnavailable."""
-
         def query(conn: psycopg.Connection[Any]) -> dict[str, tuple[int, str]]:
             sql = (
                 "SELECT name, version, text FROM documents WHERE NOT EXISTS"
@@ -46,8 +44,6 @@ class PostgresDocuments:
         return self._run(query)
 
     def take_over(self, texts: Mapping[str, str]) -> bool:
-        """Store the first texts of all documents, and tell whether there were none yet. Raises StoreUnavailable."""
-
         def store(conn: psycopg.Connection[Any]) -> bool:
             with conn.transaction():
                 conn.execute("LOCK TABLE documents IN EXCLUSIVE MODE")
@@ -60,7 +56,6 @@ class PostgresDocuments:
         return self._run(store)
 
     def changed_text(self, name: str) -> str | None:
-        """Return the text of a document that this thread is changing; None if it is not."""
         if not self._using.acquire(blocking=False):  # another thread changes something
             return None
         try:
@@ -69,12 +64,6 @@ class PostgresDocuments:
             self._using.release()
 
     def change(self, name: str, edit: Callable[[str], str]) -> tuple[int, str]:
-        """Replace the text of a document while no other process does; return its version and text.
-
-        Raises what `edit` raises, which leaves the document alone; StoreUnavailable: another process changes it, or the
-        database cannot be written; OutcomeUnknown: the change may be stored.
-        """
-
         def store(conn: psycopg.Connection[Any]) -> tuple[int, str]:
             conn.execute("BEGIN")
             try:
@@ -98,7 +87,6 @@ class PostgresDocuments:
         return self._run(store)
 
     def close(self) -> None:
-        """Close the connection; it is opened again when it is needed."""
         with self._using:
             if self._conn is not None:
                 self._conn.close()

@@ -70,7 +70,6 @@ class SessionConnection:
                 return self._run(sql, values)
 
     def close(self) -> None:
-        """Close it."""
         with self._lock:
             self._drop()
 
@@ -113,7 +112,6 @@ class LeaseMembership:
         self._released = False
 
     def announce(self, address: str) -> None:
-        """Write the address into the lease. Raises StoreUnavailable: the database cannot be written."""
         self._address = address
         self.renew()
 
@@ -122,7 +120,6 @@ class LeaseMembership:
         return steady_s() < self._renew_by
 
     def renew(self) -> None:
-        """Renew the lease. Raises StoreUnavailable: the database cannot be written."""
         if self._released:
             return
         began = steady_s()
@@ -158,7 +155,6 @@ class LeaseMembership:
         self._held.release()
 
     def remove(self) -> None:
-        """Release it, and remove its lock file."""
         self.release()
         self._held.remove()
 
@@ -179,7 +175,6 @@ class LeasedInstances:
         self._activities: tuple[float, Activities] = (float("-inf"), {})
 
     def join(self, announcement: Announcement = UNANNOUNCED, /) -> LeaseMembership:
-        """Become an instance. Raises StoreUnavailable: the database cannot be written."""
         membership = LeaseMembership(self._files.join(), announcement, self._lease_s, self._conninfo, self._place)
         try:
             membership.renew()
@@ -189,7 +184,6 @@ class LeasedInstances:
         return membership
 
     async def keep(self, membership: Membership, /) -> None:
-        """Renew the lease, until cancelled."""
         await keep_renewing(membership, self._lease_s / RENEWALS, self._lease_s)
 
     def alive(self, name: str) -> bool:
@@ -204,7 +198,6 @@ class LeasedInstances:
         return expires is not None and expires > time.monotonic() and not self._files.known_dead(name)
 
     def address_of(self, name: str) -> str | None:
-        """Return where a live instance answers; None if it is dead, answers nobody, or cannot be found out."""
         sql = f"SELECT address FROM leases WHERE name = %s AND {_EXPIRES} > clock_timestamp()"  # noqa: S608
         try:
             rows = self._connection.run(sql, (name,))
@@ -214,14 +207,12 @@ class LeasedInstances:
         return rows[0][0] or None if rows and not self._files.known_dead(name) else None
 
     def any_alive(self) -> bool:
-        """Tell whether any instance lives."""
         try:
             return any(self.alive(name) for name in self._all())
         except (psycopg.Error, OSError):
             return True
 
     def live(self) -> list[LiveInstance]:
-        """Return the live instances. Raises StoreUnavailable: the database cannot be read."""
         sql = f"SELECT name, host, kind, address, offers FROM leases WHERE {_EXPIRES} > clock_timestamp()"  # noqa: S608
         try:
             rows = self._connection.run(sql)
@@ -259,7 +250,6 @@ class LeasedInstances:
             log.debug("old leases stay: %s", first_line(error))
 
     def close(self) -> None:
-        """Close the connection."""
         self._connection.close()
 
     def _all(self, known_s: float = KNOWN_S) -> dict[str, float]:

@@ -23,7 +23,6 @@ _USERINFO = re.compile(r"([^\s/?#@:\"'<>`]{0,100}+):([^\s/@\"'<>`]{3,300}+)@")
 
 
 def find_url_passwords(text: str) -> Iterator[SecretSpan]:
-    """Find the passwords in `scheme://user:password@host`."""
     for match in matches_after(text, "://", _USERINFO):
         if match[2] != match[1] and not is_placeholder(match[2]):
             yield SecretSpan("url-password", match.start(2), match.end(2))
@@ -43,7 +42,6 @@ _COOKIE_REST = re.compile(r"[^\r\n\"'`<>{}\\]*+")
 
 
 def find_headers(text: str) -> Iterator[SecretSpan]:
-    """Find the values of the headers Authorization and Cookie."""
     for literal in ("uthorization", "UTHORIZATION"):
         done = 0
         for match in matches_after(text, literal, _AUTHORIZATION):
@@ -260,7 +258,6 @@ _NETRC_BEGINS = re.compile(r"(?:\A|[\"'\n]|\\n)[\"'> \t]{0,40}+\Z")
 
 
 def find_netrc_passwords(text: str) -> Iterator[SecretSpan]:
-    """Find the passwords of a netrc file."""
     for match in matches_after(text, "machine", _NETRC_HOST):
         at = match.start() - len("machine")
         begins_line = _NETRC_BEGINS.search(text, max(0, at - 42), at) is not None
@@ -291,7 +288,6 @@ _JDBC_ORACLE = re.compile(r"oracle:(?:thin|oci8?):([^/@]{1,100}+)/([^@]{3,200}+)
 
 
 def find_jdbc_passwords(text: str) -> Iterator[SecretSpan]:
-    """Find the passwords in JDBC URLs."""
     end = 0
     for address in matches_after(text, "jdbc:", _JDBC):
         if address.start() < end:  # an address inside an address

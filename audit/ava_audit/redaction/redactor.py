@@ -67,7 +67,6 @@ class Redactor:
             self._names, self._forms = names, forms  # new objects, because another thread may iterate over the old ones
 
     def redact(self, text: str) -> tuple[str, int]:
-        """Return the text with all secrets replaced, and the number of replacements."""
         return _replace_spans(text, self._all(text))
 
     def redact_lines(self, text: str) -> tuple[str, int]:
@@ -75,7 +74,6 @@ class Redactor:
         return _replace_spans(text, self._all(text), lines=True)
 
     def redact_json(self, value: Any) -> Any:
-        """Return a JSON-like value with all secrets in its texts replaced."""
         if isinstance(value, str):
             return self.redact(value)[0]
         if isinstance(value, dict):
@@ -269,7 +267,6 @@ def _replace_spans(text: str, places: list[SecretSpan], *, lines: bool = False) 
 
 
 def written_forms(value: str) -> Iterator[str]:
-    """Yield the forms in which a value may be written."""
     yield value
     quoted = (quote(value, safe=""), quote(value), quote_plus(value))
     yield from quoted

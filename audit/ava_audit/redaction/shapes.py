@@ -101,7 +101,6 @@ _MARKED_INSIDE = (
 
 @cache
 def key_patterns() -> tuple[KeyPattern, ...]:
-    """Return all shapes, ours first."""
     listed = json.loads(Path(__file__).with_name("shapes.json").read_text("utf-8"))["shapes"]
     others = (KeyPattern(name, tuple(literals), rest, entropy) for name, literals, rest, entropy in listed)
     return (*_OWN, *others)
@@ -135,7 +134,6 @@ _REST = re.compile(r"[A-Za-z0-9_-]*+")
 
 
 def find_prefixed(text: str) -> Iterator[SecretSpan]:
-    """Find the keys that are known by their shape."""
     mask = text.encode("latin-1", "replace").translate(_MASK)
     start = mask.find(_RUN)
     while start >= 0:
@@ -179,5 +177,4 @@ def _key_at(text: str, start: int, end: int) -> SecretSpan | None:
 
 
 def entropy_of(text: str) -> float:
-    """Return Shannon's entropy of a text, in bits a character."""
     return -sum(count / len(text) * log2(count / len(text)) for count in Counter(text).values())

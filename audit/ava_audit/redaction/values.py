@@ -16,7 +16,6 @@ class SecretSpan(NamedTuple):
 
 
 def matches_after(text: str, literal: str, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
-    """Yield each match of a pattern that directly follows a literal."""
     for _at, after in places_of(text, literal):
         match = pattern.match(text, after)
         if match is not None:
@@ -24,7 +23,6 @@ def matches_after(text: str, literal: str, pattern: re.Pattern[str]) -> Iterator
 
 
 def places_of(text: str, literal: str) -> Iterator[tuple[int, int]]:
-    """Yield where a literal begins and ends, each time that a text has it."""
     at = text.find(literal)
     while at >= 0:
         after = at + len(literal)
@@ -85,7 +83,6 @@ _IDENTIFIER = re.compile(r"[A-Za-z]++(?:[_./-][A-Za-z]++)*+[_-]?[0-9]{0,3}")
 
 
 def is_mixed(value: str) -> bool:
-    """Tell whether a value has both letters and digits."""
     return DIGIT.search(value) is not None and LETTER.search(value) is not None
 
 

@@ -74,7 +74,6 @@ class ActivityFile:
 
 
 def read_activities(folder: Path) -> Activities:
-    """Return what all processes show in a folder; nothing if it cannot be read."""
     try:
         return {(path.stem, run): text for path in folder.glob(f"*{SUFFIX}") for run, text in _read(path)}
     except OSError:

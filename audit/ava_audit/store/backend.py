@@ -121,10 +121,7 @@ class Instances(Protocol):
         ...
 
     def activities(self) -> Activities:
-        """Return what runs are doing, if it can be read: untrusted lines for a person to read.
-
-        Blocking, for a moment.
-        """
+        """Return what runs are doing: untrusted lines for a person to read. Blocking, for a moment."""
         ...
 
     def remove_dead(self, keep: frozenset[str]) -> None:
@@ -151,20 +148,21 @@ class Blobs(Protocol):
     """The files beside a log. Everything here blocks; see `PostgresBlobs` for the errors."""
 
     def put(self, path: Path, runs: Sequence[str], use: Use) -> Blob:
-        """Store a file for some runs, all of it or nothing."""
+        """Store a file for some runs, all of it or nothing. A file that is there already is not sent again.
+
+        Raises BlobRefused: the file changes while it is read; StoreUnavailable; OSError: it cannot be read.
+        """
         ...
 
     def fetch(self, blob: Blob, run_id: str, path: Path) -> None:
-        """Write a run's blob to a new file."""
+        """Write a run's blob to a new file. Raises BlobRefused: missing or changed; StoreUnavailable; OSError."""
         ...
 
     def read(self, blob: Blob, run_id: str) -> bytes:
-        """Return the bytes of a run's blob."""
+        """Raises BlobRefused: it is missing or was changed; StoreUnavailable."""
         ...
 
-    def has(self, run_id: str, use: Use) -> bool:
-        """Tell whether a run has a blob for this use."""
-        ...
+    def has(self, run_id: str, use: Use) -> bool: ...
 
     def release(self, runs: Sequence[str], use: Use | None = None) -> None:
         """Forget that runs use blobs, and remove those that no run uses."""
@@ -197,8 +195,7 @@ class Documents(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """Close the connection; it is opened again when it is needed."""
+    def close(self) -> None: ...
 
 
 class Backend(Protocol):
@@ -217,9 +214,7 @@ class Backend(Protocol):
         """
         ...
 
-    def connect(self, *, readonly: bool = False) -> Database:
-        """Open a connection. Blocking."""
-        ...
+    def connect(self, *, readonly: bool = False) -> Database: ...
 
     def open_to_check(self) -> Database:
         """Open a connection that only reads a log, to verify it. Blocking.
@@ -237,7 +232,7 @@ class Backend(Protocol):
         ...
 
     def documents(self) -> Documents | None:
-        """Return the private documents that all servers of the log share; None where they are files."""
+        """None where they are files."""
 
     def turn(self) -> AbstractContextManager[None]:
         """Wait until this process may write, and hold its turn."""
@@ -268,9 +263,7 @@ class Backend(Protocol):
         ...
 
     def blobs(self) -> Blobs | None:
-        """Return the files beside the log; None if they are in the data root alone."""
+        """None if they are in the data root alone."""
         ...
 
-    def close(self) -> None:
-        """Give back what `prepare` has taken."""
-        ...
+    def close(self) -> None: ...

@@ -34,15 +34,13 @@ class SqliteDatabase(sqlite3.Connection):
     words_in_order = True
 
     def stream(self, sql: str, values: Values = (), /) -> Iterable[Any]:
-        """Yield the rows of a SELECT; SQLite always does so one by one."""
+        """SQLite always yields one by one."""
         return self.execute(sql, values)
 
     def begin_read(self) -> None:
-        """Begin a transaction that sees one state of the log."""
         self.execute("BEGIN")
 
     def begin_write(self, _ask: Callable[[], None] | None = None, /) -> None:
-        """Begin a transaction that writes. Raises Busy: another program writes."""
         try:
             self.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
@@ -51,40 +49,32 @@ class SqliteDatabase(sqlite3.Connection):
             raise
 
     def begin_bulk(self) -> None:
-        """Begin a transaction that writes much and reads much of what it wrote. Raises Busy: another program writes."""
         self.begin_write()
 
     def commit(self, _head: tuple[int, bytes] | None = None, /) -> None:
-        """Commit."""
         self.execute("COMMIT")
 
     def rollback(self) -> None:
-        """End the transaction without writing; errors do not matter."""
         try:
             self.execute("ROLLBACK")
         except sqlite3.Error:
             return
 
     def schema_version(self) -> int:
-        """Return the schema's version, 0 for an empty database."""
         return int(self.execute("PRAGMA user_version").fetchone()[0])
 
     def newest_entry(self) -> tuple[int, bytes] | None:
-        """Return the `seq` and hash of the newest entry, None in an empty log."""
         row: tuple[int, bytes] | None = self.execute(NEWEST_ENTRY).fetchone()
         return row
 
     def data_version(self) -> object:
-        """Return a value that changes when another connection has written."""
         return self.execute("PRAGMA data_version").fetchone()[0]
 
     def sizes(self) -> dict[str, int]:
-        """Return bytes on the disk: of the `database`, and of its `write_ahead_log`."""
         path = Path(self.execute("PRAGMA database_list").fetchone()[2])
         return {"database": file_size(path), "write_ahead_log": file_size(path.with_name(f"{path.name}-wal"))}
 
     def empty_log(self, rewrite: bool, /) -> bool:
-        """Move the write-ahead log into the database; False if a reader still needs a part of it."""
         if rewrite:
             self.execute("VACUUM")
         self.execute("PRAGMA busy_timeout = 0")
@@ -94,17 +84,14 @@ class SqliteDatabase(sqlite3.Connection):
             self.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
 
     def accept_any_text(self) -> bool:
-        """Return invalid text with surrogates from now on; False if it does so already."""
         already = self.text_factory is _decode_any
         self.text_factory = _decode_any
         return not already
 
     def stop_at(self, time_s: float | None, /) -> None:
-        """Stop statements that still run at this time of the monotonic clock; None: let them run."""
         self.set_progress_handler(None if time_s is None else lambda: time.monotonic() > time_s, STEPS)
 
     def add_words(self, rows: Sequence[IndexRow], /) -> None:
-        """Add rows to the text index."""
         self.executemany("INSERT INTO words (rowid, agent, session, user, marks, text) VALUES (?, ?, ?, ?, ?, ?)", rows)
 
     def forget_words(self, row: IndexRow, /) -> None:
@@ -127,7 +114,6 @@ class SqliteDatabase(sqlite3.Connection):
         return self.total_changes - before >= 2  # the test that SQLite's documentation gives
 
     def words_condition(self, query: IndexQuery, _near: tuple[int, int] | None = None, /) -> tuple[str, list[object]]:
-        """Return the SQL condition on `words` for a query of the text index, and its values."""
         return "words MATCH ?", [query.expression]
 
 
@@ -163,7 +149,6 @@ def connect(path: Path, *, readonly: bool = False) -> SqliteDatabase:
 
 
 def file_size(path: Path) -> int:
-    """Return a file's length in bytes, 0 if it cannot be read."""
     try:
         return path.stat().st_size
     except OSError:
@@ -171,7 +156,6 @@ def file_size(path: Path) -> int:
 
 
 def is_damaged(error: Exception) -> bool:
-    """Tell whether SQLite reports a damaged file."""
     return any(words in str(error) for words in ("malformed", "not a database", "no such table", "no such column"))
 
 
@@ -187,7 +171,6 @@ def no_room(error: BaseException, path: Path) -> str | None:
 
 
 def advice(error: Exception) -> str:
-    """Return what to do about an error of a read."""
     return DAMAGED if is_damaged(error) else "check that no other program holds ava.db, and try again"
 
 

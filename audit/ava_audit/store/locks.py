@@ -122,7 +122,6 @@ class WriteLock:
             _release(self._file)
 
     def close(self) -> None:
-        """Close the lock's file."""
         self._file.close()
 
 
@@ -138,7 +137,6 @@ class HeldLock:
         return not self._file.closed and _still_at(self.path, self._file)
 
     def release(self) -> None:
-        """Release the lock; a second call does nothing."""
         if not self._file.closed:
             _release(self._file)
             self._file.close()
@@ -227,11 +225,9 @@ class LockMembership:
         self._released = False
 
     def show(self, activities: Mapping[str, str], /) -> None:
-        """Write what its runs are doing into a file beside the lock."""
         self._shown.write(activities)
 
     def announce(self, address: str) -> None:
-        """Write the address into a file beside the lock."""
         path = self._held.path.with_suffix(_ADDRESS)
         if address:
             made = path.with_suffix(".new")
@@ -266,14 +262,12 @@ class LockMembership:
         log.warning("%s had been removed, so others may have taken over the runs of this process", path.name)
 
     def release(self) -> None:
-        """Release the lock."""
         with self._renewing:
             self._released = True
             self._shown.remove()
             self._held.release()
 
     def remove(self) -> None:
-        """Release the lock, and remove its files."""
         with self._renewing:
             self._released = True
             self._shown.remove()
@@ -306,7 +300,7 @@ class LockedInstances:
         self._check_location = check_location
 
     def join(self, announcement: Announcement = UNANNOUNCED, /) -> LockMembership:
-        """Become an instance; nothing is announced, because nobody elsewhere is on this log."""
+        """Nothing is announced, because nobody elsewhere is on this log."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
         while True:
             name = secrets.token_hex(6)
@@ -315,22 +309,18 @@ class LockedInstances:
                 return LockMembership(name, held, self._check_location)
 
     async def keep(self, membership: Membership, /) -> None:
-        """Take the lock again whenever its file was removed, until cancelled."""
         await keep_renewing(membership, RENEW_EVERY_S, 2 * RENEW_S)
 
     def alive(self, name: str) -> bool:
-        """Tell whether an instance is alive: its lock file exists, and somebody holds it."""
         try:
             return is_held(self.folder / f"{name}.lock")
         except OSError:  # unknown (another user's file, too many open files): treat it as alive
             return True
 
     def known_dead(self, name: str) -> bool:
-        """Tell whether an instance has run on this machine and does no more."""
         return (self.folder / f"{name}.lock").exists() and not self.alive(name)
 
     def address_of(self, name: str) -> str | None:
-        """Return where a live instance answers; None if it is dead, or answers nobody."""
         try:
             address = (self.folder / f"{name}{_ADDRESS}").read_text("utf-8")
         except OSError:
@@ -338,16 +328,14 @@ class LockedInstances:
         return address if self.alive(name) else None
 
     def any_alive(self) -> bool:
-        """Tell whether any process looks after runs on this data root."""
         return any(self.alive(path.stem) for path in self.folder.glob("*.lock"))
 
     def live(self) -> list[LiveInstance]:
-        """Return the live instances; a lock file says no more about one than its name."""
+        """A lock file says no more about an instance than its name."""
         names = (path.stem for path in sorted(self.folder.glob("*.lock")))
         return [LiveInstance(name, "", UNANNOUNCED) for name in names if self.alive(name)]
 
     def activities(self) -> Activities:
-        """Return what runs on this machine are doing, as it was read within `KNOWN_S`."""
         read_s, found = self._activities
         if time.monotonic() - read_s > KNOWN_S:
             found = read_activities(self.folder)
@@ -355,7 +343,6 @@ class LockedInstances:
         return found
 
     def remove_dead(self, keep: frozenset[str]) -> None:
-        """Remove the files of dead instances, but not of those in `keep`."""
         for path in self.folder.glob(f"*{SUFFIX}"):
             if not self.alive(path.stem):
                 with suppress(OSError):
@@ -371,8 +358,7 @@ class LockedInstances:
             except OSError:  # not removable: another user's file, a folder, ...
                 continue
 
-    def close(self) -> None:
-        """Do nothing: each look closes what it opens."""
+    def close(self) -> None: ...
 
 
 def _wait_for(file: IO[Any], within_s: float) -> None:

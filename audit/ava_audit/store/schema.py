@@ -109,15 +109,11 @@ SCHEMA_VERSION = len(MIGRATIONS)
 
 
 def schema_version(db: sqlite3.Connection) -> int:
-    """Return the schema version of the database."""
     return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
 def migrate(db: SqliteDatabase) -> None:
-    """Migrate to the newest version; the caller holds the write lock.
-
-    Raises SchemaNewer: a newer program has done so.
-    """
+    """Migrate to the newest version; the caller holds the write lock. Raises SchemaNewer: a newer program did."""
     version = schema_version(db)
     if version > SCHEMA_VERSION:
         raise SchemaNewer(
@@ -142,7 +138,6 @@ def migrate(db: SqliteDatabase) -> None:
 
 
 def open_in_memory() -> SqliteDatabase:
-    """Return an empty log in memory, to compare with or to throw away."""
     db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, factory=SqliteDatabase)
     migrate(db)
     return db
@@ -177,7 +172,6 @@ def schema_changes(db: sqlite3.Connection) -> Changes:
 
 
 def schema_faults(changes: Changes) -> list[Fault]:
-    """Return the changes as faults."""
     return [
         Fault("schema", 0, f"the {kind} {name} was {what}: find out what else writes to this file")
         for (kind, name), what in changes.items()

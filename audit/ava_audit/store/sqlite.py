@@ -48,7 +48,6 @@ class SqliteBackend:
         self._location: LogLocation | None = None
 
     def prepare(self, *, fresh: bool = False) -> None:
-        """Create or migrate the database under the write lock, if it needs that; raises as `Backend.prepare`."""
         refuse_unfit(self._root)
         try:
             self.path.touch(mode=0o600, exist_ok=True)
@@ -72,14 +71,11 @@ class SqliteBackend:
         self._lock = lock
 
     def connect(self, *, readonly: bool = False) -> SqliteDatabase:
-        """Open a connection."""
         return connect(self.path, readonly=readonly)
 
-    def documents(self) -> None:
-        """Return None: they are files."""
+    def documents(self) -> None: ...
 
     def open_to_check(self) -> SqliteDatabase:
-        """Open a connection that only reads a log, to verify it; raises as `Backend.open_to_check`."""
         path = self.path
         if not path.is_file():
             raise StoreUnavailable(f"there is no log at {path}")
@@ -113,26 +109,21 @@ class SqliteBackend:
         return db
 
     def is_damage(self, error: Exception) -> bool:
-        """Tell whether SQLite reports wrong bytes, and not that the file is unavailable right now."""
         return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
     def schema_changes(self, db: Database) -> Changes:
-        """Return how the schema differs from that of a new database."""
         assert isinstance(db, SqliteDatabase)
         return schema_changes(db)
 
     def turn(self) -> AbstractContextManager[None]:
-        """Wait for the write lock, and hold it."""
         assert self._lock is not None
         return self._lock.held()
 
     def check_location(self) -> None:
-        """Raise LogMoved if another file than the one that was opened, or none, is at the path."""
         assert self._location is not None
         self._location.check()
 
     def instances(self, folder: Path, lease_s: float = LEASE_S) -> Instances:
-        """Return the live processes on the data root, by their lock files."""
         return LockedInstances(folder, self.check_location)
 
     def maintaining(self) -> AbstractAsyncContextManager[None]:
@@ -140,7 +131,6 @@ class SqliteBackend:
         return nullcontext()
 
     def translate_error(self, error: BaseException) -> BaseException:
-        """Turn an SQLite error of a write into one that says what to do."""
         if not isinstance(error, sqlite3.Error):
             return error
         text = str(error)
@@ -155,14 +145,11 @@ class SqliteBackend:
         return StoreUnavailable(text)
 
     def advice(self, error: Exception) -> str:
-        """Return what to do about an error of a read."""
         return advice(error)
 
-    def blobs(self) -> None:
-        """Return None: the files of runs are in the data root alone."""
+    def blobs(self) -> None: ...
 
     async def heads(self, db: Database) -> AsyncGenerator[int | None]:
-        """Yield the newest `seq` after each commit of another connection, and None in between."""
         try:
             seen: object = None
             while True:
@@ -180,7 +167,6 @@ class SqliteBackend:
             db.close()
 
     def close(self) -> None:
-        """Close the lock's file."""
         if self._lock is not None:
             self._lock.close()
 

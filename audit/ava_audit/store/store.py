@@ -77,10 +77,7 @@ class Readers:
                 self._threads_until = ended + THREADS_FOR * (ended - began)
 
     async def read(self, query: Query[T], *, interrupt: bool) -> T:
-        """Run a query. With `interrupt`, a cancelled caller returns at once, and the query is interrupted.
-
-        Raises StoreUnavailable: the database cannot be read.
-        """
+        """Run a query. With `interrupt`, a cancelled caller returns at once, and the query is interrupted."""
         reading = _Reading()
         try:
             future = self._loop.run_in_executor(self._threads, self._read, query, reading)
@@ -107,7 +104,6 @@ class Readers:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def close(self) -> None:
-        """Close the unused connections, some time after `stop`."""
         while True:
             try:
                 self._idle.get_nowait().close()
@@ -302,8 +298,7 @@ class Store:
     async def look(self, query: Query[T]) -> T:
         """Run a query of a few rows by their keys at once, in the event loop's thread: faster than the way to another.
 
-        Where the database is another machine's, or the disk was slow just now, it is like `read`, and raises as it
-        does.
+        Where the database is another machine's, or the disk was slow just now, it is like `read`.
         """
         await self._let_others_run(looks=True)
         self._refuse_reading()
@@ -327,11 +322,9 @@ class Store:
             raise LogMoved(str(self._moved))
 
     def instances(self, folder: Path, lease_s: float = LEASE_S) -> Instances:
-        """Return the live processes on this log; see `Backend.instances`."""
         return self._backend.instances(folder, lease_s)
 
     def maintaining(self) -> AbstractAsyncContextManager[None]:
-        """Wait until no other machine maintains this log, and keep it so."""
         return self._backend.maintaining()
 
     def check_location(self) -> None:
@@ -340,17 +333,15 @@ class Store:
 
     @property
     def wal(self) -> Path:
-        """The file of the write-ahead log, next to the database."""
         return self.path.with_name(self.path.name + "-wal")
 
     @property
     def place(self) -> str:
-        """Where the log is, as a person calls it."""
         return self._backend.place
 
     @property
     def head(self) -> int:
-        """The newest `seq` that this process knows."""
+        """The newest that this process knows."""
         return self._head
 
     async def wait_for_entry_after(self, seq: int) -> int:

@@ -92,7 +92,6 @@ class Appender:
 
 
 def content_within(event: Event) -> bytes:
-    """Return an event's content as it is stored. Raises EntryTooLarge: it is over 2 MB."""
     try:
         content = content_of(event.fact)
     except ValueError:  # a lone surrogate that nobody replaced: store it replaced rather than lose the event
@@ -156,11 +155,9 @@ class Writer:
     # -- what other threads call --------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def put(self, job: Job) -> None:
-        """Queue a job."""
         self._jobs.put(job)
 
     def withdraw(self, job: Job) -> bool:
@@ -263,10 +260,7 @@ class Writer:
         self._acknowledge([*writes, *checkpoints], head)
 
     def _transact(self, db: Database, projections: Projections, batch: list[Job], *, together: bool) -> int:
-        """Run jobs in one transaction and return the new head.
-
-        A failure is stored in its job, or all is rolled back.
-        """
+        """Run jobs in one transaction; return the new head. A failure is stored in its job, or all is rolled back."""
         if not self._begin(db, batch, partial(projections.ask, _runs_of(batch))):
             return 0
         if together and self._backend.is_near:  # elsewhere, each row that was not asked for with the lock takes long
@@ -383,4 +377,4 @@ def _runs_of(batch: list[Job]) -> set[str]:
 
 
 def _flush_live_only(_db: Database) -> None:
-    """Do nothing: the pending live activities are written with every transaction."""
+    """The pending live activities are written with every transaction."""

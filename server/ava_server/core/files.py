@@ -114,7 +114,7 @@ class PrivateFile:
             raise ConfigError(f"{self.path}: an entry is not as `{command}` writes it. {self.remedy}") from None
 
     def change(self, check: Callable[[], object], edit: Callable[[TOMLDocument], None]) -> None:
-        """Change an entry and replace the file, under a lock; comments and order stay. `check` raises if it is invalid."""
+        """Change an entry and replace the file, under a lock. `check` reads all of it first, and raises if invalid."""
         import portalocker
         import tomlkit
 
