@@ -74,12 +74,10 @@ class RoleFile:
 
     @property
     def sha256(self) -> str:
-        """The hex sha256 of its content."""
         return hashlib.sha256(self.data).hexdigest()
 
     @property
     def text(self) -> str:
-        """Its text. Raises RoleFileError: it is not UTF-8."""
         return text_of(self.data, self.source)
 
 
@@ -167,7 +165,7 @@ def _read_user_folder(folder: Folder) -> Iterator[RoleFile | RoleFileError]:
 
 
 def _read_project_folder(folder: Folder, project: Path) -> Iterator[RoleFile | RoleFileError]:
-    """Read a folder of a project, which anyone may have written."""
+    """Anyone may have written it."""
     try:
         folder.path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -259,12 +257,10 @@ class Remark:
 
     @classmethod
     def of(cls, error: RoleFileError) -> Remark:
-        """Return the remark for an error."""
         return cls(error.source, error.reason, error.line, error.key)
 
     @property
     def text(self) -> str:
-        """The remark with file, line and key, in a sentence."""
         return str(RoleFileError(self.source, self.reason, self.line, self.key))
 
     def __str__(self) -> str:
@@ -299,7 +295,6 @@ def check(text: str, source: str, default_name: str) -> tuple[Role | None, list[
 
 
 def faults_of(file: RoleFile) -> list[Remark]:
-    """Return why a file cannot be used: each fault."""
     try:
         faults = read_role(file.text, file.source, Path(file.name).stem)[1]
     except RoleFileError as error:  # not text
@@ -344,13 +339,11 @@ class UntrustedFile:
 
     @property
     def why(self) -> str:
-        """Why it is not used, in Ava's own words."""
         state = "has changed since a person trusted it" if self.changed else "is not trusted"
         return f"{self.file.source} came with the project {clean(str(self.file.folder.project))[0]} and {state}"
 
     @property
     def command(self) -> str:
-        """The command with which a person trusts it."""
         return f"ava roles trust {shlex.quote(clean(str(self.file.folder.project))[0])}"
 
     @property
@@ -407,7 +400,6 @@ class Catalog:
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The roles, the built-in ones first."""
         return tuple(self.by_name.values())
 
     @property
@@ -444,8 +436,7 @@ class Catalog:
     def describe(self, limit: int = 1200) -> str:
         """Return a line `name: first sentence` for each role, at most `limit` characters in all.
 
-        If need be, the longest sentences are cut to one length, or only names are given, and what does not fit is
-        counted.
+        If need be, sentences are cut to one length, or only names are given, and what does not fit is counted.
         """
         sentences = {role.name: clean(first_sentence(role.description))[0] for role in self.roles}
         longest = max((len(sentence) for sentence in sentences.values()), default=0)

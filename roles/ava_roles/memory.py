@@ -43,7 +43,6 @@ class Note:
 
     @property
     def first_line(self) -> str:
-        """The first line that is not blank, without the marks of a heading."""
         return next((bare for line in self.text.splitlines() if (bare := line.strip().lstrip("#").strip())), "")
 
 
@@ -75,7 +74,6 @@ class Memory:
         self.folder = folder
 
     def path(self, name: str) -> Path:
-        """Return the file of a note."""
         return self.folder / f"{name}{SUFFIX}"
 
     def check(self) -> None:

@@ -42,7 +42,6 @@ _SCRIPTS = {"russian": re.compile("[а-яё]"), "greek": re.compile("[α-ω]"), 
 
 @cache
 def filler_words() -> frozenset[str]:
-    """Return the filler words of all languages."""
     return frozenset[str]().union(*_fillers().values())
 
 
@@ -100,7 +99,6 @@ class Query:
         self.words = tuple(words)
 
     def matches(self, text: str) -> Matches:
-        """Return where a text has the words, in any form."""
         text = _fold_width(text).lower()
         counts, pairs = [0] * len(self.words), [0] * len(self.words)
         tokens = _WORD.findall(text)
@@ -303,7 +301,6 @@ class PassageRanking:
         self._found: list[_Candidate] = []
 
     def add(self, path: str, passages: Iterable[Passage]) -> None:
-        """Add the passages of a file, in their order in the file."""
         in_path = self._query.matches(path).counts
         for passage in passages:
             matches = self._query.matches(passage.text)
@@ -362,7 +359,6 @@ class Weighing:
     average: float
 
     def __call__(self, matches: Matches) -> float:
-        """Return the rank of a text."""
         norm = _SATURATION * (1 - _LENGTH_SHARE + _LENGTH_SHARE * matches.length / max(self.average, 1))
         # A very rare word ranks no higher than a rare one: it may be only the asker's.
         weights = [min(weight, _MAX_WEIGHT) for weight in self.weights]

@@ -29,7 +29,6 @@ class InjectedSecret:
 
 
 def texts_in(value: object) -> Iterator[str]:
-    """Yield every text in arguments, keys included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -47,7 +46,6 @@ def has_placeholder(value: object) -> bool:
 
 
 def has_misspelt(value: object) -> bool:
-    """Tell whether arguments contain a misspelt placeholder."""
     return any(len(_LIKE_PLACEHOLDER.findall(text)) > len(PLACEHOLDER.findall(text)) for text in texts_in(value))
 
 

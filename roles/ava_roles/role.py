@@ -40,15 +40,11 @@ class RoleDocument:
     body: str
 
     def fault(self, key: str, sentence: str) -> RoleFileError:
-        """Return an error about a key; it names file, line and key."""
         return RoleFileError(self.source, sentence, self.lines.get(key, 1), key)
 
 
 def read_document(text: str, source: str, known: frozenset[str]) -> RoleDocument:
-    """Split a file into frontmatter and body, and read the known keys.
-
-    Raises RoleFileError: names file, line and key.
-    """
+    """Split a file into frontmatter and body, and read the known keys. Raises RoleFileError."""
     if len(text) > MAX_FILE_CHARS:
         raise RoleFileError(source, f"has {len(text):,} characters; a role file has at most {MAX_FILE_CHARS:,}")
     lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
@@ -343,7 +339,6 @@ def effect_words(effects: Mapping[str, Sequence[str]]) -> str:
 
 
 def first_sentence(text: str) -> str:
-    """Return the first sentence of a text, on one line."""
     return _SENTENCE_END.split(" ".join(text.split()), maxsplit=1)[0]
 
 

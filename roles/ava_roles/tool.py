@@ -77,7 +77,6 @@ class ToolSpec:
     aliases: tuple[str, ...] = ()  # what Claude Code calls it in agent files
 
     def __post_init__(self) -> None:
-        """Refuse flags that contradict each other. Raises ValueError: a flag lacks the one that it implies."""
         for flag, given, implied, there in (
             ("search", self.search, "network", self.network),
             ("edits", self.edits, "files", self.files),
@@ -150,9 +149,7 @@ class Tool(Protocol):
     """One tool. The loop hides secrets in what `activity` returns, removes control characters, and cuts it to 80."""
 
     @property
-    def spec(self) -> ToolSpec:
-        """What the loop and the model know of the tool."""
-        ...
+    def spec(self) -> ToolSpec: ...
 
     def activity(self, args: Any) -> str:
         """Return what a call with these (validated) arguments does, e.g. `Reading example.org`."""
@@ -186,37 +183,30 @@ _Part = TypeVar("_Part")
 
 
 def need_files(at: ToolContext) -> Root:
-    """Return the workspace, or raise ToolFailed if the run has none."""
     return _require(at.files, "this run has no workspace, so no files can be read; work with what the task contains")
 
 
 def need_fetch(at: ToolContext) -> Fetcher:
-    """Return the fetcher, or raise ToolFailed if the run may not reach the network."""
     return _require(at.fetch, "this run may not reach the network; work with what the task contains")
 
 
 def need_search(at: ToolContext) -> Search:
-    """Return the web search, or raise ToolFailed if the run has none."""
     return _require(at.search, "this run has no web search; read pages whose URL you know with read_webpages")
 
 
 def need_artifacts(at: ToolContext) -> Root:
-    """Return the folder for files to hand over, or raise ToolFailed if the run has none."""
     return _require(at.artifacts, "this run has no folder for artifacts; put the content into the result instead")
 
 
 def need_memory(at: ToolContext) -> Memory:
-    """Return the notes, or raise ToolFailed if the run has none."""
     return _require(at.memory, "this run has no memory to recall; work with what the task contains")
 
 
 def need_edits(at: ToolContext) -> Edits:
-    """Return the files that may be changed, or raise ToolFailed if the run has none."""
     return _require(at.edits, "this run has no worktree, so no file can be changed; say in the result what should be")
 
 
 def need_sandbox(at: ToolContext) -> tuple[Sandbox, CommandWorkspace]:
-    """Return what runs commands, and where they run, or raise ToolFailed if the run may run none."""
     if at.sandbox is None or at.bench is None:
         raise ToolFailed("this run may not run commands; continue by reading")
     return at.sandbox, at.bench

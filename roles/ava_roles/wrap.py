@@ -224,7 +224,6 @@ def cut_tool_output(wrapped: str, chars: int, result_id: str) -> str:
 
 
 def escape_result(text: str) -> str:
-    """Return a subagent's words for use inside `<subagent_result …>`, which they cannot close."""
     return _escape(clean(text)[0])
 
 
@@ -246,7 +245,6 @@ def _skeleton(text: str) -> str:
 
 
 def _attribute(value: str) -> str:
-    """Return a value that cannot end its attribute: one line of at most 300 characters."""
     line = one_line(value, _SOURCE_CHARS)
     for char, entity in (("&", "&amp;"), ('"', "&quot;"), ("<", "&lt;"), (">", "&gt;")):
         line = line.replace(char, entity)

@@ -230,7 +230,6 @@ def read_xlsx(data: bytes, hide: Callable[[str], str] = str) -> str:
 
 
 def read_article(html: str, url: str) -> WebPage:
-    """Return the article of a page as Markdown; empty if none is found."""
     import trafilatura
     from trafilatura.settings import Document
 

@@ -241,7 +241,6 @@ def _files_among(args: tuple[str, ...]) -> Iterator[Path]:
 
 
 def render_result(content: Sequence[Any], structured: Any, *, failed: bool) -> ToolOutput:
-    """Return a result for the model."""
     parts: list[str] = []
     length = 0
     for number, block in enumerate(content):
@@ -377,10 +376,7 @@ class McpConnection:
 
 @asynccontextmanager
 async def connect(entry: ServerEntry, launch: LaunchContext) -> AsyncGenerator[McpConnection]:
-    """Start or reach a server until the context ends.
-
-    `describe_failure` explains the errors of the SDK's task groups.
-    """
+    """Start or reach a server until the context ends. Its errors are for `describe_failure`."""
     from mcp.client.session import ClientSession
     from mcp_types import Implementation
 

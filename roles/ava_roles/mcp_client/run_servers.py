@@ -61,7 +61,6 @@ class ToolDiscovery:
         return found
 
     def forget(self) -> None:
-        """Clear the cache."""
         self._cache.clear()
 
     async def _one(self, entry: ServerEntry) -> ToolListing:
@@ -76,7 +75,6 @@ class ToolDiscovery:
 
 
 async def list_tools(entry: ServerEntry, launch: LaunchContext) -> ToolListing:
-    """Start or reach a server for a moment, and return the tools that it offers."""
     try:
         with anyio.move_on_after(LIST_S):
             async with connect(entry, launch) as connection:
@@ -128,7 +126,6 @@ class RunMcpServers:
         self._ended = False
 
     def __bool__(self) -> bool:
-        """Whether the run uses any."""
         return bool(self._servers)
 
     async def start(self, tasks: anyio.abc.TaskGroup) -> str | None:
@@ -179,7 +176,6 @@ class RunMcpServers:
         raise ToolFailed(f"The MCP server {server} {why}. What it did with this call is not known.") from failed
 
     async def end(self) -> None:
-        """End all servers."""
         self._ended = True
         running = list(self._running.values())
         self._running.clear()
@@ -214,7 +210,6 @@ class RunMcpServers:
             return started
 
     async def _run(self, entry: ServerEntry, started: _StartedServer) -> None:
-        """Run one server until the run ends, or the server does."""
         assert self._launch is not None
         started.scope.deadline = anyio.current_time() + START_S
         try:
@@ -282,10 +277,9 @@ class McpTool:
         )
 
     def activity(self, args: Any) -> str:
-        """Return `Asking SERVER: TOOL`; the arguments can be anything, so none are shown."""
+        """The arguments can be anything, so none are shown."""
         return f"Asking {self._server}: {self.spec.name.removeprefix(f'mcp__{self._server}__')}"
 
     async def __call__(self, args: Any, at: ToolContext) -> ToolOutput:
-        """Call it. Raises ToolFailed: its server cannot do it."""
         assert isinstance(args, McpToolArgs)
         return await self._servers.call(self._server, self._offered, args.model_extra or {})

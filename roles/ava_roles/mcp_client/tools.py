@@ -54,7 +54,6 @@ class ServerEntry:
 
     @property
     def where(self) -> str:
-        """Its program or its address, in a few words."""
         return f"program {PurePath(self.command).name}" if self.command is not None else str(self.url)
 
     @property
@@ -189,10 +188,7 @@ def _offer(server: str, name: str, tool: ListedTool) -> OfferedTool:
 
 
 def _bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of arguments as models see it.
-
-    Raises _Rejected: too large, too deep, or a form providers refuse.
-    """
+    """Raises _Rejected: too large, too deep, or a form that providers refuse."""
     if schema.get("type", "object") != "object":
         raise _Rejected("its arguments are not an object")
     own: dict[str, Any] = {"type": "object", "properties": {}}

@@ -181,10 +181,7 @@ def allow_only_hosts_of(secrets: Collection[InjectedSecret]) -> Callable[[str], 
 
 
 def bound_host(given: str) -> str:
-    """Return a typed host as secrets are bound to it: `host`, or `host:port`.
-
-    Raises ValueError: no tool could reach it.
-    """
+    """Return a typed host as secrets are bound to it: `host`, or `host:port`. Raises ValueError: no tool reaches it."""
     text = given.strip()
     if not text or any(char in text for char in "/?#@\\*[]") or text.count(":") > 1:
         raise ValueError("give the name of one host, e.g. api.example.com, or api.example.com:8443")
@@ -195,7 +192,6 @@ def bound_host(given: str) -> str:
 
 
 def host_of(url: URL) -> str:
-    """Return a URL's host in the form of `bound_host`."""
     host = url.raw_host.decode("ascii").lower()
     return host if url.port in (None, _HTTPS_PORT) else f"{host}:{url.port}"
 

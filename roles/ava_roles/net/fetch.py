@@ -56,7 +56,6 @@ class Body:
         return not self.truncated
 
     def end(self) -> None:
-        """Note the end of the body."""
         if self._gzip is not None and self._raw and not self._gzip.eof:
             self.truncated = True
 

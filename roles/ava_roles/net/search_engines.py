@@ -100,9 +100,7 @@ class SearchResults:
 class Search(Protocol):
     """A configured web search. Raises ToolFailed if it fails."""
 
-    async def __call__(self, query: str, count: int) -> SearchResults:
-        """Search, for at most `count` hits."""
-        ...
+    async def __call__(self, query: str, count: int) -> SearchResults: ...
 
 
 @dataclass(frozen=True)
@@ -123,15 +121,13 @@ class Engine(ABC):
         return 0
 
     @abstractmethod
-    def ask(self, query: str, count: int) -> SearchRequest:
-        """Return the request for a search."""
+    def ask(self, query: str, count: int) -> SearchRequest: ...
 
     @abstractmethod
     def rows(self, answer: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
         """Return the results in a response, best first; None if it does not have the expected form."""
 
     def note(self, answer: Mapping[str, Any]) -> str:
-        """Return a note for the reader on a response; may be empty."""
         return ""
 
     @abstractmethod
@@ -205,12 +201,10 @@ def _refusal(engine: Engine, reply: SearchReply, code: str) -> str:
 
 
 def no_credit(title: str, what: str) -> str:
-    """Say that there is no credit left for the key."""
     return f"{title} has no credit left for this key ({what}): a person has to add some at {title}; meanwhile {WITHOUT}"
 
 
 def new_key(engine: Engine) -> str:
-    """Say what to do when a key is refused."""
     return f"a person has to store another one (`ava key set {engine.title.lower()}`); meanwhile {WITHOUT}"
 
 
@@ -254,7 +248,6 @@ class Kagi(Engine):
 
     @property
     def cost_micros(self) -> int:
-        """The price of a search."""
         return 25_000 if self._is_version_0 else 12_000
 
     @property
@@ -262,7 +255,6 @@ class Kagi(Engine):
         return self.base_url.endswith("/v0")
 
     def ask(self, query: str, count: int) -> SearchRequest:
-        """Return the request for a search."""
         if self._is_version_0:
             asked = urlencode({"q": query, "limit": count})
             return SearchRequest("GET", f"{self.base_url}/search?{asked}", {"Authorization": f"Bot {self.key}"})
@@ -272,7 +264,6 @@ class Kagi(Engine):
         )
 
     def rows(self, answer: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
-        """Return the results."""
         given: object = answer.get("data")
         if not self._is_version_0:  # grouped by kind; a kind without results is missing
             given = _under(answer, "data").get("search", []) if isinstance(given, dict) else None
@@ -281,7 +272,7 @@ class Kagi(Engine):
         return None if rows is None else [row for row in rows if row.get("t", 0) == 0]
 
     def fault(self, reply: SearchReply, code: str) -> str | None:
-        """Return what an error means: a wrong key is a 400 here."""
+        """A wrong key is a 400 here."""
         what = f"HTTP {reply.status}, {code}"
         if reply.status == 400 and "token" in code:
             return f"{self.title} refused the key ({what}): {new_key(self)}"
@@ -301,24 +292,22 @@ class Brave(Engine):
 
     @property
     def cost_micros(self) -> int:
-        """The price of a search."""
         return 5_000
 
     def ask(self, query: str, count: int) -> SearchRequest:
-        """Return the request for a search."""
         asked = {"q": query, "count": count, "spellcheck": "false", "text_decorations": "false", "result_filter": "web"}
         return SearchRequest(
             "GET", f"{self.base_url}/web/search?{urlencode(asked)}", {"X-Subscription-Token": self.key}
         )
 
     def rows(self, answer: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
-        """Return the results; a response without any has no `web`."""
+        """A response without any has no `web`."""
         if answer.get("type") != "search" and "web" not in answer:
             return None
         return _rows(_under(answer, "web").get("results", []))
 
     def fault(self, reply: SearchReply, code: str) -> str | None:
-        """Return what an error means: a wrong key is a 422 here, and a used-up plan a 429."""
+        """A wrong key is a 422 here, and a used-up plan a 429."""
         what = f"HTTP {reply.status}, {code}"
         if code in ("SUBSCRIPTION_TOKEN_INVALID", "SUBSCRIPTION_TOKEN_MISSING", "SUBSCRIPTION_NOT_FOUND"):
             return f"{self.title} refused the key ({what}): {new_key(self)}"
@@ -355,15 +344,12 @@ class Searxng(Engine):
     fields = ("url", "title", "content", "publishedDate")
 
     def ask(self, query: str, count: int) -> SearchRequest:
-        """Return the request for a search."""
         return SearchRequest("GET", f"{self.base_url}/search?{urlencode({'q': query, 'format': 'json'})}")
 
     def rows(self, answer: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
-        """Return the results."""
         return _rows(answer.get("results"))
 
     def note(self, answer: Mapping[str, Any]) -> str:
-        """Return which of its engines did not answer."""
         given = answer.get("unresponsive_engines")
         silent: list[str] = []
         for each in cast("list[object]", given) if isinstance(given, list) else []:
@@ -373,7 +359,7 @@ class Searxng(Engine):
         return f"engines that did not answer: {', '.join(silent[:_SHOWN_FAULTS])}{more}" if silent else ""
 
     def fault(self, reply: SearchReply, code: str) -> str | None:
-        """Return what an error means: without keys, a 403 is about the format."""
+        """Without keys, a 403 is about the format."""
         if reply.status == 403:
             return (
                 f"{self.title} gives no JSON (HTTP 403): a person has to add json to search.formats in its"

@@ -96,7 +96,6 @@ class NetworkBackend(httpcore2.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        """Connect to a host, at the first of its addresses that answers."""
         error: Exception = httpcore2.ConnectError(f"{host} has no address")
         for address in (await self.addresses(host, port))[:_ADDRESSES_TRIED]:
             try:
@@ -107,7 +106,6 @@ class NetworkBackend(httpcore2.AsyncNetworkBackend):
         raise error
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
         await anyio.sleep(seconds)
 
 
@@ -207,7 +205,6 @@ class PublicNetworkBackend(NetworkBackend):
     async def connect_unix_socket(
         self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
     ) -> httpcore2.AsyncNetworkStream:
-        """Refuse: no URL leads to a local socket."""
         raise AccessRefused("local sockets are not open to subagents; only public sites can be fetched")
 
     async def addresses(self, host: str, port: int) -> Sequence[str]:
@@ -245,7 +242,6 @@ class UnusableProxy(httpx2.AsyncBaseTransport):
         self._why = why
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Refuse. Raises ProxyRefused: always."""
         raise ProxyRefused(self._why)
 
 

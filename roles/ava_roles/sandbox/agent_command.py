@@ -26,10 +26,7 @@ LIMITS = Limits(
 
 
 def find_agent(name: str, project: Path | None) -> Path:
-    """Return an agent's program, absolute or on this process's PATH. Blocking.
-
-    Raises ToolFailed: none outside `project`.
-    """
+    """Return an agent's program, absolute or on the PATH. Blocking. Raises ToolFailed: none outside `project`."""
     program = Path(shutil.which(name, path=path_outside(os.environ.get("PATH", os.defpath), project)) or "")
     if not program.is_absolute():
         raise ToolFailed(f"the agent's program {name} is not found: install it, or give its full path")

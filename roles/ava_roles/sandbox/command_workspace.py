@@ -48,15 +48,10 @@ class CommandWorkspace(Protocol):
     """Where the commands of one run work."""
 
     @property
-    def network(self) -> bool:
-        """Whether commands reach the host's network."""
-        ...
+    def network(self) -> bool: ...
 
     async def ready(self) -> tuple[CommandSandbox, bool]:
-        """Make the working folder at the first call; return what commands get, and whether it is new.
-
-        Raises ToolFailed.
-        """
+        """Make the working folder at the first call; return what commands get, and whether it is new."""
         ...
 
     async def renew(self) -> str:
@@ -86,7 +81,6 @@ class CommandLayout:
 
     @property
     def scratch(self) -> PurePosixPath:
-        """Their home folder as they see it."""
         return self._target(self.home, SCRATCH)
 
     def show_project(self, work: Path, project: Path, dependencies: Sequence[str]) -> tuple[PurePosixPath, list[Bind]]:
@@ -152,7 +146,6 @@ def bindable_dependencies(project: Path, report: CopyReport, check: Callable[[],
 
 
 def read_only_note(dependencies: Sequence[str]) -> list[str]:
-    """Return a list with the note that names read-only folders, or an empty one."""
     if not dependencies:
         return []
     return [f"read-only: {', '.join(map(shown, dependencies[:8]))}{', …' if len(dependencies) > 8 else ''}"]
@@ -192,7 +185,6 @@ class CopiedWorkspace:
     _busy: Lock = field(default_factory=Lock, init=False)
 
     async def ready(self) -> tuple[CommandSandbox, bool]:
-        """Make the copy at the first call; as in `CommandWorkspace`."""
         async with self._turn:
             if self.files is not None and not await run_sync(self.files.is_in_place):
                 raise ToolFailed(f"{self.files.path} was moved or replaced, so no command can run; continue without")
@@ -202,7 +194,6 @@ class CopiedWorkspace:
             return self._made, True
 
     async def renew(self) -> str:
-        """Remove the copy, so that the next command gets a new one; return a sentence on that."""
         async with self._turn:
             self._made = None
             with suppress(OSError):  # making the next one removes the rest
@@ -210,7 +201,7 @@ class CopiedWorkspace:
         return "the next command finds a fresh copy"
 
     async def after_command(self) -> str:
-        """Undo nothing: everything in the copy may be changed."""
+        """Everything in the copy may be changed."""
         return ""
 
     def close(self) -> None:

@@ -50,7 +50,7 @@ class GitOutput:
     errors: str
 
     def names(self) -> list[str]:
-        """Return the names in the output, each followed by a zero byte."""
+        """Each is followed by a zero byte."""
         return [os.fsdecode(name) for name in self.out.split(b"\0") if name]
 
 
@@ -243,7 +243,6 @@ def _isolated_git_folder(repository: Path, aside: Path, git_folder: str) -> Gene
 
 
 def copy_file(folder: Path, name: str, target: Path) -> None:
-    """Copy a regular file of a folder, if it exists."""
     root = Root.open(folder)
     try:
         with suppress(ToolFailed):

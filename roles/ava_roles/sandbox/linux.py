@@ -66,7 +66,6 @@ def boot_id() -> str:
 
 
 def is_root() -> bool:
-    """Tell whether this process runs as root."""
     ask = getattr(os, "geteuid", None)
     return ask is not None and ask() == 0
 

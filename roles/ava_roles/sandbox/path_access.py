@@ -75,12 +75,10 @@ class DescriptorPaths:
 
     @property
     def status(self) -> os.stat_result:
-        """What the system says about the folder."""
         with self.duplicate() as root:
             return os.fstat(root)
 
     def close(self) -> None:
-        """Close the descriptor; calling it twice is harmless."""
         with self._lock:
             root, self._root = self._root, -1
             if root >= 0:
@@ -96,13 +94,11 @@ class DescriptorPaths:
 
     @contextmanager
     def open_file(self, parts: Sequence[str]) -> Generator[int]:
-        """Hold a regular file open for reading."""
         with _closing(self._open(parts, os.O_RDONLY | _SAFE)) as descriptor:
             _refuse_special(os.fstat(descriptor), "/".join(parts), self._device)
             yield descriptor
 
     def read_link(self, parts: Sequence[str]) -> str:
-        """Return the target of a link, unresolved."""
         with self._folder(parts[:-1]) as folder:
             return os.readlink(parts[-1], dir_fd=folder)
 
@@ -188,34 +184,27 @@ class PlainPaths:
 
     @property
     def status(self) -> os.stat_result:
-        """What the system says about the folder."""
         return self._root.lstat()
 
-    def close(self) -> None:
-        """Do nothing: nothing is held."""
+    def close(self) -> None: ...
 
     def duplicate(self) -> AbstractContextManager[None]:
-        """Return no descriptor."""
         return nullcontext()
 
     @contextmanager
     def open_file(self, parts: Sequence[str]) -> Generator[int]:
-        """Hold a regular file open for reading."""
         path = self._checked(parts)
         _refuse_special(path.lstat(), str(path))
         with path.open("rb") as file:
             yield file.fileno()
 
     def read_link(self, parts: Sequence[str]) -> str:
-        """Return the target of a link, unresolved."""
         return str((self._checked(parts[:-1]) / parts[-1]).readlink())
 
     def make_link(self, parts: Sequence[str], target: str) -> None:
-        """Make a link in an existing folder, reached through no other link."""
         (self._checked(parts[:-1]) / parts[-1]).symlink_to(target)
 
     def entries(self, parts: Sequence[str]) -> list[Entry]:
-        """Return what is in a folder, unsorted; entries that vanish meanwhile are left out."""
         found: list[Entry] = []
         for each in self._checked(parts).iterdir():
             with suppress(FileNotFoundError):
@@ -224,7 +213,6 @@ class PlainPaths:
         return found
 
     def replace(self, parts: Sequence[str], data: bytes, mode: int, create_dirs: bool, aside: Path | None) -> None:
-        """Write a temporary file beside the target, or in `aside`, and rename it."""
         folder = self._checked(parts[:-1], missing_ok=create_dirs)
         if create_dirs:
             folder.mkdir(parents=True, exist_ok=True)

@@ -69,7 +69,6 @@ class Root:
         return self._access.duplicate()
 
     def close(self) -> None:
-        """Close the folder; calling it twice is harmless."""
         self._access.close()
 
     def read(self, rel: str, cap: int = 2_000_000) -> tuple[bytes, bool]:

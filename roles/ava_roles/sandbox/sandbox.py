@@ -113,9 +113,7 @@ class Sandbox(Protocol):
     """Runs commands."""
 
     @property
-    def kind(self) -> Kind:
-        """What confines the commands."""
-        ...
+    def kind(self) -> Kind: ...
 
     @property
     def mounts(self) -> bool:
@@ -123,17 +121,11 @@ class Sandbox(Protocol):
         ...
 
     async def run(self, command: Command) -> Finished:
-        """Run a command to its end. A cancellation waits until all its processes are gone.
-
-        Raises ToolFailed: not started.
-        """
+        """Run a command to its end. A cancellation waits until its processes are gone. Raises ToolFailed."""
         ...
 
     def start(self, command: Command) -> AbstractAsyncContextManager[Pipes]:
-        """Run a command with open stdin and stdout; leaving waits until its processes are gone.
-
-        Raises ToolFailed on entering.
-        """
+        """Run a command with open pipes; leaving waits until its processes are gone. Raises ToolFailed on entering."""
         ...
 
 

@@ -45,7 +45,7 @@ _found: dict[tuple[str, Path], Sandbox | Unavailable] = {}
 def find_sandbox(mode: Literal["auto", "none"], state: Path) -> Sandbox | Unavailable:
     """Return the strongest sandbox that works here, attacked once per process; `none` confines nothing. Blocks.
 
-    `state` is a folder of Ava's for what a sandbox stores.
+    It stores something in `state`, a folder of Ava's.
     """
     with _lock:
         if (mode, state) not in _found:
@@ -55,10 +55,7 @@ def find_sandbox(mode: Literal["auto", "none"], state: Path) -> Sandbox | Unavai
 
 @cache
 def sandbox_here(mode: Literal["auto", "none"]) -> Sandbox | Unavailable:
-    """Return what `find_sandbox` finds in a temporary folder of the system's. Blocks.
-
-    Raises OSError: there is no room for the folder.
-    """
+    """Return what `find_sandbox` finds in a temporary folder of the system's. Blocks. Raises OSError: no room."""
     with tempfile.TemporaryDirectory(prefix="ava-doctor-") as state:
         return find_sandbox(mode, Path(state))
 

@@ -61,7 +61,6 @@ class SupervisedSandbox:
         self._supervisors = Supervisors()
 
     async def run(self, command: Command) -> Finished:
-        """Run a command to its end, as `Sandbox.run` says."""
         began = time.monotonic()
         output = Output(command.max_output)
         async with self._supervise(replace(command, stdin=False)) as running, anyio.create_task_group() as tasks:
@@ -78,7 +77,6 @@ class SupervisedSandbox:
 
     @asynccontextmanager
     async def start(self, command: Command) -> AsyncGenerator[Pipes]:
-        """Run a command with open stdin and stdout, as `Sandbox.start` says."""
         errors = Output(command.max_output)
         async with self._supervise(replace(command, stdin=True)) as running, anyio.create_task_group() as tasks:
             tasks.start_soon(errors.drain, running.stderr)
@@ -252,7 +250,6 @@ class PipeReader(_End, ByteReceiveStream):
     """Reads from a pipe, which it owns."""
 
     async def receive(self, max_bytes: int = 65_536) -> bytes:
-        """Return what is there, at least one byte."""
         await anyio.lowlevel.checkpoint_if_cancelled()
         while True:
             try:
@@ -269,7 +266,6 @@ class PipeWriter(_End, ByteSendStream):
     """Writes to a pipe, which it owns."""
 
     async def send(self, item: bytes) -> None:
-        """Write everything."""
         await anyio.lowlevel.checkpoint_if_cancelled()
         rest = memoryview(item)
         while rest:
@@ -298,7 +294,6 @@ class Output:
         self._before_tail = b""
 
     def add(self, piece: bytes) -> None:
-        """Add what the command has written."""
         fits = self._head_limit - len(self._head)
         self._head += piece[:fits]
         self._tail += piece[fits:]
@@ -318,7 +313,6 @@ class Output:
         return f"{first}\n… {self._dropped:,} bytes left out …\n{last}", self._dropped
 
     async def drain(self, stream: ByteReceiveStream) -> None:
-        """Add everything that a stream has until its end."""
         with suppress(anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
             while True:
                 self.add(await stream.receive(65_536))
@@ -371,7 +365,7 @@ class Supervisor:
         self._lifeline.close()
 
     def end(self) -> None:
-        """Dismiss it, and wait for the end. Blocks."""
+        """Blocks."""
         self.dismiss()
         self._reaper.join(END_S)
         if self._reaper.is_alive():  # the guard is stopped, and the supervisor lives

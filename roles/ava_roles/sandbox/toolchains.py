@@ -53,10 +53,7 @@ def python_library(program: Path) -> Path | None:
 
 
 def _read_links(descriptor: int) -> tuple[list[str], list[str]]:
-    """Return an ELF program's libraries and the loader's folders.
-
-    Raises OSError, OverflowError, ValueError, struct.error.
-    """
+    """Return an ELF program's libraries and the loader's folders. Anything else raises, or has neither."""
     segments = _segments(descriptor)
     loaded = [(start, offset, length) for kind, _, offset, start, _, length, *_ in segments if kind == _LOAD]
     entries = [entry for each in segments if each[0] == _DYNAMIC for entry in _entries(descriptor, each[2], each[5])]
@@ -93,7 +90,6 @@ def _text(descriptor: int, at: int) -> str:
 
 
 def _read(descriptor: int, at: int, size: int) -> bytes:
-    """Return bytes of a file from an offset, fewer at its end. Raises OSError, OverflowError: the offset is invalid."""
     os.lseek(descriptor, at, os.SEEK_SET)
     return os.read(descriptor, size)
 
@@ -208,10 +204,7 @@ class _Search:
             self._add_go()
 
     def add_installation(self, program: Path) -> None:
-        """Show a program's installation, as npm's packages need the others, under each name.
-
-        Or else the program alone.
-        """
+        """Show a program's installation under each name, as npm's packages need the others; else the program alone."""
         for step in (program, *_link_chain(program)):
             packages = [folder for folder in step.parents if folder.name == "node_modules"]
             if packages and self._show(packages[-1], packages[-1].resolve()):
@@ -328,10 +321,7 @@ class _Search:
         return True
 
     def _add_library(self, real: Path) -> None:
-        """Show the library that an interpreter is linked with, where the loader looks.
-
-        Maybe not under the program's names.
-        """
+        """Show an interpreter's library where the loader looks, which is maybe not under the program's names."""
         library = python_library(real) if _is_python(real) else None
         if library is None or any(library.is_relative_to(name) for name in self.found.shown):
             return
@@ -367,7 +357,6 @@ def _in_system(path: Path) -> bool:
 
 
 def overlap(one: Path, other: Path) -> bool:
-    """Tell whether two folders are the same, or one contains the other."""
     return one.is_relative_to(other) or other.is_relative_to(one)
 
 

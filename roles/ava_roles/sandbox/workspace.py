@@ -155,7 +155,6 @@ class WorkspaceRule:
 
     @classmethod
     def of(cls, home: Path, data_root: Path, allow: Sequence[Path] | None) -> WorkspaceRule:
-        """Return the rule for folders that may still contain links."""
         allowed = tuple(folder.resolve() for folder in allow) if allow is not None else None
         return cls(home.resolve(), data_root.resolve(), allowed)
 
@@ -294,7 +293,6 @@ def _path(given: str, home: Path, relative_to: Path | None) -> Path:
 
 
 def _repository(places: WorkspaceRule, folder: Path) -> Path | None:
-    """Return the git repository that contains a folder, unless that is a home folder."""
     upwards = _upwards(str(folder))
     for place, candidate in enumerate(upwards):
         if places.leads_home(upwards[place:]):

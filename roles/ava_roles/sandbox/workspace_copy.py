@@ -208,7 +208,7 @@ class _Copy:
             copy.close()
 
     def _copy_file(self, name: str, most: int) -> None:
-        """Copy a regular file; one that grows meanwhile is cut."""
+        """One that grows meanwhile is cut."""
         with self.root.open_file(name) as source:
             found = os.fstat(source)
             if found.st_size > most:
@@ -237,10 +237,7 @@ def _is_folder(root: Root, name: str) -> bool:
 
 
 def _unsafe_entries(folder: Path, check: Callable[[], None]) -> Iterable[str]:
-    """Yield what commands must not see in a shown folder: version control, pipes, sockets, devices.
-
-    Raises ToolFailed.
-    """
+    """Yield what commands must not see in a shown folder: version control, pipes, sockets, devices."""
     pending = [folder]
     seen = 0
     while pending:

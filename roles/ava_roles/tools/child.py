@@ -37,26 +37,22 @@ def took_too_long(code: int | None, errors: bytes = b"") -> bool:
 
 
 def message(value: object) -> bytes:
-    """Return a value as a message between the server and a child."""
     # Not as ASCII: that would take six bytes for most letters of most scripts. A text may have half characters.
     data = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
     return len(data).to_bytes(HEAD_BYTES) + data
 
 
 def send(value: object) -> None:
-    """Send a message to the server."""
     sys.stdout.buffer.write(message(value))
     sys.stdout.buffer.flush()
 
 
 def receive() -> Any:
-    """Return the server's next message."""
     size = int.from_bytes(sys.stdin.buffer.read(HEAD_BYTES))
     return json.loads(sys.stdin.buffer.read(size))
 
 
 def hide(text: str) -> str:
-    """Let the server hide the secrets in a text."""
     send({"hide": text})
     return str(receive())
 

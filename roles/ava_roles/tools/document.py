@@ -27,7 +27,6 @@ class Region(NamedTuple):
 
 
 def render_changes(old: Sequence[str], new: Sequence[str], regions: Sequence[Region]) -> str:
-    """Return the first regions, and the line numbers of the others."""
     parts = [render_change(old, new, region) for region in regions[:_MAX_REGIONS]]
     if rest := regions[_MAX_REGIONS:]:
         numbers = ", ".join(f"{region.new_from + 1:,}" for region in rest[:20]) + (", …" if len(rest) > 20 else "")
@@ -46,7 +45,6 @@ def render_change(old: Sequence[str], new: Sequence[str], region: Region) -> str
 
 
 def describe_counts(old: Sequence[str], new: Sequence[str], regions: Sequence[Region]) -> str:
-    """Return how many lines were removed and added."""
     trimmed = [_trimmed(old, new, region) for region in regions]
     removed = sum(min(each.old_to, len(old)) - min(each.old_from, len(old)) for each in trimmed)
     added = sum(min(each.new_to, len(new)) - min(each.new_from, len(new)) for each in trimmed)
@@ -54,7 +52,6 @@ def describe_counts(old: Sequence[str], new: Sequence[str], regions: Sequence[Re
 
 
 def numbered_line(sign: str, at: int, line: str) -> str:
-    """Return one line with its number, cut if it is long."""
     shown = line if len(line) <= _MAX_LINE_CHARS else f"{line[:_MAX_LINE_CHARS]}… ({len(line):,} characters)"
     return f"{sign}{at + 1:>5}  {shown}".rstrip(" ") if not shown else f"{sign}{at + 1:>5}  {shown}"
 
@@ -98,7 +95,6 @@ class Document:
 
     @classmethod
     def of(cls, data: bytes) -> Document:
-        """Return the text that bytes hold. Raises NotEditable: they are not UTF-8."""
         if data.startswith(_WIDE):
             raise NotEditable("it is UTF-16 or UTF-32, and only UTF-8 is edited")
         if b"\0" in data:
@@ -113,20 +109,17 @@ class Document:
         return cls(_LINE_END.sub("\n", text), tuple(_LINE_END.findall(text)), mark)
 
     def data(self) -> bytes:
-        """Return the bytes of the file."""
         lines = self.text.split("\n")
         whole = "".join(part for pair in zip(lines, (*self.ends, ""), strict=True) for part in pair)
         return (codecs.BOM_UTF8 if self.mark else b"") + whole.encode("utf-8")
 
     @cached_property
     def lines(self) -> list[str]:
-        """The lines, without line ends."""
         lines = self.text.split("\n")
         return lines if lines[-1] else lines[:-1]
 
     @property
     def ends_in_line_break(self) -> bool:
-        """Whether the last line ends in a line break."""
         return self.text.endswith("\n")
 
     def like(self, other: Document) -> Document:
@@ -162,10 +155,7 @@ class Document:
         return numbers
 
     def replaced(self, starts: Sequence[int], old: str, new: str) -> tuple[Document, list[Region]]:
-        """Return the document with another text at these offsets, and the changed regions.
-
-        Line ends stay as they are.
-        """
+        """Return the document with another text at these offsets, and the changed regions; line ends stay."""
         removed, added = old.count("\n"), new.count("\n")
         parts: list[str] = []
         ends: list[str] = []
@@ -196,5 +186,4 @@ class Document:
 
 
 def normalize_line_ends(text: str) -> str:
-    r"""Return a text with `\n` as its only line end."""
     return _LINE_END.sub("\n", text) if "\r" in text else text

@@ -210,11 +210,9 @@ class EditFile:
     )
 
     def activity(self, args: EditFileArgs) -> str:
-        """Return `Editing PATH`."""
         return f"Editing {shown(args.path)}"
 
     async def __call__(self, args: EditFileArgs, at: ToolContext) -> ToolOutput:
-        """Edit the file."""
         return await run_sync(_edit, need_edits(at), args, at.hide, abandon_on_cancel=False)
 
 
@@ -243,11 +241,9 @@ class WriteFile:
     )
 
     def activity(self, args: WriteFileArgs) -> str:
-        """Return `Writing PATH`."""
         return f"Writing {shown(args.path)}"
 
     async def __call__(self, args: WriteFileArgs, at: ToolContext) -> ToolOutput:
-        """Write the file."""
         return await run_sync(_write, need_edits(at), args, at.hide, abandon_on_cancel=False)
 
 
@@ -286,10 +282,7 @@ def _edit(edits: Edits, args: EditFileArgs, hide: Callable[[str], str]) -> ToolO
 
 
 def _as_written(text: str, old: str) -> str:
-    """Return `old` as the file has it, with invisible characters; unchanged if in none.
-
-    Raises ToolFailed: in several.
-    """
+    """Return `old` as the file has it, with invisible characters. Raises ToolFailed: in several forms."""
     if old in text or old not in (seen := clean(text)[0]):
         return old
     offsets = shown_offsets(text)

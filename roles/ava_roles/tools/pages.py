@@ -31,7 +31,6 @@ class Pdf:
 
 
 def is_pdf(data: bytes) -> bool:
-    """Tell a PDF by its first bytes."""
     return b"%PDF-" in data[:1024]
 
 
@@ -104,7 +103,6 @@ class WebPage:
 
 
 def read_html(html: str, url: str) -> WebPage:
-    """Return the content of a page: its article as Markdown, or else its words."""
     if html.count("<") > _MAX_TAGS:
         words, _hollow = page_words(html[:_HUGE_CHARS])
         return WebPage(words[:PAGE_CHARS], note="it is very large: this is its beginning, without headings and links")

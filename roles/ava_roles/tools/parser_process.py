@@ -34,24 +34,20 @@ ANSWER_BYTES = 30_000_000
 
 
 def read_pdf(data: bytes, first: int = 1, count: int | None = None, max_chars: int = 200_000) -> Pdf:
-    """Return the text of pages, as `read_pdf` of the extra does."""
     found = _parse("PDF", data, first, count, max_chars)
     pages = tuple((int(number), str(text)) for number, text in found.pop("pages"))
     return Pdf(pages, **found)
 
 
 def read_docx(data: bytes, hide: Callable[[str], str] = str) -> str:
-    """Return a Word document as text without secrets, as `read_docx` of the extra does."""
     return _read_text("Word document", data, hide)
 
 
 def read_xlsx(data: bytes, hide: Callable[[str], str] = str) -> str:
-    """Return a workbook as tables without secrets, as `read_xlsx` of the extra does."""
     return _read_text("workbook", data, hide)
 
 
 def read_html(html: str, url: str) -> WebPage:
-    """Return the content of a page, as `pages.read_html` does."""
     return WebPage(**_parse("page", html.encode("utf-8", "replace"), url))
 
 

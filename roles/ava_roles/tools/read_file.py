@@ -47,11 +47,9 @@ class ReadFile:
     )
 
     def activity(self, args: ReadFileArgs) -> str:
-        """Return `Reading PATH`."""
         return f"Reading {shown(args.path)}"
 
     async def __call__(self, args: ReadFileArgs, at: ToolContext) -> ToolOutput:
-        """Read the file."""
         root = need_files(at)
         room = self.spec.max_chars - _HEAD_CHARS
         return await run_sync(_read, root, args, room, at.hide)

@@ -45,11 +45,9 @@ class SaveArtifact:
     )
 
     def activity(self, args: SaveArtifactArgs) -> str:
-        """Return `Saving NAME`."""
         return f"Saving {shown(args.name)}"
 
     async def __call__(self, args: SaveArtifactArgs, at: ToolContext) -> ToolOutput:
-        """Save the file."""
         folder = need_artifacts(at)
         return await run_sync(_save, folder, args, at.hide, abandon_on_cancel=False)
 
@@ -118,13 +116,11 @@ class Recall:
     )
 
     def activity(self, args: RecallArgs) -> str:
-        """Return what the call looks for."""
         if args.query:
             return f"Looking in memory for {args.query}"
         return f"Recalling {shown(args.name)}" if args.name else "Looking at what is in memory"
 
     async def __call__(self, args: RecallArgs, at: ToolContext) -> ToolOutput:
-        """List, search or read. Raises ToolFailed: there is no memory, no such note, or nothing at the offset."""
         return await run_sync(_recall, need_memory(at), args, at.hide)
 
 

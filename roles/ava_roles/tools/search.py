@@ -118,7 +118,6 @@ def _on_page(page: int, text: str) -> Passage:
 
 
 def is_document(name: str) -> bool:
-    """Tell whether a file is a PDF or a Word document by its name."""
     return PurePosixPath(name).suffix.lower() in (".pdf", ".docx")
 
 
@@ -151,11 +150,9 @@ class FindFiles:
     )
 
     def activity(self, args: FindFilesArgs) -> str:
-        """Return `Looking for files PATTERN`."""
         return f"Looking for files {args.pattern}"
 
     async def __call__(self, args: FindFilesArgs, at: ToolContext) -> ToolOutput:
-        """List the files."""
         return await run_sync(_find_files, need_files(at), args, check_cancelled)
 
 
@@ -208,11 +205,9 @@ class SearchCodebase:
     )
 
     def activity(self, args: SearchArgs) -> str:
-        """Return `Searching for QUERY`."""
         return f"Searching for {args.query}"
 
     async def __call__(self, args: SearchArgs, at: ToolContext) -> ToolOutput:
-        """Search."""
         root = need_files(at)
         root.parts(args.path)
         query = grep.Query(args.query, args.path, args.regex, args.glob, args.max_results)
@@ -267,10 +262,7 @@ async def _in_child(root: Root, query: grep.Query, run_id: str, hide: Callable[[
 async def _answer(
     child: Process, order: object, hide: Callable[[str], str], limit: anyio.CancelScope
 ) -> dict[str, Any] | None:
-    """Return a child's result or None, hiding secrets in texts that it sends.
-
-    That does not count for the time limit.
-    """
+    """Return a child's result, hiding secrets in texts that it sends; that does not count for the time limit."""
     assert child.stdin is not None
     assert child.stdout is not None
     sent = BufferedByteReceiveStream(child.stdout)
@@ -323,11 +315,9 @@ class SearchAndRead:
     )
 
     def activity(self, args: SearchAndReadArgs) -> str:
-        """Return `Looking for QUERY`."""
         return f"Looking for {args.query}"
 
     async def __call__(self, args: SearchAndReadArgs, at: ToolContext) -> ToolOutput:
-        """Search, rank and quote."""
         root = need_files(at)
         found = await run_sync(search_passages, root, args.query, args.path, args.max_files, at.hide, check_cancelled)
         head = f"{len(found.files)} files fit best ({found.searched:,} searched){_not_searched(found)}{_spread(found)}"

@@ -65,11 +65,9 @@ class RunBash:
         self.spec = replace(self._on_a_copy, description=_BASH_IN_WORKTREE) if in_worktree else self._on_a_copy
 
     def activity(self, args: RunBashArgs) -> str:
-        """Return `Running COMMAND`, its first line."""
         return f"Running {_first_line(args.command)}"
 
     async def __call__(self, args: RunBashArgs, at: ToolContext) -> ToolOutput:
-        """Run the command."""
         _encode(args.command)
         return await _run(at, lambda _bench: ("/bin/bash", "-c", args.command), args.timeout)
 
@@ -99,11 +97,9 @@ class PythonExec:
     )
 
     def activity(self, args: PythonExecArgs) -> str:
-        """Return `Running Python: CODE`, its first line."""
         return f"Running Python: {_first_line(args.code)}"
 
     async def __call__(self, args: PythonExecArgs, at: ToolContext) -> ToolOutput:
-        """Run the command."""
         program = _encode(args.code)
 
         def argv(bench: CommandSandbox) -> tuple[str, ...]:

@@ -69,12 +69,10 @@ class TableBudget:
 
     @property
     def late(self) -> bool:
-        """Whether the time is up."""
         return time.monotonic() > self._until
 
     @property
     def spent(self) -> bool:
-        """Whether nothing more may be read."""
         return self.room <= 0 or self._to_hide <= 0 or self.late
 
     def clean_row(self, row: Iterable[str]) -> list[str]:
@@ -97,9 +95,9 @@ class TableBudget:
 
 
 def render_table(rows: Iterable[Iterable[str]], budget: TableBudget | None = None) -> str:
-    """Return rows as a Markdown table, with notes about what is not shown: empty rows, and what the budget forbids.
+    """Return rows as a Markdown table (at most 2,000 by 200), with notes about what is not shown.
 
-    It has at most 2,000 rows and 200 columns. Short rows are not padded.
+    Short rows are not padded.
     """
     budget = budget or TableBudget()
     lines: list[str] = []

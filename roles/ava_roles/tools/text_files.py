@@ -46,15 +46,11 @@ def read_unpacked(root: Root, name: str, cap: int) -> tuple[bytes, bool]:
 
 
 def is_binary(head: bytes) -> bool:
-    """Tell by its first bytes, unpacked, that a file is not text."""
     return b"\0" in head and not head.startswith(_UTF16)
 
 
 def decode_text(data: bytes, *, cut: bool = False) -> str | None:
-    """Return bytes as text (UTF-8, UTF-16 with a mark, Windows-1252); None with a zero.
-
-    `cut`: the end may be incomplete.
-    """
+    """Return bytes as text (UTF-8, UTF-16 with a mark, Windows-1252); None with a zero. `cut`: a part of it."""
     if data.startswith(_UTF16):
         return data.decode("utf-16", "replace")
     if b"\0" in data[:65_536]:

@@ -75,11 +75,9 @@ class WebSearch:
     )
 
     def activity(self, args: WebSearchArgs) -> str:
-        """Return `Searching the web for WORDS`."""
         return f"Searching the web for {args.query}"
 
     async def __call__(self, args: WebSearchArgs, at: ToolContext) -> ToolOutput:
-        """Search."""
         found = await need_search(at)(at.hide(args.query), args.count)
         return ToolOutput(
             _listed(found),
@@ -167,11 +165,9 @@ class ReadWebpages:
         self._robots = Robots()
 
     def activity(self, args: ReadWebpagesArgs) -> str:
-        """Return `Reading HOST/PATH`."""
         return _reading(args.urls[0], len(args.urls) - 1)
 
     async def __call__(self, args: ReadWebpagesArgs, at: ToolContext) -> ToolOutput:
-        """Read the pages."""
         fetcher = need_fetch(at)
         # Blanks are encoded: words that a model puts into a URL must not count as words of a page.
         urls = list(dict.fromkeys("%20".join(url.split()) for url in args.urls))
@@ -218,7 +214,6 @@ def _readable(got: Response, hide: Callable[[str], str]) -> WebPage:
 
 
 def _status(got: Response) -> str:
-    """Return what a status other than 200 means for the reader."""
     match got.status:
         case 401 | 402 | 403 | 407 | 451:
             return f"status {got.status}: the site refuses access; choose another source"
@@ -323,11 +318,9 @@ class HttpGet:
     )
 
     def activity(self, args: HttpGetArgs) -> str:
-        """Return `Reading HOST/PATH`."""
         return _reading(args.url)
 
     async def __call__(self, args: HttpGetArgs, at: ToolContext) -> ToolOutput:
-        """Fetch the URL."""
         url, headers, before = args.url.strip(), dict(args.headers), None
         if at.secrets:
             before = allow_only_hosts_of(at.secrets)

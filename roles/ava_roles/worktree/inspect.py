@@ -127,10 +127,7 @@ class _Project:
         return done.out[:_MAX_FILE_BYTES].decode("utf-8", "replace")
 
     def pytest(self, why: str) -> VerifyCommand:
-        """Return the pytest command, with the interpreter of the checkout's virtual environment.
-
-        The check tree shows it.
-        """
+        """The interpreter is that of the checkout's virtual environment, which the check tree shows."""
         for name in _VIRTUAL_ENVIRONMENTS:
             python = self._root / name / "bin" / "python"
             if (self._root / name / "pyvenv.cfg").is_file() and os.path.lexists(python):

@@ -27,9 +27,9 @@ _DRIVE = re.compile(r"[A-Za-z]:")
 
 
 def namespace_of(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Return paths relative to the repository's root, with `/`; "." is all. One inside another is left out.
+    """Return paths from the repository's root, with `/`; "." is all. One inside another is left out.
 
-    Raises BadNamespace: one of them cannot be used; says why.
+    Raises BadNamespace.
     """
     texts = [given] if isinstance(given, str) else list(given)
     if not texts:
@@ -106,11 +106,7 @@ class Edits:
         return name
 
     def read(self, path: str) -> bytes:
-        """Return a file that may be changed.
-
-        Raises AccessRefused: it may not be, or is a link, pipe, hard link or Git LFS pointer; NotThere; ToolFailed: too
-        large.
-        """
+        """Return a file that may be changed: no link, pipe, hard link or Git LFS pointer (AccessRefused), nothing large."""
         name = self.allowed(path)
         data, more = self._root.read(name, BYTES_MAX)
         if more:
@@ -124,8 +120,7 @@ class Edits:
     def write(self, path: str, data: bytes) -> None:
         """Write a file atomically; missing folders are created, and an existing file keeps its permissions.
 
-        Raises AccessRefused: it may not be changed; ToolFailed: it cannot be written, and the old content is still
-        there.
+        Raises AccessRefused; ToolFailed: it cannot be written, and the old content is still there.
         """
         name = self.allowed(path)
         if len(data) > BYTES_MAX:

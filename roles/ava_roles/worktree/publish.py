@@ -53,10 +53,7 @@ _FALLBACK_AUTHOR = ("Ava", "ava@localhost")
 
 
 def is_test(path: str, words: Iterable[str] = ()) -> bool:
-    """Tell whether a file (from the root) is a test, or controls a verify command.
-
-    `words` are of commands and runners.
-    """
+    """Tell whether a file (from the root) is a test, or controls a verify command, by words of commands and runners."""
     if any(_names_file(word, path) for word in words):
         return True
     *folders, name = path.split("/")
@@ -84,10 +81,7 @@ def _command_words(git: Git, commit: str, commands: Sequence[str]) -> set[str]:
 
 
 def changed_files(git: Git, base: str, head: str, commands: Sequence[str] = ()) -> tuple[ChangedFile, ...]:
-    """Return the files that differ between two commits or trees, a renamed one twice.
-
-    `commands` decide about the work.
-    """
+    """Return the files that differ between commits or trees, a renamed one twice; `commands` decide on the work."""
     raw = git("diff-tree", "-r", "-z", "--raw", "--no-abbrev", *_DIFF_OPTIONS, base, head).names()
     kinds: dict[str, _Kind] = {}
     links: dict[str, str] = {}
@@ -182,7 +176,6 @@ def _record_branch(trees: Trees, record: WorktreeRecord, head: str, branches: Ma
 
 
 def names_of(run_id: str) -> tuple[str, ...]:
-    """Return the names that a run's branch may have, the first one first."""
     first = (f"ava/{run_id}", f"ava-{run_id}")
     return (*first, *(f"{name}-{number}" for number in range(2, _MAX_BRANCHES) for name in first))
 
@@ -196,7 +189,6 @@ def free_name(root: Path, run_id: str, branches: Iterable[str]) -> str:
 
 
 def list_branches(joined: Git) -> dict[str, str]:
-    """Return the commit of each branch, without `refs/heads/`."""
     out = joined("for-each-ref", "--format=%(refname)%00%(objectname)%00", "refs/heads/").out
     fields = os.fsdecode(out).replace("\n", "").split("\0")
     pairs = zip(fields[::2], fields[1::2], strict=False)
@@ -218,7 +210,6 @@ def new_objects(git: Git, base: str, head: str) -> list[str]:
 
 
 def copy_objects(repository: UserRepository, joined: Git, git: Git, base: str, head: str) -> None:
-    """Copy a commit's objects into the user's repository, except those that it has."""
     wanted = new_objects(git, base, head)
     listed = joined("cat-file", "--batch-check=%(objectname)", stdin=_lines(wanted)).out.decode().splitlines()
     missing = [each.removesuffix(" missing") for each in listed if each.endswith(" missing")]

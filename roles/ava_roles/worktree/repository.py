@@ -93,7 +93,7 @@ class Git:
         return done
 
     def __call__(self, *words: str, stdin: bytes = b"") -> GitOutput:
-        """Run git, which must succeed. Raises WorktreeFailed: it failed; quotes git."""
+        """Run git. Raises WorktreeFailed: it failed; quotes git."""
         done = self.run(*words, stdin=stdin)
         if done.code != 0:
             places = [self.own, *(Path(place) for place in self.variables.values() if place.startswith("/"))]
@@ -101,7 +101,6 @@ class Git:
         return done
 
     def line(self, *words: str, stdin: bytes = b"") -> str:
-        """Run git, which must succeed, and return the line that it prints."""
         return os.fsdecode(self(*words, stdin=stdin).out).strip()
 
     def on(self, tree: Path, index: Path) -> Git:
@@ -242,7 +241,6 @@ class UserRepository:
 
     @property
     def objects(self) -> Path:
-        """The folder of its objects."""
         return self.common / "objects"
 
     def git_folder(self, own: Path, *, joined: bool) -> Git:
@@ -288,10 +286,7 @@ class UserRepository:
             yield self.git_folder(aside / "git", joined=True)
 
     def head(self, git: Git) -> tuple[str, str | None]:
-        """Return the checked-out commit and its branch (None: detached); `git` is joined.
-
-        Raises NoRepository: no commit.
-        """
+        """Return the checked-out commit and its branch (None: detached). Raises NoRepository: no commit."""
         commit = git.run("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
         branch = git.run("symbolic-ref", "--quiet", "HEAD")
         name = os.fsdecode(branch.out).strip().removeprefix("refs/heads/") if branch.code == 0 else None
@@ -306,7 +301,6 @@ class UserRepository:
         )
 
     def excludes(self) -> str:
-        """Return the path of the user's own ignore file."""
         given = self.settings.get("core.excludesfile", "")
         if not given:
             return str(self.home / ".config" / "git" / "ignore")
@@ -385,7 +379,6 @@ class CommitFiles:
 
     @classmethod
     def of(cls, git: Git, commit: str) -> CommitFiles:
-        """List a commit."""
         listed = git("ls-tree", "-r", "-z", "--full-tree", commit).names()
         entries = [(entry.partition("\t")[0].split(), entry.partition("\t")[2]) for entry in listed]
         blobs = {name: words[2] for words, name in entries if words[1] == "blob"}

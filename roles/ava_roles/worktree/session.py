@@ -79,12 +79,10 @@ class WorktreeSession:
 
     @property
     def files(self) -> Root:
-        """The worktree, open."""
         return self.prepared.files
 
     @property
     def edits(self) -> Edits:
-        """What edit_file and write_file use."""
         return self.prepared.edits
 
     async def check(self) -> Verdict:
@@ -107,10 +105,7 @@ class WorktreeSession:
         return await self._check(tree)
 
     def keep(self, message: str) -> Branch | None:
-        """Commit what differs, and make the branch; None if nothing differs. Blocking.
-
-        Raises FolderReplaced, WorktreeFailed.
-        """
+        """Commit what differs, and make the branch; None if nothing differs. Blocking."""
         with self._publishing:
             return publish_branch(self.prepared.trees, message)
 
@@ -125,7 +120,7 @@ class WorktreeSession:
                 folder.close()
 
     def base_tree(self) -> str:
-        """Return the git tree that the work began at. Blocking."""
+        """Blocking."""
         return self.prepared.trees.base_tree()
 
     @property
@@ -204,7 +199,6 @@ class WorktreeSandbox:
         self._lock = anyio.Lock()
 
     async def ready(self) -> tuple[CommandSandbox, bool]:
-        """Return what commands get, and whether the model has yet to be told of it."""
         sandbox = await run_sync(self._session.prepared.sandboxes.for_model, abandon_on_cancel=False)
         fresh, self._announced = not self._announced, True
         return sandbox, fresh
@@ -224,14 +218,11 @@ class WorktreeSandbox:
             return await run_sync(self._session.prepared.trees.undo_outside, check_cancelled, abandon_on_cancel=False)
 
     def close(self) -> None:
-        """Do nothing: the worktree outlives its commands."""
+        """The worktree outlives its commands."""
 
 
 def publish_leftover(spec: WorktreeSpec, path: Path, home: Path, message: str) -> Branch | None:
-    """Publish what an ended run left in its worktree; None if nothing. Blocking.
-
-    Raises FolderReplaced, WorktreeFailed.
-    """
+    """Publish what an ended run left in its worktree; None if nothing. Blocking."""
     if not (path / "kept.json").is_file():
         return None
     repository = UserRepository.at(spec.repository, home, spec.identity, only(spec.git_folder))

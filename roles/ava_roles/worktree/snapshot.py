@@ -88,10 +88,7 @@ def pack_snapshot(
 
 
 def unpack_snapshot(snapshot: Path, place: Path, beneath: Path, commit: str) -> None:
-    """Make the repository of a snapshot whose bytes were checked, unless it is complete. Blocking.
-
-    Raises WorktreeFailed.
-    """
+    """Make the repository of a snapshot whose bytes were checked, unless it is complete. Blocking."""
     if place.exists():
         return
     new = place.with_name(f"{place.name}.new")

@@ -42,7 +42,6 @@ class Verdict:
     tree: str = ""
 
     def failing(self, limit: int = 6_000) -> str:
-        """Return the part of the output that says what failed, at most `limit` characters."""
         return failing_part(self.output, limit)
 
 

@@ -62,7 +62,7 @@ class WorktreeFolder:
         return (self._lock,)
 
     def load(self) -> WorktreeRecord | None:
-        """Return the record; None if the trees were never completed."""
+        """None if the trees were never completed."""
         try:
             values = json.loads((self.path / "kept.json").read_text("utf-8", "surrogateescape"))
             names = {name: tuple(map(str, values.pop(name))) for name in ("beside", "dependencies")}
@@ -78,7 +78,6 @@ class WorktreeFolder:
         return record
 
     def save(self, record: WorktreeRecord) -> None:
-        """Write the record atomically."""
         with translate_os_errors("saving the worktree's record"):
             new = self.path / "kept.new"
             with new.open("w", encoding="utf-8", errors="surrogateescape") as file:
@@ -88,19 +87,16 @@ class WorktreeFolder:
             new.replace(self.path / "kept.json")
 
     def update(self, **values: object) -> WorktreeRecord:
-        """Change fields of the record, and return it."""
         record = replace(self.record(), **values)  # type: ignore[arg-type]
         self.save(record)
         return record
 
     def clear(self) -> None:
-        """Remove everything except the lock."""
         (self.path / "kept.json").unlink(missing_ok=True)
         for folder in (self.tree, self.check, self.git, self.home, self.check_home, self.code, self.edits, self.trash):
             remove_tree(folder)
 
     def close(self) -> None:
-        """Release the lock; closing twice is harmless."""
         lock, self._lock = self._lock, -1
         if lock >= 0:
             os.close(lock)
@@ -145,7 +141,6 @@ def cache_of(name: str) -> str | None:
 
 
 def is_git_name(name: str) -> bool:
-    """Tell whether some system takes a name for `.git`."""
     return _GIT_NAMES.fullmatch(name) is not None
 
 

@@ -64,13 +64,11 @@ class Trees:
 
     @property
     def git(self) -> Git:
-        """git, with Ava's directory."""
         assert self._git is not None, "the trees exist"
         return self._git
 
     @property
     def submodules(self) -> frozenset[str]:
-        """The folders of submodules."""
         return self._protected.submodules
 
     # -- creating -----------------------------------------------------------------------------------------------------
@@ -170,7 +168,6 @@ class Trees:
             remove_tree(self.folder.home)
 
     def may_change(self, name: str) -> bool:
-        """Tell whether the run may change a path."""
         return (
             within(self.spec.namespace, name)
             and name not in self._protected.pointers
@@ -178,7 +175,6 @@ class Trees:
         )
 
     def candidate(self, check: Callable[[], None] = _no_check) -> str:
-        """Return the git tree of what would be committed."""
         with self._lock:
             self.undo_outside(check)
             git = replace(self.git, check=check)
@@ -220,10 +216,7 @@ class Trees:
         return [name for name in found if not any(map(is_git_name, name.split("/")))]
 
     def _rule_files(self, git: Git) -> list[str]:
-        """Return untracked files that would tell git what to ignore, in folders with tracked files.
-
-        Others are a tool's own.
-        """
+        """Return untracked files that tell git what to ignore, beside tracked files; others are a tool's own."""
         found = git("ls-files", "-z", "--others", "--", *(f":(glob)**/{name}" for name in _RULE_FILES)).names()
         if not found:
             return []
@@ -240,10 +233,7 @@ class Trees:
     # -- the check tree -----------------------------------------------------------------------------------------------
 
     def check_out(self, candidate: str, check: Callable[[], None] = _no_check) -> None:
-        """Make the check tree equal to a candidate.
-
-        Ignored files, such as a compiler's output, stay from check to check.
-        """
+        """Make the check tree equal to a candidate; ignored files, such as a compiler's output, stay."""
         with self._lock, translate_os_errors("preparing the check tree"):
             tree, trash = self.folder.check, self.folder.trash
             tree.mkdir(mode=0o755, exist_ok=True)  # a crash may have left it removed
@@ -277,7 +267,6 @@ class Trees:
         return tuple(self._untracked(self.git.on(self.folder.check, self._check_index)))
 
     def base_tree(self, check: Callable[[], None] = _no_check) -> str:
-        """Return the git tree of the base."""
         check()
         return self.git.line("rev-parse", f"{self.folder.record().base}^{{tree}}")
 
@@ -320,12 +309,10 @@ class WorktreeSandboxes:
         return replace(made, size=self._size)
 
     def for_check(self) -> CommandSandbox:
-        """Return what the setup and the verify command get."""
         folder = self._trees.folder
         return self._lay_out(folder.check, folder.check_home, "", measured=False)
 
     def notes(self) -> str:
-        """Return what the model should know about the worktree."""
         namespace = self._trees.spec.namespace
         may = ", ".join(map(shown, namespace[:20]))
         notes = [

@@ -55,33 +55,26 @@ def hide_process() -> None:
 
 
 def no_new_privileges() -> None:
-    """Prevent every program that is executed from now on from gaining privileges."""
     _prctl(_NO_NEW_PRIVS, 1)
 
 
 def install_filter(program: bytes) -> None:
-    """Install a seccomp filter that `seccomp_filter` returned."""
     whole = _Program(len(program) // 8, program)
     _checked(_LIBC.prctl(_SET_SECCOMP, _FILTER, ctypes.byref(whole), 0, 0), "seccomp")
 
 
 def unshare(flags: int) -> None:
-    """Move this process into new namespaces."""
     _checked(_LIBC.unshare(flags), "unshare")
 
 
 def enter_network(namespace: int) -> None:
-    """Enter a network namespace and the user namespace that owns it.
-
-    Raises OSError: neither this user nor root made them.
-    """
+    """Enter a network namespace and the user namespace that owns it, if this user or root made them."""
     owner = fcntl.ioctl(namespace, _GET_OWNER)
     _checked(_LIBC.setns(owner, NEW_USER), "setns")
     _checked(_LIBC.setns(namespace, NEW_NETWORK), "setns")
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
-    """Mount something, or change a mount."""
     texts = (None if text is None else os.fsencode(text) for text in (source, target, kind))
     data = None if options is None else options.encode()
     _checked(_LIBC.mount(*texts, ctypes.c_ulong(flags), data), f"mount {target}")

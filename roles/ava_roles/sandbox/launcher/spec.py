@@ -76,7 +76,6 @@ class LaunchSpec:
         self.disk_from, self.direct, self.local = disk_from, direct, local
 
     def to_bytes(self) -> bytes:
-        """Return the spec in the form that `from_bytes` reads."""
         return marshal.dumps({**vars(self), "limits": vars(self.limits)})
 
 

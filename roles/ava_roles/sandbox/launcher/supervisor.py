@@ -37,7 +37,6 @@ GIVE_UP_S = 10.0
 
 
 def children(pid: int) -> list[int]:
-    """Return the children of all threads of a process."""
     found: list[int] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -48,7 +47,6 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return all processes below a process."""
     found: list[int] = []
     pending = [pid]
     while pending:
@@ -59,7 +57,6 @@ def descendants(pid: int) -> list[int]:
 
 
 def read_text(path: str) -> str:
-    """Return a small file of /proc."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return _read_all(descriptor)
@@ -305,10 +302,7 @@ class _Supervisor:
             os._exit(125)
 
     def _watch(self) -> str:
-        """Wait for the end; return why the command must be ended, e.g.
-
-        `failed` for the relay; nothing if it ended itself.
-        """
+        """Wait for the end; return why the command must be ended (`failed`: the relay), nothing if it ended itself."""
         look_at = time.monotonic()
         end = look_at + self._spec.timeout_s
         waiting = select.poll()
