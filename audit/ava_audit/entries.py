@@ -193,11 +193,12 @@ def mirror_line(row: Sequence[Any]) -> bytes:
 
 def line_fault(line: bytes) -> str | None:
     """Return what is wrong with a mirror line, None if it is byte for byte what the mirror writes for an entry."""
-    value = check_line(line)
-    return value if isinstance(value, str) else None
+    checked = check_line(line)
+    return checked if isinstance(checked, str) else None
 
 
-def check_line(line: bytes) -> dict[str, Any] | str:
+def check_line(line: bytes) -> tuple[dict[str, Any], list[Any]] | str:
+    """Return a mirror line's JSON object and its row as `LINE_COLUMNS` select it, or what is wrong with the line."""
     try:
         value, row = _parsed(line)
         *header, content, sha, digest, before = row
@@ -214,13 +215,7 @@ def check_line(line: bytes) -> dict[str, Any] | str:
     # Anything else in the line is not hashed, e.g. a second `content` that another reader would use.
     if written != line.rstrip(b"\r\n") + b"\n":
         return "its header was changed, or something was added to it"
-    return value
-
-
-def checked_row(line: bytes) -> list[Any] | str:
-    """Return the row of a mirror line as `LINE_COLUMNS` select it, or what is wrong with the line as a text."""
-    wrong = check_line(line)
-    return wrong if isinstance(wrong, str) else _parsed(line)[1]
+    return value, row
 
 
 def entry_of_line(line: bytes) -> Entry:

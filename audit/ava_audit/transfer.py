@@ -16,7 +16,7 @@ from typing import IO, Any, BinaryIO, Generic, NamedTuple
 import anyio.to_thread
 
 from ava_audit.database import Database
-from ava_audit.entries import GENESIS, ProgressCallback, Report, checked_row, mirror_line
+from ava_audit.entries import GENESIS, ProgressCallback, Report, check_line, mirror_line
 from ava_audit.errors import BadQuery
 from ava_audit.projections import Projections, append_entries, rebuild_projections
 from ava_audit.store.backend import Backend
@@ -112,10 +112,10 @@ def _chained(lines: BinaryIO) -> Iterator[tuple[Any, ...]]:
     """Yield the row of each line. Raises ImportRefused: a line is not the next entry of one chain."""
     seq, digest = 0, GENESIS
     while line := lines.readline(LONGEST_LINE):
-        row = checked_row(line)
-        if isinstance(row, str):
-            raise ImportRefused(f"line {seq + 1}: {row}; nothing was imported")
-        *entry, before = row
+        checked = check_line(line)
+        if isinstance(checked, str):
+            raise ImportRefused(f"line {seq + 1}: {checked}; nothing was imported")
+        *entry, before = checked[1]
         if entry[0] != seq + 1 or before != digest:
             raise ImportRefused(
                 f"line {seq + 1} is not the entry after entry {seq}: the file is not a whole log; nothing was imported"

@@ -367,9 +367,11 @@ def _check_next(line: bytes, seq: int, digest: str) -> dict[str, Any] | str:
     """Return the parsed line after the entry `seq` with the hash `digest`, or what is wrong with it."""
     if len(line) >= LONGEST_LINE:
         return f"it is longer than any entry ({LONGEST_LINE:,} bytes)"
-    value = check_line(line)
-    if isinstance(value, str):
-        return value if line.endswith(b"\n") else f"it is cut off; if a server is writing the file, try again ({value})"
+    checked = check_line(line)
+    if isinstance(checked, str):
+        cut_off = f"it is cut off; if a server is writing the file, try again ({checked})"
+        return checked if line.endswith(b"\n") else cut_off
+    value, _row = checked
     if value["seq"] <= seq:
         return f"entry {value['seq']} comes after entry {seq}"
     before = GENESIS.hex() if value["seq"] == 1 else digest if value["seq"] == seq + 1 else ""

@@ -106,7 +106,7 @@ class Edits:
         return name
 
     def read(self, path: str) -> bytes:
-        """Return a file that may be changed: no link, pipe, hard link or Git LFS pointer (AccessRefused), nothing large."""
+        """Return a file that may be changed: no link, pipe, hard link or Git LFS pointer, else AccessRefused."""
         name = self.allowed(path)
         data, more = self._root.read(name, BYTES_MAX)
         if more:

@@ -64,10 +64,6 @@ def create_file(path: Path, data: bytes, mode: int = 0o600) -> None:
         raise
 
 
-def is_root() -> bool:
-    return getattr(os, "geteuid", lambda: -1)() == 0
-
-
 @dataclass(frozen=True)
 class PrivateFile:
     """A TOML file of secret values, one entry each; for some, a document in the database takes its place.

@@ -6,22 +6,22 @@ letter for letter, the digest of what was shown, and an entry in the log with th
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import anyio.to_thread
 from pydantic import BaseModel, Discriminator, Field, Tag, TypeAdapter, ValidationError
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
-from ava_audit.errors import AuditError
 from ava_audit.units import now_us
 from ava_server.approval.decide import PersonAnswer, Shown, approval_needs
 from ava_server.approval.proposals import pending_proposals
 from ava_server.config.passkeys import Passkeys, passkey_host
-from ava_server.core.errors import AvaError, BadInput, Refused
+from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import parse_id
-from ava_server.http.limits import forbidden, invalid_body, refusal
-from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
+from ava_server.http.limits import invalid_body, json_response, respond
+from ava_server.mcp_server.app import App, session_over_http
 from ava_server.runs.extension_answer import waiting_extensions
 from ava_server.service.decide import decide
 from ava_server.web.requests import read_body
@@ -73,20 +73,15 @@ _BODY: TypeAdapter[ProposalsBody | ExtensionBody] = TypeAdapter(
 
 
 async def approvals(app: App, scope: Scope, receive: Receive, send: Send) -> None:
-    token: Token = scope[OF_REQUEST]
-    request = Request(scope, receive)
-    try:
-        if "approve" not in token.scopes:
-            response: Response = forbidden(token, "approve")
-        elif request.method == "GET":
-            response = await _waiting(app, token)
-        elif request.method == "POST":
-            response = await _decided(app, token, request)
-        else:
-            response = Response(status_code=405, headers={"Allow": "GET, POST"})
-    except (AvaError, AuditError) as error:
-        response = refusal(error)
-    await response(scope, receive, send)
+    await respond(scope, receive, send, "approve", partial(_answer, app))
+
+
+async def _answer(app: App, token: Token, request: Request) -> Response:
+    if request.method == "GET":
+        return await _waiting(app, token)
+    if request.method == "POST":
+        return await _decided(app, token, request)
+    return Response(status_code=405, headers={"Allow": "GET, POST"})
 
 
 async def _waiting(app: App, token: Token) -> Response:
@@ -94,7 +89,9 @@ async def _waiting(app: App, token: Token) -> Response:
     found = await app.runtime.store.read(lambda view: pending_proposals(view, token.user, limits, at_us))
     asking = await app.runtime.store.read(lambda view: waiting_extensions(view, token.user, at_us))
     extensions = [one.pending.model_dump() for one in asking]
-    return _json({"user": token.user, "proposals": [one.model_dump() for one in found], "extensions": extensions})
+    return json_response(
+        {"user": token.user, "proposals": [one.model_dump() for one in found], "extensions": extensions}
+    )
 
 
 async def _decided(app: App, token: Token, request: Request) -> Response:
@@ -113,10 +110,10 @@ async def _decided(app: App, token: Token, request: Request) -> Response:
     app.begin(service.session)
     decided = await decide(service, shown, answer)
     if isinstance(wanted, ExtensionBody):
-        return _json(dict(decided.fields))
+        return json_response(dict(decided.fields))
     kept = {name: decided.fields[name] for name in _FIELDS if name in decided.fields}
     refused = all(made.get("refused_because") is not None for made in kept.get("decisions", ()))
-    return _json(kept, 409 if refused else 200)
+    return json_response(kept, 409 if refused else 200)
 
 
 def _shown(wanted: ProposalsBody | ExtensionBody) -> list[Shown]:
@@ -146,7 +143,3 @@ def _session(token: Token) -> Session:
     session = session_over_http(token, CLIENT)
     session.channel, session.pin_given, session.by = "http", True, "person"
     return session
-
-
-def _json(body: dict[str, Any], status: int = 200) -> Response:
-    return JSONResponse(body, status, headers={"Cache-Control": "no-store"})

@@ -23,8 +23,10 @@ from mcp.server.auth.middleware.auth_context import AuthContextMiddleware
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from ava_audit.errors import AuditError
 from ava_server.config.tokens import Token, Tokens
 from ava_server.core.errors import AvaError, BadInput, ConfigError, Refused
 from ava_server.mcp_server.app import OF_REQUEST
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from ava_audit.errors import AuditError
     from ava_server.config.tokens import Token
     from ava_server.http.settings import Reach
     from ava_server.web.pages import Pages
@@ -84,6 +85,24 @@ def refusal(error: AvaError | AuditError) -> Response:
     """Return the answer for an error: 400 for what cannot be meant, 409 for what may not be done, else 503."""
     status = 400 if isinstance(error, BadInput) else 409 if isinstance(error, Refused) else 503
     return error_response(status, str(error))
+
+
+async def respond(
+    scope: Scope, receive: Receive, send: Send, wanted: str, answer: Callable[[Token, Request], Awaitable[Response]]
+) -> None:
+    """Answer a request whose token has a scope; an error of Ava becomes a refusal."""
+    token: Token = scope[OF_REQUEST]
+    try:
+        permitted = wanted in token.scopes
+        response = await answer(token, Request(scope, receive)) if permitted else forbidden(token, wanted)
+    except (AvaError, AuditError) as error:
+        response = refusal(error)
+    await response(scope, receive, send)
+
+
+def json_response(body: Any, status: int = 200) -> Response:
+    """Return JSON that nobody keeps."""
+    return JSONResponse(body, status, headers={"Cache-Control": "no-store"})
 
 
 def invalid_body(wrong: ValidationError, advice: str) -> BadInput:
@@ -454,7 +473,7 @@ class Authentication:
             return Response(status_code=405, headers={"Allow": "GET, HEAD"})
         why = self._readiness.why_not_ready() if scope["path"] == HEALTH else None
         body = {"status": "ok"} if why is None else {"status": "not ready", "why": why}
-        return JSONResponse(body, status_code=200 if why is None else 503, headers={"Cache-Control": "no-store"})
+        return json_response(body, 200 if why is None else 503)
 
     def _note(self, scope: Scope, status: int, began: float, token: Token | None) -> None:
         headers = Headers(scope=scope)

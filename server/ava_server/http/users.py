@@ -7,14 +7,14 @@ or administer, are set only in a terminal on the server. Limits of a user stay w
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio.to_thread
 from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
-from ava_audit.errors import AuditError
 from ava_audit.events import Event, SettingsChanged
 from ava_audit.units import now_us
 from ava_audit.view import View, append
@@ -23,9 +23,9 @@ from ava_server.config.passkeys import Passkeys
 from ava_server.config.settings import Policy, UserSettings
 from ava_server.config.tokens import expiry, read_tokens, user_name
 from ava_server.config.users import read_users
-from ava_server.core.errors import AvaError, BadInput
-from ava_server.http.limits import forbidden, invalid_body, refusal
-from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
+from ava_server.core.errors import BadInput
+from ava_server.http.limits import invalid_body, json_response, respond
+from ava_server.mcp_server.app import App, session_over_http
 from ava_server.service.users import (
     AddedUser,
     Change,
@@ -61,16 +61,7 @@ class _Limits(BaseModel, extra="forbid"):
 
 async def answer_users(app: App, scope: Scope, receive: Receive, send: Send) -> None:
     """Handle a request to `/users` (GET) or `/users/NAME` (POST adds, PATCH limits, DELETE removes)."""
-    token: Token = scope[OF_REQUEST]
-    request = Request(scope, receive)
-    try:
-        if "admin" not in token.scopes:
-            response: Response = forbidden(token, "admin")
-        else:
-            response = await _answer(app, token, request)
-    except (AvaError, AuditError) as error:
-        response = refusal(error)
-    await response(scope, receive, send)
+    await respond(scope, receive, send, "admin", partial(_answer, app))
 
 
 async def _answer(app: App, token: Token, request: Request) -> Response:
@@ -160,4 +151,4 @@ async def _body(request: Request) -> _Limits:
 
 
 def _json(answer: BaseModel) -> Response:
-    return JSONResponse(answer.model_dump(), headers={"Cache-Control": "no-store"})
+    return json_response(answer.model_dump())

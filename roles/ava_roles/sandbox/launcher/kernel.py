@@ -150,8 +150,8 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
         os.close(place)
 
 
-# System call numbers on x86-64 and aarch64; None where the machine lacks the call.
-_REFUSED: dict[str, tuple[int | None, int]] = {
+# System call numbers on x86-64 and aarch64.
+_REFUSED: dict[str, tuple[int, int]] = {
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "pidfd_getfd": (438, 438),
     "kcmp": (312, 272), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51),
     "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430), "fsconfig": (431, 431),
@@ -165,18 +165,18 @@ _REFUSED: dict[str, tuple[int | None, int]] = {
     "msgctl": (71, 187), "msgsnd": (69, 189), "msgrcv": (70, 188), "semctl": (66, 191), "semop": (65, 193),
     "semtimedop": (220, 192), "mq_open": (240, 180), "mq_unlink": (241, 181),
 }  # fmt: skip
-_MISSING: dict[str, tuple[int | None, int]] = {
+_MISSING: dict[str, tuple[int, int]] = {
     "clone3": (435, 435), "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
     "memfd_create": (319, 279), "memfd_secret": (447, 447),
 }  # fmt: skip
 """Answered with ENOSYS, as an older kernel does, so that programs use their fallback."""
-_ATTRIBUTES: dict[str, tuple[int | None, int]] = {
+_ATTRIBUTES: dict[str, tuple[int, int]] = {
     "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "removexattr": (197, 14),
     "lremovexattr": (198, 15), "fremovexattr": (199, 16), "setxattrat": (463, 463), "removexattrat": (466, 466),
     "file_setattr": (469, 469),
 }  # fmt: skip
 """Landlock does not cover these."""
-_BY_PATH: dict[str, tuple[int | None, int]] = {
+_BY_PATH: dict[str, tuple[int, int]] = {
     "chmod": (90, 53), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, 54), "lchown": (94, 54),
     "fchownat": (260, 54), "utime": (132, 88), "utimes": (235, 88), "futimesat": (261, 88),
 }  # fmt: skip
@@ -221,8 +221,8 @@ def seccomp_filter(families: tuple[int, ...], *, attributes: bool = False, by_pa
     return b"".join(struct.pack("HBBI", *step) for step in steps)
 
 
-def _numbers(table: dict[str, tuple[int | None, int]], column: int) -> set[int]:
-    return {number for both in table.values() if (number := both[column]) is not None}
+def _numbers(table: dict[str, tuple[int, int]], column: int) -> set[int]:
+    return {both[column] for both in table.values()}
 
 
 def _resource_limits(limits: Limits) -> tuple[tuple[str, int, int], ...]:

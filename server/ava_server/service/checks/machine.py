@@ -17,7 +17,7 @@ from pathlib import Path
 from ava_audit.store.schema import open_in_memory
 from ava_extras import EXTRAS, has_extra, install_command
 from ava_roles.sandbox.git import git_program
-from ava_roles.sandbox.linux import NotOnThisSystem, kernel_setting, landlock_abi
+from ava_roles.sandbox.linux import NotOnThisSystem, is_root, kernel_setting, landlock_abi
 from ava_roles.sandbox.sandbox import Unavailable
 from ava_roles.sandbox.selection import bubblewrap_program, sandbox_here
 from ava_roles.sandbox.toolchains import HostFolders, find_toolchains
@@ -26,7 +26,6 @@ from ava_server.config.role_folders import checkout_here
 from ava_server.config.settings import SandboxSettings
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import ConfigError
-from ava_server.core.files import is_root
 from ava_server.service.checks import CheckFinding, Setup, data
 
 PROBE_S = 5.0
