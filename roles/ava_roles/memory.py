@@ -11,7 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -133,10 +133,8 @@ class Memory:
             return
         except OSError as failed:
             raise ToolFailed(f"the memory folder cannot be opened: {failed.strerror or failed}") from None
-        try:
+        with closing(root):
             yield root
-        finally:
-            root.close()
 
     def _fault(self, entry: Entry) -> str | None:
         """Return why something in the folder is not a note; None if it is one."""

@@ -351,10 +351,11 @@ class Searxng(Engine):
 
     def note(self, answer: Mapping[str, Any]) -> str:
         given = answer.get("unresponsive_engines")
-        silent: list[str] = []
-        for each in cast("list[object]", given) if isinstance(given, list) else []:
-            if isinstance(each, list) and each:
-                silent.append(": ".join(plain(part, 40) for part in cast("list[object]", each)[:2]))
+        silent = [
+            ": ".join(plain(part, 40) for part in cast("list[object]", each)[:2])
+            for each in (cast("list[object]", given) if isinstance(given, list) else [])
+            if isinstance(each, list) and each
+        ]
         more = f" and {len(silent) - _SHOWN_FAULTS} more" if len(silent) > _SHOWN_FAULTS else ""
         return f"engines that did not answer: {', '.join(silent[:_SHOWN_FAULTS])}{more}" if silent else ""
 
@@ -363,12 +364,11 @@ class Searxng(Engine):
         if reply.status == 403:
             return (
                 f"{self.title} gives no JSON (HTTP 403): a person has to add json to search.formats in its"
-                " settings.yml;"
-                f" meanwhile {WITHOUT}"
+                f" settings.yml; meanwhile {WITHOUT}"
             )
         if reply.status in (401, 407):
             return f"{self.title} asks for a login (HTTP {reply.status}), which Ava does not have; {WITHOUT}"
-        if 200 <= reply.status < 300 or 300 <= reply.status < 400 or reply.status in (404, 405):
+        if 200 <= reply.status < 400 or reply.status in (404, 405):
             return (
                 f"the server at search.searxng answered with no list of results (HTTP {reply.status}): a person has to"
                 f" correct the address there; meanwhile {WITHOUT}"

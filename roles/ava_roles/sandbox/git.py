@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -243,14 +243,10 @@ def _isolated_git_folder(repository: Path, aside: Path, git_folder: str) -> Gene
 
 
 def copy_file(folder: Path, name: str, target: Path) -> None:
-    root = Root.open(folder)
-    try:
-        with suppress(ToolFailed):
-            data, more = root.read(name, _INDEX_MAX)
-            if not more:
-                target.write_bytes(data)
-    finally:
-        root.close()
+    with closing(Root.open(folder)) as root, suppress(ToolFailed):
+        data, more = root.read(name, _INDEX_MAX)
+        if not more:
+            target.write_bytes(data)
 
 
 def object_format_config(common: Path) -> str:

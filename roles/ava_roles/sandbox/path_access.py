@@ -335,19 +335,14 @@ def remove_tree(folder: Path) -> None:
         top = os.open(folder, _TO_EMPTY)
     except FileNotFoundError:
         return
-    try:
+    with _closing(top):
         names = (f"{number}.{os.urandom(8).hex()}" for number in count())
         pending = _empty(top, top, names)
         while pending:
             name = pending.pop()
-            here = os.open(name, _TO_EMPTY, dir_fd=top)
-            try:
+            with _closing(os.open(name, _TO_EMPTY, dir_fd=top)) as here:
                 pending += _empty(here, top, names)
-            finally:
-                os.close(here)
             os.rmdir(name, dir_fd=top)
-    finally:
-        os.close(top)
     with suppress(FileNotFoundError):
         folder.rmdir()
 

@@ -12,7 +12,7 @@ import stat
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -197,15 +197,12 @@ class _Copy:
         """Make the links; one whose place is taken by something else is left out."""
         for name, _target in self._links:  # before any link exists that could lead elsewhere
             make_folders((self.into / name).parent, self.into, 0o755)
-        copy = Root.open(self.into)
-        try:
+        with closing(Root.open(self.into)) as copy:
             for name, target in self._links:
                 try:
                     copy.make_link(name, target)
                 except ToolFailed:
                     self.report.left_out["links whose place is taken by something else"] += 1
-        finally:
-            copy.close()
 
     def _copy_file(self, name: str, most: int) -> None:
         """One that grows meanwhile is cut."""

@@ -211,11 +211,11 @@ def new_objects(git: Git, base: str, head: str) -> list[str]:
 
 def copy_objects(repository: UserRepository, joined: Git, git: Git, base: str, head: str) -> None:
     wanted = new_objects(git, base, head)
-    listed = joined("cat-file", "--batch-check=%(objectname)", stdin=_lines(wanted)).out.decode().splitlines()
+    listed = joined("cat-file", "--batch-check=%(objectname)", stdin=lines_of(wanted)).out.decode().splitlines()
     missing = [each.removesuffix(" missing") for each in listed if each.endswith(" missing")]
     if not missing:
         return
-    packed = git("pack-objects", "--stdout", "-q", "--window=0", stdin=_lines(missing)).out
+    packed = git("pack-objects", "--stdout", "-q", "--window=0", stdin=lines_of(missing)).out
     folders = sorted({repository.objects / each[:2] for each in missing})
     files = [repository.objects / each[:2] / each[2:] for each in missing]
     created = [path for path in (*folders, *files) if not path.exists()]
@@ -238,7 +238,7 @@ def update_branch(repository: UserRepository, joined: Git, name: str, head: str,
     _give_to_owner(repository, [*created, *(repository.common / "reftable").glob("*")])
 
 
-def _lines(objects: Sequence[str]) -> bytes:
+def lines_of(objects: Sequence[str]) -> bytes:
     return "".join(f"{each}\n" for each in objects).encode()
 
 

@@ -13,7 +13,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -322,9 +322,8 @@ class UserRepository:
         logs = self.settings.get("core.logallrefupdates", "true") if (self.common / "logs").is_dir() else "false"
         lines.append(f"\tlogallrefupdates = {_value(logs if joined else 'false')}")
         lines.append(f"\texcludesfile = {_value(self.excludes())}")
-        for name in _COPIED_SETTINGS:
-            if name in self.settings:
-                lines.append(f"\t{name.partition('.')[2]} = {_value(self.settings[name])}")
+        copied = [name for name in _COPIED_SETTINGS if name in self.settings]
+        lines += [f"\t{name.partition('.')[2]} = {_value(self.settings[name])}" for name in copied]
         if extensions:
             lines += ["[extensions]", *(f"\t{name} = {_value(value)}" for name, value in extensions.items())]
         return "\n".join(lines) + "\n"
@@ -430,11 +429,8 @@ def _seemingly_changed(git: Git, commit: str, tree: Path) -> dict[str, str]:
         indexed("read-tree", commit)
         indexed.run("update-index", "-q", "--really-refresh")
         changed = dict.fromkeys(indexed("ls-files", "-z", "--modified").names())
-    root = Root.open(tree)
-    try:
+    with closing(Root.open(tree)) as root:
         return {name: digest for name in changed if (digest := file_digest(root, name))}
-    finally:
-        root.close()
 
 
 def file_digest(tree: Root, name: str) -> str:

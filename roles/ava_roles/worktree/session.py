@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
@@ -226,24 +227,17 @@ def publish_leftover(spec: WorktreeSpec, path: Path, home: Path, message: str) -
     if not (path / "kept.json").is_file():
         return None
     repository = UserRepository.at(spec.repository, home, spec.identity, only(spec.git_folder))
-    folder = WorktreeFolder(path)
-    try:
+    with closing(WorktreeFolder(path)) as folder:
         trees = Trees(spec, folder, repository)
         return publish_branch(trees, message) if trees.reopen() is not None else None
-    finally:
-        folder.close()
 
 
 def remove_worktree(path: Path) -> None:
     """Remove a session's folder, if it exists. Blocking. Raises WorktreeFailed: it cannot be removed, or is in use."""
     if not path.exists():
         return
-    folder = WorktreeFolder(path)
-    try:
-        with translate_os_errors(f"removing {path}"):
-            remove_tree(path)
-    finally:
-        folder.close()
+    with closing(WorktreeFolder(path)), translate_os_errors(f"removing {path}"):
+        remove_tree(path)
 
 
 def branch_diff(repository: Path, base: str, head: str, home: Path, context: int = 3, git_folder: str = "") -> str:

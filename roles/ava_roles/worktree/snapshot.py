@@ -13,6 +13,7 @@ import json
 import shutil
 import tarfile
 from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -27,6 +28,7 @@ from ava_roles.worktree.publish import (
     changed_files,
     copy_objects,
     free_name,
+    lines_of,
     list_branches,
     names_of,
     new_objects,
@@ -65,10 +67,10 @@ def pack_snapshot(
     with temporary_folder("packing the repository") as aside:
         git = checkout.git_folder(aside / "git", joined=False)  # git writes temporary files beside its objects
         objects = _objects_of(git, commit)
-        sizes = git("cat-file", "--batch-check=%(objectsize)", stdin=_lines(objects)).out.split()
+        sizes = git("cat-file", "--batch-check=%(objectsize)", stdin=lines_of(objects)).out.split()
         if (unpacked := sum(map(int, sizes))) > _UNPACKED * limit:
             return f"its files have {unpacked / 1e6:,.0f} MB"
-        name = git.line("-c", "pack.compression=6", *_PACKING, str(aside / "pack"), stdin=_lines(objects))
+        name = git.line("-c", "pack.compression=6", *_PACKING, str(aside / "pack"), stdin=lines_of(objects))
         pack = aside / f"pack-{name}.pack"
         if (size := pack.stat().st_size) > limit:
             return f"it has {size / 1e6:,.0f} MB compressed"
@@ -107,7 +109,7 @@ def pack_branch(repository: Path, home: Path, branch: Branch, path: Path) -> Non
     """Write the new objects of a branch to a file. Blocking. Raises WorktreeFailed: this cannot be done."""
     with UserRepository.at(repository, home).joined() as git, temporary_folder("packing the branch") as aside:
         wanted = new_objects(git, branch.base, branch.head)
-        name = git.line(*_PACKING, str(aside / "pack"), stdin=_lines(wanted))
+        name = git.line(*_PACKING, str(aside / "pack"), stdin=lines_of(wanted))
         shutil.copyfile(aside / f"pack-{name}.pack", path)
 
 
@@ -148,7 +150,7 @@ def bring_branch(
         git = checkout.git_folder(aside / "git", joined=False)
         if git.run("cat-file", "-e", f"{branch.base}^{{commit}}").code != 0:
             raise NoRepository(f"{repository} lacks the commit {branch.base} that the branch begins at; fetch it first")
-        _index(git, pack, strict=True)
+        _index(git, pack)
         _check_branch(git, branch)
         with checkout.joined() as joined:
             branches = list_branches(joined)
@@ -190,13 +192,9 @@ def _settings_of(checkout: UserRepository) -> dict[str, str]:
 
 
 def _info(checkout: UserRepository, name: str) -> bytes:
-    root = Root.open(checkout.common)
-    try:
+    with closing(Root.open(checkout.common)) as root, suppress(ToolFailed):
         return root.read(f"info/{name}", _SMALL_BYTES)[0]
-    except ToolFailed:
-        return b""
-    finally:
-        root.close()
+    return b""
 
 
 def _read(path: Path) -> bytes:
@@ -259,23 +257,19 @@ def _config_text(given: Any, ignore: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _index(git: Git, pack: Path, *, strict: bool) -> None:
+def _index(git: Git, pack: Path) -> None:
     """Add a pack to a git directory; git computes the name of each object from its bytes."""
     folder = git.own / "objects" / "pack"
     make_folders(folder, git.own)
     place = folder / "pack-0.pack"
     with translate_os_errors("copying the pack"):
         shutil.copyfile(pack, place)
-    git("index-pack", *(("--strict",) if strict else ()), str(place))
+    git("index-pack", "--strict", str(place))
 
 
 def _check_complete(git: Git, commit: str) -> None:
     git("index-pack", str(git.own / "objects" / "pack" / f"pack-{commit}.pack"))
     objects = _objects_of(git, commit)
-    listed = git("cat-file", "--batch-check=%(objectname)", stdin=_lines(objects)).out.split(b"\n")
+    listed = git("cat-file", "--batch-check=%(objectname)", stdin=lines_of(objects)).out.split(b"\n")
     if any(each.endswith(b" missing") for each in listed):
         raise WorktreeFailed(f"the copy of the repository lacks files of the commit {commit}")
-
-
-def _lines(objects: Sequence[str]) -> bytes:
-    return "".join(f"{each}\n" for each in objects).encode()

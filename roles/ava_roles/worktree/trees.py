@@ -12,6 +12,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from threading import RLock
@@ -205,11 +206,8 @@ class Trees:
         written = self._protected.written
         if not written or git.tree is None:
             return found
-        root = Root.open(git.tree)
-        try:
+        with closing(Root.open(git.tree)) as root:
             return [name for name in found if name not in written or file_digest(root, name) != written[name]]
-        finally:
-            root.close()
 
     def _untracked(self, git: Git) -> list[str]:
         found = self._without_dependencies(git("ls-files", "-z", "--others", "--exclude-standard").names())

@@ -8,6 +8,7 @@ import json
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
@@ -248,12 +249,11 @@ def _artifact(runtime: Runtime, run_id: str, name: str) -> str:
         root = Root.open(folder)
     except OSError:
         raise BadInput(f"{run_id} has handed over no files") from None
-    try:
-        data, _more = root.read(name, _ARTIFACT_BYTES)
-    except (RolesError, OSError) as error:
-        raise BadInput(f"there is no artifact {name[:80]!r} of {run_id}: {error}") from error
-    finally:
-        root.close()
+    with closing(root):
+        try:
+            data, _more = root.read(name, _ARTIFACT_BYTES)
+        except (RolesError, OSError) as error:
+            raise BadInput(f"there is no artifact {name[:80]!r} of {run_id}: {error}") from error
     return data.decode("utf-8", "replace")
 
 
