@@ -17,7 +17,7 @@ import anyio.to_thread
 from ava_audit.database import IndexRow
 from ava_audit.entries import ENTRY_COLUMNS, entry_of, limit_content
 from ava_audit.errors import SchemaNewer, StoreUnavailable, is_thread_shortage
-from ava_audit.mirror import Mirror, remove_old_quarantined
+from ava_audit.mirror import Mirror, remove_old_quarantined, size_and_time
 from ava_audit.projections import index_words
 from ava_audit.retention import (
     WAL_BYTES,
@@ -201,10 +201,10 @@ def next_index_rows(view: View) -> tuple[int, set[int], list[IndexRow], bool]:
 async def _checkpoint_wal(store: Store) -> None:
     """Empty the write-ahead log when it has grown, and when nobody has written to it for a while: its file tells."""
 
-    async def look() -> tuple[int, int]:
-        return await anyio.to_thread.run_sync(_size_and_time, store.wal)
+    async def look() -> tuple[int, float]:
+        return await anyio.to_thread.run_sync(size_and_time, store.wal)
 
-    seen, since = (-1, -1), anyio.current_time()
+    seen, since = (-1, -1.0), anyio.current_time()
     pause_s = REFUSED_S[0]
     while True:
         head = store.head
@@ -223,11 +223,3 @@ async def _checkpoint_wal(store: Store) -> None:
             with anyio.move_on_after(QUIET_S):
                 await store.wait_for_entry_after(head)
         await anyio.sleep(WAL_CHECK_S)
-
-
-def _size_and_time(path: Path) -> tuple[int, int]:
-    try:
-        status = path.stat()
-    except OSError:
-        return 0, 0
-    return status.st_size, status.st_mtime_ns

@@ -132,7 +132,7 @@ class Mirror:
         Only a crash just after a line makes one, and a year's log has a hundred thousand files.
         """
         sizes = view.mirrored()
-        found = {file: _size_and_time(f"{self.folder}/{file}") for file in sizes}
+        found = {file: size_and_time(f"{self.folder}/{file}") for file in sizes}
         late_s = max((at_s for _size, at_s in found.values()), default=0.0) - LATE_S
 
         def is_whole(file: str) -> bool:
@@ -226,7 +226,8 @@ def _next_batch(view: View) -> _Batch:
     return _Batch(after, upto, lines, {file: view.mirrored_size(file) for file in lines}, upto == view.head())
 
 
-def _size_and_time(path: str) -> tuple[int, float]:
+def size_and_time(path: str | Path) -> tuple[int, float]:
+    """Return a file's length in bytes and when it was last written; zeros if it cannot be read."""
     try:
         status = os.stat(path)  # noqa: PTH116 - a third of the time, for each run of the log
     except OSError:
