@@ -237,10 +237,7 @@ def run_sums(view: View) -> list[RunSums]:
 
 @dataclass(frozen=True)
 class StartWaits:
-    """How long runs waited from approval to first claim.
-
-    The number within each bound (the last has none), and the sum.
-    """
+    """How many runs waited from approval to first claim, within each bound (the last has none), and the sum."""
 
     runs: tuple[int, ...]
     total_us: int

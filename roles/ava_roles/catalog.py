@@ -359,10 +359,7 @@ class UntrustedFile:
 
 @dataclass(frozen=True)
 class Catalog:
-    """All roles by name, the built-in ones first, and unusable role files; `unread`.
-
-    Which files a setting leaves unread.
-    """
+    """All roles by name, built-in ones first, and unusable files; `unread`: which files a setting leaves unread."""
 
     by_name: Mapping[str, Role]
     problems: tuple[Remark, ...] = ()

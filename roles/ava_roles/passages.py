@@ -74,10 +74,7 @@ class Matches(NamedTuple):
 
 
 class Query:
-    """The words of a question that count, at most 30, in lower case.
-
-    Fillers only without others (then not `telling`).
-    """
+    """The words of a question that count, at most 30, in lower case; only without others fillers (not `telling`)."""
 
     def __init__(self, text: str) -> None:
         written = list(dict.fromkeys(_split(_fold_width(text).lower())))

@@ -215,7 +215,7 @@ def _model_of(run: RunRow) -> str:
 def _used(usage: Usage) -> dict[str, int]:
     """Return tokens as the conventions count them: input is the whole prompt, cached tokens included."""
     return {
-        "gen_ai.usage.input_tokens": usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens,
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
         "gen_ai.usage.output_tokens": usage.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": usage.cache_read_tokens,
         "gen_ai.usage.cache_creation.input_tokens": usage.cache_write_tokens,

@@ -199,10 +199,7 @@ def copy_log(path: Path, target: Path, on_progress: ProgressCallback | None = No
 
 
 class LogLocation:
-    """Notices if the open log is removed, moved or replaced: later writes would be lost.
-
-    Raises OSError: it is unreadable.
-    """
+    """Notices if the open log is removed, moved or replaced: later writes would be lost. Raises OSError: unreadable."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -112,10 +112,7 @@ _PENDING, _RUNNING, _DONE, _WITHDRAWN = range(4)
 
 @dataclass(slots=True, eq=False)
 class MaintenanceJob:
-    """Work on the writer's connection that writes no projection.
-
-    Events of an `Outcome` go into the same transaction.
-    """
+    """Work on the writer's connection that writes no projection; an `Outcome`'s events join its transaction."""
 
     work: Callable[[Database], Any]
 

@@ -58,10 +58,7 @@ log = logging.getLogger("ava.foreign")
 
 @dataclass
 class ConnectionState:
-    """One connection.
-
-    Whether it has `ended`, messages since the last answer, and the `fault` for which Ava ended it.
-    """
+    """Whether a connection has `ended`, messages since the last answer, and the `fault` for which Ava ended it."""
 
     fault: str = ""
     ended: bool = False

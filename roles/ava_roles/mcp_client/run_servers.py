@@ -102,10 +102,7 @@ class _StartedServer:
 
 
 class RunMcpServers:
-    """The servers of one run by name.
-
-    `approved`: their tools as approved; `on_change` is called if one offers others.
-    """
+    """The servers of one run; `approved`: their tools as approved; `on_change` is called if one offers others."""
 
     def __init__(
         self,

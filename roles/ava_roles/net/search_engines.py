@@ -105,10 +105,7 @@ class Search(Protocol):
 
 @dataclass(frozen=True)
 class Engine(ABC):
-    """A search engine.
-
-    `fields`: what a result calls its URL, its title, its words and its dates, the best date first.
-    """
+    """A search engine; `fields`: what a result calls its URL, title, words and dates, the best date first."""
 
     name: ClassVar[str]
     title: ClassVar[str]

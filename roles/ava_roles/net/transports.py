@@ -110,10 +110,7 @@ class NetworkBackend(httpcore2.AsyncNetworkBackend):
 
 
 class PooledTransport(httpx2.AsyncHTTPTransport):
-    """The HTTP client's transport, over Ava's network backend.
-
-    Raises TypeError: this version keeps its pool elsewhere.
-    """
+    """The HTTP client's transport, over Ava's network backend. Raises TypeError: this httpx2 has another pool."""
 
     def __init__(self, context: ssl.SSLContext, backend: httpcore2.AsyncNetworkBackend) -> None:
         super().__init__(verify=context, trust_env=False)

@@ -39,10 +39,7 @@ _PATH, _TEMPORARY = "/usr/bin:/bin", PurePosixPath("/tmp")  # noqa: S108 - as a 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a sandbox depends on.
-
-    Bubblewrap's path, Landlock's version, and a user for commands where root serves (else 0).
-    """
+    """What a sandbox needs: Bubblewrap's path, Landlock's version, a user for commands where root serves (else 0)."""
 
     uid: int = 0
     bwrap: str = ""

@@ -95,10 +95,7 @@ class TableBudget:
 
 
 def render_table(rows: Iterable[Iterable[str]], budget: TableBudget | None = None) -> str:
-    """Return rows as a Markdown table (at most 2,000 by 200), with notes about what is not shown.
-
-    Short rows are not padded.
-    """
+    """Return rows as a Markdown table (at most 2,000 by 200, none padded), with notes about what is not shown."""
     budget = budget or TableBudget()
     lines: list[str] = []
     notes: list[str] = []

@@ -27,10 +27,7 @@ _DRIVE = re.compile(r"[A-Za-z]:")
 
 
 def namespace_of(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Return paths from the repository's root, with `/`; "." is all. One inside another is left out.
-
-    Raises BadNamespace.
-    """
+    """Return paths from the repository's root, with `/`; "." is all; none inside another. Raises BadNamespace."""
     texts = [given] if isinstance(given, str) else list(given)
     if not texts:
         raise BadNamespace('it names nothing; give the files or folders that may be changed, such as "src/parser"')

@@ -37,10 +37,7 @@ class WorktreeRecord:
 
 
 class WorktreeFolder:
-    """The folder of a session, locked by one owner at a time.
-
-    Raises WorktreeFailed: an earlier owner's git still uses it.
-    """
+    """A session's folder, locked by one owner at a time. Raises WorktreeFailed: an earlier owner's git uses it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -99,10 +99,7 @@ class PrivateFile:
             raise ConfigError(f"{self.path} is not valid TOML {at[0] if at else ''}. {self.remedy}") from None
 
     def read(self, make: Callable[[str, Any], T], command: str) -> dict[str, T]:
-        """Return its entries by name, as `make` reads each; it raises ValueError where it is invalid.
-
-        `command` is what writes entries: `ava key set`.
-        """
+        """Return its entries by name, as `make` reads each (ValueError: invalid). `command` writes entries."""
         self.check_folder()
         try:
             return {name: make(name, stored) for name, stored in self.entries().items()}

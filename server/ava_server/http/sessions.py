@@ -44,10 +44,7 @@ _AGAIN_S = 60
 
 
 class Sessions(StreamableHTTPSessionManager):
-    """The MCP sessions at `/mcp`, with their owners.
-
-    The forwarder, for other servers' sessions, needs an open data root.
-    """
+    """The MCP sessions at `/mcp`, with their owners. The forwarder, for other servers', needs an open data root."""
 
     def __init__(self, server: Server[Any]) -> None:
         super().__init__(server, max_request_body_size=BODY_BYTES, max_sessions=SESSIONS, session_idle_timeout=IDLE_S)

@@ -29,10 +29,7 @@ class ToolSchema:
 
 @dataclass(frozen=True)
 class ToolUse:
-    """A tool call that the model asked for.
-
-    `args` is None when its `raw_args`, sent as they are, were not a JSON object.
-    """
+    """A tool call that the model asked for; `args` is None when `raw_args`, sent as they are, were no JSON object."""
 
     call_id: str
     name: str

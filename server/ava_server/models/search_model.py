@@ -201,10 +201,7 @@ def _untraced(url: Any) -> str:
 
 @dataclass(frozen=True)
 class ChatSearch(ChatWire):
-    """OpenRouter's web search, a plugin of chat completions.
-
-    It searches once, first, for `results`, each of which costs.
-    """
+    """OpenRouter's web search, a plugin of chat completions: one search, first, for `results`, each of which costs."""
 
     results: int = 0
 

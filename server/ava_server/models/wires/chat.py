@@ -32,10 +32,7 @@ _JOINED = ("text", "summary", "data")
 
 @dataclass(frozen=True)
 class ChatWire(Wire):
-    """Chat completions as one endpoint has them.
-
-    Its names for the limit of tokens and for thinking, and `extra` parts.
-    """
+    """Chat completions as one endpoint has them: its names for the limit of tokens and thinking, and `extra` parts."""
 
     speaks: ClassVar[str] = "chat completions"
     part: ClassVar[str] = "choices"

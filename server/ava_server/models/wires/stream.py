@@ -49,10 +49,7 @@ class LineTooLongError(ValueError):
 
 
 class EventReader:
-    """Turns pieces of a stream, cut anywhere, into the data of its events.
-
-    Counts `replaced` invalid UTF-8 sequences.
-    """
+    """Turns pieces of a stream, cut anywhere, into its events' data; counts `replaced` invalid UTF-8 sequences."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -105,10 +102,7 @@ def ends_inside_character(tail: bytes) -> bool:
 
 
 class AnswerStream:
-    """An answer on its way: a stream of events, or JSON in one piece.
-
-    `tap` gets each piece as it came, before it is read.
-    """
+    """An answer on its way: an event stream, or JSON in one piece. `tap` gets each piece before it is read."""
 
     def __init__(
         self,
