@@ -199,11 +199,16 @@ def _fail(span: Span, kind: str) -> None:
 
 def _of_run(run: RunRow) -> dict[str, Any]:
     return {
-        "gen_ai.provider.name": run.model.partition(":")[0].partition("/")[0],
+        "gen_ai.provider.name": provider_of(run.model),
         "gen_ai.request.model": _model_of(run),
         "gen_ai.conversation.id": run.id,
         "ava.run.id": run.id,
     }
+
+
+def provider_of(model: str) -> str:
+    """The log names a model `provider:id`, or `offline/extractive`."""
+    return model.partition(":")[0].partition("/")[0]
 
 
 def _model_of(run: RunRow) -> str:

@@ -21,8 +21,9 @@ from support.model_server import Fail, Gate, Say, Script
 from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
 
 from ava_audit.events import Activity, Event, SessionStart
-from ava_server.http.metrics import CONTENT_TYPE, MOST_MODELS, bounded, provider_of, render, tool_label
+from ava_server.http.metrics import CONTENT_TYPE, MOST_MODELS, bounded, render, tool_label
 from ava_server.service.runtime import Runtime
+from ava_server.telemetry import provider_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]

@@ -271,10 +271,10 @@ class CopiedWorkspace:
         folder, file = self.here / "empty" / "folder", self.here / "empty" / "file"
         make_folders(folder, self.here, 0o755)
         file.touch(mode=0o644)
-        binds = [Bind(project, PurePosixPath(project), direct=True)]
-        for name in report.hidden:
-            binds.append(Bind(folder if (project / name).is_dir() else file, PurePosixPath(project / name)))
-        return binds
+        over = [
+            Bind(folder if (project / name).is_dir() else file, PurePosixPath(project / name)) for name in report.hidden
+        ]
+        return [Bind(project, PurePosixPath(project), direct=True), *over]
 
     def _notes(
         self, project: Path, report: CopyReport, dependencies: Sequence[str], tools: Toolchains, scratch: PurePosixPath

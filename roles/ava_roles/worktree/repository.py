@@ -318,12 +318,16 @@ class UserRepository:
             for name, known in _EXTENSIONS.items()
             if self.settings.get(f"extensions.{name}", "") in known and (joined or name == "objectformat")
         }
-        lines = ["[core]", f"\trepositoryformatversion = {1 if extensions else 0}", "\tbare = false"]
         logs = self.settings.get("core.logallrefupdates", "true") if (self.common / "logs").is_dir() else "false"
-        lines.append(f"\tlogallrefupdates = {_value(logs if joined else 'false')}")
-        lines.append(f"\texcludesfile = {_value(self.excludes())}")
         copied = [name for name in _COPIED_SETTINGS if name in self.settings]
-        lines += [f"\t{name.partition('.')[2]} = {_value(self.settings[name])}" for name in copied]
+        lines = [
+            "[core]",
+            f"\trepositoryformatversion = {1 if extensions else 0}",
+            "\tbare = false",
+            f"\tlogallrefupdates = {_value(logs if joined else 'false')}",
+            f"\texcludesfile = {_value(self.excludes())}",
+            *(f"\t{name.partition('.')[2]} = {_value(self.settings[name])}" for name in copied),
+        ]
         if extensions:
             lines += ["[extensions]", *(f"\t{name} = {_value(value)}" for name, value in extensions.items())]
         return "\n".join(lines) + "\n"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -57,6 +58,7 @@ from ava_server.budget.user_limits import day_cents, installation_scope, user_sc
 from ava_server.http.limits import error_response, forbidden
 from ava_server.mcp_server.app import OF_REQUEST, App
 from ava_server.runs.submit import NAME as SUBMIT
+from ava_server.telemetry import provider_of
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -219,14 +221,11 @@ class Families:
         yield _counter("ava_tokens", text, (*_BOTH, "class"), tokens)
 
     def _start_waits(self) -> Metric:
-        waits, counted = self._log.starts, 0
-        buckets: list[tuple[str, float]] = []
-        for bound_us, runs in zip((*START_BOUNDS_US, None), waits.runs, strict=True):
-            counted += runs
-            buckets.append(("+Inf" if bound_us is None else str(bound_us / 1e6), counted))
+        waits = self._log.starts
+        bounds = [*(str(bound_us / 1e6) for bound_us in START_BOUNDS_US), "+Inf"]
         text = "How long approved runs waited until a process claimed them for the first time."
         family = HistogramMetricFamily("ava_run_start_wait_seconds", text)
-        family.add_metric((), buckets, waits.total_us / 1e6)
+        family.add_metric((), list(zip(bounds, accumulate(waits.runs), strict=True)), waits.total_us / 1e6)
         return family
 
     def _by_user(self) -> Iterator[Metric]:
@@ -282,11 +281,6 @@ class Families:
         for (_model, *labels), counted in self._entry_counts.of(type_name).items():
             found[tuple("none" if label is None else str(label) for label in labels)] += counted.entries
         return found
-
-
-def provider_of(model: str) -> str:
-    """The log names a model `provider:id`, or `offline/extractive`."""
-    return model.partition(":")[0].partition("/")[0]
 
 
 def tool_label(tool: str, known: frozenset[str], servers: frozenset[str]) -> str:
