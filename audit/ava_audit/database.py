@@ -128,7 +128,10 @@ class Database(Protocol):
         """Remove the text of a row from the index, which was added as it is given; the filters stay."""
 
     def merge_words(self, pages: int, /) -> bool:
-        """Remove what is left of forgotten words in the index, a few pages at a time; False if nothing is left."""
+        """Remove what is left of forgotten words in the index; False if nothing is left.
+
+        `pages` is about how many to write; a negative number starts it, a positive one continues it.
+        """
 
     def words_condition(self, query: IndexQuery, near: tuple[int, int] | None = None, /) -> tuple[str, list[object]]:
         """Return the SQL condition on `words` for a query, and its values.

@@ -85,10 +85,7 @@ PROJECTIONS = tuple(table for spec in (PROPOSALS, RUNS, GROUPS, BUDGETS) for tab
 
 
 class ProjectionTable(Generic[R]):
-    """The rows of a projection, with the most recently used ones cached, and which ones there are not.
-
-    `flush` runs before any other SQL and the commit.
-    """
+    """A projection's rows, those used last cached, and which ones there are not; flush before other SQL and commits."""
 
     def __init__(self, db: Database, spec: TableSpec[R]) -> None:
         self._db = db
@@ -310,10 +307,6 @@ def index_words(
 
 
 def merge_words(db: Database, pages: int) -> bool:
-    """Do a part of what removes erased words from the index for good; False if nothing is left.
-
-    It writes about `pages` pages; a negative number starts it, a positive one continues it.
-    """
     return db.merge_words(pages)
 
 

@@ -125,13 +125,7 @@ def invoke_agent(run: RunRow) -> _Block:
 
 
 def chat(run: RunRow, prefix: RunStarted | None, reserved: CostReserved) -> _Chat:
-    """Return the span of one attempt of a model call.
-
-    Args:
-        run: The run.
-        prefix: How the run started, with its model's address; a model without an address is in this process.
-        reserved: The call.
-    """
+    """Return the span of one attempt of a model call. A model without an address in `prefix` is in this process."""
     parameters = prefix.parameters if prefix is not None else {}
     where = _address(str(parameters.get("base_url") or ""))
     model = _model_of(run)

@@ -103,10 +103,7 @@ class SqliteDatabase(sqlite3.Connection):
         self.execute("INSERT INTO words (rowid, agent, session, user, marks, text) VALUES (?, ?, ?, ?, ?, '')", row[:5])
 
     def merge_words(self, pages: int, /) -> bool:
-        """Merge the index's segments, so that removed words disappear from older ones too; False if all are merged.
-
-        `pages` is about how many to write; a negative number starts a merge, a positive one continues it.
-        """
+        """Merge the index's segments, so that removed words disappear from older ones too."""
         if pages < 0:  # with the default of 4, two new segments stop a merge of two: SQLite then finds nothing to merge
             self.execute("INSERT INTO words (words, rank) VALUES ('usermerge', 2)")
         before = self.total_changes

@@ -202,10 +202,7 @@ def _rows(of: Table) -> Iterable[Iterable[str]]:
 
 @parsing("workbook")
 def read_xlsx(data: bytes, hide: Callable[[str], str] = str) -> str:
-    """Return a workbook as one table per sheet: values as last calculated, at most 2,000 rows. Raises ToolFailed.
-
-    `hide` replaces secrets in cells that are cut; the caller does so in the whole text.
-    """
+    """Return a workbook, a table per sheet: values as last calculated, at most 2,000 rows. `hide`: see `read_docx`."""
     import openpyxl
 
     check_office_file(data)

@@ -93,10 +93,7 @@ def answers_before(request: Request) -> int:
 
 
 def scripted_answer(request: Request) -> Completion:
-    """Return a step of `demo_script.json` with what the tools returned, for `ava demo --scripted`. Blocks for a moment.
-
-    Raises ModelError: the script is over.
-    """
+    """Return a step of `demo_script.json` with the tools' results, for `ava demo --scripted`. Blocks for a moment."""
     steps = json.loads(files("ava_server.models").joinpath("demo_script.json").read_text(encoding="utf-8"))
     turn = answers_before(request)
     if turn >= len(steps):
