@@ -290,17 +290,11 @@ def nanos(usd_per_million: float | Decimal) -> int:
 
 
 def _user_price(key: str, price: UserPrice) -> Price:
+    given = (price.input, price.output, price.cache_read, price.cache_write)
+    rates = [nanos(price.input if each is None else each) for each in given]
     per_request = nanos(Decimal(str(price.per_request)) * 1_000_000)
-    found = Price(
-        input=nanos(price.input),
-        output=nanos(price.output),
-        cache_read=nanos(price.input if price.cache_read is None else price.cache_read),
-        cache_write=nanos(price.input if price.cache_write is None else price.cache_write),
-        per_request=per_request,
-        source=f"{FROM_SETTINGS}{price_table(key)}",
-    )
-    free = not (found.input or found.output or found.cache_read or found.cache_write or per_request)
-    return replace(found, free=free)
+    source = f"{FROM_SETTINGS}{price_table(key)}"
+    return Price(*rates, per_request=per_request, source=source, free=not any((*rates, per_request)))
 
 
 def rate_for(price: Price, usage: Usage) -> Price | Step:
@@ -365,9 +359,4 @@ def per_call(price: Price) -> str:
 
 
 def _rates_json(price: Price | Step) -> dict[str, float]:
-    return {
-        "input": price.input / 1000,
-        "output": price.output / 1000,
-        "cache_read": price.cache_read / 1000,
-        "cache_write": price.cache_write / 1000,
-    }
+    return {name: getattr(price, name) / 1000 for name in ("input", "output", "cache_read", "cache_write")}
