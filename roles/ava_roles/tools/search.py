@@ -8,6 +8,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -161,17 +162,11 @@ def _find_files(root: Root, args: FindFilesArgs, check: Callable[[], None]) -> T
     if matching is None:
         raise ToolFailed(f"pattern {args.pattern!r} cannot be used; give one such as *.py or src/**/*.ts")
     walk = WalkFilter(root, check)
-    found: list[str] = []
-    more = False
-    for entry in root.walk(args.path, limit=_MAX_ENTRIES, keep=walk):
-        if not matching.match_file(entry.name):
-            continue
-        more = len(found) == _MAX_FILES
-        if more:
-            break
-        found.append(f"{shown(entry.name)} ({entry.size:,} bytes)")
+    entries = root.walk(args.path, limit=_MAX_ENTRIES, keep=walk)
+    matches = (entry for entry in entries if matching.match_file(entry.name))
+    found = [f"{shown(entry.name)} ({entry.size:,} bytes)" for entry in islice(matches, _MAX_FILES)]
     head = "1 file matches" if len(found) == 1 else f"{len(found)} files match"
-    if more:
+    if next(matches, None) is not None:
         head += "; there are more: narrow the pattern or the path"
     elif walk.asked >= _MAX_ENTRIES:
         head += f"; only the first {_MAX_ENTRIES:,} entries were looked at: give a path"
