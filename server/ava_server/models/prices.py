@@ -290,11 +290,10 @@ def nanos(usd_per_million: float | Decimal) -> int:
 
 
 def _user_price(key: str, price: UserPrice) -> Price:
-    given = (price.input, price.output, price.cache_read, price.cache_write)
-    rates = [nanos(price.input if each is None else each) for each in given]
+    read, write = (price.input if cache is None else cache for cache in (price.cache_read, price.cache_write))
     per_request = nanos(Decimal(str(price.per_request)) * 1_000_000)
-    source = f"{FROM_SETTINGS}{price_table(key)}"
-    return Price(*rates, per_request=per_request, source=source, free=not any((*rates, per_request)))
+    rates = nanos(price.input), nanos(price.output), nanos(read), nanos(write), per_request
+    return Price(*rates, source=f"{FROM_SETTINGS}{price_table(key)}", free=not any(rates))
 
 
 def rate_for(price: Price, usage: Usage) -> Price | Step:
