@@ -128,7 +128,6 @@ def chat(run: RunRow, prefix: RunStarted | None, reserved: CostReserved) -> _Cha
     """Return the span of one attempt of a model call. A model without an address in `prefix` is in this process."""
     parameters = prefix.parameters if prefix is not None else {}
     where = _address(str(parameters.get("base_url") or ""))
-    model = _model_of(run)
     attributes = {
         "gen_ai.operation.name": "chat",
         **_of_run(run),
@@ -139,7 +138,7 @@ def chat(run: RunRow, prefix: RunStarted | None, reserved: CostReserved) -> _Cha
     }
     if parameters.get("stream"):
         attributes["gen_ai.request.stream"] = True
-    return _Chat(f"chat {model}", SpanKind.CLIENT if where else SpanKind.INTERNAL, attributes)
+    return _Chat(f"chat {_model_of(run)}", SpanKind.CLIENT if where else SpanKind.INTERNAL, attributes)
 
 
 def execute_tool(tool: str, call_id: str, run_id: str) -> _Tool:
@@ -162,12 +161,11 @@ def run_ended(run: RunRow, status: str, error_kind: str | None) -> None:
     span = get_current_span()
     if not span.is_recording():
         return
-    prompt = run.input_tokens + run.cache_read_tokens + run.cache_write_tokens
     span.set_attributes(
         {
             "ava.run.ending": status,
             "ava.run.cost_usd": run.cost_micros / 1_000_000,
-            "gen_ai.usage.input_tokens": prompt,
+            "gen_ai.usage.input_tokens": run.input_tokens + run.cache_read_tokens + run.cache_write_tokens,
             "gen_ai.usage.output_tokens": run.output_tokens,
         }
     )
