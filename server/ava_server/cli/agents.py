@@ -44,19 +44,26 @@ def agents_command(
         raise BadInput(f"ava agents {action}: give list or check.{suggestion(action, (_LIST, _CHECK))}")
     if name is not None and name not in known:
         raise BadInput(f"There is no agent {name!r}.{suggestion(name, known)} Known: {', '.join(known)}.")
+    checked = action == _CHECK
     settings.paths.create()  # the sandbox is tried out there
     sandbox = sandbox_here(settings)
-    chosen = [spec for spec in known.values() if name in (None, spec.name)]
-    rows = [_facts(spec, sandbox) for spec in chosen]
-    if action == _CHECK:
-        if not has_extra("agents"):
-            raise Refused(missing("agents"))
-        for spec, row in zip(chosen, rows, strict=True):
-            if row["usable"] and not isinstance(sandbox, Unavailable):
-                row |= _checked(spec, settings, sandbox)
-    present(settings.paths, as_json, {"agents": rows}, _table(rows, checked=action == _CHECK))
-    if action == _CHECK and not all(row.get("works", row["usable"] is False and name is None) for row in rows):
+    if checked and not has_extra("agents"):
+        raise Refused(missing("agents"))
+    rows = [_row(spec, settings, sandbox, checked=checked) for spec in known.values() if name in (None, spec.name)]
+    table = [(row["agent"], row["version"] or "-", ", ".join(row["wires"]) or "-", _state(row)) for row in rows]
+    present(settings.paths, as_json, {"agents": rows}, aligned([("agent", "version", "formats", "usable"), *table]))
+    if checked and not all(row.get("works", row["usable"] is False and name is None) for row in rows):
         raise typer.Exit(1)
+
+
+def _row(spec: AgentSpec, settings: Settings, sandbox: Sandbox | Unavailable, *, checked: bool) -> dict[str, Any]:
+    row = _facts(spec, sandbox)
+    if checked and row["usable"] and not isinstance(sandbox, Unavailable):
+        try:
+            row |= anyio.run(load("agents").check_agent, spec, settings, sandbox)
+        except (AvaError, RolesError, TimeoutError) as error:
+            row |= {"works": False, "why_not": str(error) or f"{spec.title} took no turn within 90 s"}
+    return row
 
 
 def _facts(spec: AgentSpec, sandbox: Sandbox | Unavailable) -> dict[str, Any]:
@@ -103,27 +110,10 @@ _BUNDLED = ("@anthropic-ai/claude-agent-sdk", "@openai/codex", "@openai/codex-sd
 """What adapters bundle: that is what runs, not the program that a person starts in a terminal."""
 
 
-def _checked(spec: AgentSpec, settings: Settings, sandbox: Sandbox) -> dict[str, Any]:
-    check = load("agents").check_agent
-    try:
-        return dict(anyio.run(check, spec, settings, sandbox))
-    except (AvaError, RolesError, TimeoutError) as error:
-        return {"works": False, "why_not": str(error) or f"{spec.title} took no turn within 90 s"}
-
-
-def _table(rows: list[dict[str, Any]], *, checked: bool) -> list[str]:
-    heads = ("agent", "version", "formats", "usable")
-    cells = [
-        (row["agent"], row["version"] or "-", ", ".join(row["wires"]) or "-", _state(row, checked=checked))
-        for row in rows
-    ]
-    return aligned([heads, *cells])
-
-
-def _state(row: dict[str, Any], *, checked: bool) -> str:
+def _state(row: dict[str, Any]) -> str:
     if row["why_not"]:
         return f"no: {row['why_not']}"
-    if not checked:
+    if "works" not in row:
         return "yes"
     if row["works"]:
         return (

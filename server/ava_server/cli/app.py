@@ -299,11 +299,9 @@ def _options(
 
 def _refuse_elsewhere(args: Sequence[str]) -> None:
     """Raises BadInput for a command that works only on a data root of this machine, while a server is named."""
-    words = list(args[: args.index("--")] if "--" in args else args)
-    rest = words[words.index(first_word(words)) :] if first_word(words) else []
-    command = " ".join(rest[:2]) if " ".join(rest[:2]) in TWO_WORDS else (*rest, "")[0]
-    known = command in COMMANDS or command in TWO_WORDS
-    if not known or command in REMOTE_COMMANDS or {"--help", "-h"} & set(words):
+    words = _joined(args[: args.index("--")] if "--" in args else args)
+    command = first_word(words)
+    if command not in (*COMMANDS, *TWO_WORDS) or command in REMOTE_COMMANDS or {"--help", "-h"} & set(words):
         return
     there = f"`ava {command}` works only on the data root of its own machine; run it there, on the server."
     if command not in ("init", "ui") and any(word.partition("=")[0] == "--url" for word in words):
@@ -320,14 +318,14 @@ def _report(error: BaseException) -> int:
     if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
         return INTERRUPTED
     if any(isinstance(leaf, ReaderGone) for leaf in leaves):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # drops what is still buffered
+        _drop_output()
         return READER_GONE
     # An error of writing that names no file is one of writing our output.
     unwritten = [
         leaf for leaf in leaves if isinstance(leaf, OSError) and leaf.errno in _UNWRITABLE and not leaf.filename
     ]
     if unwritten:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         typer.echo(
             f"ava: the output could not be written: {unwritten[0].strerror}; the command's work is done", err=True
         )
@@ -337,7 +335,7 @@ def _report(error: BaseException) -> int:
     if short := shortage_in(error):
         tell(f"ava: {short}")
         return CONFIGURATION
-    codes = [next((_CODES[kind] for kind in type(leaf).__mro__ if kind in _CODES), None) for leaf in leaves]
+    codes = [_code_of(leaf) for leaf in leaves]
     if codes[0] is not None and None not in codes:
         tell(f"ava: {_explained(leaves[0])}")
         return codes[0]
@@ -350,6 +348,15 @@ def _report(error: BaseException) -> int:
         err=True,
     )
     return OUR_FAULT
+
+
+def _drop_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _code_of(error: BaseException) -> int | None:
+    """Return the exit code of an expected error; None for a fault of Ava's."""
+    return next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), None)
 
 
 def _explained(error: BaseException) -> str:

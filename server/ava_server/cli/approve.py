@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,33 +13,19 @@ from ava_audit.errors import AuditError
 from ava_audit.units import cap_micros, format_usd
 from ava_roles.wrap import clean
 from ava_server.approval.decide import PersonAnswer
+from ava_server.cli import terminal
 from ava_server.cli.app import NOT_APPROVED, in_event_loop, refuse_in_subagent
 from ava_server.cli.completion import proposals
 from ava_server.cli.log_access import read_settings
 from ava_server.cli.options import GroupMaxCost, GroupTimeout, TokenFile, Url, parse_group_limits
 from ava_server.cli.remote import chosen_server
 from ava_server.cli.service_client import LocalApprovals, RemoteApprovals, names_run, open_remote, open_service
-from ava_server.cli.terminal import (
-    YES,
-    agrees,
-    aligned,
-    ask,
-    cells,
-    columns,
-    heading,
-    one_line,
-    say,
-    someone_there,
-    styled,
-    tell,
-    wrapped_lines,
-)
+from ava_server.cli.terminal import YES, agrees, ask, heading, one_line, say, someone_there, tell
 from ava_server.core.errors import AvaError, BadInput, Refused
 
 if TYPE_CHECKING:
-    from ava_server.approval.proposals import Pending
+    from ava_server.approval.proposals import Pending, ProposalSummary
     from ava_server.cli.remote import RemoteServer
-    from ava_server.config.settings import Settings
     from ava_server.runs.extension_answer import PendingExtension
 
 ApprovalClient = LocalApprovals | RemoteApprovals
@@ -49,8 +35,7 @@ TASK_COLUMNS = 40
 REJECT = ("r", "reject")
 _NO_GROUP = "--group-max and --group-timeout are for two or more proposals; give their ids"
 _Ids = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="P-ID…", help="Proposals, or subagents (S-…).", autocompletion=proposals),
+    list[str] | None, typer.Argument(metavar="P-ID…", help="Proposals, or subagents (S-…).", autocompletion=proposals)
 ]
 
 
@@ -118,24 +103,21 @@ async def _open_client(
     server: RemoteServer | None, command: str, *, asked: bool, on_terminal: bool = False
 ) -> AsyncGenerator[ApprovalClient]:
     """Raises Refused: it asks `on_terminal`, and there is none."""
-    opening: AbstractAsyncContextManager[ApprovalClient]
-    if server is None:
-        settings = read_settings()
-        heading(settings.paths)
-        opening = _open_local(settings, command, asked=asked)
+
+    def begin(place: terminal.Place) -> None:
+        heading(place)
+        if on_terminal and not someone_there():
+            raise Refused("There is no terminal to ask on, so nothing was approved: a person approves, in a terminal.")
+
+    if server is not None:
+        begin(server.address)
+        async with open_remote(server) as client:
+            yield client
     else:
-        heading(server.address)
-        opening = open_remote(server)
-    if on_terminal and not someone_there():
-        raise Refused("There is no terminal to ask on, so nothing was approved: a person approves, in a terminal.")
-    async with opening as client:
-        yield client
-
-
-@asynccontextmanager
-async def _open_local(settings: Settings, command: str, *, asked: bool) -> AsyncGenerator[LocalApprovals]:
-    async with open_service(settings, command, asked=asked) as (runtime, service):
-        yield LocalApprovals(runtime, service.session)
+        settings = read_settings()
+        begin(settings.paths)
+        async with open_service(settings, command, asked=asked) as (runtime, service):
+            yield LocalApprovals(runtime, service.session)
 
 
 async def _waiting(client: ApprovalClient, ids: list[str]) -> tuple[list[PendingExtension], list[Pending]]:
@@ -263,8 +245,8 @@ def show_table(waiting: Sequence[Pending], limits: Mapping[str, Any], *, err: bo
     """Show several proposals before one question: as a table on a terminal, elsewhere each in full."""
     stream, show = (sys.stderr, tell) if err else (sys.stdout, say)
     if stream.isatty() and _fits_table(waiting):
-        for line, striking in _table(waiting, columns(stream)):
-            typer.echo(styled(clean(line)[0], fg="yellow") if striking else clean(line)[0], err=err)
+        for line, striking in _table(waiting, terminal.columns(stream)):
+            typer.echo(terminal.styled(clean(line)[0], fg="yellow") if striking else clean(line)[0], err=err)
     else:
         for number, one in enumerate(waiting, 1):
             _show(one, f"{number} of {len(waiting)}, {one.pending_id}:", show)
@@ -277,40 +259,62 @@ def _fits_table(waiting: Sequence[Pending]) -> bool:
 
 
 def _table(waiting: Sequence[Pending], width: int) -> list[tuple[str, bool]]:
-    """Return the lines of a table, and which of them belong to a proposal that needs a closer look.
+    """Return the lines of a table, and which of them belong to a proposal that needs a closer look."""
+    rows = [one.summary for one in waiting if one.summary is not None]
+    striking, remarks = _compared(rows)
+    common = [line for line in rows[0].warnings if all(line in row.warnings for row in rows)]
+    named = [(" ", "", "role", "at most", "model")]
+    for number, row in enumerate(rows, 1):
+        mark = "!" if number in striking else " "
+        named.append((mark, str(number), one_line(row.role), one_line(row.limits), one_line(row.model)))
+    heads = terminal.aligned(named)
+    widest = max(map(terminal.cells, heads)) + 2
+    beside = widest if width - widest >= TASK_COLUMNS else 0
+    indent = " " * len(f"!  {len(rows)}  ")
+    lines = [(heads[0].ljust(beside) + "task" * bool(beside), False)]
+    for number, (head, row, one) in enumerate(zip(heads[1:], rows, waiting, strict=True), 1):
+        own = [f"{one.pending_id} {row.reach}.", *(line for line in row.warnings if line not in common)]
+        texts = _with_task(head, row.task, own, beside, width, indent)
+        lines += [(part, number in striking) for part in _wrapped(texts, width)]
+    after = _wrapped([*(f"Each of them: {line}" for line in common), *remarks], width)
+    return [*lines, ("", False), *((part, False) for part in after)]
 
-    That is one that can do something serious; if none can, one that can do what another cannot. What only some can do
-    is also said in a line of its own.
+
+def _with_task(head: str, task: str, below: list[str], beside: int, width: int, indent: str) -> list[str]:
+    """Return the lines of a row: its task from the column `beside` on, or below where there is no room (0)."""
+    if beside:
+        first, *more = terminal.wrapped_lines(task, width - beside, breaks=True)
+    else:
+        first, more, below = "", [], [task, *below]
+    beginning = [head.ljust(beside) + first, *(" " * beside + line.lstrip() for line in more)]
+    return [*beginning, *(indent + line for line in below)]
+
+
+def _wrapped(texts: Sequence[str], width: int) -> list[str]:
+    return [part for text in texts for part in terminal.wrapped_lines(text, width, breaks=True)]
+
+
+def _compared(rows: Sequence[ProposalSummary]) -> tuple[set[int], list[str]]:
+    """Return the numbers of the proposals that need a closer look, and what all or only some can do as lines.
+
+    A closer look needs what can do something serious; if none can, what can do something that another cannot.
     """
     from ava_server.approval.summary import POWERS, SERIOUS
 
-    rows = [one.summary for one in waiting if one.summary is not None]
-    holders = {power: [number for number, row in enumerate(rows, 1) if power in row.powers] for power in POWERS}
-    some = {power: held for power, held in holders.items() if 0 < len(held) < len(rows)}
-    serious = {number for power in SERIOUS for number in holders[power]}
-    striking = serious or {number for held in some.values() for number in held}
-    common = [line for line in rows[0].warnings if all(line in row.warnings for row in rows)]
-    indent = " " * len(f"!  {len(rows)}  ")
-    named = [["role", "at most", "model"], *([row.role, row.limits, row.model] for row in rows)]
-    heads = aligned(
-        ["!" if at in striking else " ", str(at) if at else "", *map(one_line, line)] for at, line in enumerate(named)
-    )
-    beside = max(map(cells, heads)) + 2 if width - max(map(cells, heads)) - 2 >= TASK_COLUMNS else 0
-    lines = [(heads[0].ljust(beside) + "task" * bool(beside), False)]
-    for number, (head, row, one) in enumerate(zip(heads[1:], rows, waiting, strict=True), 1):
-        first, *more = wrapped_lines(row.task, width - beside, breaks=True) if beside else ("",)
-        below = [*([] if beside else [row.task]), f"{one.pending_id} {row.reach}."]
-        below += [line for line in row.warnings if line not in common]
-        texts = [head.ljust(beside) + first, *(" " * beside + line.lstrip() for line in more)]
-        texts += [indent + line for line in below]
-        lines += [(part, number in striking) for text in texts for part in wrapped_lines(text, width, breaks=True)]
-    after = [f"Each of them: {line}" for line in common]
-    if everyone := [power for power, held in holders.items() if power in SERIOUS and len(held) == len(rows)]:
-        after.append(f"! All of them can {', '.join(everyone)}.")
+    everyone: list[str] = []
+    some: dict[str, list[int]] = {}
+    for power in POWERS:
+        held = [number for number, row in enumerate(rows, 1) if power in row.powers]
+        if 0 < len(held) < len(rows):
+            some[power] = held
+        elif held and power in SERIOUS:
+            everyone.append(power)
+    serious = {number for number, row in enumerate(rows, 1) if SERIOUS.intersection(row.powers)}
+    remarks = [f"! All of them can {', '.join(everyone)}."] if everyone else []
     if some:
         apart = (f"{power} ({', '.join(map(str, held))})" for power, held in some.items())
-        after.append(f"{'! ' * bool(SERIOUS & some.keys())}Only some of them can {', '.join(apart)}.")
-    return [*lines, ("", False), *((part, False) for text in after for part in wrapped_lines(text, width, breaks=True))]
+        remarks.append(f"{'! ' * bool(SERIOUS & some.keys())}Only some of them can {', '.join(apart)}.")
+    return serious or {number for held in some.values() for number in held}, remarks
 
 
 async def choose(

@@ -17,19 +17,10 @@ import anyio
 import typer
 from pydantic import ValidationError
 
+from ava_server.cli import terminal
 from ava_server.cli.log_access import checked_root
 from ava_server.cli.options import Json, absolute_path
-from ava_server.cli.terminal import (
-    agrees,
-    cut,
-    heading,
-    one_line,
-    progress_on_terminal,
-    say,
-    say_json,
-    someone_there,
-    tell,
-)
+from ava_server.cli.terminal import agrees, heading, progress_on_terminal, say, say_json, someone_there, tell
 from ava_server.config import checks
 from ava_server.config.settings import Configured
 from ava_server.core.data_root import DataRoot, in_postgres
@@ -137,7 +128,7 @@ def _some(names: Iterable[str], between: str = ", ") -> str:
     """Return the first names; whoever made the backup chose them, so each is one line, and not a long one."""
     names = list(names)
     more = f"{between}and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return between.join(cut(one_line(name), LONGEST) for name in names[:SHOWN]) + more
+    return between.join(terminal.cut(terminal.one_line(name), LONGEST) for name in names[:SHOWN]) + more
 
 
 _Folder = Annotated[str, typer.Argument(metavar="DIR", help="The backup's folder.")]

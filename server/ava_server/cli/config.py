@@ -87,6 +87,7 @@ def unset_command(name: Name) -> None:
 
 
 def _change(name: str, value: Any) -> None:
+    from ava_audit.store.locks import LockedInstances
     from ava_server.config.changing import change_settings, known_settings, no_setting, parse_name
     from ava_server.config.checks import setting_name
     from ava_server.config.settings import Configured
@@ -104,12 +105,6 @@ def _change(name: str, value: Any) -> None:
     say(f"{name} is now {now} in {root.config}; before, it was {was}.")
     if (origin := _origin(read_settings(), place)).startswith("AVA_"):
         say(f"In this shell {origin} overrides it.")
-    say_restart(root)
-
-
-def say_restart(root: DataRoot) -> None:
-    from ava_audit.store.locks import LockedInstances
-
     if LockedInstances(root.instances).live():
         say("Ava processes are running with the old value: restart the hosts, or `ava serve`.")
 
@@ -127,11 +122,7 @@ def _origin(settings: Settings, path: Place) -> str:
 
 
 def _in_file(root: DataRoot, path: Place) -> bool:
+    from ava_server.config.checks import holds
     from ava_server.config.settings import read_config
 
-    value: object = read_config(root.config)
-    for name in path:
-        if not isinstance(value, dict) or name not in value:
-            return False
-        value = cast("dict[str, object]", value)[name]
-    return True
+    return holds(read_config(root.config), path)

@@ -180,7 +180,10 @@ def list_secrets_command(as_json: Json = False) -> None:
     secrets = read_secrets(root.secrets_file)
     roles = _roles_with_secrets(root)
     names = sorted({*secrets, *roles})
-    entries = [_secret_fields(name, secrets.get(name), roles.get(name, [])) for name in names]
+    entries: list[dict[str, object]] = []
+    for name in names:
+        stored = {"set": secrets[name].set_at, "for": list(secrets[name].hosts)} if name in secrets else {}
+        entries.append({"name": name, "stored": name in secrets, **stored, "roles": roles.get(name, [])})
     lines = aligned((name, _describe_secret(secrets.get(name), roles.get(name, []))) for name in names)
     present(
         root, as_json, {"secrets": entries}, lines or ["No secrets. Store one with `ava secret set NAME --for HOST`."]
@@ -209,11 +212,6 @@ def _roles_with_secrets(root: DataRoot) -> dict[str, list[str]]:
         for name in role.secrets:
             roles.setdefault(name, []).append(role.name)
     return roles
-
-
-def _secret_fields(name: str, secret: Secret | None, roles: list[str]) -> dict[str, object]:
-    stored = {"set": secret.set_at, "for": list(secret.hosts)} if secret is not None else {}
-    return {"name": name, "stored": secret is not None, **stored, "roles": roles}
 
 
 def _describe_secret(secret: Secret | None, roles: list[str]) -> str:
@@ -248,7 +246,7 @@ async def change_pin_command() -> None:
     """Replace the approval PIN: the old one is asked for, then the new one twice."""
     root, file = _existing_pin()
     old = await ask_hidden("Current approval PIN")
-    file.change(old, await ask_twice("New approval PIN"))
+    file.change(old, await ask_twice())
     await record_setting(root, "approval_pin", "set", "changed")
     say("The PIN is changed.")
 

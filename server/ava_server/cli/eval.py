@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import anyio
 import anyio.to_thread
@@ -14,7 +14,7 @@ import typer
 
 from ava_audit.units import micros_from_cents
 from ava_extras import load
-from ava_server.cli.app import USAGE, in_event_loop, refuse_in_subagent
+from ava_server.cli.app import USAGE, in_event_loop, leaves_of, refuse_in_subagent
 from ava_server.cli.completion import roles, tiers
 from ava_server.cli.log_access import checked_root, find_run, open_log, read_settings
 from ava_server.cli.options import EndedRunId, Json, absolute_path, parse_cents
@@ -114,52 +114,63 @@ async def replay_command(
     Answers and results of tools come from the recording: no model and no tool is called, and nothing is written to
     your log. Exit code 0: all the same; 1: something differs; 2 or 30: a recording cannot be run again.
     """
-    from ava_server.evals.replay import Replayer, report_lines
+    from ava_server.evals.replay import report_lines
 
     root, settings = checked_root("ava eval replay", show=False), read_settings()
     recordings, faults = await _recordings(root, target)
     changes = await anyio.to_thread.run_sync(partial(_changes, root, settings, role, model))
-    done: dict[int, tuple[Replayed, list[str]]] = {}
-    async with Replayer.open() as replayer, anyio.create_task_group() as tasks:
-        at_once = anyio.CapacityLimiter(AT_ONCE)
-
-        async def one(number: int, recording: Recording) -> None:
-            async with at_once:
-                try:
-                    change, remarks = await anyio.to_thread.run_sync(changes, recording)
-                    done[number] = await replayer.replay(recording, change), remarks
-                except Exception as error:  # a file of somebody else may say anything; the others are run all the same
-                    why = f"it cannot be run again ({_first_of(error)!r}); record it again from its log"
-                    faults.append((recordings[number][0], why))
-
-        for number, (_name, recording) in enumerate(recordings):
-            tasks.start_soon(one, number, recording)
-    runs = [(name, *done[number]) for number, (name, _recording) in enumerate(recordings) if number in done]
+    runs, not_run = await _replay_all(recordings, changes)
+    faults = sorted([*faults, *not_run])
     lines: list[str] = []
     for name, replayed, remarks in runs:
         if not replayed.same or len(recordings) == 1:
             lines += [*([f"{name}:"] if len(recordings) > 1 else []), *report_lines(replayed), *remarks]
     differ = sum(not replayed.same for _name, replayed, _remarks in runs)
-    lines += [f"{name}: {why}" for name, why in sorted(faults)]
+    lines += [f"{name}: {why}" for name, why in faults]
     if len(recordings) + len(faults) > 1:
         lines.append(
             f"{counted(len(runs), 'recorded run')}: {len(runs) - differ} the same, {differ} differ. No call was made."
         )
     fields = {
         "runs": [{"name": name, "same": replayed.same, **asdict(replayed)} for name, replayed, _remarks in runs],
-        "faults": [{"name": name, "fault": why} for name, why in sorted(faults)],
+        "faults": [{"name": name, "fault": why} for name, why in faults],
     }
     present(root, as_json, fields, lines)
     if faults or differ:
         raise typer.Exit(USAGE if faults else DIFFERS)
 
 
-Recorded = tuple[list[tuple[str, "Recording"]], list[tuple[str, str]]]
-"""Recordings by name, and those that cannot be run again, each with why."""
+Fault = tuple[str, str]
+"""The name of a recording that cannot be run again, and why."""
+Recorded = tuple[list[tuple[str, "Recording"]], list[Fault]]
+
+
+async def _replay_all(
+    recordings: list[tuple[str, Recording]], changes: Callable[[Recording], tuple[Change, list[str]]]
+) -> tuple[list[tuple[str, Replayed, list[str]]], list[Fault]]:
+    """Return what came of each recording, with remarks, in their order; and those that could not be run."""
+    from ava_server.evals.replay import Replayer
+
+    done: dict[int, tuple[str, Replayed, list[str]]] = {}
+    faults: list[Fault] = []
+    async with Replayer.open() as replayer, anyio.create_task_group() as tasks:
+        at_once = anyio.CapacityLimiter(AT_ONCE)
+
+        async def one(number: int, name: str, recording: Recording) -> None:
+            async with at_once:
+                try:
+                    change, remarks = await anyio.to_thread.run_sync(changes, recording)
+                    done[number] = name, await replayer.replay(recording, change), remarks
+                except Exception as error:  # a file of somebody else may say anything; the others are run all the same
+                    why = f"it cannot be run again ({next(leaves_of(error))!r}); record it again from its log"
+                    faults.append((name, why))
+
+        for number, (name, recording) in enumerate(recordings):
+            tasks.start_soon(one, number, name, recording)
+    return [done[number] for number in sorted(done)], faults
 
 
 async def _recordings(root: DataRoot, target: str) -> Recorded:
-    """Return the recordings that are meant. Raises BadInput: there is none."""
     if (found := await anyio.to_thread.run_sync(_in_folder, Path(target))) is not None:
         return found
     async with open_log(root) as store:
@@ -185,22 +196,10 @@ def _in_folder(folder: Path) -> Recorded | None:
     return found, faults
 
 
-def _first_of(error: BaseException) -> BaseException:
-    """Return the first error of a group, or the error itself."""
-    if not isinstance(error, BaseExceptionGroup):
-        return error
-    return _first_of(cast("BaseExceptionGroup[BaseException]", error).exceptions[0])
-
-
 def _changes(
     root: DataRoot, settings: Settings, file: Path | None, model: str | None
 ) -> Callable[[Recording], tuple[Change, list[str]]]:
-    """Return what a replay of a recording changes, with remarks about that. Blocking.
-
-    Raises:
-        BadInput: There is no such model.
-        RoleFileError: The role file is not valid.
-    """
+    """Return what gives the changes of a replay, with remarks about them. Blocking."""
     from ava_roles.catalog import read_chosen_file, text_of
     from ava_roles.role import parse_role
     from ava_server.config.credentials import model_settings
@@ -234,7 +233,7 @@ def _changes(
 
 
 def _costs_otherwise(recording: Recording, models: ModelSettings) -> bool:
-    """Tell whether the model of a recorded run has another price by now. Blocking."""
+    """Blocking."""
     from ava_audit.events import RunStarted
     from ava_server.models.prices import Unpriced
     from ava_server.models.selection import price_over
@@ -251,7 +250,6 @@ def _costs_otherwise(recording: Recording, models: ModelSettings) -> bool:
 
 
 async def _recorded(store: Store | None, given: str) -> Recording:
-    """Return the recording of a run in the log."""
     from ava_server.evals.recording import recording_of
 
     run = await find_run(store, given)

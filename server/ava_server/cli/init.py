@@ -82,12 +82,11 @@ def init_command(
     them.
     """
     from ava_server.cli.remote import given_server
-    from ava_server.hosts import change as changes
     from ava_server.hosts.known import find_host
-    from ava_server.hosts.launching import launch, over_http
+    from ava_server.hosts.launching import launch
 
     if every:
-        if host is not None or remove or http or url is not None or file is not None:
+        if remove or http or (host, url, file) != (None, None, None):
             raise BadInput("--all takes no HOST, and none of --remove, --http, --url and --file")
         _add_to_all(name, _permanent(launch(workspace), only_print), only_print=only_print)
         return
@@ -99,48 +98,73 @@ def init_command(
     path = known.file(_place()) if file is None else absolute_path("--file", file)
     started = _permanent(launch(workspace), only_print or remove or url is not None)
     server = given_server(context, url, token_file, variable=False)  # AVA_URL is for commands on runs
-    if server is not None:
-        if http or workspace is not None:
-            raise BadInput("--url: the server has its own folders and port; leave out --http and --workspace")
-        known = known.connecting_to(f"{server.address}/mcp")
-        if not (remove or only_print):
-            say(anyio.run(_check, server))
-    if http:
-        if not remove:
-            require("team")
-        known, started = over_http(known, started, port), replace(started, env={})
+    over = port if http else None
+    known, started = _connection(known, started, server, over, workspace, remove=remove, only_print=only_print)
     heading(find_data_root() if server is None else server.address)
     say(f"{known.title}: {path}")
-    try:
-        change = changes.removing(known, name, path) if remove else changes.adding(known, name, started, path)
-    except ConfigError:
-        if not remove:
-            tell("This belongs there:")
-            tell("\n".join(known.format.shown((known.servers, name), known.entry(started))))
-        raise
-    if remove and _remove_tool_rules(known, name, path, only_print):
-        change = changes.removing(known, name, path)  # the rules may have been in the same file
-    _show(change, known, name, remove)
-    if not (change.nothing or only_print):
-        _write(change)
-    if not remove:
-        _offer_tool_rules(known, name, path, allow_tools, only_print)
-    if change.nothing or only_print:
-        return
     if remove:
-        say(f"{known.title} no longer has Ava after its next start.")
-        return
-    if server is not None and known.remote is not None:
-        say(known.remote.token)
-    say(known.next)
-    if http:
-        say(
-            f"Over HTTP, subagents read only folders that config.toml names: [users.{os_user()}] workspaces. Any"
-            " process of your user can read the token, which stays in the data root."
-        )
-    if server is None:
-        _offer_pin([known])
-        _show_next_steps(started)
+        _remove(known, name, path, only_print)
+    elif _add(known, name, started, path, only_print, allow_tools):
+        _show_next_steps(known, started, server, http)
+
+
+def _connection(
+    host: Host,
+    started: Launch,
+    server: RemoteServer | None,
+    port: int | None,
+    workspace: str | None,
+    *,
+    remove: bool,
+    only_print: bool,
+) -> tuple[Host, Launch]:
+    """Return the host as it reaches Ava (a `server`, or this machine's at an HTTP `port`), and what it starts."""
+    from ava_server.hosts.launching import over_http
+
+    if server is not None:
+        if port is not None or workspace is not None:
+            raise BadInput("--url: the server has its own folders and port; leave out --http and --workspace")
+        host = host.connecting_to(f"{server.address}/mcp")
+        if not (remove or only_print):
+            say(anyio.run(_check, server))
+    if port is None:
+        return host, started
+    if not remove:
+        require("team")
+    return over_http(host, started, port), replace(started, env={})
+
+
+def _add(host: Host, name: str, started: Launch, path: Path, only_print: bool, allow_tools: bool | None) -> bool:
+    """Tell whether the host was changed."""
+    from ava_server.hosts.change import adding
+
+    try:
+        change = adding(host, name, started, path)
+    except ConfigError:
+        tell("This belongs there:")
+        tell("\n".join(host.format.shown((host.servers, name), host.entry(started))))
+        raise
+    written = _carry_out(change, host, name, only_print)
+    _offer_tool_rules(host, name, path, allow_tools, only_print)
+    return written
+
+
+def _remove(host: Host, name: str, path: Path, only_print: bool) -> None:
+    from ava_server.hosts.change import removing
+
+    change = removing(host, name, path)
+    if _remove_tool_rules(host, name, path, only_print):
+        change = removing(host, name, path)  # the rules may have been in the same file
+    if _carry_out(change, host, name, only_print, remove=True):
+        say(f"{host.title} no longer has Ava after its next start.")
+
+
+def _carry_out(change: Change, host: Host, name: str, only_print: bool, *, remove: bool = False) -> bool:
+    _show(change, host, name, remove)
+    if change.nothing or only_print:
+        return False
+    _write(change)
+    return True
 
 
 def _permanent(started: Launch, as_it_is: bool) -> Launch:
@@ -183,7 +207,7 @@ def _add_to_all(name: str, started: Launch, *, only_print: bool) -> None:
             say(f"{host.title}: {host.next}")
     say(anyio.run(_handshake, started))
     _offer_pin([host for host, _change in planned])
-    _show_next_steps(started)
+    _show_lacks(started)
 
 
 def _planned(name: str, started: Launch) -> Iterator[tuple[Host, Change]]:
@@ -267,20 +291,25 @@ def _offer_tool_rules(host: Host, name: str, path: Path, allow: bool | None, onl
     change = allowing(host, name, path, _place())
     if change is not None and change.nothing:
         say(f"{host.title} calls them without asking already: {', '.join(QUIET_TOOLS)}.")
-    elif change is not None:
-        say(f"\n{host.title} can call {', '.join(QUIET_TOOLS[:-1])} and {QUIET_TOOLS[-1]} without asking: they")
-        say("start and spend nothing by themselves. It still asks before confirm_spawn. These rules do that:")
-        _warn_of_auto()
-        say(f"{change.path}:")
-        write("\n".join(change.lines))
-        agreed = bool(allow)
-        if not (agreed or only_print):
-            agreed = anyio.run(agrees, "Add these rules?")
-        if only_print or not agreed:
-            return
-        _write(change)
+    elif change is not None and not _add_tool_rules(host, change, allow, only_print):
+        return
     if host.quiet:
         say(host.quiet)
+
+
+def _add_tool_rules(host: Host, change: Change, allow: bool | None, only_print: bool) -> bool:
+    """Show the rules, ask unless they were asked for, and write them; tell whether they were written."""
+    from ava_server.hosts.change import QUIET_TOOLS
+
+    say(f"\n{host.title} can call {', '.join(QUIET_TOOLS[:-1])} and {QUIET_TOOLS[-1]} without asking: they")
+    say("start and spend nothing by themselves. It still asks before confirm_spawn. These rules do that:")
+    _warn_of_auto()
+    say(f"{change.path}:")
+    write("\n".join(change.lines))
+    if only_print or not (allow or anyio.run(agrees, "Add these rules?")):
+        return False
+    _write(change)
+    return True
 
 
 def _warn_of_auto() -> None:
@@ -347,7 +376,21 @@ def _show(change: Change, host: Host, name: str, remove: bool) -> None:
         say(note)
 
 
-def _show_next_steps(started: Launch) -> None:
+def _show_next_steps(host: Host, started: Launch, server: RemoteServer | None, http: bool) -> None:
+    if server is not None and host.remote is not None:
+        say(host.remote.token)
+    say(host.next)
+    if http:
+        say(
+            f"Over HTTP, subagents read only folders that config.toml names: [users.{os_user()}] workspaces. Any"
+            " process of your user can read the token, which stays in the data root."
+        )
+    if server is None:
+        _offer_pin([host])
+        _show_lacks(started)
+
+
+def _show_lacks(started: Launch) -> None:
     from ava_server.config.credentials import model_settings
     from ava_server.hosts.launching import passing
     from ava_server.models.selection import is_configured

@@ -10,9 +10,10 @@ import re
 import secrets
 import stat
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,25 +22,13 @@ import anyio.to_thread
 import typer
 
 from ava_audit.errors import BadQuery
+from ava_server.cli import terminal
 from ava_server.cli.app import in_event_loop
 from ava_server.cli.completion import agents, all_runs, event_types
 from ava_server.cli.log_access import checked_root, find_run, open_log, open_to_look, run_at_once
 from ava_server.cli.options import TokenFile, Until, Url, Utc, parse_time_option, split_names
 from ava_server.cli.remote import RemoteServer, chosen_server
-from ava_server.cli.terminal import (
-    Progress,
-    columns,
-    counted,
-    cut,
-    heading,
-    progress_on_terminal,
-    reader_gone,
-    say,
-    styled,
-    wrapped_lines,
-    write,
-    write_lines,
-)
+from ava_server.cli.terminal import columns, counted, heading, progress_on_terminal, say, styled, write_lines
 from ava_server.core.data_root import find_data_root
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import AGENT, label, parse_id
@@ -109,25 +98,40 @@ def logs_command(
     """
     if follow and until is not None:
         raise BadInput("--until: nothing new is before a time; leave --follow or --until out.")
+    from ava_audit.search import LogQuery
     from ava_server.render.entries import BOOKKEEPING
 
     server = chosen_server(context, url, token_file)
-    ranged = since is not None or until is not None
-    limit = last or (LAST_FOLLOWED if follow else MOST if ranged else LAST)
+    query = _query(kind, since, until, agent, user, session, search=search, level=level)
+    filtered = (last, query) != (None, LogQuery())
+    of_last = subagent is None and not (everything or follow or as_json or filtered)
+    errors = subagent is not None or of_last or level is not None or "error" in map(str.lower, query.types)
     without = () if everything or as_json or kind or session else BOOKKEEPING
-    query = _query(kind, since, until, agent, user, session, search=search, level=level, limit=limit, without=without)
-    filters = (last, kind, since, until, search, agent, user, session, level)
-    of_last = subagent is None and not (everything or follow or as_json or any(one is not None for one in filters))
-    errors = subagent is not None or of_last or level is not None or "error" in (name.lower() for name in query.types)
+    query = replace(query, limit=last or _default_limit(query, follow), without=without)
+    printer = _Printer(as_json, utc, whole_errors=errors)
+    _run(server, follow, partial(_logs, server, query, subagent, of_last, printer, follow))
+
+
+def _default_limit(query: LogQuery, follow: bool) -> int:
+    if follow:
+        return LAST_FOLLOWED
+    return LAST if query.since_us is None and query.until_us is None else MOST
+
+
+def _run(
+    server: RemoteServer | None,
+    follow: bool,
+    show: Callable[[AbstractAsyncContextManager[Records]], Coroutine[Any, Any, None]],
+) -> None:
+    """Show a log of this machine without an event loop, where it is only to be looked at: that starts faster."""
     from ava_server.cli.records import LocalRecords, open_records
 
-    shown = (server, query, subagent, of_last, _Printer(as_json, utc, whole_errors=errors), follow)
     if server is None and not follow:
         root = find_data_root()
         with open_to_look(root) as log:
             if log is not None:
-                return run_at_once(_logs(nullcontext(LocalRecords(root, log)), *shown))
-    return anyio.run(_logs, open_records(server, find_data_root, make=follow), *shown)
+                return run_at_once(show(nullcontext(LocalRecords(root, log))))
+    return anyio.run(show, open_records(server, find_data_root, make=follow))
 
 
 class _Printer:
@@ -140,8 +144,11 @@ class _Printer:
         self._whole_errors = whole_errors
         self._terminal = sys.stdout.isatty()
 
+    def remark(self, text: str) -> None:
+        if not self.as_json:
+            say(text)
+
     def entries(self, records: Records, entries: list[Entry]) -> None:
-        """Write entries in the order given."""
         from ava_server.render.entries import entry_line, is_trouble
 
         if not self.as_json:
@@ -150,10 +157,11 @@ class _Printer:
                 line = entry_line(entry, names=names, utc=self._utc, width=PIPED_WIDTH)
                 shown = line
                 if self._terminal and not (self._whole_errors and is_trouble(entry)):
-                    shown = cut(line, columns())
+                    shown = terminal.cut(line, columns())
                     self.was_cut |= shown != line
                 if self._terminal:
-                    write("\n".join(_coloured(part, entry) for part in wrapped_lines(shown, columns())))
+                    parts = terminal.wrapped_lines(shown, columns())
+                    terminal.write("\n".join(_coloured(part, entry) for part in parts))
                 else:
                     say(shown)
             return
@@ -170,13 +178,13 @@ def _coloured(line: str, entry: Entry) -> str:
 
 
 async def _logs(
-    opened: AbstractAsyncContextManager[Records],
     server: RemoteServer | None,
     query: LogQuery,
     subagent: str | None,
     of_last: bool,
     printer: _Printer,
     follow: bool,
+    opened: AbstractAsyncContextManager[Records],
 ) -> None:
     async with opened as records:
         if not printer.as_json:
@@ -188,22 +196,20 @@ async def _logs(
             run = await records.find_one(subagent)
             query = replace(query, agents=(*query.agents, run.id))
         if server is None and records.store is None:
-            if not printer.as_json:
-                say("Nothing is in the log yet.")
-            return
+            return printer.remark("Nothing is in the log yet.")
         page = await records.search(query)
-        if page.next is not None and not printer.as_json and not follow:
+        if page.next is not None and not follow:
             count = len(page.entries)
-            say(f"The newest {'entry' if count == 1 else f'{count:,} entries'}; --last shows more.")
+            printer.remark(f"The newest {'entry' if count == 1 else f'{count:,} entries'}; --last shows more.")
         printer.entries(records, list(page.entries[::-1]))
-        if not page.entries and not printer.as_json and not follow:
-            say("No entry matches.")
+        if not page.entries and not follow:
+            printer.remark("No entry matches.")
         if printer.was_cut:
             say("Lines were cut to fit; --json shows them whole, and `ava show S-…` shows a run with its whole result.")
         if follow:
-            gone = Progress()
+            gone = terminal.Progress()
             records.wait_for_server(gone.wait_for)
-            async with reader_gone():
+            async with terminal.reader_gone():
                 async for entry in records.follow(replace(query, after_seq=page.upto)):
                     gone.end()
                     printer.entries(records, [entry])

@@ -158,13 +158,7 @@ def _provider(one: ProviderModels, search: str | None, *, whole: bool) -> list[s
     lines = wrapped_lines(f"{seller.name}: {seller.base_url}, {state}", WIDTH)
     if not seller.configured:
         lines += wrapped_lines(f"  To use it: `ava key set {seller.name}`.", WIDTH)
-    if one.offers:
-        lines.append(f"{''.join(f'{word:>8}' for word in _HEAD)}  model")
-        lines += [line for offer in one.offers for line in _offer(offer)]
-    elif search is not None:
-        lines += wrapped_lines(f"  No known model contains {search.strip()!r}.", WIDTH)
-    else:
-        lines.append("  No models are known." if whole else "  No tier uses its models.")
+    lines += _offers(one.offers) if one.offers else wrapped_lines(f"  {_why_none(search, whole)}", WIDTH)
     lines += wrapped_lines(f"  {one.problem}", WIDTH) if one.problem else []
     if unpriced := [offer.unpriced for offer in one.offers if offer.price is None]:
         head = f"{len(unpriced)} models have no price. The first: " if len(unpriced) > 1 else ""
@@ -172,6 +166,17 @@ def _provider(one: ProviderModels, search: str | None, *, whole: bool) -> list[s
     if not whole:
         lines += wrapped_lines(f"  All its models: `ava models {seller.name}`.", WIDTH)
     return lines
+
+
+def _why_none(search: str | None, whole: bool) -> str:
+    if search is not None:
+        return f"No known model contains {search.strip()!r}."
+    return "No models are known." if whole else "No tier uses its models."
+
+
+def _offers(offers: Sequence[Offer]) -> list[str]:
+    head = f"{''.join(f'{word:>8}' for word in _HEAD)}  model"
+    return [head, *(line for offer in offers for line in _offer(offer))]
 
 
 def _offer(offer: Offer) -> list[str]:

@@ -18,7 +18,7 @@ from ava_roles.wrap import BAR, add_bars, clean
 from ava_server.cli.terminal import colours, columns, one_line, say, styled, wrapped, write
 from ava_server.core.errors import BadInput, Refused
 from ava_server.render.document import UntrustedText, printed
-from ava_server.render.result import FindingView, artifact_text, cost_notes, result_of
+from ava_server.render.result import FindingView, Result, artifact_text, cost_notes, result_of
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
@@ -85,25 +85,32 @@ def parts_of(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None = 
     if run.state != "error" and run.state not in ENDING_CODES:
         waits = (f"Waits for: {run.waits_for}",) if run.waits_for else ()
         parts = [Part("", waits), Part("Question", theirs=UntrustedText(run.untrusted_question or ""))]
-        return [part for part in parts if not part.empty]
-    result = result_of(run)
-    first: list[str] = []
+    else:
+        result = result_of(run)
+        failed = result is not None and result.error
+        error = (UntrustedText(f"Error: {one_line(failed.text)}"),) if failed else ()
+        parts = [Part("", tuple(_ending(run, result)), words=error)]
+        parts += _parts_of_result(run, result, brief, saved) if result is not None else []
+    return [part for part in parts if not part.empty]
+
+
+def _ending(run: RunAnswer, result: Result | None) -> Iterable[str]:
+    """Yield why a run ended otherwise than by success, and what to do."""
     if run.state != "success":
         may_lack = "" if run.state in WHOLE else " It may be incomplete."
-        first.append(f"Ended as {run.state}: {run.stop_reason or 'no reason is known'}.{may_lack}")
+        yield f"Ended as {run.state}: {run.stop_reason or 'no reason is known'}.{may_lack}"
     if result is not None and run.error and run.error.get("what_to_do"):
-        first.append(f"What to do: {_next_step(run, run.error)}")
+        yield f"What to do: {_next_step(run, run.error)}"
     if run.advice:
-        first.append(f"What to do: {run.advice}")
-    if result is None:
-        return [Part("", tuple(first))] if first else []
+        yield f"What to do: {run.advice}"
+
+
+def _parts_of_result(run: RunAnswer, result: Result, brief: bool, saved: SavedFiles | None) -> list[Part]:
     repeats = bool(result.findings or result.sources) and (brief or (run.model or "").startswith("offline/"))
-    error = (UntrustedText(f"Error: {one_line(result.error.text)}"),) if result.error else ()
     caveats = "\n".join(f"- {one_line(caveat.text)}" for caveat in result.caveats)
     figures = [f"{fact.label}: {printed(fact.value, str)}" for fact in result.figures]
     figures += [*map(artifact_text, result.artifacts), *(saved.lines() if saved is not None else ())]
-    parts = [
-        Part("", tuple(first), words=error),
+    return [
         Part("Summary", theirs=result.summary),
         Part("Output", theirs=_NOTHING if repeats else result.output),
         Part("Findings, each with its source", (result.quotes,) if result.quotes else (), findings=(*result.findings,)),
@@ -115,7 +122,6 @@ def parts_of(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None = 
         Part("Changes", (*result.changes,), words=(*result.changed,)),
         Part("Figures", (*figures, f"Cost: {cost_text(run)}")),
     ]
-    return [part for part in parts if not part.empty]
 
 
 def result_text(run: RunAnswer, *, saved: SavedFiles | None = None) -> str:
@@ -149,13 +155,10 @@ def _next_step(run: RunAnswer, error: Mapping[str, Any]) -> str:
         step += " A worker with the old one ends a minute after its last run."
     elif provider:
         step = step.replace("`ava key set`", f"`ava key set {provider}`")
-    again = f"start it again with `ava run --retry {run.subagent_id}`"
-    step = re.sub(r"([Pp])ropose it again with retry_of", lambda found: _as_case(found[1], again), step)
+    for verb, instead in (("propose", "start"), ("Propose", "Start")):
+        again = f"{instead} it again with `ava run --retry {run.subagent_id}`"
+        step = step.replace(f"{verb} it again with retry_of", again)
     return name_options(step)
-
-
-def _as_case(letter: str, text: str) -> str:
-    return text[0].upper() + text[1:] if letter.isupper() else text
 
 
 def cost_text(run: RunAnswer) -> str:
@@ -191,7 +194,11 @@ def show_results(runs: Iterable[RunAnswer], *, saved: dict[str, SavedFiles] | No
         shown = [drawn_result(run, columns(), saved=copied.get(run.subagent_id)) for run in runs]
         write(f"\n\n{'─' * min(columns(), WIDEST)}\n\n".join(shown))
     else:
-        say("\n\n".join(result_text(run, saved=copied.get(run.subagent_id)) for run in runs))
+        say(results_text(runs, copied))
+
+
+def results_text(runs: Iterable[RunAnswer], saved: Mapping[str, SavedFiles]) -> str:
+    return "\n\n".join(result_text(run, saved=saved.get(run.subagent_id)) for run in runs)
 
 
 def drawn_result(run: RunAnswer, width: int, *, brief: bool = False, saved: SavedFiles | None = None) -> str:

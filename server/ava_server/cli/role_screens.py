@@ -152,14 +152,20 @@ def _limits(role: Role) -> str:
 
 
 def _tool_lines(role: Role, known: Specs) -> list[str]:
-    foreign = [tool for tool in role.tools if tool not in known and server_of(tool) is not None]
-    missing = [tool for tool in role.tools if tool not in known and tool not in foreign]
-    lines = _indent(f"tools: {', '.join(tool for tool in role.tools if tool in known) or 'none'}")
-    lines += _indent(f"of other MCP servers, checked at each proposal: {', '.join(foreign)}") if foreign else []
+    here, foreign, missing = list[str](), list[str](), list[str]()
     specs, commands = tool_specs(), any(spec.commands for spec in known.values())
-    why = {name: why_unavailable(specs[name], commands=commands) for name in missing if name in specs}
-    named = [f"{name} ({why[name]})" if why.get(name) else name for name in missing]
-    return lines + (_indent(f"not here: {', '.join(named)}") if missing else [])
+    for tool in role.tools:
+        if tool in known:
+            here.append(tool)
+        elif server_of(tool) is not None:
+            foreign.append(tool)
+        else:
+            why = why_unavailable(specs[tool], commands=commands) if tool in specs else ""
+            missing.append(f"{tool} ({why})" if why else tool)
+    lines = [f"tools: {', '.join(here) or 'none'}"]
+    lines += [f"of other MCP servers, checked at each proposal: {', '.join(foreign)}"] if foreign else []
+    lines += [f"not here: {', '.join(missing)}"] if missing else []
+    return _indent(*lines)
 
 
 def _features(role: Role) -> list[str]:

@@ -276,15 +276,21 @@ def spawn_requests(
             f"TASK: {len(tasks)} were given. Put one task in quotes; to run several together, add --parallel."
         )
     pairs = [*((role, task) for task in tasks), *map(_role_and_task, also)]
-    if len(pairs) > MOST_TOGETHER:
-        raise BadInput(f"TASK: {len(pairs)} were given, and at most {MOST_TOGETHER} are approved together")
-    if len(pairs) > 1 and (field := next((each for each in _FOR_ONE if each in given), None)):
-        raise BadInput(
-            f"{options.spawn_option(field)}: it is for one subagent, and {len(pairs)} were given; leave it out"
-        )
-    if parallel and len(pairs) < 2:
+    if len(pairs) > 1:
+        _check_several(len(pairs), given)
+    elif parallel:
         raise BadInput('--parallel: one task was given; give each of them in quotes: researcher "task 1" "task 2"')
     return tuple({"role": one, "task": task, **given} for one, task in pairs) or (given,)
+
+
+def _check_several(count: int, given: Mapping[str, Any]) -> None:
+    """Raises BadInput: too many together, or an argument that only one can have."""
+    if count > MOST_TOGETHER:
+        raise BadInput(f"TASK: {count} were given, and at most {MOST_TOGETHER} are approved together")
+    for argument in _FOR_ONE:
+        if argument in given:
+            option = options.spawn_option(argument)
+            raise BadInput(f"{option}: it is for one subagent, and {count} were given; leave it out")
 
 
 def _role_and_task(given: str) -> tuple[str, str]:
@@ -335,19 +341,7 @@ async def approve(runtime: Runtime, service: Service, request: RunRequest) -> li
             return [made[0].subagent_id or ""]
         tell(made[0].approval_line or "")
     proposals = await client.waiting([proposal.pending_id or "" for proposal in made])
-    limits = dict(request.group)
-    if len(proposals) > 1:
-        await _check_group_cap(client, proposals, request)
-        if request.most_micros is not None and request.most_micros < sum(one.max_cost_micros for one in proposals):
-            limits["group_max_cost_cents"] = request.most_micros // MICROS_PER_CENT
-        show_table(proposals, limits, err=True)
-    chosen = proposals if request.yes else []
-    try:
-        if not request.yes:
-            chosen, limits = await _chosen(client, proposals, limits)
-    except AvaError:
-        await client.decide([one.shown for one in proposals], PersonAnswer(False))
-        raise
+    chosen, limits = await _chosen(client, proposals, request)
     if left := [one.shown for one in proposals if one not in chosen]:
         await client.decide(left, PersonAnswer(False))
     if not chosen:
@@ -363,12 +357,27 @@ async def approve(runtime: Runtime, service: Service, request: RunRequest) -> li
 
 
 async def _chosen(
-    client: LocalApprovals, proposals: list[Pending], limits: dict[str, Any]
+    client: LocalApprovals, proposals: list[Pending], request: RunRequest
 ) -> tuple[list[Pending], dict[str, Any]]:
     """Return what is started, and the limits of these together; an error rejects all of them.
 
     Raises Refused: the PIN was not given; BadInput: the cap of all is above the sum of their own, or would be lost.
     """
+    limits = dict(request.group)
+    try:
+        if len(proposals) > 1:
+            limits = _limits_of(request, sum(one.max_cost_micros for one in proposals))
+            show_table(proposals, limits, err=True)
+        return (proposals, limits) if request.yes else await _asked(client, proposals, limits)
+    except AvaError:
+        await client.decide([one.shown for one in proposals], PersonAnswer(False))
+        raise
+
+
+async def _asked(
+    client: LocalApprovals, proposals: list[Pending], limits: dict[str, Any]
+) -> tuple[list[Pending], dict[str, Any]]:
+    """Return what the person starts, and the limits of these together; Ctrl-C means nothing."""
 
     async def choice() -> tuple[list[Pending], dict[str, Any]]:
         if len(proposals) > 1:
@@ -410,10 +419,13 @@ async def _propose_all(service: Service, client: LocalApprovals, request: RunReq
     return made
 
 
-async def _check_group_cap(client: LocalApprovals, proposals: Sequence[Pending], request: RunRequest) -> None:
-    """Reject all if the cap of all together is above the sum of their own. Raises BadInput: it is."""
+def _limits_of(request: RunRequest, together_micros: int) -> dict[str, Any]:
+    """Return the limits of several together. Raises BadInput: their cap is above the sum of their own."""
     try:
-        check_group_cap(request.group, sum(one.max_cost_micros for one in proposals))
+        check_group_cap(request.group, together_micros)
     except BadInput as error:
-        await client.decide([one.shown for one in proposals], PersonAnswer(False))
         raise BadInput(f"{error}. Nothing was started.") from None
+    limits = dict(request.group)
+    if request.most_micros is not None and request.most_micros < together_micros:
+        limits["group_max_cost_cents"] = request.most_micros // MICROS_PER_CENT
+    return limits

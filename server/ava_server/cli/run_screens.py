@@ -206,7 +206,6 @@ def _cap_changes(costs: Costs, utc: bool) -> Iterable[str]:
 def cost_json(run: RunRow, answer: RunAnswer, costs: Costs) -> dict[str, Any]:
     config = config_of(run.config)
     unknown = costs.unknown
-    outputs = None if costs.outputs is None else costs.dearest
     return {
         "subagent_id": run.id,
         "pending_id": run.pending_id,
@@ -222,7 +221,7 @@ def cost_json(run: RunRow, answer: RunAnswer, costs: Costs) -> dict[str, Any]:
         "cost_by": {name: cents(micros) for name, micros in costs.cost_by.items()},
         "attempts": [_attempt_json(attempt, costs.micros) for attempt in costs.attempts],
         "tool_outputs": None
-        if outputs is None
+        if costs.outputs is None
         else [
             {
                 "id": f"R-{output.seq}",
@@ -232,7 +231,7 @@ def cost_json(run: RunRow, answer: RunAnswer, costs: Costs) -> dict[str, Any]:
                 "sent": output.sent,
                 "cost_cents": round(output.micros / 10_000, 4),
             }
-            for output in outputs
+            for output in costs.dearest
         ],
         "retries_cents": cents(costs.cost_by.get("retries", 0)),
         "plan_cents": cents(costs.cost_by.get("plan", 0)),

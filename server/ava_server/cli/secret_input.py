@@ -121,7 +121,7 @@ async def choose_pin(pin_file: PinFile) -> None:
     Raises BadInput: too weak, or not repeated; Refused: no terminal, or a PIN already; ConfigError: it cannot be
     stored.
     """
-    new = await ask_twice("New approval PIN")
+    new = await ask_twice()
     root = DataRoot(pin_file.path.parent.parent)
     root.create()
     await anyio.to_thread.run_sync(pin_file.set, new)
@@ -130,13 +130,13 @@ async def choose_pin(pin_file: PinFile) -> None:
     say("in a terminal with `ava approve` or on a page. It cannot be read back: if you forget it, remove that file.")
 
 
-async def ask_twice(question: str) -> str:
+async def ask_twice() -> str:
     """Return a new PIN. Raises BadInput: it is too weak, or was not repeated; Refused: there is no terminal."""
     from ava_server.config.pin import refuse_weak
 
-    first = await ask_hidden(question)
+    first = await ask_hidden("New approval PIN")
     refuse_weak(first)
-    if await ask_hidden(f"{question} once more") != first:
+    if await ask_hidden("New approval PIN once more") != first:
         raise BadInput("The two are not the same; nothing was stored.")
     return first
 

@@ -99,11 +99,9 @@ async def send_command(
     refuse_in_subagent("ava send")
     server = chosen_server(context, url, token_file)
 
-    async def find(records: Records) -> RunRow:
-        return await records.find_one(subagent)
-
     # A host's model can call this too: only at a terminal is the message a person's.
-    opening = _open_steering(server, "ava send", find, show=not as_json, asked=someone_there())
+    asked, show = someone_there(), not as_json
+    opening = _open_steering(server, "ava send", lambda there: there.find_one(subagent), show=show, asked=asked)
     async with opening as (run, records, decide):
         decided = await decide(Shown("send", run.id), PersonAnswer(True, message))
     if as_json:

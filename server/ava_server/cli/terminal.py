@@ -155,15 +155,15 @@ def _wrapped_for(text: str, stream: TextIO) -> str:
     return wrapped(text, columns(stream)) if stream.isatty() else text
 
 
-def wrapped(text: str, width: int, *, breaks: bool = False) -> str:
+def wrapped(text: str, width: int) -> str:
     """Return the text in lines of at most `width` columns, broken at blanks; a longer word gets its own line.
 
     A command in backticks stays on one line if it fits, so that it can be copied. Continuation lines are indented as
     the line is, or to the text of a list item, else by two blanks. Untrusted text keeps its bar on each line; there,
-    and with `breaks`, longer words are broken too, because the terminal would continue them at the start of a row,
-    where they can pass for a line of Ava's.
+    and with `breaks` of `wrapped_lines`, longer words are broken too: a terminal would continue them at the start of a
+    row, where they can pass for a line of Ava's.
     """
-    return "\n".join(wrapped_lines(text, width, breaks=breaks))
+    return "\n".join(wrapped_lines(text, width))
 
 
 def wrapped_lines(text: str, width: int, *, breaks: bool = False) -> list[str]:

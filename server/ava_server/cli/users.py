@@ -23,7 +23,7 @@ from ava_server.cli.secret_input import ask_pin_if_set, require_person
 from ava_server.cli.terminal import aligned, counted, present, say, say_json, write
 from ava_server.cli.ui import Browser, open_pages
 from ava_server.config import tokens
-from ava_server.config.passkeys import Passkey, Passkeys, passkey_name
+from ava_server.config.passkeys import Passkeys, passkey_name
 from ava_server.core.data_root import DataRoot, find_data_root, os_user
 from ava_server.core.errors import BadInput
 
@@ -348,11 +348,7 @@ def _describe_user(user: UserFacts) -> str:
 
 
 @passkey_command.command("add", short_help="Add a passkey, for approvals in the browser.")
-def add_passkey_command(
-    name: _Device,
-    user: _Owner = None,
-    browser: Browser = True,
-) -> None:
+def add_passkey_command(name: _Device, user: _Owner = None, browser: Browser = True) -> None:
     """Open the page of `ava ui` on which you add a passkey. From then on, approvals there take it.
 
     With --user, print a code instead. The user signs in at the server's address with their token, and enters the code
@@ -380,17 +376,14 @@ def list_passkeys_command(as_json: Json = False) -> None:
     """List the passkeys: their names, users, sites and last use."""
     root = checked_root(show=False)
     known = Passkeys(root.passkeys).all()
-    entries = [
-        {
-            "name": one.name,
-            **one.on_record(),
-            "created": iso_second(one.created_us),
-            "used": None if one.used_us is None else iso_second(one.used_us),
-        }
-        for one in known
-    ]
-    lines = aligned((one.name, f"{one.user}; for {one.host}; {_last_use(one)}") for one in known)
-    present(root, as_json, {"passkeys": entries}, lines or ["No passkeys. Add one with `ava passkey add NAME`."])
+    entries: list[dict[str, Any]] = []
+    rows: list[tuple[str, str]] = []
+    for one in known:
+        used = None if one.used_us is None else iso_second(one.used_us)
+        entries.append({"name": one.name, **one.on_record(), "created": iso_second(one.created_us), "used": used})
+        rows.append((one.name, f"{one.user}; for {one.host}; {f'last used {used}' if used else 'never used'}"))
+    none = ["No passkeys. Add one with `ava passkey add NAME`."]
+    present(root, as_json, {"passkeys": entries}, aligned(rows) or none)
 
 
 @passkey_command.command("remove", short_help="Remove a passkey.")
@@ -405,7 +398,3 @@ async def remove_passkey_command(name: _Device, user: _Owner = None) -> None:
         raise BadInput(f"{user} has no passkey {name}. `ava passkey list` shows all.")
     await record_setting(root, f"passkeys.{name}", removed.on_record(), None)
     say(f"The passkey {name} of {user} is removed. Delete it on the device as well, where it is of no use any more.")
-
-
-def _last_use(one: Passkey) -> str:
-    return "never used" if one.used_us is None else f"last used {iso_second(one.used_us)}"

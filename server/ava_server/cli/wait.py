@@ -28,7 +28,7 @@ from ava_server.cli.app import CONFIGURATION, INTERRUPTED, NOT_APPROVED, READER_
 from ava_server.cli.log_access import note_fetched, read_settings
 from ava_server.cli.options import LastRunIds, TokenFile, Url, parse_seconds
 from ava_server.cli.remote import RemoteServer, chosen_server
-from ava_server.cli.results import SavedFiles, exit_code, result_text, save_artifacts, show_results
+from ava_server.cli.results import SavedFiles, exit_code, results_text, save_artifacts, show_results
 from ava_server.cli.service_client import LocalApprovals
 from ava_server.cli.terminal import say, someone_there, tell
 from ava_server.core.errors import AvaError, BadInput
@@ -102,25 +102,25 @@ async def wait_for(server: RemoteServer | None, ids: list[str], within_s: float 
 async def _show_ended(records: Records, seen: Sequence[RunView], as_json: bool) -> int:
     """Put on record that the results were shown, and return the worst exit code."""
     found = [await records.record(run.row.id) for run in seen]
-    over = [run.row.id for run in seen if run.over]
+    expired = [one for one, run in zip(found, seen, strict=True) if run.over and not one.row.ended]
     if as_json:
         answers = answers_json(one.answer for one in found)
         terminal.say_json({**terminal.place_json(records.place), "runs": answers})
     else:
-        expired = [
-            f"{one.answer.status_line}: its proposal {one.row.pending_id} has expired."
-            for one in found
-            if one.row.id in over and not one.row.ended
-        ]
         ended = [one.answer for one in found if one.row.ended]
         if ended:
             show_results(ended)
-        if expired:
-            say("\n\n".join(["", *expired] if ended else expired))
+        lines = [f"{one.answer.status_line}: its proposal {one.row.pending_id} has expired." for one in expired]
+        if lines:
+            say("\n\n".join(["", *lines] if ended else lines))
     await records.note_shown("ava wait", found)
-    rows = [one.row for one in found]
-    unended = {run.id: NOT_APPROVED if run.id in over else INTERRUPTED for run in rows}
-    return max(exit_code(run) if run.ended else unended[run.id] for run in rows)
+    return max(_code(run) for run in seen)
+
+
+def _code(run: RunView) -> int:
+    if run.row.ended:
+        return exit_code(run.row)
+    return NOT_APPROVED if run.over else INTERRUPTED
 
 
 # -- watching ---------------------------------------------------------------------------------------------------------
@@ -149,9 +149,7 @@ class RunWatch:
         return await self._records.views(self._run_ids)
 
     async def until_over(
-        self,
-        quiet: Callable[[], bool] = lambda: False,
-        attend: Callable[[Sequence[RunView]], None] | None = None,
+        self, quiet: Callable[[], bool] = lambda: False, attend: Callable[[Sequence[RunView]], None] | None = None
     ) -> None:
         """Show what they do until all of them are over; a log that cannot be read is waited for.
 
@@ -459,31 +457,31 @@ async def deliver(
     records = LocalRecords(runtime.settings.paths, runtime.store, runtime.instances)
     found = [await records.record(run_id) for run_id in run_ids]
     answers = [one.answer for one in found]
-    saved = await _save_all(runtime, answers, artifacts) if artifacts is not None else {}
-    if as_json:
-        text = _json_of(runtime, answers, saved)
-    else:
-        text = "\n\n".join(result_text(answer, saved=saved.get(answer.subagent_id)) for answer in answers)
-    if out is not None:
-        await anyio.to_thread.run_sync(_write_out, out, text)
-        for one in found:
-            (tell if as_json else say)(f"{label(one.row)} {one.row.state}: written to {out}")
-    elif as_json:
-        terminal.write(text)
-    else:
+    saved = await _save_all(runtime, answers, artifacts)
+    if out is None and not as_json:
         show_results(answers, saved=saved)
-    if saved and (as_json or out is not None):
-        tell("\n".join(line for each in saved.values() for line in each.lines()))
+    else:
+        text = _json_of(runtime, answers, saved) if as_json else results_text(answers, saved)
+        if out is None:
+            terminal.write(text)
+        else:
+            await anyio.to_thread.run_sync(_write_out, out, text)
+            for one in found:
+                (tell if as_json else say)(f"{label(one.row)} {one.row.state}: written to {out}")
+        for copied in saved.values():
+            tell("\n".join(copied.lines()))
     for one in found:
         await note_fetched(runtime.store, session, command, one.row)
     faults = CONFIGURATION if any(each.faults for each in saved.values()) else 0
     return next((code for one in found if (code := exit_code(one.row))), faults)
 
 
-async def _save_all(runtime: Runtime, answers: Sequence[RunAnswer], artifacts: Path) -> dict[str, SavedFiles]:
+async def _save_all(runtime: Runtime, answers: Sequence[RunAnswer], artifacts: Path | None) -> dict[str, SavedFiles]:
     from ava_server.service.artifacts import RunFiles
 
     saved: dict[str, SavedFiles] = {}
+    if artifacts is None:
+        return saved
     for answer in answers:
         run_id = answer.subagent_id
         source = RunFiles(runtime.settings.paths.artifacts / run_id, run_id, runtime.store.blobs)

@@ -17,20 +17,9 @@ from ava_server.config.host_placeholders import placeholder_in
 from ava_server.core.errors import ConfigError
 
 PREFIX = "AVA_"
-OWN_NAMES = frozenset(
-    {
-        "DATA_ROOT",
-        "MODEL_BASE_URL",
-        "MODEL_API_KEY",
-        "MODEL",
-        "WORKSPACE",
-        "DAILY_USD",
-        "HOST",
-        "RUN_ID",
-        "TOKEN",
-        "URL",
-    }
-)
+OWN_NAMES = frozenset({
+    "DATA_ROOT", "MODEL_BASE_URL", "MODEL_API_KEY", "MODEL", "WORKSPACE", "DAILY_USD", "HOST", "RUN_ID", "TOKEN", "URL",
+})  # fmt: skip
 """Variables that are not settings: they belong to one process, never to `config.toml`."""
 
 FILE_ONLY = ("on_event", "prices", "users", "hosts", "mcp_servers")
@@ -72,6 +61,15 @@ def _quoted(part: str) -> str:
     return json.dumps(part, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
+def holds(tables: object, place: Place) -> bool:
+    """Tell whether nested tables have a value at a place."""
+    for name in place:
+        if not isinstance(tables, Mapping) or name not in tables:
+            return False
+        tables = cast("Mapping[str, object]", tables)[name]
+    return True
+
+
 def parse_setting_name(name: str) -> Place | None:
     """None: TOML does not allow the key."""
     if not _NAME.fullmatch(name.strip()):
@@ -94,7 +92,7 @@ def environment_tree(env: Mapping[str, str], model: type[BaseModel]) -> tuple[di
     unset: install dialogs pass them for blank fields. Unknown ones are ignored. Raises ConfigError: a variable looks
     like a misspelt setting, or holds broken JSON or an unfilled placeholder.
     """
-    _refuse_unfilled("AVA_WORKSPACE", env.get("AVA_WORKSPACE", ""))
+    _refuse_unfilled(env.get("AVA_WORKSPACE", ""))
     tree: dict[str, Any] = {}
     variables: dict[Place, str] = {}
     for name in sorted(env):
@@ -126,13 +124,13 @@ def _variable_path(rest: str) -> Place | None:
     return tuple(part for path in paths for part in path or ())
 
 
-def _refuse_unfilled(name: str, given: str) -> None:
+def _refuse_unfilled(given: str) -> None:
     """The folder would be ignored as one that does not exist."""
     placeholder = placeholder_in(given)
     if placeholder:
         raise ConfigError(
-            f"{name} is {shown(given.strip())}; allowed is an absolute folder, e.g. /srv/code. This host did not fill"
-            f" in {shown(placeholder)}: write the folder there, or leave the variable out."
+            f"AVA_WORKSPACE is {shown(given.strip())}; allowed is an absolute folder, e.g. /srv/code. This host did not"
+            f" fill in {shown(placeholder)}: write the folder there, or leave the variable out."
         )
 
 

@@ -67,7 +67,7 @@ def change_users(root: DataRoot, changes: Mapping[Place, Any]) -> list[Any]:
 
     shared.change(edit)
     tables = read_config(root.config)
-    if removed := {place: None for place, value in changes.items() if value is None and _in(tables, place)}:
+    if removed := {place: None for place, value in changes.items() if value is None and checks.holds(tables, place)}:
         for place, value in zip(removed, change_settings(root.config, removed), strict=True):
             at = list(changes).index(place)
             before[at] = merged(cast("dict[str, Any]", value), before[at] or {}) if isinstance(value, dict) else value
@@ -88,12 +88,3 @@ class WatchedUsers:
         for each in self._files:
             each.current()
         return read_users(self._root)
-
-
-def _in(tables: Mapping[str, Any], place: Place) -> bool:
-    found: Any = tables
-    for name in place:
-        if not isinstance(found, Mapping) or name not in found:
-            return False
-        found = cast("Mapping[str, Any]", found)[name]
-    return True

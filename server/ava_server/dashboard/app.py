@@ -120,10 +120,7 @@ class StatusApp(App[int]):
         self._list = RunList(self._main["body"])
         hint = "words of the task, role, name, id or state"
         self._filter = Input(id="filter", placeholder=hint, compact=True)
-        yield self._main["head"]
-        yield self._list
-        yield self._filter
-        yield self._main["foot"]
+        yield from (self._main["head"], self._list, self._filter, self._main["foot"])
 
     def on_mount(self) -> None:
         self.begin_capture_print(self, stdout=False)  # what others write to stderr meanwhile is said, not lost

@@ -88,7 +88,7 @@ class LivePage(Page):
     def live(self, height: int) -> Live:
         head = [*self.root_lines(), self._counts(), *self.trouble_lines()]
         rows = [Row(row.run_id, fitted(row.line, self.width)) for row in self._rows()]
-        keys = [*self._said(), self._keys()]
+        keys = [*self._said(), Text(fitting(KEYS, self.width), style="dim")]
         run = next((run for run in self.listed if run.row.id == self.selected), None)
         least = height // 3 if run is not None and height // 3 >= LEAST_PANE else 0
         foot = [Text(), *self.today_lines(), Text(), *self.health_lines()]
@@ -114,9 +114,6 @@ class LivePage(Page):
     def _said(self) -> Iterator[Text]:
         words, failed = self.said
         yield from folded(plain(words), self.width, "bold red" if failed else "bold")
-
-    def _keys(self) -> Text:
-        return Text(fitting(KEYS, self.width), style="dim")
 
     # -- the list -----------------------------------------------------------------------------------------------------
 

@@ -90,7 +90,7 @@ class TextScreen(Screen[None]):
         Binding("home", "move('scroll_home')", show=False),
         Binding("end", "move('scroll_end')", show=False),
     ]
-    keys: ClassVar[tuple[str, ...]] = ("Esc or q back · ↑↓ scroll", "Esc or q back")
+    keys: tuple[str, ...] = ("Esc or q back · ↑↓ scroll", "Esc or q back")
     AUTO_FOCUS = ""
 
     def __init__(self, status: _Status, title: str, run_id: str | None = None) -> None:
@@ -101,12 +101,10 @@ class TextScreen(Screen[None]):
         self._shown: dict[str, Text] = {}
         self._parts = {name: Static(markup=False, classes="part") for name in ("top", "text", "note", "keys")}
         self._room = VerticalScroll(self._parts["text"], can_focus=False)
+        self._asked: tuple[Static | Input, ...] = ()
 
     def compose(self) -> Iterable[Static | VerticalScroll | Input]:
-        yield self._parts["top"]
-        yield self._room
-        yield self._parts["note"]
-        yield self._parts["keys"]
+        yield from (self._parts["top"], self._room, self._parts["note"], *self._asked, self._parts["keys"])
 
     def on_mount(self) -> None:
         self.draw()
@@ -119,10 +117,6 @@ class TextScreen(Screen[None]):
 
     def action_move(self, method: str) -> None:
         getattr(self._room, method)(animate=False)
-
-    def key_lines(self) -> tuple[str, ...]:
-        """Return what the keys do, for narrower and narrower screens."""
-        return self.keys
 
     def content(self, width: int) -> Iterator[Text]:
         yield from folded(HELP, width)
@@ -142,7 +136,7 @@ class TextScreen(Screen[None]):
             "top": both_ends(joined((self._heading, "bold reverse")), self.status.clock, width),
             "text": text,
             "note": self.note(),
-            "keys": Text(fitting(self.key_lines(), width), style="dim"),
+            "keys": Text(fitting(self.keys, width), style="dim"),
         }
         for name, text in parts.items():
             if self._shown.get(name) != text:
@@ -153,7 +147,7 @@ class TextScreen(Screen[None]):
 class RunScreen(TextScreen):
     """A run: its task, steps, tools, cost and result, kept up to date."""
 
-    keys: ClassVar[tuple[str, ...]] = (
+    keys: tuple[str, ...] = (
         "Esc or q back · ↑↓ scroll · a approve · r reject · c cancel · s send · l log",
         "Esc or q back  a approve  r reject  c cancel  s send  l log",
         "Esc or q back",
@@ -196,6 +190,9 @@ class RunScreen(TextScreen):
     def content(self, width: int) -> Iterator[Text]:
         if self._trouble:
             yield from folded(f"! {self._trouble}", width, "bold red", breaks=True)
+        yield from self._read_lines(width)
+
+    def _read_lines(self, width: int) -> Iterator[Text]:
         if self._detail is None:
             yield Text("Reading …")
             return
@@ -230,9 +227,7 @@ class LogScreen(RunScreen):
         if follows and found.lines:
             self.call_after_refresh(self._room.scroll_end, animate=False)
 
-    def content(self, width: int) -> Iterator[Text]:
-        if self._trouble:
-            yield from folded(f"! {self._trouble}", width, "bold red", breaks=True)
+    def _read_lines(self, width: int) -> Iterator[Text]:
         if self._upto == 0:
             yield Text("Reading …")
             return
@@ -244,7 +239,7 @@ class LogScreen(RunScreen):
 class QuestionScreen(TextScreen):
     """A question to a person, under everything that it is about; one key alone never answers it."""
 
-    keys: ClassVar[tuple[str, ...]] = (
+    keys: tuple[str, ...] = (
         "y or yes and Enter agrees · anything else declines · Esc back · ↑↓ Page Up/Down scroll",
         "y, Enter: agree · Esc: back · ↑↓: scroll",
         "Esc back",
@@ -253,19 +248,12 @@ class QuestionScreen(TextScreen):
     def __init__(self, status: _Status, decision: DecisionQuestion) -> None:
         super().__init__(status, decision.title, decision.run.id)
         self._decision = decision
+        self.keys = _SENDS if decision.words else self.keys
         self._question = Static(markup=False, classes="part")
         self._input = Input(compact=True, select_on_focus=False)
+        self._asked = (self._question, self._input)
         self._asks_pin = self._busy = False
         self._note, self._failed = "", False
-
-    def compose(self) -> Iterable[Static | VerticalScroll | Input]:
-        """The answer is typed below the text."""
-        yield self._parts["top"]
-        yield self._room
-        yield self._parts["note"]
-        yield self._question
-        yield self._input
-        yield self._parts["keys"]
 
     def on_mount(self) -> None:
         """Show what the question is about, and then ask: what was typed before does not count."""
@@ -281,9 +269,6 @@ class QuestionScreen(TextScreen):
             return
         self.status.accept_keys()
         self._ask()
-
-    def key_lines(self) -> tuple[str, ...]:
-        return _SENDS if self._decision.words else self.keys
 
     def content(self, width: int) -> Iterator[Text]:
         yield from folded(self._decision.text, width, breaks=True)

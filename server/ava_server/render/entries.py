@@ -24,16 +24,9 @@ if TYPE_CHECKING:
 
 
 BOOKKEEPING = (
-    "SessionStart",
-    "SessionEnd",
-    "SpawnProposed",
-    "RunClaimed",
-    "RunStarted",
-    "CostReserved",
-    "AgentRequest",
-    "Activity",
-    "RunEnded",
-)
+    "SessionStart", "SessionEnd", "SpawnProposed", "RunClaimed", "RunStarted", "CostReserved", "AgentRequest",
+    "Activity", "RunEnded",
+)  # fmt: skip
 """Entries that a person's log leaves out until asked for: others tell the same, or nothing is in them."""
 EVENT_NAMES: Mapping[str, str] = {
     "UserMessage": "Message",
@@ -85,13 +78,9 @@ def entry_line(entry: Entry, *, names: Mapping[str, str] = _NO_NAMES, utc: bool 
 
     `names` has the names of runs, from `names_of`; each is put beside its id.
     """
-    line = f"[{format_ts(entry.ts_us, utc)}] {_named(entry.who.agent_id, names)} {entry_text(entry, names)}"
+    what = f"{entry.type} {what_happened(entry, names)}".rstrip()
+    line = f"[{format_ts(entry.ts_us, utc)}] {_named(entry.who.agent_id, names)} {what}"
     return line if len(line) <= width else line[: max(width - 1, 1)] + "…"
-
-
-def entry_text(entry: Entry, names: Mapping[str, str] = _NO_NAMES) -> str:
-    """Return an entry's type and what happened, on one line."""
-    return f"{entry.type} {what_happened(entry, names)}".rstrip()
 
 
 def what_happened(entry: Entry, names: Mapping[str, str] = _NO_NAMES) -> str:

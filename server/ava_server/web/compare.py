@@ -13,14 +13,11 @@ from ava_audit.view import View
 from ava_server.render.document import Text, UntrustedText
 from ava_server.render.result import result_of
 from ava_server.render.run_view import cost_of, run_answer, state_words, view_run
-from ava_server.web.context import PageContext, found_or_404, reader_of
+from ava_server.web.context import PagePart, found_or_404, reader_of
 
 
-class Compare:
+class Compare(PagePart):
     """The page of two runs, `a` and `b`."""
-
-    def __init__(self, context: PageContext) -> None:
-        self._context = context
 
     def routes(self) -> list[Route]:
         return [Route("/compare", found_or_404(self.show), methods=["GET"])]

@@ -200,6 +200,13 @@ class PageContext:
         return page(template, {**frame, **values}, status)
 
 
+class PagePart:
+    """Some of the pages: `routes` of a subclass has their addresses."""
+
+    def __init__(self, context: PageContext) -> None:
+        self._context = context
+
+
 def visitor_or_none(request: Request) -> Visitor | None:
     """None: there is no session."""
     found: Visitor | None = request.scope.get(VISITOR)
@@ -295,10 +302,6 @@ def ago(us: int | None) -> str:
     return "now" if seconds == 0 else f"{words} ago" if seconds > 0 else f"in {words}"
 
 
-def usd(micros: int) -> str:
-    return format_usd(micros)
-
-
 @cache
 def environment() -> Environment:
     made = Environment(
@@ -309,7 +312,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(ago=ago, when=when, usd=usd, duration=format_duration, state=state_words)
+    made.filters.update(ago=ago, when=when, usd=format_usd, duration=format_duration, state=state_words)
     made.filters["markdown"], made.tests["web_address"] = html, is_web_address
     made.globals["static"] = static_url
     return made

@@ -26,7 +26,7 @@ from ava_server.core.errors import BadInput
 from ava_server.render.approvals import decisions_of, totals_line
 from ava_server.render.report import Report, Share, Sum, folded, months_of, report_of, shares_of
 from ava_server.service.current import Budget
-from ava_server.web.context import PageContext, reader_of
+from ava_server.web.context import PagePart, reader_of
 from ava_server.web.site import Visitor
 
 SPANS = (7, 30, 90)
@@ -96,17 +96,11 @@ class Found:
     empty: bool
 
 
-class Costs:
+class Costs(PagePart):
     """The page of costs."""
 
-    def __init__(self, context: PageContext) -> None:
-        self._context = context
-
     def routes(self) -> list[Route]:
-        return [
-            Route("/costs", self.show, methods=["GET"]),
-            Route(APPROVALS, self.approvals, methods=["GET"]),
-        ]
+        return [Route("/costs", self.show), Route(APPROVALS, self.approvals)]
 
     async def show(self, request: Request) -> Response:
         """Of everybody, with `all` and the right to."""
@@ -164,13 +158,11 @@ class Costs:
 
 def lenient(request: Request, visitor: Visitor) -> tuple[Asked, str]:
     """What cannot be understood is the usual time, with the problem."""
-    today = now_us() // DAY_US
+    today, everybody = now_us() // DAY_US, "all" in request.query_params and visitor.reads_all
     try:
         return asked_of(request.query_params, today, visitor), ""
     except BadInput as error:
-        return Asked(today - USUAL + 1, today, USUAL, "role", "all" in request.query_params and visitor.reads_all), str(
-            error
-        )
+        return Asked(today - USUAL + 1, today, USUAL, "role", everybody), str(error)
 
 
 def asked_of(query: QueryParams, today: int, visitor: Visitor) -> Asked:

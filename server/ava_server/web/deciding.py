@@ -28,7 +28,7 @@ from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import parse_id
 from ava_server.service.decide import decide, refuse_changed
 from ava_server.service.service import Service
-from ava_server.web.context import PageContext, found_or_404, go_to, reader_of, signed_in, visitor_of
+from ava_server.web.context import PagePart, found_or_404, go_to, reader_of, signed_in, visitor_of
 from ava_server.web.requests import Form, read_form
 from ava_server.web.site import Visitor
 from ava_server.web.webauthn import Subject
@@ -47,11 +47,8 @@ MOST_TOGETHER = 20
 _AMOUNT = re.compile(r"[0-9]{1,9}([.,][0-9]{1,9})?")
 
 
-class Deciding:
+class Deciding(PagePart):
     """The pages and forms of decisions."""
-
-    def __init__(self, context: PageContext) -> None:
-        self._context = context
 
     def routes(self) -> list[Route]:
         return [

@@ -24,7 +24,7 @@ from ava_audit.view import View
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import AGENT, parse_id
 from ava_server.render.entries import BOOKKEEPING, EVENT_NAMES, is_trouble, names_of, what_happened
-from ava_server.web.context import NotFound, PageContext, number_in, page, reader_of
+from ava_server.web.context import NotFound, PagePart, number_in, page, reader_of
 from ava_server.web.site import Visitor
 
 AT_ONCE = 100
@@ -78,18 +78,11 @@ class Row:
     inside: list[Row] = field(default_factory=list["Row"])
 
 
-class Events:
+class Events(PagePart):
     """The log."""
 
-    def __init__(self, context: PageContext) -> None:
-        self._context = context
-
     def routes(self) -> list[Route]:
-        return [
-            Route("/events", self.show, methods=["GET"]),
-            Route("/events/news", self.news, methods=["GET"]),
-            Route("/events/{seq}", self.one, methods=["GET"]),
-        ]
+        return [Route("/events", self.show), Route("/events/news", self.news), Route("/events/{seq}", self.one)]
 
     async def show(self, request: Request) -> Response:
         visitor = reader_of(request)

@@ -11,7 +11,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -38,27 +38,23 @@ ENDED = "Your session has ended. Sign in and try again."
 DONE = {"added": "The passkey is added. Approvals take it from now on.", "removed": "The passkey is removed."}
 
 
-class _Form(BaseModel):
+class _Form(BaseModel, extra="forbid", strict=True):
     """A form that is about to be sent, as the script has it."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     path: str = Field(max_length=500)
     fields: list[tuple[str, str]] = Field(max_length=400, strict=False)
 
 
-class _NewPasskey(BaseModel):
+class _NewPasskey(BaseModel, extra="forbid", strict=True):
     """What the form for a new passkey says."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str = ""
     code: str = ""
     pin: str = ""
 
 
-class _Nothing(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _Nothing(BaseModel, extra="forbid"):
+    pass
 
 
 def _as_json(

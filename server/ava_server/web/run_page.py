@@ -34,7 +34,7 @@ from ava_server.runs.costs import Costs, costs_of
 from ava_server.runs.extension_answer import WaitingExtension, waiting_extension
 from ava_server.service.artifacts import RunFiles
 from ava_server.service.records import changes_in, diff_of, run_record
-from ava_server.web.context import NotFound, PageContext, found_or_404, go_to, number_in, page, reader_of
+from ava_server.web.context import NotFound, PagePart, found_or_404, go_to, number_in, page, reader_of
 from ava_server.web.deciding import DONE
 from ava_server.web.requests import HEADERS
 from ava_server.web.site import Visitor
@@ -44,11 +44,8 @@ FIRST_ENTRIES = 40
 """Among so many of a run's first entries are its proposal and the decision on it."""
 
 
-class RunPage:
+class RunPage(PagePart):
     """The page of a run, and its parts that htmx fetches again."""
-
-    def __init__(self, context: PageContext) -> None:
-        self._context = context
 
     def routes(self) -> list[Route]:
         return [
@@ -231,11 +228,8 @@ _PARTS = {
 _OF_MONEY, _OF_CAPS = ("CostReserved", "CostUpdate"), ("SpawnProposed", "SpawnDecided")
 
 
-class RunDetails:
+class RunDetails(PagePart):
     """The pages of a run's long texts."""
-
-    def __init__(self, context: PageContext) -> None:
-        self._context = context
 
     def routes(self) -> list[Route]:
         return [
@@ -262,7 +256,8 @@ class RunDetails:
         known = next((file for file in result.artifacts if file.get("name") == name), None) if result else None
         if known is None:
             raise NotFound("the run has delivered no file of this name")
-        data = await anyio.to_thread.run_sync(self._read, run, known)
+        files = RunFiles(self._context.runtime.settings.paths.artifacts / run.id, run.id, self._context.store.blobs)
+        data = await anyio.to_thread.run_sync(files.read, known)
         if "download" in request.query_params:
             saved = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}"}
             return Response(data, headers={**HEADERS, **saved, "Content-Type": "application/octet-stream"})
@@ -271,10 +266,6 @@ class RunDetails:
         except UnicodeDecodeError:
             text = ""
         return self._text(request, run, name, text, download=f"{quote(name)}?download")
-
-    def _read(self, run: RunRow, file: Mapping[str, Any]) -> bytes:
-        folder = self._context.runtime.settings.paths.artifacts / run.id
-        return RunFiles(folder, run.id, self._context.store.blobs).read(file)
 
     def _text(self, request: Request, run: RunRow, title: str, text: str, download: str = "") -> Response:
         values = {"row": run, "title": title, "text": text[:MOST_CHARS], "left": max(len(text) - MOST_CHARS, 0)}

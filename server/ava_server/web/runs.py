@@ -21,7 +21,7 @@ from ava_server.approval.proposals import Pending, pending_proposals
 from ava_server.render.run_view import RunView, view_run
 from ava_server.service.current import Budget
 from ava_server.service.records import current_runs
-from ava_server.web.context import PageContext, found_or_404, number_in, reader_of
+from ava_server.web.context import PagePart, found_or_404, number_in, reader_of
 from ava_server.web.run_page import RunDetails, RunPage
 from ava_server.web.site import Visitor
 
@@ -59,11 +59,8 @@ class Found:
     next: str = ""
 
 
-class Runs:
+class Runs(PagePart):
     """The list of runs, and the pages of each."""
-
-    def __init__(self, context: PageContext) -> None:
-        self._context = context
 
     def routes(self) -> list[Route]:
         listed = Route("/subagents", found_or_404(self.listed), methods=["GET"])
@@ -188,11 +185,8 @@ class Now:
         return [run for run in self.runs if run.row.ended]
 
 
-class Overview:
+class Overview(PagePart):
     """The first page."""
-
-    def __init__(self, context: PageContext) -> None:
-        self._context = context
 
     def routes(self) -> list[Route]:
         return [Route("/", self.show, methods=["GET"])]

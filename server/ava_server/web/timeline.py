@@ -226,13 +226,9 @@ def _cut(items: Iterable[Item]) -> None:
 
 ERASED = "The content was erased."
 FOLDED = (
-    events.AgentRequest,
-    events.CostReserved,
-    events.RunClaimed,
-    events.RunStarted,
-    events.SubagentSpawn,
+    events.AgentRequest, events.CostReserved, events.RunClaimed, events.RunStarted, events.SubagentSpawn,
     events.SpawnProposed,
-)
+)  # fmt: skip
 """Bookkeeping: its row is folded."""
 _MESSAGES: Mapping[str, str] = {
     "task": "Task",
@@ -285,10 +281,7 @@ def _is_bookkeeping(entry: Entry, fact: events.Fact) -> bool:
 def _work(fact: events.Fact) -> Shown | None:
     match fact:
         case events.CostUpdate():
-            booked = {"billed": "", "not_billed": ", not billed", "unknown": ", booked at the worst case"}
-            again = f", attempt {fact.attempt}" if fact.attempt > 1 else ""
-            over = ", more than was reserved" if fact.overrun else ""
-            return Shown("step", f"Turn {fact.turn}{again}{booked[fact.settlement]}{over}", failed=fact.overrun)
+            return _cost(fact)
         case events.AssistantMessage():
             return Shown("say", "Answer of the model", fact.text)
         case events.ExtendedThinking():
@@ -310,6 +303,13 @@ def _work(fact: events.Fact) -> Shown | None:
             return Shown("result", f"Check {fact.number} of the work {how}", fact.verify.output, failed)
         case _:
             return None
+
+
+def _cost(fact: events.CostUpdate) -> Shown:
+    booked = {"billed": "", "not_billed": ", not billed", "unknown": ", booked at the worst case"}
+    again = f", attempt {fact.attempt}" if fact.attempt > 1 else ""
+    over = ", more than was reserved" if fact.overrun else ""
+    return Shown("step", f"Turn {fact.turn}{again}{booked[fact.settlement]}{over}", failed=fact.overrun)
 
 
 _NOTES = {

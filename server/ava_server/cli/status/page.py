@@ -142,24 +142,26 @@ class Page:
         return max(len(run.state) for run in self.overview.runs)
 
     def _full(self, run: RunView) -> Iterator[Text]:
-        """Yield all that there is to say of a run."""
         row = run.row
         ended = f", ended {clock(row.ended_us)}" if row.ended_us is not None else ""
         yield self._head(run, f", in {row.group_id}" if row.group_id else "")
         yield joined(f"  asked {clock(row.created_us)}{ended}: {run.task}")
-        if run.state in (WAITING, EXPIRED):
-            yield joined(f"  {row.pending_id}, {terms(run)}")
-            if self.can_decide(run):
-                ends = ", or " if self.command == "ava" else "\n  "
-                choices = (f"{self.command} {decide} {row.pending_id}" for decide in ("approve", "reject"))
-                for line in ends.join(choices).splitlines():
-                    yield Text(f"  {line.strip()}", overflow="ignore")  # cut, it could not be pasted
-            return
+        yield from self._proposal(run) if run.state in (WAITING, EXPIRED) else self._started(run)
+
+    def _proposal(self, run: RunView) -> Iterator[Text]:
+        yield joined(f"  {run.row.pending_id}, {terms(run)}")
+        if self.can_decide(run):
+            ends = ", or " if self.command == "ava" else "\n  "
+            choices = (f"{self.command} {decide} {run.row.pending_id}" for decide in ("approve", "reject"))
+            for line in ends.join(choices).splitlines():
+                yield Text(f"  {line.strip()}", overflow="ignore")  # cut, it could not be pasted
+
+    def _started(self, run: RunView) -> Iterator[Text]:
         if run.activity:
             yield joined(f"  {run.activity}")
-        if row.ended and row.started_us is not None and run.caps:
+        if run.row.ended and run.row.started_us is not None and run.caps:
             yield joined("  " + " · ".join(cap_text(cap) for cap in run.caps))
-        elif not row.ended and run.state != "queued":
+        elif not run.row.ended and run.state != "queued":
             yield from self.bars(run.caps)
         words = run.wait.for_people() if run.wait is not None else why_ended(run)
         if run.wait is not None and run.wait.question is not None:
