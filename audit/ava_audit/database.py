@@ -57,10 +57,12 @@ class Database(Protocol):
     @property
     def in_transaction(self) -> bool:
         """Whether a transaction is open that can still be committed."""
+        ...
 
     @property
     def lost(self) -> bool:
         """Whether the connection is gone or spent: the next transaction needs another."""
+        ...
 
     def execute(self, sql: str, values: Values = (), /) -> Rows: ...
 
@@ -68,18 +70,22 @@ class Database(Protocol):
 
     def stream(self, sql: str, values: Values = (), /) -> Iterable[Any]:
         """Yield the rows of a SELECT in portions, because all of them may not fit into memory."""
+        ...
 
     def begin_read(self) -> None:
         """Begin a transaction that sees one state of the log."""
+        ...
 
     def begin_write(self, ask: Callable[[], None] | None = None, /) -> None:
         """Begin a transaction that writes. Raises Busy: try again; LogMoved: it is another log than before.
 
         `ask` asks for rows that will be read, and is called where they can come with the answer.
         """
+        ...
 
     def begin_bulk(self) -> None:
         """Begin a transaction that writes much and reads much of what it wrote. Raises Busy: as for `begin_write`."""
+        ...
 
     def commit(self, head: tuple[int, bytes] | None = None, /) -> None:
         """Commit; `head` is the newest entry's `seq` and hash, if any was appended.
@@ -87,36 +93,46 @@ class Database(Protocol):
         Raises Busy: the connection was lost, and nothing was written; OutcomeUnknown: it was lost during the
         commit.
         """
+        ...
 
     def rollback(self) -> None:
         """End the transaction without writing; errors do not matter."""
+        ...
 
     def schema_version(self) -> int:
         """Return the schema's version, 0 for an empty database."""
+        ...
 
     def newest_entry(self) -> tuple[int, bytes] | None:
         """Return the `seq` and hash of the newest entry, None in an empty log."""
+        ...
 
     def data_version(self) -> object:
         """Return a value that changes when another connection has changed a projection."""
+        ...
 
     def sizes(self) -> dict[str, int]:
         """Return bytes on the disk: of the `database`, and of its `write_ahead_log` if that is its own."""
+        ...
 
     def empty_log(self, rewrite: bool, /) -> bool:
         """Move the write-ahead log into the database; False if a reader still needs a part of it.
 
         With `rewrite`, first rewrite the tables, so that no page keeps bytes of deleted rows.
         """
+        ...
 
     def accept_any_text(self) -> bool:
         """Return invalid text with surrogates from now on; False if that changes nothing."""
+        ...
 
     def stop_at(self, time_s: float | None, /) -> None:
         """Stop statements that still run at this time of the monotonic clock; None: let them run."""
+        ...
 
     def interrupt(self) -> None:
         """Stop the running statement, from another thread and without waiting."""
+        ...
 
     def close(self) -> None: ...
 
@@ -126,12 +142,14 @@ class Database(Protocol):
 
     def forget_words(self, row: IndexRow, /) -> None:
         """Remove the text of a row from the index, which was added as it is given; the filters stay."""
+        ...
 
     def merge_words(self, pages: int, /) -> bool:
         """Remove what is left of forgotten words in the index; False if nothing is left.
 
         `pages` is about how many to write; a negative number starts it, a positive one continues it.
         """
+        ...
 
     def words_condition(self, query: IndexQuery, near: tuple[int, int] | None = None, /) -> tuple[str, list[object]]:
         """Return the SQL condition on `words` for a query, and its values.
@@ -139,14 +157,17 @@ class Database(Protocol):
         With `near`, the index need not find entries outside of this range (after the first `seq`, up to the
         second).
         """
+        ...
 
     @property
     def words_key(self) -> str:
         """The column of `words` that is an entry's `seq`."""
+        ...
 
     @property
     def words_in_order(self) -> bool:
         """Whether the text index finds entries in the order of the log, so that the first ones cost little."""
+        ...
 
 
 class Busy(Exception):

@@ -61,6 +61,7 @@ class State(Protocol):
     @property
     def runs(self) -> Rows[RunRow]:
         """One row for each run, from its proposal on."""
+        ...
 
     @property
     def groups(self) -> Rows[GroupRow]: ...

@@ -472,6 +472,7 @@ class Readable(Protocol):
 
     async def read(self, query: Query[T], /, *, within_s: float | None = None, short: bool = False) -> T:
         """Run a query on one consistent state, as `Store.read`. Raises StoreUnavailable."""
+        ...
 
 
 def append(*events: Event) -> Command[None]:

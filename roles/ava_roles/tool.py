@@ -153,9 +153,11 @@ class Tool(Protocol):
 
     def activity(self, args: Any) -> str:
         """Return what a call with these (validated) arguments does, e.g. `Reading example.org`."""
+        ...
 
     async def __call__(self, args: Any, at: ToolContext) -> ToolOutput:
         """Do the work. Raises ToolFailed: it failed; the text tells the model what happened and what it can do."""
+        ...
 
 
 @cache

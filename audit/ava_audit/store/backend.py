@@ -67,24 +67,30 @@ class Membership(Protocol):
 
     def announce(self, address: str) -> None:
         """Say where this process answers others; empty takes it back. *Blocking*. Raises StoreUnavailable, OSError."""
+        ...
 
     def show(self, activities: Mapping[str, str], /) -> None:
         """Show the others what its runs are doing, in place of what it showed before. Blocking, for a moment.
 
         Repeat it before `SHOWN_S` is over. Where it cannot be written, nothing is shown, and nothing else happens.
         """
+        ...
 
     def holds(self) -> bool:
         """Tell whether others see that it lives; takes a few microseconds."""
+        ...
 
     def renew(self) -> None:
         """Let others see that it lives; not after `release`. Blocking. Raises StoreUnavailable: they cannot."""
+        ...
 
     def release(self) -> None:
         """Let others see at once that it owns nothing any more. Blocking, for a moment."""
+        ...
 
     def remove(self) -> None:
         """Release it, and remove what it has left. Blocking, for a moment."""
+        ...
 
 
 class Instances(Protocol):
@@ -92,30 +98,39 @@ class Instances(Protocol):
 
     def join(self, announcement: Announcement = UNANNOUNCED, /) -> Membership:
         """Become an instance. Blocking. Raises StoreUnavailable; OSError: the lock file cannot be made."""
+        ...
 
     async def keep(self, membership: Membership, /) -> None:
         """Show that this process lives, until cancelled. A failure is logged once."""
+        ...
 
     def alive(self, name: str) -> bool:
         """Tell whether an instance lives; unknown counts as yes. Blocking, for a moment."""
+        ...
 
     def address_of(self, name: str) -> str | None:
         """Return where a live instance answers; None if it is dead, or answers nobody. Blocking, for a moment."""
+        ...
 
     def any_alive(self) -> bool:
         """Tell whether any instance lives. Blocking, for a moment."""
+        ...
 
     def live(self) -> list[LiveInstance]:
         """Return the live instances that announce themselves. Blocking, for a moment. Raises StoreUnavailable."""
+        ...
 
     def activities(self) -> Activities:
         """Return what runs are doing: untrusted lines for a person to read. Blocking, for a moment."""
+        ...
 
     def remove_dead(self, keep: frozenset[str]) -> None:
         """Remove what dead instances have left, but not the files of those in `keep`, which a claim names. Blocking."""
+        ...
 
     def close(self) -> None:
         """Close what it has opened to look at others. Blocking, for a moment."""
+        ...
 
 
 Use = Literal["input", "result", "artifact"]
@@ -137,20 +152,25 @@ class Blobs(Protocol):
 
         Raises BlobRefused: the file changes while it is read; StoreUnavailable; OSError: it cannot be read.
         """
+        ...
 
     def fetch(self, blob: Blob, run_id: str, path: Path) -> None:
         """Write a run's blob to a new file. Raises BlobRefused: missing or changed; StoreUnavailable; OSError."""
+        ...
 
     def read(self, blob: Blob, run_id: str) -> bytes:
         """Raises BlobRefused: it is missing or was changed; StoreUnavailable."""
+        ...
 
     def has(self, run_id: str, use: Use) -> bool: ...
 
     def release(self, runs: Sequence[str], use: Use | None = None) -> None:
         """Forget that runs use blobs, and remove those that no run uses."""
+        ...
 
     def sweep(self, now_us: int) -> None:
         """Remove the inputs of ended runs and expired proposals, and what belongs to proposals that were never made."""
+        ...
 
 
 class Documents(Protocol):
@@ -158,9 +178,11 @@ class Documents(Protocol):
 
     def newer(self, known: Mapping[str, int]) -> dict[str, tuple[int, str]]:
         """Return the version and text of each document whose version is not the known one. Raises StoreUnavailable."""
+        ...
 
     def take_over(self, texts: Mapping[str, str]) -> bool:
         """Store the first texts of all documents, and tell whether there were none yet. Raises StoreUnavailable."""
+        ...
 
     def changed_text(self, name: str) -> str | None:
         """Return the text of a document that this thread is changing; None if it is not."""
@@ -171,6 +193,7 @@ class Documents(Protocol):
         Raises what `edit` raises, which leaves the document alone; StoreUnavailable: another process changes it, or it
         cannot be written; OutcomeUnknown: it may have been written.
         """
+        ...
 
     def close(self) -> None: ...
 
@@ -189,6 +212,7 @@ class Backend(Protocol):
         Raises SchemaNewer: a newer program has migrated it; DataRootRefused: this data root cannot have its log there;
         StoreUnavailable: it cannot be opened.
         """
+        ...
 
     def connect(self, *, readonly: bool = False) -> Database: ...
 
@@ -197,38 +221,49 @@ class Backend(Protocol):
 
         Raises StoreUnavailable: there is no log, or its schema is older; SchemaNewer: a newer program has migrated it.
         """
+        ...
 
     def is_damage(self, error: Exception) -> bool:
         """Tell whether an error reports wrong bytes, and not that the database is unavailable right now."""
+        ...
 
     def schema_changes(self, db: Database) -> dict[tuple[str, str], str]:
         """Return what was `removed`, `changed` or `added`, by kind and name, since the schema was made."""
+        ...
 
     def documents(self) -> Documents | None:
         """None where they are files."""
 
     def turn(self) -> AbstractContextManager[None]:
         """Wait until this process may write, and hold its turn."""
+        ...
 
     def check_location(self) -> None:
         """Raise LogMoved if the log is not where it was opened any more; takes a few microseconds."""
+        ...
 
     def instances(self, folder: Path, lease_s: float = LEASE_S) -> Instances:
         """Return the live processes on the log; `folder` has this machine's lock files, which need no `lease_s`."""
+        ...
 
     def maintaining(self) -> AbstractAsyncContextManager[None]:
         """Wait until no other machine maintains this log, and keep it so; on this machine, a lock file does that."""
+        ...
 
     def translate_error(self, error: BaseException) -> BaseException:
         """Turn a driver's error of a write into one that says what to do; others stay."""
+        ...
 
     def advice(self, error: Exception) -> str:
         """Return what to do about a driver's error of a read."""
+        ...
 
     def heads(self, db: Database) -> AsyncGenerator[int | None]:
         """Yield the newest `seq` whenever it may have changed, and None from time to time. It closes `db`."""
+        ...
 
     def blobs(self) -> Blobs | None:
         """None if they are in the data root alone."""
+        ...
 
     def close(self) -> None: ...

@@ -52,12 +52,15 @@ class CommandWorkspace(Protocol):
 
     async def ready(self) -> tuple[CommandSandbox, bool]:
         """Make the working folder at the first call; return what commands get, and whether it is new."""
+        ...
 
     async def renew(self) -> str:
         """Free the disk after commands wrote too much; return a sentence for the model on the next command's folder."""
+        ...
 
     async def after_command(self) -> str:
         """Undo what a command must not change; return a sentence on it for the model, or nothing."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -118,12 +118,15 @@ class Sandbox(Protocol):
     @property
     def mounts(self) -> bool:
         """Whether a command sees its binds at their targets; otherwise its words are translated."""
+        ...
 
     async def run(self, command: Command) -> Finished:
         """Run a command to its end. A cancellation waits until its processes are gone. Raises ToolFailed."""
+        ...
 
     def start(self, command: Command) -> AbstractAsyncContextManager[Pipes]:
         """Run a command with open pipes; leaving waits until its processes are gone. Raises ToolFailed on entering."""
+        ...
 
 
 @dataclass(frozen=True)

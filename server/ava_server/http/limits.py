@@ -133,9 +133,11 @@ class ConnectionInfo(Protocol):
     @property
     def keeps_up(self) -> bool:
         """Whether its client reads what it gets, so that sending does not wait."""
+        ...
 
     async def send_whole(self, send: Send, start: Message, body: Message) -> None:
         """Send the head of an answer and its body in one piece, to a client that keeps up."""
+        ...
 
 
 @dataclass(eq=False)

@@ -144,10 +144,12 @@ class Stream(Protocol):
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         """Yield the deltas as they arrive; raises ModelError when the stream breaks."""
+        ...
 
     @property
     def completion(self) -> Completion:
         """The complete answer; only after the iteration has ended by itself."""
+        ...
 
 
 SendCheck = Callable[[], Awaitable[None]]
@@ -164,14 +166,17 @@ class Model(Protocol):
     @property
     def name(self) -> str:
         """`provider:id`, as the log has it."""
+        ...
 
     def encode(self, request: Request) -> bytes:
         """Return the request's body, byte for byte as `stream` sends it; a pure function."""
+        ...
 
     def may_think(self, turns: Sequence[Turn]) -> bool: ...
 
     def bound(self, request: Request, known: ReportedUsage | None) -> Bound:
         """Return an upper bound of what the call can use."""
+        ...
 
     def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> Mapping[str, Any]: ...
 
@@ -181,3 +186,4 @@ class Model(Protocol):
         A cancellation before anything was sent has the note `NOT_SENT`. Raises AuditError: `check` has raised it, and
         nothing was sent; ModelError: no complete answer came, and the attempt may have been billed.
         """
+        ...
