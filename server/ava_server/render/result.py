@@ -76,7 +76,7 @@ class Result:
 
 
 def result_of(run: RunAnswer) -> Result | None:
-    """None: there is none yet, or it was erased."""
+    """Return a result; None where there is none yet, or it was erased."""
     result = run.untrusted_result
     if result is None:
         return None
@@ -85,7 +85,7 @@ def result_of(run: RunAnswer) -> Result | None:
 
     findings, sources = _apart(findings_of(run, result.findings))
     own = result.output is not None and result.output != result.summary
-    coded = run.changes or {}
+    coded: dict[str, Any] = run.changes or {}
     return Result(
         ended="" if run.state == "success" else run.stop_reason or "no reason is known",
         whole=run.state in WHOLE,
