@@ -199,7 +199,7 @@ def next_index_rows(view: View) -> tuple[int, set[int], list[IndexRow], bool]:
 
 
 async def _checkpoint_wal(store: Store) -> None:
-    """Empty the write-ahead log when it has grown, and when nobody has written to it for a while: its file tells."""
+    """Empty the write-ahead log when it has grown, and when nobody has written to it for a while, as its file tells."""
 
     async def look() -> tuple[int, float]:
         return await anyio.to_thread.run_sync(size_and_time, store.wal)

@@ -308,7 +308,7 @@ class PostgresDatabase:
         return 0 if row is None else int(row[0])
 
     def newest_entry(self) -> tuple[int, bytes] | None:
-        """As it was when the transaction began."""
+        """Return the newest entry as it was when the transaction began."""
         if self._pipeline is not None:
             return self._newest
         row: tuple[int, bytes] | None = self.execute(NEWEST_ENTRY).fetchone()

@@ -232,7 +232,7 @@ class Backend(Protocol):
         ...
 
     def documents(self) -> Documents | None:
-        """None where they are files."""
+        """Return None where they are files."""
 
     def turn(self) -> AbstractContextManager[None]:
         """Wait until this process may write, and hold its turn."""
@@ -263,7 +263,7 @@ class Backend(Protocol):
         ...
 
     def blobs(self) -> Blobs | None:
-        """None if they are in the data root alone."""
+        """Return None if they are in the data root alone."""
         ...
 
     def close(self) -> None: ...

@@ -341,7 +341,7 @@ class Store:
 
     @property
     def head(self) -> int:
-        """The newest that this process knows."""
+        """Return the newest `seq` that this process knows."""
         return self._head
 
     async def wait_for_entry_after(self, seq: int) -> int:

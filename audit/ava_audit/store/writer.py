@@ -374,4 +374,4 @@ def _runs_of(batch: list[Job]) -> set[str]:
 
 
 def _flush_live_only(_db: Database) -> None:
-    """The pending live activities are written with every transaction."""
+    """Do nothing: the pending live activities are written with every transaction."""

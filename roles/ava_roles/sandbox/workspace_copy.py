@@ -205,7 +205,7 @@ class _Copy:
                     self.report.left_out["links whose place is taken by something else"] += 1
 
     def _copy_file(self, name: str, most: int) -> None:
-        """One that grows meanwhile is cut."""
+        """Copy a regular file; one that grows meanwhile is cut."""
         with self.root.open_file(name) as source:
             found = os.fstat(source)
             if found.st_size > most:

@@ -219,7 +219,7 @@ class WorktreeSandbox:
             return await run_sync(self._session.prepared.trees.undo_outside, check_cancelled, abandon_on_cancel=False)
 
     def close(self) -> None:
-        """The worktree outlives its commands."""
+        """Do nothing: the worktree outlives its commands."""
 
 
 def publish_leftover(spec: WorktreeSpec, path: Path, home: Path, message: str) -> Branch | None:

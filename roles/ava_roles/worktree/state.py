@@ -59,7 +59,7 @@ class WorktreeFolder:
         return (self._lock,)
 
     def load(self) -> WorktreeRecord | None:
-        """None if the trees were never completed."""
+        """Return None if the trees were never completed."""
         try:
             values = json.loads((self.path / "kept.json").read_text("utf-8", "surrogateescape"))
             names = {name: tuple(map(str, values.pop(name))) for name in ("beside", "dependencies")}

@@ -135,7 +135,7 @@ def _addresses(root: DataRoot) -> dict[str, str]:
 
 
 def _configured_providers(root: DataRoot) -> frozenset[str]:
-    """By the names under which keys are stored."""
+    """Return providers by the names under which keys are stored."""
     return frozenset(provider_name(name) for name in read_settings(root).providers)
 
 

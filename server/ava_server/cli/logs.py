@@ -227,7 +227,7 @@ def _query(
     session: list[str] | None,
     **more: Any,
 ) -> LogQuery:
-    """What else a query has is `more`. Raises BadInput: an option cannot be understood; it is named."""
+    """Return a query; `more` is what else it has. Raises BadInput: names an option that cannot be understood."""
     from ava_audit.search import LogQuery
     from ava_audit.text_index import type_filter
 

@@ -56,7 +56,7 @@ def asked_lines(run: RunRow, texts: Texts | None, utc: bool, width: int | None) 
 
 
 def _block(title: str, text: str, width: int | None) -> list[str]:
-    """One line where the text is short and the terminal does not wrap it."""
+    """Return one line where the text is short and the terminal does not wrap it."""
     lines = text.strip().splitlines() or [""]
     line = f"{title}: {lines[0].expandtabs(4)}"
     if len(lines) == 1 and len(lines[0]) <= 100 and (width is None or cells(line) <= width):

@@ -290,5 +290,5 @@ def names_run(given: str, one: PendingExtension) -> bool:
 
 
 def _named(waiting: list[PendingExtension], ids: list[str]) -> list[PendingExtension]:
-    """Without ids, all of them."""
+    """Return all of them without ids."""
     return [one for one in waiting if not ids or any(names_run(given, one) for given in ids)]

@@ -70,7 +70,7 @@ def heading(place: Place) -> None:
 
 
 def named_root(root: DataRoot) -> str:
-    """Empty for the default one, without -v."""
+    """Return empty text for the default one, without -v."""
     return str(root.path) if VERBOSE.get() or root != default_data_root() else ""
 
 
@@ -368,7 +368,7 @@ class Progress:
 
     @property
     def width(self) -> int | None:
-        """None if a line may have any length."""
+        """Return None if a line may have any length."""
         return columns(self._stream) - 1 if self._in_place else None
 
     @property

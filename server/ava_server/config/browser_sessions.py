@@ -136,7 +136,7 @@ class BrowserSessions:
         return found if found is not None and found.kind == "session" and found.is_valid else None
 
     def current(self, hashed: str) -> BrowserSession | None:
-        """None: it has ended. Raises ConfigError: the file cannot be read."""
+        """Return None if it has ended. Raises ConfigError: the file cannot be read."""
         found = self._watched.current().get(hashed)
         return found if found is not None and found.kind == "session" and found.is_valid else None
 

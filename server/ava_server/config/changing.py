@@ -102,7 +102,7 @@ def change_settings(path: Path, changes: Mapping[Place, Any]) -> list[Any]:
 
 
 def change_document(text: str, changes: Mapping[Place, Any], path: Path) -> tuple[str, list[Any]]:
-    """As `change_settings`, of a text; `path` is for errors."""
+    """Do what `change_settings` does, in a text; `path` is for errors."""
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
 

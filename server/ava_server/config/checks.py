@@ -71,7 +71,7 @@ def holds(tables: object, place: Place) -> bool:
 
 
 def parse_setting_name(name: str) -> Place | None:
-    """None: TOML does not allow the key."""
+    """Return None if TOML does not allow the key."""
     if not _NAME.fullmatch(name.strip()):
         return None
     try:
@@ -125,7 +125,7 @@ def _variable_path(rest: str) -> Place | None:
 
 
 def _refuse_unfilled(given: str) -> None:
-    """The folder would be ignored as one that does not exist."""
+    """Refuse a folder with a placeholder: it would be ignored as one that does not exist."""
     placeholder = placeholder_in(given)
     if placeholder:
         raise ConfigError(
@@ -303,7 +303,7 @@ def explained(
 
 
 def fields_at(model: type[BaseModel], path: Place) -> list[str]:
-    """None where the place has a value."""
+    """Return no fields where the place has a value."""
     current: Any = model
     for part in path:
         if isinstance(current, type) and issubclass(current, BaseModel):

@@ -117,7 +117,7 @@ def set_key(provider: str, value: str, keys_file: Path) -> None:
 
 
 def remove_key(provider: str, keys_file: Path) -> bool:
-    """False: there was none. Raises BadInput: an invalid name; ConfigError: unusable file."""
+    """Return False if there was none. Raises BadInput: an invalid name; ConfigError: an unusable file."""
     return _file(keys_file).remove(provider_name(provider), lambda: read_keys(keys_file)) is not None
 
 
@@ -187,7 +187,7 @@ def _from_environment(provider: str, env: Mapping[str, str], address: str | None
 
 
 def read_keys(path: Path) -> dict[str, Key]:
-    """None without a file. Raises ConfigError: it cannot be used."""
+    """Return no keys without a file. Raises ConfigError: it cannot be used."""
     keys: dict[str, Key] = {}
     file = _file(path)
     for name, value in file.entries().items():
@@ -202,7 +202,7 @@ def _file(path: Path) -> PrivateFile:
 
 
 def _copied_too_much(value: str) -> str | None:
-    """Without showing either."""
+    """Say what is wrong without showing either."""
     if _VARIABLE.match(value):
         return "it begins with the name of a variable, as in a file of variables"
     if value[:1] in _QUOTES or value[-1:] in _QUOTES:
@@ -211,7 +211,7 @@ def _copied_too_much(value: str) -> str | None:
 
 
 def _fault(value: str) -> str | None:
-    """Without showing the value."""
+    """Say what is wrong without showing the value."""
     if len(value) < SHORTEST:
         return f"it has fewer than {SHORTEST} characters"
     if any(char.isspace() for char in value):

@@ -31,7 +31,7 @@ def note_name(given: str) -> str:
 
 
 def text_of(data: bytes) -> str:
-    """With Unix line ends. Raises BadInput: it is too long, or not UTF-8 text."""
+    """Return text with Unix line ends. Raises BadInput: it is too long, or not UTF-8 text."""
     if len(data) > NOTE_BYTES:
         raise BadInput(f"The text has more than {NOTE_BYTES:,} bytes. Put it into several notes, or shorten it.")
     try:

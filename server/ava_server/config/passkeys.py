@@ -66,7 +66,7 @@ class Passkeys:
         return sorted(self._watched.current().values(), key=lambda each: (each.user, each.name))
 
     def of(self, user: str, host: str | None = None) -> list[Passkey]:
-        """By default for all hosts."""
+        """Return those of a user, by default for all hosts."""
         return [each for each in self.all() if each.user == user and host in (None, each.host)]
 
     def check_new(self, user: str, name: str) -> None:
@@ -100,7 +100,7 @@ class Passkeys:
         self._file.change(self._read, edit)
 
     def remove(self, user: str, name: str) -> Passkey | None:
-        """None: there is none of this name."""
+        """Return None if there is none of this name."""
         found = next((each for each in self.of(user) if each.name == name), None)
         return None if found is None else self._file.remove(found.id, self._read)
 

@@ -203,7 +203,7 @@ def checkout_here() -> Path | None:
 
 
 def places_here(root: DataRoot | None, settings: Settings | None) -> RolePlaces:
-    """Of this process's working folder, even with invalid settings. Blocking."""
+    """Return those of this process's working folder, even with invalid settings. Blocking."""
     try:
         home = Path.home()
     except RuntimeError:  # the system does not know this user

@@ -72,7 +72,7 @@ def hosts_of(given: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_secrets(path: Path) -> dict[str, Secret]:
-    """None without a file. Raises ConfigError: it cannot be used."""
+    """Return no secrets without a file. Raises ConfigError: it cannot be used."""
     return _file(path).read(_secret, "ava secret set")
 
 
@@ -100,7 +100,7 @@ def set_secret(name: str, value: str, hosts: Sequence[str] | None, path: Path) -
 
 
 def remove_secret(name: str, path: Path) -> bool:
-    """False: there was none. Raises BadInput: the name is invalid; ConfigError: the file is unusable."""
+    """Return False if there was none. Raises BadInput: an invalid name; ConfigError: an unusable file."""
     return _file(path).remove(secret_name(name), lambda: read_secrets(path)) is not None
 
 
@@ -118,7 +118,7 @@ def _secret(name: str, stored: object) -> Secret:
 
 
 def _fault(value: str) -> str | None:
-    """Without showing the value."""
+    """Say what is wrong without showing the value."""
     if len(value) < SHORTEST:
         return f"it has fewer than {SHORTEST} characters, and would be found in ordinary words"
     if len(value) > LONGEST:

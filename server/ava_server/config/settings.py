@@ -362,7 +362,7 @@ class Settings(Configured):
 
     @property
     def mirrors(self) -> bool:
-        """Not with Postgres, where each data root would write all of the mirror."""
+        """Tell whether there is a mirror: not with Postgres, where each data root would write all of it."""
         return self.mirror and not self.database_url
 
     @property

@@ -91,12 +91,12 @@ class Tokens:
         return any(not token.expired() for token in self._file.current().values())
 
     def find(self, given: str) -> Token | None:
-        """None: it is unknown, revoked or expired."""
+        """Return None if it is unknown, revoked or expired."""
         found = self.known(given)
         return self.known(given) if found is None and self._file.look_again() else found
 
     def known(self, given: str) -> Token | None:
-        """As `find`, without one that another server has made in this second.
+        """Do what `find` does, without a token that another server has made in this second.
 
         All hashes are compared, each in constant time, so the time says nothing about a stored token.
         """
@@ -119,7 +119,7 @@ class Tokens:
         return next(found, None)
 
     def holds_id(self, token_id: str) -> bool:
-        """Not if the file cannot be read. Blocking."""
+        """Tell whether there is a token of this id; False if the file cannot be read. Blocking."""
         return any(stored.id == token_id and not stored.expired() for stored in self._readable().values())
 
     def _readable(self) -> Mapping[str, Token]:
@@ -130,7 +130,7 @@ class Tokens:
 
 
 def read_tokens(path: Path) -> dict[str, Token]:
-    """None without a file. Blocking. Raises ConfigError: it cannot be used."""
+    """Return no tokens without a file. Blocking. Raises ConfigError: it cannot be used."""
     return _file(path).read(_token, "ava token create")
 
 

@@ -82,7 +82,7 @@ class WatchedUsers:
         self._files = [WatchedFile(path, lambda: root) for path in (root.config, root.shared_users)]
 
     def changed(self) -> dict[str, UserSettings] | None:
-        """None: their limits have not changed since the last call. Blocking. Raises ConfigError."""
+        """Return None if their limits have not changed since the last call. Blocking. Raises ConfigError."""
         if not any(each.is_changed for each in self._files):
             return None
         for each in self._files:

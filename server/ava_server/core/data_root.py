@@ -29,7 +29,7 @@ NOWHERE = Path(os.path.abspath(os.sep))  # noqa: PTH100 - the root, whatever the
 
 
 def working_folder() -> Path | None:
-    """None if it was removed."""
+    """Return None if it was removed."""
     try:
         return Path.cwd()
     except OSError:
@@ -37,7 +37,7 @@ def working_folder() -> Path | None:
 
 
 def home_folder() -> Path:
-    """The root for a user unknown to the system."""
+    """Return the root folder for a user unknown to the system."""
     return _home(os.environ.get("HOME"), os.environ.get("USERPROFILE"))
 
 

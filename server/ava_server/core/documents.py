@@ -162,7 +162,7 @@ class SharedDocument:
 
     @property
     def version(self) -> int:
-        """A number that changes with the text. Raises ConfigError: the database cannot be read."""
+        """Return a number that changes with the text. Raises ConfigError: the database cannot be read."""
         return self.documents.state(self.name)[0]
 
     def change(self, edit: Callable[[str], str]) -> None:
@@ -182,7 +182,7 @@ def shared_document(path: Path) -> SharedDocument | None:
 
 
 def documents_of(root: Path) -> SharedDocuments | None:
-    """None for files. Raises ConfigError: no valid address for the log."""
+    """Return None for files. Raises ConfigError: no valid address for the log."""
     from ava_audit.errors import AuditError
     from ava_audit.store.backend import MARK
     from ava_audit.store.location import backend_of, database_url

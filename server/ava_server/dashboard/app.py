@@ -346,7 +346,7 @@ class StatusApp(App[int]):
             self.fail(error)
 
     def _take(self, found: Overview) -> None:
-        """Of a log that could not be read or is gone, keep what it had before."""
+        """Keep what a log had before, if it cannot be read or is gone."""
         before = self._overview
         if found.trouble is None and found.log is None and before is not None and before.log is not None:
             gone = StoreUnavailable(f"there is no log in {self.reader.settings.data_root} any more")
@@ -416,7 +416,7 @@ def unknown(decision: DecisionQuestion) -> str:
 
 
 def _driver_class() -> type[Driver] | None:
-    """None: textual's own choice, where terminals are not POSIX."""
+    """Return None for textual's own choice, where terminals are not POSIX."""
     if sys.platform == "win32":
         return None
     from ava_server.dashboard.driver import TerminalDriver

@@ -127,7 +127,7 @@ class TextScreen(Screen[None]):
         return _wrapped(words, self.size.width, "bold red" if failed else "bold")
 
     def draw(self) -> None:
-        """Not while the terminal still reads what it was sent before."""
+        """Draw, unless the terminal still reads what it was sent before."""
         if not self.is_mounted or self.status.behind:
             return
         width = max(self.size.width - 1, 1)  # the scroll bar's

@@ -356,7 +356,7 @@ QUIET_TOOLS = ("spawn_subagent", "check_subagent", "read_ava_logs")
 
 
 def allowing(host: Host, name: str, config: Path, place: UserPlace) -> Change | None:
-    """None: there is no place for the rules. Raises ConfigError."""
+    """Return None if there is no place for the rules. Raises ConfigError."""
     if host.tool_rules is None:
         return None
     rules, file = host.tool_rules, _read(host.tool_rules, config, place)

@@ -71,14 +71,14 @@ COMMAND_LINE = "ava-command-line"
 
 @cache
 def known_clients() -> tuple[McpClient, ...]:
-    """At the end, those of which only the name is known."""
+    """Return the known clients, and last those of which only the name is known."""
     table = tomllib.loads(files("ava_server.hosts").joinpath("clients.toml").read_text(encoding="utf-8"))
     listed = (replace(UNKNOWN, title=title, names=(name,)) for name, title in table["listed"].items())
     return (*TypeAdapter(list[McpClient]).validate_python(table["client"]), *listed)
 
 
 def client_of(name: str | None, version: str | None = None) -> McpClient:
-    """Of an older version, only its name is known."""
+    """Return what is known of a client: of an older version, only its name."""
     return _client_of((name or "")[:_NAME_CHARS].lower(), (version or "")[:_NAME_CHARS])
 
 

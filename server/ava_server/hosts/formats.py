@@ -358,7 +358,7 @@ def named(path: Steps) -> str:
 
 
 def _plain(data: object) -> object:
-    """For a comparison: true is not 1, and an empty table equals a missing one."""
+    """Return a value for a comparison: true is not 1, and an empty table equals a missing one."""
     if isinstance(data, dict):
         members = {key: _plain(value) for key, value in cast("dict[str, object]", data).items()}
         return {key: value for key, value in members.items() if value != {}}

@@ -213,7 +213,7 @@ def _goose_entry(launch: Launch) -> dict[str, Any]:
 
 
 def _claude_settings(place: UserPlace, config: Path) -> Path:
-    """The person's own for the project of a `.mcp.json`, else the user's."""
+    """Return the person's own file for the project of a `.mcp.json`, else the user's."""
     if config.name == ".mcp.json":
         return config.parent / ".claude" / "settings.local.json"
     return place.folder("CLAUDE_CONFIG_DIR", place.home / ".claude") / "settings.json"

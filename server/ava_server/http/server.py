@@ -212,7 +212,7 @@ class _Paths:
             await error_response(404, there, error="not found")(scope, receive, send)
 
     def why_not_ready(self) -> str | None:
-        """Without a word on its users' work."""
+        """Return why it is not ready, without a word on its users' work."""
         return "it is stopping" if self._ending.asked.is_set() else self.why_not_serving()
 
     def why_not_serving(self) -> str | None:

@@ -219,7 +219,7 @@ class App:
 
     @property
     def runtime(self) -> Runtime:
-        """Only once the data root is open."""
+        """Return the runtime; there is one only once the data root is open."""
         assert self._runtime is not None
         return self._runtime
 

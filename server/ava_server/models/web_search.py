@@ -51,7 +51,7 @@ class ProviderSearch:
 
     @property
     def cost_micros(self) -> int:
-        """At most."""
+        """Return the most that it costs."""
         return reserve_micros(self.price, Bound(self.terms.prompt_tokens, self.terms.output_tokens))
 
 

@@ -258,7 +258,7 @@ def totals_line(sums: DecisionSums) -> str:
 
 
 def usd(micros: int) -> str:
-    """With all six decimals: `0.012345`."""
+    """Return dollars with all six decimals: `0.012345`."""
     return f"{micros // MICROS_PER_USD}.{micros % MICROS_PER_USD:06}"
 
 

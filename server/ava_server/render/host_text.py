@@ -92,7 +92,7 @@ def _about_result(run: RunAnswer) -> list[str]:
 
 
 def _unended(run: RunAnswer) -> list[str]:
-    """One fact a line."""
+    """Return one fact a line."""
     lines = [
         *([f"pending_id: {run.pending_id}   expires: {run.expires_at}"] if run.pending_id else ()),
         *_facts(("group_id", run.group_id or ""), ("task_id", UntrustedText(run.task_id or ""))),

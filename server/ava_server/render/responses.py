@@ -22,7 +22,7 @@ class Answer(BaseModel):
     notices: list[str] | None = Field(default=None, description="Runs that ended or wait.")
 
     def structured(self) -> dict[str, Any]:
-        """Without fields that are None."""
+        """Return the fields that are not None."""
         return self.model_dump(mode="json", exclude_none=True)
 
 

@@ -162,7 +162,7 @@ def _finding(finding: dict[str, Any], verdict: str) -> FindingView:
 
 
 def quotes_line(findings: Iterable[FindingView]) -> str:
-    """Empty without a quote."""
+    """Return empty text without a quote."""
     verdicts = Counter(one.verdict for one in findings if one.quote)
     words = {"found": "found ✓", "near": "nearly found ≈", "not_found": "NOT found ✗", "": "not looked for ?"}
     counts = ", ".join(f"{verdicts[verdict]} {each}" for verdict, each in words.items() if verdicts[verdict])

@@ -415,7 +415,7 @@ def cost_of(shown: RunView) -> str:
 
 
 def limits_of(shown: RunView) -> dict[str, float] | None:
-    """By the names of arguments; a free run has no cost cap."""
+    """Return limits by the names of arguments; a free run has no cost cap."""
     caps = zip((TIME, TURNS, TOOL_CALLS, TOKENS, COST), shown.caps, strict=False)  # a newer Ava's are not known
     return {cap.argument: cap.given(each.most) for cap, each in caps if cap is not COST or not shown.free} or None
 

@@ -208,7 +208,7 @@ class PagePart:
 
 
 def visitor_or_none(request: Request) -> Visitor | None:
-    """None: there is no session."""
+    """Return None without a session."""
     found: Visitor | None = request.scope.get(VISITOR)
     return found
 
@@ -222,7 +222,7 @@ def visitor_of(request: Request) -> Visitor:
 
 
 def reader_of(request: Request) -> Visitor:
-    """Of a request that shows runs. Raises SignedOut: no valid session; NotFound: the token may not read."""
+    """Return who reads. Raises SignedOut: no valid session; NotFound: the token may not read runs."""
     visitor = visitor_of(request)
     if not visitor.reads:
         raise NotFound("your token lacks the scope read, so there is nothing to see here")
@@ -325,7 +325,7 @@ def page(name: str, values: Mapping[str, Any], status: int = 200) -> Response:
 
 @cache
 def static_files() -> Mapping[str, tuple[bytes, str]]:
-    """By name, with the type: a name in a request is never a path, and is not kept."""
+    """Return files by name, with their type: a name in a request is never a path, and is not kept."""
     folder = resources.files("ava_server.web").joinpath("static")
     kinds = {each: TYPES.get(PurePosixPath(each.name).suffix) for each in folder.iterdir()}
     return {each.name: (each.read_bytes(), kind) for each, kind in kinds.items() if kind is not None}

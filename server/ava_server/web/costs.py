@@ -103,7 +103,7 @@ class Costs(PagePart):
         return [Route("/costs", self.show), Route(APPROVALS, self.approvals)]
 
     async def show(self, request: Request) -> Response:
-        """Of everybody, with `all` and the right to."""
+        """Show everybody's, with `all` and the right to."""
         visitor = reader_of(request)
         asked, problem = lenient(request, visitor)
         found = await self._context.store.read(lambda view: self._found(view, asked, visitor))
@@ -123,7 +123,7 @@ class Costs(PagePart):
         return self._context.show(request, "costs.html", values, 400 if problem else 200)
 
     async def approvals(self, request: Request) -> Response:
-        """Of another user or of everybody, with the right to."""
+        """Show another user's or everybody's, with the right to."""
         visitor, query = reader_of(request), request.query_params
         asked, problem = lenient(request, visitor)
         user = query.get("user", "").strip() if visitor.reads_all else ""
@@ -157,7 +157,7 @@ class Costs(PagePart):
 
 
 def lenient(request: Request, visitor: Visitor) -> tuple[Asked, str]:
-    """What cannot be understood is the usual time, with the problem."""
+    """Return the usual time, with the problem, for what cannot be understood."""
     today, everybody = now_us() // DAY_US, "all" in request.query_params and visitor.reads_all
     try:
         return asked_of(request.query_params, today, visitor), ""

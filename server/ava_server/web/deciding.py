@@ -179,7 +179,7 @@ class Deciding(PagePart):
         return _done(shown, "cancelled")
 
     async def send(self, request: Request) -> Response:
-        """A message to a run, or the answer to its question."""
+        """Send a message to a run, or the answer to its question."""
         visitor, form = await _sent(request)
         question = form.one("question")
         shown = Shown("answer" if question else "send", _run_id(request), question)
@@ -232,7 +232,7 @@ def _fields(rows: Sequence[RunRow]) -> tuple[LimitField, ...]:
 
 
 def _entered(text: str, field: LimitField | None) -> float | None:
-    """None: the field is empty or has the limit as it is."""
+    """Return None if the field is empty or has the limit as it is."""
     if not text:
         return None
     if field is None or not _AMOUNT.fullmatch(text):

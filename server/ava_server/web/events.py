@@ -140,7 +140,7 @@ class Events(PagePart):
             raise BadInput(f"type: {error}") from error
 
     async def _query(self, asked: Asked, visitor: Visitor) -> LogQuery:
-        """Of own entries, or of a visible run. Raises BadInput: a field cannot be understood."""
+        """Return a query of own entries, or of a visible run. Raises BadInput: a field cannot be understood."""
         zone = None if self._context.site.local else UTC
         users = () if asked.everybody else (visitor.user,)
         if asked["user"]:
@@ -231,7 +231,7 @@ def _row(entry: Entry, names: Mapping[str, str]) -> Row:
 
 
 def fields_of(entry: Entry) -> list[tuple[str, str]]:
-    """None if the content was erased."""
+    """Return no fields if the content was erased."""
     if entry.content is None:
         return []
     content: object = json.loads(entry.content)

@@ -58,7 +58,7 @@ class Health:
         return [Route("/health", self.show, methods=["GET"])]
 
     async def show(self, request: Request) -> Response:
-        """What concerns other users or this machine, only to visitors who may see all."""
+        """Show what concerns other users or this machine only to visitors who may see all."""
         visitor = reader_of(request)
         everybody = visitor.reads_all
         now = await self._context.store.read(lambda view: self._state(view, visitor))

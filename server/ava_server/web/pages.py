@@ -89,7 +89,7 @@ class Pages:
         return known or "text/html" in headers.get("accept", "")
 
     async def visitor(self, headers: Headers) -> Visitor | None:
-        """None: there is no valid session. Raises ConfigError as `Site.visitor` does."""
+        """Return None without a valid session. Raises ConfigError as `Site.visitor` does."""
         return await anyio.to_thread.run_sync(self._site.visitor, headers)
 
     def still_valid(self, visitor: Visitor) -> bool:

@@ -59,7 +59,7 @@ class Form:
         self._fields = fields
 
     def one(self, name: str) -> str:
-        """Without white space around it; empty if it is missing."""
+        """Return a field without white space around it; empty if it is missing."""
         return self._fields.get(name, [""])[0].strip()
 
     def all(self, name: str) -> list[str]:

@@ -92,7 +92,7 @@ class RunPage(PagePart):
         return page("run_result.html", await self._context.store.read(lambda view: self._shown(view, run.id, visitor)))
 
     async def timeline(self, request: Request) -> Response:
-        """With `newer`, what was written since."""
+        """Show the entries; with `newer`, what was written since."""
         run = await self._context.named_run(request)
         place = place_of(request.query_params, _order(run))
         if not _part(request):
@@ -187,7 +187,7 @@ def _order(run: RunRow) -> Order:
 
 
 def _config(row: RunRow) -> RunConfig | None:
-    """None: a newer Ava wrote it."""
+    """Return None if a newer Ava wrote it."""
     try:
         return config_of(row.config)
     except ValueError:
@@ -318,7 +318,7 @@ def micros_by_part(answer: RunAnswer) -> dict[str, int]:
 
 
 def spent_on(parts: Mapping[str, int]) -> list[tuple[str, int]]:
-    """In words, from micro-USD by part."""
+    """Return what was spent, in micro-USD, by the parts in words."""
     return [(_PARTS.get(name, name), micros) for name, micros in parts.items() if micros]
 
 

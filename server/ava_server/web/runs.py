@@ -176,7 +176,7 @@ class Now:
 
     @property
     def unended(self) -> list[RunView]:
-        """Without those that wait for the person."""
+        """Return runs without those that wait for the person."""
         waits = ("awaiting_approval", *(run.row.id for run in self.asking))
         return [run for run in self.runs if not run.over and run.state not in waits and run.row.id not in waits]
 
@@ -192,7 +192,7 @@ class Overview(PagePart):
         return [Route("/", self.show, methods=["GET"])]
 
     async def show(self, request: Request) -> Response:
-        """Of everybody, with `all` and the right to."""
+        """Show everybody's, with `all` and the right to."""
         visitor = reader_of(request)
         everybody = "all" in request.query_params and visitor.reads_all
         now = await self._context.store.read(lambda view: self._now(view, visitor, everybody))

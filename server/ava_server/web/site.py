@@ -109,7 +109,7 @@ class Site:
         return "__Host-ava" if self.secure else f"ava-{urlsplit(self.url).port or 80}"
 
     def visitor(self, headers: Headers) -> Visitor | None:
-        """None: there is no valid session. Blocking. Raises ConfigError: sessions or tokens cannot be read."""
+        """Return None without a valid session. Blocking. Raises ConfigError: sessions or tokens cannot be read."""
         cookie = self.cookie_in(headers)
         session = self.sessions.find(cookie) if cookie else None
         if session is None or cookie is None:
@@ -127,7 +127,7 @@ class Site:
         return self.sessions.current(visitor.session.hash) is not None and (token is None or self.tokens.holds(token))
 
     def cookie_in(self, headers: Headers) -> str | None:
-        """None: there is none, or several."""
+        """Return None if there is none, or several."""
         found: list[str] = []
         for line in headers.getlist("cookie"):
             for pair in line[:_COOKIES_BYTES].split(";"):
@@ -179,7 +179,7 @@ def owner_of(client: tuple[str, int], server: tuple[str, int]) -> int | None:
 
 
 def _in_hex(host: str, port: int, mapped: bool) -> str:
-    """As the tables have it; `mapped` is an IPv4 address in an IPv6 socket."""
+    """Return an address as the tables have it; `mapped` is an IPv4 address in an IPv6 socket."""
     address = ipaddress.ip_address(host)
     if mapped and address.version == 4:
         address = ipaddress.IPv6Address(f"::ffff:{address}")

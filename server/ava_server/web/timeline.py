@@ -254,7 +254,7 @@ class Shown:
 
 
 def describe(entry: Entry) -> Shown | None:
-    """None for bookkeeping."""
+    """Return None for bookkeeping."""
     fact = entry.fact
     if fact is None:
         folded = entry.type in (fact.__name__ for fact in FOLDED)
@@ -380,7 +380,7 @@ def _ending(fact: events.Fact) -> Shown:
 
 
 def _arguments(args: Any) -> str:
-    """One a line where there are several."""
+    """Return one a line where there are several."""
     if not isinstance(args, dict):
         return args if isinstance(args, str) else json.dumps(args, ensure_ascii=False)
     given = cast("dict[str, Any]", args)

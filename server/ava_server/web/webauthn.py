@@ -310,7 +310,7 @@ def _translated(check: Callable[[], T]) -> T:
 
 
 def _origin(url: str) -> str:
-    """As browsers write it, without the default port."""
+    """Return an origin as browsers write it, without the default port."""
     parts = urlsplit(url)
     port = "" if parts.port in (None, _PORTS.get(parts.scheme)) else f":{parts.port}"
     return f"{parts.scheme}://{parts.hostname}{port}"

@@ -77,7 +77,7 @@ class Page:
     # -- parts --------------------------------------------------------------------------------------------------------
 
     def root_lines(self) -> list[Text]:
-        """Of a long path the end tells most."""
+        """Show the end of a long path: it tells most."""
         if not self.root:
             return []
         line = f"Data root: {plain(self.root)}"
