@@ -278,8 +278,8 @@ def settings_page() -> str:
     notes: dict[str, str] = texts["notes"]
     process = texts["process"]
     found = dict(_settings(Configured))
-    _same("settings", set(found), set(notes))
-    _same("variables of a process", set(OWN_NAMES), set(process))
+    _same("notes", set(found), set(notes))
+    _same("process", set(OWN_NAMES), set(process))
     parts = [
         "# Settings",
         GENERATED,
@@ -564,11 +564,11 @@ def _value(kind: Any) -> str:
 # -- shared ----------------------------------------------------------------------------------------------
 
 
-def _same(what: str, code: set[str], written: set[str]) -> None:
-    if code != written:
-        raise SystemExit(
-            f"scripts/settings.toml, {what}: missing {sorted(code - written)}, too many {sorted(written - code)}"
-        )
+def _same(table: str, code: set[str], written: set[str]) -> None:
+    if missing := sorted(code - written):
+        raise SystemExit(f"scripts/settings.toml: [{table}] must have a line for {', '.join(missing)}")
+    if unknown := sorted(written - code):
+        raise SystemExit(f"scripts/settings.toml: [{table}] has a line for {', '.join(unknown)}, which the code lacks")
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

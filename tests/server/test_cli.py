@@ -195,7 +195,8 @@ def test_every_command_refuses_an_impossible_data_root(tmp_path: Path, args: tup
     ):
         done = ava(root, *args, stdin=VALUE)
         assert (done.returncode, done.stderr.count("\n")) == (30, 1), done.stderr
-        assert done.stderr.startswith(f"ava: The data root {root}")
+        first = f"ava {args[0]} checks the data root (`checked_root`) before it reads the settings"
+        assert done.stderr.startswith(f"ava: The data root {root}"), f"{first}: {done.stderr}"
         assert says in done.stderr
         assert "AVA_DATA_ROOT" in done.stderr
 

@@ -66,7 +66,7 @@ def test_only_the_file_opens_system_folders(tmp_path: Path) -> None:
     assert settings.named_folders == (Path("/etc/nginx"), Path("/var/www"))
 
 
-def test_reads_a_file_with_every_setting(tmp_path: Path) -> None:
+def test_reads_a_file_with_settings_of_every_kind(tmp_path: Path) -> None:
     settings = load(
         tmp_path,
         """
@@ -134,6 +134,7 @@ def test_settings_are_immutable(tmp_path: Path) -> None:
         ("[limits]\nmax_cost_cents = true", ["limits.max_cost_cents", "true", "a whole number"]),
         ("[limits]\nrunning = 2.5", ["limits.running", "2.5", "a whole number"]),
         ("[limits]\nmax_cost_cents = 0", ["limits.max_cost_cents", "0", "a number from 1 up"]),
+        ("lease_s = 301", ["lease_s", "301", "allowed is a number up to 300."]),
         ('mirror = "perhaps"', ["mirror", '"perhaps"', "true or false"]),
         ("limits = 3", ["limits", "3", "a table"]),
         ('on_event = "notify-send"', ["on_event", '"notify-send"', "a list"]),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.terminal import COMMAND, environment
+from support.tool_examples import must_list
 
 from ava_server.cli.app import COMMANDS
 
@@ -115,6 +116,7 @@ def ava(root: Path | str, args: tuple[str, ...], cwd: Path, **env: str) -> subpr
 
 
 def test_this_test_covers_every_command() -> None:
+    must_list("tests/system/test_cli_errors.py: EACH", EACH, COMMANDS, "command")
     assert set(EACH) == set(COMMANDS)
 
 

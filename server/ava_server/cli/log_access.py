@@ -40,7 +40,7 @@ _ENOUGH_DIGITS = 3
 
 
 def read_settings(root: DataRoot | None = None) -> Settings:
-    """Their module takes a while to import. Raises ConfigError: one is invalid, unknown, a key, or loosened."""
+    """After `checked_root`, whose errors are clearer. The import is slow. Raises ConfigError, as `load_settings`."""
     from ava_server.config.settings import load_settings
 
     return load_settings(None if root is None else root.path)

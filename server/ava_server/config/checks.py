@@ -320,15 +320,15 @@ def _allowed(error: dict[str, Any]) -> str:
         return str(context["expected"]).replace("'", "")
     if kind == "value_error":
         return str(context["error"])
-    if kind == "greater_than_equal":
-        return f"a number from {context['ge']} up"
     for start, text in _KINDS.items():
         if kind.startswith(start):
-            return text
+            return text.format(**context)
     return str(error["msg"])[:1].lower() + str(error["msg"])[1:]
 
 
 _KINDS = {
+    "greater_than_equal": "a number from {ge} up",
+    "less_than_equal": "a number up to {le}",
     "int": "a whole number",
     "float": "a number",
     "finite": "a number",
