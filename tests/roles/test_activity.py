@@ -56,7 +56,7 @@ def worst_args(schema: Mapping[str, Any]) -> dict[str, Any]:
 def test_every_tool_describes_its_activity_in_one_line(name: str) -> None:
     tool = builtin_tools()[name]
     args = worst_args(tool.spec.schema())
-    assert args
+    assert args, f"{name} has no argument of text or a list: say in worst_args what is the worst of its arguments"
     said = status_sentence(
         tool.activity(tool.spec.args.model_construct(**args))
     )  # lone surrogates do not get past validation

@@ -6,7 +6,7 @@ import sys
 from dataclasses import fields
 
 import pytest
-from support.tool_examples import EXAMPLES, example_of
+from support.tool_examples import EXAMPLES, HERE, example_of, must_list
 
 from ava_roles.tool import ToolSpec
 from ava_roles.tools.registry import builtin_tools, tool_specs
@@ -16,19 +16,22 @@ FLAGS = {item.name for item in fields(ToolSpec) if item.type == "bool"} - {"both
 
 def test_lists_the_built_in_tools_by_name() -> None:
     tools = builtin_tools()
-    assert set(EXAMPLES) == set(tool_specs()) > set(tools)
+    must_list(HERE, EXAMPLES, tool_specs())
+    must_list("roles/ava_roles/tools/registry.py", tool_specs(), EXAMPLES)
+    assert set(tool_specs()) > set(tools)
     for name, tool in tools.items():
         assert tool.spec.name == name
         schema = tool.spec.schema()
-        assert schema["additionalProperties"] is False
-        assert len(json.dumps(schema)) + len(tool.spec.description) < 1_500
+        assert schema.get("additionalProperties") is False, f"the arguments of {name} are no ToolArgs"
+        assert len(json.dumps(schema)) + len(tool.spec.description) < 1_500, f"each request pays for {name}"
 
 
 @pytest.mark.parametrize("name", tool_specs())
 def test_each_tool_declares_what_it_accesses(name: str) -> None:
     spec = tool_specs()[name]
-    assert {flag for flag in FLAGS if getattr(spec, flag)} == set(example_of(name).flags.split())
-    assert (spec.writes or spec.commands) is (not spec.read_only)
+    flags = {flag for flag in FLAGS if getattr(spec, flag)}
+    assert flags == set(example_of(name).flags.split()), f"{HERE} and the ToolSpec of {name} have different flags"
+    assert (spec.writes or spec.commands) is (not spec.read_only), f"{name} writes, runs commands, or is read-only"
 
 
 def test_creating_the_tools_imports_no_heavy_modules() -> None:

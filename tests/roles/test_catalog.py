@@ -40,8 +40,8 @@ def test_a_built_in_role_has_the_specified_limits_and_tools(name: str) -> None:
     limits = (role.model, role.timeout_s, role.max_cost_cents, role.max_tokens, role.max_iterations)
     assert (*limits, role.max_tool_calls, role.extended_thinking, role.estimated_minutes) == TABLE[name]
     named = {tool for tool, example in EXAMPLES.items() if name in example.roles}
-    must_list(HERE, EXAMPLES, role.tools)
-    assert set(role.tools) == named | set(COMMON_TOOLS)
+    must_list(f"roles/ava_roles/{name}.md (tools)", role.tools, {*named, *COMMON_TOOLS})
+    must_list(f"{HERE} (with {name} in their roles)", {*named, *COMMON_TOOLS}, role.tools)
     assert role.plan is (name == "coder")
     assert (role.source, role.ignored_keys, role.network, role.secrets) == ("built in", (), False, ())
     assert len(role.body) > 200

@@ -48,7 +48,8 @@ def test_each_tool_describes_its_activity_in_its_own_sentence(name: str, argumen
 
 def test_every_tool_has_an_activity_sentence() -> None:
     must_list(f"{HERE} (says)", {name for name, _arguments, _says in SAYS}, every_tool())
-    assert set(EXAMPLES) == set(every_tool())
+    must_list(HERE, EXAMPLES, every_tool())
+    must_list("every_tool here", every_tool(), EXAMPLES)
 
 
 SECRET = "the-key-of-somebody-0123456789abcdef"

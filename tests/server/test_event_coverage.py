@@ -30,7 +30,7 @@ from support.repositories.coding import asked
 from support.repositories.projects import checkout
 from support.runtime import PRICED, Lab, arrived, connect, hand_over, open_lab, submits
 from support.stdio import using
-from support.tool_examples import EXAMPLES, HOST, example_of, must_list
+from support.tool_examples import EXAMPLES, HERE, HOST, example_of, must_list
 
 from ava_audit.entries import HEADER
 from ava_audit.events import ENDINGS, FACTS, Channel, Who
@@ -618,9 +618,9 @@ async def test_logs_every_kind_of_model_error(root: Path) -> None:
 async def test_logs_call_result_and_refusal_of_every_tool_of_a_run(root: Path) -> None:
     calls, results = tool_entries(root, of_runs=True)
     tools = {*builtin_tools(), *RUN_TOOLS}
-    assert set(EXAMPLES) == tools
-    assert set(calls) == tools
-    assert {tool for tool, outcomes in results.items() if outcomes == {True, False}} == {*tools, SUBMIT}
+    assert set(calls) == tools == set(EXAMPLES)
+    both = {tool for tool, outcomes in results.items() if outcomes == {True, False}}
+    assert both == {*tools, SUBMIT}, f"`call` of {HERE} must succeed here: {sorted(tools - both)} failed"
 
 
 async def test_logs_call_answer_and_failure_of_every_mcp_tool(root: Path) -> None:

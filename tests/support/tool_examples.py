@@ -42,7 +42,7 @@ _Calls = tuple[tuple[Mapping[str, Any], str], ...]
 class ToolExample:
     """What tests know of a tool, and state a second time on purpose."""
 
-    flags: str  # the flags of its spec that are set: all that it can reach or change
+    flags: str  # the flags of its spec that are set, without `default`: all that it can reach or change
     call: Mapping[str, Any]  # arguments with which it succeeds in `tests/server/test_event_coverage.py`
     says: _Calls  # arguments, and the sentence of its activity
     # How text of others reaches the model through it, by a label, for `tests/server/test_injections.py`.
