@@ -9,6 +9,7 @@ import re
 import sqlite3
 from importlib.resources import files
 from pathlib import Path
+from unittest.mock import patch
 
 import anyio
 import pytest
@@ -24,7 +25,7 @@ from ava_audit.projections import BUDGETS, GROUPS, PROJECTIONS, PROPOSALS, RUNS
 from ava_audit.rows import RunRow
 from ava_audit.store import schema as migrations
 from ava_audit.store.connection import SqliteDatabase
-from ava_audit.store.schema import SCHEMA_VERSION, migrate, open_in_memory, reducers_changed, schema_version
+from ava_audit.store.schema import MIGRATIONS, SCHEMA_VERSION, migrate, open_in_memory, reducers_changed, schema_version
 from ava_audit.store.store import Store
 from ava_audit.verify import verify
 from ava_audit.view import View
@@ -44,7 +45,8 @@ def test_a_new_database_has_all_tables_and_the_latest_version() -> None:
         assert ", ".join(columns) == ENTRY_COLUMNS
         for shape in (PROPOSALS, RUNS, GROUPS, BUDGETS):
             for table, its_columns in shape.parts.items():
-                assert {row[1] for row in db.execute(f"PRAGMA table_info({table})")} == its_columns
+                found = {row[1] for row in db.execute(f"PRAGMA table_info({table})")}
+                assert found == its_columns, f"{table}: MIGRATIONS must add each new column of rows.py"
 
 
 def test_migrating_twice_changes_nothing() -> None:
@@ -99,10 +101,14 @@ def test_a_failed_migration_leaves_the_previous_version(monkeypatch: pytest.Monk
 
 
 async def test_runs_of_a_log_without_the_newest_message_get_what_a_rebuild_gives(tmp_path: Path) -> None:
+    columns, indexes = (now - before for now, before in zip(form(SCHEMA_VERSION), form(9), strict=True))
+    assert "message_seq" in columns
+
     def older(db: Database) -> None:
-        db.execute("ALTER TABLE runs DROP COLUMN message_seq")
-        for index in ("runs_newest", "runs_roles", "proposals_waiting"):
+        for index in indexes:
             db.execute(f"DROP INDEX {index}")
+        for column in columns:
+            db.execute(f"ALTER TABLE runs DROP COLUMN {column}")
         db.execute("PRAGMA user_version = 9" if isinstance(db, SqliteDatabase) else "UPDATE meta SET version = 9")
 
     async with Store.open(tmp_path) as log:
@@ -114,6 +120,19 @@ async def test_runs_of_a_log_without_the_newest_message_get_what_a_rebuild_gives
     async with Store.open(tmp_path) as log:
         assert await log.read(newest) == meant
     assert verify(tmp_path).ok
+
+
+def form(version: int) -> tuple[set[str], set[str]]:
+    """The columns of runs, and all indexes, in a version of the schema."""
+    known = MIGRATIONS[:version]
+    with (
+        patch.multiple(migrations, MIGRATIONS=known, SCHEMA_VERSION=version),
+        contextlib.closing(open_in_memory()) as db,
+    ):
+        named = {
+            name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL")
+        }
+        return {row[1] for row in db.execute("PRAGMA table_info(runs)")}, named
 
 
 def newest(view: View) -> list[int | None]:
@@ -254,7 +273,9 @@ def test_a_schema_or_reducer_change_requires_a_migration() -> None:
         "schema.sql has changed, and databases that exist do not: add a migration instead"
         " (before the first release: write the new digest here)"
     )
-    assert len(REDUCERS) == 1 + migrations.MIGRATIONS.count(reducers_changed)
+    assert len(REDUCERS) == 1 + MIGRATIONS.count(reducers_changed), (
+        "REDUCERS must have one more digest than MIGRATIONS has `reducers_changed`: add what the test shows next"
+    )
     assert short(repr(reached("reduce"))) == REDUCERS[-1], (
         "a reducer has changed, and the tables of databases that exist have what the old one gave: add"
         " `reducers_changed` to MIGRATIONS and the new digest here, so that they are made anew (before the first"

@@ -13,12 +13,14 @@ from support.http_server import token
 from support.log import write
 from support.logs.past import Lived
 from support.pages.browser import There, Visitor, open_pages, open_team
+from support.tool_examples import must_list
 
 from ava_audit.events import ErrorOccurred
 from ava_audit.store.store import Store
+from ava_server.cli.doctor import checks
 from ava_server.config.keys import set_key
 from ava_server.core.data_root import DataRoot
-from ava_server.service.checks import CheckFinding, Setup
+from ava_server.service.checks import CheckFinding, Setup, data, models
 from ava_server.web import health
 
 KEY = "sk-ant-api03-" + "k" * 80
@@ -110,6 +112,11 @@ def test_the_user_of_this_machine_sees_where_the_data_is(tmp_path: Path) -> None
             text for state, text in re.findall(r'<li class="(warning)"><b>settings</b>(.*?)</li>', page, re.DOTALL)
         ]
         assert len(switched) == 1 and "subagents are switched off" in switched[0] and "enabled = true" in switched[0]
+
+
+def test_the_page_makes_each_check_of_data_and_of_models_that_the_doctor_makes() -> None:
+    cheap = [check.__name__ for _name, check in checks.CHECKS if check.__module__ in (data.__name__, models.__name__)]
+    must_list("server/ava_server/web/health.py: CHECKS", [check.__name__ for check in health.CHECKS], cheap, "check")
 
 
 def test_a_check_that_fails_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,12 @@ KEY = "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"
 ALWAYS = {"python", "sqlite", "git", "confinement", "data root", "search", "roles"}
 OWNER = Path(__file__).resolve().parents[1] / "owner.py"
 
-Findings = dict[str, dict[str, str]]
+
+class Findings(dict[str, dict[str, str]]):
+    """Findings by name."""
+
+    def __missing__(self, name: str) -> dict[str, str]:
+        raise AssertionError(f"no check of `ava doctor` reported {name!r}; reported are {', '.join(self)}")
 
 
 def read(done: subprocess.CompletedProcess[str]) -> Findings:
@@ -31,7 +36,7 @@ def read(done: subprocess.CompletedProcess[str]) -> Findings:
     counted = [sum(found["state"] == state for found in findings) for state in ("fault", "warning")]
     assert counted == [answer["faults"], answer["warnings"]]
     assert done.returncode == (1 if answer["faults"] else 0)
-    by_name = {found["name"]: found for found in findings}
+    by_name = Findings({found["name"]: found for found in findings})
     assert by_name.keys() >= ALWAYS, "no check is left out, whatever is broken"
     return by_name
 
