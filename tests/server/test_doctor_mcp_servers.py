@@ -21,7 +21,8 @@ def root(tmp_path: Path) -> Path:
 
 def told(root: Path, config: str, *args: str) -> Findings:
     (root / "config.toml").write_text(config)
-    return {name: found for name, found in doctor(root, *args).items() if name.startswith("MCP server")}
+    found = doctor(root, *args)
+    return Findings({name: each for name, each in found.items() if name.startswith("MCP server")})
 
 
 def test_lists_each_server_with_its_tools_and_permissions(root: Path) -> None:

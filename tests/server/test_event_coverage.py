@@ -32,7 +32,7 @@ from support.runtime import PRICED, Lab, arrived, connect, hand_over, open_lab, 
 from support.stdio import using
 from support.tool_examples import EXAMPLES, HERE, HOST, example_of, must_list
 
-from ava_audit.entries import ENTRY_COLUMNS, HEADER, entry_of
+from ava_audit.entries import HEADER
 from ava_audit.events import ENDINGS, FACTS, Channel, Who
 from ava_audit.retention import erase_run
 from ava_roles.sandbox.sandbox import Unavailable
@@ -48,7 +48,6 @@ from ava_server.service.access import Asking, Session
 from ava_server.service.record import WHEN
 from ava_server.service.service import Service
 from ava_server.service.tools import TOOLS
-from ava_server.web.timeline import describe
 
 CHANGING = [name for name, spec in tool_specs().items() if spec.edits]
 
@@ -579,15 +578,6 @@ async def test_documented_and_stored_event_fields_match(root: Path) -> None:
             if not absent and stored[name][field] != count[name]:
                 faults.append(f"{name}.{field} is absent from some, which the page does not say")
     assert faults == []
-
-
-async def test_the_timeline_of_a_run_has_a_row_for_each_event_type_that_its_log_has(root: Path) -> None:
-    with closing(sqlite3.connect(root / "ava.db")) as db:
-        found = [entry_of(row) for row in db.execute(f"SELECT {ENTRY_COLUMNS} FROM events WHERE run_id IS NOT NULL")]
-    shown = ((entry.type, describe(entry)) for entry in found)
-    drawn = {name for name, row in shown if row is None or row.title != name}
-    written = {entry.type for entry in found}
-    must_list("server/ava_server/web/timeline.py: _work, _event or FOLDED", drawn, written, "event type")
 
 
 async def test_some_event_fills_every_header_column(root: Path) -> None:

@@ -21,6 +21,7 @@ from ava_audit.events import (
     CostUpdate,
     ErrorOccurred,
     Fact,
+    LogErased,
     ToolCall,
     ToolResult,
     UserMessage,
@@ -181,6 +182,12 @@ def test_erased_content_and_types_of_a_newer_ava_have_rows(log: Log) -> None:
     erased, later = log.page(Place("oldest")).items
     assert erased.shown is not None and erased.text == "The content was erased."
     assert later.shown is not None and later.shown.title == "Later, which a newer Ava wrote"
+
+
+def test_an_event_type_without_words_of_its_own_has_its_name_for_people(log: Log) -> None:
+    log.write(LogErased(run_id=RUN, entries=3, why="asked for"))
+    [item] = log.page(Place("oldest")).items
+    assert item.shown is not None and (item.shown.title, item.text) == ("Content erased", f"{RUN} asked for")
 
 
 @pytest.mark.parametrize("query", ["from=x", "from=-1", "from=1&spent=x", f"from={10**19}", "from=", "from=١"])

@@ -376,7 +376,7 @@ def _ending(fact: events.Fact) -> Shown:
         case events.Unknown():
             return Shown("note", f"{fact.name}, which a newer Ava wrote", json.dumps(fact.content, ensure_ascii=False))
         case _:
-            return Shown("note", fact.type, fact.search_text())
+            return Shown("note", EVENT_NAMES.get(fact.type, fact.type), fact.search_text())
 
 
 def _arguments(args: Any) -> str:
