@@ -120,9 +120,9 @@ class ProjectionTable(Generic[R]):
         """The rows in memory, also those that are not written yet."""
         return self._rows.values()
 
-    def ask(self, keys: Iterable[str], *, anew: bool) -> Callable[[], None]:
-        """Ask for rows by one statement, also for those in memory if `anew`; what it returns reads them."""
-        known = () if anew else {*self._rows, *self._absent}
+    def ask(self, keys: Iterable[str], *, again: bool) -> Callable[[], None]:
+        """Ask for rows by one statement, also for those in memory if `again`; what it returns reads them."""
+        known = () if again else {*self._rows, *self._absent}
         missing = [key for key in dict.fromkeys(keys) if key not in known]
         if not missing:
             return lambda: None
@@ -199,24 +199,24 @@ class Projections:
 
     def ask(self, run_ids: Collection[str]) -> None:
         """Ask for what the next transaction is about, if others wrote before the last one: they will have again."""
-        self._asked = self._ask(run_ids, anew=True) if self._shared else []
+        self._asked = self._ask(run_ids, again=True) if self._shared else []
 
     def begin(self, run_ids: Collection[str]) -> None:
-        """Start a transaction: drop the least used rows over the limit, and read anew what others may have changed."""
+        """Start a transaction: drop the least used rows over the limit, and read again what others may have changed."""
         version = self._db.data_version()
         self._shared, self._version = version != self._version, version
         self._running = None
         self.evict(keep=0 if self._shared else CACHED_ROWS)
         asked = self._asked if self._shared else []
-        for read in asked or self._ask(run_ids, anew=False):
+        for read in asked or self._ask(run_ids, again=False):
             read()
         self._asked = []
 
-    def _ask(self, run_ids: Collection[str], *, anew: bool) -> list[Callable[[], None]]:
+    def _ask(self, run_ids: Collection[str], *, again: bool) -> list[Callable[[], None]]:
         """Ask for all rows before the first is read: with Postgres, each wait for an answer takes long."""
         if not run_ids:
             return []
-        return [self.runs.ask(run_ids, anew=anew), self.budgets.ask([*run_ids, *self._used], anew=anew)]
+        return [self.runs.ask(run_ids, again=again), self.budgets.ask([*run_ids, *self._used], again=again)]
 
     def running(self) -> Mapping[str, tuple[str, str | None]]:
         """Return the user and owner of each running run: read once in a transaction, which may claim many."""

@@ -402,7 +402,7 @@ class View:
         return self._db.words_condition(query, near)
 
     def _distinct(self, column: str, where: str = "", *values: object) -> Iterator[str]:
-        """Yield what a column of the runs has, each found by the one before it: the number of runs is no cost."""
+        """Yield what a column of the runs has, each found by the one before it: the number of runs does not matter."""
         sql = f"SELECT min({column}) FROM runs WHERE {where} {column} > ?"  # noqa: S608
         found = ""
         while (found := self._one(sql, *values, found)[0]) is not None:

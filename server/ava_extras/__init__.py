@@ -107,7 +107,7 @@ def install_command(*names: str) -> str:
         installer = [sys.executable, "-m", "pip", "install"]
     else:
         installer = ["uv", "pip", "install", "--python", sys.executable]
-    if installer[0] == "pipx" or installer[1] == "tool":  # these install anew, without the extras that are here
+    if installer[0] == "pipx" or installer[1] == "tool":  # these install again, without the extras that are here
         wanted = ",".join(name for name in EXTRAS if name in names or has_extra(name))
     wanted = f"[{wanted}]".replace("[]", "")
     url, folder = str(origin.get("url", "")), origin.get("dir_info")

@@ -337,7 +337,7 @@ class PostgresDatabase:
         return True
 
     def stop_at(self, time_s: float | None, /) -> None:
-        """Only queries in the thread of the event loop need it, which are none here."""
+        """Do nothing: only queries in the thread of the event loop need it, and here are none."""
 
     def accept_any_text(self) -> bool:
         """Postgres stores no invalid text."""

@@ -88,7 +88,7 @@ class Redactor:
         return _replace_spans(text, _merge_spans(self._configured(text)))
 
     def find_shapes(self, text: str) -> list[SecretSpan]:
-        """Return in order what looks like a key and is no configured value; a task with one is refused."""
+        """Return in order what looks like a key and is not a configured value; a task with one is refused."""
         configured = _merge_spans(self._configured(text))
         return [
             found

@@ -132,7 +132,7 @@ def _not_its_checkout(root: Path, folder: Path, common: Path) -> str:
 
 
 def _check_followed(folder: Path, common: Path, within: Sequence[Path]) -> None:
-    """Check that what git follows in a git folder is no link, and that its objects lie in these folders."""
+    """Check that what git follows in a git folder is not a link, and that its objects lie in these folders."""
     _refuse_link(folder / "HEAD", may_be_ref=True)
     for place in (folder / "reftable", *map(common.joinpath, ("config", "packed-refs", "reftable"))):
         _refuse_links(place)

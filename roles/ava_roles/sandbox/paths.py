@@ -22,7 +22,7 @@ class Root:
     """An open folder: everything beneath it can be reached, nothing else. Its path is for messages.
 
     Names are relative to it, or absolute and beneath it. AccessRefused: a name leads outside or through a link, or is
-    something else where a regular file is needed. ToolFailed: it does not exist, is no folder where one is needed, or
+    something else where a regular file is needed. ToolFailed: it does not exist, is not the folder it should be, or
     cannot be read or written.
     """
 

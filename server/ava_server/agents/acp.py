@@ -44,7 +44,7 @@ _SIGN_IN = -32_000
 """The protocol's code of an error for who has not signed in."""
 _STDERR_CHARS = 300
 _MOST_JUNK = 200
-"""Lines on stdout that are no messages: some programs greet, and one that writes nothing else is no agent."""
+"""Lines on stdout that are not messages: some programs greet, and one that writes nothing else is not an agent."""
 
 T = TypeVar("T", bound=BaseModel)
 StopReason = Literal["end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled"]
@@ -357,7 +357,7 @@ class _Lines:
             self._junk += bool(line.strip())
             if self._junk > _MOST_JUNK:
                 self.fault = (
-                    "writes what is no message of the Agent Client Protocol: is it started with the right arguments?"
+                    "writes what is not a message of the Agent Client Protocol: is it started with the right arguments?"
                 )
                 return None
 

@@ -134,7 +134,7 @@ class Bodies:
             given = as_object(decode(content.decode()))
             if given is not None and not deeper_than(given, _MOST_DEEP):
                 return self._read(given)
-        except (TypeError, ValueError) as error:  # a list where a name should be, a number that is none
+        except (TypeError, ValueError) as error:  # a list where a name should be, text where a number should be
             log.debug("unreadable body", exc_info=error)
         raise CallRefused("form", "the body is not a JSON object as the API has it, or is nested too deep")
 

@@ -123,7 +123,7 @@ _OPTIONS: Mapping[str, _Option] = {
     "task_id": _Option("Your own reference."),
     "rationale": _Option("Why; the proposal shows it."),
 }
-"""The options for arguments of `spawn_subagent`, in the order of the help; `degraded` is none of its arguments."""
+"""The options for arguments of `spawn_subagent`, in the order of the help; `degraded` is not one of its arguments."""
 
 
 def _with_spawn_options(command: Callable[..., None]) -> Callable[..., None]:

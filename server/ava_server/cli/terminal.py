@@ -140,7 +140,7 @@ async def reader_gone() -> AsyncGenerator[None]:
 
 
 async def until_reader_gone() -> None:
-    """Return when the reader closes our output; never where that is no pipe."""
+    """Return when the reader closes our output; never, if that is not a pipe."""
     if sys.platform == "win32" or not stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode):
         await anyio.sleep_forever()
     await anyio.wait_readable(sys.stdout.fileno())  # readable only once the reader has gone

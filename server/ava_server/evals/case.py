@@ -21,7 +21,7 @@ from ava_server.models.json_text import deeper_than
 from ava_server.runs.result import normalize
 
 SUITE = "suite.toml"
-"""The one TOML file of a suite that is no case."""
+"""The one TOML file of a suite that is not a case."""
 MOST_BYTES = 1_000_000
 _NOT_ARGUMENTS = frozenset(
     ("role", "task", "context", "system_prompt", "workspace", "name", "task_id", "retry_of", "context_from", "ask")
@@ -57,7 +57,7 @@ class _Check(BaseModel):
         raise NotImplementedError
 
     def fault(self) -> str | None:
-        """Return why this is no check, in a sentence; None where it is one."""
+        """Return why this is not a check, in a sentence; None if it is one."""
         return None
 
 

@@ -80,7 +80,7 @@ def freeze(
         SuiteFaults: The check that was given can never fail.
     """
     if not re.fullmatch(r"[\w.-]{1,80}", case_id) or case_id.startswith(".") or f"{case_id}.toml".lower() == SUITE:
-        raise BadInput(f"--id: {case_id!r} is no name of a case; use letters, digits, `-` and `_`, but not `suite`")
+        raise BadInput(f"--id: {case_id!r} cannot name a case; use letters, digits, `-` and `_`, but not `suite`")
     config, texts, hide = recording.config, recording.texts, redactor.redact_json
     checks = (Contains(texts=tuple(contains)),) if contains else propose_checks(recording)
     folder.mkdir(parents=True, exist_ok=True)

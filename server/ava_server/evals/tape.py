@@ -583,7 +583,7 @@ class TapeHistory(History):
                 super().add(*self._placed(seq, fact), usage, fenced=fenced)
             case UserMessage():
                 super().add(seq, fact, usage, fenced=fenced)
-            case _:  # its place is no result's
+            case _:  # its place is not that of a result
                 super().add(-seq, fact, usage, fenced=fenced)
 
     def place(self, seq: int, result: ToolResult) -> None:

@@ -123,7 +123,7 @@ class _Handler(requests.RecordsHandler):
 
 
 def _arguments_of(answer: Callable[..., Any], in_path: Mapping[str, str], query: QueryParams) -> dict[str, Any]:
-    """Return the arguments of what answers. Raises BadInput or ValidationError: one is none of its kind."""
+    """Return the arguments of what answers. Raises BadInput or ValidationError: one is not of its kind."""
     arguments: dict[str, Any] = dict(in_path)
     for name, parameter in islice(signature(answer).parameters.items(), 1, None):
         if parameter.annotation == Sequence[str]:

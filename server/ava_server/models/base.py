@@ -29,7 +29,7 @@ class ToolSchema:
 
 @dataclass(frozen=True)
 class ToolUse:
-    """A tool call that the model asked for; `args` is None when `raw_args`, sent as they are, were no JSON object."""
+    """A tool call that the model asked for; `args` is None when `raw_args`, sent as is, were not a JSON object."""
 
     call_id: str
     name: str

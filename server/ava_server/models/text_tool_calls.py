@@ -207,7 +207,7 @@ def _named(value: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
         raise Unreadable("its object has not just a name and arguments")
     args = json_text.decode_object(given[0]) if isinstance(given[0], str) else as_object(given[0])
     if args is None:
-        raise Unreadable("its arguments are no object")
+        raise Unreadable("its arguments are not an object")
     return name, args
 
 

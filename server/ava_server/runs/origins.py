@@ -207,7 +207,7 @@ class Origins:
         return brought
 
     def _public(self, results: Iterable[tuple[int, ToolResult]]) -> str:
-        """Return what is no secret of the run; a refusal repeats what the model wrote, so only what a page has said."""
+        """Return what is not secret in the run; a refusal repeats what the model wrote, so only what pages say."""
         pages = (self._text(at) for at, of in results if self._is_of_web(of) and of.success)
         return "\n".join([*self._approved(), *pages])
 
@@ -312,7 +312,7 @@ def _plain(text: str) -> str:
     plain = " ".join(clean(text)[0].lower().split())
     if plain.isascii():
         return plain
-    return unicodedata.normalize("NFC", _ROW_OF_ACCENTS.sub("\\g<0>\u034f", plain))  # U+034F is no accent
+    return unicodedata.normalize("NFC", _ROW_OF_ACCENTS.sub("\\g<0>\u034f", plain))  # U+034F is not an accent
 
 
 def _words(plain: str) -> set[str]:
