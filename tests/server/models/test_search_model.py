@@ -259,11 +259,10 @@ async def test_a_broken_answer_is_one_attempt_and_never_shows_the_key(name: str,
 
 
 @ALL
-async def test_a_search_always_ends_at_its_deadline(name: str) -> None:
-    short = Deadlines(connect_s=1, first_byte_s=0.3, between_s=0.3, total_s=0.3)
+async def test_a_search_ends_where_its_answer_stalls(name: str) -> None:
     stalled = Raw([b"{"], "application/json", missing=9, stall=Gate())
-    with running_model_server([stalled]) as server, pytest.raises(ModelError, match=r"complete|no further byte"):
-        await call(name, server, short)
+    with running_model_server([stalled]) as server, pytest.raises(ModelError, match="no further byte"):
+        await call(name, server, Deadlines(between_s=0.3))
 
 
 @ALL
