@@ -135,6 +135,8 @@ def test_settings_are_immutable(tmp_path: Path) -> None:
         ("[limits]\nrunning = 2.5", ["limits.running", "2.5", "a whole number"]),
         ("[limits]\nmax_cost_cents = 0", ["limits.max_cost_cents", "0", "a number from 1 up"]),
         ("lease_s = 301", ["lease_s", "301", "allowed is a number up to 300."]),
+        (f'[agents.mine]\ncommand = ["x"]\ntitle = "{"long " * 13}"', ["agents.mine.title", "up to 60 characters"]),
+        ('[agents.mine]\ncommand = ["x"]\ntitle = ""', ["agents.mine.title", "1 or more characters"]),
         ('mirror = "perhaps"', ["mirror", '"perhaps"', "true or false"]),
         ("limits = 3", ["limits", "3", "a table"]),
         ('on_event = "notify-send"', ["on_event", '"notify-send"', "a list"]),

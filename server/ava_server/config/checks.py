@@ -333,6 +333,8 @@ _KINDS = {
     "float": "a number",
     "finite": "a number",
     "bool": "true or false",
+    "string_too_long": "text of up to {max_length} characters",
+    "string_too_short": "text of {min_length} or more characters",
     "string": "text in quotes",
     "path": "a folder in quotes",
     "tuple": "a list",
