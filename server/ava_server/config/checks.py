@@ -318,8 +318,6 @@ def _allowed(error: dict[str, Any]) -> str:
     kind = str(error["type"])
     if kind == "literal_error":
         return str(context["expected"]).replace("'", "")
-    if kind == "value_error":
-        return str(context["error"])
     for start, text in _KINDS.items():
         if kind.startswith(start):
             return text.format(**context)
@@ -327,6 +325,7 @@ def _allowed(error: dict[str, Any]) -> str:
 
 
 _KINDS = {
+    "value_error": "{error}",
     "greater_than_equal": "a number from {ge} up",
     "less_than_equal": "a number up to {le}",
     "int": "a whole number",
@@ -352,6 +351,5 @@ def shown(value: object) -> str:
         return "a table"
     if isinstance(value, tuple | list | set):
         value = [str(item) for item in cast("list[object]", value)]
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    text, _ = Redactor({}).redact(text)
+    text, _ = Redactor({}).redact(json.dumps(value, ensure_ascii=False, default=str))
     return text if len(text) <= 80 else text[:80] + "…"
