@@ -30,7 +30,7 @@ CONFIG = """
 listen_addresses = '127.0.0.1'
 fsync = on
 shared_buffers = 16MB
-max_connections = 60
+max_connections = 100
 autovacuum_naptime = 5s
 """
 

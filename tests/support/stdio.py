@@ -243,6 +243,8 @@ async def serving(
                 await wire.initialize()
             yield wire
         finally:
+            if before:  # it may have given the server file systems of its own
+                end_started_pages(Path(f"/proc/{child.pid}/root", *root.parts[1:]))
             await end(child)
             end_started_pages(root)
 
