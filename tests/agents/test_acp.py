@@ -72,7 +72,7 @@ CASES = {
     "refuses": ("say(id=id, error={'code': -32603, 'message': 'not today'})", "not today"),
     "refuses without a form": ("say(id=id, error='no')", "in no form of the protocol"),
     "wants a sign-in": ("say(id=id, error={'code': -32000, 'message': 'sign in first'})", "sign in first"),
-    "writes a page": ("write('<html>\\n' * 300)", "no message of the Agent Client Protocol"),
+    "writes a page": ("write('<html>\\n' * 300)", "not a message of the Agent Client Protocol"),
     "writes a line without an end": ("write('x' * (9 << 20))", "more than"),
     "exits": ("sys.exit(3)", "ended while it was asked"),
     "closes its output": ("sys.stdout.flush(); os.close(1); time.sleep(60)", "ended while it was asked"),

@@ -253,7 +253,7 @@ async def test_a_cancel_ends_the_whole_tree_within_two_seconds(tmp_path: Path, o
         ([], {"version": 9}, "error", "speaks version 9"),
         ([], {"auth": True}, "error", "wants a sign-in"),
         ([{"raw": "x" * 9_000_000}], {}, "error", "a message of more than"),
-        ([{"raw": "no message\n" * 300}, {"hang": True}], {}, "error", "no message of the Agent Client Protocol"),
+        ([{"raw": "no message\n" * 300}, {"hang": True}], {}, "error", "not a message of the Agent Client Protocol"),
         ([{"say": "twelve cents"}, {"flood": 3_000}], {}, "success", "handed nothing over"),
         ([{"raw": '{"id":2,"error":"text"}\n'}, {"hang": True}], {}, "error", "no form of the protocol"),
         ([{"raw": '{"id":2,"result":[]}\n'}, {"hang": True}], {}, "error", "no form of the protocol"),

@@ -132,6 +132,7 @@ async def test_a_child_ends_when_its_call_is_cancelled(
                 tasks.cancel_scope.cancel()
                 with anyio.CancelScope(shield=True):
                     assert await child_is.read(1) == b"", "the end of the child closes it"
+                    await child_is.aclose()
 
 
 async def test_a_run_survives_a_document_that_kills_its_parser_and_so_do_the_others(

@@ -6,8 +6,10 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from importlib.metadata import distribution
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -124,6 +126,9 @@ def test_the_command_that_adds_an_extra_fits_the_installation(
 ) -> None:
     monkeypatch.setattr("importlib.metadata.distribution", lambda _name: Installation(origin))
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    pip = ModuleType("pip")  # an environment of uv has none
+    pip.__spec__ = ModuleSpec("pip", None)
+    monkeypatch.setitem(sys.modules, "pip", pip)
     monkeypatch.setattr(ava_extras, "has_extra", lambda name: name == "team")  # `uv tool` and pipx would drop it
     if mark is not None:
         (tmp_path / mark).touch()
