@@ -3,13 +3,15 @@
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import anyio
 import anyio.to_thread
+import httpcore2
 import pytest
 from support.model_server import Gate, Raw, Say, events, running_model_server
 
+from ava_roles.net.transports import NetworkBackend
 from ava_server.core.errors import ModelError, ModelTimeout
 from ava_server.models.base import Request, UserTurn
 from ava_server.models.clients import ClientPool
@@ -46,6 +48,29 @@ def deaf(backlog: int = 16) -> Iterator[tuple[socket.socket, int]]:
         listening.bind(("127.0.0.1", 0))
         listening.listen(backlog)
         yield listening, listening.getsockname()[1]
+
+
+async def test_a_connection_that_is_made_while_its_call_is_cancelled_is_closed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        for turns in range(20):
+            made = []
+
+            async def connect(made: list[httpcore2.AsyncNetworkStream] = made) -> None:
+                made.append(await NetworkBackend().connect_tcp(*listening.getsockname()))
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(connect)
+                for _ in range(turns):
+                    await anyio.sleep(0)
+                tasks.cancel_scope.cancel()
+            for stream in made:
+                await stream.aclose()
+            with suppress(BlockingIOError):
+                taken, _ = listening.accept()
+                with taken:
+                    taken.settimeout(2)
+                    assert taken.recv(1) == b"", f"cancelled after {turns} turns of the event loop"
 
 
 async def test_connecting_to_an_unresponsive_address_ends_at_its_deadline(clients: ClientPool) -> None:
