@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import httpcore2
 import pytest
@@ -54,7 +55,7 @@ async def test_a_connection_that_is_made_while_its_call_is_cancelled_is_closed()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setblocking(False)
         for turns in range(20):
-            made = []
+            made: list[httpcore2.AsyncNetworkStream] = []
 
             async def connect(made: list[httpcore2.AsyncNetworkStream] = made) -> None:
                 made.append(await NetworkBackend().connect_tcp(*listening.getsockname()))
@@ -62,7 +63,7 @@ async def test_a_connection_that_is_made_while_its_call_is_cancelled_is_closed()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(connect)
                 for _ in range(turns):
-                    await anyio.sleep(0)
+                    await anyio.lowlevel.checkpoint()
                 tasks.cancel_scope.cancel()
             for stream in made:
                 await stream.aclose()
