@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -59,6 +60,17 @@ def test_every_job_of_the_script_runs_in_a_workflow_and_no_other_is_asked_for() 
             one = job["with"]["job"]
             asked.update(job["strategy"]["matrix"]["job"] if "matrix.job" in one else [one])
     assert asked == known
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="its bash has other paths")
+@pytest.mark.parametrize("script", ["job", "nightly", "release", "run"])
+@pytest.mark.parametrize("result", [0, 3])
+def test_a_script_ends_with_its_own_result_and_leaves_nothing_behind(tmp_path: Path, script: str, result: int) -> None:
+    options = re.findall("^set -.*$", (REPOSITORY / ".ci" / script).read_text("utf-8"), re.MULTILINE)
+    lines = (*options, f'here="{REPOSITORY}"', '. "$here/.ci/common"', f"exit {result}")
+    done = subprocess.run(["bash", "-c", "\n".join(lines)], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
+    assert options and done.returncode == result
+    assert not [*tmp_path.iterdir()]
 
 
 def test_an_unknown_job_is_refused() -> None:
