@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 ALL_ROWS = 2**62
 NEWEST_ENTRY = "SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1"
@@ -18,6 +18,22 @@ IndexRow = tuple[int, str, str, str, str, str]
 """A row of the text index: `seq`, then the tokens of agent, session and user, those of type and severity, the text."""
 
 Values = Sequence[object] | Mapping[str, object]
+
+
+class Commit(NamedTuple):
+    """What is known of a commit.
+
+    Attributes:
+        head: Its newest `seq`.
+        before: The newest `seq` before it.
+        types: The types of its entries; None: they are not known.
+        hash: The newest entry's, where this process has written it.
+    """
+
+    head: int
+    before: int = 0
+    types: frozenset[str] | None = None
+    hash: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -87,8 +103,8 @@ class Database(Protocol):
         """Begin a transaction that writes much and reads much of what it wrote. Raises Busy: as for `begin_write`."""
         ...
 
-    def commit(self, head: tuple[int, bytes] | None = None, /) -> None:
-        """Commit; `head` is the newest entry's `seq` and hash, if any was appended.
+    def commit(self, commit: Commit | None = None, /) -> None:
+        """Commit; other processes are told of the entries that were appended, if there are any.
 
         Raises Busy: the connection was lost, and nothing was written; OutcomeUnknown: it was lost during the
         commit.

@@ -121,7 +121,7 @@ def write(root: Path, source: Iterator[Together], time_us: Callable[[int], int])
             with backend.turn():
                 db.begin_write()
                 projections.flush()
-                db.commit(appender.new_head)
+                db.commit(appender.commit)
                 db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         whole.set()
         indexer.join()

@@ -21,10 +21,11 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from support.log import Life, said, write, write_each, write_texts, writing
+from support.log import AVA, Life, said, write, write_each, write_texts, writing
 
 from ava_audit.database import Busy, Database, Rows
 from ava_audit.errors import DataRootRefused, LogMoved, OutcomeUnknown, SchemaNewer, StoreUnavailable
+from ava_audit.events import AssistantMessage, Event
 from ava_audit.maintenance import index_new_entries
 from ava_audit.search import LogQuery, search
 from ava_audit.store import backend, location, locks, store
@@ -407,6 +408,35 @@ async def test_polls_when_nothing_tells_of_an_entry(url: str, tmp_path: Path, mo
             async with store.Store.open(tmp_path, url) as other:
                 await write(other, said("unheard"))
                 assert await log.wait_for_entry_after(0) == 1
+
+
+async def test_a_told_commit_is_not_asked_for_and_an_untold_one_is_found(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def asks(_query: object) -> None:
+        raise AssertionError("the log was asked")
+
+    async with store.Store.open(tmp_path, url) as log, store.Store.open(tmp_path, url) as other:
+        await anyio.sleep(0.2)  # both listen now
+        for number in range(3):
+            await write(other, said("told"))
+            assert await log.wait_for_entry_after(number) == number + 1
+        with monkeypatch.context() as patched:
+            patched.setattr(log, "look", asks)
+            assert await log.any_after(0, ["UserMessage"]) and not await log.any_after(0, ["SpawnDecided"])
+            assert not await log.any_after(3, ["UserMessage"])
+        with monkeypatch.context() as patched:
+            patched.setattr(postgres, "CHANNEL", "nowhere")
+            await write(other, Event(AVA, AssistantMessage(text="untold", turn=1)))
+        await write(log, said("told by itself"))
+        assert log.head == 5 and await log.any_after(3, ["AssistantMessage"])
+        with asking(url) as older:  # tells no types
+            older.execute(f"SELECT pg_notify('{postgres.CHANNEL}', '6')")
+        assert await log.wait_for_entry_after(5) == 6
+        with monkeypatch.context() as patched:
+            patched.setattr(log, "look", asks)
+            with pytest.raises(AssertionError, match="asked"):
+                await log.any_after(5, ["AssistantMessage"])
 
 
 # -- losses -----------------------------------------------------------------------------------------------------------

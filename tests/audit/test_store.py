@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import sqlite3
 import threading
 import time
@@ -496,6 +497,22 @@ async def test_waits_for_an_entry_committed_by_another_process(tmp_path: Path) -
                 await process.stdin.send(b"go\n")
                 assert await log.wait_for_entry_after(0) == 1
             assert texts(await log.read(all_entries)) == ["other 0"]
+
+
+async def test_what_was_told_of_commits_is_what_the_log_has(tmp_path: Path) -> None:
+    dice = random.Random(11)
+    types = ("UserMessage", "AssistantMessage", "SpawnDecided")
+    async with Store.open(tmp_path) as log, Store.open(tmp_path) as other:
+        for number in range(60):
+            writer = dice.choice((log, other))
+            await write(writer, dice.choice((said(str(number)), Event(AVA, AssistantMessage(text="x", turn=1)))))
+            if dice.random() < 0.5:
+                continue
+            newest = await log.wait_for_entry_after(await log.read(View.head) - 1)
+            for seq in range(max(0, newest - 8), newest + 1):
+                asked = dice.sample(types, dice.randint(1, 3))
+                found = await log.read(partial(View.any_after, seq=seq, types=asked))
+                assert await log.any_after(seq, asked) == found
 
 
 @pytest.mark.sqlite_only("sets the version in the file")

@@ -13,6 +13,7 @@ import pytest
 from support.model_server import Gate, Say
 from support.runtime import Lab, open_lab
 
+from ava_audit.database import Commit
 from ava_audit.store.store import Store
 from ava_audit.store.writer import Job
 from ava_audit.view import View
@@ -30,10 +31,9 @@ def heads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     done = Store._on_done
 
-    def on_done(store: Store, jobs: list[Job], head: int) -> None:
-        if head and found[-1:] != [head]:
-            found.append(head)
-        done(store, jobs, head)
+    def on_done(store: Store, jobs: list[Job], commits: list[Commit]) -> None:
+        found.extend(commit.head for commit in commits if commit.head > commit.before)
+        done(store, jobs, commits)
 
     monkeypatch.setattr(Store, "_on_done", on_done)
     return found

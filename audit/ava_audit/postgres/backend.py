@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from importlib import resources
 from pathlib import Path
@@ -19,7 +19,7 @@ import anyio.to_thread
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from ava_audit.database import Busy, Database
+from ava_audit.database import Busy, Commit, Database
 from ava_audit.errors import DataRootRefused, LogMoved, SchemaNewer, StoreUnavailable, is_thread_shortage
 from ava_audit.postgres.blobs import PostgresBlobs
 from ava_audit.postgres.database import LOCK, PostgresDatabase
@@ -189,19 +189,19 @@ class PostgresBackend:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(connection.close)
 
-    async def heads(self, db: Database) -> AsyncGenerator[int | None]:
-        """Yield the newest `seq` when the server tells of a commit, and from time to time."""
+    async def heads(self, db: Database) -> AsyncGenerator[Sequence[Commit]]:
+        """Yield commits when the server tells of them, and the newest entry from time to time."""
         assert isinstance(db, PostgresDatabase)
         db.listen()
         try:
             while True:
-                newest: int | None = None
+                commits: list[Commit] = []
                 try:
-                    newest = await anyio.to_thread.run_sync(_newest, db)
+                    commits = await anyio.to_thread.run_sync(_commits, db)
                 except RuntimeError as error:
                     if not is_thread_shortage(error):
                         raise
-                yield newest
+                yield commits
                 socket = db.socket
                 with anyio.move_on_after(POLL_S):
                     if socket is None:
@@ -248,12 +248,12 @@ def _try_lock(connection: SessionConnection) -> bool:
         return False
 
 
-def _newest(db: PostgresDatabase) -> int | None:
+def _commits(db: PostgresDatabase) -> list[Commit]:
     try:
-        return db.newest()
+        return db.commits()
     except (psycopg.Error, LogMoved) as error:  # tried again at the next look; writers and readers report it
         log.debug("cannot check for new entries: %s", first_line(error))
-        return None
+        return []
 
 
 def _migrate(db: PostgresDatabase, place: str) -> None:

@@ -23,7 +23,7 @@ from typing import Any, LiteralString, cast
 
 import psycopg
 
-from ava_audit.database import NEWEST_ENTRY, Busy, IndexQuery, IndexRow, Rows, Values
+from ava_audit.database import NEWEST_ENTRY, Busy, Commit, IndexQuery, IndexRow, Rows, Values
 from ava_audit.errors import OutcomeUnknown
 from ava_audit.postgres.session import Place, dial, first_line, passes
 
@@ -53,6 +53,8 @@ def translate(sql: str) -> str:
 
 LOCK = 0x61_76_61
 CHANNEL = "ava_log"
+_TOLD = re.compile(r"(\d+)(?: (\d+) ([A-Za-z ]*))?")
+"""A commit as other processes are told of it: the newest entry; from 0.2.0 on also the newest before, and the types."""
 COMMIT = "COMMIT"
 FETCHED = 50
 """Rows that a stream fetches at once; a row may have 2 MB."""
@@ -66,9 +68,9 @@ WHERE locktype = 'advisory' AND granted AND classid = 0 AND objid = %s AND datna
     AND greatest(state_change, query_start) < clock_timestamp() - %s * interval '1 second'
 """
 _BEGUN = f"SELECT log_id, version, seq, hash FROM meta LEFT JOIN ({NEWEST_ENTRY}) AS newest ON true"  # noqa: S608
-_INSERT = re.compile(r"INSERT INTO .* VALUES (\([?, ]+\))")
+_INSERT = re.compile(r"(INSERT INTO .* VALUES )(\([?, ]+\))( ON CONFLICT .*)?")
 TOGETHER = 64
-"""Rows that one statement inserts."""
+"""Rows that one statement inserts; none of them has the key of another."""
 _UNSTORABLE = re.compile("[\ud800-\udfff\x00]")
 PAUSE_S = 0.2
 SETTLE_S = 20.0
@@ -161,7 +163,7 @@ class PostgresDatabase:
             conn.cursor().executemany(cast("LiteralString", translate(sql)), values)
             return
         for rows in _batches(values):
-            several = sql + f", {insert[1]}" * (len(rows) - 1)
+            several = f"{insert[1]}{', '.join([insert[2]] * len(rows))}{insert[3] or ''}"
             conn.execute(cast("LiteralString", translate(several)), [*chain.from_iterable(rows)])
 
     def stream(self, sql: str, values: Values = (), /) -> Iterable[Any]:
@@ -237,10 +239,11 @@ class PostgresDatabase:
         self.execute("SET LOCAL statement_timeout = 0")
         self.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
 
-    def commit(self, head: tuple[int, bytes] | None = None, /) -> None:
+    def commit(self, commit: Commit | None = None, /) -> None:
         assert self._conn is not None
-        if head is not None:
-            self._conn.execute(cast("LiteralString", f"SELECT pg_notify('{CHANNEL}', '{head[0]}')"))
+        wrote = commit if commit is not None and commit.head > commit.before else None
+        if wrote is not None:
+            self._conn.execute(cast("LiteralString", f"SELECT pg_notify('{CHANNEL}', '{_told(wrote)}')"))
         try:
             done = self._conn.execute(cast("LiteralString", COMMIT))
             self._leave()
@@ -248,27 +251,27 @@ class PostgresDatabase:
             if not self.lost and _is_refusal(error):
                 raise
             self._conn.close()
-            self._settle(head, error)
+            self._settle(wrote, error)
         else:
             if done.statusmessage != "COMMIT":
                 self._conn.close()
                 raise psycopg.errors.InFailedSqlTransaction("the transaction had failed before its end")
-        if head is not None:
-            self._seen = self._place.head = head[0]
+        if wrote is not None:
+            self._seen = self._place.head = wrote.head
 
-    def _settle(self, head: tuple[int, bytes] | None, error: psycopg.Error) -> None:
+    def _settle(self, commit: Commit | None, error: psycopg.Error) -> None:
         """Return if a commit was done whose answer was lost: the lock is free once the server ended it, either way."""
         self.rollback()
         end = time.monotonic() + SETTLE_S
-        while head is not None and time.monotonic() < end:
+        while commit is not None and time.monotonic() < end:
             try:
                 self.begin_write()
-                row = self.execute("SELECT hash FROM events WHERE seq = ?", (head[0],)).fetchone()
+                row = self.execute("SELECT hash FROM events WHERE seq = ?", (commit.head,)).fetchone()
             except (Busy, psycopg.Error):
                 continue
             finally:
                 self.rollback()
-            if row is not None and row[0] == head[1]:
+            if row is not None and row[0] == commit.hash:
                 return
             raise Busy(f"the connection to Postgres was lost before a commit ({first_line(error)})") from error
         text = "the connection to Postgres was lost during a commit; it may or may not have been written"
@@ -343,17 +346,17 @@ class PostgresDatabase:
         """Postgres stores no invalid text."""
         return False
 
-    def newest(self) -> int:
-        """Return the newest `seq`, after all that was heard of. Raises psycopg.Error; LogMoved: it is another log."""
+    def commits(self) -> list[Commit]:
+        """Return what was heard of, or the newest entry. Raises psycopg.Error; LogMoved: it is another log."""
         replaced, conn = self.lost, self.open()
         heard, known = _drain(conn), self._place.head
         if heard and not replaced:  # the same database as before: only its commits are told here
-            return max(heard)
+            return heard
         log_id, head = conn.execute(
             "SELECT log_id, (SELECT coalesce(max(seq), 0) FROM events) FROM meta"
         ).fetchone() or ("", 0)
         self._place.check(log_id, head, known)
-        return max([int(head), *_drain(conn)])
+        return [Commit(int(head)), *_drain(conn)]
 
     # -- the text index -----------------------------------------------------------------------------------------------
 
@@ -404,8 +407,17 @@ def _is_refusal(error: psycopg.Error) -> bool:
     return isinstance(error, psycopg.errors.PipelineAborted) or error.diag.severity_nonlocalized == "ERROR"
 
 
-def _drain(conn: psycopg.Connection[Any]) -> list[int]:
-    return [int(notice.payload) for notice in conn.notifies(timeout=0) if notice.payload.isdecimal()]
+def _told(commit: Commit) -> str:
+    return f"{commit.head}" if commit.types is None else f"{commit.head} {commit.before} {' '.join(commit.types)}"
+
+
+def _drain(conn: psycopg.Connection[Any]) -> list[Commit]:
+    found = (_TOLD.fullmatch(notice.payload) for notice in conn.notifies(timeout=0))
+    return [
+        Commit(int(one[1])) if one[2] is None else Commit(int(one[1]), int(one[2]), frozenset(one[3].split()))
+        for one in found
+        if one is not None
+    ]
 
 
 def _cancel(conn: psycopg.Connection[Any]) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
-from ava_audit.database import Database
+from ava_audit.database import Commit, Database
 
 VARIABLE = "AVA_DATABASE_URL"
 SETTING = "database_url"
@@ -258,8 +258,8 @@ class Backend(Protocol):
         """Return what to do about a driver's error of a read."""
         ...
 
-    def heads(self, db: Database) -> AsyncGenerator[int | None]:
-        """Yield the newest `seq` whenever it may have changed, and None from time to time. It closes `db`."""
+    def heads(self, db: Database) -> AsyncGenerator[Sequence[Commit]]:
+        """Yield what is known of other processes' commits when there are some, and from time to time. Closes `db`."""
         ...
 
     def blobs(self) -> Blobs | None:

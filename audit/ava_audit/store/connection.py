@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ava_audit.database import NEWEST_ENTRY, Busy, IndexQuery, IndexRow, Values
+from ava_audit.database import NEWEST_ENTRY, Busy, Commit, IndexQuery, IndexRow, Values
 
 BUSY_MS = 1_000
 READER_CACHE_KIB = 4_096
@@ -51,7 +51,7 @@ class SqliteDatabase(sqlite3.Connection):
     def begin_bulk(self) -> None:
         self.begin_write()
 
-    def commit(self, _head: tuple[int, bytes] | None = None, /) -> None:
+    def commit(self, _commit: Commit | None = None, /) -> None:
         self.execute("COMMIT")
 
     def rollback(self) -> None:

@@ -6,13 +6,13 @@ import contextlib
 import logging
 import os
 import sqlite3
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from pathlib import Path
 
 import anyio
 
-from ava_audit.database import Database
+from ava_audit.database import Commit, Database
 from ava_audit.entries import ProgressCallback
 from ava_audit.errors import LogMoved, SchemaNewer, StoreUnavailable
 from ava_audit.store.backend import LEASE_S, Instances
@@ -149,19 +149,20 @@ class SqliteBackend:
 
     def blobs(self) -> None: ...
 
-    async def heads(self, db: Database) -> AsyncGenerator[int | None]:
+    async def heads(self, db: Database) -> AsyncGenerator[Sequence[Commit]]:
         try:
             seen: object = None
             while True:
-                head: int | None = None
+                commits: list[Commit] = []
                 try:
                     version = db.data_version()
                     if version != seen:
                         (head,) = db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()
+                        commits = [Commit(head)]
                         seen = version
                 except sqlite3.Error as error:  # tried again at the next check; writers and readers report it
                     log.debug("cannot check for new entries: %s", error)
-                yield head
+                yield commits
                 await anyio.sleep(POLL_S)
         finally:
             db.close()

@@ -13,7 +13,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from ava_audit.database import Database
+from ava_audit.database import Commit, Database
 from ava_audit.errors import LogMoved, OutcomeUnknown, StoreUnavailable, is_thread_shortage
 from ava_audit.events import build_models
 from ava_audit.store.backend import LEASE_S, Backend, Instances
@@ -190,6 +190,8 @@ class Store:
         self._loop = loop
         self._head = 0
         self._new_head = anyio.Event()
+        self._told: dict[str, int] = {}  # by type, the newest commit that is known to have it
+        self._untold = 0  # up to here, the types are not known
         self._waiting: dict[Job, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._writer = Writer(backend, self._on_done)
@@ -210,7 +212,7 @@ class Store:
         store = Store(root, backend, asyncio.get_running_loop())
         store._writer.start()
         try:
-            store._head = await store.read(View.head)
+            store._head = store._untold = await store.read(View.head)
             watched = await anyio.to_thread.run_sync(partial(backend.connect, readonly=True))
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(store._watch, watched)
@@ -350,6 +352,12 @@ class Store:
             await self._new_head.wait()
         return self._head
 
+    async def any_after(self, seq: int, types: Sequence[str]) -> bool:
+        """Tell whether there is an entry after `seq` of one of these types; the log is asked where nobody told it."""
+        if seq < self._untold:
+            return await self.look(partial(View.any_after, seq=seq, types=types))
+        return any(self._told.get(each, 0) > seq for each in types)
+
     # -- every caller gets an answer in time --------------------------------------------------------------------------
 
     async def _submit(self, command: Command[T] | MaintenanceJob | Checkpoint, about: str | None = None) -> Any:
@@ -402,12 +410,12 @@ class Store:
         if not self._closed:
             self._writer.flush_live()
 
-    def _on_done(self, done: list[Job], head: int) -> None:
+    def _on_done(self, done: list[Job], commits: list[Commit]) -> None:
         """Pass the results of the writer, which calls this in its own thread, to the event loop."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: its tasks were cancelled
-            self._loop.call_soon_threadsafe(self._resolve, done, head)
+            self._loop.call_soon_threadsafe(self._resolve, done, commits)
 
-    def _resolve(self, done: list[Job], head: int) -> None:
+    def _resolve(self, done: list[Job], commits: list[Commit]) -> None:
         for job in done:
             if job.future is None or job.future.done():
                 continue
@@ -415,22 +423,27 @@ class Store:
                 job.future.set_exception(job.error)
             else:
                 job.future.set_result(job.value)
-        self._announce(head)
+        self._announce(commits)
 
     # -- commits of other processes, and the end ----------------------------------------------------------------------
 
-    def _announce(self, head: int) -> None:
-        if head > self._head:
-            self._head = head
+    def _announce(self, commits: Sequence[Commit]) -> None:
+        known = self._head
+        for commit in commits:
+            if commit.head > self._head:
+                if commit.types is None or commit.before > self._head:  # nobody has told what is between
+                    self._untold = commit.head
+                self._told |= dict.fromkeys(commit.types or (), commit.head)
+                self._head = commit.head
+        if self._head > known:
             event, self._new_head = self._new_head, anyio.Event()
             event.set()
 
     async def _watch(self, db: Database) -> None:
         async with aclosing(self._backend.heads(db)) as heads:
-            async for head in heads:
+            async for commits in heads:
                 self._watch_location()
-                if head is not None:
-                    self._announce(head)
+                self._announce(commits)
 
     def _watch_location(self) -> None:
         """Notice even while nothing is written if the log was moved, or is back."""

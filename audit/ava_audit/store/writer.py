@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from ava_audit.database import Busy, Database
+from ava_audit.database import Busy, Commit, Database
 from ava_audit.entries import GENESIS, content_of, content_sha, entry_hash
 from ava_audit.errors import EntryTooLarge, LogMoved, OutcomeUnknown, SchemaNewer, StaleOwner, StoreUnavailable
 from ava_audit.events import Event, Fence
@@ -45,11 +45,12 @@ class Appender:
         self.projections = projections
         self.head, self._hash = db.newest_entry() or (0, GENESIS)
         self._first = self.head
+        self._types: set[str] = set()
 
     @property
-    def new_head(self) -> tuple[int, bytes] | None:
-        """The `seq` and hash of the newest entry, None if nothing was appended."""
-        return (self.head, self._hash) if self.head > self._first else None
+    def commit(self) -> Commit:
+        """What was appended."""
+        return Commit(self.head, self._first, frozenset(self._types), self._hash)
 
     def check(self, events: tuple[Event, ...]) -> list[bytes]:
         """Return the content of each event, or raise before anything is written.
@@ -85,6 +86,7 @@ class Appender:
             sha = content_sha(content)
             self._hash = entry_hash(self._hash, header, sha)
             rows.append((*header, content.decode(), sha, self._hash))
+            self._types.add(type_name)
             if generation is not None or type_name in REDUCED_TYPES:
                 session, user = who.session_id, who.user_id
                 known = Header(self.head, ts_us, session, user, type_name, run_id, generation, usage, cost_micros)
@@ -137,9 +139,9 @@ class Job:
 
 
 class Writer:
-    """The thread that writes. `on_done` gets the finished jobs of each batch, and the newest `seq`, in this thread."""
+    """The thread that writes. `on_done` gets the finished jobs of each batch and its commits, in this thread."""
 
-    def __init__(self, backend: Backend, on_done: Callable[[list[Job], int], None]) -> None:
+    def __init__(self, backend: Backend, on_done: Callable[[list[Job], list[Commit]], None]) -> None:
         self._backend = backend
         self._on_done = on_done
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -235,17 +237,17 @@ class Writer:
     def _commit(self, db: Database, projections: Projections, batch: list[Job]) -> None:
         writes = [job for job in batch if not isinstance(job.command, Checkpoint)]
         checkpoints = [job for job in batch if isinstance(job.command, Checkpoint)]
-        head = 0
+        commits: list[Commit] = []
         try:
             with self._backend.turn():
                 try:
                     if writes:
-                        head = self._transact(db, projections, writes, together=True)
+                        commits += self._transact(db, projections, writes, together=True)
                 except _RetryOneByOne:
                     for job in writes:
                         if job.state in (_PENDING, _RUNNING):  # jobs after the failed one were not started
                             job.error = None
-                            head = max(head, self._transact(db, projections, [job], together=False))
+                            commits += self._transact(db, projections, [job], together=False)
                 for job in checkpoints:
                     if self._start(job):
                         self._checkpoint(db, job, cast("Checkpoint", job.command))
@@ -254,12 +256,12 @@ class Writer:
             for job in (*writes, *checkpoints):
                 if job.state == _RUNNING and job.error is None:
                     job.error = error
-        self._acknowledge([*writes, *checkpoints], head)
+        self._acknowledge([*writes, *checkpoints], commits)
 
-    def _transact(self, db: Database, projections: Projections, batch: list[Job], *, together: bool) -> int:
-        """Run jobs in one transaction; return the new head. A failure is stored in its job, or all is rolled back."""
+    def _transact(self, db: Database, projections: Projections, batch: list[Job], *, together: bool) -> list[Commit]:
+        """Run jobs in one transaction, and return it. A failure is stored in its job, or all is rolled back."""
         if not self._begin(db, batch, partial(projections.ask, _runs_of(batch))):
-            return 0
+            return []
         if together and self._backend.is_near:  # elsewhere, each row that was not asked for with the lock takes long
             self._take_more(batch)
         try:
@@ -273,7 +275,7 @@ class Writer:
             projections.flush()
             self._write_live(db)
             self._backend.check_location()
-            db.commit(appender.new_head)
+            db.commit(appender.commit)
         except BaseException as error:
             projections.evict()
             db.rollback()
@@ -281,8 +283,8 @@ class Writer:
             if together and again and not isinstance(error, SchemaNewer | LogMoved | OutcomeUnknown):
                 raise _RetryOneByOne from error
             self._fail(batch, error)
-            return 0
-        return appender.head
+            return []
+        return [appender.commit]
 
     def _run(self, job: Job, db: Database, appender: Appender) -> None:
         if isinstance(job.command, MaintenanceJob):
@@ -355,7 +357,7 @@ class Writer:
                 return job.error is None
             return False
 
-    def _acknowledge(self, batch: list[Job], head: int) -> None:
+    def _acknowledge(self, batch: list[Job], commits: list[Commit]) -> None:
         done = [job for job in batch if job.state == _RUNNING]
         with self._gate:
             for job in done:
@@ -363,7 +365,7 @@ class Writer:
         for job in done:
             if job.future is None and job.error is not None:
                 log.warning("an entry that nobody waits for was not written: %s", job.error)
-        self._on_done(done, head)
+        self._on_done(done, commits)
 
 
 class _RetryOneByOne(Exception): ...

@@ -115,15 +115,17 @@ class Unended:
     groups: Mapping[str, GroupRow]
 
 
-def read_unended(view: View, known: Unended | None = None) -> Unended:
-    """Return the runs without an ending; of `known`, only those with new entries are read: no other can change."""
-    head = view.head()
+def read_unended(view: View, head: int, known: Unended | None = None) -> Unended:
+    """Return the runs without an ending; of `known`, only those with new entries are read: no other can change.
+
+    `head`: the newest `seq` that this process knew before. Later entries may be read now, and are read again.
+    """
     if known is None or not 0 <= head - known.head <= MOST_NEW:
         rows = view.runs(states=STATES, limit=-1)
         return Unended(head, {row.id: row for row in rows}, _groups(view, rows))
-    if head == known.head:
-        return known
     changed = view.runs_with_entries_after(known.head)
+    if not changed and head == known.head:
+        return known
     runs = dict(known.runs)
     for row in sorted(changed, key=lambda row: row.queued_us or 0):  # what was approved last comes last
         _share_texts(row, known.runs.get(row.id))
@@ -303,7 +305,7 @@ class Manager:
             await anyio.sleep_until(self._settled_s)
             head, began = self._store.head, anyio.current_time()
             try:
-                news = await self._store.look(partial(View.any_after, seq=seen, types=NEWS))
+                news = await self._store.any_after(seen, NEWS)
             except AuditError:  # the next look reports it
                 news = True
             self._settled_s = anyio.current_time() + settle_s(began)
@@ -315,7 +317,8 @@ class Manager:
 
     async def _look(self, tasks: anyio.abc.TaskGroup) -> None:
         began = anyio.current_time()
-        found = self._unended = await self._store.read(partial(read_unended, known=self._unended), short=True)
+        unended = partial(read_unended, head=self._store.head, known=self._unended)
+        found = self._unended = await self._store.read(unended, short=True)
         rows = [*found.runs.values()]
         whole = began >= self._whole_from_s
         if not whole:

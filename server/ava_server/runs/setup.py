@@ -181,13 +181,12 @@ class RunSetup:
         await self._search_model(config)
         if (why := self._resources.foreign.cannot(config)) is not None:
             raise ConfigNotSupported(why)
-        if await self._resources.store.look(lambda view: texts_of(view, run)) is None:
-            raise ConfigNotSupported("its task was erased")
         await self._sandbox(config.confinement)
         await self._check_model(run)
         await self._check_worktree(run, config)
-        with contextlib.suppress(FolderReplaced):  # `prepare` finds it once the run is claimed, and ends the run
-            await self._opened(lambda: self._check_folders(config, run.user_id))
+        if config.workspace or config.coding is not None:
+            with contextlib.suppress(FolderReplaced):  # `prepare` finds it once the run is claimed, and ends the run
+                await self._opened(lambda: self._check_folders(config, run.user_id))
 
     async def _check_worktree(self, run: RunRow, config: RunConfig) -> None:
         """Leave a run whose worktree is on another machine to that one for a while."""
