@@ -5,7 +5,8 @@
 
 Servers and workers are processes of their own; with Postgres, each worker has a data root of its own, as on another
 machine. The Postgres server is one of this run: Debian's `postgresql`, reached over its socket, fsync on. Delivery is
-also measured with pgqueuer, a job queue on the same Postgres server, if it is there (`pip install pgqueuer`).
+also measured with pgqueuer, a job queue on the same Postgres server, alone and in front of Ava's log, if it is there
+(`pip install pgqueuer asyncpg`).
 
 Statements are counted by pg_stat_statements, without BEGIN, COMMIT and ROLLBACK.
 """
@@ -27,7 +28,7 @@ import anyio
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), *(str(ROOT / each) for each in ("server", "roles", "audit"))]
 
-from scale_parts import chains, delivering, logs, many, peer_pgqueuer, statements  # noqa: E402
+from scale_parts import chains, delivering, engine, logs, many, peer_pgqueuer, statements  # noqa: E402
 from scale_parts.figures import Figures  # noqa: E402
 from support.postgres import PostgresServer, running_server  # noqa: E402
 
@@ -50,7 +51,7 @@ def main() -> None:
         if name not in chosen.only.split(","):
             continue
         for _ in range(chosen.repeat if name == "writing" else 1):
-            for kind in KINDS:
+            for kind in (*KINDS, *engines(name)):
                 with tempfile.TemporaryDirectory() as folder:
                     anyio.run(part, kind, Path(folder), server, figures)
             server.empty_databases()
@@ -106,6 +107,11 @@ def peers(chosen: argparse.Namespace) -> dict[str, Callable[[str, Figures, Calla
         "drain": partial(peer_pgqueuer.drains, {1: chosen.waiting // 5, WORKERS: chosen.waiting}),
         "idle": peer_pgqueuer.idle,
     }
+
+
+def engines(part: str) -> tuple[str, ...]:
+    """Return the kinds of log in front of which an engine delivers."""
+    return (engine.NAME,) if part in ("delivery", "drain") and engine.is_installed() else ()
 
 
 def with_pgqueuer(

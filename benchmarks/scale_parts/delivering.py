@@ -32,12 +32,13 @@ async def delivery(runs: int, kind: str, folder: Path, server: PostgresServer, f
             ids |= await now.approve(1)
             await now.until_ended(30)
             await anyio.sleep(0.2)
-        decided, claimed = by_run(now, ids), now.times_s("RunClaimed")
+        decided, claimed = by_run(now, ids) | now.enqueued_s, now.times_s("RunClaimed")
         waits = [claimed[run][0] - decided[run] for run in ids.values()]
         asked = [now.models.asked_s[number] - decided[run] for number, run in ids.items()]
         figures.note_times("approval to claim", kind, waits)
         figures.note_times("approval to first model request", kind, asked)
-        figures.note_times("cancel from another process", kind, await cancels(now, runs))
+        if not now.enqueued_s:  # no job tells of a cancel
+            figures.note_times("cancel from another process", kind, await cancels(now, runs))
 
 
 async def cancels(now: Fleet, runs: int) -> list[float]:

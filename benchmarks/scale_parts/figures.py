@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-COLUMNS = ("SQLite", "Postgres", "pgqueuer")
+COLUMNS = ("SQLite", "Postgres", "pgqueuer and the log", "pgqueuer")
 
 
 @dataclass

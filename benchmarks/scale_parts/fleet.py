@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import signal
+import sys
 import time
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,8 @@ from support.log import looking
 from support.model_server import Gate, ModelServer, Say, running_model_server
 from support.postgres import PostgresServer
 from support.stdio import AVA, Stderr, Wire, environment, made, serving, until, using
+
+from scale_parts import engine
 
 LEASE_S = 3
 WORKER = (*AVA[:-1], "worker", "--stay")
@@ -77,6 +80,7 @@ class Fleet:
         root: The server's data root.
         models: The model server.
         database: The name of the database; empty with SQLite.
+        enqueued_s: When runs were given to the engine, by id; nothing where Ava delivers.
     """
 
     host: Wire
@@ -85,6 +89,8 @@ class Fleet:
     database: str
     _url: str
     _config: str
+    _enqueue: Callable[[Sequence[str]], Awaitable[None]] | None
+    enqueued_s: dict[str, float] = field(default_factory=dict[str, float])
     _made: int = 0
     _tasks: int = 0
 
@@ -101,7 +107,8 @@ class Fleet:
         root = self.machine()
         with Stderr().checked() as stderr:
             env = {**environment(root), **using(self.models.server.base_url)}
-            process = await anyio.open_process(WORKER, env=env, stdout=stderr.file, stderr=stderr.file)
+            command = (sys.executable, engine.__file__, self._url) if self._enqueue else WORKER
+            process = await anyio.open_process(command, env=env, stdout=stderr.file, stderr=stderr.file)
             try:
                 await until(lambda: "takes subagents from" in stderr.text, within_s=START_S)
                 yield process
@@ -132,7 +139,11 @@ class Fleet:
             lines = [{"pending_ids": [one["pending_id"]], "approving": [one["approval_line"]]} for one in proposed]
             answers = await self._tools("confirm_spawn", lines)
             assert all(answer["status"] == "approved" for answer in answers), answers
-            found |= zip(numbers, (str(one["subagent_id"]) for one in proposed), strict=True)
+            ids = [str(one["subagent_id"]) for one in proposed]
+            if self._enqueue is not None:
+                self.enqueued_s |= dict.fromkeys(ids, time.time())
+                await self._enqueue(ids)
+            found |= zip(numbers, ids, strict=True)
         return found
 
     async def _tools(self, tool: str, given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -174,11 +185,13 @@ async def fleet(
 ) -> AsyncGenerator[Fleet]:
     """A server on a log of its own, and a model server; `running` is how many runs may be running."""
     config, database, url = CONFIG.format(running=running, lease_s=lease_s), "", ""
-    if kind == "Postgres":
+    if kind != "SQLite":
         url = server.database(folder).replace(f":{server.password}@", "@")
         database = url.rpartition("/")[2]
         config = f'database_url = "{url}"\n{config}'
     root = made(folder / "server", config_toml=config)
-    with Models.running() as models:
-        async with serving(root, env=using(models.server.base_url)) as host:
-            yield Fleet(host, root, models, database, url, config)
+    async with AsyncExitStack() as stack:
+        models = stack.enter_context(Models.running())
+        host = await stack.enter_async_context(serving(root, env=using(models.server.base_url)))
+        enqueue = await stack.enter_async_context(engine.enqueuing(url)) if kind == engine.NAME else None
+        yield Fleet(host, root, models, database, url, config, enqueue)
