@@ -3,9 +3,7 @@
 import os
 import shutil
 import subprocess
-import sys
-from collections.abc import Callable
-from functools import partial
+import time
 from pathlib import Path
 
 import pytest
@@ -189,20 +187,12 @@ async def test_tab_completes_in_a_real_shell(name: str, tmp_path: Path, monkeypa
         screen.type("exit\n")
 
 
-def used_s(work: Callable[[], object]) -> float:
-    """Return the processor time that child processes of some work take, the lowest of three."""
-    found: list[float] = []
-    for _ in range(3):
-        before = os.times()
-        work()
-        after = os.times()
-        found.append(after.children_user + after.children_system - before.children_user - before.children_system)
-    return min(found)
-
-
-def test_completion_takes_little_more_than_loading_the_library_that_parses_the_command_line(tmp_path: Path) -> None:
+def test_completion_is_fast_enough_for_interactive_use(tmp_path: Path) -> None:
     offered(tmp_path / "none", "")
-    library = used_s(lambda: subprocess.run([sys.executable, "-c", "import typer"], check=True))
     for words in (("st",), ("run", "re"), ("cancel", "S-"), ("logs", "--type", "er"), ("run", "coder", "--m")):
-        used = used_s(partial(offered, tmp_path / "none", *words))
-        assert used < 5 * library, f"{words}: {used:.2f} s of processor time; typer takes {library:.2f} s"
+        before = os.times()
+        began = time.perf_counter()
+        offered(tmp_path / "none", *words)
+        after = os.times()
+        used = after.children_user + after.children_system - before.children_user - before.children_system
+        assert used < 0.6, f"{words}: {used:.2f} s of processor time, {time.perf_counter() - began:.2f} s"
