@@ -15,7 +15,7 @@ from typing import IO, Any, BinaryIO, Generic, NamedTuple
 
 import anyio.to_thread
 
-from ava_audit.database import Commit, Database
+from ava_audit.database import Database
 from ava_audit.entries import GENESIS, ProgressCallback, Report, check_line, mirror_line
 from ava_audit.errors import BadQuery
 from ava_audit.projections import Projections, append_entries, rebuild_projections
@@ -101,7 +101,7 @@ def _fill(
         outcome = then(View(db, projections, appender.head), now_us())
         appender.append(outcome.events, appender.check(outcome.events))
         projections.flush()
-        db.commit(Commit(appender.commit.head, 0, None, appender.commit.hash))
+        db.commit(appender.commit._replace(before=0, types=None))  # the lines too, of any type
         return head, outcome.value
     except BaseException:
         db.rollback()
