@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -63,17 +64,11 @@ def install(folder: Path, pinned: Path = PINNED, main: str = SUITE) -> tuple[Pat
         return node, found
     folder.mkdir(parents=True, exist_ok=True)
     stamp.unlink(missing_ok=True)
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--disable-pip-version-check",
-        "--no-deps",
-        "--only-binary=:all:",
-    ]
-    installed(f"{NODE} from PyPI", [*pip, "--upgrade", "--target", str(folder / "node"), NODE], folder)
+    pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check"]
+    if importlib.util.find_spec("pip") is None:  # as in an environment of uv's
+        pip = ["uv", "pip", "install", "--python", sys.executable]
+    options = ["-q", "--no-deps", "--only-binary=:all:", "--upgrade", "--target", str(folder / "node")]
+    installed(f"{NODE} from PyPI", [*pip, *options, NODE], folder)
     for name in ("package.json", "package-lock.json"):
         shutil.copyfile(pinned / name, folder / name)
     npm = next(packages.glob("**/node_modules/npm/bin/npm-cli.js"))
@@ -96,6 +91,8 @@ def installed(what: str, command: list[str], folder: Path) -> None:
         env.setdefault("NODE_EXTRA_CA_CERTS", bundle)
     try:
         done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=INSTALL_S)
+    except FileNotFoundError:
+        raise SystemExit(f"{what} could not be installed: no {command[0]} on PATH") from None
     except subprocess.TimeoutExpired:
         raise SystemExit(f"{what} could not be installed within {INSTALL_S} s; is the registry in reach?") from None
     if done.returncode != 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -71,6 +72,49 @@ def test_a_script_ends_with_its_own_result_and_leaves_nothing_behind(tmp_path: P
     done = subprocess.run(["bash", "-c", "\n".join(lines)], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
     assert options and done.returncode == result
     assert not [*tmp_path.iterdir()]
+
+
+_STEP = """#!/bin/sh
+echo "$(basename "$0") $*" >>"$STEPS"
+[ "$(wc -l <"$STEPS")" -ne "$FAILING" ] || exit 7
+case "$(basename "$0") $1 $2" in
+  "uv venv "*) mkdir -p "$UV_PROJECT_ENVIRONMENT/bin" && cp "$0" "$UV_PROJECT_ENVIRONMENT/bin/" &&
+    for name in python pytest ava; do ln -sf uv "$UV_PROJECT_ENVIRONMENT/bin/$name"; done ;;
+  "uv python find") echo "$UV_PROJECT_ENVIRONMENT/bin/python" ;;
+  "uv run "*) echo ava from the README ;;
+esac
+"""
+"""A program that notes its call, fails if it is the call of that number, and else does what later steps rely on."""
+_STEPS = {"core": 6, "all": 6, "readme": 6, "lowest": 5, "newest": 5, "beyond": 6, "conformance": 5, "hosts": 6}
+_STEPS |= {"image": 2, "audit": 2, "workflows": 2}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="its bash has other paths")
+@pytest.mark.parametrize(("job", "steps"), _STEPS.items())
+def test_a_job_ends_at_the_first_step_that_fails_and_fails_with_it(tmp_path: Path, job: str, steps: int) -> None:
+    tree, programs = tmp_path / "tree", tmp_path / "programs"
+    programs.mkdir()
+    for name in ("uv", "uvx", "docker", "actionlint", "ava", "bwrap", "chromium", "ip", "tmux"):
+        (programs / name).write_text(_STEP, "utf-8")
+        (programs / name).chmod(0o700)
+    shutil.copytree(REPOSITORY / ".ci", tree / ".ci")
+    shutil.copy(REPOSITORY / "pyproject.toml", tree)
+    for command in (("init", "-q"), ("add", "."), ("-c", "user.name=T", "-c", "user.email=t@t", "commit", "-qm", "1")):
+        subprocess.run(["git", *command], cwd=tree, check=True)
+    kept = {name: value for name, value in os.environ.items() if name not in ("UV_PYTHON", "VIRTUAL_ENV")}
+    for failing in range(steps + 1):  # the first time none
+        log = tmp_path / f"steps-{failing}"
+        env = {**kept, "PATH": f"{programs}:{kept['PATH']}", "STEPS": str(log), "FAILING": str(failing)}
+        done = subprocess.run(["bash", ".ci/job", job], cwd=tree, env=env, capture_output=True, text=True, check=False)
+        called = log.read_text("utf-8").splitlines()
+        assert (done.returncode == 0, len(called)) == (not failing, failing or steps), (called, done.stderr)
+
+
+def test_the_nightly_fails_on_a_python_that_is_not_here(tmp_path: Path) -> None:
+    env = {**os.environ, "PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "PYENV_ROOT": str(tmp_path)}
+    command = ["bash", str(REPOSITORY / ".ci" / "nightly"), "3.0"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "Not on this machine: Python 3.0\n")
 
 
 def test_an_unknown_job_is_refused() -> None:
