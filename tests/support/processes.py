@@ -87,3 +87,11 @@ def end_started_pages(root: Path) -> None:
         pid = int(DataRoot(root).pages_port.read_text().split()[1])
         if b"--idle" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGTERM)
+
+
+def end_started_from(folder: Path) -> None:
+    """End every process whose home is in a folder, whoever its parent is."""
+    for pid in _all():
+        with suppress(OSError):  # another user's, or gone meanwhile
+            if Path(environment_of(pid).get("HOME", "/")).is_relative_to(folder):
+                os.kill(pid, signal.SIGTERM)
