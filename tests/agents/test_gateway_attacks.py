@@ -51,6 +51,17 @@ def said(wire: str) -> list[bytes]:
             return events(SAID)
 
 
+@contextmanager
+def many_open_files() -> Generator[None]:
+    """Both ends of a connection are files of this process, and an ordinary user may have 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4_096, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def chunked(pieces: Sequence[bytes], end: bytes = b"0\r\n\r\n", head: bytes = b"") -> Bytes:
     framed = [f"{len(piece):x}\r\n".encode() + piece + b"\r\n" for piece in pieces]
     return [OK + head + b"transfer-encoding: chunked\r\n\r\n", *framed, end]
@@ -335,7 +346,7 @@ async def test_what_an_agent_sends_by_hand_goes_nowhere_but_to_the_runs_model(
 
 async def test_a_thousand_connections_that_say_nothing_do_not_keep_others_out(tmp_path: Path) -> None:
     """Those of one run: another run's gateway answers meanwhile, and the run's own as soon as they are gone."""
-    with provider(*[chunked(said("messages"))] * 9) as far:
+    with many_open_files(), provider(*[chunked(said("messages"))] * 9) as far:
         async with (
             before(far, "messages", tmp_path / "one") as (client, _meter),
             before(far, "messages", tmp_path / "two", "of-another-run") as (other, _others),

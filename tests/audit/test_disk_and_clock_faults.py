@@ -119,13 +119,13 @@ async def main():
     async with Store.open(root) as log:
         await write(log, said("before"))
         await log.checkpoint()
-    subprocess.run(["mount", "-o", "remount,ro", root], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", root], check=True)
     try:
         async with Store.open(root):
             print("opened")
     except AuditError as error:
         print(str(error).replace(str(root), "ROOT"))
-    subprocess.run(["mount", "-o", "remount,rw", root], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,rw", root], check=True)
     async with Store.open(root) as log:
         await write(log, said("after"))
     print(verify(root))

@@ -92,7 +92,8 @@ async def test_reverts_and_reports_changes_outside_the_namespace(kind: Kind, tmp
             "echo x >> test_calc.py; rm -r docs; echo new > new.txt; mkdir -p a/b; echo x > a/b/c; mkfifo pipe;"
             " ln -s /etc etc; mv .gitignore other; chmod u+s calc.py; echo '*' > .gitignore; chmod 755 test_calc.py",
         )
-        assert done.code == 0, done.output
+        without_modes = kind == "landlock" and os.geteuid() != 0
+        assert (done.code == 0) is not without_modes, done.output
         for name in ("test_calc.py (as it was)", "docs/guide.md (as it was)", "new.txt (removed)", "a/b/c (removed)",
                      "etc (removed)", "other (removed)", ".gitignore (as it was)", "in a worktree: pipe"):  # fmt: skip
             assert name in said, said
