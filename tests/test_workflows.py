@@ -89,14 +89,23 @@ _STEPS = {"core": 6, "all": 6, "readme": 6, "lowest": 5, "newest": 5, "beyond": 
 _STEPS |= {"image": 2, "audit": 2, "workflows": 2}
 
 
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    """A folder with what the scripts start, and with what they would install where it is missing."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    for name in ("uv", "uvx", "docker", "actionlint", "ava", "bwrap", "chromium", "ip", "tmux"):
+        (folder / name).write_text(_STEP, "utf-8")
+        (folder / name).chmod(0o700)
+    return folder
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="its bash has other paths")
 @pytest.mark.parametrize(("job", "steps"), _STEPS.items())
-def test_a_job_ends_at_the_first_step_that_fails_and_fails_with_it(tmp_path: Path, job: str, steps: int) -> None:
-    tree, programs = tmp_path / "tree", tmp_path / "programs"
-    programs.mkdir()
-    for name in ("uv", "uvx", "docker", "actionlint", "ava", "bwrap", "chromium", "ip", "tmux"):
-        (programs / name).write_text(_STEP, "utf-8")
-        (programs / name).chmod(0o700)
+def test_a_job_ends_at_the_first_step_that_fails_and_fails_with_it(
+    tmp_path: Path, programs: Path, job: str, steps: int
+) -> None:
+    tree = tmp_path / "tree"
     shutil.copytree(REPOSITORY / ".ci", tree / ".ci")
     shutil.copy(REPOSITORY / "pyproject.toml", tree)
     for command in (("init", "-q"), ("add", "."), ("-c", "user.name=T", "-c", "user.email=t@t", "commit", "-qm", "1")):
@@ -110,8 +119,9 @@ def test_a_job_ends_at_the_first_step_that_fails_and_fails_with_it(tmp_path: Pat
         assert (done.returncode == 0, len(called)) == (not failing, failing or steps), (called, done.stderr)
 
 
-def test_the_nightly_fails_on_a_python_that_is_not_here(tmp_path: Path) -> None:
-    env = {**os.environ, "PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "PYENV_ROOT": str(tmp_path)}
+@pytest.mark.skipif(sys.platform != "linux", reason="the nightly runs on Linux")
+def test_the_nightly_fails_on_a_python_that_is_not_here(tmp_path: Path, programs: Path) -> None:
+    env = {**os.environ, "PATH": f"{programs}:/usr/bin:/bin", "PYENV_ROOT": str(tmp_path)}
     command = ["bash", str(REPOSITORY / ".ci" / "nightly"), "3.0"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "Not on this machine: Python 3.0\n")

@@ -90,7 +90,7 @@ def end_started_pages(root: Path) -> None:
 
 
 def end_started_from(folder: Path) -> None:
-    """End every process whose home is in a folder, whoever its parent is."""
+    """End every process whose HOME is inside a folder."""
     for pid in _all():
         with suppress(OSError):  # another user's, or gone meanwhile
             if Path(environment_of(pid).get("HOME", "/")).is_relative_to(folder):

@@ -431,7 +431,7 @@ class Store:
         known = self._head
         for commit in commits:
             if commit.head > self._head:
-                if commit.types is None or commit.before > self._head:  # of some entries, nobody has told the types
+                if commit.types is None or commit.before > self._head:  # the types of some entries are unknown
                     self._untold = commit.head
                 self._told |= dict.fromkeys(commit.types or (), commit.head)
                 self._head = commit.head
