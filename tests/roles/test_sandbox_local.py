@@ -291,9 +291,13 @@ async def test_a_reader_that_is_slow_slows_the_writer_down(here: Path) -> None:
 
 async def test_an_idle_connection_takes_no_processor_time(here: Path) -> None:
     """Also one whose other side has ended in one direction, or is not read from."""
+    broken: list[ByteStream] = []
 
     async def hold(stream: ByteStream) -> None:
-        await stream.send(bytes(4_000_000))  # nobody reads it
+        try:
+            await stream.send(bytes(50_000_000))  # nobody reads it, and it is more than the way holds
+        except anyio.BrokenResourceError:  # the command was ended, with the test
+            broken.append(stream)
         await anyio.sleep_forever()
 
     code = (
@@ -307,6 +311,7 @@ async def test_an_idle_connection_takes_no_processor_time(here: Path) -> None:
         before = processor_time(pid)
         await anyio.sleep(0.5)
         assert processor_time(pid) - before <= 5
+        assert broken == []
 
 
 async def test_a_connection_that_breaks_is_reset_and_does_not_look_ended(here: Path) -> None:
