@@ -50,7 +50,7 @@ def main() -> None:
     for name, part in parts(chosen).items():
         if name not in chosen.only.split(","):
             continue
-        for _ in range(chosen.repeat if name == "writing" else 1):
+        for _ in range(chosen.repeat if name in ("writing", "drain") else 1):
             for kind in (*KINDS, *engines(name)):
                 with tempfile.TemporaryDirectory() as folder:
                     anyio.run(part, kind, Path(folder), server, figures)
@@ -65,7 +65,7 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default="delivery,takeover,drain,idle,writing,many,chains")
     parser.add_argument("--entries", type=int, default=20_000, help="written by 100 tasks, and searched")
-    parser.add_argument("--repeat", type=int, default=3, help="of writing and searching")
+    parser.add_argument("--repeat", type=int, default=3, help="of writing and searching, and of waiting runs")
     parser.add_argument("--many", type=int, default=100_000, help="entries that are generated and searched")
     parser.add_argument("--runs", type=int, default=60, help="delivered one by one, and cancelled")
     parser.add_argument("--waiting", type=int, default=1_000, help=f"runs that wait for {WORKERS} workers")
@@ -111,7 +111,7 @@ def peers(chosen: argparse.Namespace) -> dict[str, Callable[[str, Figures, Calla
 
 def engines(part: str) -> tuple[str, ...]:
     """Return the kinds of log in front of which an engine delivers."""
-    return (engine.NAME,) if part in ("delivery", "drain") and engine.is_installed() else ()
+    return (engine.NAME,) if part in ("delivery", "takeover", "drain") and engine.is_installed() else ()
 
 
 def with_pgqueuer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import time
 from pathlib import Path
@@ -21,7 +22,7 @@ AT_ONCE = 20
 """Runs of a worker that may be running at once."""
 HOLDS = 20
 """Runs that wait for their model at once while they are cancelled."""
-TAKEOVERS = 3
+TAKEOVERS = 8
 
 
 async def delivery(runs: int, kind: str, folder: Path, server: PostgresServer, figures: Figures) -> None:
@@ -74,12 +75,13 @@ async def takeover(kind: str, folder: Path, server: PostgresServer, figures: Fig
                     ((number, run),) = held.items()
                     await until(lambda number=number: number in now.models.asked_s, within_s=60)
                     async with now.worker():
-                        await anyio.sleep(SETTLE_S)
+                        await anyio.sleep(SETTLE_S + random.random())  # at any moment of a lease
                         began = time.time()
                         first.send_signal(how)
                         await until(lambda run=run: len(now.times_s("RunClaimed")[run]) > 1, within_s=LEASE_S + 30)
                         figures.note(f"takeover, {name}, s", kind, now.times_s("RunClaimed")[run][1] - began)
-                        await now.host.tool("cancel_subagent", subagent_id=run)
+                        if not now.enqueued_s:  # no job tells of a cancel
+                            await now.host.tool("cancel_subagent", subagent_id=run)
 
 
 async def drain(kind: str, folder: Path, server: PostgresServer, runs: int, workers: int, figures: Figures) -> None:

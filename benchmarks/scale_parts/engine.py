@@ -11,6 +11,7 @@ import importlib.util
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any
 
 if __name__ == "__main__":  # this folder is the first place where Python looks for modules
@@ -26,6 +27,10 @@ SETTINGS = {"search_path": "public"}
 """Its tables are beside the log, not among the log's own."""
 AT_ONCE = 20
 """Jobs of a worker that may be running at once."""
+LEASE = timedelta(seconds=3)
+"""After which a job whose worker does not tell that it lives goes to another one; it tells so twice in that time."""
+LOOK = timedelta(seconds=1)
+"""How often a worker looks for jobs, besides when it is told of them."""
 
 
 def is_installed() -> bool:
@@ -93,10 +98,12 @@ class Delivered:
                 self._ended[run_id] = anyio.Event()
                 row = await manager._store.read(lambda view: view.run(run_id))
                 assert row is not None
-                if await manager._try_to_take(row, frozenset(), tasks):
+                gone = frozenset({row.instance} if row.instance else set[str]())
+                manager.control.gone = lambda _rows: gone  # type: ignore[method-assign]
+                if await manager._try_to_take(row, gone, tasks):
                     await self._ended[run_id].wait()
 
-            await served.run(max_concurrent_tasks=AT_ONCE)
+            await served.run(max_concurrent_tasks=AT_ONCE, dequeue_timeout=LOOK, heartbeat_timeout=LEASE)
 
 
 if __name__ == "__main__":

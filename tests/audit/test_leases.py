@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -117,6 +118,23 @@ async def test_a_process_knows_when_others_may_soon_see_it_as_dead(here: Instanc
     own.renew()
     assert own.holds()
     await until(lambda: there.alive(own.name), within_s=LEASE_S / 2)
+    own.remove()
+
+
+async def test_a_lease_that_was_renewed_since_it_was_read_has_not_ended(
+    here: Instances, there: Instances, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ava_audit.postgres import leases as postgres_leases
+
+    monkeypatch.setattr(postgres_leases, "KNOWN_S", 60.0)
+    own = here.join()
+    assert there.lasts_s(own.name) == math.inf, "nothing was read"
+    assert there.alive(own.name) and 0 < there.lasts_s(own.name) <= LEASE_S
+    for _ in range(2):
+        await anyio.sleep(0.6 * LEASE_S)
+        own.renew()
+    assert there.lasts_s(own.name) < 0
+    assert there.alive(own.name) and there.lasts_s(own.name) > 0
     own.remove()
 
 

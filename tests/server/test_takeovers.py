@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
+import anyio
 import pytest
 from support.chaos.takeovers import connecting_slowly, owning
 from support.databases import POSTGRES
 from support.model_server import Fail, Gate, Say, running_model_server
 from support.models.search_formats import FORMATS
 from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
-from support.stdio import until
+from support.stdio import logged, until
 
 from ava_audit.events import CostUpdate, RunClaimed, Who
 from ava_audit.rows import RunRow
-from ava_audit.store.locks import is_held
+from ava_audit.store.locks import LockedInstances, is_held
 from ava_server.core.ids import AGENT
+from ava_server.runs import manager
 
 SEARCHES = Say(calls=[("web_search", {"query": "podcast prices"})])
 
@@ -134,3 +137,22 @@ async def test_a_run_is_not_taken_from_an_owner_that_came_back_after_the_look(
                     assert len(await lab.facts(run, RunClaimed)) == 1
                     gate.released.set()
                     assert (await lab.ended(run)).state == "success"
+
+
+@pytest.mark.skipif(POSTGRES, reason="its lease takes too long to end")
+async def test_a_look_is_taken_when_the_lease_of_an_owner_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only with the next look at everything, which would be a minute later here."""
+    gate = Gate()
+    with running_model_server([replace(hand_over(), gate=gate), hand_over()]) as server:
+        async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
+            run = await lab.start()
+            with owning(lab.root, server.base_url) as other:
+                await arrived(gate.arrived)
+                monkeypatch.setattr(manager, "LOOK_EVERY_S", 60.0)
+                monkeypatch.setattr(LockedInstances, "lasts_s", lambda _self, name: 0.5 if name == other.name else inf)
+                async with open_lab(tmp_path, server=server, check=False):
+                    await anyio.sleep(0.2)
+                    other.process.kill()
+                    await until(lambda: len(logged(lab.root, "RunClaimed", run=run)) == 2, within_s=20)
+                    assert (await lab.ended(run)).state == "success"
+                    gate.released.set()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import socket
 import threading
@@ -190,12 +191,16 @@ class LeasedInstances:
         """Tell whether an instance lives: its lease has not expired, and its process did not end on this machine."""
         try:
             expires = self._all().get(name)
-            if expires is None:  # it may have joined, and claimed a run, since the leases were read
+            if expires is None or expires <= time.monotonic():  # it may have joined, or renewed, since they were read
                 expires = self._all(known_s=0).get(name)
         except (psycopg.Error, OSError) as error:
             log.debug("cannot read the leases: %s", first_line(error))
             return True
         return expires is not None and expires > time.monotonic() and not self._files.known_dead(name)
+
+    def lasts_s(self, name: str) -> float:
+        """Return in how many seconds a lease ends if it is not renewed, as it was read last."""
+        return self._expires.get(name, math.inf) - time.monotonic()
 
     def address_of(self, name: str) -> str | None:
         sql = f"SELECT address FROM leases WHERE name = %s AND {_EXPIRES} > clock_timestamp()"  # noqa: S608

@@ -108,6 +108,10 @@ class Instances(Protocol):
         """Tell whether an instance lives; unknown counts as yes. Blocking, for a moment."""
         ...
 
+    def lasts_s(self, name: str) -> float:
+        """Return in how many seconds an instance is dead if it renews nothing; infinite where that is not known."""
+        ...
+
     def address_of(self, name: str) -> str | None:
         """Return where a live instance answers; None if it is dead, or answers nobody. Blocking, for a moment."""
         ...

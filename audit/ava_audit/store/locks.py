@@ -317,6 +317,9 @@ class LockedInstances:
         except OSError:  # unknown (another user's file, too many open files): treat it as alive
             return True
 
+    def lasts_s(self, _name: str) -> float:
+        return math.inf
+
     def known_dead(self, name: str) -> bool:
         return (self.folder / f"{name}.lock").exists() and not self.alive(name)
 

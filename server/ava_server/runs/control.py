@@ -55,6 +55,11 @@ class RunControl:
         names = {row.instance for row in rows if row.instance} - {self._instance}
         return frozenset(name for name in names if not self._instances.alive(name))
 
+    def lasts_s(self, rows: Sequence[RunRow], gone: frozenset[str]) -> list[float]:
+        """Return in how many seconds each living owner of these runs is dead if it renews nothing."""
+        names = {row.instance for row in rows if row.instance} - {self._instance} - gone
+        return [self._instances.lasts_s(name) for name in names]
+
     async def cancel(
         self, run_id: str, who: Who, reason: str | None, by: CancelledBy, *, anyones: bool = False
     ) -> RunRow | None:

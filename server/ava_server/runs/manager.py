@@ -63,7 +63,9 @@ log = logging.getLogger("ava.manager")
 T = TypeVar("T")
 
 LOOK_EVERY_S = 1.0
-"""Seconds between two looks at owners' locks and queued runs without news from the log."""
+"""Seconds between two looks at owners' locks and queued runs without news from the log, at most."""
+LOOK_AFTER_S = 0.1
+"""Seconds between them at least, where an owner's lease is about to end."""
 NEWS = (
     "SpawnDecided", "CancelRequested", "RunClaimed", "RunPaused", "ExtensionAsked", "ExtensionDecided", "RunResumed",
     "RunEnded",
@@ -219,6 +221,7 @@ class Manager:
         self._unended: Unended | None = None
         self._settled_s = float("-inf")
         self._settle_s = self._whole_from_s = 0.0
+        self._look_in_s = LOOK_EVERY_S
 
     def limit(self, slots: Slots) -> None:
         """Change how many runs may be running; those that run go on."""
@@ -275,6 +278,7 @@ class Manager:
     async def _serve(self, tasks: anyio.abc.TaskGroup) -> None:
         while self._owned or not self.outdated:
             woken = self._woken = anyio.Event()
+            self._look_in_s = LOOK_EVERY_S
             try:
                 if not self.outdated:
                     await self._look(tasks)
@@ -290,7 +294,7 @@ class Manager:
                 self.out_of_reach = str(error)
                 self._note_idle(busy=bool(self._owned))
             self._settled_s = anyio.current_time() + self._settle_s
-            with anyio.move_on_after(LOOK_EVERY_S):
+            with anyio.move_on_after(self._look_in_s):
                 await woken.wait()
         self._note_idle(busy=False)
 
@@ -328,6 +332,7 @@ class Manager:
         others = [row for row in rows if row.id not in self._owned and self._serves(row)]
         owned = others and any(row.instance not in (None, self.instance) for row in rows)
         gone = await anyio.to_thread.run_sync(self.control.gone, rows) if owned else frozenset[str]()
+        self._look_in_s = max(LOOK_AFTER_S, min((LOOK_EVERY_S, *self.control.lasts_s(rows, gone))))
         if whole:
             self._tidy_notes(found.runs, gone)
         free = await self._free(others, found.groups, gone)
