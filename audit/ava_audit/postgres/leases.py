@@ -198,7 +198,7 @@ class LeasedInstances:
             return True
         return expires is not None and expires > time.monotonic() and not self._files.known_dead(name)
 
-    def lasts_s(self, name: str) -> float:
+    def lasts_s(self, name: str, /) -> float:
         """Return in how many seconds a lease ends if it is not renewed, as it was read last."""
         return self._expires.get(name, math.inf) - time.monotonic()
 

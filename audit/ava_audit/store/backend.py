@@ -108,7 +108,7 @@ class Instances(Protocol):
         """Tell whether an instance lives; unknown counts as yes. Blocking, for a moment."""
         ...
 
-    def lasts_s(self, name: str) -> float:
+    def lasts_s(self, name: str, /) -> float:
         """Return in how many seconds an instance is dead if it renews nothing; infinite where that is not known."""
         ...
 

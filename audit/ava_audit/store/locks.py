@@ -317,7 +317,7 @@ class LockedInstances:
         except OSError:  # unknown (another user's file, too many open files): treat it as alive
             return True
 
-    def lasts_s(self, _name: str) -> float:
+    def lasts_s(self, _name: str, /) -> float:
         return math.inf
 
     def known_dead(self, name: str) -> bool:
