@@ -111,6 +111,7 @@ async def test_the_screen_at_each_size_is_as_its_snapshot(short_place: Path) -> 
                 compare(f"list-{width}x{height}-proposal", screen(app))
                 await pilot.press("down", "down")
                 await shows(app, "nowhere.md: failed")
+                await shows(app, "Thinking")  # which another read may bring than the run's last actions
                 compare(f"list-{width}x{height}-running", screen(app))
                 await pilot.press("q")
             assert app.return_value == 0
