@@ -52,13 +52,14 @@ class RunControl:
 
     def gone(self, rows: Sequence[RunRow]) -> frozenset[str]:
         """Return those owners of these runs that are no longer alive: their locks are free. Blocking."""
-        names = {row.instance for row in rows if row.instance} - {self._instance}
-        return frozenset(name for name in names if not self._instances.alive(name))
+        return frozenset(name for name in self._owners(rows) if not self._instances.alive(name))
 
     def lasts_s(self, rows: Sequence[RunRow], gone: frozenset[str]) -> list[float]:
         """Return in how many seconds each living owner of these runs is dead if it renews nothing."""
-        names = {row.instance for row in rows if row.instance} - {self._instance} - gone
-        return [self._instances.lasts_s(name) for name in names]
+        return [self._instances.lasts_s(name) for name in self._owners(rows) - gone]
+
+    def _owners(self, rows: Sequence[RunRow]) -> set[str]:
+        return {row.instance for row in rows if row.instance} - {self._instance}
 
     async def cancel(
         self, run_id: str, who: Who, reason: str | None, by: CancelledBy, *, anyones: bool = False

@@ -220,8 +220,7 @@ class Manager:
         self._woken = anyio.Event()
         self._unended: Unended | None = None
         self._settled_s = float("-inf")
-        self._settle_s = self._whole_from_s = 0.0
-        self._look_in_s = LOOK_EVERY_S
+        self._settle_s = self._whole_from_s = self._look_in_s = 0.0
 
     def limit(self, slots: Slots) -> None:
         """Change how many runs may be running; those that run go on."""
@@ -332,7 +331,8 @@ class Manager:
         others = [row for row in rows if row.id not in self._owned and self._serves(row)]
         owned = others and any(row.instance not in (None, self.instance) for row in rows)
         gone = await anyio.to_thread.run_sync(self.control.gone, rows) if owned else frozenset[str]()
-        self._look_in_s = max(LOOK_AFTER_S, min((LOOK_EVERY_S, *self.control.lasts_s(rows, gone))))
+        if owned:  # else their leases were not read just now
+            self._look_in_s = max(LOOK_AFTER_S, min((LOOK_EVERY_S, *self.control.lasts_s(rows, gone))))
         if whole:
             self._tidy_notes(found.runs, gone)
         free = await self._free(others, found.groups, gone)
