@@ -9,6 +9,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from anyio.abc import TaskGroup
 from support.chaos.takeovers import connecting_slowly, owning
 from support.databases import POSTGRES
 from support.model_server import Fail, Gate, Say, running_model_server
@@ -21,6 +22,8 @@ from ava_audit.rows import RunRow
 from ava_audit.store.locks import LockedInstances, is_held
 from ava_server.core.ids import AGENT
 from ava_server.runs import manager
+from ava_server.runs.control import RunControl
+from ava_server.runs.mode import ASKING
 
 SEARCHES = Say(calls=[("web_search", {"query": "podcast prices"})])
 
@@ -156,3 +159,28 @@ async def test_a_look_is_taken_when_the_lease_of_an_owner_ends(tmp_path: Path, m
                     await until(lambda: len(logged(lab.root, "RunClaimed", run=run)) == 2, within_s=20)
                     assert (await lab.ended(run)).state == "success"
                     gate.released.set()
+
+
+async def test_leases_that_were_not_read_just_now_cause_no_early_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that claims only its own sessions' runs reads no leases of others: what it knows of them is old."""
+    gate, looks = Gate(), list[float]()
+    async with open_lab(tmp_path, [replace(hand_over(), gate=gate)]) as lab:
+        run = await lab.start()
+        await arrived(gate.arrived)
+        monkeypatch.setattr(RunControl, "lasts_s", lambda _self, rows, _gone: [-1.0 for _ in rows])
+        async with open_lab(tmp_path, server=lab.server, mode=lambda _settings: ASKING, check=False) as other:
+            look = other.runtime.manager._look
+
+            async def looked(tasks: TaskGroup) -> None:
+                looks.append(anyio.current_time())
+                await look(tasks)
+
+            monkeypatch.setattr(other.runtime.manager, "_look", looked)
+            await until(lambda: len(looks) >= 2)
+            looks.clear()
+            await anyio.sleep(2 * manager.LOOK_EVERY_S)
+            assert 0 < len(looks) <= 5
+        gate.released.set()
+        assert (await lab.ended(run)).state == "success"
