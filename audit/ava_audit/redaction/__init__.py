@@ -8,6 +8,6 @@ time to search a text grows linearly with its length, whatever the text is.
 """
 
 from ava_audit.redaction.redactor import Redactor, RunRedactor, redact_fragments
-from ava_audit.redaction.values import SecretSpan
+from ava_audit.redaction.shapes import SecretSpan
 
 __all__ = ["Redactor", "RunRedactor", "SecretSpan", "redact_fragments"]

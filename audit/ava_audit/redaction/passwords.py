@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ava_audit.redaction.values import (
+from ava_audit.redaction.shapes import (
     STOCK_WORDS,
     SecretSpan,
     is_code,

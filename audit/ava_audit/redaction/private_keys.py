@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ava_audit.redaction.values import DIGIT, LOWER, UPPER, SecretSpan, is_mixed
+from ava_audit.redaction.shapes import DIGIT, LOWER, UPPER, SecretSpan, is_mixed
 
 PEM_BEGIN = "-----BEGIN "
 PEM_END = "-----END "

@@ -27,8 +27,7 @@ from ava_audit.redaction.passwords import (
     find_url_passwords,
 )
 from ava_audit.redaction.private_keys import PEM_BEGIN, PEM_END, find_key_ends, find_private_keys, pem_keys
-from ava_audit.redaction.shapes import find_prefixed
-from ava_audit.redaction.values import SecretSpan
+from ava_audit.redaction.shapes import SecretSpan, find_prefixed
 
 SHORTEST_VALUE = 8
 """A shorter configured value is not replaced, because it may be part of ordinary words."""
