@@ -45,7 +45,7 @@ from support.runtime import PRICED, open_lab
 from ava_audit import events
 from ava_audit.mirror import Mirror
 from ava_audit.retention import erase_expired, finish_erasures
-from ava_audit.store.location import backend_of
+from ava_audit.store.sqlite import backend_of
 from ava_audit.store.store import Store
 from ava_audit.units import DAY_US, HOUR_US, day_of, now_us
 from ava_audit.view import View

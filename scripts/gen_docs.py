@@ -364,7 +364,7 @@ def _kind(kind: Any) -> str:
 def events_page() -> str:
     """Return the reference page of the event types."""
     from ava_audit.events import ENDINGS, FACTS
-    from ava_audit.text_index import SHORT_TYPES
+    from ava_audit.search import SHORT_TYPES
 
     parts = [
         "# Event types of the log",

@@ -2,7 +2,7 @@
 
 `events.py` is the closed set of events, `entries.py` their stored form. `reducers.py` derives the projections
 (`rows.py`) from the entries; `projections.py` stores them in tables, and `view.py` reads them. `store/` writes and
-reads the database. `search.py` and `text_index.py` answer log queries; `mirror.py` writes the JSONL files;
+reads the database. `search.py` has the text index and answers log queries; `mirror.py` writes the JSONL files;
 `retention.py` erases old content; `maintenance.py` runs these duties in the background; `verify.py` checks everything.
 `redaction/` finds secrets in text.
 

@@ -29,9 +29,9 @@ from ava_audit.retention import (
     remove_erased_folders,
     retention_horizon,
 )
+from ava_audit.search import index_row
 from ava_audit.store.locks import hold_when_free
 from ava_audit.store.store import Store, T
-from ava_audit.text_index import index_row
 from ava_audit.units import now_us
 from ava_audit.view import View
 

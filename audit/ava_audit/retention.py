@@ -26,9 +26,9 @@ from ava_audit.events import TRANSCRIPT_TYPES, Event, LogErased, Who
 from ava_audit.mirror import Mirror, file_of, remove_quarantined_runs
 from ava_audit.projections import erase_entries, forget_live, merge_words, note_progress
 from ava_audit.rows import WAITING, RunRow
+from ava_audit.search import index_row
 from ava_audit.store.connection import file_size
 from ava_audit.store.store import Outcome, Store, T
-from ava_audit.text_index import index_row
 from ava_audit.units import DAY_US, now_us
 from ava_audit.view import View, placeholders
 

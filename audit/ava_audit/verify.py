@@ -38,9 +38,8 @@ from ava_audit.mirror import mirror_differences, mirror_faults
 from ava_audit.projections import BUDGETS, GROUPS, PROPOSALS, RUNS, TableSpec
 from ava_audit.reducers import CONTENT_TYPES, MemoryRows, MemoryState, R, fold
 from ava_audit.store.backend import Backend
-from ava_audit.store.location import backend_at
 from ava_audit.store.schema import schema_faults
-from ava_audit.store.sqlite import SqliteBackend
+from ava_audit.store.sqlite import SqliteBackend, backend_at
 from ava_audit.view import View
 
 SLICE = 2_000

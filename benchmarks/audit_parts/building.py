@@ -30,8 +30,8 @@ from ava_audit.entries import mirror_line
 from ava_audit.maintenance import INDEX_BATCH, next_index_rows
 from ava_audit.projections import Projections, index_words
 from ava_audit.store.backend import Backend
-from ava_audit.store.location import backend_of
 from ava_audit.store.schema import SCHEMA_VERSION
+from ava_audit.store.sqlite import backend_of
 from ava_audit.store.store import Store
 from ava_audit.store.writer import Appender
 from ava_audit.view import View

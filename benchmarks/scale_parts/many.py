@@ -20,8 +20,8 @@ from ava_audit.database import IndexRow
 from ava_audit.entries import content_of, entry_of
 from ava_audit.events import UserMessage
 from ava_audit.postgres.database import BLOCK_BITS, Tokenizer, block_of, joined, keys_of
+from ava_audit.search import index_row
 from ava_audit.store.store import Store
-from ava_audit.text_index import index_row
 from scale_parts.figures import Figures
 from scale_parts.logs import search_all, texts
 

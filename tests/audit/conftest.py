@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ava_audit.store import backend, location
+from ava_audit.store import backend, sqlite
 
 SQLITE_ONLY = "sqlite_only"
 
@@ -31,7 +31,7 @@ def database(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tm
     from support.postgres import running_server
 
     server = running_server()
-    monkeypatch.setattr(location, "database_url", server.database)
+    monkeypatch.setattr(sqlite, "database_url", server.database)
     monkeypatch.setenv(backend.VARIABLE, server.database(tmp_path))  # for child processes
     yield kind
     server.empty_databases()

@@ -15,15 +15,15 @@ import pytest
 from support.log import child, looking
 from support.stdio import until
 
-from ava_audit.store import activity_file, backend
+from ava_audit.store import backend, locks
 from ava_audit.store.backend import Instances
-from ava_audit.store.location import backend_of
+from ava_audit.store.sqlite import backend_of
 from ava_audit.store.store import Store
 
-KEPT_S = 2 * activity_file.KNOWN_S
+KEPT_S = 2 * locks.KNOWN_S
 JOIN = """
 import pathlib, sys, time
-from ava_audit.store.location import backend_of
+from ava_audit.store.sqlite import backend_of
 root = pathlib.Path(sys.argv[1])
 own = backend_of(root).instances(root / "instances").join()
 own.show({"S-aaaaaa": "Thinking (43 tokens)"})
@@ -53,7 +53,7 @@ def there(root: Path) -> Generator[Instances]:
 
 
 def files(root: Path) -> list[Path]:
-    return list((root / "instances").glob(f"*{activity_file.SUFFIX}"))
+    return list((root / "instances").glob(f"*{locks.SUFFIX}"))
 
 
 async def test_others_read_what_was_shown_last_until_it_is_taken_back(

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from support.log import Life, run_who, write
 
-from ava_audit.decisions import FoundDecision, Period, decision_page, decision_sums
 from ava_audit.entries import Entry
 from ava_audit.events import CostUpdate, Event, ExtensionDecided, RunResumed, SessionStart, SpawnDecided, Usage, Who
 from ava_audit.store.store import Store
+from ava_audit.totals import FoundDecision, Period, decision_page, decision_sums
 from ava_audit.view import View
 
 DECIDED = ("SpawnDecided", "ExtensionDecided", "RunResumed")

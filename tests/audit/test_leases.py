@@ -19,7 +19,7 @@ from support.stdio import until
 
 from ava_audit.store import store
 from ava_audit.store.backend import Announcement, Instances
-from ava_audit.store.location import backend_of
+from ava_audit.store.sqlite import backend_of
 
 psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 LEASE_S = 2.0
 JOIN = """
 import pathlib, sys, anyio
-from ava_audit.store.location import backend_of
+from ava_audit.store.sqlite import backend_of
 async def main():
     root = pathlib.Path(sys.argv[1])
     instances = backend_of(root, sys.argv[2]).instances(root / "instances", float(sys.argv[3]))

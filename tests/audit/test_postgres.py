@@ -28,7 +28,7 @@ from ava_audit.errors import DataRootRefused, LogMoved, OutcomeUnknown, SchemaNe
 from ava_audit.events import AssistantMessage, Event
 from ava_audit.maintenance import index_new_entries
 from ava_audit.search import LogQuery, search
-from ava_audit.store import backend, location, locks, store
+from ava_audit.store import backend, locks, sqlite, store
 from ava_audit.store import store as stores
 from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.store.store import Outcome
@@ -199,7 +199,7 @@ def test_a_missing_driver_is_named_with_what_to_install(tmp_path: Path, monkeypa
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(DataRootRefused, match=r"A log in Postgres needs the extra postgres; .*install .*\[postgres\]'"):
-        location.backend_of(tmp_path, "postgresql://ava@localhost/ava")
+        sqlite.backend_of(tmp_path, "postgresql://ava@localhost/ava")
 
 
 async def test_two_processes_that_open_an_empty_database_at_once_make_one_log(url: str, tmp_path: Path) -> None:
@@ -816,7 +816,7 @@ def test_every_query_answers_the_same_on_both(server: PostgresServer, both: tupl
     here, there = both
 
     def answer(root: Path, url: str) -> object:
-        with contextlib.closing(location.backend_of(root, url).connect(readonly=True)) as db:
+        with contextlib.closing(sqlite.backend_of(root, url).connect(readonly=True)) as db:
             db.begin_read()
             return QUERIES[name](View(db))
 
@@ -829,7 +829,7 @@ def test_both_tell_their_size_on_the_disk(server: PostgresServer, both: tuple[Pa
     here, there = both
 
     def sizes(root: Path, url: str) -> dict[str, int]:
-        with contextlib.closing(location.backend_of(root, url).connect(readonly=True)) as db:
+        with contextlib.closing(sqlite.backend_of(root, url).connect(readonly=True)) as db:
             db.begin_read()
             return View(db).sizes()
 

@@ -28,7 +28,7 @@ from ava_audit.events import (
 )
 from ava_audit.projections import PROJECTIONS, rebuild_projections
 from ava_audit.rows import RunRow
-from ava_audit.store.location import backend_of
+from ava_audit.store.sqlite import backend_of
 from ava_audit.store.store import Store
 from ava_audit.verify import verify
 from ava_audit.view import Outcome, View

@@ -13,7 +13,6 @@ import pytest
 from support.log import Life
 
 from ava_audit import units
-from ava_audit.decisions import Period, decision_page, decision_sums
 from ava_audit.maintenance import next_index_rows
 from ava_audit.projections import Projections, index_words
 from ava_audit.reducers import Header, reduce
@@ -22,7 +21,7 @@ from ava_audit.search import LogQuery, search
 from ava_audit.store.connection import SqliteDatabase
 from ava_audit.store.schema import open_in_memory
 from ava_audit.store.writer import Appender
-from ava_audit.totals import current_runs, group_sum, spending
+from ava_audit.totals import Period, current_runs, decision_page, decision_sums, group_sum, spending
 from ava_audit.units import DAY_US, HOUR_US
 from ava_audit.view import Query, RunGroup, T, View
 

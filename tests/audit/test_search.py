@@ -22,9 +22,8 @@ from ava_audit.errors import BadQuery, StoreUnavailable
 from ava_audit.events import FACTS, Event, Usage, UserMessage, Who
 from ava_audit.maintenance import index_new_entries
 from ava_audit.projections import index_words, merge_words
-from ava_audit.search import Conditions, LogQuery, filter_rows, follow, search
+from ava_audit.search import Conditions, LogQuery, filter_rows, follow, index_row, search, type_filter
 from ava_audit.store.store import Store
-from ava_audit.text_index import index_row, type_filter
 
 TESTS = Path(__file__).parent.parent
 

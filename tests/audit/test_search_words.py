@@ -17,9 +17,8 @@ from support.log import write_texts
 from ava_audit import search as searching
 from ava_audit.errors import StoreUnavailable
 from ava_audit.maintenance import index_new_entries
-from ava_audit.search import LogQuery, search
+from ava_audit.search import LogQuery, match_expression, search
 from ava_audit.store.store import Store
-from ava_audit.text_index import match_expression
 
 SYNTAX = [
     "AND",
@@ -159,7 +158,7 @@ def test_an_id_that_is_not_valid_text_matches_nothing(field: str, log: tuple[Blo
 @pytest.mark.sqlite_only("a phrase that is slow in SQLite's index")
 def test_a_slow_search_is_stopped_and_leaves_nothing_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searching, "SEARCH_S", 0.2)
-    monkeypatch.setattr("ava_audit.text_index.LONGEST_PHRASE", 10**6)
+    monkeypatch.setattr("ava_audit.search.LONGEST_PHRASE", 10**6)
     with open_log(tmp_path) as (portal, store):
         portal.call(write_texts, store, ["的" * 500_000] * 3)
         portal.call(index_new_entries, store)

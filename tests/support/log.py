@@ -36,8 +36,7 @@ from ava_audit.events import (
     Who,
 )
 from ava_audit.store.connection import connect
-from ava_audit.store.location import backend_of
-from ava_audit.store.sqlite import SqliteBackend
+from ava_audit.store.sqlite import SqliteBackend, backend_of
 from ava_audit.store.store import Command, Outcome, Store
 from ava_audit.view import View
 

@@ -13,8 +13,8 @@ from support.terminal import COMMAND, CONTROLLED, environment, on_terminal
 from support.tool_examples import must_list
 
 from ava_audit.events import FACTS
+from ava_audit.search import SHORT_TYPES
 from ava_audit.store.store import Store
-from ava_audit.text_index import SHORT_TYPES
 from ava_server.cli.app import COMMANDS
 from ava_server.cli.completion import EVENT_TYPES
 from ava_server.cli.completion import TIERS as OFFERED_TIERS

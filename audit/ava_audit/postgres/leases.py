@@ -24,10 +24,9 @@ import psycopg
 from ava_audit.database import Values
 from ava_audit.errors import StoreUnavailable
 from ava_audit.postgres.session import dial, first_line
-from ava_audit.store.activity_file import KNOWN_S as SHOWN_KNOWN_S
-from ava_audit.store.activity_file import activities_in
 from ava_audit.store.backend import LEASE_S, SHOWN_S, UNANNOUNCED, Activities, Announcement, LiveInstance, Membership
-from ava_audit.store.locks import LockedInstances, LockMembership, keep_renewing
+from ava_audit.store.locks import KNOWN_S as SHOWN_KNOWN_S
+from ava_audit.store.locks import LockedInstances, LockMembership, activities_in, keep_renewing
 from ava_audit.units import steady_s
 
 log = logging.getLogger("ava.store")

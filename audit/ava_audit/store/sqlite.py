@@ -1,4 +1,7 @@
-"""The embedded database, SQLite: one file in the data root, and a lock beside it for those who write."""
+"""The embedded database, SQLite: one file in the data root, and a lock beside it for those who write.
+
+`backend_of` returns it, or the Postgres server that has the log of a data root instead.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,23 @@ import contextlib
 import logging
 import os
 import sqlite3
+import stat
+import tomllib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from functools import lru_cache
 from pathlib import Path
 
 import anyio
 
 from ava_audit.database import Commit, Database
 from ava_audit.entries import ProgressCallback
-from ava_audit.errors import LogMoved, SchemaNewer, StoreUnavailable
-from ava_audit.store.backend import LEASE_S, Instances
+from ava_audit.errors import DataRootRefused, LogMoved, SchemaNewer, StoreUnavailable
+from ava_audit.store.backend import LEASE_S, MARK, SETTING, VARIABLE, Backend, Instances
 from ava_audit.store.connection import DAMAGED, SqliteDatabase, advice, connect, is_damaged, no_room, uri_of
 from ava_audit.store.locks import LockedInstances, WriteLock, refuse_unfit
 from ava_audit.store.schema import SCHEMA_VERSION, Changes, migrate, schema_changes
+from ava_extras import ExtraMissing, load
 
 log = logging.getLogger("ava.store")
 
@@ -225,3 +232,54 @@ class LogLocation:
     def _read(self) -> tuple[int, int]:
         status = self._path.stat()
         return status.st_dev, status.st_ino
+
+
+def backend_of(root: Path, url: str | None = None) -> Backend:
+    """Return the database of a data root's log. `url` None looks in environment and `config.toml`; empty: embedded.
+
+    Raises DataRootRefused: the address is invalid, or the log of this data root is elsewhere.
+    """
+    address = database_url(root) if url is None else url.strip()
+    if address:
+        try:
+            backend: Backend = load("postgres").PostgresBackend(root, address)
+        except ExtraMissing as error:
+            asks = (
+                f"{VARIABLE} (or {SETTING} in config.toml) asks for Postgres; leave it out to have the log in ava.db."
+            )
+            raise DataRootRefused(f"{asks} {error}") from None
+        return backend
+    if (root / MARK).exists():
+        raise DataRootRefused(
+            f"the log of the data root {root} is in Postgres: set {VARIABLE}, or {SETTING} in config.toml. To have it"
+            f" in ava.db again, run `ava export` with {VARIABLE} set, remove {root / MARK}, and run `ava import`"
+        )
+    return SqliteBackend(root)
+
+
+def backend_at(log: Path) -> Backend:
+    """Return the database of a data root's log, or of one file, e.g. of a copy. Raises DataRootRefused."""
+    return backend_of(log) if log.is_dir() else SqliteBackend(log.parent, log)
+
+
+@lru_cache(maxsize=8)
+def _setting_in(path: Path, _state: tuple[int, ...]) -> object:
+    return tomllib.loads(path.read_text("utf-8")).get(SETTING, "")
+
+
+def database_url(root: Path) -> str:
+    """Return the address of the data root's Postgres database, empty for the embedded one. Raises DataRootRefused."""
+    given = os.environ.get(VARIABLE)
+    if given is not None:
+        return given.strip()
+    path = root / "config.toml"
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
+            raise DataRootRefused(f"{path} is not a regular file; `ava doctor` tells more")
+        found = _setting_in(path, (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except (OSError, ValueError) as error:
+        raise DataRootRefused(f"{path} cannot be read: {type(error).__name__}; `ava doctor` tells more") from None
+    return found.strip() if isinstance(found, str) else ""

@@ -29,7 +29,7 @@ from ava_audit.database import Commit, Database
 from ava_audit.errors import LogMoved, OutcomeUnknown, StoreUnavailable, is_thread_shortage
 from ava_audit.events import build_models
 from ava_audit.store.backend import LEASE_S, Backend, Instances
-from ava_audit.store.location import backend_of
+from ava_audit.store.sqlite import backend_of
 from ava_audit.store.writer import Checkpoint, Job, MaintenanceJob, Writer
 from ava_audit.view import Command, Outcome, Query, T, View, append
 

@@ -348,7 +348,7 @@ def open_snapshot(path: Path) -> Generator[LogSnapshot]:
     from ava_audit.view import View
 
     if in_postgres(DataRoot(path.parent)):
-        from ava_audit.store.location import backend_of
+        from ava_audit.store.sqlite import backend_of
 
         backend = backend_of(path.parent)
         try:

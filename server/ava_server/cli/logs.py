@@ -228,8 +228,7 @@ def _query(
     **more: Any,
 ) -> LogQuery:
     """Return a query; `more` is what else it has. Raises BadInput: names an option that cannot be understood."""
-    from ava_audit.search import LogQuery
-    from ava_audit.text_index import type_filter
+    from ava_audit.search import LogQuery, type_filter
 
     types = tuple(split_names(kind) or ())
     if kind is not None and not types:
@@ -392,7 +391,7 @@ def import_command(
     person resumes it.
     """
     from ava_audit.rows import RunRow
-    from ava_audit.store.location import backend_of
+    from ava_audit.store.sqlite import backend_of
     from ava_audit.transfer import import_log
     from ava_audit.view import Command, Outcome
     from ava_server.cli.backup import held_lines
@@ -421,8 +420,8 @@ def import_command(
 
 def migrate_command() -> None:
     """Bring the log to the schema of this version, as the next server does when it starts; make a missing one."""
-    from ava_audit.store.location import backend_of
     from ava_audit.store.schema import SCHEMA_VERSION
+    from ava_audit.store.sqlite import backend_of
 
     root = checked_root("ava migrate")
     root.create()

@@ -208,7 +208,7 @@ def has_log(root: DataRoot) -> bool:
 def in_postgres(root: DataRoot) -> bool:
     from ava_audit.errors import DataRootRefused
     from ava_audit.store.backend import MARK
-    from ava_audit.store.location import database_url
+    from ava_audit.store.sqlite import database_url
 
     if (root.path / MARK).exists():
         return True

@@ -185,7 +185,7 @@ def documents_of(root: Path) -> SharedDocuments | None:
     """Return None for files. Raises ConfigError: no valid address for the log."""
     from ava_audit.errors import AuditError
     from ava_audit.store.backend import MARK
-    from ava_audit.store.location import backend_of, database_url
+    from ava_audit.store.sqlite import backend_of, database_url
 
     try:
         url = database_url(root)

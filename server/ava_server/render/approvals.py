@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ava_audit.decisions import DecisionSums, FoundDecision, Period, decision_page, decision_sums
 from ava_audit.entries import Entry
 from ava_audit.events import ExtensionDecided, RunResumed, SessionStart, SpawnDecided, SpawnProposed
+from ava_audit.totals import DecisionSums, FoundDecision, Period, decision_page, decision_sums
 from ava_audit.units import MICROS_PER_USD, cents, format_usd, iso_utc, minutes
 from ava_audit.view import View
 from ava_roles.wrap import one_line

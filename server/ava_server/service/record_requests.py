@@ -241,7 +241,7 @@ class RecordsHandler:
         before_seq: Number | None = None,
     ) -> "Decisions":
         """Return a page of the decisions of a period, the newest first; `before_us` and `before_seq` begin the next."""
-        from ava_audit.decisions import Period
+        from ava_audit.totals import Period
         from ava_server.render.approvals import decisions_of
 
         whose = self._whose(all) if user is None else user

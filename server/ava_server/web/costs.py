@@ -17,8 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ava_audit.decisions import Period
-from ava_audit.totals import spending
+from ava_audit.totals import Period, spending
 from ava_audit.units import DAY_US, EPOCH, day_of, format_usd, now_us
 from ava_audit.view import View
 from ava_roles.wrap import clean

@@ -17,8 +17,7 @@ from starlette.routing import Route
 from ava_audit.entries import Entry
 from ava_audit.errors import BadQuery
 from ava_audit.events import FACTS, Severity
-from ava_audit.search import EntryPage, LogQuery, search
-from ava_audit.text_index import SHORT_TYPES
+from ava_audit.search import SHORT_TYPES, EntryPage, LogQuery, search
 from ava_audit.units import now_us, parse_time
 from ava_audit.view import View
 from ava_server.core.errors import BadInput

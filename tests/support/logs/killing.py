@@ -18,7 +18,7 @@ from pathlib import Path
 import anyio
 
 from ava_audit.maintenance import run_maintenance
-from ava_audit.store import backend, location
+from ava_audit.store import backend, sqlite
 from ava_audit.store.store import Store
 from ava_audit.verify import verify, verify_lines
 from ava_audit.view import View
@@ -87,7 +87,7 @@ def kill_the_writer(root: Path, *, rounds: int, tasks: int = TASKS, seed: int = 
 def _one_life(root: Path, name: str, tasks: int, after_s: float) -> list[tuple[int, str]]:
     """Let a writer write, and kill it some time after its first entry; return what it was told of."""
     told = root.parent / f"{root.name}-told-{name}"
-    env = {**os.environ, backend.VARIABLE: location.database_url(root)}
+    env = {**os.environ, backend.VARIABLE: sqlite.database_url(root)}
     with (
         told.open("wb") as out,
         subprocess.Popen(child(WRITER, TESTS, root, name, str(tasks)), stdout=out, env=env) as process,

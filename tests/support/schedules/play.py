@@ -38,8 +38,8 @@ from ava_audit.events import (
 from ava_audit.redaction import Redactor, RunRedactor
 from ava_audit.rows import RunRow
 from ava_audit.store.backend import Membership
-from ava_audit.store.location import backend_of
 from ava_audit.store.locks import LockedInstances
+from ava_audit.store.sqlite import backend_of
 from ava_audit.store.store import Command, Outcome, Store
 from ava_audit.verify import verify
 from ava_audit.view import View

@@ -10,8 +10,8 @@ from pathlib import Path
 from ava_audit.errors import AuditError
 from ava_audit.mirror import mirror_faults
 from ava_audit.store.connection import no_room
-from ava_audit.store.location import backend_at, backend_of
 from ava_audit.store.schema import SCHEMA_VERSION, schema_faults
+from ava_audit.store.sqlite import backend_at, backend_of
 from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_server.budget.user_limits import day_caps, day_setting

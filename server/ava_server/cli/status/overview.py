@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from ava_audit.errors import AuditError, StoreUnavailable
 from ava_audit.rows import WAITING
 from ava_audit.store.backend import Instances
-from ava_audit.store.location import backend_of
 from ava_audit.store.locks import is_held
+from ava_audit.store.sqlite import backend_of
 from ava_audit.units import now_us
 from ava_server.budget.user_limits import day_caps
 from ava_server.cli.log_access import LogSnapshot, read_log
