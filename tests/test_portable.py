@@ -91,7 +91,7 @@ BEHIND: dict[tuple[str, str], str] = {
         ),
         "a worktree is made only where commands are confined",
     ),
-    ("roles/ava_roles/tools/search.py", "pass_fds"): "empty where there is no folder descriptor to hand on",
+    ("roles/ava_roles/tools/files.py", "pass_fds"): "empty where there is no folder descriptor to hand on",
     **dict.fromkeys(
         ((STDIO, name) for name in ("connect_read_pipe", "connect_write_pipe")),
         "on Windows threads read and write",
@@ -108,7 +108,7 @@ BEHIND: dict[tuple[str, str], str] = {
             for file in (
                 "roles/ava_roles/sandbox/git.py",
                 "roles/ava_roles/tools/parser_process.py",
-                "roles/ava_roles/tools/search.py",
+                "roles/ava_roles/tools/files.py",
                 "server/ava_server/service/event_hook.py",
             )
         ),

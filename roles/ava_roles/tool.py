@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ava_roles.sandbox.command_workspace import CommandWorkspace
     from ava_roles.sandbox.paths import Root
     from ava_roles.sandbox.sandbox import Sandbox
-    from ava_roles.worktree.namespace import Edits
+    from ava_roles.worktree.spec import Edits
 
 
 NEVER_FOR_SUBAGENTS = frozenset(

@@ -15,8 +15,7 @@ from support.repositories.projects import checkout, write
 from support.sandboxes.attacks import needs, sandbox
 
 from ava_roles.errors import ToolFailed
-from ava_roles.sandbox.agent_command import HOME, agent_command, find_agent
-from ava_roles.sandbox.command_workspace import CommandSandbox, CopiedWorkspace
+from ava_roles.sandbox.command_workspace import HOME, CommandSandbox, CopiedWorkspace, agent_command, find_agent
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import Command, LocalServer
 from ava_roles.sandbox.toolchains import HostFolders

@@ -10,7 +10,7 @@ import pytest
 from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.sandbox.paths import Root
 from ava_roles.tool import ToolContext, ToolOutput
-from ava_roles.tools.run_files import SaveArtifact, SaveArtifactArgs
+from ava_roles.tools.run import SaveArtifact, SaveArtifactArgs
 
 
 @pytest.fixture

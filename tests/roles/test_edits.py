@@ -17,7 +17,7 @@ from ava_roles.sandbox.paths import Root
 from ava_roles.tool import ToolContext, ToolOutput
 from ava_roles.tools.document import Document, normalize_line_ends
 from ava_roles.tools.edits import EditFile, EditFileArgs, WriteFile, WriteFileArgs
-from ava_roles.worktree.namespace import Edits
+from ava_roles.worktree.spec import Edits
 from ava_roles.wrap import clean
 
 

@@ -18,7 +18,7 @@ from support.sandboxes.swapping import swapping
 
 from ava_roles.errors import AccessRefused, NotThere, ToolFailed
 from ava_roles.sandbox.paths import Root
-from ava_roles.worktree.namespace import BYTES_MAX, Edits, belongs_to_git
+from ava_roles.worktree.spec import BYTES_MAX, Edits, belongs_to_git
 
 SECRET = b"the secret outside"
 
@@ -228,7 +228,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from ava_roles.sandbox.paths import Root
-from ava_roles.worktree.namespace import Edits
+from ava_roles.worktree.spec import Edits
 here = Path(sys.argv[1])
 edits = Edits(Root.open(here / "tree"), ["src"], here / "edits")
 print("ready", flush=True)
@@ -264,7 +264,7 @@ import sys
 from pathlib import Path
 from ava_roles.sandbox.paths import Root
 from ava_roles.errors import ToolFailed
-from ava_roles.worktree.namespace import Edits
+from ava_roles.worktree.spec import Edits
 here = Path(sys.argv[1])
 (here / "tree").mkdir()
 edits = Edits(Root.open(here / "tree"), ["."], here / "edits")

@@ -11,7 +11,7 @@ import pytest
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import child_environment
 from ava_roles.tool import ToolContext
-from ava_roles.tools.search import SearchArgs, SearchCodebase
+from ava_roles.tools.files import SearchArgs, SearchCodebase
 
 
 def test_a_child_process_gets_the_run_id_and_no_server_variables(monkeypatch: pytest.MonkeyPatch) -> None:

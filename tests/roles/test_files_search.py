@@ -15,11 +15,12 @@ from ava_roles.passages import PassageRanking, Query, split_passages
 from ava_roles.sandbox.paths import Root
 from ava_roles.tool import ToolContext, ToolOutput, need_files
 from ava_roles.tools import grep
-from ava_roles.tools.read_file import ReadFile, ReadFileArgs
-from ava_roles.tools.search import (
+from ava_roles.tools.files import (
     FindFiles,
     FindFilesArgs,
     PassageReader,
+    ReadFile,
+    ReadFileArgs,
     SearchAndRead,
     SearchAndReadArgs,
     SearchArgs,
@@ -383,7 +384,7 @@ async def test_says_how_many_files_were_not_searched_and_why(
     got = await ask(at, "pump")
     assert got.text.startswith("1 files fit best (")
     assert "; not searched: 1 not text, or unreadable, 1 too large or damaged\n" in got.text
-    monkeypatch.setattr("ava_roles.tools.search._MAX_TOTAL_BYTES", 100)
+    monkeypatch.setattr("ava_roles.tools.files._MAX_TOTAL_BYTES", 100)
     assert "beyond the limits of one search: give a path" in (await ask(at, "pump")).text
 
 
@@ -398,7 +399,7 @@ async def test_no_page_stops_a_search_or_the_server(at: ToolContext, tmp_path: P
 async def test_packed_archives_blank_text_and_large_documents_leave_room_for_others(
     at: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ava_roles.tools.search._MAX_TOTAL_BYTES", 3_000_000)
+    monkeypatch.setattr("ava_roles.tools.files._MAX_TOTAL_BYTES", 3_000_000)
     for number in range(25):
         (tmp_path / f"a{number}.tar.gz").write_bytes(gzip.compress(os.urandom(200_000) + b"\0"))
         with (tmp_path / f"a{number}.pdf").open("wb") as file:
@@ -466,7 +467,7 @@ async def test_pictures_large_files_and_inner_folders_leave_room_for_the_texts_b
     (tmp_path / "api").mkdir()
     for number in range(5):  # more than a search reads, in a folder that comes first by name
         (tmp_path / "api" / f"page{number}.txt").write_bytes(b"airship\n" * 120_000)
-    monkeypatch.setattr("ava_roles.tools.search._MAX_TOTAL_BYTES", 4_000_000)
+    monkeypatch.setattr("ava_roles.tools.files._MAX_TOTAL_BYTES", 4_000_000)
     got = await ask(at, "zeppelin")
     assert "The zeppelin leaves at noon." in got.text
     assert "; not searched: 30 not text, or unreadable, 9 beyond the limits of" in got.text

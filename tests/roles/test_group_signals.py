@@ -12,7 +12,7 @@ import pytest
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.paths import Root
 from ava_roles.tool import ToolContext
-from ava_roles.tools.search import SearchArgs, SearchCodebase
+from ava_roles.tools.files import SearchArgs, SearchCodebase
 
 SERVER = """
 import os, signal, sys
@@ -32,7 +32,7 @@ SEARCH = """
 import anyio
 from ava_roles.sandbox.paths import Root
 from ava_roles.tool import ToolContext
-from ava_roles.tools.search import SearchArgs, SearchCodebase
+from ava_roles.tools.files import SearchArgs, SearchCodebase
 
 async def search():
     at = ToolContext(files=Root.open(folder), run_id="S-1", hide=signalled)
@@ -71,7 +71,7 @@ async def test_a_search_that_something_else_ended_is_not_called_too_slow(
     number: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ending = f"import os, signal; os.kill(os.getpid(), signal.{number})"
-    monkeypatch.setattr("ava_roles.tools.search.child_command", lambda _module: [sys.executable, "-c", ending])
+    monkeypatch.setattr("ava_roles.tools.files.child_command", lambda _module: [sys.executable, "-c", ending])
     root = Root.open(tmp_path)
     try:
         with pytest.raises(ToolFailed, match=r"the search failed \(exit code -\d+\)"):

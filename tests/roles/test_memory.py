@@ -12,7 +12,7 @@ import pytest
 from ava_roles.errors import ToolFailed
 from ava_roles.memory import MAX_NOTES, NOTE_BYTES, Memory, is_note_name
 from ava_roles.tool import ToolContext, ToolOutput
-from ava_roles.tools.run_files import PAGE_CHARS, Recall, RecallArgs
+from ava_roles.tools.run import PAGE_CHARS, Recall, RecallArgs
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="no owners, modes or pipes there")
 

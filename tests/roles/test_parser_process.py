@@ -39,9 +39,9 @@ def attacked(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     def attack(code: str) -> None:
         start = (
             "import sys; sys.path.insert(0, sys.argv[1]); from ava_roles.documents import parsers;"
-            " from ava_roles.tools import parser_process, tables;"
+            " from ava_roles.tools import pages, parser_process;"
             " parser_process.SECONDS = 2;"
-            f" parsers.read_pdf = tables.parsing('PDF')(lambda *_given: exec({code!r}, {{}}));"
+            f" parsers.read_pdf = pages.parsing('PDF')(lambda *_given: exec({code!r}, {{}}));"
             " parsers.read_docx = parsers.read_pdf; parser_process.main()"
         )
         own = str(Path(child.__file__).parents[2])

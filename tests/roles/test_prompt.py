@@ -3,8 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from ava_roles.catalog import Catalog
-from ava_roles.prompt import system_prompt
-from ava_roles.role import Role
+from ava_roles.role import Role, system_prompt
 from ava_roles.tool import ToolArgs, ToolSpec
 
 RULE = "\n\n---\n\n"

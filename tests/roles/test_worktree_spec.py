@@ -18,9 +18,8 @@ from ava_roles.worktree.inspect import (
     find_verify_commands,
     inspect_checkout,
 )
-from ava_roles.worktree.namespace import namespace_of, within
 from ava_roles.worktree.publish import is_test
-from ava_roles.worktree.spec import WorktreeSpec, failing_part
+from ava_roles.worktree.spec import WorktreeSpec, failing_part, namespace_of, within
 
 NPM = json.dumps({"scripts": {"test": "node --test"}})
 PLACEHOLDER = json.dumps({"scripts": {"test": 'echo "Error: no test specified" && exit 1'}})

@@ -18,7 +18,7 @@ from ava_audit.events import RunStarted, SpawnProposed, ToolCall, ToolResult, Wh
 from ava_audit.retention import erase_run
 from ava_roles.errors import ToolFailed
 from ava_roles.tool import ToolContext
-from ava_roles.tools.run_specs import ReadSubagentResultArgs
+from ava_roles.tools.run import ReadSubagentResultArgs
 from ava_server.approval.requests import EARLIER_MOST
 from ava_server.budget.run_config import EarlierRun
 from ava_server.runs.run_tools import PAGE_CHARS, RESULT_CHARS, ReadSubagentResult

@@ -18,7 +18,7 @@ from ava_extras import EXTRAS, ExtraMissing, has_extra, install_command
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.paths import Root
 from ava_roles.tools import pages, parser_process
-from ava_roles.tools.search import PassageReader
+from ava_roles.tools.files import PassageReader
 from ava_server.cli import app
 from ava_server.http import server
 from ava_server.http.settings import Reach

@@ -15,7 +15,7 @@ from support.runtime import arrived, hand_over, open_lab
 
 from ava_audit.events import ToolCall, ToolResult
 from ava_roles.tool import ToolContext
-from ava_roles.tools.run_specs import ReadToolResultArgs
+from ava_roles.tools.run import ReadToolResultArgs
 from ava_roles.wrap import wrap_tool_output
 from ava_server.runs.history import History
 from ava_server.runs.result import NEAR_CHARS, check_quotes, edit_distance, normalize

@@ -11,7 +11,7 @@ from ava_audit.events import AssistantMessage, ToolCall, ToolResult
 from ava_audit.store.store import Store
 from ava_roles.errors import ToolFailed
 from ava_roles.tool import ToolContext
-from ava_roles.tools.run_specs import ReadToolResultArgs, ScratchpadArgs
+from ava_roles.tools.run import ReadToolResultArgs, ScratchpadArgs
 from ava_roles.wrap import wrap_tool_output
 from ava_server.budget.run_config import RUN_TOOLS
 from ava_server.runs.history import History

@@ -292,7 +292,7 @@ async def test_a_run_that_ends_its_worker_again_and_again_waits_for_a_person(
 ) -> None:
     monkeypatch.setattr(worker_process, "READY_S", 1.0)
     poisoned = (
-        "import os; from ava_roles.tools.read_file import ReadFile;"
+        "import os; from ava_roles.tools.files import ReadFile;"
         " ReadFile.__call__ = lambda *_given: os.abort(); from ava_server.cli.app import main; main(['worker'])"
     )
     monkeypatch.setattr(WorkerProcesses.__init__, "__defaults__", ((sys.executable, "-c", poisoned),))

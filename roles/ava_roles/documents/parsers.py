@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from xml.parsers import expat
 
 from ava_roles.errors import ToolFailed
-from ava_roles.tools.pages import PAGE_CHARS, Pdf, WebPage
-from ava_roles.tools.tables import MAX_COLUMNS, PARSING_S, TableBudget, parsing, render_table
+from ava_roles.tools.pages import MAX_COLUMNS, PAGE_CHARS, PARSING_S, Pdf, TableBudget, WebPage, parsing, render_table
 
 if TYPE_CHECKING:
     from docx.table import Table

@@ -2,7 +2,7 @@
 
 `paths.Root` reads and writes files beneath one folder. `sandbox.Sandbox` is the protocol for running commands;
 `selection.find_sandbox` returns the strongest one that withstands an attack on this machine. `CommandWorkspace` gives
-commands a folder to work in, `workspace` decides which folder a run may use, and `git_folder` alone decides which git
+commands a folder to work in, `workspace` decides which folder a run may use, and `git` alone decides which git
 folder a checkout has. `launcher` is a program of its own: a guard, which only waits, and its child, the supervisor,
 each of which ends everything when the other is killed; `supervised` hands a supervisor on to the next command.
 `agent_command` starts somebody else's agent, which reaches one local server: `launcher/relay.py` passes its

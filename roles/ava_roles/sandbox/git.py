@@ -1,8 +1,17 @@
-"""Runs git so that nothing in a repository is executed: with Ava's own git directory, without its configuration."""
+"""Runs git so that nothing in a repository is executed: with Ava's own git directory, without its configuration.
+
+It also finds the git folder of a checkout, and checks that git follows nothing in it to another repository. Whoever
+wrote a folder may have written its `.git` too. It, or something in it, can lead to a repository of somebody else, which
+git would read, and in which it would make a branch. So what git follows lies beneath the checkout and is no link. A
+folder elsewhere counts only if it names this very checkout (as those of linked worktrees and submodules do) and the
+caller accepts it.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -14,11 +23,186 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-from ava_roles.errors import ToolFailed
-from ava_roles.sandbox.git_folder import NoGitFolder, find_git_folders, only
-from ava_roles.sandbox.path_access import make_folders, read_small
+from ava_roles.errors import ToolFailed, WorkspaceRefused
+from ava_roles.sandbox.path_access import is_link, make_folders, read_small
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import path_outside
+
+_CLONE = "clone the repository, and give the clone as workspace"
+_SMALL, _LIST = 5_000, 100_000
+_WORKTREE = re.compile(r"^[ \t]*worktree[ \t]*=[ \t]*(.*?)[ \t\r]*$", re.MULTILINE | re.IGNORECASE)
+
+Accept = Callable[[Path], None]
+"""Raises WorkspaceRefused for a folder outside the checkout that may not be used, before anything in it is read."""
+
+
+class NoGitFolder(Exception):
+    """Raised when a checkout's `.git` leads to no repository, or to another one; says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class GitFolders:
+    """The git folder of a checkout; all links are resolved.
+
+    `folder` contains HEAD and the index of this checkout; `common` is what all checkouts of the repository share:
+    objects, branches, configuration. `outside` is `common` where that is not beneath the checkout; else empty.
+    """
+
+    folder: Path
+    common: Path
+    outside: str
+
+
+def only(named: str) -> Accept:
+    """Return what accepts one git folder, the approved one; none if that is empty."""
+
+    def accept(folder: Path) -> None:
+        if not named or not folder.is_relative_to(named):
+            raise WorkspaceRefused("it lies outside the checkout, and is not approved")
+
+    return accept
+
+
+NOTHING_OUTSIDE = only("")
+
+
+def find_git_folders(repository: Path, accept: Accept = NOTHING_OUTSIDE) -> GitFolders:
+    """Return the git folder of a checkout with this root; `accept` decides about one outside that names it. Blocks.
+
+    Raises NoGitFolder: no repository, or git would follow something in it elsewhere; OSError: it cannot be read.
+    """
+    root = repository.resolve()
+    git = root / ".git"
+    _refuse_link(git)
+    folder = _resolve(root / _pointer(git, "gitdir: ")) if git.is_file() else git
+    inside = folder.is_relative_to(root)
+    _ask(accept, git, folder, inside=inside)
+    pointer = folder / "commondir"
+    _refuse_link(pointer)
+    common = _resolve(folder / _pointer(pointer)) if pointer.exists() else folder
+    if inside and not common.is_relative_to(root):
+        raise NoGitFolder(f"{pointer} leads out of {root}; {_CLONE}")
+    _ask(accept, pointer, common, inside=inside)
+    if not inside and not _is_checkout_of(root, folder, common):
+        raise NoGitFolder(_not_its_checkout(root, folder, common))
+    _check_followed(folder, common, (root, common))
+    return GitFolders(folder, common, "" if inside else str(common))
+
+
+def _ask(accept: Accept, pointer: Path, folder: Path, *, inside: bool) -> None:
+    if inside:
+        return
+    try:
+        accept(folder)
+    except WorkspaceRefused as refusal:
+        raise NoGitFolder(f"{pointer} leads to a git folder that may not be used: {refusal}; {_CLONE}") from None
+
+
+def _pointer(file: Path, before: str = "") -> str:
+    text = _text(file, _SMALL).strip()
+    if not text.startswith(before) or "\0" in text or "\n" in text:
+        raise NoGitFolder(f"{file} names no repository; {_CLONE}")
+    return text.removeprefix(before)
+
+
+def _resolve(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except RuntimeError:
+        raise NoGitFolder(f"{path} is a loop of links; {_CLONE}") from None
+
+
+def _text(file: Path, most: int) -> str:
+    _refuse_link(file)
+    data = read_small(file, most + 1)
+    if len(data) > most:  # git would read the rest
+        raise NoGitFolder(f"{file} is too long; {_CLONE}")
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _is_checkout_of(root: Path, folder: Path, common: Path) -> bool:
+    """Tell whether a git folder elsewhere names a checkout as its own: only who may write there can make it do so."""
+    with suppress(FileNotFoundError):
+        if folder != common:
+            named = _pointer(folder / "gitdir")
+            return folder.parent == common / "worktrees" and _resolve(folder / named) == root / ".git"
+        for name in ("config.worktree", "config"):
+            if (folder / name).is_file() and (found := _WORKTREE.findall(_text(folder / name, _LIST))):
+                named = re.sub(r"\\(.)", r"\1", found[-1].strip('"'))
+                return _resolve(folder / named) == root
+    return False
+
+
+def _not_its_checkout(root: Path, folder: Path, common: Path) -> str:
+    words = ["git", f"--git-dir={common}", "worktree", "repair", str(root)]
+    if folder == common:
+        words = ["git", "-C", str(root), "config", "core.worktree", str(root)]
+    return f"{folder} does not name {root} as its checkout; if it is, run `{shlex.join(words)}`, else {_CLONE}"
+
+
+def _check_followed(folder: Path, common: Path, within: Sequence[Path]) -> None:
+    """Check that what git follows in a git folder is not a link, and that its objects lie in these folders."""
+    _refuse_link(folder / "HEAD", may_be_ref=True)
+    for place in (folder / "reftable", *map(common.joinpath, ("config", "packed-refs", "reftable"))):
+        _refuse_links(place)
+    for place in (folder / "reftable", common / "reftable"):
+        tables = place / "tables.list"
+        if tables.is_file() and "/" in _text(tables, _LIST):
+            raise NoGitFolder(f"{tables} leads elsewhere; {_CLONE}")
+    _refuse_links(common / "refs", may_be_refs=True)
+    _refuse_links(common / "logs")
+    pending, seen = [common / "objects"], set[Path]()
+    while pending:
+        objects = pending.pop()
+        if objects not in seen:
+            seen.add(objects)
+            _refuse_links(objects)
+            pending += _alternates(objects, within)
+
+
+def _alternates(objects: Path, within: Sequence[Path]) -> list[Path]:
+    """Return the further folders with objects that a folder with objects names."""
+    file = objects / "info" / "alternates"
+    if not file.exists():
+        return []
+    found: list[Path] = []
+    for line in _text(file, _LIST).split("\n"):
+        if not line or line.startswith("#"):
+            continue
+        path = Path(
+            os.path.normpath(objects / line)
+        )  # as git does; it would unquote a path in quotes, and cut it at \0
+        beneath = any(path.is_relative_to(each) for each in within)
+        if line.startswith('"') or "\0" in line or not beneath or _resolve(objects / line) != path:
+            mend = f"git -C {shlex.quote(str(within[0]))} repack -a -d && rm {shlex.quote(str(file))}"
+            raise NoGitFolder(
+                f"{file} leads to the objects of another repository; copy them with `{mend}`, or {_CLONE}"
+            )
+        found.append(path)
+    return found
+
+
+def _refuse_links(place: Path, *, may_be_refs: bool = False) -> None:
+    """Refuse a link, and a folder with one in it; what is not there is fine."""
+    _refuse_link(place)
+    pending = [str(place)] if place.is_dir() else []
+    while pending:
+        with suppress(FileNotFoundError), os.scandir(pending.pop()) as scan:  # git may be removing it
+            for entry in scan:
+                if entry.is_file(follow_symlinks=False):
+                    continue
+                _refuse_link(Path(entry.path), may_be_ref=may_be_refs)
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(entry.path)
+
+
+def _refuse_link(path: Path, *, may_be_ref: bool = False) -> None:
+    if is_link(path):
+        target = path.readlink() if path.is_symlink() else Path()
+        # An old form of "ref: refs/…", which git reads so where it looks for a branch; elsewhere it follows the link.
+        if not may_be_ref or target.parts[:1] != ("refs",) or ".." in target.parts:
+            raise NoGitFolder(f"{path} is a link, and git would follow it; {_CLONE}")
+
 
 GIT_S = 30.0
 _INDEX_MAX = 500_000_000

@@ -27,7 +27,7 @@ from ava_roles.tools.document import (
     render_change,
     render_changes,
 )
-from ava_roles.worktree.namespace import BYTES_MAX, Edits
+from ava_roles.worktree.spec import BYTES_MAX, Edits
 from ava_roles.wrap import clean, shown_offsets
 
 _MAX_NEAREST = 3

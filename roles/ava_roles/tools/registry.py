@@ -7,10 +7,8 @@ from functools import cache
 
 from ava_roles.tool import Tool, ToolSpec
 from ava_roles.tools.edits import EditFile, WriteFile
-from ava_roles.tools.read_file import ReadFile
-from ava_roles.tools.run_files import Recall, SaveArtifact
-from ava_roles.tools.run_specs import RUN_SPECS
-from ava_roles.tools.search import FindFiles, SearchAndRead, SearchCodebase
+from ava_roles.tools.files import FindFiles, ReadFile, SearchAndRead, SearchCodebase
+from ava_roles.tools.run import RUN_SPECS, Recall, SaveArtifact
 from ava_roles.tools.shell import PythonExec, RunBash
 from ava_roles.tools.web import HttpGet, ReadWebpages, WebSearch
 

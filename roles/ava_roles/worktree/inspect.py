@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from ava_roles.sandbox.git import copy_file
-from ava_roles.sandbox.git_folder import NOTHING_OUTSIDE, Accept
+from ava_roles.sandbox.git import NOTHING_OUTSIDE, Accept, copy_file
 from ava_roles.sandbox.paths import shown
 from ava_roles.worktree.repository import (
     CommitFiles,

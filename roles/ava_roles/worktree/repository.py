@@ -20,8 +20,19 @@ from pathlib import Path
 
 from ava_roles.errors import FolderReplaced, NoRepository, ToolFailed, WorktreeFailed
 from ava_roles.sandbox import temporary
-from ava_roles.sandbox.git import SAFE_CONFIG, GitOutput, copy_file, git_environment, git_program, run_git
-from ava_roles.sandbox.git_folder import NOTHING_OUTSIDE, Accept, GitFolders, NoGitFolder, find_git_folders
+from ava_roles.sandbox.git import (
+    NOTHING_OUTSIDE,
+    SAFE_CONFIG,
+    Accept,
+    GitFolders,
+    GitOutput,
+    NoGitFolder,
+    copy_file,
+    find_git_folders,
+    git_environment,
+    git_program,
+    run_git,
+)
 from ava_roles.sandbox.path_access import make_folders, read_small
 from ava_roles.sandbox.paths import Root, folder_identity, is_same_folder
 
@@ -444,3 +455,25 @@ def file_digest(tree: Root, name: str) -> str:
     except ToolFailed:
         return ""
     return hashlib.sha256(data).hexdigest()
+
+
+_MANIFESTS = frozenset(
+    {
+        "package.json", "package-lock.json", "npm-shrinkwrap.json", "pnpm-lock.yaml", "yarn.lock", "bun.lock",
+        "pyproject.toml", "setup.py", "setup.cfg", "poetry.lock", "uv.lock", "pdm.lock", "Pipfile", "Pipfile.lock",
+        "environment.yml", "Cargo.toml", "Cargo.lock", "go.mod", "go.sum", "Gemfile", "Gemfile.lock",
+        "composer.json", "composer.lock", "CMakeLists.txt",
+    }
+)  # fmt: skip
+"""Files that say what a project depends on, besides `requirements*.txt`."""
+
+
+def manifests_digest(git: Git, tree: str) -> str:
+    """Return a digest of a commit or tree that changes when a file that names dependencies does."""
+    listed = git("ls-tree", "-r", "-z", "--full-tree", tree).names()
+    found: list[str] = []
+    for entry in listed:
+        name = entry.partition("\t")[2].rpartition("/")[2]
+        if name in _MANIFESTS or (name.startswith("requirements") and name.endswith(".txt")):
+            found.append(entry)
+    return hashlib.sha256("\0".join(found).encode("utf-8", "surrogateescape")).hexdigest()[:16]

@@ -15,16 +15,15 @@ from anyio.from_thread import check_cancelled
 
 from ava_roles.errors import WorktreeFailed
 from ava_roles.sandbox.command_workspace import CommandSandbox
-from ava_roles.sandbox.git_folder import only
+from ava_roles.sandbox.git import only
 from ava_roles.sandbox.path_access import remove_tree
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import Command, Sandbox
 from ava_roles.sandbox.toolchains import HostFolders
 from ava_roles.threads import run_sync
-from ava_roles.worktree.namespace import Edits
 from ava_roles.worktree.publish import publish_branch, unified_diff
-from ava_roles.worktree.repository import UserRepository, translate_os_errors
-from ava_roles.worktree.spec import Baseline, Branch, Verdict, WorktreeSpec, manifests_digest
+from ava_roles.worktree.repository import UserRepository, manifests_digest, translate_os_errors
+from ava_roles.worktree.spec import Baseline, Branch, Edits, Verdict, WorktreeSpec
 from ava_roles.worktree.state import WorktreeFolder
 from ava_roles.worktree.trees import Trees, WorktreeSandboxes
 

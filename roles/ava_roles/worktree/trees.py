@@ -23,7 +23,6 @@ from ava_roles.sandbox.path_access import make_folders, remove_tree
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.sandbox.toolchains import HostFolders, find_toolchains
 from ava_roles.sandbox.workspace_copy import find_dependencies
-from ava_roles.worktree.namespace import within
 from ava_roles.worktree.repository import (
     Git,
     ProtectedPaths,
@@ -32,7 +31,7 @@ from ava_roles.worktree.repository import (
     find_protected_paths,
     translate_os_errors,
 )
-from ava_roles.worktree.spec import WorktreeSpec
+from ava_roles.worktree.spec import WorktreeSpec, within
 from ava_roles.worktree.state import (
     WorktreeFolder,
     WorktreeRecord,

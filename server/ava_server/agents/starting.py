@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
-from ava_roles.sandbox.agent_command import HOME, agent_command, find_agent
+from ava_roles.sandbox.command_workspace import HOME, agent_command, find_agent
 from ava_roles.sandbox.path_access import make_folders
 from ava_roles.sandbox.sandbox import Command, LocalServer
 

@@ -12,13 +12,12 @@ from typing import TypeVar
 
 from ava_roles.errors import RolesError
 from ava_roles.role import Role, command_line, parse_role
-from ava_roles.sandbox.git_folder import Accept, only
+from ava_roles.sandbox.git import Accept, only
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.workspace import Workspace
 from ava_roles.tools.registry import specs_of, tool_specs
 from ava_roles.worktree.inspect import CheckoutState, find_verify_commands, inspect_checkout
-from ava_roles.worktree.namespace import namespace_of
-from ava_roles.worktree.spec import WorktreeSpec
+from ava_roles.worktree.spec import WorktreeSpec, namespace_of
 from ava_server.approval.requests import SpawnArgs
 from ava_server.budget.run_config import Coding, RunConfig
 from ava_server.core.errors import AvaError, BadInput, Refused

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 from ava_audit.events import SubagentComplete
 from ava_audit.rows import RunRow
 from ava_audit.view import View
-from ava_roles.tools.run_specs import READ_SUBAGENT_RESULT
+from ava_roles.tools.run import READ_SUBAGENT_RESULT
 from ava_roles.wrap import clean
 from ava_server.budget.run_config import EarlierRun
 from ava_server.core.errors import BadInput

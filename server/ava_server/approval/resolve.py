@@ -15,15 +15,15 @@ from ava_roles.errors import RolesError, ToolFailed, WorkspaceRefused
 from ava_roles.mcp_client.run_servers import ToolListing
 from ava_roles.mcp_client.tools import ServerEntry
 from ava_roles.role import Role
-from ava_roles.sandbox.agent_command import find_agent
-from ava_roles.sandbox.git_folder import NoGitFolder
+from ava_roles.sandbox.command_workspace import find_agent
+from ava_roles.sandbox.git import NoGitFolder
 from ava_roles.sandbox.paths import folder_identity
 from ava_roles.sandbox.sandbox import INSTALL_BUBBLEWRAP, Sandbox, Unavailable
 from ava_roles.sandbox.workspace import Workspace
 from ava_roles.tool import Tool, ToolSpec
 from ava_roles.tools.registry import specs_of, tool_specs
-from ava_roles.tools.run_files import NAME as RECALL
-from ava_roles.tools.run_specs import ASK
+from ava_roles.tools.run import ASK
+from ava_roles.tools.run import NAME as RECALL
 from ava_roles.wrap import show_controls
 from ava_server.approval.coding import changes_files, refuse_coding, resolve_coding
 from ava_server.approval.estimates import with_estimate

@@ -15,8 +15,7 @@ from ava_roles.mcp_client.run_servers import McpTool, RunMcpServers, ToolListing
 from ava_roles.mcp_client.tools import OfferedTool, ServerEntry, covers, is_wildcard, server_of
 from ava_roles.role import Role, parse_role
 from ava_roles.sandbox.command_workspace import CopiedWorkspace
-from ava_roles.sandbox.git import git_program
-from ava_roles.sandbox.git_folder import Accept, find_git_folders
+from ava_roles.sandbox.git import Accept, find_git_folders, git_program
 from ava_roles.sandbox.path_access import remove_tree
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import STRENGTH, Sandbox, Unavailable

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, PlainSerializer
 
 from ava_roles.mcp_client.tools import OfferedTool
-from ava_roles.tools.run_specs import RUN_SPECS
+from ava_roles.tools.run import RUN_SPECS
 from ava_server.budget.run_caps import CAPS, COST
 from ava_server.core.ids import IN_PROCESS
 from ava_server.models.prices import Price

@@ -11,7 +11,7 @@ import typer
 
 from ava_extras import has_extra, install_command, load, missing
 from ava_roles.errors import RolesError
-from ava_roles.sandbox.agent_command import find_agent
+from ava_roles.sandbox.command_workspace import find_agent
 from ava_roles.sandbox.sandbox import INSTALL_BUBBLEWRAP, Sandbox, Unavailable
 from ava_server.approval.scope import sandbox_here
 from ava_server.cli.log_access import read_settings

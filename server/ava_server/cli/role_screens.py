@@ -9,11 +9,10 @@ from ava_audit.units import minutes
 from ava_roles.catalog import Catalog, UntrustedFile
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.memory import Memory
-from ava_roles.prompt import system_prompt
-from ava_roles.role import Role, effect_words, first_sentence
+from ava_roles.role import Role, effect_words, first_sentence, system_prompt
 from ava_roles.tool import ToolArgs, ToolSpec
 from ava_roles.tools.registry import specs_of, tool_specs
-from ava_roles.tools.run_specs import RUN_SPECS
+from ava_roles.tools.run import RUN_SPECS
 from ava_roles.wrap import clean, show_controls
 from ava_server.approval.coding import lacks_model
 from ava_server.approval.requests import SpawnArgs

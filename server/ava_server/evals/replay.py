@@ -52,7 +52,7 @@ from ava_roles.mcp_client.run_servers import RunMcpServers
 from ava_roles.role import Role, parse_role
 from ava_roles.tool import Tool, ToolContext
 from ava_roles.tools.registry import builtin_tools, tool_specs
-from ava_roles.tools.run_specs import ASK
+from ava_roles.tools.run import ASK
 from ava_roles.tools.shell import RunBash
 from ava_server.budget.caps import SHARED_CAPS, settle_unknown
 from ava_server.budget.run_caps import CAPS

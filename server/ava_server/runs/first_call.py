@@ -15,8 +15,7 @@ from typing import Any
 from ava_audit.events import RunStarted, UserMessage
 from ava_audit.units import MICROS_PER_CENT, format_usd
 from ava_roles import BUILT_IN_SOURCE
-from ava_roles.prompt import system_prompt
-from ava_roles.role import parse_role
+from ava_roles.role import parse_role, system_prompt
 from ava_roles.tool import Tool
 from ava_server.approval.requests import NAME as READ_RESULT
 from ava_server.approval.summary import list_earlier

@@ -19,7 +19,7 @@ from ava_audit.units import local_second, now_us
 from ava_audit.view import Command, Outcome, View
 from ava_roles.errors import ToolFailed
 from ava_roles.tool import ToolContext, ToolOutput
-from ava_roles.tools.run_specs import ASK, AskArgs
+from ava_roles.tools.run import ASK, AskArgs
 from ava_roles.wrap import add_bars, clean, one_line
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import label, new_id

@@ -29,7 +29,7 @@ from ava_roles.sandbox.path_access import make_folders, remove_tree
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.toolchains import HostFolders
 from ava_roles.tool import Source, Tool, ToolContext, ToolOutput
-from ava_roles.tools.run_specs import (
+from ava_roles.tools.run import (
     READ_SUBAGENT_RESULT,
     READ_TOOL_RESULT,
     SCRATCHPAD,

@@ -25,8 +25,8 @@ from ava_roles.errors import FolderReplaced, ToolFailed, WorkspaceRefused, Workt
 from ava_roles.mcp_client.run_servers import RunMcpServers
 from ava_roles.memory import Memory
 from ava_roles.role import parse_role
-from ava_roles.sandbox.agent_command import find_agent
-from ava_roles.sandbox.git_folder import Accept, NoGitFolder, only
+from ava_roles.sandbox.command_workspace import find_agent
+from ava_roles.sandbox.git import Accept, NoGitFolder, only
 from ava_roles.sandbox.path_access import make_folders, remove_tree
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable

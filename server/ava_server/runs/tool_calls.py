@@ -26,7 +26,7 @@ from ava_roles.errors import ToolFailed
 from ava_roles.placeholders import InjectedSecret, has_placeholder
 from ava_roles.sandbox.path_access import make_folders
 from ava_roles.tool import Source, Tool, ToolArgs, ToolOutput, ToolSpec, status_sentence
-from ava_roles.tools.run_specs import ASK
+from ava_roles.tools.run import ASK
 from ava_roles.wrap import clean, wrap_tool_output
 from ava_server import telemetry
 from ava_server.core.shortage import shortage_in

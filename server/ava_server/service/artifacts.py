@@ -80,7 +80,7 @@ def read_artifact(root: Root, file: Mapping[str, Any]) -> bytes:
 
 
 def _check_name(file: Mapping[str, Any]) -> str:
-    from ava_roles.tools.run_files import is_artifact_name
+    from ava_roles.tools.run import is_artifact_name
 
     name = str(file.get("name"))
     if not is_artifact_name(name):

@@ -17,9 +17,9 @@ from ava_audit.rows import RunRow
 from ava_audit.store.store import Store
 from ava_audit.view import View
 from ava_roles.errors import RolesError
-from ava_roles.sandbox.git_folder import only
+from ava_roles.sandbox.git import only
 from ava_roles.sandbox.temporary import temporary_folder
-from ava_roles.worktree.snapshot import TravelledBranch, bring_branch, has_commit
+from ava_roles.worktree.publish import TravelledBranch, bring_branch, has_commit
 from ava_server.budget.run_config import Coding, StoredFile, config_of
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import AvaError, Refused
