@@ -186,7 +186,15 @@ def repair_file(view: View, *, folder: Path, file: str) -> int:
             if not _has_foreign_entry(view, out, good):
                 out.truncate(good)
                 return good
-    _quarantine(path)
+    number = 1
+    while (free := path.with_name(f"{path.stem}.{QUARANTINE_MARK}-{number}{path.suffix}")).exists():
+        number += 1
+    path.rename(free)
+    log.warning(
+        "%s has entries that this log lacks (the log was removed or restored from an older copy): it is kept as %s",
+        path.name,
+        free.name,
+    )
     return repair_file(view, folder=folder, file=file)
 
 
@@ -335,18 +343,6 @@ def _last_line(path: Path, *, torn: bool = False) -> bytes:
             if whole or wanted >= size:
                 return whole[-1] if whole else b""
             wanted *= 16
-
-
-def _quarantine(path: Path) -> None:
-    number = 1
-    while (free := path.with_name(f"{path.stem}.{QUARANTINE_MARK}-{number}{path.suffix}")).exists():
-        number += 1
-    path.rename(free)
-    log.warning(
-        "%s has entries that this log lacks (the log was removed or restored from an older copy): it is kept as %s",
-        path.name,
-        free.name,
-    )
 
 
 def remove_old_quarantined(folder: Path, before_us: int) -> None:

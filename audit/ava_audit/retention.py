@@ -159,7 +159,10 @@ async def finish_erasures(store: Store, mirror: Mirror, folders: Iterable[Path],
             if (await store.read(partial(_run_batch, run_id=run_id))).rows:
                 await erase_run(store, run_id, (), who, why)
         await mirror.repair_erased(create=mirrored)
-        await _merge_index(store)
+        more = await store.maintain(partial(merge_words, pages=-MERGE_PAGES))
+        while more:
+            await anyio.sleep(PAUSE_S)
+            more = await store.maintain(partial(merge_words, pages=MERGE_PAGES))
         await anyio.to_thread.run_sync(_remove_folders, list(folders), unfinished.runs)
         await anyio.to_thread.run_sync(remove_quarantined_runs, mirror.folder, unfinished.runs)
         if store.blobs is not None:
@@ -288,13 +291,6 @@ async def _transact(store: Store, work: Callable[[Database], Outcome[T]]) -> T:
         await store.checkpoint()
     await anyio.sleep(max(PAUSE_S, time.monotonic() - began))
     return done
-
-
-async def _merge_index(store: Store) -> None:
-    more = await store.maintain(partial(merge_words, pages=-MERGE_PAGES))
-    while more:
-        await anyio.sleep(PAUSE_S)
-        more = await store.maintain(partial(merge_words, pages=MERGE_PAGES))
 
 
 def _remove_folders(folders: Iterable[Path], runs: Iterable[str]) -> None:

@@ -343,7 +343,10 @@ class LockedInstances:
     def activities(self) -> Activities:
         read_s, found = self._activities
         if time.monotonic() - read_s > KNOWN_S:
-            found = read_activities(self.folder)
+            try:
+                found = {(path.stem, run): text for path in self.folder.glob(f"*{SUFFIX}") for run, text in _read(path)}
+            except OSError:
+                found = {}
             self._activities = time.monotonic(), found
         return found
 
@@ -465,13 +468,6 @@ class ActivityFile:
                 self._path.unlink(missing_ok=True)
             except OSError as error:
                 log.debug("%s stays: %s", self._path.name, error)
-
-
-def read_activities(folder: Path) -> Activities:
-    try:
-        return {(path.stem, run): text for path in folder.glob(f"*{SUFFIX}") for run, text in _read(path)}
-    except OSError:
-        return {}
 
 
 def _read(path: Path) -> Iterator[tuple[str, str]]:

@@ -84,7 +84,12 @@ def find_git_folders(repository: Path, accept: Accept = NOTHING_OUTSIDE) -> GitF
         raise NoGitFolder(f"{pointer} leads out of {root}; {_CLONE}")
     _ask(accept, pointer, common, inside=inside)
     if not inside and not _is_checkout_of(root, folder, common):
-        raise NoGitFolder(_not_its_checkout(root, folder, common))
+        words = ["git", f"--git-dir={common}", "worktree", "repair", str(root)]
+        if folder == common:
+            words = ["git", "-C", str(root), "config", "core.worktree", str(root)]
+        raise NoGitFolder(
+            f"{folder} does not name {root} as its checkout; if it is, run `{shlex.join(words)}`, else {_CLONE}"
+        )
     _check_followed(folder, common, (root, common))
     return GitFolders(folder, common, "" if inside else str(common))
 
@@ -131,13 +136,6 @@ def _is_checkout_of(root: Path, folder: Path, common: Path) -> bool:
                 named = re.sub(r"\\(.)", r"\1", found[-1].strip('"'))
                 return _resolve(folder / named) == root
     return False
-
-
-def _not_its_checkout(root: Path, folder: Path, common: Path) -> str:
-    words = ["git", f"--git-dir={common}", "worktree", "repair", str(root)]
-    if folder == common:
-        words = ["git", "-C", str(root), "config", "core.worktree", str(root)]
-    return f"{folder} does not name {root} as its checkout; if it is, run `{shlex.join(words)}`, else {_CLONE}"
 
 
 def _check_followed(folder: Path, common: Path, within: Sequence[Path]) -> None:

@@ -158,15 +158,13 @@ def read_csv(data: bytes, hide: Callable[[str], str] = str) -> str:
         raise ToolFailed("this file is named like a CSV but is not text; choose another file")
 
     beginning = hide(text[: _CSV_CHARS + _LONG_CELL_CHARS])[:_CSV_CHARS]
-    shown = render_table(csv.reader(io.StringIO(beginning, newline=""), delimiter=_separator(beginning)))
+    lines = beginning[:8_192].splitlines()[:20]
+    often = {sign: (sum(sign in line for line in lines), sum(line.count(sign) for line in lines)) for sign in ",;\t|"}
+    delimiter = max(often, key=often.__getitem__)
+    shown = render_table(csv.reader(io.StringIO(beginning, newline=""), delimiter=delimiter))
     if len(text) > _CSV_CHARS:
         shown += f"\n(only the first {_CSV_CHARS:,} characters were read)"
     return shown
-
-
-def _separator(text: str) -> str:
-    lines = text[:8_192].splitlines()[:20]
-    return max(",;\t|", key=lambda sign: (sum(sign in line for line in lines), sum(line.count(sign) for line in lines)))
 
 
 class TableBudget:

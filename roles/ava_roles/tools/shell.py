@@ -105,7 +105,10 @@ class PythonExec:
         def argv(bench: CommandSandbox) -> tuple[str, ...]:
             here, seen = bench.code
             (here / _PROGRAM).write_bytes(program)
-            return (_python(), str(seen / _PROGRAM))
+            python = shutil.which("python3", path=_SYSTEM_PATH)
+            if python is None:
+                raise ToolFailed("this system has no Python of its own (/usr/bin/python3); use run_bash if you have it")
+            return (python, str(seen / _PROGRAM))
 
         return await _run(at, argv, args.timeout, importable=True)
 
@@ -159,13 +162,6 @@ def _describe_end(finished: Finished, timeout_s: int, renewed: str) -> str:
             return f"[ended by a signal after {took}: it crashed, or met a limit of the sandbox; run less at once]"
         case "exited":
             return f"[exit code {finished.code}, {took}]"
-
-
-def _python() -> str:
-    program = shutil.which("python3", path=_SYSTEM_PATH)
-    if program is None:
-        raise ToolFailed("this system has no Python of its own (/usr/bin/python3); use run_bash if you have it")
-    return program
 
 
 def _encode(text: str) -> bytes:

@@ -313,8 +313,11 @@ def pack_snapshot(
         if (size := pack.stat().st_size) > limit:
             return f"it has {size / 1e6:,.0f} MB compressed"
         ignore = Path(checkout.excludes())
+        settings = {name: checkout.settings.get(name, default) for name, default in _DEFAULTS.items()}
+        if kind := checkout.settings.get(_FORMAT, ""):
+            settings[_FORMAT] = kind
         small = {
-            SETTINGS: json.dumps(_settings_of(checkout), sort_keys=True).encode(),
+            SETTINGS: json.dumps(settings, sort_keys=True).encode(),
             "exclude": _info(checkout, "exclude"),
             "attributes": _info(checkout, "attributes"),
             "ignore": _read(ignore) if ignore.is_absolute() else b"",
@@ -420,13 +423,6 @@ def _objects_of(git: Git, commit: str) -> list[str]:
     entries = [entry.partition("\t")[0].split() for entry in listed]
     found = [words[2] for words in entries if words[1] != "commit"]
     return [commit, git.line("rev-parse", f"{commit}^{{tree}}"), *sorted(set(found))]
-
-
-def _settings_of(checkout: UserRepository) -> dict[str, str]:
-    found = {name: checkout.settings.get(name, default) for name, default in _DEFAULTS.items()}
-    if kind := checkout.settings.get(_FORMAT, ""):
-        found[_FORMAT] = kind
-    return found
 
 
 def _info(checkout: UserRepository, name: str) -> bytes:

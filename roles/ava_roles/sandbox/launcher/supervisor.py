@@ -159,7 +159,11 @@ def main() -> None:
     if pid:
         control.close()
         guard.close()
-        _guard(pid, server, supervisor)
+        waiting = select.poll()
+        waiting.register(server, select.POLLIN)
+        waiting.register(supervisor, select.POLLIN)
+        waiting.poll()  # until the supervisor has ended or the server is gone
+        _end_all(pid)
     else:
         server.close()
         supervisor.close()
@@ -171,15 +175,6 @@ def main() -> None:
 def _own_descendants() -> None:
     kernel.adopt_orphans()
     kernel.continue_on_parent_death()  # a stopped process would not see that its parent is gone
-
-
-def _guard(pid: int, server: socket, supervisor: socket) -> None:
-    """Wait until the supervisor has ended or the server is gone, and end all that is left."""
-    waiting = select.poll()
-    waiting.register(server, select.POLLIN)
-    waiting.register(supervisor, select.POLLIN)
-    waiting.poll()
-    _end_all(pid)
 
 
 def _run_commands(control: socket, guard_at: int) -> None:
