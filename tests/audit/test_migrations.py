@@ -15,7 +15,7 @@ import anyio
 import pytest
 from anyio.streams.buffered import BufferedByteReceiveStream
 from support.log import Life, child, write, write_each, write_texts
-from support.logs.newer import newer
+from support.logs.cutting import newer
 
 from ava_audit import reducers
 from ava_audit.database import Database

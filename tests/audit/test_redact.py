@@ -12,7 +12,7 @@ from urllib.parse import quote, quote_plus
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.redaction.private_keys import BEGINNINGS, body_of, leaked, private_key
+from support.redaction import BEGINNINGS, body_of, leaked, private_key
 
 from ava_audit.redaction import Redactor, RunRedactor, passwords, private_keys, redactor, shapes
 

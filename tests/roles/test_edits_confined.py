@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.sandboxes.roots import WAYS, kernel, stepwise
-from support.sandboxes.swapping import swapping
+from support.sandboxes.roots import WAYS, kernel, stepwise, swapping
 
 from ava_roles.errors import AccessRefused, NotThere, ToolFailed
 from ava_roles.sandbox.paths import Root

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.sandboxes.roots import WAYS, kernel, stepwise
-from support.sandboxes.swapping import swapping
+from support.sandboxes.roots import WAYS, kernel, stepwise, swapping
 
 from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.sandbox import path_access

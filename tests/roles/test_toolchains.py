@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path, PurePosixPath
 
 import pytest
-from support.repositories.projects import linked_program, write
+from support.repositories.projects import write
 
 from ava_roles.sandbox.sandbox import Bind
 from ava_roles.sandbox.selection import interpreter_binds
@@ -20,6 +21,21 @@ from ava_roles.sandbox.toolchains import (
     python_library,
     script_interpreter,
 )
+
+
+def linked_program(library: str, folders: str) -> bytes:
+    """An ELF file that names a library which it needs, and folders where the loader looks for it."""
+    strings = b"\0" + library.encode() + b"\0" + folders.encode() + b"\0"
+    begin, base = 64 + 2 * 56, 0x400000
+    entries = [(1, 1), (29, 2 + len(library)), (5, base + begin), (0, 0)]
+    dynamic = b"".join(struct.pack("<QQ", *entry) for entry in entries)
+    size = begin + len(strings) + len(dynamic)
+    header = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 3, 62, 1, 0, 64, 0, 0, 64, 56, 2, 0, 0, 0)
+    load = struct.pack("<IIQQQQQQ", 1, 4, 0, base, base, size, size, 4096)
+    at = begin + len(strings)
+    section = struct.pack("<IIQQQQQQ", 2, 4, at, base + at, base + at, len(dynamic), len(dynamic), 8)
+    return header + load + section + strings + dynamic
+
 
 PROGRAM = "#!/bin/sh\n"
 

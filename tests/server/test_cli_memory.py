@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.redaction.kept_secret import VALUE, leaks_under, store
+from support.redaction import VALUE, leaks_under, store
 from support.terminal import COMMAND, ava, environment, on_terminal
 
 from ava_roles.memory import NOTE_BYTES

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +25,30 @@ from support.repositories.coding import (
     asked,
     branches,
     coded,
-    give_pytest,
     project,
     says,
     worktrees,
 )
-from support.repositories.projects import checkout, git, write
+from support.repositories.projects import checkout, environment_of, git, write
 from support.runtime import Lab, arrived, hand_over, open_lab
 from support.sandboxes.attacks import needs_confinement
 
 from ava_audit.events import RunPaused, ToolResult, WorkChecked, WorktreeReady
 from ava_server.render.host_text import text_of
+
+
+def give_pytest(repository: Path) -> None:
+    """Give a project a virtual environment of its own, with the pytest that runs this."""
+    environment_of(Path(sys.executable).resolve(), repository, {})
+    (packages,) = (repository / ".venv" / "lib").glob("python*/site-packages")
+    for name in ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments"):
+        found = find_spec(name)
+        assert found is not None and found.origin is not None
+        source = Path(found.origin)
+        if source.name == "__init__.py":
+            shutil.copytree(source.parent, packages / name)
+        else:
+            shutil.copy(source, packages)
 
 
 @pytest.fixture(scope="module", autouse=True)

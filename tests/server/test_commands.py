@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,7 +16,7 @@ import pytest
 from support import owner
 from support.model_server import Say, running_model_server
 from support.processes import marked
-from support.repositories.projects import checkout, environment_of, git, names, node_of_nvm, python_of_uv, tree, write
+from support.repositories.projects import checkout, environment_of, git, names, tree, write
 from support.runtime import Lab, hand_over, open_lab, settings_of
 from support.sandboxes.attacks import needs_confinement
 
@@ -26,6 +27,36 @@ from ava_roles.sandbox.selection import find_sandbox
 from ava_server.approval.scope import remove_workbenches
 from ava_server.budget.run_config import config_of
 from ava_server.core.errors import ConfigError
+
+_LEFT_OUT = shutil.ignore_patterns(
+    "test", "__pycache__", "site-packages", "idlelib", "tkinter", "ensurepip", "config-*"
+)
+
+
+def python_of_uv(home: Path) -> Path:
+    """Install a Python below a home folder as uv does, and return it as uv calls it: through a link of its version."""
+    minor = f"{sys.version_info.major}.{sys.version_info.minor}"
+    below = home / ".local" / "share" / "uv" / "python"
+    real = below / f"cpython-{minor}.{sys.version_info.micro}-linux-x86_64-gnu"
+    (real / "bin").mkdir(parents=True)
+    shutil.copy(Path(sys.executable).resolve(), real / "bin" / f"python{minor}")
+    shutil.copytree(sysconfig.get_path("stdlib"), real / "lib" / f"python{minor}", ignore=_LEFT_OUT, symlinks=True)
+    for library in (Path(sys.base_prefix) / "lib").glob("libpython*.so*"):
+        shutil.copy(library, real / "lib")
+    (below / f"cpython-{minor}-linux-x86_64-gnu").symlink_to(real)
+    return below / f"cpython-{minor}-linux-x86_64-gnu" / "bin" / f"python{minor}"
+
+
+def node_of_nvm(home: Path) -> Path:
+    """Install this machine's Node below a home folder as nvm does."""
+    real = shutil.which("node")
+    assert real is not None
+    prefix = home / ".nvm" / "versions" / "node" / "v20.0.0"
+    (prefix / "bin").mkdir(parents=True)
+    (prefix / "include" / "node").mkdir(parents=True)
+    shutil.copy(real, prefix / "bin" / "node")
+    return prefix / "bin" / "node"
+
 
 PROJECT = {
     "adding.py": "def add(a, b):\n    return a + b\n",

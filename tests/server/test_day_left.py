@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.model_server import Say
 from support.pages.browser import open_pages
-from support.proposed import checked, waiting_of
+from support.past_runs import checked, waiting_of
 from support.runtime import DONE, hand_over, open_lab
 
 from ava_server.approval.decisions import CheckedApproval

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.redaction.private_keys import body_of, leaked, private_key
+from support.redaction import body_of, leaked, private_key
 from support.repositories.projects import checkout, git
 
 from ava_audit.redaction import Redactor

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from support.log import Life, write, write_each
 from support.logs.past import me
-from support.past_runs import DISTRIBUTIONS, MODEL, PRICE, config, coverage, past, together
-from support.proposed import checked, waiting_of
+from support.past_runs import DISTRIBUTIONS, MODEL, PRICE, checked, config, coverage, past, together, waiting_of
 from support.runtime import PRICED, open_lab
 from support.terminal import ava
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 from support.model_server import Fail, Gate, Say, running_model_server
-from support.redaction.kept_secret import NAME, VALUE
+from support.redaction import NAME, VALUE
 from support.repositories.coding import RIGHT, RIGHTED, STILL_WRONG, WRONG, coded, project, says
 from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
 from support.sandboxes.attacks import needs_confinement

@@ -14,8 +14,8 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.schedules.ledger import Before, before, compare, facts_of, moved
 from support.schedules.play import config
-from support.schedules.transitions import Before, before, compare, facts_of, moved
 
 from ava_audit.errors import StaleOwner
 from ava_audit.events import CostReserved, Event, ExtensionAsked, Fact, Fence, QuestionAsked, RunPaused, Who

@@ -10,8 +10,7 @@ import anyio
 import anyio.to_thread
 import pytest
 from support.model_server import Gate, Say, Step
-from support.redaction.kept_secret import NAME, VALUE, leaks_in, store
-from support.redaction.private_keys import private_key
+from support.redaction import NAME, VALUE, leaks_in, private_key, store
 from support.repositories.coding import RIGHT, VERIFY, asked, branches, project
 from support.repositories.projects import git
 from support.runtime import Lab, arrived, hand_over, open_lab

@@ -14,7 +14,7 @@ import pytest
 from support.foreign.documents import pdf
 from support.foreign.servers import stdio_server, write_role
 from support.model_server import Say
-from support.redaction.private_keys import BEGINNINGS, body_of, leaked, private_key
+from support.redaction import BEGINNINGS, body_of, leaked, private_key
 from support.repositories.coding import PROJECT, VERIFY, asked
 from support.repositories.projects import checkout
 from support.runtime import Lab, hand_over, open_lab

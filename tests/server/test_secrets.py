@@ -24,7 +24,7 @@ import pytest
 from support import owner
 from support.model_server import Gate, ModelServer, Say, Step, running_model_server
 from support.network.web_site import Answer, Page, Site, make_certificate, site
-from support.redaction.kept_secret import (
+from support.redaction import (
     ELSEWHERE,
     HOST,
     NAME,

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.properties import BUSY_OR_SHARED
-from support.redaction.kept_secret import HOST, NAME, VALUE, add_role
+from support.redaction import HOST, NAME, VALUE, add_role
 from support.terminal import ava, on_terminal
 
 from ava_roles.wrap import clean

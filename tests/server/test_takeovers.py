@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -10,10 +11,12 @@ from pathlib import Path
 import anyio
 import pytest
 from anyio.abc import TaskGroup
-from support.chaos.takeovers import connecting_slowly, owning
+from support.chaos.takeovers import owning
 from support.databases import POSTGRES
-from support.model_server import Fail, Gate, Say, running_model_server
+from support.model_server import Fail, Gate, ModelServer, Say, Step, running_model_server
 from support.models.search_formats import FORMATS
+from support.network.cable import Cable, running_cables
+from support.network.certificates import issue
 from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
 from support.stdio import logged, until
 
@@ -24,6 +27,20 @@ from ava_server.core.ids import AGENT
 from ava_server.runs import manager
 from ava_server.runs.control import RunControl
 from ava_server.runs.mode import ASKING
+
+
+@contextmanager
+def connecting_slowly(
+    tmp: Path, monkeypatch: pytest.MonkeyPatch, step: Step
+) -> Generator[tuple[ModelServer, Cable, Mapping[str, str]]]:
+    issued = issue(tmp, "IP:127.0.0.1")
+    monkeypatch.setenv("SSL_CERT_FILE", str(issued.authority))
+    with (
+        running_model_server(lambda _request: step, issued.server) as server,
+        running_cables(server.port, ["127.0.0.1"]) as (cable,),
+    ):
+        yield server, cable, {"AVA_MODEL_BASE_URL": f"https://127.0.0.1:{cable.port}/v1"}
+
 
 SEARCHES = Say(calls=[("web_search", {"query": "podcast prices"})])
 

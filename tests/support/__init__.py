@@ -10,6 +10,5 @@ foreign: MCP servers, documents and attacks by others, for tests of what subagen
 chaos: machines, processes and networks that fail at random, for test_chaos, test_takeovers and the benchmarks.
 schedules: a model of the whole system that plays random steps, for test_schedules and test_lifecycle.
 logs: logs of the past, logs that are cut, and writers that are killed, for tests of the log.
-redaction: private keys, and where a secret was left, for tests of redaction.
 commands: parts and surroundings of the command line, for tests of commands.
 """

@@ -1,4 +1,4 @@
-"""Runs that ended, as estimates see them, and scripted distributions of what runs cost."""
+"""Runs that ended, as estimates see them, scripted distributions of what runs cost, and proposals that wait."""
 
 from __future__ import annotations
 
@@ -9,10 +9,32 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from ava_audit.units import now_us
 from ava_audit.view import PastRun
+from ava_server.approval.decisions import Approval, CheckedApproval, check_approval
 from ava_server.approval.estimates import SIMILAR, with_estimate
+from ava_server.approval.proposals import Pending, pending_proposals
 from ava_server.budget.run_config import RunConfig
 from ava_server.models.prices import Price
+from support.runtime import Lab
+
+
+async def waiting_of(lab: Lab) -> list[Pending]:
+    user = lab.runtime.user
+    limits, at_us = lab.runtime.spawn_limits_of(user), now_us()
+    return await lab.store.read(lambda view: pending_proposals(view, user, limits, at_us))
+
+
+async def checked(lab: Lab, *made: Any) -> CheckedApproval:
+    asked = Approval(tuple(each.pending_id for each in made), tuple(each.approval_line for each in made))
+    who, limits, at_us = lab.session.who, lab.runtime.spawn_limits_of(lab.runtime.user), now_us()
+    if len(made) > 1:
+        lines = (await lab.approve(*made)).approval_lines
+        asked = Approval(asked.pending_ids, tuple(lines))
+    found = await lab.store.read(lambda view: check_approval(view, asked, who, "elicitation", limits, at_us))
+    assert isinstance(found, CheckedApproval), found
+    return found
+
 
 PRICE = Price(input=3_000, output=15_000, cache_read=300, cache_write=3_750, source="config.toml")
 MODEL = "custom:test"

@@ -14,7 +14,7 @@ from mcp.client.subscriptions import ResourcesListChanged, ResourceUpdated
 from support.hosts.updates import Ear, following
 from support.http_server import serving_http, token
 from support.model_server import Gate, Say, running_model_server
-from support.network.between import between
+from support.network.proxy import between
 from support.stdio import MODES, made, state_of, told, until, using
 from support.terminal import ava
 

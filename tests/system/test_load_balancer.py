@@ -18,7 +18,7 @@ import httpx2
 import pytest
 from support.http_server import BOTH, META, HttpServer, bearer, serving_http, token
 from support.model_server import Gate, Say, running_model_server
-from support.network.deployed import FOLDER, behind, free_port, tool
+from support.network.balancer import FOLDER, behind, free_port, tool
 from support.stdio import environment, made, told, until, using
 
 pytestmark = [

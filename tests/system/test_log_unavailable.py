@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 from support.log import child, write_texts
-from support.logs.newer import newer
+from support.logs.cutting import newer
 from support.model_server import Say, running_model_server
 from support.stdio import Wire, assert_intact, logged, made, serving, until, using
 

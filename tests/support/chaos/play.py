@@ -2,16 +2,18 @@
 
 Each process has a data root and a cable to the database of its own, as on a machine of its own; where it can be, each
 worker is in a network namespace of its own. Its way to the model provider is never cut, so a process that has lost the
-database could still spend. `chaos_checks.py` compares the log
+database could still spend. The model works for some turns, fails at times, and is often slow. `run.py` compares the log
 with what the model server and the hosts have seen.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
 import subprocess
+import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -25,15 +27,50 @@ import anyio.to_thread
 import psycopg
 
 from support.chaos.hosts import USERS, Hosts
-from support.chaos.model import Model
 from support.http_server import COMMAND, READY, token
-from support.model_server import ModelServer, running_model_server
+from support.model_server import EVENTS, Fail, Gate, HangUp, ModelServer, Raw, Say, Step, events, running_model_server
 from support.network.cable import WAYS, Cable, running_cables
 from support.network.namespaces import NetworkNamespace, missing, network_namespaces
 from support.postgres import PostgresServer
 from support.processes import environment_of, lives
 from support.runtime import PRICED
 from support.stdio import AVA, environment, made, using
+
+TURNS = 4
+NOTE = ("scratchpad", {"note": "half of it"})
+DONE = ("submit_result", {"summary": "done", "output": "twelve cents"})
+
+
+class Model:
+    """A script whose next step is drawn at each request; `steps` counts each kind of answer."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
+        self.steps: Counter[str] = Counter()
+
+    def __call__(self, request: dict[str, Any]) -> Step:
+        with self._lock:
+            step = self._next(request)
+            self.steps[type(step).__name__] += 1
+            return step
+
+    def _next(self, request: dict[str, Any]) -> Step:
+        chance, messages = self._random.random(), request["messages"]
+        turn = sum(message["role"] == "assistant" for message in messages)
+        calls = [DONE] if turn >= TURNS or self._random.random() < 0.15 else [NOTE]
+        gate = Gate(within_s=self._random.choice([0.01, 0.2, 0.5, 1.0, 3.0]))
+        if chance < 0.04:
+            return Fail(self._random.choice([429, 500, 503]), retry_after="0.2")
+        if chance < 0.07:
+            return HangUp(gate)
+        if chance < 0.10:
+            return Raw(events(Say("half", calls))[:3], EVENTS, chunked=True, cut=True)
+        most = int(request.get("max_tokens") or request.get("max_completion_tokens") or 100)
+        size = len(json.dumps(request))
+        usage = {"prompt_tokens": max(100, size // 10), "completion_tokens": self._random.randint(10, most)}
+        return Say("I look.", calls, usage={**usage, "total_tokens": sum(usage.values())}, gate=gate)
+
 
 Kind = Literal["worker", "server"]
 READY_WORKER = "takes subagents from the Postgres database"

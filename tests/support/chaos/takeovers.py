@@ -15,14 +15,13 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import anyio
-import pytest
 
 from ava_audit.entries import Entry
 from ava_audit.events import AssistantMessage, RunClaimed, RunEnded
@@ -30,9 +29,7 @@ from ava_audit.units import US_PER_S, now_us
 from ava_audit.view import View
 from ava_server.runs.lifecycle import waits_for_resume
 from support import owner
-from support.model_server import Gate, ModelServer, Say, Step, running_model_server
-from support.network.cable import Cable, running_cables
-from support.network.certificates import issue
+from support.model_server import Gate, Say, Step, running_model_server
 from support.runtime import PRICED, Lab, check_budgets, check_requests, open_lab
 
 LEASE_S = 3
@@ -236,16 +233,3 @@ def owning(root: Path, base_url: str, output: Any = None) -> Generator[Owner]:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGCONT)
                 os.killpg(process.pid, signal.SIGKILL)
-
-
-@contextmanager
-def connecting_slowly(
-    tmp: Path, monkeypatch: pytest.MonkeyPatch, step: Step
-) -> Generator[tuple[ModelServer, Cable, Mapping[str, str]]]:
-    issued = issue(tmp, "IP:127.0.0.1")
-    monkeypatch.setenv("SSL_CERT_FILE", str(issued.authority))
-    with (
-        running_model_server(lambda _request: step, issued.server) as server,
-        running_cables(server.port, ["127.0.0.1"]) as (cable,),
-    ):
-        yield server, cable, {"AVA_MODEL_BASE_URL": f"https://127.0.0.1:{cable.port}/v1"}

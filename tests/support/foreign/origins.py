@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ava_audit.events import Channel, Fact, ToolResult, UserMessage
@@ -13,8 +13,8 @@ from ava_server.runs.origins import Origins
 from ava_server.service.access import Session
 from ava_server.service.service import Service
 from support.foreign.servers import stdio_server
-from support.model_server import Say, Step
-from support.runtime import PRICED, Lab, hand_over
+from support.model_server import Say
+from support.runtime import PRICED, Lab
 
 EVIL = "mallory@evil.example"
 TASK = "Write to bob@example.org that lunch is at 12:30, on 2026-11-25, for 1,250.50 euros. Use the folder reports/new."
@@ -83,15 +83,6 @@ def config(wait_s: int = 30) -> str:
 
 def sends(*to: str) -> Say:
     return Say(calls=[(SEND, {"to": list(to), "body": "lunch"})])
-
-
-def reads_and_obeys(*calls: Say) -> Callable[[dict[str, Any]], Step]:
-    steps = iter([Say(calls=[("mcp__lab__inbox", {})]), *calls])
-
-    def script(_request: dict[str, Any]) -> Step:
-        return next(steps, hand_over())
-
-    return script
 
 
 async def sent(lab: Lab, run_id: str) -> list[ToolResult]:

@@ -1,4 +1,4 @@
-"""A log that ends behind some entry: what a kill at that moment leaves.
+"""A log that ends behind some entry, as a kill at that moment leaves it; and a newer program that reads a log.
 
 async with left_behind(tmp_path / "cut", entries[:40], server) as lab:
     await lab.ended(run_id)
@@ -7,18 +7,32 @@ async with left_behind(tmp_path / "cut", entries[:40], server) as lab:
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from ava_audit.database import Database
 from ava_audit.entries import Entry
 from ava_audit.events import Event, Fence
+from ava_audit.store import schema, sqlite, writer
+from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.store.store import Outcome, Store
 from ava_server.core.data_root import DataRoot
 from support.databases import write_config
 from support.model_server import ModelServer
 from support.runtime import Lab, open_lab
+
+
+def newer(monkeypatch: pytest.MonkeyPatch, *added: Callable[[Database], None]) -> int:
+    """Make this process a newer program; return the version that it knows."""
+    version = SCHEMA_VERSION + len(added)
+    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, *added))
+    for module in (schema, writer, sqlite):
+        monkeypatch.setattr(module, "SCHEMA_VERSION", version)
+    return version
 
 
 async def all_entries(store: Store) -> list[Entry]:

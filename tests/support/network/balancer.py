@@ -3,15 +3,22 @@
 async with several(root, root, env=using(model.base_url)) as servers:
     balancer = Balancer(servers)
     async with servers[0].client(text, through=balancer) as client: ...
+
+Also the programs that the files under docs/deploy/ are for, as far as they are installed here.
 """
 
 from __future__ import annotations
 
+import shutil
+import socket
+import sys
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import anyio
 import httpx2
+import pytest
 
 from support.http_server import HttpServer, serving_http
 from support.postgres import running_server
@@ -81,3 +88,37 @@ class Balancer(httpx2.AsyncBaseTransport, httpx2.BaseTransport):
             sent = httpx2.Request(given.method, url, headers=given.headers, extensions=given.extensions)
             sent.stream = given.stream
             yield port, sent
+
+
+FOLDER = Path(__file__).parents[3] / "docs" / "deploy"
+
+
+def tool(name: str) -> str:
+    """The path of a program; skips the test where it is not installed."""
+    found = shutil.which(name, path=f"{Path(sys.executable).parent}:/usr/bin:/usr/sbin:/usr/local/bin")
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@asynccontextmanager
+async def behind(command: tuple[str, ...], port: int, env: Mapping[str, str] | None = None) -> AsyncGenerator[None]:
+    """Run a proxy until the block ends."""
+    async with await anyio.open_process(command, env=env, stdout=None, stderr=None) as process:
+        try:
+            with anyio.fail_after(20):
+                while True:
+                    try:
+                        await (await anyio.connect_tcp("127.0.0.1", port)).aclose()
+                        break
+                    except OSError:
+                        await anyio.sleep(0.1)
+            yield
+        finally:
+            process.terminate()

@@ -5,6 +5,8 @@ It runs in a thread of its own, as the model server does:
     with running_proxy({"api.example.com": server.port}) as proxy:
         monkeypatch.setenv("HTTPS_PROXY", proxy.url)
         ... proxy.tunnels ... proxy.requests ... proxy.wait_for_nobody() ...
+
+The other one, `between`, stands in front of a server: it cuts what is silent, or holds every answer back.
 """
 
 from __future__ import annotations
@@ -12,12 +14,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import threading
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
+
+import anyio
+import anyio.abc
 
 from support.threads import listening
 
@@ -154,3 +160,50 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *
     while data := await reader.read(65_536):
         writer.write(data)
         await writer.drain()
+
+
+@dataclass
+class Line:
+    scope: anyio.CancelScope
+    last: float
+
+
+@asynccontextmanager
+async def between(
+    port: int, cut: list[float], *, idle_s: float | None = None, buffers: bool = False
+) -> AsyncGenerator[str]:
+    """A proxy that cuts a connection which is silent for so long, or that holds an answer back until it is whole."""
+
+    async def pump(source: Any, sink: Any, *, held: bool, line: Line) -> None:
+        kept = b""
+        try:
+            while True:
+                data = await source.receive()
+                if not held:
+                    line.last = anyio.current_time()
+                    await sink.send(data)
+                    continue
+                kept += data
+                head, _, body = kept.partition(b"\r\n\r\n")
+                if b"transfer-encoding: chunked" not in head.lower() or body.endswith(b"0\r\n\r\n"):
+                    await sink.send(kept)
+                    kept = b""
+        except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+            line.scope.cancel()
+
+    async def handle(client: anyio.abc.SocketStream) -> None:
+        async with client, await anyio.connect_tcp("127.0.0.1", port) as upstream, anyio.create_task_group() as tasks:
+            line = Line(tasks.cancel_scope, anyio.current_time())
+            tasks.start_soon(partial(pump, client, upstream, held=False, line=line))
+            tasks.start_soon(partial(pump, upstream, client, held=buffers, line=line))
+            while idle_s is not None:
+                await anyio.sleep(0.1)
+                if anyio.current_time() - line.last > idle_s:
+                    cut.append(anyio.current_time())
+                    tasks.cancel_scope.cancel()
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, handle)
+        yield f"http://127.0.0.1:{listener.extra(anyio.abc.SocketAttribute.local_port)}/mcp"
+        tasks.cancel_scope.cancel()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from support.model_server import Say
-from support.repositories.projects import checkout, environment_of, git, tree
+from support.repositories.projects import checkout, git, tree
 from support.runtime import Lab, hand_over
 
 PROJECT = {
@@ -91,20 +88,6 @@ def branches(repository: Path) -> dict[str, str]:
 def project(tmp: Path, **files: str) -> Path:
     """Make the checkout that a lab reads."""
     return checkout(tmp / "workspace", {**PROJECT, **files})
-
-
-def give_pytest(repository: Path) -> None:
-    """Give a project a virtual environment of its own, with the pytest that runs this."""
-    environment_of(Path(sys.executable).resolve(), repository, {})
-    (packages,) = (repository / ".venv" / "lib").glob("python*/site-packages")
-    for name in ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments"):
-        found = find_spec(name)
-        assert found is not None and found.origin is not None
-        source = Path(found.origin)
-        if source.name == "__init__.py":
-            shutil.copytree(source.parent, packages / name)
-        else:
-            shutil.copy(source, packages)
 
 
 def worktrees(root: Path) -> list[Path]:

@@ -74,9 +74,8 @@ from ava_server.runs.model_call import ModelCalls
 from ava_server.runs.questions import answer_question
 from ava_server.runs.result import RunResult, build_result
 from support.databases import POSTGRES, empty_databases, write_config
-from support.schedules.ledger import Call, Ledger, Run
+from support.schedules.ledger import Before, Call, Ledger, Run, before, compare, facts_of
 from support.schedules.store_process import ProcessStore, StoreProcess
-from support.schedules.transitions import Before, before, compare, facts_of
 
 T = TypeVar("T")
 PRICE = Price(input=1_000, output=2_000, cache_read=100, cache_write=1_250, source="the test")

@@ -1,4 +1,7 @@
-"""A secret that must not get out, a role that may use it, and a search for it in every form and place."""
+"""A secret that must not get out, a role that may use it, a search for it in every form and place; private keys.
+
+Nobody uses these keys: they have a real form with random data.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import contextlib
 import html
 import json
 import os
+import random
+import string
 from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import quote, quote_plus
@@ -72,3 +77,34 @@ def leaks_under(root: Path, value: str = VALUE) -> list[str]:
                 data = path.read_bytes() + b"\n" + path.name.encode() if path.is_file() and path != kept else b""
                 found += [f"{path.relative_to(root)}: {form}" for form in leaks_in(data, value)]
     return found
+
+
+LETTERS = string.ascii_letters + string.digits + "+/"
+BEGINNINGS = {
+    "RSA PRIVATE KEY": "MIIEpAIBAAKCAQEA",
+    "PRIVATE KEY": "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC",
+    "EC PRIVATE KEY": "MHcCAQEEI",
+    "OPENSSH PRIVATE KEY": "b3BlbnNzaC1rZXktdjEAAAAABG5vbmUAAAAEbm9uZQAAAAAAAAABAAABlwAAAAdzc2gtcn",
+    "ENCRYPTED PRIVATE KEY": "MIIFHDBOBgkqhkiG9w0BBQ0wQTApBgkqhkiG9w0BBQwwHAQI",
+}
+CHARS = {"EC PRIVATE KEY": 164, "OPENSSH PRIVATE KEY": 1_700}
+
+
+def body_of(kind: str = "RSA PRIVATE KEY", seed: int = 7) -> list[str]:
+    """Return the lines of a key between its first and its last."""
+    some = random.Random(f"{kind} {seed}")
+    start = BEGINNINGS[kind]
+    data = start + "".join(some.choices(LETTERS, k=CHARS.get(kind, 1_590) - len(start))) + "="
+    width = 70 if "OPENSSH" in kind else 64
+    return [data[at : at + width] for at in range(0, len(data), width)]
+
+
+def private_key(kind: str = "RSA PRIVATE KEY", seed: int = 7) -> str:
+    """Return a whole key, without a final line end."""
+    return "\n".join([f"-----BEGIN {kind}-----", *body_of(kind, seed), f"-----END {kind}-----"])
+
+
+def leaked(text: str, body: list[str], chars: int = 16) -> list[str]:
+    """Return the pieces of a key that a text contains."""
+    data = "".join(body)
+    return [data[at : at + chars] for at in range(0, len(data) - chars + 1, chars) if data[at : at + chars] in text]

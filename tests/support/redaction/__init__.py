@@ -1,1 +1,0 @@
-"""Private keys, and where a secret was left, for tests of redaction."""
