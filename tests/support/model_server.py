@@ -60,8 +60,6 @@ class Say:
 
 @dataclass(frozen=True)
 class Fail:
-    """An error status."""
-
     status: int
     body: Any = field(default_factory=lambda: {"error": {"message": "scripted failure"}})
     retry_after: str | None = None
@@ -102,8 +100,6 @@ Script = Sequence[Step] | Callable[[dict[str, Any]], Step]
 
 @dataclass(frozen=True)
 class Received:
-    """A request as it came."""
-
     path: str
     headers: Mapping[str, str]
     body: bytes
@@ -337,7 +333,6 @@ def slowly(chars: int, stall: Gate) -> Raw:
 
 
 def whole(step: Say, turn: int = 0) -> dict[str, Any]:
-    """Return an answer in one piece."""
     message: dict[str, Any] = {"role": "assistant", "content": step.text or None}
     if step.reasoning:
         message["reasoning_content"] = step.reasoning

@@ -41,7 +41,6 @@ MODEL = "custom:test"
 
 
 def config(**changes: Any) -> RunConfig:
-    """A configuration that is proposed."""
     given: dict[str, Any] = {
         "role": "researcher", "role_source": "built in", "role_text": "", "model": MODEL, "provider": "custom",
         "model_id": "test", "base_url": "http://model.example/v1", "price": PRICE, "timeout_s": 600.0,

@@ -67,7 +67,6 @@ class PostgresServer:
 
     @classmethod
     def make(cls) -> PostgresServer:
-        """Make a server and start it."""
         bin_folder = programs()
         assert bin_folder is not None
         server = cls(Path(tempfile.mkdtemp(prefix="ava-pg-")), free_port(), secrets.token_hex(8), bin_folder)
@@ -90,7 +89,6 @@ class PostgresServer:
         return self.folder / "data"
 
     def start(self) -> None:
-        """Start it, and wait until it accepts connections."""
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [self.bin / "postgres", "-D", self.data],
@@ -126,7 +124,6 @@ class PostgresServer:
             file.writelines(f"{line}\n" for line in lines)
 
     def remove(self) -> None:
-        """Stop it and remove its folder."""
         self.stop(signal.SIGQUIT)
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -199,7 +196,6 @@ def _give(path: Path) -> None:
 
 
 def free_port() -> int:
-    """A port of this machine that nothing uses at this moment."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])

@@ -17,7 +17,6 @@ from ava_server.core.data_root import DataRoot
 
 
 def children_of(pid: int) -> list[int]:
-    """The child processes of a process."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         with suppress(OSError):  # the thread has ended meanwhile
@@ -52,7 +51,6 @@ def stop(pid: int, root: Path) -> None:
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """The environment that a process was started with."""
     pairs = Path(f"/proc/{pid}/environ").read_text("utf-8", "replace").split("\0")
     return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 

@@ -64,7 +64,6 @@ def forms(value: str = VALUE) -> dict[str, bytes]:
 
 
 def leaks_in(data: bytes, value: str = VALUE) -> list[str]:
-    """The forms of the value that stand in some bytes."""
     return [name for name, form in forms(value).items() if form in data]
 
 
@@ -91,7 +90,6 @@ CHARS = {"EC PRIVATE KEY": 164, "OPENSSH PRIVATE KEY": 1_700}
 
 
 def body_of(kind: str = "RSA PRIVATE KEY", seed: int = 7) -> list[str]:
-    """Return the lines of a key between its first and its last."""
     some = random.Random(f"{kind} {seed}")
     start = BEGINNINGS[kind]
     data = start + "".join(some.choices(LETTERS, k=CHARS.get(kind, 1_590) - len(start))) + "="
@@ -105,6 +103,5 @@ def private_key(kind: str = "RSA PRIVATE KEY", seed: int = 7) -> str:
 
 
 def leaked(text: str, body: list[str], chars: int = 16) -> list[str]:
-    """Return the pieces of a key that a text contains."""
     data = "".join(body)
     return [data[at : at + chars] for at in range(0, len(data) - chars + 1, chars) if data[at : at + chars] in text]

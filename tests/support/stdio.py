@@ -90,7 +90,6 @@ async def connected(
 
 
 def told(result: CallToolResult) -> tuple[dict[str, Any], str]:
-    """Both forms of an answer: structured and text."""
     assert result.structured_content is not None
     assert result.content[0].type == "text"
     return result.structured_content, result.content[0].text

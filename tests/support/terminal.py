@@ -52,7 +52,6 @@ def command(env: Mapping[str, str]) -> tuple[str, ...]:
 def ava(
     root: Path | str, *args: str, cwd: Path | None = None, stdin: str = "", env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command without a terminal."""
     return subprocess.run(
         [*command(env or {}), *args],
         env=environment(root, **(env or {})),

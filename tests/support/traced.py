@@ -94,7 +94,6 @@ async def requests(folder: Path) -> dict[str, Any]:
 
 
 async def another_server(folder: Path) -> dict[str, Any]:
-    """A tool of another MCP server."""
     (folder / "data").mkdir(mode=0o700)
     write_role(folder / "data", "mcp__lab__add")
     script = [Say(calls=[("mcp__lab__add", {"a": 2, "b": 40})]), hand_over()]

@@ -73,5 +73,4 @@ async def agent_lab(
 
 
 def agent_run(**more: Any) -> dict[str, Any]:
-    """The arguments of a run that the scripted agent does."""
     return {"role": "code_reviewer", "runner": "acp:scripted", "model": MODEL, **more}

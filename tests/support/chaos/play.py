@@ -82,8 +82,6 @@ LOW_USERS, LOW_CENTS, USER_CENTS = USERS[::2], 60, 300
 
 @dataclass(frozen=True)
 class Plan:
-    """What is played, and for how long."""
-
     seconds: float  # how long hosts start runs while things fail
     seed: int  # where chance begins. Processes have their own timing, so it repeats the faults, not the run
     workers: int = 3

@@ -59,8 +59,6 @@ class Stop:
 
 @dataclass
 class Takeovers:
-    """What is played, and what came of it."""
-
     seconds: float  # for how long owners are stopped and woken
     seed: int  # where chance begins
     url: str = ""  # the log's database, if it is in Postgres

@@ -18,8 +18,6 @@ OWNER = Path(__file__).resolve().parents[1] / "owner.py"
 
 
 class Findings(dict[str, dict[str, str]]):
-    """Findings by name."""
-
     def __missing__(self, name: str) -> dict[str, str]:
         raise AssertionError(f"no check of `ava doctor` reported {name!r}; reported are {', '.join(self)}")
 

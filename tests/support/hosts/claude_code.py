@@ -42,8 +42,6 @@ KEY = "sk-scripted"
 
 @dataclass(frozen=True)
 class Turn:
-    """A request of the main conversation."""
-
     at: float  # when it came, in seconds since the epoch
     news: str  # what was typed, and what Claude Code itself told the model, since the model's last answer
     results: tuple[str, ...]  # what the model's last calls returned
@@ -350,7 +348,6 @@ def _program() -> Path:
 
 
 def tmux(socket: Path, *args: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command of tmux on a server of its own."""
     command = ["tmux", "-S", str(socket), *args]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=20, check=True)
 

@@ -145,8 +145,6 @@ def _text(result: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Profile:
-    """What one host does."""
-
     name: str  # what it calls itself, with its version
     version: str
     protocol: str  # the version that it speaks; with the newest it sends no `initialize`

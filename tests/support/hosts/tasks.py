@@ -81,8 +81,6 @@ class TaskResult(types.Result):
 
 
 class Host:
-    """A client with tasks, step by step."""
-
     def __init__(self, client: Client, models: ModelServer, tasks: Tasks | None = None) -> None:
         self.client = client
         self.models = models

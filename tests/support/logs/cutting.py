@@ -36,7 +36,6 @@ def newer(monkeypatch: pytest.MonkeyPatch, *added: Callable[[Database], None]) -
 
 
 async def all_entries(store: Store) -> list[Entry]:
-    """Every entry of a log, in order."""
     return await store.read(
         lambda view: [entry for seq in range(1, view.head() + 1) if (entry := view.entry(seq)) is not None]
     )
@@ -57,7 +56,6 @@ async def left_behind(folder: Path, entries: Sequence[Entry], server: ModelServe
 
 
 def as_event(entry: Entry) -> Event:
-    """Return an entry as the event that it was."""
     assert entry.fact is not None
     fence = None if entry.generation is None else Fence(str(entry.run_id), entry.generation)
     return Event(

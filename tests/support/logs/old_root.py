@@ -40,7 +40,6 @@ FACTS = "facts.json"
 
 
 def archive(version: str) -> Path:
-    """Where the data root of a version is kept."""
     return DATA / f"data-root-{version}.tar.xz"
 
 
@@ -70,7 +69,6 @@ def same_places() -> Generator[None]:
 
 
 def write_shop() -> None:
-    """Write the files that runs read."""
     SHOP.mkdir(exist_ok=True)
     for name, text in FILES.items():
         (SHOP / name).write_text(text)
@@ -101,7 +99,6 @@ class OldRoot:
     def ava(
         self, *words: str, env: Mapping[str, str] | None = None, after_s: float = 60.0, user: str = USER
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on it."""
         return ava(self.path, *words, cwd=self.home, env={**self.env(after_s=after_s, user=user), **(env or {})})
 
     def json(self, *words: str, env: Mapping[str, str] | None = None, after_s: float = 60.0, user: str = USER) -> Any:
@@ -112,7 +109,6 @@ class OldRoot:
 
 
 def unpacked(version: str, tmp: Path) -> OldRoot:
-    """Unpack the data root of a version."""
     home = tmp / "home"
     home.mkdir()
     with tarfile.open(archive(version)) as tar:

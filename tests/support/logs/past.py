@@ -115,5 +115,4 @@ class Past:
 
 
 def me() -> str:
-    """Return the user in whose name commands look."""
     return os_user()

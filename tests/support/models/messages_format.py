@@ -45,7 +45,6 @@ def events(step: Say, turn: int, request: Mapping[str, Any]) -> list[bytes]:
 
 
 def whole(step: Say, turn: int, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an answer in one piece."""
     content = blocks(step, turn, request)
     return {
         **envelope(request),
@@ -85,7 +84,6 @@ def signature(request: Mapping[str, Any], messages: Sequence[Mapping[str, Any]],
 
 
 def blocks(step: Say, turn: int, request: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return an answer's blocks: thinking, words, calls."""
     found: list[dict[str, Any]] = []
     if step.reasoning:
         signed = signature(request, request["messages"], [])
@@ -123,7 +121,6 @@ def pieces(block: Mapping[str, Any], size: int) -> tuple[dict[str, Any], list[di
 
 
 def figures(step: Say) -> dict[str, Any]:
-    """Return the usage in the API's own names."""
     given = dict(step.usage or {})
     if "prompt_tokens" not in given:
         return given

@@ -37,7 +37,6 @@ def events(step: Say, request: Mapping[str, Any]) -> list[bytes]:
 
 
 def whole(step: Say, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an answer in one piece."""
     reason = ENDS.get(step.finish_reason or "")
     return {
         **envelope(request, "incomplete" if reason else "completed"),
@@ -48,7 +47,6 @@ def whole(step: Say, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def envelope(request: Mapping[str, Any], status: str) -> dict[str, Any]:
-    """Return a response without output."""
     effort = {"effort": "medium", "summary": None, **request.get("reasoning", {})}
     return {
         "id": "resp_1",
@@ -83,7 +81,6 @@ def envelope(request: Mapping[str, Any], status: str) -> dict[str, Any]:
 
 
 def items(step: Say, request: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return an answer's items: thinking, words, calls."""
     turn = len(request["input"])
     status = "incomplete" if step.finish_reason in ENDS else "completed"
     found: list[dict[str, Any]] = []
@@ -153,7 +150,6 @@ def pieces(item: Mapping[str, Any], size: int) -> list[dict[str, Any]]:
 
 
 def figures(step: Say) -> dict[str, Any] | None:
-    """Return the usage in the API's own names."""
     if step.usage is None or "prompt_tokens" not in step.usage:
         return None if step.usage is None else dict(step.usage)
     prompt, output = step.usage["prompt_tokens"], step.usage["completion_tokens"]

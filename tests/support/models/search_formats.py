@@ -176,7 +176,6 @@ class Format:
         return answer
 
     def with_usage(self, **usage: Any) -> dict[str, Any]:
-        """Return its answer with other figures in its usage."""
         return {**self.answer, "usage": {**self.answer["usage"], **usage}}
 
 

@@ -109,7 +109,6 @@ def free_port() -> int:
 
 @asynccontextmanager
 async def behind(command: tuple[str, ...], port: int, env: Mapping[str, str] | None = None) -> AsyncGenerator[None]:
-    """Run a proxy until the block ends."""
     async with await anyio.open_process(command, env=env, stdout=None, stderr=None) as process:
         try:
             with anyio.fail_after(20):

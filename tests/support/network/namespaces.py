@@ -45,11 +45,9 @@ class NetworkNamespace:
         return (*self.command, "sh", "-c", hide, "sh", folder)
 
     def unplug(self) -> None:
-        """Take the link to the database down."""
         _ip("link", "set", self._link, "down")
 
     def plug_in(self) -> None:
-        """Bring it up again."""
         _ip("link", "set", self._link, "up")
 
 

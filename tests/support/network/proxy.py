@@ -63,7 +63,6 @@ class Proxy:
         return f"{self.scheme}://{self.place}"
 
     def url_of(self, login: str) -> str:
-        """The address with a login in it."""
         return f"{self.scheme}://{login}@{self.place}"
 
     def count(self, change: int) -> None:

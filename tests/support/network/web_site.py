@@ -33,8 +33,6 @@ Writer = Callable[[anyio.abc.ByteStream], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Page:
-    """A response."""
-
     body: str | bytes = ""
     status: int = 200
     content_type: str = "text/html; charset=utf-8"
@@ -108,12 +106,10 @@ class Site:
         )
 
     def url(self, path: str, host: str = HOST) -> str:
-        """Return the URL of a page."""
         return f"{self.scheme}://{host}{path}"
 
     @property
     def paths(self) -> list[str]:
-        """The paths that were asked for, in order."""
         return [seen.path for seen in self.requests]
 
     async def _resolve(self, host: str, port: int) -> Sequence[str]:
@@ -126,7 +122,6 @@ class Site:
         self.now += seconds
 
     async def serve(self, stream: anyio.abc.ByteStream) -> None:
-        """Answer one request on a connection, and close it."""
         async with stream:
             seen = await _request(stream)
             self.requests.append(seen)

@@ -39,13 +39,10 @@ _FIELD = re.compile(r'name="(\w+)"(?: \w+="[^"]*")*? value="([^"]*)"')
 
 
 def finished(_asked: dict[str, Any]) -> Say:
-    """A model that hands over a result at once."""
     return Say(calls=[("submit_result", {"summary": "done", "output": "the answer"})])
 
 
 class Host:
-    """A host's model, over stdio or over HTTP."""
-
     def __init__(self, portal: BlockingPortal, tool: Any) -> None:
         self._portal = portal
         self._tool = tool
@@ -87,7 +84,6 @@ class Visitor:
 
     @property
     def cookie(self) -> str:
-        """The value of their session's cookie."""
         return next(iter(self.http.cookies.jar)).value or ""
 
     def get(self, path: str, **headers: str) -> httpx2.Response:
@@ -148,7 +144,6 @@ class There:
         return BrowserSessions(DataRoot(self.root).browser_sessions)
 
     def visitor(self, **headers: str) -> Visitor:
-        """Somebody without a session."""
         client = httpx2.Client(base_url=self.base, timeout=20, trust_env=False, headers=headers)
         return Visitor(self.base, self.visitors.enter_context(client))
 
@@ -163,14 +158,12 @@ class There:
         return visitor
 
     def with_token(self, text: str) -> Visitor:
-        """Somebody who has signed in with a token."""
         visitor = self.visitor()
         answer = visitor.post("/sign-in", {"token": text, "to": "/"})
         assert answer.status_code == 303, answer.text
         return visitor
 
     def host_of(self, text: str) -> Host:
-        """A host over HTTP, with a token."""
         client = self.visitors.enter_context(self.portal.wrap_async_context_manager(self.server.client(text)))
 
         async def call(name: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -182,8 +175,6 @@ class There:
         return state_of(self.root, proposed["subagent_id"])
 
     def until(self, found: Any, within_s: float = 40.0) -> Any:
-        """Look again and again until something is there, and return it."""
-
         async def look() -> Any:
             with anyio.fail_after(within_s):
                 while not (value := found()):  # noqa: ASYNC110 - it happens in another process
@@ -193,7 +184,6 @@ class There:
         return self.portal.call(look)
 
     def starts(self, proposed: dict[str, Any]) -> int:
-        """How often a run was started."""
         return len(logged(self.root, "SubagentSpawn", run=proposed["subagent_id"]))
 
 

@@ -66,28 +66,23 @@ class CardHost:
 
     @property
     def card(self) -> Frame:
-        """The frame with the card."""
         [frame] = [frame for frame in self.page.frames if frame.parent_frame is not None]
         return frame
 
     async def result(self, result: dict[str, Any]) -> None:
-        """Pass on the result of a call, as a host does."""
         await self.notify("ui/notifications/tool-input", {"arguments": {}})
         await self.notify("ui/notifications/tool-result", result)
 
     async def runs(self, *runs: dict[str, Any]) -> None:
-        """Pass on an answer of `check_subagent`."""
         await self.result({"content": [], "structuredContent": {"status": "list", "runs": list(runs)}})
 
     async def notify(self, method: str, params: dict[str, Any]) -> None:
         await self.page.evaluate("(message) => send(message)", {"method": method, "params": params})
 
     async def heard(self) -> list[dict[str, Any]]:
-        """Everything that the card has sent."""
         return list(await self.page.evaluate("heard"))
 
     async def until(self, condition: str) -> None:
-        """Wait until a condition holds in the host's page."""
         await self.page.wait_for_function(condition, timeout=DEADLINE_MS)
 
     async def sees(self, words: str) -> None:
@@ -99,13 +94,11 @@ class CardHost:
         return await self.card.locator("body").inner_text()
 
     async def value(self, script: str) -> Any:
-        """Return what a script finds in the card."""
         return await self.card.evaluate(script)
 
 
 @asynccontextmanager
 async def browser() -> AsyncGenerator[Browser]:
-    """Open Chromium."""
     async with async_playwright() as playwright:
         opened = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])  # root may need it
         try:

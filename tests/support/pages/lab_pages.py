@@ -57,7 +57,6 @@ class Browser:
         return await self.post(action, {**hidden, **fields})
 
     async def post(self, action: str, fields: dict[str, str]) -> httpx2.Response:
-        """Send fields as a form of this site."""
         headers = {"Origin": self.base, "Sec-Fetch-Site": "same-origin"}
         return await self.http.post(action, data=fields, headers=headers)
 

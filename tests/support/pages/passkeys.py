@@ -41,7 +41,6 @@ class Authenticator:
         self._key = ec.generate_private_key(ec.SECP256R1())
 
     def create(self, options: dict[str, Any], *, verified: bool = True, origin: str | None = None) -> str:
-        """What the browser sends of a new passkey."""
         public = cast("Any", ES256).from_cryptography_key(self._key.public_key())
         made = AttestedCredentialData.create(Aaguid.NONE, self.credential, public)
         data = self._data(self.host, self.counter, FLAG.UP | FLAG.AT | (FLAG.UV if verified else FLAG(0)), made)
@@ -126,6 +125,5 @@ class DecisionForm:
         return options
 
     def send(self, passkey: str, **more: str) -> tuple[int, str]:
-        """Send the form, and return the status and what the page says."""
         answer = self._visitor.post("/proposals", [*self.fields, ("passkey", passkey), *more.items()])
         return answer.status_code, answer.text

@@ -45,7 +45,6 @@ def asked(**more: Any) -> dict[str, Any]:
 
 
 async def coded(lab: Lab, within_s: float = 60, **more: Any) -> dict[str, Any]:
-    """Run a coder to its end; return its result."""
     return await lab.outcome(within_s, **asked(**more))
 
 
@@ -72,21 +71,18 @@ class Untouched:
         return parts in ((".git",), (".git", "refs", "heads"), (".git", "logs", "refs", "heads"))  # times of folders
 
     def check(self) -> None:
-        """Compare with what was there at first."""
         now = self._now()
         changed = [name for name in {*self._before, *now} if self._before.get(name) != now.get(name)]
         assert changed == [], changed
 
 
 def branches(repository: Path) -> dict[str, str]:
-    """Return the branches that Ava has made, with their commits."""
     said = git(repository, "for-each-ref", "--format=%(refname:short) %(objectname)", "refs/heads/")
     found = dict(line.split(" ", 1) for line in said.splitlines())
     return {name: commit for name, commit in found.items() if name.startswith("ava")}
 
 
 def project(tmp: Path, **files: str) -> Path:
-    """Make the checkout that a lab reads."""
     return checkout(tmp / "workspace", {**PROJECT, **files})
 
 

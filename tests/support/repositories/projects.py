@@ -31,7 +31,6 @@ def write(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def checkout(folder: Path, files: Mapping[str, str]) -> Path:
-    """Make a checkout with one commit of these files."""
     folder.mkdir(parents=True, exist_ok=True)
     write(folder, files)
     if not (folder / ".git").exists():  # a second init spoils a repository with reftable

@@ -76,8 +76,6 @@ ATTACKS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Outside:
-    """What there is to be attacked."""
-
     aims: dict[str, object]
     victim: subprocess.Popen[bytes]
 
@@ -149,7 +147,6 @@ def command(here: Path, *argv: str, timeout_s: float = 20.0, **more: str) -> Com
 
 
 def python(here: Path, code: str, *argv: str, timeout_s: float = 20.0, **more: str) -> Command:
-    """A command that runs some Python."""
     return command(here, str(PYTHON), "-I", "-S", "-c", code, *argv, timeout_s=timeout_s, **more)
 
 

@@ -43,8 +43,6 @@ class Call:
 
 @dataclass
 class Run:
-    """A run as the test believes it to be."""
-
     id: str
     pending_id: str
     user: str

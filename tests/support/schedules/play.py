@@ -137,8 +137,6 @@ class Instance:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the log has after a step."""
-
     buckets: Mapping[str, tuple[int, int]]
     runs: Mapping[str, RunRow]
 
