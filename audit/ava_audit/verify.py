@@ -93,7 +93,30 @@ def verify_backend(
     """Check the log of a backend as `verify` does."""
     try:
         with contextlib.closing(backend.open_to_check()) as db:
-            return _verify(backend, db, head, since, mirror, on_progress or (lambda _done, _all: None))
+            start, before = 0, GENESIS
+            changes = backend.schema_changes(db)
+            if ("table", "removed") in {(kind, what) for (kind, _name), what in changes.items()}:
+                return _nothing_checked(*schema_faults(changes))
+            if since is not None and since != GENESIS:
+                # Newest first, because heads are noted near the end.
+                found = db.execute(
+                    "SELECT seq FROM events WHERE hash = ? ORDER BY seq DESC LIMIT 1", (since,)
+                ).fetchone()
+                if found is None:
+                    return _nothing_checked(missing_hash(since, 0))
+                start, before = found[0], since
+            walk = _Walk(backend, db, start, before, rebuild=since is None, head=head)
+            faults = walk.run(on_progress or (lambda _done, _all: None))
+            chained = walk.fault is None
+            if chained:
+                if head is not None and not walk.met_head:
+                    faults.append(missing_hash(head, walk.seq))
+                view = View(db)
+                lost = mirror_faults(view, mirror)
+                faults += [*schema_faults(changes), *lost]
+                if since is None and not lost:
+                    faults += mirror_differences(view, mirror)
+            return Report(walk.seq - start, walk.seq, walk.before.hex(), tuple(faults), since is None and chained)
     except backend.error as error:
         text = f"{backend.place} cannot be read as a log: {error}"
         if backend.is_damage(error):  # even its first page cannot be read
@@ -115,38 +138,6 @@ def hash_of(digest: str) -> bytes:
 
 def _nothing_checked(*faults: Fault) -> Report:
     return Report(0, 0, GENESIS.hex(), faults, projections=False)
-
-
-def _verify(
-    backend: Backend,
-    db: Database,
-    head: bytes | None,
-    since: bytes | None,
-    mirror: Path | None,
-    on_progress: ProgressCallback,
-) -> Report:
-    start, before = 0, GENESIS
-    changes = backend.schema_changes(db)
-    if ("table", "removed") in {(kind, what) for (kind, _name), what in changes.items()}:
-        return _nothing_checked(*schema_faults(changes))
-    if since is not None and since != GENESIS:
-        # Newest first, because heads are noted near the end.
-        found = db.execute("SELECT seq FROM events WHERE hash = ? ORDER BY seq DESC LIMIT 1", (since,)).fetchone()
-        if found is None:
-            return _nothing_checked(missing_hash(since, 0))
-        start, before = found[0], since
-    walk = _Walk(backend, db, start, before, rebuild=since is None, head=head)
-    faults = walk.run(on_progress)
-    chained = walk.fault is None
-    if chained:
-        if head is not None and not walk.met_head:
-            faults.append(missing_hash(head, walk.seq))
-        view = View(db)
-        lost = mirror_faults(view, mirror)
-        faults += [*schema_faults(changes), *lost]
-        if since is None and not lost:
-            faults += mirror_differences(view, mirror)
-    return Report(walk.seq - start, walk.seq, walk.before.hex(), tuple(faults), since is None and chained)
 
 
 class _Walk:
@@ -172,7 +163,9 @@ class _Walk:
         differences: list[Fault] = []
         try:
             if start == 0:
-                self._check_first()
+                (first,) = self._db.execute("SELECT min(seq) FROM events").fetchone()
+                if first is not None and first < 1:
+                    self.fault = Fault("inserted", first, f"entry {first} was inserted: the first entry is number 1")
                 self._follow(on_progress)
             # In slices, so that no long transaction keeps the write-ahead log from being emptied.
             while self.fault is None and self._step():
@@ -184,11 +177,6 @@ class _Walk:
                 raise
             self.fault = self._find_damage()
         return differences if self.fault is None else [self.fault]
-
-    def _check_first(self) -> None:
-        (first,) = self._db.execute("SELECT min(seq) FROM events").fetchone()
-        if first is not None and first < 1:
-            self.fault = Fault("inserted", first, f"entry {first} was inserted: the first entry is number 1")
 
     def _newest(self) -> int:
         return int(self._db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
@@ -341,24 +329,23 @@ def verify_lines(lines: Path | BinaryIO, on_progress: ProgressCallback | None = 
     `on_progress` gets the number of checked bytes, and of all bytes (0: unknown). Raises OSError: it cannot be read.
     """
     if isinstance(lines, Path):
-        with lines.open("rb") as opened:
-            return _verify_lines(opened, lines.stat().st_size, on_progress)
-    return _verify_lines(lines, 0, on_progress)
-
-
-def _verify_lines(lines: BinaryIO, size: int, on_progress: ProgressCallback | None) -> Report:
+        size = lines.stat().st_size
+        opened: contextlib.AbstractContextManager[BinaryIO] = lines.open("rb")
+    else:
+        size, opened = 0, contextlib.nullcontext(lines)
     seq = entries = gaps = done = 0
     digest = ""
-    while line := lines.readline(LONGEST_LINE):
-        value = _check_next(line, seq, digest)
-        if isinstance(value, str):
-            return Report(entries, seq, digest, (Fault("line", seq, f"line {entries + 1}: {value}"),), False, gaps)
-        gaps += bool(entries) and value["seq"] != seq + 1
-        seq, digest = value["seq"], value["hash"]
-        entries += 1
-        done += len(line)
-        if on_progress is not None and entries % _PROGRESS_EVERY == 0:
-            on_progress(done, size)
+    with opened as file:
+        while line := file.readline(LONGEST_LINE):
+            value = _check_next(line, seq, digest)
+            if isinstance(value, str):
+                return Report(entries, seq, digest, (Fault("line", seq, f"line {entries + 1}: {value}"),), False, gaps)
+            gaps += bool(entries) and value["seq"] != seq + 1
+            seq, digest = value["seq"], value["hash"]
+            entries += 1
+            done += len(line)
+            if on_progress is not None and entries % _PROGRESS_EVERY == 0:
+                on_progress(done, size)
     return Report(entries, seq, digest, (), False, gaps)
 
 

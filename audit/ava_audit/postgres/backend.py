@@ -130,7 +130,10 @@ class PostgresBackend:
         mark = self._root / MARK
         known = mark.read_text("utf-8").strip() if mark.exists() else None
         if known is None:
-            _write_durably(mark, log_id)
+            with mark.open("w", encoding="utf-8") as file:
+                file.write(log_id + "\n")
+                file.flush()
+                os.fsync(file.fileno())
         elif known != log_id:
             raise DataRootRefused(
                 f"{self.place} has another log than the one that {self._root} has used until now: give the address of"
@@ -328,10 +331,3 @@ def _explained(error: BaseException) -> str:
 
 def _script() -> str:
     return resources.files("ava_audit.postgres").joinpath("schema.sql").read_text("utf-8")
-
-
-def _write_durably(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())

@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import cast, get_args
+from typing import TypeVar, cast, get_args
 
 import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream
@@ -95,11 +95,11 @@ class SupervisedSandbox:
             with ExitStack() as theirs:
                 spec_at = linux.in_memory(spec)
                 theirs.callback(os.close, spec_at)
-                server, server_at = _writer(ours, theirs)
-                reader, report_at = _reader(ours, theirs)
-                stdin, stdin_at = _writer(ours, theirs)
-                stdout, stdout_at = _reader(ours, theirs)
-                stderr, stderr_at = _reader(ours, theirs)
+                server, server_at = _pipe(PipeWriter, ours, theirs)
+                reader, report_at = _pipe(PipeReader, ours, theirs)
+                stdin, stdin_at = _pipe(PipeWriter, ours, theirs)
+                stdout, stdout_at = _pipe(PipeReader, ours, theirs)
+                stderr, stderr_at = _pipe(PipeReader, ours, theirs)
                 if not command.stdin:  # programs such as rg would read a pipe
                     stdin_at, stderr_at = os.open(os.devnull, os.O_RDONLY), stdout_at
                     theirs.callback(os.close, stdin_at)
@@ -202,22 +202,17 @@ class _Running:
     stderr: PipeReader
 
 
-def _reader(ours: ExitStack, theirs: ExitStack) -> tuple[PipeReader, int]:
-    """Return the server's end of a pipe that it reads from, and the other end; each is closed with its stack."""
-    read_at, write_at = os.pipe()
-    theirs.callback(os.close, write_at)
-    reader = PipeReader(read_at)
-    ours.callback(reader.close)
-    return reader, write_at
+_Pipe = TypeVar("_Pipe", bound="PipeReader | PipeWriter")
 
 
-def _writer(ours: ExitStack, theirs: ExitStack) -> tuple[PipeWriter, int]:
-    """Return the server's end of a pipe that it writes to, and the other end, as `_reader` does."""
+def _pipe(end: type[_Pipe], ours: ExitStack, theirs: ExitStack) -> tuple[_Pipe, int]:
+    """Return the server's end of a pipe, which it reads from or writes to, and the other end; each with its stack."""
     read_at, write_at = os.pipe()
-    theirs.callback(os.close, read_at)
-    writer = PipeWriter(write_at)
-    ours.callback(writer.close)
-    return writer, read_at
+    here, there = (write_at, read_at) if issubclass(end, PipeWriter) else (read_at, write_at)
+    theirs.callback(os.close, there)
+    pipe = end(here)
+    ours.callback(pipe.close)
+    return pipe, there
 
 
 class _End:
