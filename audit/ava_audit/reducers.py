@@ -42,7 +42,7 @@ _CONTENT = len(HEADER)
 R = TypeVar("R", bound=ProposalRow | RunRow | GroupRow | Bucket)
 
 
-class Rows(Protocol[R]):
+class ProjectionRows(Protocol[R]):
     """The rows of one projection, for reducers to change."""
 
     def get(self, key: str | None) -> R | None:
@@ -56,18 +56,18 @@ class State(Protocol):
     """All projections."""
 
     @property
-    def proposals(self) -> Rows[ProposalRow]: ...
+    def proposals(self) -> ProjectionRows[ProposalRow]: ...
 
     @property
-    def runs(self) -> Rows[RunRow]:
+    def runs(self) -> ProjectionRows[RunRow]:
         """One row for each run, from its proposal on."""
         ...
 
     @property
-    def groups(self) -> Rows[GroupRow]: ...
+    def groups(self) -> ProjectionRows[GroupRow]: ...
 
     @property
-    def budgets(self) -> Rows[Bucket]: ...
+    def budgets(self) -> ProjectionRows[Bucket]: ...
 
 
 class Tokens(NamedTuple):

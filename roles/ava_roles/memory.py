@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ava_roles.errors import ToolFailed
-from ava_roles.sandbox.path_access import Entry
+from ava_roles.sandbox.path_access import FolderEntry
 from ava_roles.sandbox.paths import Root
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class Memory:
         with closing(root):
             yield root
 
-    def _fault(self, entry: Entry) -> str | None:
+    def _fault(self, entry: FolderEntry) -> str | None:
         """Return why something in the folder is not a note; None if it is one."""
         if entry.kind != "file":
             return {"link": "it is a link", "folder": "it is a folder"}.get(entry.kind, "it is not a regular file")

@@ -30,7 +30,7 @@ _FOLDER = getattr(os, "O_PATH", 0) | getattr(os, "O_DIRECTORY", 0) | getattr(os,
 _FOLDER_ITSELF = _FOLDER | getattr(os, "O_NOFOLLOW", 0)
 
 
-class Entry(NamedTuple):
+class FolderEntry(NamedTuple):
     """Something in a folder: its name (from `Root.walk` its path, with `/`), its kind (no link followed), its bytes."""
 
     name: str
@@ -107,9 +107,9 @@ class DescriptorPaths:
         with self._folder(parts[:-1]) as folder:
             os.symlink(target, parts[-1], dir_fd=folder)
 
-    def entries(self, parts: Sequence[str]) -> list[Entry]:
+    def entries(self, parts: Sequence[str]) -> list[FolderEntry]:
         """Return what is in a folder, unsorted; entries that vanish meanwhile are left out."""
-        found: list[Entry] = []
+        found: list[FolderEntry] = []
         with _closing(self._open(parts or ["."], os.O_RDONLY | os.O_DIRECTORY | _SAFE)) as descriptor:
             if os.fstat(descriptor).st_dev != self._device:
                 raise OSError(errno.EXDEV, "another file system", "/".join(parts))
@@ -117,7 +117,7 @@ class DescriptorPaths:
                 for each in scan:
                     with suppress(FileNotFoundError):
                         status = each.stat(follow_symlinks=False)
-                        found.append(Entry(each.name, _kind(status.st_mode), status.st_size))
+                        found.append(FolderEntry(each.name, _kind(status.st_mode), status.st_size))
         return found
 
     def replace(self, parts: Sequence[str], data: bytes, mode: int, create_dirs: bool, aside: Path | None) -> None:
@@ -204,12 +204,12 @@ class PlainPaths:
     def make_link(self, parts: Sequence[str], target: str) -> None:
         (self._checked(parts[:-1]) / parts[-1]).symlink_to(target)
 
-    def entries(self, parts: Sequence[str]) -> list[Entry]:
-        found: list[Entry] = []
+    def entries(self, parts: Sequence[str]) -> list[FolderEntry]:
+        found: list[FolderEntry] = []
         for each in self._checked(parts).iterdir():
             with suppress(FileNotFoundError):
                 status = each.lstat()
-                found.append(Entry(each.name, "link" if is_link(each) else _kind(status.st_mode), status.st_size))
+                found.append(FolderEntry(each.name, "link" if is_link(each) else _kind(status.st_mode), status.st_size))
         return found
 
     def replace(self, parts: Sequence[str], data: bytes, mode: int, create_dirs: bool, aside: Path | None) -> None:

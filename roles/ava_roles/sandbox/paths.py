@@ -15,7 +15,9 @@ from pathlib import Path, PurePath
 from ava_roles.errors import AccessRefused, FolderReplaced, NotThere, ToolFailed
 from ava_roles.sandbox import path_access
 from ava_roles.sandbox.linux import NotOnThisSystem, boot_id
-from ava_roles.sandbox.path_access import DescriptorPaths, Entry, EntryKind, PlainPaths
+from ava_roles.sandbox.path_access import DescriptorPaths, EntryKind, FolderEntry, PlainPaths
+
+Keep = Callable[[FolderEntry], bool]
 
 
 class Root:
@@ -119,7 +121,7 @@ class Root:
         with _translate_errors(parts):
             self._access.replace(parts, data, mode, create_dirs, aside)
 
-    def entries(self, rel: str = "") -> list[Entry]:
+    def entries(self, rel: str = "") -> list[FolderEntry]:
         """Return what is in a folder, sorted by name. Raises AccessRefused, ToolFailed."""
         parts = self.parts(rel)
         with _translate_errors(parts, folder=True):
@@ -131,8 +133,8 @@ class Root:
         return self._entry(parts).kind if parts else "folder"
 
     def walk(
-        self, rel: str = "", *, limit: int = 100_000, keep: Callable[[Entry], bool] | None = None, links: bool = False
-    ) -> Generator[Entry]:
+        self, rel: str = "", *, limit: int = 100_000, keep: Keep | None = None, links: bool = False
+    ) -> Generator[FolderEntry]:
         """Yield the regular files beneath a folder, sorted by path; follow no link. A file yields itself.
 
         Folders that vanish meanwhile or cannot be opened are skipped. At most `limit` entries are visited, folders
@@ -140,7 +142,7 @@ class Root:
         folder with everything in it. With `links`, links are yielded too. Raises AccessRefused, ToolFailed: for `rel`.
         """
         start = self.parts(rel)
-        pending = [self._entry(start)] if start else [Entry("", "folder", 0)]
+        pending = [self._entry(start)] if start else [FolderEntry("", "folder", 0)]
         seen = 0
         while pending and seen < limit:
             entry = pending.pop()
@@ -156,7 +158,7 @@ class Root:
                         raise _tool_error(error, start, folder=True) from None
                     continue
                 above = "/".join((*names, ""))
-                found = (Entry(above + each.name, each.kind, each.size) for each in inside)
+                found = (FolderEntry(above + each.name, each.kind, each.size) for each in inside)
                 wanted = [each for each in found if keep is None or keep(each)]
                 pending += sorted(wanted, key=_order, reverse=True)
 
@@ -175,11 +177,11 @@ class Root:
             raise _outside(rel)
         return found
 
-    def _entry(self, parts: Sequence[str]) -> Entry:
+    def _entry(self, parts: Sequence[str]) -> FolderEntry:
         with _translate_errors(parts, folder=True):
             for entry in self._access.entries(parts[:-1]):
                 if entry.name == parts[-1]:
-                    return Entry("/".join(parts), entry.kind, entry.size)
+                    return FolderEntry("/".join(parts), entry.kind, entry.size)
         raise _tool_error(FileNotFoundError(errno.ENOENT, ""), parts)
 
 
@@ -209,7 +211,7 @@ def shown(rel: str) -> str:
     return text if len(text) <= 200 else text[:199] + "…"
 
 
-def _order(entry: Entry) -> str:
+def _order(entry: FolderEntry) -> str:
     return entry.name + ("/" if entry.kind == "folder" else "")
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ava_roles.errors import AccessRefused, FolderReplaced, ToolFailed
 from ava_roles.sandbox.git import Checkout, list_checkout
-from ava_roles.sandbox.path_access import Entry, make_folders, remove_tree
+from ava_roles.sandbox.path_access import FolderEntry, make_folders, remove_tree
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.sandbox.workspace import repository_of
 
@@ -148,11 +148,11 @@ class _Copy:
         except ToolFailed:
             return False
 
-    def _walk(self, start: str, carried: Iterable[str] = ()) -> Iterable[Entry]:
+    def _walk(self, start: str, carried: Iterable[str] = ()) -> Iterable[FolderEntry]:
         """Yield files and links beneath a folder, except version control and what is shown itself."""
         skipped = frozenset(carried)
 
-        def keep(entry: Entry) -> bool:
+        def keep(entry: FolderEntry) -> bool:
             self.check()
             name = entry.name.rpartition("/")[2]
             if entry.kind == "other":

@@ -24,7 +24,7 @@ from pydantic import Field
 from ava_extras import has_extra
 from ava_roles.errors import ToolFailed
 from ava_roles.passages import HEADING_CHARS, FileMatch, Passage, PassageRanking, Query, split_lines, split_passages
-from ava_roles.sandbox.path_access import Entry
+from ava_roles.sandbox.path_access import FolderEntry
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.sandbox.sandbox import child_environment
 from ava_roles.threads import run_sync
@@ -140,7 +140,7 @@ def _read_pdf(
     return ToolOutput(f"{head}\n\n{text}{tail}", count=1, sources=(Source(name, pdf.title),))
 
 
-def _list_folder(name: str, entries: list[Entry], args: ReadFileArgs) -> ToolOutput:
+def _list_folder(name: str, entries: list[FolderEntry], args: ReadFileArgs) -> ToolOutput:
     first = args.offset - 1
     part = entries[first : first + min(args.limit or _LISTED_ENTRIES, _LISTED_ENTRIES)]
     lines = [f"{shown(name) or '.'} (folder): {len(entries):,} entries", ""]
@@ -326,7 +326,7 @@ class SearchCodebase:
     async def __call__(self, args: SearchArgs, at: ToolContext) -> ToolOutput:
         root = need_files(at)
         root.parts(args.path)
-        query = grep.Query(args.query, args.path, args.regex, args.glob, args.max_results)
+        query = grep.LineQuery(args.query, args.path, args.regex, args.glob, args.max_results)
         if args.regex:
             found = await _in_child(root, query, at.run_id, at.hide)
         else:
@@ -346,7 +346,7 @@ def _limits_of(found: grep.GrepResult) -> str:
     return "".join(notes)
 
 
-async def _in_child(root: Root, query: grep.Query, run_id: str, hide: Callable[[str], str]) -> grep.GrepResult:
+async def _in_child(root: Root, query: grep.LineQuery, run_id: str, hide: Callable[[str], str]) -> grep.GrepResult:
     """Search in a child with only the folder's descriptor; it sends matching files here, where secrets are hidden."""
     with root.duplicate() as descriptor:
         order = {"path": str(root.path), "descriptor": descriptor, "query": asdict(query)}

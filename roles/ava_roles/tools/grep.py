@@ -24,7 +24,7 @@ _LINE_CHARS = 240
 
 
 @dataclass(frozen=True)
-class Query:
+class LineQuery:
     """What to search for: a literal, in any case, or with `regex` a Python regular expression, case-sensitive.
 
     `path` is a folder or a file. `glob` is a pattern that a file's path must match, as in `.gitignore`. At most `most`
@@ -54,7 +54,7 @@ class GrepResult:
 
 
 def search(
-    root: Root, query: Query, hide: Callable[[str], str] = str, check: Callable[[], None] = lambda: None
+    root: Root, query: LineQuery, hide: Callable[[str], str] = str, check: Callable[[], None] = lambda: None
 ) -> GrepResult:
     """Return the lines that match, by path and line; stop after the most. Raises ToolFailed: expression, glob or path.
 
@@ -96,7 +96,7 @@ def _read_text(root: Root, name: str, size: int) -> str | None:
     return None if more else decode_text(data)
 
 
-def _matcher(query: Query) -> Callable[[str], Generator[tuple[int, str]]]:
+def _matcher(query: LineQuery) -> Callable[[str], Generator[tuple[int, str]]]:
     if not query.regex:
         literal = query.text.lower()
 
@@ -136,7 +136,7 @@ def main() -> None:
     order = child.receive()
     root = Root.adopt(Path(order["path"]), order["descriptor"])
     try:
-        answer: dict[str, object] = asdict(search(root, Query(**order["query"]), _hide))
+        answer: dict[str, object] = asdict(search(root, LineQuery(**order["query"]), _hide))
     except ToolFailed as failed:
         answer = {"failed": str(failed)}
     child.send(answer)

@@ -12,7 +12,7 @@ from gzip import GzipFile
 from typing import TYPE_CHECKING, NamedTuple
 
 from ava_roles.errors import ToolFailed
-from ava_roles.sandbox.path_access import Entry
+from ava_roles.sandbox.path_access import FolderEntry
 from ava_roles.sandbox.paths import Root
 from ava_roles.wrap import unescape_html
 
@@ -115,7 +115,7 @@ _PRIVATE_KEYS = ("PRIVATE KEY", "LS0tLS1CRUdJTi")
 def find_private_key_files(root: Root, check: Callable[[], None] = lambda: None) -> Iterator[str]:
     """Yield the texts of files that may contain a PEM private key, except in installed packages. Blocks."""
 
-    def keep(entry: Entry) -> bool:
+    def keep(entry: FolderEntry) -> bool:
         check()
         folder = entry.name.rpartition("/")[2]
         return entry.kind == "file" or (entry.kind == "folder" and folder not in _HIDDEN | _PACKAGES)
@@ -147,7 +147,7 @@ class WalkFilter:
         self._check = check
         self._specs: dict[str, GitIgnoreSpec | None] = {}
 
-    def __call__(self, entry: Entry) -> bool:
+    def __call__(self, entry: FolderEntry) -> bool:
         """Tell whether to visit an entry; the nearest `.gitignore` decides first."""
         self._check()
         self.asked += 1
