@@ -15,14 +15,14 @@ from textual.widgets import Input, Static
 
 from ava_audit.errors import AuditError
 from ava_roles.errors import RolesError
-from ava_server.cli.status.page import both_ends, fitting, folded, joined
+from ava_server.cli.status_page import both_ends, fitting, folded, joined
 from ava_server.core.errors import AvaError
 from ava_server.core.ids import label
 from ava_server.core.threads import read_apart
 from ava_server.render.run_view import state_words
 
 if TYPE_CHECKING:
-    from ava_server.cli.status.overview import OverviewReader
+    from ava_server.cli.status_overview import OverviewReader
     from ava_server.dashboard.decisions import DecisionQuestion
     from ava_server.dashboard.detail import LogPart, RunDetail
     from ava_server.dashboard.live import LivePage
