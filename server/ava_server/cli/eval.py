@@ -26,8 +26,7 @@ from ava_server.core.shutdown import prepare_to_run
 if TYPE_CHECKING:
     from ava_audit.store.store import Store
     from ava_server.config.settings import Settings
-    from ava_server.evals.freeze import Frozen
-    from ava_server.evals.recording import Recording
+    from ava_server.evals.recording import Frozen, Recording
     from ava_server.evals.replay import Change, Replayed
     from ava_server.models.selection import ModelSettings
 
@@ -67,7 +66,7 @@ async def add_command(
     Secrets are replaced in all of it. Read the files before you share them.
     """
     from ava_server.config.credentials import Credentials
-    from ava_server.evals.freeze import freeze
+    from ava_server.evals.recording import freeze
 
     root = checked_root("ava eval add", show=False)
     credentials = Credentials(read_settings())
