@@ -14,7 +14,7 @@ from ava_audit.units import format_ts, now_us
 from ava_roles.wrap import add_bars
 from ava_server.approval.proposals import Pending, pending_proposal, spawn_limits, texts_of
 from ava_server.cli.results import cost_text, drawn_result
-from ava_server.cli.run_screens import asked_lines, decided_lines
+from ava_server.cli.show import asked_lines, decided_lines
 from ava_server.cli.status_page import folded, joined, why_ended
 from ava_server.render.entries import BOOKKEEPING, Step, compact, entry_words, is_trouble, recent_steps
 from ava_server.render.run_view import RunView, cost_of, run_answer, view_run
