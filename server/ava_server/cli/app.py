@@ -68,7 +68,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "memory": ("memory", "Notes that subagents may recall."),
         "pin": ("credentials", "The approval PIN, without which nothing starts."),
         "passkey": ("users", "The passkeys with which people approve in a browser."),
-        "completion": ("completion", "Print the completion script for bash, zsh or fish."),
+        "completion": ("options", "Print the completion script for bash, zsh or fish."),
     },
     "Server": {
         "serve": ("serve", "Serve one MCP host over stdio (hosts start it), or many users with --http."),
