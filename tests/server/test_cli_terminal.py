@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ava_roles.wrap import BAR, add_bars
-from ava_server.cli import run_screens
+from ava_server.cli import show as run_screens
 from ava_server.cli.terminal import cells, cut, wrapped
 
 LINES = st.text(alphabet=st.sampled_from("ab é値  \n"), max_size=200)

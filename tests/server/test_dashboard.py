@@ -29,9 +29,8 @@ from ava_audit.store.locks import WriteLock
 from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.store.store import append
 from ava_audit.units import format_bytes
-from ava_server.cli.status.health import Health, health, overview_json
-from ava_server.cli.status.overview import Overview, OverviewReader, SandboxProbe
-from ava_server.cli.status.page import NO_RUNS, Page, bar, both_ends, joined, short_number
+from ava_server.cli.status_overview import Health, Overview, OverviewReader, SandboxProbe, health, overview_json
+from ava_server.cli.status_page import NO_RUNS, Page, bar, both_ends, joined, short_number
 from ava_server.cli.terminal import cells
 from ava_server.config.settings import Settings, load_settings
 from ava_server.dashboard.app import StatusApp

@@ -20,8 +20,8 @@ from support.repository import REPOSITORY
 from support.runtime import PRICED, USER, Lab, arrived, hand_over, open_lab
 from support.stdio import until
 
-from ava_server.cli.status.health import health
-from ava_server.cli.status.page import LEAST_BAR
+from ava_server.cli.status_overview import health
+from ava_server.cli.status_page import LEAST_BAR
 from ava_server.core.data_root import os_user
 from ava_server.dashboard import app as app_module
 from ava_server.dashboard.app import StatusApp

@@ -266,7 +266,7 @@ def test_a_signal_ends_a_sandbox_check_that_hangs(root: Path) -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        "import ava_server.cli.status.overview as o; o.OverviewReader.look = lambda self: 1 / 0",
+        "import ava_server.cli.status_overview as o; o.OverviewReader.look = lambda self: 1 / 0",
         "import ava_server.dashboard.live as p; p.LivePage.live = lambda self, height: 1 / 0",
         "import ava_server.dashboard.app as a; a.StatusApp.compose = lambda self: 1 / 0",
     ],
@@ -280,7 +280,7 @@ def test_an_internal_error_restores_the_terminal_and_is_reported_there(root: Pat
 
 
 def test_a_hanging_read_is_reported_and_blocks_neither_the_screen_nor_quitting(root: Path) -> None:
-    hangs = "import ava_server.cli.status.overview as o, time; o.OverviewReader.look = lambda self: time.sleep(600)"
+    hangs = "import ava_server.cli.status_overview as o, time; o.OverviewReader.look = lambda self: time.sleep(600)"
     with on_terminal(root, "status", command=faulty(hangs)) as screen:
         frame = screen.until_shown(lambda lines: any("has not answered for " in line for line in lines))
         screen.type("q")
@@ -321,7 +321,7 @@ def test_a_dumb_terminal_gets_one_plain_copy(root: Path, term: str) -> None:
 
 def test_says_the_same_without_colors(root: Path) -> None:
     texts: list[str] = []
-    patient = faulty("import ava_server.cli.status.command as s; s.SHOWN_WITHIN_S = 20")  # on a busy machine too
+    patient = faulty("import ava_server.cli.status as s; s.SHOWN_WITHIN_S = 20")  # on a busy machine too
     for env in ({}, {"NO_COLOR": "1"}):
         terminal = {"TERM": "xterm-256color", **env}
         with on_terminal(root, "status", "--once", columns=80, env=terminal, command=patient) as screen:

@@ -16,8 +16,8 @@ from support.runtime import PRICED
 from support.stdio import until
 from support.terminal import COMMAND, ava, environment
 
+from ava_server.cli import doctor_checks as checks
 from ava_server.cli.app import main
-from ava_server.cli.doctor import checks
 from ava_server.core.data_root import os_user
 from ava_server.service.checks import CheckFinding, Setup
 

@@ -13,8 +13,8 @@ from support.commands.doctor import KEY, doctor, faults, read
 from support.model_server import Fail, Gate, Say, running_model_server
 from support.terminal import ava, environment, on_terminal
 
+from ava_server.cli import doctor_online as online
 from ava_server.cli.app import main
-from ava_server.cli.doctor import online
 from ava_server.core.data_root import os_user
 
 pytestmark = pytest.mark.slow

@@ -15,8 +15,7 @@ from support.runtime import Lab, hand_over, open_lab
 from ava_audit.redaction import Redactor
 from ava_server.core.errors import BadInput, Refused
 from ava_server.evals.case import Case, SuiteFaults, load_cases, write_case
-from ava_server.evals.freeze import freeze
-from ava_server.evals.recording import Recording, read_recording, recording_of
+from ava_server.evals.recording import Recording, freeze, read_recording, recording_of
 
 READ = Say(calls=[("read_file", {"path": "plant/report.md"})])
 QUOTE = "The reactor cost 4.2 million in 2031"

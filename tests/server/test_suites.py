@@ -29,12 +29,9 @@ from ava_server.runs.lifecycle import GROUP_TIMEOUT
 from ava_server.runs.reservation import cap_words
 from ava_server.service.access import Session
 from ava_server.service.service import Service
-from ava_server.suites.page import page
-from ava_server.suites.plan import Cell, Round
-from ava_server.suites.results import ColumnScore, SuiteResult, Verdict, result_of
-from ava_server.suites.scores import Score
-from ava_server.suites.statistics import Ratio, Share
-from ava_server.suites.workspaces import frozen_copy, tree_hash
+from ava_server.suites.plan import Cell, Round, frozen_copy, tree_hash
+from ava_server.suites.report import page
+from ava_server.suites.results import ColumnScore, Ratio, Score, Share, SuiteResult, Verdict, result_of
 
 CASE = """task = "What does {name} cost?"
 workspace = "files"

@@ -16,8 +16,8 @@ from ava_audit.events import FACTS
 from ava_audit.search import SHORT_TYPES
 from ava_audit.store.store import Store
 from ava_server.cli.app import COMMANDS
-from ava_server.cli.completion import EVENT_TYPES
-from ava_server.cli.completion import TIERS as OFFERED_TIERS
+from ava_server.cli.options import EVENT_TYPES
+from ava_server.cli.options import TIERS as OFFERED_TIERS
 from ava_server.config.settings import PriceSettings
 from ava_server.models.selection import TIERS
 
@@ -106,7 +106,7 @@ async def test_offers_matching_completions_at_each_position(tmp_path: Path, monk
 
 
 def test_the_offered_event_types_and_tiers_are_complete() -> None:
-    must_list("server/ava_server/cli/completion.py: EVENT_TYPES", EVENT_TYPES, FACTS, "event type")
+    must_list("server/ava_server/cli/options.py: EVENT_TYPES", EVENT_TYPES, FACTS, "event type")
     assert set(EVENT_TYPES) == {"error", *SHORT_TYPES, *FACTS}
     assert set(OFFERED_TIERS) == set(TIERS)
 

@@ -17,7 +17,7 @@ from support.pages.browser import There, open_pages
 from ava_server.core.data_root import os_user
 from ava_server.web import site as sites
 from ava_server.web.context import NAVIGATION, static_files
-from ava_server.web.requests import FORM_BYTES, HEADERS
+from ava_server.web.site import FORM_BYTES, HEADERS
 
 
 @pytest.fixture(scope="module")

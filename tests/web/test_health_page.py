@@ -17,7 +17,7 @@ from support.tool_examples import must_list
 
 from ava_audit.events import ErrorOccurred
 from ava_audit.store.store import Store
-from ava_server.cli.doctor import checks
+from ava_server.cli import doctor_checks as checks
 from ava_server.config.keys import set_key
 from ava_server.core.data_root import DataRoot
 from ava_server.service.checks import CheckFinding, Setup, data, models

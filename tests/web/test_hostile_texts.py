@@ -16,7 +16,7 @@ from support.pages.hostile_texts import LONG_LINE, TEXTS
 from support.runtime import hand_over
 from support.stdio import logged
 
-from ava_server.render.document import UntrustedText
+from ava_server.render.result import UntrustedText
 from ava_server.web.context import environment, finalize
 
 if TYPE_CHECKING:

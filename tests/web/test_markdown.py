@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from ava_server.render.document import UntrustedText
+from ava_server.render.result import UntrustedText
 from ava_server.web.markdown import MOST_CHARS, MOST_MARKS, REL, is_web_address, short
 from ava_server.web.markdown import html as html_of
 

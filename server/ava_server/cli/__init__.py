@@ -20,7 +20,7 @@ def run(args: Sequence[str] | None = None) -> NoReturn:
     _open_streams()
     args = sys.argv[1:] if args is None else args
     if "_AVA_COMPLETE" in os.environ:
-        from ava_server.cli.completion import complete
+        from ava_server.cli.options import complete
 
         complete()
     from ava_server.config.host_placeholders import unset_unfilled

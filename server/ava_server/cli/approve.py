@@ -15,9 +15,8 @@ from ava_roles.wrap import clean
 from ava_server.approval.decide import PersonAnswer
 from ava_server.cli import terminal
 from ava_server.cli.app import NOT_APPROVED, in_event_loop, refuse_in_subagent
-from ava_server.cli.completion import proposals
 from ava_server.cli.log_access import read_settings
-from ava_server.cli.options import GroupMaxCost, GroupTimeout, TokenFile, Url, parse_group_limits
+from ava_server.cli.options import GroupMaxCost, GroupTimeout, TokenFile, Url, parse_group_limits, proposals
 from ava_server.cli.remote import chosen_server
 from ava_server.cli.service_client import LocalApprovals, RemoteApprovals, names_run, open_remote, open_service
 from ava_server.cli.terminal import YES, agrees, ask, heading, one_line, say, someone_there, tell

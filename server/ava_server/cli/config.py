@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from ava_server.cli.app import refuse_in_subagent
-from ava_server.cli.completion import setting_names
 from ava_server.cli.log_access import read_settings
-from ava_server.cli.options import Json
+from ava_server.cli.options import Json, setting_names
 from ava_server.cli.terminal import aligned, heading, present, say, say_json
 from ava_server.core.data_root import find_data_root
 

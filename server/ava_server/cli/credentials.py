@@ -10,9 +10,8 @@ import typer
 
 from ava_server.budget.user_limits import policy_in_force
 from ava_server.cli.app import in_event_loop
-from ava_server.cli.completion import providers
 from ava_server.cli.log_access import checked_root, read_settings, record_setting
-from ava_server.cli.options import Json
+from ava_server.cli.options import Json, providers
 from ava_server.cli.secret_input import NameOnlyCommand, ask_hidden, ask_twice, choose_pin, read_secret
 from ava_server.cli.terminal import aligned, heading, present, say
 from ava_server.config import keys

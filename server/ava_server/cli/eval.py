@@ -15,9 +15,8 @@ import typer
 from ava_audit.units import micros_from_cents
 from ava_extras import load
 from ava_server.cli.app import USAGE, in_event_loop, leaves_of, refuse_in_subagent
-from ava_server.cli.completion import roles, tiers
 from ava_server.cli.log_access import checked_root, find_run, open_log, read_settings
-from ava_server.cli.options import EndedRunId, Json, absolute_path, parse_cents
+from ava_server.cli.options import EndedRunId, Json, absolute_path, parse_cents, roles, tiers
 from ava_server.cli.terminal import counted, present
 from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import AvaError, BadInput
@@ -26,8 +25,7 @@ from ava_server.core.shutdown import prepare_to_run
 if TYPE_CHECKING:
     from ava_audit.store.store import Store
     from ava_server.config.settings import Settings
-    from ava_server.evals.freeze import Frozen
-    from ava_server.evals.recording import Recording
+    from ava_server.evals.recording import Frozen, Recording
     from ava_server.evals.replay import Change, Replayed
     from ava_server.models.selection import ModelSettings
 
@@ -67,7 +65,7 @@ async def add_command(
     Secrets are replaced in all of it. Read the files before you share them.
     """
     from ava_server.config.credentials import Credentials
-    from ava_server.evals.freeze import freeze
+    from ava_server.evals.recording import freeze
 
     root = checked_root("ava eval add", show=False)
     credentials = Credentials(read_settings())

@@ -18,9 +18,8 @@ import anyio
 import typer
 
 from ava_extras import in_uv_cache, install_command, require
-from ava_server.cli.completion import hosts
 from ava_server.cli.log_access import read_settings
-from ava_server.cli.options import TokenFile, absolute_path
+from ava_server.cli.options import TokenFile, absolute_path, hosts
 from ava_server.cli.terminal import agrees, heading, say, someone_there, tell, write
 from ava_server.core.data_root import find_data_root, home_folder, os_user
 from ava_server.core.errors import AvaError, BadInput, ConfigError, Refused

@@ -24,9 +24,18 @@ import typer
 from ava_audit.errors import BadQuery
 from ava_server.cli import terminal
 from ava_server.cli.app import in_event_loop
-from ava_server.cli.completion import agents, all_runs, event_types
 from ava_server.cli.log_access import checked_root, find_run, open_log, open_to_look, run_at_once
-from ava_server.cli.options import TokenFile, Until, Url, Utc, parse_time_option, split_names
+from ava_server.cli.options import (
+    TokenFile,
+    Until,
+    Url,
+    Utc,
+    agents,
+    all_runs,
+    event_types,
+    parse_time_option,
+    split_names,
+)
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.terminal import columns, counted, heading, progress_on_terminal, say, styled, write_lines
 from ava_server.core.data_root import find_data_root

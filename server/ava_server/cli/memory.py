@@ -13,9 +13,9 @@ from typer.core import TyperCommand
 
 from ava_roles.memory import NOTE_BYTES, Memory, Note, Notes, best_notes
 from ava_roles.sandbox.paths import shown
-from ava_server.cli.completion import notes as note_names
 from ava_server.cli.log_access import checked_root, read_settings
 from ava_server.cli.options import Json
+from ava_server.cli.options import notes as note_names
 from ava_server.cli.terminal import aligned, columns, confirm, cut, heading, present, say, tell
 from ava_server.config.memory_notes import Notebook, note_name, text_of
 from ava_server.core.data_root import DataRoot

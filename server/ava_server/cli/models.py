@@ -9,9 +9,8 @@ from typing import Annotated, Any
 import anyio
 import typer
 
-from ava_server.cli.completion import providers
 from ava_server.cli.log_access import checked_root, read_settings
-from ava_server.cli.options import Json
+from ava_server.cli.options import Json, providers
 from ava_server.cli.terminal import present, wrapped_lines
 from ava_server.core.errors import AvaError, BadInput
 from ava_server.core.ids import suggestion

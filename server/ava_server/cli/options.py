@@ -1,19 +1,213 @@
-"""Options that several commands have, and their values: ids, times, durations and amounts, each with its own error."""
+"""Options that several commands have, their values, each with its own error, and what TAB offers for them.
+
+Typer writes the scripts of `ava completion SHELL` and completes commands and options. A shell asks at every TAB, so
+only the module of the typed command is imported, and the log is read without opening it for writing. Nothing is
+created, nothing goes to stderr, and an error offers nothing. Offered words need no quoting in any shell, and no
+description comes from a model or a task.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import re
+import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
 from datetime import tzinfo
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
-from ava_server.cli.completion import all_runs, ended_runs, open_runs_and_groups, unended_runs
+from ava_server.core.data_root import find_data_root, os_user
 from ava_server.core.errors import BadInput
+
+Offer = tuple[str, str]
+"""A word, and its description."""
+
+SHELLS = ("bash", "zsh", "fish")
+COMPLETE_VARIABLE = "_AVA_COMPLETE"
+MOST = 200
+TIERS = ("fast", "balanced", "deep")
+EVENT_TYPES = (
+    "error", "tool", "cost", "thinking", "spawn", "complete", "message", "session",
+    "UserMessage", "AssistantMessage", "ToolCall", "ToolResult", "SubagentSpawn", "SubagentComplete",
+    "ExtendedThinking", "CostUpdate", "ErrorOccurred", "SessionStart", "SessionEnd", "SpawnProposed", "SpawnDecided",
+    "RunClaimed", "RunPaused", "ExtensionAsked", "ExtensionDecided", "QuestionAsked", "QuestionAnswered", "RunResumed",
+    "RunStarted", "CostReserved", "AgentRequest", "AgentNote", "Activity", "GuardrailTripped", "PlanReady",
+    "WorktreeReady", "WorkChecked",
+    "CancelRequested", "RunEnded", "SettingsChanged", "LogErased",
+)  # fmt: skip
+"""Short names, then exact ones. Importing these and the tiers would take too long; a test compares them."""
+_SAFE_WORD = re.compile(r"[A-Za-z0-9_./:@+-]+")
+_ROLE_NAME = re.compile(r"^name:\s*[\"']?([A-Za-z0-9_-]{1,80})[\"']?\s*$", re.MULTILINE)
+_HEAD_CHARS = 4_000
+_BUSY_S = 0.1
+_ZSH_SETUP = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }"
+_SQL_RUNS = "SELECT id, role || ', ' || state FROM runs WHERE user_id = ? AND {} ORDER BY created_us DESC LIMIT ?"
+_SQL_PROPOSALS = (
+    "SELECT iif(r.extension IS NULL, p.pending_id, r.id), r.role FROM proposals AS p JOIN runs AS r ON r.id = p.run_id"
+    " WHERE p.user_id = ? AND (p.state = 'awaiting_approval' OR r.extension IS NOT NULL)"
+    " AND coalesce(r.not_before_us, p.expires_us) > 1000000 * CAST(strftime('%s', 'now') AS INTEGER)"
+    " ORDER BY p.created_us DESC LIMIT ?"
+)
+_SQL_GROUPS = (
+    "SELECT g.id, (SELECT count(*) FROM runs WHERE group_id = g.id) || ' runs' FROM groups AS g"
+    " WHERE g.user_id = ? ORDER BY g.created_us DESC LIMIT ?"
+)
+
+
+def completion_command(
+    shell: Annotated[
+        str, typer.Argument(metavar="SHELL", help="bash, zsh or fish.", autocompletion=lambda: list(SHELLS))
+    ],
+) -> None:
+    """Print a script that completes commands, options, roles and ids.
+
+    bash: `eval "$(ava completion bash)"` in ~/.bashrc; zsh: the same with zsh in ~/.zshrc; fish:
+    `ava completion fish | source` in ~/.config/fish/config.fish.
+    """
+    from typer._completion_shared import get_completion_script
+
+    from ava_server.core.ids import did_you_mean
+
+    if shell not in SHELLS:
+        raise BadInput(f"unknown shell {shell[:40]!r}; {did_you_mean(shell, SHELLS)}known: {', '.join(SHELLS)}")
+    script = get_completion_script(prog_name="ava", complete_var=COMPLETE_VARIABLE, shell=shell)
+    if shell == "zsh":  # the script itself needs completion to be set up
+        comment, _, rest = script.partition("\n")
+        script = f"{comment}\n{_ZSH_SETUP}\n{rest}"
+    typer.echo(script)
+
+
+def complete() -> NoReturn:
+    from typer._completion_classes import completion_init
+
+    from ava_server.cli.app import build
+
+    words = _typed_words()
+    sys.modules["rich"] = cast("Any", None)  # typer would import all of it to clean help texts, which are plain
+    with open(os.devnull, "w", encoding="utf-8") as null, contextlib.redirect_stderr(null):  # noqa: PTH123
+        try:
+            completion_init()
+            build(words)(args=[], prog_name="ava")
+        except Exception:  # TAB asks no question that an error could answer
+            raise SystemExit(1) from None
+    raise SystemExit(0)
+
+
+def _typed_words() -> list[str]:
+    """Return what was typed after `ava`; Typer then sees a command of two words as one."""
+    from ava_server.cli.app import TWO_WORDS
+
+    variable = "_TYPER_COMPLETE_ARGS" if "_TYPER_COMPLETE_ARGS" in os.environ else "COMP_WORDS"
+    line = os.environ.get(variable, "")
+    for command in TWO_WORDS:
+        if f" {command} " in line:
+            os.environ[variable] = line.replace(f" {command} ", f" '{command}' ", 1)
+            os.environ["COMP_CWORD"] = str(int(os.environ.get("COMP_CWORD", "1")) - 1)
+    return line.split()[1:]
+
+
+def _callback(source: Callable[[], Iterable[Offer]]) -> Callable[[typer.Context, str], list[Offer]]:
+    """Return a callback for Typer; after a comma it completes the last of several values."""
+
+    def offers(ctx: typer.Context, incomplete: str) -> list[Offer]:
+        head, comma, _typed = incomplete.rpartition(",")
+        several = [cast("Iterable[str]", each) for each in ctx.params.values() if isinstance(each, list | tuple)]
+        taken = {*head.split(","), *(word for words in several for word in words)}
+        with contextlib.suppress(Exception):
+            return [
+                (f"{head}{comma}{word}", about)
+                for word, about in source()
+                if _SAFE_WORD.fullmatch(word) and word not in taken
+            ]
+        return []
+
+    return offers
+
+
+def _query_log(*statements: str) -> Iterator[Offer]:
+    """Yield this user's rows, without creating a file beside the log."""
+    import sqlite3
+
+    from ava_audit.store.connection import uri_of
+
+    db = find_data_root().db
+    if not db.is_file():
+        return
+    in_use = all(db.with_name(db.name + end).is_file() for end in ("-wal", "-shm"))
+    uri = uri_of(db, f"mode=ro{'' if in_use else '&immutable=1'}")
+    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_S)) as connection:
+        for sql in statements:
+            yield from connection.execute(sql, (os_user(), MOST))
+
+
+def _log_callback(*statements: str) -> Callable[[typer.Context, str], list[Offer]]:
+    return _callback(lambda: _query_log(*statements))
+
+
+def _roles() -> Iterator[Offer]:
+    from importlib import resources
+
+    here = Path.cwd()
+    project = next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
+    for folder in (resources.files("ava_roles"), find_data_root().roles, project / ".ava" / "roles"):
+        for file in list(folder.iterdir())[:MOST] if folder.is_dir() else ():
+            if file.name.endswith(".md") and file.is_file():
+                with contextlib.suppress(OSError, UnicodeDecodeError), file.open("r", encoding="utf-8") as text:
+                    head = text.read(_HEAD_CHARS)
+                    found = _ROLE_NAME.search(head) if head.startswith("---") else None
+                    if found is not None:
+                        yield found[1], ""
+
+
+def _settings() -> Iterator[Offer]:
+    from ava_server.config.changing import known_settings
+    from ava_server.config.checks import setting_name
+    from ava_server.config.settings import Configured, read_config
+
+    here = Configured()
+    with contextlib.suppress(Exception):  # a file with an error: the defaults are offered
+        here = Configured.model_validate(read_config(find_data_root().config))
+    return ((setting_name(place), "") for place in known_settings(here))
+
+
+def _hosts() -> Iterator[Offer]:
+    from ava_server.hosts.known import HOSTS
+
+    return ((name, host.title) for name, host in HOSTS.items())
+
+
+def _providers() -> Iterator[Offer]:
+    from ava_server.models.providers import PROVIDERS
+
+    return ((name, "") for name in PROVIDERS)
+
+
+def _notes() -> Iterator[Offer]:
+    return ((file.stem, "") for file in sorted(find_data_root().memory.glob("*.md"))[:MOST])
+
+
+_OPEN = "state IN ('queued', 'running', 'awaiting_approval')"
+_UNENDED = "state IN ('queued', 'running')"
+all_runs = _log_callback(_SQL_RUNS.format("1"))
+ended_runs = _log_callback(_SQL_RUNS.format("ended_us IS NOT NULL"))
+unended_runs = _log_callback(_SQL_RUNS.format(_UNENDED))
+runs_with_result = _log_callback(_SQL_RUNS.format("result_seq IS NOT NULL"))
+open_runs_and_groups = _log_callback(_SQL_RUNS.format(_OPEN), _SQL_GROUPS)
+proposals = _log_callback(_SQL_PROPOSALS)
+groups = _log_callback(_SQL_GROUPS)
+agents = _callback(lambda: [("ava", "the orchestrator"), *_query_log(_SQL_RUNS.format("1"))])
+roles, hosts, providers, notes, setting_names = map(_callback, (_roles, _hosts, _providers, _notes, _settings))
+tiers = _callback(lambda: [(tier, "") for tier in TIERS])
+event_types = _callback(lambda: [(name, "") for name in EVENT_TYPES])
+
+
+# -- options ----------------------------------------------------------------------------------------------------------
 
 _RUN = "The subagent, or its proposal (P-…)."
 LastRunId = Annotated[

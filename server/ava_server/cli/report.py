@@ -19,9 +19,8 @@ import typer
 
 from ava_audit.units import DAY_US, US_PER_S, cents, day_of, format_duration, format_ts, format_usd, iso_utc, now_us
 from ava_server.cli import terminal
-from ava_server.cli.completion import groups
 from ava_server.cli.log_access import ClosedLog, NoLog, run_at_once
-from ava_server.cli.options import Json, TokenFile, Until, Url, parse_time_option
+from ava_server.cli.options import Json, TokenFile, Until, Url, groups, parse_time_option
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.terminal import counted, heading, one_line, place_json, say, say_json, write
 from ava_server.core.data_root import find_data_root, os_user

@@ -17,8 +17,7 @@ from ava_audit.events import WHOLE
 from ava_roles.wrap import BAR, add_bars, clean
 from ava_server.cli.terminal import colours, columns, one_line, say, styled, wrapped, write
 from ava_server.core.errors import BadInput, Refused
-from ava_server.render.document import UntrustedText, printed
-from ava_server.render.result import FindingView, Result, artifact_text, cost_notes, result_of
+from ava_server.render.result import FindingView, Result, UntrustedText, artifact_text, cost_notes, printed, result_of
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow

@@ -27,8 +27,8 @@ from ava_server.approval.requests import SpawnArgs
 from ava_server.cli import options
 from ava_server.cli.app import NOT_APPROVED, refuse_in_subagent
 from ava_server.cli.approve import check_group_cap, choose, show_table
-from ava_server.cli.completion import ended_runs, roles, runs_with_result, tiers
 from ava_server.cli.log_access import find_run, open_log, read_settings
+from ava_server.cli.options import ended_runs, roles, runs_with_result, tiers
 from ava_server.cli.results import check_folder
 from ava_server.cli.service_client import LocalApprovals, open_service, propose
 from ava_server.cli.terminal import agrees, heading, someone_there, tell, unless_interrupted

@@ -6,20 +6,36 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ava_audit.entries import Entry
+from ava_audit.rows import RunRow
+from ava_audit.units import cents, format_ts, format_usd, iso_utc, minutes
+from ava_roles.wrap import add_bars
+from ava_server.budget.run_config import RunConfig, Texts, config_of
 from ava_server.cli.app import in_event_loop
 from ava_server.cli.log_access import checked_root, find_run, open_log, read_settings
 from ava_server.cli.options import EndedRunId, Json, LastRunId, TokenFile, Url, Utc, absolute_path
 from ava_server.cli.remote import chosen_server
 from ava_server.cli.results import show_results
-from ava_server.cli.terminal import heading, place_json, present, say_json, write
+from ava_server.cli.terminal import cells, columns, cut, heading, place_json, present, say_json, wrapped_lines, write
 from ava_server.core.data_root import find_data_root, home_folder
 from ava_server.core.errors import BadInput
-from ava_server.render.responses import answers_json
+from ava_server.core.ids import label
+from ava_server.models.prices import Price, billed_words
+from ava_server.render.approvals import RunDecision, decisions_in
+from ava_server.render.entries import arguments_text, entry_line, is_trouble
+from ava_server.render.responses import RunAnswer, answers_json
+
+if TYPE_CHECKING:
+    from ava_server.runs.costs import Attempt, Costs
 
 
 @in_event_loop
@@ -41,7 +57,6 @@ async def show_command(
         raise BadInput("--cost and --diff are two screens; give one of them")
     server = chosen_server(context, url, token_file)
     from ava_server.cli.records import open_records
-    from ava_server.cli.run_screens import cost_json, cost_screen, run_screen
     from ava_server.service.record_requests import COSTS
     from ava_server.service.records import changes_in
 
@@ -100,3 +115,240 @@ async def fetch_command(
         f"See it: ava show {run.id} --diff",
     ]
     present(root, as_json, {"subagent_id": run.id, **fields}, lines)
+
+
+_COST_COLUMNS = 80
+_HEAD = ("turn", "fresh", "cache rd", "cache wr", "output", "thinking", "cost", "share")
+_WIDTHS = (5, 8, 9, 9, 8, 9, 10, 6)
+_TOKENS = ("input_tokens", "cache_read_tokens", "cache_write_tokens", "output_tokens", "thinking_tokens")
+
+
+def run_screen(run: RunRow, answer: RunAnswer, texts: Texts | None, entries: list[Entry], utc: bool) -> list[str]:
+    terminal = sys.stdout.isatty()
+    width = columns() if terminal else 200
+    names = {run.id: run.name} if run.name else {}
+    lines = [f"{label(run)}: {answer.state}", ""]
+    lines += asked_lines(run, texts, utc, width if terminal else None)
+    lines += decided_lines(run, answer.state, entries, utc)
+    lines += ["", "What happened:"]
+    for entry in entries:
+        line = entry_line(entry, names=names, utc=utc, width=1_000 if terminal else width)
+        lines.append(line if not terminal or is_trouble(entry) else cut(line, width))
+    return [*lines, "", "Result:" if run.ended else "So far:"]
+
+
+def asked_lines(run: RunRow, texts: Texts | None, utc: bool, width: int | None) -> list[str]:
+    """Return what was asked, when and by whom, for a terminal of so many columns; None is a pipe."""
+    asked = f"Asked {format_ts(run.created_us, utc)} by {run.user_id} ({run.session_id})"
+    if texts is None:
+        return [f"{asked}: (erased)"]
+    lines = _block(asked, texts.task, width)
+    for title, text in (("Context", texts.context), ("Specialisation", texts.system_prompt), ("Why", texts.rationale)):
+        if text:
+            lines += _block(title, text, width)
+    return [*lines, *([f"task_id: {run.task_id}"] if run.task_id else [])]
+
+
+def _block(title: str, text: str, width: int | None) -> list[str]:
+    """Return one line where the text is short and the terminal does not wrap it."""
+    lines = text.strip().splitlines() or [""]
+    line = f"{title}: {lines[0].expandtabs(4)}"
+    if len(lines) == 1 and len(lines[0]) <= 100 and (width is None or cells(line) <= width):
+        return [line]
+    return [f"{title}:", add_bars("\n".join(lines))]
+
+
+def decided_lines(run: RunRow, state: str, entries: Iterable[Entry], utc: bool) -> list[str]:
+    config = config_of(run.config)
+    decisions = decisions_in(entries)
+    lines = [line for one in decisions if not one.more for line in _decided(one, utc)]
+    if not lines:
+        lines = [f"Not decided: {run.pending_id} {'has expired' if state == 'expired' else 'waits for approval'}"]
+    for one in decisions:
+        if one.more:
+            how = f"{one.what} {format_ts(one.at_us, utc)} {one.how}"
+            lines.append(f"{how}: {one.changes}" if one.changes else how)
+    return [*lines, f"Caps: {limits_text(config, run)}", f"Model: {config.model}. It {config.reach}."]
+
+
+def _decided(one: RunDecision, utc: bool) -> Iterable[str]:
+    yield f"{one.what} {format_ts(one.at_us, utc)} {one.how}".rstrip()
+    if one.changes:
+        yield f"Changed by the approval: {one.changes}"
+    if one.group_id:
+        yield f"Approved together with others as {one.group_id}"
+
+
+def limits_text(config: RunConfig, run: RunRow) -> str:
+    money = (
+        "free" if config.free and not run.cost_micros else f"at most {format_usd(config.max_cost_micros, exact=True)}"
+    )
+    return (
+        f"{money}, {minutes(config.timeout_s)}, {config.max_tokens:,} tokens, {config.max_iterations} turns, "
+        f"{config.max_tool_calls} tool calls"
+    )
+
+
+# -- --cost -----------------------------------------------------------------------------------------------------------
+
+
+def cost_screen(run: RunRow, answer: RunAnswer, costs: Costs, utc: bool) -> list[str]:
+    """Return lines of at most 80 columns."""
+    config = config_of(run.config)
+    lines = [cut(f"{label(run)}: {answer.state}", _COST_COLUMNS)]
+    if run.task_id:
+        lines.append(cut(f"task_id: {run.task_id}", _COST_COLUMNS))
+    billed = costs.micros - costs.cost_by.get("search", 0) if config.price.free else 0
+    model = billed_words(config.model, billed) if billed else f"{config.model}, {_price_text(config.price)}"
+    lines += wrapped_lines(f"Model: {model}", _COST_COLUMNS)
+    lines += [*wrapped_lines(f"Caps: {limits_text(config, run)}", _COST_COLUMNS), ""]
+    if not costs.attempts:
+        return [*lines, "No model call was made, so nothing was spent.", *_cap_changes(costs, utc)]
+    return [*lines, *_table(costs), *_outputs(costs), *_sums(run, costs), *_cap_changes(costs, utc)]
+
+
+def _price_text(price: Price) -> str:
+    if price.free:
+        return price.source or "free"
+    source = f" ({price.source})" if price.source else ""
+    rates = ", ".join(
+        f"{name.replace('_', ' ')} ${getattr(price, name) / 1000:g}"
+        for name in ("input", "output", "cache_read", "cache_write")
+    )
+    return f"per million tokens {rates}{source}"
+
+
+def _table(costs: Costs) -> Iterable[str]:
+    tries = Counter(attempt.turn for attempt in costs.attempts)
+    yield _row(*_HEAD)
+    for attempt in costs.attempts:
+        turn = f"{attempt.turn}.{attempt.attempt}" if tries[attempt.turn] > 1 else f"{attempt.turn}"
+        cost, share = "-", "-"
+        if attempt.settlement:
+            cost, share = format_usd(attempt.micros), _share(attempt.micros, costs.micros)
+        usage = attempt.usage
+        tokens = ["-"] * len(_TOKENS) if usage is None else [str(getattr(usage, name)) for name in _TOKENS]
+        yield cut(f"{_row(turn, *tokens, cost, share)} {_note(attempt)}".rstrip(), _COST_COLUMNS)
+    used = [attempt.usage for attempt in costs.attempts if attempt.usage is not None]
+    sums = (str(sum(getattr(usage, name) for usage in used)) for name in _TOKENS)
+    yield _row("all", *sums, format_usd(costs.micros), _share(costs.micros, costs.micros))
+
+
+def _row(*cells: str) -> str:
+    return "".join(f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS, strict=True))
+
+
+def _note(attempt: Attempt) -> str:
+    if attempt.settlement is None:
+        return "in flight"
+    words = [] if attempt.settlement == "billed" else [attempt.settlement.replace("_", " ")]
+    words += ["overrun"] if attempt.overrun else []
+    words += {"retries": ["retry"], "plan": ["plan"], "search": ["web search"]}.get(attempt.purpose or "", [])
+    return ",".join(words)
+
+
+def _share(micros: int, total: int) -> str:
+    return f"{100 * micros / total:.0f} %" if total else "-"
+
+
+def _outputs(costs: Costs) -> Iterable[str]:
+    yield ""
+    if costs.outputs is None:
+        yield "The tool outputs are gone: this run's content was erased. Its figures stay."
+        return
+    if not costs.dearest:
+        yield "No tool output was sent to the model."
+        return
+    yield "Tool outputs that cost most, over all turns they were sent in (about):"
+    for output in costs.dearest:
+        yield cut(f"  R-{output.seq} {output.tool} {arguments_text(output.args)}".rstrip(), _COST_COLUMNS)
+        times = "once" if output.sent == 1 else f"{output.sent} times"
+        yield f"    {output.chars:,} characters, sent {times}: {format_usd(round(output.micros))}"
+
+
+def _sums(run: RunRow, costs: Costs) -> Iterable[str]:
+    parts = ", ".join(f"{name} {format_usd(micros)}" for name, micros in costs.cost_by.items()) or "nothing"
+    yield from ("", *wrapped_lines(f"Spent on: {parts}", _COST_COLUMNS))
+    yield f"Retries: {format_usd(costs.cost_by.get('retries', 0))}"
+    yield f"Planning: {format_usd(costs.cost_by.get('plan', 0))}"
+    if "search" in costs.cost_by:
+        yield f"Web searches: {format_usd(costs.cost_by['search'])}"
+    unknown = costs.unknown
+    of_them = f", for {len(unknown)} attempt{'s' if len(unknown) > 1 else ''} at the worst case" if unknown else ""
+    yield f"Unknown settlements: {format_usd(sum(attempt.micros for attempt in unknown))}{of_them}"
+    cache = costs.cache
+    net = cache.saved - cache.premium
+    if cache.saved or cache.premium:
+        what = f"saved {format_usd(net)}" if net >= 0 else f"cost {format_usd(-net)} more than it saved"
+        yield f"The cache {what}: {format_usd(cache.saved)} by reading, less {format_usd(cache.premium)} for writing."
+    else:
+        yield "The provider's cache saved nothing."
+    held = sum(attempt.reserved for attempt in costs.attempts if attempt.settlement is None)
+    if held and not run.ended:
+        yield f"Held for the call in flight: at most {format_usd(held)}"
+
+
+def _cap_changes(costs: Costs, utc: bool) -> Iterable[str]:
+    if not costs.caps:
+        yield from ("", "Nobody raised or lowered a cap.")
+        return
+    yield from ("", "Who raised or lowered a cap:")
+    for note in costs.caps:
+        yield from wrapped_lines(f"  {format_ts(note.at_us, utc)} {note.text}", _COST_COLUMNS)
+
+
+def cost_json(run: RunRow, answer: RunAnswer, costs: Costs) -> dict[str, Any]:
+    config = config_of(run.config)
+    unknown = costs.unknown
+    return {
+        "subagent_id": run.id,
+        "pending_id": run.pending_id,
+        "role": run.role,
+        "name": run.name,
+        "task_id": run.task_id,
+        "group_id": run.group_id,
+        "state": answer.state,
+        "model": run.model,
+        "price": asdict(config.price),
+        "cost_cents": cents(costs.micros),
+        "max_cost_cents": None if config.free else cents(config.max_cost_micros),
+        "cost_by": {name: cents(micros) for name, micros in costs.cost_by.items()},
+        "attempts": [_attempt_json(attempt, costs.micros) for attempt in costs.attempts],
+        "tool_outputs": None
+        if costs.outputs is None
+        else [
+            {
+                "id": f"R-{output.seq}",
+                "tool": output.tool,
+                "args": output.args,
+                "chars": output.chars,
+                "sent": output.sent,
+                "cost_cents": round(output.micros / 10_000, 4),
+            }
+            for output in costs.dearest
+        ],
+        "retries_cents": cents(costs.cost_by.get("retries", 0)),
+        "plan_cents": cents(costs.cost_by.get("plan", 0)),
+        "search_cents": cents(costs.cost_by.get("search", 0)),
+        "unknown": {"attempts": len(unknown), "cost_cents": cents(sum(attempt.micros for attempt in unknown))},
+        "cache": {
+            "saved_cents": cents(costs.cache.saved - costs.cache.premium),
+            "read_saved_cents": cents(costs.cache.saved),
+            "write_premium_cents": cents(costs.cache.premium),
+        },
+        "caps": [{"at": iso_utc(note.at_us), "what": note.text} for note in costs.caps],
+    }
+
+
+def _attempt_json(attempt: Attempt, total: int) -> dict[str, Any]:
+    return {
+        "turn": attempt.turn,
+        "attempt": attempt.attempt,
+        "settlement": attempt.settlement or "in_flight",
+        "overrun": attempt.overrun,
+        "booked_under": attempt.purpose,
+        **(attempt.usage.model_dump() if attempt.usage is not None else {}),
+        "cost_cents": cents(attempt.micros),
+        "reserved_cents": cents(attempt.reserved),
+        "share_percent": round(100 * attempt.micros / total, 2) if total else None,
+    }

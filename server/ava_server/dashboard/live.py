@@ -12,7 +12,7 @@ from rich.text import Text
 from ava_audit.rows import EXPIRED, WAITING
 from ava_audit.units import format_ts, format_usd, now_us
 from ava_server.approval.summary import quoted
-from ava_server.cli.status.page import (
+from ava_server.cli.status_page import (
     ENDED,
     GAP,
     NO_RUNS,

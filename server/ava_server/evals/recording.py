@@ -1,10 +1,18 @@
-"""Recordings: the entries of an ended run, from the log or from a file of lines as the log's mirror has them."""
+"""Recordings: the entries of an ended run, from the log or from a file of lines as the log's mirror has them.
+
+`freeze` makes a case of one: with the files that it read, and a check that is proposed from its result.
+"""
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
-from collections.abc import Sequence
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,18 +27,34 @@ from ava_audit.events import (
     SpawnDecided,
     SpawnProposed,
     SubagentComplete,
+    ToolResult,
     UserMessage,
 )
 from ava_audit.redaction import Redactor
-from ava_roles.errors import RolesError
+from ava_roles.errors import FolderReplaced, RolesError, ToolFailed
 from ava_roles.role import Role, parse_role
+from ava_roles.sandbox.paths import Root, shown
+from ava_roles.tools.registry import tool_specs
 from ava_server.budget.run_config import RunConfig, Texts
-from ava_server.core.errors import ConfigError, Refused
+from ava_server.core.errors import BadInput, ConfigError, Refused
 from ava_server.core.ids import IN_PROCESS
-from ava_server.evals.case import read_bytes
+from ava_server.evals.case import (
+    SUITE,
+    Case,
+    Check,
+    Contains,
+    Endings,
+    Schema,
+    Sources,
+    Verify,
+    output_text,
+    read_bytes,
+    write_case,
+)
+from ava_server.runs.result import normalize
 
 F = TypeVar("F", bound=Fact)
-MOST_BYTES = 200_000_000
+RECORDING_BYTES = 200_000_000
 _NOBODY = "recorded"
 """In place of the user and the session in a file."""
 
@@ -117,7 +141,7 @@ def read_recording(path: Path) -> Recording:
     """Return the recording in a file. Blocking. Raises ConfigError: it is none; Refused: it cannot be run again."""
     entries: list[Entry] = []
     try:
-        for number, line in enumerate(io.BytesIO(read_bytes(path, MOST_BYTES)), 1):
+        for number, line in enumerate(io.BytesIO(read_bytes(path, RECORDING_BYTES)), 1):
             try:
                 entries.append(entry_of_line(line))
                 _ = entries[-1].fact
@@ -135,3 +159,212 @@ def _without_secrets(entry: Entry, redactor: Redactor) -> Entry:
     hidden = redactor.redact_json(content)
     text = entry.content if hidden == content else json.dumps(hidden, ensure_ascii=False, separators=(",", ":"))
     return entry._replace(session_id=_NOBODY, user_id=_NOBODY, content=text)
+
+
+MOST_FILES, MOST_FILE_BYTES, MOST_BYTES = 1_000, 10_000_000, 50_000_000
+"""What is kept of a workspace: so many files, so many bytes of each, and in all."""
+MOST_FIGURES = 5
+MOST_NAMED = 10
+_FIGURE = re.compile(r"\w*\d[\w.,:%/€$£-]*\d%?|\d%")
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_BINARY = re.compile(r"[\0-\x07\x0e-\x1a\x1c-\x1f]")
+_KEPT = ("context_from", "role", "workspace", "name", "task_id", "rationale")
+"""Arguments of the call that are not the case's own: it has them elsewhere, or they are of this data root."""
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A new case: its file, how many files of the workspace are with it, and what was left out, in sentences."""
+
+    case: Case
+    path: Path
+    files: int
+    left_out: tuple[str, ...]
+
+
+def freeze(
+    recording: Recording,
+    folder: Path,
+    case_id: str,
+    redactor: Redactor,
+    *,
+    workspace: bool = True,
+    whole: bool = False,
+    contains: Sequence[str] = (),
+) -> Frozen:
+    """Write a run as a case into a folder, which is made where it is missing. Blocking.
+
+    With `workspace` the files that the run read are kept, with `whole` all of its workspace. Its output has to contain
+    the texts of `contains`, or pass the checks that are proposed from its result.
+
+    Raises:
+        BadInput: The name is taken or none.
+        Refused: Its workspace is gone, or no check that could fail follows from its result.
+        SuiteFaults: The check that was given can never fail.
+    """
+    if not re.fullmatch(r"[\w.-]{1,80}", case_id) or case_id.startswith(".") or f"{case_id}.toml".lower() == SUITE:
+        raise BadInput(f"--id: {case_id!r} cannot name a case; use letters, digits, `-` and `_`, but not `suite`")
+    config, texts, hide = recording.config, recording.texts, redactor.redact_json
+    checks = (Contains(texts=tuple(contains)),) if contains else propose_checks(recording)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as made:
+        files, left_out = 0, list[str]()
+        if config.coding is not None:
+            left_out.append(f"its repository {config.coding.repository} (commit {config.coding.base[:12]})")
+        elif config.workspace is not None and workspace:
+            files, left_out = _copy(recording, Path(config.workspace), Path(made), redactor, whole=whole)
+        if config.context_from:
+            left_out.append(f"the results of {', '.join(run.id for run in config.context_from)}, which it could read")
+        case = Case(
+            id=case_id,
+            folder=folder,
+            task=hide(texts.task),
+            role=config.role,
+            context=hide(texts.context),
+            system_prompt=hide(texts.system_prompt),
+            workspace=case_id if files else None,
+            recording=f"{case_id}.jsonl",
+            arguments={name: hide(value) for name, value in config.asked.items() if name not in _KEPT},
+            checks=tuple(hide_in(check, redactor) for check in checks),
+        )
+        return Frozen(case, _write(case, recording.lines(redactor), made), files, tuple(left_out))
+
+
+def _write(case: Case, recording: bytes, workspace: str) -> Path:
+    """Write all of a case or nothing, and return its file. Raises BadInput: its name is taken."""
+    folder, lines = case.folder, case.folder / f"{case.id}.jsonl"
+    names = [f"{case.id}.toml", lines.name, *([case.id] if case.workspace else [])]
+    if taken := next((name for name in names if (folder / name).exists()), None):
+        raise BadInput(f"--id: there is a {taken} in {folder} already; give another --id")
+    lines.write_bytes(recording)
+    try:
+        if case.workspace:
+            shutil.copytree(workspace, folder / case.id)
+        return write_case(case)
+    except BaseException:
+        lines.unlink()
+        shutil.rmtree(folder / case.id, ignore_errors=True)
+        raise
+
+
+def propose_checks(recording: Recording) -> tuple[Check, ...]:
+    """Return checks that the run's own result passes and an empty answer fails. Raises Refused: there are none."""
+    result, config = recording.result, recording.config
+    if result["status"] == "no_answer":
+        return (Endings(any=("no_answer",)),)
+    changes: Mapping[str, Any] = result.get("changes") or {}
+    verify: Mapping[str, Any] = changes.get("verify") or {}
+    before: Mapping[str, Any] = verify.get("before") or {}
+    found: list[Check] = []
+    if changes.get("verified") and not before.get("passed"):
+        found.append(Verify())
+    if config.output_schema is not None and Schema(schema=config.output_schema).fault() is None:
+        found.append(Schema(schema=config.output_schema))
+    quoted = _quoted_findings(result)
+    if figures := _figures(quoted, normalize(output_text(result)), recording.texts.task):
+        found.append(Contains(texts=figures))
+    if sources := dict.fromkeys(str(one["source_url"]) for one in quoted if one.get("source_url")):
+        found.append(Sources(paths=tuple(sources)[:MOST_FIGURES]))
+    if result["status"] != "success" or not found:
+        raise Refused(
+            f"{recording.run_id}: from its result ({result['status']}) follows no check that could fail: no quote was"
+            " found in a source, there is no schema, and no verify command failed before and passed after. Say what its"
+            ' answer has to contain: --contains "TEXT"'
+        )
+    return tuple(found)
+
+
+def _quoted_findings(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    good = {each["finding"] for each in result.get("quotes_checked") or () if each["verdict"] == "found"}
+    findings: Sequence[Mapping[str, Any]] = result["untrusted_result"].get("findings") or ()
+    return [one for number, one in enumerate(findings, 1) if number in good]
+
+
+def _figures(quoted: Sequence[Mapping[str, Any]], output: str, task: str) -> tuple[str, ...]:
+    """Return the figures of the quotes that the output has too, and that the task did not give away."""
+    figures = (figure for one in quoted for figure in _FIGURE.findall(normalize(str(one.get("quote")))))
+    return tuple(dict.fromkeys(each for each in figures if each in output and each not in task))[:MOST_FIGURES]
+
+
+def hide_in(check: Check, redactor: Redactor) -> Check:
+    """Return a check without secrets: it was made of what the run wrote."""
+    return type(check).model_validate(redactor.redact_json(check.model_dump(mode="json", by_alias=True)))
+
+
+def _copy(
+    recording: Recording, workspace: Path, target: Path, redactor: Redactor, *, whole: bool
+) -> tuple[int, list[str]]:
+    """Copy what a run read of its workspace, or all of it; return how many files, and what was left out."""
+    size, count = 0, 0
+    left_out, unread = list[str](), list[str]()
+    with closing(_open(recording, workspace)) as root:
+        names = [entry.name for entry in root.walk()] if whole else _names_read(recording)
+        if len(names) > MOST_FILES:
+            left_out.append(f"{len(names) - MOST_FILES:,} files beyond the first {MOST_FILES:,}")
+        for name in names[:MOST_FILES]:
+            try:
+                data, more = root.read(name, MOST_FILE_BYTES)
+            except ToolFailed as error:
+                left_out.append(str(error))
+                continue
+            if more or size + len(data) > MOST_BYTES:
+                left_out.append(f"{shown(name)}, which is too large")
+                continue
+            kept, is_text = _hidden(data, redactor)
+            if not is_text and kept != data:
+                left_out.append(f"{shown(name)}, which is not text and has a secret")
+                continue
+            if not is_text:
+                unread.append(shown(name))
+            path = target.joinpath(*root.parts(name))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(kept)
+            size, count = size + len(data), count + 1
+        if unread:
+            others = f" and {len(unread) - MOST_NAMED:,} more" if len(unread) > MOST_NAMED else ""
+            left_out.append(f"the search for secrets in what is not text: {', '.join(unread[:MOST_NAMED])}{others}")
+        if not whole and {"run_bash", "python_exec"} & set(recording.config.tools):
+            left_out.append("files that only its commands read (--whole keeps all)")
+    return count, left_out
+
+
+def _open(recording: Recording, workspace: Path) -> Root:
+    try:
+        return Root.open_approved(workspace, recording.config.workspace_identity)
+    except (OSError, FolderReplaced) as error:
+        raise Refused(
+            f"{recording.run_id}: its workspace {workspace} is gone or is another folder by now, so it cannot be kept;"
+            " --no-workspace makes a case of the recording alone"
+        ) from error
+
+
+def _names_read(recording: Recording) -> list[str]:
+    """Return the files that the run's tools name as their sources."""
+    reads = {name for name, spec in tool_specs().items() if spec.files}
+    results = [fact for fact in recording.facts(ToolResult) if fact.tool in reads and fact.success]
+    places = (str(source["location"]) for fact in results for source in fact.sources)
+    return sorted(dict.fromkeys(place for place in places if place != "."))
+
+
+def _hidden(data: bytes, redactor: Redactor) -> tuple[bytes, bool]:
+    """Return a file's bytes with the secrets hidden, and whether it is text; latin-1 decodes everything."""
+    marked = [name for mark, name in _MARKS if data.startswith(mark)][:1]
+    guessed = ["utf-16-le", "utf-16-be"] if not marked and data.count(0) * 4 > len(data) else []
+    is_text = False
+    for encoding in (*marked, *guessed, "utf-8", "latin-1"):
+        try:
+            text = data.decode(encoding)
+        except UnicodeDecodeError:
+            continue
+        is_text = is_text or not _BINARY.search(text)
+        hidden, found = redactor.redact_lines(text)
+        if found:
+            return hidden.encode(encoding, "replace"), is_text
+        if encoding not in guessed:
+            break
+    return data, is_text

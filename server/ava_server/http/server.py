@@ -27,7 +27,6 @@ from ava_server.core.local_server import http_server, pages_server
 from ava_server.core.shortage import raise_limit
 from ava_server.core.shutdown import GracefulShutdown, ignore_signals, log_to_stderr
 from ava_server.core.threads import run_server
-from ava_server.http.approvals import approvals
 from ava_server.http.limits import HEADER_BYTES, Authentication, RequestLimits, error_response, forbidden
 from ava_server.http.sessions import Forwarder, Sessions, worth_a_line
 from ava_server.http.settings import Reach, inner_url, listen_everywhere, refuse_open
@@ -191,17 +190,19 @@ class _Paths:
             else:
                 await forbidden(token, "spawn or read")(scope, receive, send)
         elif scope["path"] == APPROVALS_PATH:
-            await approvals(self._app, scope, receive, send)
+            from ava_server.http.answers import answer_approvals  # not loaded before somebody asks
+
+            await answer_approvals(self._app, scope, receive, send)
         elif scope["path"] == METRICS_PATH and has_extra("team"):
             from ava_server.http.metrics import answer_metrics  # not loaded before somebody scrapes
 
             await answer_metrics(self._app, scope, receive, send, self._sessions.open)
         elif scope["path"] == USERS_PATH or scope["path"].startswith(f"{USERS_PATH}/"):
-            from ava_server.http.users import answer_users  # not loaded before somebody asks
+            from ava_server.http.answers import answer_users  # not loaded before somebody asks
 
             await answer_users(self._app, scope, receive, send)
         elif scope["path"].startswith(RECORD_PATHS):
-            from ava_server.http.records import answer_records  # not loaded before somebody asks
+            from ava_server.http.answers import answer_records  # not loaded before somebody asks
 
             await answer_records(self._app, scope, receive, send)
         else:

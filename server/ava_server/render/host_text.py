@@ -11,7 +11,6 @@ from typing import Any
 from ava_audit.events import WHOLE
 from ava_audit.units import format_usd, micros_from_cents
 from ava_roles.wrap import add_bars, escape_result
-from ava_server.render.document import Text, UntrustedText, printed
 from ava_server.render.responses import (
     FAILED,
     Answer,
@@ -23,7 +22,7 @@ from ava_server.render.responses import (
     SpawnAnswer,
     Untrusted,
 )
-from ava_server.render.result import artifact_text, receipts_text
+from ava_server.render.result import Text, UntrustedText, artifact_text, printed, receipts_text
 from ava_server.runs.changes import changed_lines, changes_lines
 
 INSTRUCTIONS = Path(__file__).with_name("instructions.txt").read_text("utf-8")

@@ -24,7 +24,6 @@ from ava_server.cli.terminal import counted, heading, place_json, say, say_json,
 from ava_server.cli.wait import FollowedRuns
 from ava_server.core.errors import BadInput
 from ava_server.models.selection import OFFLINE
-from ava_server.suites.page import write_page
 from ava_server.suites.plan import (
     CAP,
     Cell,
@@ -37,9 +36,8 @@ from ava_server.suites.plan import (
     has_verdict,
     plan_cells,
 )
-from ava_server.suites.results import SuiteResult, compare_columns, result_of
-from ava_server.suites.scores import score
-from ava_server.suites.table import comparison_lines, table
+from ava_server.suites.report import comparison_lines, table, write_page
+from ava_server.suites.results import SuiteResult, compare_columns, result_of, score
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Settings

@@ -28,13 +28,12 @@ from ava_server.approval.proposals import made_under_human
 from ava_server.config.browser_sessions import SESSION_US
 from ava_server.config.pin import PinFile
 from ava_server.core.errors import AvaError, BadInput, Refused
-from ava_server.render.document import UntrustedText
+from ava_server.render.result import UntrustedText
 from ava_server.render.run_view import state_words
 from ava_server.service.access import Access
 from ava_server.service.current import Budget, todays_budgets
 from ava_server.web.markdown import html, is_web_address
-from ava_server.web.requests import HEADERS
-from ava_server.web.site import VISITOR, Site, Visitor
+from ava_server.web.site import HEADERS, VISITOR, Site, Visitor
 from ava_server.web.webauthn import RelyingParty
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from ava_audit.view import View
     from ava_server.mcp_server.app import App
     from ava_server.service.runtime import Runtime
-    from ava_server.web.requests import Form
+    from ava_server.web.site import Form
     from ava_server.web.webauthn import Subject
 
 GIVE_PIN = "Enter the approval PIN."

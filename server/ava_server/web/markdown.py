@@ -12,8 +12,8 @@ from markdown_it.token import Token
 from markupsafe import Markup
 
 from ava_roles.wrap import clean
-from ava_server.render.document import UntrustedText
 from ava_server.render.markdown import parse
+from ava_server.render.result import UntrustedText
 
 MOST_CHARS = 200_000
 MOST_MARKS, MOST_CELLS = 20_000, 10_000

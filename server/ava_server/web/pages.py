@@ -25,7 +25,6 @@ from ava_audit.errors import AuditError
 from ava_audit.view import View
 from ava_roles.errors import RolesError
 from ava_server.core.errors import AvaError, BadInput, Refused
-from ava_server.web.compare import Compare
 from ava_server.web.context import (
     HEAD,
     NotFound,
@@ -43,11 +42,9 @@ from ava_server.web.costs import Costs
 from ava_server.web.deciding import Deciding
 from ava_server.web.events import Events
 from ava_server.web.health import Health
-from ava_server.web.passkeys import PasskeyPages
-from ava_server.web.requests import HEADERS, with_headers
-from ava_server.web.runs import Overview, Runs
-from ava_server.web.sign_in import SignIn
-from ava_server.web.site import VISITOR, Site, Visitor, is_own
+from ava_server.web.runs import Compare, Overview, Runs
+from ava_server.web.sign_in import PasskeyPages, SignIn
+from ava_server.web.site import HEADERS, VISITOR, Site, Visitor, is_own, with_headers
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send

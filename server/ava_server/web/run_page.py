@@ -36,8 +36,7 @@ from ava_server.service.artifacts import RunFiles
 from ava_server.service.records import changes_in, diff_of, run_record
 from ava_server.web.context import NotFound, PagePart, found_or_404, go_to, number_in, page, reader_of
 from ava_server.web.deciding import DONE
-from ava_server.web.requests import HEADERS
-from ava_server.web.site import Visitor
+from ava_server.web.site import HEADERS, Visitor
 from ava_server.web.timeline import Order, Place, describe, place_of, read_newer, read_page
 
 FIRST_ENTRIES = 40

@@ -1,4 +1,7 @@
-"""The first page, with what waits, runs and has ended lately; and the list of all runs, filtered, a page at a time."""
+"""The first page, with what waits, runs and has ended lately; the list of all runs, filtered, a page at a time.
+
+And two of them beside each other.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,11 @@ from ava_audit.entries import Entry
 from ava_audit.events import UserMessage
 from ava_audit.rows import RunRow
 from ava_audit.search import LogQuery, search
-from ava_audit.units import now_us
+from ava_audit.units import format_duration, now_us
 from ava_audit.view import RunGroup, View
 from ava_server.approval.proposals import Pending, pending_proposals
-from ava_server.render.run_view import RunView, view_run
+from ava_server.render.result import Text, UntrustedText, result_of
+from ava_server.render.run_view import RunView, cost_of, run_answer, state_words, view_run
 from ava_server.service.current import Budget
 from ava_server.service.records import current_runs
 from ava_server.web.context import PagePart, found_or_404, number_in, reader_of
@@ -212,3 +216,36 @@ class Overview(PagePart):
             budgets=self._context.budgets(view, visitor, at_us, everybody=everybody),
             others=0 if everybody or not visitor.reads_all else view.unended_of_others(user, at_us),
         )
+
+
+class Compare(PagePart):
+    """The page of two runs, `a` and `b`."""
+
+    def routes(self) -> list[Route]:
+        return [Route("/compare", found_or_404(self.show), methods=["GET"])]
+
+    async def show(self, request: Request) -> Response:
+        access = self._context.access(reader_of(request))
+        given = [request.query_params.get(name, "").strip() for name in "ab"]
+        ids = [(await access.run(one, "run", reading=True)).id for one in given]
+        both = await self._context.store.read(lambda view: [self._one(view, run_id) for run_id in ids])
+        labels = list(dict.fromkeys(label for one in both for label in one["facts"]))
+        return self._context.show(request, "compare.html", {"both": both, "labels": labels})
+
+    def _one(self, view: View, run_id: str) -> dict[str, Any]:
+        row = view.run(run_id)
+        assert row is not None
+        run = view_run(view, row, self._context.runtime.instances, now_us(), task=True)
+        result = result_of(run_answer(run))
+        facts: dict[str, Text] = {
+            "State": state_words(run.state),
+            "Role": row.role,
+            "Model": UntrustedText(row.model),
+            "Cost": cost_of(run),
+            "Time": format_duration(run.caps[0].used if run.caps else row.active_us / 1e6),
+            "Turns": f"{row.turns:,}",
+            "Tool calls": f"{row.tool_calls:,}",
+            "Tokens": f"{row.tokens:,}",
+            **({fact.label: fact.value for fact in result.figures} if result is not None else {}),
+        }
+        return {"row": row, "run": run, "facts": facts, "result": result}

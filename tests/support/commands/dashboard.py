@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 
-from ava_server.cli.status.overview import Overview, OverviewReader, SandboxProbe
+from ava_server.cli.status_overview import Overview, OverviewReader, SandboxProbe
 from ava_server.config.settings import Settings
 from ava_server.dashboard.app import StatusApp
 from support.runtime import Lab

@@ -37,7 +37,7 @@ if code < 0:
 sys.exit(code)
 """
 HEAVY = (
-    "ava_server.cli.doctor.online",
+    "ava_server.cli.doctor_online",
     "ava_server.cli.wait",
     "ava_server.http.server",
     "ava_server.mcp_server.stdio",

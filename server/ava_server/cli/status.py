@@ -1,4 +1,8 @@
-"""`ava status`: what waits, runs and has ended lately, what is left of today's money, and Ava's health."""
+"""`ava status`: what waits, runs and has ended lately, what is left of today's money, and Ava's health.
+
+`status_overview` looks at the data root without changing it and judges what it finds; `status_page` renders both as
+lines of rich text. The dashboard of the extra shows the same, live.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from ava_server.core.data_root import find_data_root, has_log
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from ava_server.cli.status.overview import SandboxProbe
+    from ava_server.cli.status_overview import SandboxProbe
     from ava_server.config.settings import Settings
 
 MOST = 200
@@ -46,7 +50,7 @@ def status_command(
 
     has_log(find_data_root())
     settings = read_settings()
-    from ava_server.cli.status.overview import OverviewReader, SandboxProbe
+    from ava_server.cli.status_overview import OverviewReader, SandboxProbe
 
     probe = SandboxProbe(settings.sandbox.mode)
     try:
@@ -64,8 +68,7 @@ def _can_draw() -> bool:
 
 
 def _show_once(settings: Settings, probe: SandboxProbe, *, everybody: bool, as_json: bool) -> None:
-    from ava_server.cli.status.health import health, overview_json
-    from ava_server.cli.status.overview import OverviewReader
+    from ava_server.cli.status_overview import OverviewReader, health, overview_json
 
     reader = OverviewReader(settings, everybody=everybody, most=sys.maxsize)
     overview = reader.look()
@@ -75,16 +78,15 @@ def _show_once(settings: Settings, probe: SandboxProbe, *, everybody: bool, as_j
     found = tuple(health(overview, reader.settings, confined))
     if as_json:
         return say_json(overview_json(reader.settings, overview, found, confined))
-    from ava_server.cli.status.page import Page
+    from ava_server.cli.status_page import Page
 
     return _write(Page(named_root(reader.settings.paths), overview, found, columns(), everybody=everybody).whole())
 
 
 async def _show_server(server: RemoteServer, everybody: bool, as_json: bool) -> None:
     from ava_server.cli.records import open_remote_records
-    from ava_server.cli.status.health import Health, run_json, today_json
-    from ava_server.cli.status.overview import Overview
-    from ava_server.cli.status.page import Page
+    from ava_server.cli.status_overview import Health, Overview, run_json, today_json
+    from ava_server.cli.status_page import Page
     from ava_server.service.record_requests import CURRENT
 
     async with open_remote_records(server) as records:

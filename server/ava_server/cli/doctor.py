@@ -1,4 +1,8 @@
-"""`ava doctor`: what is configured, what is missing, and what each role can do now, each with what to do."""
+"""`ava doctor`: what is configured, what is missing, and what each role can do now, each with what to do.
+
+This prints what the checks of `doctor_checks` find. A failure of one does not end the others. Only `doctor_online`
+writes: it asks each provider in a run of its own.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +66,7 @@ def doctor_command(
 
 def _findings(setup: Setup, online: bool, as_json: bool) -> list[CheckFinding]:
     """Print each finding at once."""
-    from ava_server.cli.doctor.checks import CHECKS, redactor_of
+    from ava_server.cli.doctor_checks import CHECKS, redactor_of
     from ava_server.service.checks import run_checks
     from ava_server.service.checks.roles import remote_servers_not_asked, servers
 
@@ -82,7 +86,7 @@ def _findings(setup: Setup, online: bool, as_json: bool) -> list[CheckFinding]:
     for found in chain(run_checks(CHECKS, setup, in_full=True), remote):
         report(found)
     if online:
-        from ava_server.cli.doctor.online import ask_providers, try_search
+        from ava_server.cli.doctor_online import ask_providers, try_search
 
         ask_providers(setup, lambda text: tell(redacted(text)), report)
         try_search(setup, tell, report)

@@ -1,4 +1,4 @@
-"""Checks of the log and of today's budgets."""
+"""The checks of `ava doctor`: `CHECKS` lists those of `service/checks/` and those of the log in the report's order."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ava_audit.errors import AuditError
 from ava_audit.mirror import mirror_faults
+from ava_audit.redaction import Redactor
 from ava_audit.store.connection import no_room
 from ava_audit.store.schema import SCHEMA_VERSION, schema_faults
 from ava_audit.store.sqlite import backend_at, backend_of
@@ -16,9 +17,11 @@ from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_server.budget.user_limits import day_caps, day_setting
 from ava_server.cli.log_access import LogSnapshot, look_at_log, read_log
+from ava_server.config.keys import is_placeholder, key_variables, list_keys
+from ava_server.config.secrets import read_secrets
 from ava_server.core.data_root import in_postgres, os_user
 from ava_server.core.errors import AvaError
-from ava_server.service.checks import CheckFinding, Setup, data
+from ava_server.service.checks import Check, CheckFinding, Setup, data, machine, models, roles
 from ava_server.service.current import todays_budgets
 
 _BROKEN = (
@@ -103,3 +106,44 @@ def budgets(setup: Setup) -> Iterator[CheckFinding]:
         return
     found = found or todays_budgets(None, user, "you", caps, now_us(), everybody=True)
     yield data.budgets(found, (day_setting(settings, user), settings.installation_day_setting))
+
+
+CHECKS: tuple[tuple[str, Check], ...] = (
+    ("python", machine.python),
+    ("command", machine.command),
+    ("extras", machine.extras),
+    ("sqlite", machine.sqlite),
+    ("git", machine.git),
+    ("confinement", machine.confinement),
+    ("data root", data.data_root),
+    ("disk space", data.space),
+    ("settings", data.settings),
+    ("approval", data.approval),
+    ("log", log),
+    ("processes", data.processes),
+    ("budget", budgets),
+    ("keys", models.keys),
+    ("secrets", roles.secrets),
+    ("providers", models.providers),
+    ("models", models.tiers),
+    ("prices", roles.prices),
+    ("search", models.search),
+    ("network", models.network),
+    ("MCP servers", roles.servers),
+    ("roles", roles.roles),
+    ("hosts", machine.hosts),
+)
+"""Each check, with the name of a finding about its failure."""
+
+
+def redactor_of(setup: Setup) -> Redactor:
+    known = {"AVA_MODEL_API_KEY": setup.env.get("AVA_MODEL_API_KEY", "").strip()}
+    env = setup.env
+    known |= {name: env[variable] for variable, name in key_variables(env).items() if not is_placeholder(env[variable])}
+    if setup.root is not None:
+        # The checks of keys and secrets report these errors; what cannot be read cannot be shown.
+        with contextlib.suppress(AvaError, OSError):
+            known |= {key.provider: key.value for key in list_keys(setup.root.keys, setup.env)}
+        with contextlib.suppress(AvaError, OSError):
+            known |= {secret.name: secret.value for secret in read_secrets(setup.root.secrets_file).values()}
+    return Redactor({name: value for name, value in known.items() if value})

@@ -1,0 +1,272 @@
+"""`ava verify` checks the log's hash chain and rebuilds its state; `ava erase S-…` erases a finished run's content."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import anyio
+import typer
+
+from ava_audit.errors import BadQuery, StoreUnavailable
+from ava_server.cli.app import in_event_loop
+from ava_server.cli.log_access import find_run, open_log, read_settings, terminal_session
+from ava_server.cli.options import EndedRunId, Json
+from ava_server.cli.terminal import (
+    Progress,
+    confirm,
+    counted,
+    heading,
+    place_json,
+    progress_on_terminal,
+    say,
+    say_json,
+    tell,
+)
+from ava_server.core.data_root import find_data_root, has_log
+from ava_server.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from ava_audit.entries import ProgressCallback, Report
+    from ava_audit.rows import RunRow
+    from ava_audit.store.store import Store
+    from ava_audit.view import View
+    from ava_server.core.data_root import DataRoot
+
+FAULT = 1
+STDIN = "-"
+_IN_CHAIN = ("changed", "missing", "inserted", "reordered", "damaged")
+
+
+def verify_command(
+    head: Annotated[
+        str | None, typer.Option(metavar="HASH", help="A head noted earlier: the log must still contain it.")
+    ] = None,
+    since_head: Annotated[
+        str | None, typer.Option(metavar="HASH", help="Check only what follows this head, and trust what precedes it.")
+    ] = None,
+    jsonl: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Check a file of logs/ or an export instead; - is stdin.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check that no entry of the log was changed, removed, added or moved, and name the first that was.
+
+    Runs, proposals, groups and budgets are rebuilt from the log and compared. The head is the newest entry's hash.
+    Note it elsewhere: a log that was cut at its end, or rewritten, shows only against it. Nothing is written. Exit
+    code 1 when a fault was found.
+    """
+    if jsonl is not None and (head is not None or since_head is not None):
+        raise BadInput("--jsonl: a file is checked by itself; leave --head and --since-head out.")
+    begun = time.monotonic()
+    report = _verify_log(find_data_root(), head, since_head, as_json) if jsonl is None else _verify_file(jsonl, as_json)
+    seconds = time.monotonic() - begun
+    if as_json:
+        fields = {"ok": report.ok, **asdict(report), "duration_ms": round(seconds * 1_000)}
+        if jsonl is None:
+            del fields["gaps"]
+        say_json({**(place_json(find_data_root()) if jsonl is None else {"file": jsonl}), **fields})
+    else:
+        say("\n".join(_log_lines(report, seconds, since_head) if jsonl is None else _file_lines(report, seconds)))
+    raise typer.Exit(0 if report.ok else FAULT)
+
+
+def _verify_log(root: DataRoot, head: str | None, since: str | None, as_json: bool) -> Report:
+    from ava_audit.entries import GENESIS, Report, missing_hash
+    from ava_audit.mirror import mirror_faults
+    from ava_audit.verify import hash_of, verify
+
+    noted: list[bytes] = []
+    for option, given in (("--head", head), ("--since-head", since)):
+        try:
+            noted += [] if given is None else [hash_of(given)]
+        except BadQuery as error:
+            raise BadInput(f"{option}: {error}") from None
+    if not as_json:
+        heading(root)
+    if has_log(root):
+        with progress_on_terminal() as show:
+            told = _progress(show, "entries")
+            return verify(root.path, head=head, since=since, mirror=root.logs, on_progress=told)
+    missing = [missing_hash(digest, 0) for digest in noted if digest != GENESIS] + mirror_faults(None, root.logs)
+    return Report(0, 0, GENESIS.hex(), tuple(missing), not missing)
+
+
+def _verify_file(name: str, as_json: bool) -> Report:
+    from ava_audit.verify import verify_lines
+
+    if not as_json:
+        say("File: " + ("(standard input)" if name == STDIN else name))
+    try:
+        with progress_on_terminal() as show:
+            return verify_lines(sys.stdin.buffer if name == STDIN else Path(name), _progress(show, "bytes"))
+    except OSError as failed:
+        raise BadInput(f"--jsonl: {name} cannot be read: {failed.strerror}; give a file of JSON lines") from None
+
+
+def _file_lines(report: Report, seconds: float) -> list[str]:
+    from ava_audit.units import format_duration
+
+    lines = [f"FAULT: {fault.text}" for fault in report.faults]
+    count = counted(report.entries, "line")
+    if report.ok:
+        lines.append(f"{count} checked in {format_duration(seconds)}: each is unchanged, and they are in order.")
+    else:
+        lines.append(f"{count} before it {'is' if report.entries == 1 else 'are'} unchanged.")
+    if report.ok and report.gaps:
+        lines.append(
+            f"At {counted(report.gaps, 'place')} entries of the log are not in this"
+            " file: other users' entries, entries that were not exported, or removed lines. `ava verify` on the log"
+            " itself shows which."
+        )
+    if report.entries:
+        lines.append(f"Last entry: {report.seq:,}, with the hash {report.head}")
+    return lines
+
+
+def _log_lines(report: Report, seconds: float, since: str | None) -> list[str]:
+    from ava_audit.units import format_duration
+
+    lines = [f"FAULT: {fault.text}" for fault in report.faults]
+    kinds = {fault.kind for fault in report.faults}
+    count = counted(report.entries, "entry", "entries")
+    after = "" if since is None else " after the given head"
+    took = f"in {format_duration(seconds)}"
+    if kinds.intersection(_IN_CHAIN):
+        return [*lines, f"{count}{after} before that {'is' if report.entries == 1 else 'are'} unchanged ({took})."]
+    if report.entries or not report.faults:
+        lines.append(f"{count}{after} checked {took}: none was changed, removed, added or moved, up to {report.seq:,}.")
+    if report.projections and "projection" not in kinds:
+        lines.append(f"Runs, proposals, groups and budgets match the log at entry {report.seq:,}.")
+    elif not report.projections and report.ok:
+        lines.append("Runs, proposals, groups and budgets were not compared: that takes the whole log.")
+    if report.entries or report.ok:
+        lines.append(f"Head: {report.head}")
+    if report.ok:
+        lines.append("Note it elsewhere: `ava verify --head HASH` then shows whether the log was cut or rewritten.")
+    return lines
+
+
+def _progress(show: Callable[[str], None], what: str) -> ProgressCallback:
+    return lambda done, of: show(f"{done:,} of {of:,} {what} checked" if of else f"{done:,} {what} checked")
+
+
+DONE_S = 300.0
+"""How long to wait for the files: rewriting the text index takes seconds per gigabyte."""
+LOOK_S = 0.1
+
+_ERASED = (
+    "Erased for ever: its task, context, messages, tool calls and outputs, result, artifacts and scratch files; the"
+    " orchestrator's calls and answers that contain them, even an answer that also contains other runs; in the log, the"
+    " files under logs/ and the text index."
+)
+_KEPT = (
+    "Kept: that it ran, when, who approved it, its role, name, task_id, folders and limits, its turns, tokens and cost,"
+    " and the hash of every entry, so that the log still verifies."
+)
+_OUT_OF_REACH = (
+    "Not reached: a later subagent that was given this one's content (erase that one too), search queries, your host's"
+    " own transcript, the model provider, exports, backups and snapshots of the data root, and day files in logs/ava"
+    " that were set aside (set-aside in their name) because they belong to another log."
+)
+
+
+@in_event_loop
+async def erase_command(
+    subagent: EndedRunId, yes: Annotated[bool, typer.Option("-y", "--yes", help="Erase it without asking.")] = False
+) -> None:
+    """Erase a finished run's content from log, files and index, after a question. It cannot be undone."""
+    from ava_server.core.ids import label
+    from ava_server.service.runtime import maintain_data_root
+
+    root = find_data_root()
+    heading(root)
+    settings, entries = read_settings(), 0
+    async with open_log(root) as store:
+        run = await find_run(store, subagent)
+        assert store is not None
+        before = await store.read(lambda view: _content(view, run))
+        if before is None:
+            raise BadInput(
+                f"{label(run)} has not ended ({run.state.replace('_', ' ')}), and still needs its content."
+                f" Wait for its end, or end it with `ava cancel {run.id}`, then erase it."
+            )
+        erased_us, with_content = before
+        tell("\n".join(_summary(run, erased_us, with_content)))
+        if with_content and not yes:
+            await confirm(f"Erase the content of {label(run)} for ever?", "erased")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(maintain_data_root, store, settings)  # in case no server does it
+            entries = await _erase_all(store, run, with_content)
+            tasks.cancel_scope.cancel()
+        if with_content:
+            say(f"Erased: the content of {entries:,} entries of {label(run)}, and its files.")
+
+
+def _content(view: View, run: RunRow) -> tuple[int | None, int] | None:
+    """Return when a run was erased (microseconds UTC) and how many entries have content; None before its end."""
+    from ava_audit.events import TRANSCRIPT_TYPES
+    from ava_audit.retention import is_over
+    from ava_server.service.erase import quoting_entries
+
+    if not is_over(view, run, time.time_ns() // 1000):
+        return None
+    last = view.last_entry(run.id, "LogErased")
+    own = sum(entry.content is not None for entry in view.entries(run.id, types=sorted(TRANSCRIPT_TYPES)))
+    return (last.ts_us if last is not None else None), own + len(quoting_entries(view, run))
+
+
+def _summary(run: RunRow, erased_us: int | None, with_content: int) -> list[str]:
+    from ava_audit.units import format_ts
+    from ava_server.core.ids import label
+
+    if erased_us is not None:
+        erased = f"{label(run)} was already erased, {format_ts(erased_us)}"
+        if not with_content:
+            return [f"{erased}; nothing is left to erase."]
+        return [f"{erased}; {with_content:,} entries about it have content again.", _ERASED, _KEPT, _OUT_OF_REACH]
+    if not with_content:
+        return [f"{label(run)} has no content: there is nothing to erase."]
+    ended = f", ended {format_ts(run.ended_us)}" if run.ended_us is not None else ""
+    state = f"{label(run)}: {run.state.replace('_', ' ')}{ended}; {with_content:,} entries have content."
+    return [state, _ERASED, _KEPT, _OUT_OF_REACH]
+
+
+async def _erase_all(store: Store, run: RunRow, with_content: int) -> int:
+    """Return the number of erased entries, once no file contains any of them."""
+    from ava_audit.retention import erase_run
+    from ava_server.service.erase import quoting_entries
+
+    total = 0
+    while with_content:  # repeated, for an answer that was written meanwhile
+        also = await store.read(lambda view: quoting_entries(view, run))
+        done = await erase_run(store, run.id, also, terminal_session().who, "erased by a person (ava erase)")
+        total += done
+        await _wait_for_files(store)
+        if not done:
+            break
+    await _wait_for_files(store)
+    return total
+
+
+async def _wait_for_files(store: Store) -> None:
+    """Wait for the keeper, here or in a server. Raises StoreUnavailable: it has not cleared the files in time."""
+    from ava_audit.retention import erasure_pending
+
+    progress = Progress()
+    try:
+        with anyio.move_on_after(DONE_S):
+            while await store.read(erasure_pending):  # no event says so: the keeper may be another process
+                progress.show("The log no longer has its content; clearing files and free pages …")
+                await anyio.sleep(LOOK_S)
+            return
+    finally:
+        progress.end()
+    raise StoreUnavailable(
+        "The content is erased from the log, but files may still have it: they were not cleared within"
+        f" {DONE_S / 60:.0f} min. Check that no other program holds ava.db and no older server runs; try again."
+    )

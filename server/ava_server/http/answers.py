@@ -1,0 +1,416 @@
+"""What the server answers beside MCP: approvals, users and records, each to a token of its own scope.
+
+`/approvals` (`approve`): a person decides from another machine. It is not an MCP tool, so no model can reach it. A
+decision there is checked like any other: approval lines letter for letter, the digest of what was shown, and an entry
+in the log with the channel `http`.
+
+`/users` (`admin`): the users of the data root and their limits. What opens the server's own folders or grants roles
+(`workspaces`, `roles`), and tokens of the operator or that approve or administer, are set only in a terminal on the
+server. Limits of a user stay when their tokens are revoked.
+
+The requests for records (`read` or `audit`): what `ava --url URL` shows. The paths and their answers are those of
+`service.record_requests`. Nothing is decided or started here, and a user sees what `Access` shows them. A result that
+is shown to its user counts as fetched, as with `ava show` on this machine.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from inspect import Parameter, signature
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import anyio
+import anyio.to_thread
+from pydantic import BaseModel, Discriminator, Field, Tag, TypeAdapter, ValidationError
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ava_audit.errors import AuditError, BadQuery
+from ava_audit.events import Event, SettingsChanged
+from ava_audit.rows import RunRow
+from ava_audit.search import LogQuery
+from ava_audit.units import DAY_US, now_us
+from ava_audit.view import View, append
+from ava_server.approval.decide import PersonAnswer, Shown, approval_needs
+from ava_server.approval.proposals import pending_proposals
+from ava_server.budget.user_limits import STRICTEST_FIRST, day_caps
+from ava_server.config.passkeys import Passkeys, passkey_host
+from ava_server.config.settings import Policy, UserSettings
+from ava_server.config.tokens import expiry, read_tokens, user_name
+from ava_server.config.users import read_users
+from ava_server.core.errors import AvaError, BadInput, Refused
+from ava_server.core.ids import UNKNOWN_ID, parse_id
+from ava_server.http.limits import error_response, forbidden, invalid_body, json_response, refusal, respond
+from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
+from ava_server.render.run_view import carried
+from ava_server.runs.extension_answer import waiting_extensions
+from ava_server.service import record_requests as requests
+from ava_server.service.access import Access
+from ava_server.service.decide import decide
+from ava_server.service.users import (
+    AddedUser,
+    Change,
+    LimitedUser,
+    ListedUsers,
+    RemovedUser,
+    add_user,
+    limit_user,
+    list_users,
+    remove_user,
+    unended_runs,
+)
+from ava_server.web.site import read_body
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from ava_server.config.tokens import Token
+    from ava_server.core.data_root import DataRoot
+    from ava_server.service.access import Session
+    from ava_server.service.records import RunRecord
+
+APPROVAL_BYTES = 256 * 1024
+APPROVALS_CLIENT = "approvals"
+_FIELDS = ("status", "decisions", "group_id", "approval_lines")
+
+
+class ProposalsBody(BaseModel, extra="forbid", strict=True):
+    """The body of a decision; two or more proposals are approved as one group, whose cap of time is in seconds.
+
+    `approving` has their approval lines letter for letter, and the group's line if there are several; `digests` has the
+    digest of each proposal as GET /approvals showed it.
+    """
+
+    decision: Literal["approve", "reject"]
+    pending_ids: list[str] = Field(min_length=1, max_length=50)
+    approving: list[str] | None = None
+    digests: dict[str, str] = Field(default_factory=dict)
+    group_max_cost_cents: float | int | None = None
+    group_timeout: float | int | None = None
+
+
+class ExtensionBody(BaseModel, extra="forbid", strict=True):
+    """The body of a decision on what a run near a cap asks for; its digest is the one of GET /approvals."""
+
+    decision: Literal["approve", "reject"]
+    subagent_id: str
+    digest: str
+
+
+def _kind(body: Any) -> str:
+    return "extension" if isinstance(body, dict) and "subagent_id" in body else "proposals"
+
+
+_BODY: TypeAdapter[ProposalsBody | ExtensionBody] = TypeAdapter(
+    Annotated[
+        Annotated[ProposalsBody, Tag("proposals")] | Annotated[ExtensionBody, Tag("extension")], Discriminator(_kind)
+    ]
+)
+
+
+async def answer_approvals(app: App, scope: Scope, receive: Receive, send: Send) -> None:
+    await respond(scope, receive, send, "approve", partial(_answer_approval, app))
+
+
+async def _answer_approval(app: App, token: Token, request: Request) -> Response:
+    if request.method == "GET":
+        return await _waiting_approvals(app, token)
+    if request.method == "POST":
+        return await _decided(app, token, request)
+    return Response(status_code=405, headers={"Allow": "GET, POST"})
+
+
+async def _waiting_approvals(app: App, token: Token) -> Response:
+    at_us, limits = now_us(), app.runtime.spawn_limits_of(token.user)
+    found = await app.runtime.store.read(lambda view: pending_proposals(view, token.user, limits, at_us))
+    asking = await app.runtime.store.read(lambda view: waiting_extensions(view, token.user, at_us))
+    extensions = [one.pending.model_dump() for one in asking]
+    return json_response(
+        {"user": token.user, "proposals": [one.model_dump() for one in found], "extensions": extensions}
+    )
+
+
+async def _decided(app: App, token: Token, request: Request) -> Response:
+    try:
+        wanted = _BODY.validate_json(await read_body(request, APPROVAL_BYTES, "; decide on fewer proposals at once"))
+    except ValidationError as wrong:
+        raise invalid_body(wrong, "see docs/http.md for the format") from None
+    approves = wanted.decision == "approve"
+    if approves:
+        await _refuse_token_alone(app, token)
+    shown, answer = _shown(wanted), PersonAnswer(approves)
+    if isinstance(wanted, ProposalsBody):
+        limits = wanted.model_dump(include={"group_max_cost_cents", "group_timeout"}, exclude_none=True)
+        answer = PersonAnswer(approves, lines=wanted.approving, limits=limits)
+    service = app.service_for((token, None), lambda: _approver(token))
+    app.begin(service.session)
+    decided = await decide(service, shown, answer)
+    if isinstance(wanted, ExtensionBody):
+        return json_response(dict(decided.fields))
+    kept = {name: decided.fields[name] for name in _FIELDS if name in decided.fields}
+    refused = all(made.get("refused_because") is not None for made in kept.get("decisions", ()))
+    return json_response(kept, 409 if refused else 200)
+
+
+def _shown(wanted: ProposalsBody | ExtensionBody) -> list[Shown]:
+    """Return what a decision says that it was shown; an approval names the digest of each."""
+    if isinstance(wanted, ExtensionBody):
+        return [Shown("extend", parse_id("subagent_id", wanted.subagent_id), wanted.digest)]
+    ids = [parse_id("pending_id", given, "pending_ids") for given in wanted.pending_ids]
+    if wanted.decision == "reject":
+        return [Shown("start", pending_id) for pending_id in ids]
+    digests = {parse_id("pending_id", given, "digests"): digest for given, digest in wanted.digests.items()}
+    if missing := [pending_id for pending_id in ids if pending_id not in digests]:
+        raise BadInput(f"digests: the digest of {missing[0]} is missing; send the one from GET /approvals")
+    return [Shown("start", pending_id, digests[pending_id]) for pending_id in ids]
+
+
+async def _refuse_token_alone(app: App, token: Token) -> None:
+    """Refuse an approval that takes more than this token: its user has a passkey for this server."""
+    url, passkeys = app.url or "", Passkeys(app.runtime.settings.paths.passkeys)
+    own = await anyio.to_thread.run_sync(passkeys.of, token.user, passkey_host(url))
+    policy = await app.runtime.policy(token.user)
+    needs = approval_needs("token", policy, passkey=bool(own), scope="approve" in token.scopes)
+    if needs.refusal is not None:
+        raise Refused(needs.refusal.format(user=token.user, url=url))
+
+
+def _approver(token: Token) -> Session:
+    session = session_over_http(token, APPROVALS_CLIENT)
+    session.channel, session.pin_given, session.by = "http", True, "person"
+    return session
+
+
+USERS_CLIENT = "ava user"
+USER_BYTES = 10_000
+_Count = Annotated[int, Field(strict=True, ge=0)]
+
+
+class _Limits(BaseModel, extra="forbid"):
+    daily_cents: _Count | None = None
+    running: _Count | None = None
+    spawns_per_hour: _Count | None = None
+    approval: Policy | None = None
+    expires: str | None = None
+
+
+async def answer_users(app: App, scope: Scope, receive: Receive, send: Send) -> None:
+    """Handle a request to `/users` (GET) or `/users/NAME` (POST adds, PATCH limits, DELETE removes)."""
+    await respond(scope, receive, send, "admin", partial(_answer_users, app))
+
+
+async def _answer_users(app: App, token: Token, request: Request) -> Response:
+    settings, root = app.runtime.settings, app.runtime.settings.paths
+    name = request.scope["path"].removeprefix("/users").strip("/")
+    allowed = ("POST", "PATCH", "DELETE") if name else ("GET", "HEAD")
+    if request.method not in allowed:
+        return Response(status_code=405, headers={"Allow": ", ".join(allowed)})
+    if not name:
+        return _user_json(ListedUsers(users=await list_users(settings, app.runtime.store)))
+    if (user := user_name(name)) == app.runtime.user and request.method == "POST":
+        raise BadInput(
+            f"{user} is the operator, who may use the server's secrets, MCP servers and folders: a person on the server"
+            f" makes a token of that user, with `ava token create NAME --user {user}`"
+        )
+    changed = _recorder(app, token)
+    if request.method == "DELETE":
+        await anyio.to_thread.run_sync(_refuse_removal, root, user)
+        removed = await remove_user(root, user, changed, keep_limits=True)
+        unended = await app.runtime.store.read(lambda view: unended_runs(view, user))
+        revoked = [one.name for one in removed.tokens]
+        return _user_json(RemovedUser(revoked=revoked, limited=removed.limited, unended=unended))
+    given = await _user_body(request)
+    limits = given.model_dump(exclude={"expires"}, exclude_none=True)
+    if request.method == "POST":
+        if user in await app.runtime.store.read(View.users):
+            raise BadInput(
+                f"{user} has runs in the log, which a new user of that name would see: choose another name; if it is"
+                f" the same person, somebody on the server adds them again, with `ava user add {user}`"
+            )
+        ends_us = expiry(given.expires, now_us())
+        made, text = await add_user(root, user, limits, ("spawn", "read"), ends_us, changed)
+        return _user_json(AddedUser(name=made.name, token=text, scopes=list(made.scopes), expires=given.expires))
+    if given.expires is not None:
+        raise BadInput("expires: it is for a new user's token; leave it out, and create another token on the server")
+    if not limits:
+        raise BadInput("give at least one limit: daily_cents, running, spawns_per_hour or approval")
+    await anyio.to_thread.run_sync(_refuse_looser, root, user, given.approval)
+    await limit_user(root, user, limits, changed)
+    fresh = settings.model_copy(update={"users": await anyio.to_thread.run_sync(read_users, root)})
+    [facts] = [one for one in await list_users(fresh, app.runtime.store) if one.name == user]
+    return _user_json(LimitedUser(user=facts))
+
+
+_ONLY_THERE = "this can be changed only in a terminal on the server"
+
+
+def _refuse_looser(root: DataRoot, user: str, approval: Policy | None) -> None:
+    """Refuse a weaker policy than the user has. Blocking. Raises BadInput: it is weaker."""
+    own = read_users(root).get(user, UserSettings()).approval
+    if own is not None and approval is not None and STRICTEST_FIRST.index(approval) > STRICTEST_FIRST.index(own):
+        raise BadInput(f"approval: {user} has {own}, which is stricter than {approval}; {_ONLY_THERE}")
+
+
+def _refuse_removal(root: DataRoot, user: str) -> None:
+    """Raise BadInput for a user whose tokens or passkeys only a person on the server may take away. Blocking."""
+    if Passkeys(root.passkeys).of(user):
+        raise BadInput(f"{user} has a passkey; {_ONLY_THERE}")
+    for token in read_tokens(root.tokens_file).values():
+        if token.user == user and set(token.scopes) - {"spawn", "read"}:
+            raise BadInput(
+                f"{user} has the token {token.name} with the scopes {', '.join(token.scopes)}; {_ONLY_THERE}"
+            )
+
+
+def _recorder(app: App, token: Token) -> Change:
+    service = app.service_for((token, USERS_CLIENT), lambda: session_over_http(token, USERS_CLIENT))
+    app.begin(service.session)
+
+    async def changed(setting: str, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> None:
+        fact = SettingsChanged(setting=setting, before=before, after=after)
+        await app.runtime.store.do(append(Event(service.session.who, fact)))
+
+    return changed
+
+
+async def _user_body(request: Request) -> _Limits:
+    body = await read_body(request, USER_BYTES)
+    try:
+        return _Limits.model_validate_json(body or b"{}")
+    except ValidationError as wrong:
+        raise invalid_body(
+            wrong,
+            "over HTTP, an administrator sets daily_cents, running, spawns_per_hour and approval. Folders and roles are"
+            " set on the server with `ava user limit`",
+        ) from None
+
+
+def _user_json(answer: BaseModel) -> Response:
+    return json_response(answer.model_dump())
+
+
+RECORDS_CLIENT = "ava"
+ANSWER_S = 30.0
+"""Seconds that an answer may take."""
+
+
+async def answer_records(app: App, scope: Scope, receive: Receive, send: Send) -> None:
+    token: Token = scope[OF_REQUEST]
+    given = Request(scope, receive)
+    try:
+        request, in_path = requests.find_request(given.url.path, given.query_params)
+        if given.method not in ("GET", "HEAD"):
+            response: Response = Response(status_code=405, headers={"Allow": "GET, HEAD"})
+        elif request is not requests.TOKEN and not ("read" in token.scopes or token.reads_all):
+            response = forbidden(token, "read")
+        elif request is None:
+            response = error_response(404, "Not found. See docs/http.md for the paths.", error="not found")
+        else:
+            with anyio.fail_after(ANSWER_S):
+                arguments = _arguments_of(request.answer, in_path, given.query_params)
+                response = _record_json(await request.answer(_Handler(app, token), **arguments))
+    except TimeoutError:
+        response = error_response(503, f"the log did not answer within {ANSWER_S:.0f} s; try again")
+    except requests.NeedsAudit:
+        response = forbidden(token, "audit")
+    except requests.UnknownId as error:
+        response = error_response(404, str(error), error=UNKNOWN_ID)
+    except (BadQuery, ValidationError) as error:
+        response = error_response(400, str(error))
+    except (AvaError, AuditError) as error:
+        response = refusal(error)
+    await response(scope, receive, send)
+
+
+class _Handler(requests.RecordsHandler):
+    bounded = True
+
+    def __init__(self, app: App, token: Token) -> None:
+        runtime = app.runtime
+        self._app = app
+        self._token = token
+        self._session = replace(session_over_http(token, RECORDS_CLIENT), url=app.url)
+        self._access = Access(runtime, self._session)
+        reader = requests.Reader(
+            token.user, tuple(token.scopes), self._session.audits, lambda: day_caps(runtime.settings, token.user)
+        )
+        super().__init__(
+            runtime.store, reader, runtime.instances, lambda: runtime.credentials.redactor, manager=runtime.manager
+        )
+
+    def run_in(self, view: View, given: str) -> RunRow:
+        """Return the run with an id. Raises UnknownId: this user may see none."""
+        with self._known(given, "subagent"):
+            return self._access.run_in(view, given, "subagent_id", reading=True)
+
+    def runs_in(self, view: View, given: str) -> Sequence[RunRow]:
+        """Return the run of an id of a list, or its group's runs. Raises UnknownId: this user may see none."""
+        if not given.upper().startswith("G-"):
+            return [self.run_in(view, given)]
+        with self._known(given, "group"):
+            return self._access.group_in(view, given, reading=True)
+
+    @contextmanager
+    def _known(self, given: str, what: str) -> Generator[None]:
+        try:
+            yield
+        except BadInput:
+            raise requests.UnknownId(
+                f"There is no {what} {given[:40]} of {self._token.user} here; `ava logs --type spawn` lists all that"
+                " were proposed."
+            ) from None
+
+    async def hand_over(self, found: RunRecord, *, shown: bool) -> RunRecord:
+        """Return a record whose texts name this server; its user's first look at it counts as fetching it."""
+        answer = found.answer
+        answer.waits_for = answer.waits_for and self._access.adapt_text(answer.waits_for)
+        if shown and answer.untrusted_result is not None and self._access.owns(found.row):
+            service = self._app.service_for((self._token, RECORDS_CLIENT), lambda: self._session)
+            self._app.begin(service.session)
+            await self._app.runtime.store.do(append(carried(service.session.who, "ava show", found.row.id)))
+        return found
+
+
+def _arguments_of(answer: Callable[..., Any], in_path: Mapping[str, str], query: QueryParams) -> dict[str, Any]:
+    """Return the arguments of what answers. Raises BadInput or ValidationError: one is not of its kind."""
+    arguments: dict[str, Any] = dict(in_path)
+    for name, parameter in islice(signature(answer).parameters.items(), 1, None):
+        if parameter.annotation == Sequence[str]:
+            arguments[name] = query.getlist(name)
+        elif name not in in_path and (name in query or parameter.default is Parameter.empty):
+            arguments[name] = _READERS[parameter.annotation](query.get(name, ""))
+    return arguments
+
+
+def _day(given: str) -> int:
+    if not given.isdecimal() or len(given) > len(str(sys.maxsize // DAY_US)):
+        raise BadInput(f"{given[:40]!r} is not a day; give days since 1970")
+    return min(int(given), sys.maxsize // DAY_US - 1)
+
+
+def _number(given: str) -> int:
+    if not given.isdecimal() or len(given) >= len(str(sys.maxsize)):
+        raise BadInput(f"{given[:40]!r} is not a number of microseconds since 1970, or of an entry")
+    return int(given)
+
+
+_READERS: Mapping[Any, Callable[[str], Any]] = {
+    str: str,
+    str | None: str,
+    bool: lambda _given: True,  # that it is given is enough
+    requests.Day: _day,
+    requests.Number: _number,
+    requests.Number | None: _number,
+    LogQuery: lambda given: TypeAdapter(LogQuery).validate_json(given or "{}"),
+}
+
+
+def _record_json(value: object) -> Response:
+    body = TypeAdapter(type(value)).dump_json(value)
+    return Response(body, media_type="application/json", headers={"Cache-Control": "no-store"})
