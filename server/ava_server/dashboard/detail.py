@@ -18,7 +18,7 @@ from ava_server.cli.run_screens import asked_lines, decided_lines
 from ava_server.cli.status.page import folded, joined, why_ended
 from ava_server.render.entries import BOOKKEEPING, Step, compact, entry_words, is_trouble, recent_steps
 from ava_server.render.run_view import RunView, cost_of, run_answer, view_run
-from ava_server.runs.extension_answer import WaitingExtension, waiting_extension
+from ava_server.runs.extension import WaitingExtension, waiting_extension
 
 if TYPE_CHECKING:
     from ava_audit.entries import Entry

@@ -31,7 +31,7 @@ from ava_server.render.responses import RunAnswer
 from ava_server.render.result import cost_notes, result_of
 from ava_server.render.run_view import RunView, run_answer, view_run
 from ava_server.runs.costs import Costs, costs_of
-from ava_server.runs.extension_answer import WaitingExtension, waiting_extension
+from ava_server.runs.extension import WaitingExtension, waiting_extension
 from ava_server.service.artifacts import RunFiles
 from ava_server.service.records import changes_in, diff_of, run_record
 from ava_server.web.context import NotFound, PagePart, found_or_404, go_to, number_in, page, reader_of
