@@ -153,8 +153,7 @@ class LocalApprovals:
         return _named(await PersonQuestions(Access(self._runtime, self._session)).waiting(), ids)
 
     async def decide(self, shown: Sequence[Shown], answer: PersonAnswer) -> Decided:
-        from ava_server.service.decide import decide
-        from ava_server.service.service import Service
+        from ava_server.service.service import Service, decide
 
         extends = shown[0].kind == "extend"
         if answer.agrees:

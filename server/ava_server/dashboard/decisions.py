@@ -25,7 +25,7 @@ from ava_server.core.ids import label
 from ava_server.runs.extension import waiting_extension
 from ava_server.runs.lifecycle import awaited
 from ava_server.runs.questions import waiting_question
-from ava_server.service.decide import decide
+from ava_server.service.service import decide
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow

@@ -23,7 +23,7 @@ from ava_server.core.ids import parse_id
 from ava_server.http.limits import invalid_body, json_response, respond
 from ava_server.mcp_server.app import App, session_over_http
 from ava_server.runs.extension import waiting_extensions
-from ava_server.service.decide import decide
+from ava_server.service.service import decide
 from ava_server.web.requests import read_body
 
 if TYPE_CHECKING:

@@ -51,7 +51,7 @@ from ava_server.budget.run_config import RunConfig, Texts
 from ava_server.budget.user_limits import DayCaps, Slots
 from ava_server.config.settings import Limits
 from ava_server.models.base import Bound, Completion, Request
-from ava_server.models.local import LocalModel, complete
+from ava_server.models.offline import LocalModel, complete
 from ava_server.models.prices import Price, reserve_micros
 from ava_server.runs import extension
 from ava_server.runs.context import ActiveRun, RunContext
