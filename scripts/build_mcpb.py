@@ -93,7 +93,7 @@ VARIABLES: Mapping[str, str] = {
 
 def manifest() -> dict[str, Any]:
     """Return the manifest: what the project says of itself, how it is started, what the dialog asks."""
-    from ava_server.mcp_server.prompts import all_prompts
+    from ava_server.mcp_server.tools import all_prompts
 
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
     return {

@@ -21,8 +21,8 @@ from ava_audit.events import Usage
 from ava_audit.redaction import Redactor
 from ava_server.agents import gateway as gateways
 from ava_server.agents.bodies import FORMS, Bodies
-from ava_server.agents.bounds import CountedBounds
 from ava_server.agents.gateway import BODY_BYTES, MOST_CALLS, Gateway, serving
+from ava_server.agents.metering import CountedBounds
 from ava_server.agents.seam import Admitted, AgentCall, CallRefused
 from ava_server.core.errors import ModelError
 from ava_server.models.base import Completion

@@ -23,8 +23,7 @@ from ava_server.approval.summary import task_excerpt
 from ava_server.budget.run_config import RunConfig
 from ava_server.cli.service_client import LocalApprovals
 from ava_server.render.host_text import text_of
-from ava_server.runs.mode import LOOKING
-from ava_server.runs.worker_process import WorkerProcesses
+from ava_server.runs.mode import LOOKING, WorkerProcesses
 from ava_server.service.access import Asking, Session
 from ava_server.service.runtime import open_runtime
 from ava_server.service.service import Service

@@ -21,7 +21,7 @@ from ava_server.render.host_text import run_text
 from ava_server.render.responses import RunAnswer, Untrusted
 from ava_server.runs.result import FOUND as SEARCHED
 from ava_server.runs.result import LOOKED_AT
-from ava_server.service.artifacts import RunFiles
+from ava_server.service.records import DeliveredFiles
 
 STYLES = re.compile(r"\x1b\[[\d;]*m")
 PIECES = st.sampled_from(
@@ -217,7 +217,7 @@ def test_copies_files_and_keeps_existing_ones(tmp_path: Path) -> None:
     to.mkdir(parents=True)
     (to / "a.csv").write_bytes(b"old")
     (to / "b.csv").write_bytes(b"same")
-    saved = save_artifacts(answer, RunFiles(tmp_path / "store", "S-7f3a2b", None), to)
+    saved = save_artifacts(answer, DeliveredFiles(tmp_path / "store", "S-7f3a2b", None), to)
     assert {path.name: path.read_bytes() for path in to.iterdir()} == {
         "a.csv": b"old", "a-S-7f3a2b.csv": b"new", "b.csv": b"same", "c.csv": b"c",
     }  # fmt: skip
@@ -234,7 +234,7 @@ def test_does_not_copy_links_changed_files_or_names_that_lead_outside(tmp_path: 
     (tmp_path / "store" / "a.csv").symlink_to(tmp_path / "secret")
     (tmp_path / "store" / "b.csv").write_bytes(b"other")
     answer.untrusted_result.artifacts.append({"name": "../secret", "bytes": 6, "sha256": "x"})
-    saved = save_artifacts(answer, RunFiles(tmp_path / "store", "S-7f3a2b", None), tmp_path / "to")
+    saved = save_artifacts(answer, DeliveredFiles(tmp_path / "store", "S-7f3a2b", None), tmp_path / "to")
     assert saved.files == () and list((tmp_path / "to").iterdir()) == []
     assert len(saved.faults) == 3 and "was changed" in saved.faults[1] and "not a plain file name" in saved.faults[2]
 
@@ -244,7 +244,7 @@ def test_does_not_follow_a_link_in_the_target_path(tmp_path: Path) -> None:
     to = tmp_path / "to"
     to.mkdir()
     (to / "a.csv").symlink_to(tmp_path / "mine")
-    saved = save_artifacts(answer, RunFiles(tmp_path / "store", "S-7f3a2b", None), to)
+    saved = save_artifacts(answer, DeliveredFiles(tmp_path / "store", "S-7f3a2b", None), to)
     assert not (tmp_path / "mine").exists()
     assert [path.name for _name, path in saved.files] == ["a-S-7f3a2b.csv"]
 
@@ -261,7 +261,7 @@ def test_a_full_disk_is_reported_and_leaves_no_partial_file(tmp_path: Path, monk
         return opened(Path("/dev/full"), "wb", buffering=0)
 
     monkeypatch.setattr(Path, "open", onto_a_full_disk)
-    saved = save_artifacts(answer, RunFiles(tmp_path / "store", "S-7f3a2b", None), tmp_path / "to")
+    saved = save_artifacts(answer, DeliveredFiles(tmp_path / "store", "S-7f3a2b", None), tmp_path / "to")
     assert saved.faults == (f"Not copied: {tmp_path / 'to' / 'a.csv'} cannot be written: {os.strerror(errno.ENOSPC)}.",)
     assert list((tmp_path / "to").iterdir()) == []
 

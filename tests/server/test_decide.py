@@ -29,8 +29,7 @@ from ava_server.approval.decide import (
 from ava_server.approval.proposals import pending_proposals
 from ava_server.core.errors import Refused
 from ava_server.service.access import Session
-from ava_server.service.decide import decide
-from ava_server.service.service import Service
+from ava_server.service.service import Service, decide
 
 NOTHING, PIN, EITHER, KEY = Needs(), Needs(pin=True), Needs(pin=True, passkey=True), Needs(passkey=True)
 ASKED = ("ask", {"question": "Which currency is meant?"})

@@ -31,7 +31,7 @@ from ava_audit.rows import WAITING
 from ava_audit.store.store import Store
 from ava_audit.view import View
 from ava_server.approval.questions import LimitField, Question
-from ava_server.budget.run_caps import COST, TIME
+from ava_server.budget.run_config import COST, TIME
 from ava_server.mcp_server import elicitation
 from ava_server.mcp_server.server import build_server
 from ava_server.service import access

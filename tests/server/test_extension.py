@@ -51,9 +51,19 @@ from ava_server.budget.run_config import config_of
 from ava_server.config.pin import PinFile
 from ava_server.core.errors import Refused
 from ava_server.render.host_text import text_of
-from ava_server.runs.extension import MOST_ASKED, Shortage, _rounded, asked_of, extension_request, wait_words
+from ava_server.runs.extension import (
+    MOST_ASKED,
+    PendingExtension,
+    Shortage,
+    WaitingExtension,
+    _rounded,
+    asked_of,
+    decide_extension,
+    extension_request,
+    wait_words,
+    waiting_extension,
+)
 from ava_server.runs.extension import extension_limits as limits_of
-from ava_server.runs.extension_answer import PendingExtension, WaitingExtension, decide_extension, waiting_extension
 from ava_server.service.access import Session
 from ava_server.service.service import Service
 

@@ -31,8 +31,7 @@ from ava_server.budget.caps import CapRequest, reserve, settle_unknown
 from ava_server.budget.run_config import RunConfig, Texts, digest
 from ava_server.budget.user_limits import DayCaps, Slots
 from ava_server.config.settings import Limits
-from ava_server.runs.extension import ExtensionLimits, asked_of
-from ava_server.runs.extension_answer import decide_extension
+from ava_server.runs.extension import ExtensionLimits, asked_of, decide_extension
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import (
     TRANSITIONS,

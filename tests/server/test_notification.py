@@ -11,8 +11,8 @@ import pytest
 from support.runtime import PRICED, connect
 from support.stdio import told, until
 
-from ava_server.service import notification, runtime
-from ava_server.service.notification import desktop_program, notice_of
+from ava_server.service import event_hook, runtime
+from ava_server.service.event_hook import desktop_program, notice_of
 
 SPAWN = {"role": "custom", "system_prompt": "Look.", "task": "Ask Ada about sk-live-7", "max_cost_cents": 20}
 PROGRAM = """
@@ -49,10 +49,10 @@ def test_without_a_desktop_there_is_no_program(tmp_path: Path, monkeypatch: pyte
     tool = tmp_path / "notify-send"
     tool.write_text("#!/bin/sh\n")
     tool.chmod(0o755)
-    monkeypatch.setattr(notification, "_LINUX", str(tmp_path))
+    monkeypatch.setattr(event_hook, "_LINUX", str(tmp_path))
     assert desktop_program({"PATH": str(tmp_path)}, "linux") is None
     assert desktop_program({"DISPLAY": ":0"}, "linux") == (str(tool), "--app-name=Ava", "--")
-    monkeypatch.setattr(notification, "_LINUX", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(event_hook, "_LINUX", str(tmp_path / "nowhere"))
     assert desktop_program({"DISPLAY": ":0", "PATH": str(tmp_path)}, "linux") is None, "a project's own is not run"
     for system in ("darwin", "win32"):
         program = desktop_program({}, system)

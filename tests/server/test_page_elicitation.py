@@ -52,8 +52,7 @@ from ava_server.core.data_root import DataRoot, os_user
 from ava_server.core.errors import ConfigError
 from ava_server.mcp_server import elicitation
 from ava_server.mcp_server.app import HTTP, OF_REQUEST
-from ava_server.runs.extension import ExtensionLimits
-from ava_server.runs.extension_answer import decide_extension
+from ava_server.runs.extension import ExtensionLimits, decide_extension
 from ava_server.service import access
 
 HUMAN = f'approval = "human"\n{PRICED}'

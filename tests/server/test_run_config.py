@@ -13,8 +13,7 @@ from support.runtime import PRICED, Lab, hand_over, open_lab
 
 from ava_audit.events import RunEnded, SpawnProposed, UserMessage
 from ava_server.approval.requests import Caps, SpawnArgs
-from ava_server.budget.run_caps import CAPS, stored_caps
-from ava_server.budget.run_config import RunConfig, Texts, digest
+from ava_server.budget.run_config import CAPS, RunConfig, Texts, digest, stored_caps
 
 
 async def test_a_role_with_web_access_reads_files_only_in_an_explicit_workspace(tmp_path: Path) -> None:

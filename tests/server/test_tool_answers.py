@@ -17,7 +17,7 @@ from mcp_types import CallToolResult, Tool
 from support.model_server import Fail, Gate, ModelServer, Say, Step
 from support.runtime import PRICED, arrived, connect, text
 
-from ava_server.mcp_server.prompts import all_prompts
+from ava_server.mcp_server.tools import all_prompts
 from ava_server.render.host_text import INSTRUCTIONS
 from ava_server.service.access import Session
 

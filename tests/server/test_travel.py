@@ -31,8 +31,8 @@ from ava_server.budget.run_config import config_of
 from ava_server.core.errors import Refused
 from ava_server.render.host_text import text_of
 from ava_server.runs import setup
-from ava_server.service.artifacts import RunFiles
 from ava_server.service.fetch import fetch_branch
+from ava_server.service.records import DeliveredFiles
 
 psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
 
@@ -282,12 +282,12 @@ async def test_delivered_files_can_be_read_on_every_machine(tmp_path: Path, url:
             [file] = (await lab.result(run_id))["untrusted_result"]["artifacts"]
         with away(machines.tmp / "worker"):
             async with machines.at("owner", runs=False) as lab:
-                files = RunFiles(lab.root / "artifacts" / run_id, run_id, lab.store.blobs)
+                files = DeliveredFiles(lab.root / "artifacts" / run_id, run_id, lab.store.blobs)
                 assert files.read(file) == b"a,12\n"
                 with pytest.raises(Refused, match="not a plain file name"):
                     files.read({**file, "name": "../../evil"})
                 with pytest.raises(Refused):
-                    RunFiles(lab.root / "artifacts" / run_id, "S-other1", lab.store.blobs).read(file)
+                    DeliveredFiles(lab.root / "artifacts" / run_id, "S-other1", lab.store.blobs).read(file)
                 execute(url, "UPDATE blob_parts SET data = set_byte(data, 2, 57)")
                 with pytest.raises(Refused, match="cannot be read"):
                     files.read(file)

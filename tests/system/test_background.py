@@ -26,9 +26,9 @@ from ava_audit.store.schema import SCHEMA_VERSION
 from ava_server.cli import serve
 from ava_server.config.settings import load_settings
 from ava_server.core.data_root import DataRoot
-from ava_server.runs import manager, worker_process
+from ava_server.runs import manager
 from ava_server.runs import mode as modes
-from ava_server.runs.worker_process import WorkerProcesses, hold_worker_lock
+from ava_server.runs.mode import WorkerProcesses, hold_worker_lock
 from ava_server.service.runtime import open_runtime
 
 pytestmark = pytest.mark.slow
@@ -151,8 +151,8 @@ async def test_a_second_worker_exits_and_a_subagent_starts_none(root: Path) -> N
 async def test_a_worker_exits_when_idle_but_stays_for_paused_runs(
     tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert worker_process.IDLE_S == 60
-    monkeypatch.setattr(worker_process, "IDLE_S", 1.0)
+    assert modes.IDLE_S == 60
+    monkeypatch.setattr(modes, "IDLE_S", 1.0)
     with running_model_server([Fail(429, retry_after="4"), hand_over()]) as models:
         async with open_lab(tmp_path, server=models, runs=False, check=False) as lab:
             run_id = await lab.start(timeout=3)
@@ -240,7 +240,7 @@ async def test_starts_no_worker_for_a_run_that_the_server_cannot_continue(tmp_pa
 
 
 async def test_a_worker_ends_when_its_data_root_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_process, "IDLE_S", 1.0)
+    monkeypatch.setattr(modes, "IDLE_S", 1.0)
     gate = Gate()
     with running_model_server([Say("x", gate=gate), hand_over()]) as models:
         async with open_lab(tmp_path, server=models, mode=modes.working, check=False) as lab:
@@ -290,7 +290,7 @@ async def test_a_server_that_crashes_says_so_and_its_run_goes_on(root: Path, wor
 async def test_a_run_that_ends_its_worker_again_and_again_waits_for_a_person(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_process, "READY_S", 1.0)
+    monkeypatch.setattr(modes, "READY_S", 1.0)
     poisoned = (
         "import os; from ava_roles.tools.files import ReadFile;"
         " ReadFile.__call__ = lambda *_given: os.abort(); from ava_server.cli.app import main; main(['worker'])"

@@ -11,7 +11,7 @@ from support.stdio import environment, until
 
 from ava_server.core.data_root import DataRoot
 from ava_server.hosts import launching
-from ava_server.runs.worker_process import WorkerProcesses
+from ava_server.runs.mode import WorkerProcesses
 
 DEPENDENCIES = ("anyio", "typer", "signal", "pydantic", "sqlite3", "json")
 OURS = ("ava_server", "ava_audit", "ava_roles", "runpy")

@@ -23,11 +23,10 @@ from ava_roles.errors import RolesError
 from ava_roles.sandbox.path_access import make_folders
 from ava_server.agents.acp import AcpAgent, AgentFailed, Ask, TurnFailed, Update
 from ava_server.agents.bodies import Bodies, own_id
-from ava_server.agents.bounds import CountedBounds
-from ava_server.agents.check import check_agent as check_agent
+from ava_server.agents.command import API_TYPES, PORT, start_command
+from ava_server.agents.command import check_agent as check_agent
 from ava_server.agents.gateway import Gateway, serving
-from ava_server.agents.metering import RunMeter
-from ava_server.agents.starting import API_TYPES, PORT, start_command
+from ava_server.agents.metering import CountedBounds, RunMeter
 from ava_server.agents.tools import RunTools
 from ava_server.runs.invalid_answers import REPAIRS
 from ava_server.runs.result import RunResult

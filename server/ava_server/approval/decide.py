@@ -1,7 +1,7 @@
 """Decide about exactly what was shown: the values of every decision, and what an approval takes.
 
 A surface (a host's form or page, a terminal, the dashboard, a browser, HTTP) draws what is `Shown` and returns a
-`PersonAnswer`. `service/decide.py` carries it out: that takes the service, which this layer does not know.
+`PersonAnswer`. `service/service.py` carries it out: that takes the service, which this layer does not know.
 """
 
 from __future__ import annotations

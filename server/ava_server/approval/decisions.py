@@ -16,8 +16,7 @@ from ava_audit.view import Command, Outcome, View
 from ava_server.approval.decide import OTHER_REFUSED
 from ava_server.approval.proposals import SpawnLimits, close_proposal, day_left, day_refusal, texts_of
 from ava_server.approval.summary import DayLeft, approval_line, group_line, normalize_typography
-from ava_server.budget.run_caps import CAPS, COST, TIME, RunCap
-from ava_server.budget.run_config import RunConfig, Texts, config_of
+from ava_server.budget.run_config import CAPS, COST, TIME, RunCap, RunConfig, Texts, config_of
 from ava_server.core.ids import label
 
 MINUTE_US = 60_000_000

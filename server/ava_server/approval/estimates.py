@@ -32,8 +32,7 @@ from pydantic_core import from_json
 
 from ava_audit.view import PastRun, View
 from ava_server.budget.caps import SHARED_CAPS
-from ava_server.budget.run_caps import CAP_OF_ENDING, COST, TIME
-from ava_server.budget.run_config import Estimate, RunConfig
+from ava_server.budget.run_config import CAP_OF_ENDING, COST, TIME, Estimate, RunConfig
 from ava_server.core.ids import IN_PROCESS
 from ava_server.models.selection import OFFLINE
 

@@ -23,8 +23,7 @@ from ava_server.approval.decisions import (
     lowered_words,
 )
 from ava_server.approval.summary import DayLeft, approval_line, group_line, group_note, proposal_message
-from ava_server.budget.run_caps import COST, TIME, TOKENS, RunCap
-from ava_server.budget.run_config import RunConfig
+from ava_server.budget.run_config import COST, TIME, TOKENS, RunCap, RunConfig
 from ava_server.core.errors import BadInput
 
 _IN_FORM: Mapping[RunCap, tuple[str, str, float]] = {

@@ -28,7 +28,6 @@ from ava_roles.wrap import show_controls
 from ava_server.approval.coding import changes_files, refuse_coding, resolve_coding
 from ava_server.approval.estimates import with_estimate
 from ava_server.approval.output_schema import check_schema
-from ava_server.approval.remote_users import workspace_over_http
 from ava_server.approval.requests import NAME as READ_RESULT
 from ava_server.approval.requests import SpawnArgs
 from ava_server.approval.scope import (
@@ -38,10 +37,21 @@ from ava_server.approval.scope import (
     no_sandbox,
     resolve_mcp_scope,
     sandbox_for,
+    workspace_over_http,
 )
 from ava_server.approval.summary import RunReach, reach
-from ava_server.budget.run_caps import CAPS, COST, TURNS
-from ava_server.budget.run_config import PLAN_TURNS, RUN_TOOLS, Coding, EarlierRun, RunConfig, SearchCall, Texts
+from ava_server.budget.run_config import (
+    CAPS,
+    COST,
+    PLAN_TURNS,
+    RUN_TOOLS,
+    TURNS,
+    Coding,
+    EarlierRun,
+    RunConfig,
+    SearchCall,
+    Texts,
+)
 from ava_server.config.agents import AgentSpec, agent_of
 from ava_server.config.role_folders import workspace_of
 from ava_server.config.search_engines import provider_engine, without_search

@@ -1,16 +1,22 @@
-"""The scope of a run's programs: commands and MCP servers, the sandbox that confines them, and where they work."""
+"""The scope of a run's programs: commands and MCP servers, the sandbox that confines them, and where they work.
+
+Users over HTTP work on another machine: folders, role files and programs here belong to the operator.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ava_audit.rows import RunRow
-from ava_roles.errors import WorkspaceRefused
+from ava_roles import BUILT_IN_SOURCE
+from ava_roles.catalog import Catalog
+from ava_roles.errors import RolesError, WorkspaceRefused
 from ava_roles.mcp_client.run_servers import McpTool, RunMcpServers, ToolListing
 from ava_roles.mcp_client.tools import OfferedTool, ServerEntry, covers, is_wildcard, server_of
 from ava_roles.role import Role, parse_role
@@ -21,15 +27,17 @@ from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import STRENGTH, Sandbox, Unavailable
 from ava_roles.sandbox.selection import find_sandbox
 from ava_roles.sandbox.toolchains import HostFolders
-from ava_roles.sandbox.workspace import recheck_workspace, repository_of
+from ava_roles.sandbox.workspace import Workspace, recheck_workspace, repository_of, resolve_workspace
 from ava_roles.tool import Tool
 from ava_server.budget.run_config import NO_COMMANDS, ForeignDefinition, ForeignUse, RunConfig
+from ava_server.budget.user_limits import user_settings
+from ava_server.config.role_folders import RolePlaces
+from ava_server.config.settings import Settings
 from ava_server.core.data_root import home_folder
-from ava_server.core.errors import Refused, ToolMissing
+from ava_server.core.errors import BadInput, Refused, ToolMissing
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Settings
-
 
 _WORKBENCH = "bench-"
 """Prefix of the folder in which a run's commands work; the generation of its owner follows."""
@@ -281,3 +289,65 @@ def _found(
     if not matching:
         return [], f"the MCP server {server} has no such tool"
     return ([], matching[0].fault) if matching[0].fault else (matching[:1], "")
+
+
+FOREIGN_TOOL = "mcp__"
+"""Prefix of the tools of MCP servers, which act with the operator's rights."""
+
+
+def roles_over_http(settings: Settings, user: str, *, owner: bool) -> Catalog:
+    """Return the roles of a user over HTTP: the built-in ones and the data root's. Blocks.
+
+    Roles of projects and Claude Code's agents are only for the person at this machine. A role file that may use
+    secrets, MCP servers, or commands with this machine's network acts with the operator's rights: only the operator and
+    users whose `roles` name it have it.
+
+    `owner`: it is the operating system's user, to whom the data root belongs.
+    """
+    named = user_settings(settings, user).roles
+
+    def theirs(role: Role) -> bool:
+        if named is not None:
+            return role.name in named
+        foreign = any(name.startswith(FOREIGN_TOOL) for name in (*role.tools, *role.needs))
+        return owner or role.source == BUILT_IN_SOURCE or not (role.secrets or role.network or foreign)
+
+    found = RolePlaces(settings.paths, None, False, None).load()
+    roles = {name: role for name, role in found.by_name.items() if theirs(role)}
+    # Problems and paths of files are shown only to the owner, who can fix them.
+    return replace(found, by_name=MappingProxyType(roles), problems=found.problems if owner else (), untrusted=())
+
+
+def workspace_over_http(asked: str | None, roots: tuple[Path, ...], data_root: Path, home: Path) -> Workspace:
+    """Return the workspace that a call over HTTP names: only beneath the folders of `[users.NAME]`. Blocks.
+
+    No other folder is ever used, and a refusal is the same whatever exists there.
+
+    Raises:
+        BadInput: This folder is not allowed.
+    """
+    beneath = " or ".join(map(str, roots))
+    how = f"give a folder beneath {beneath}" if roots else "no folder is set for this user (workspaces in [users.NAME])"
+    if asked is None or not asked.strip():
+        return Workspace(None, False, f"no workspace was named; {how}")
+    try:
+        return resolve_workspace(
+            asked=asked,
+            client_roots=(),
+            env=None,
+            cwd=Path(data_root.anchor),
+            roots=roots,
+            data_root=data_root,
+            home=home,
+            allow=roots,
+            only_roots=True,
+        )
+    except RolesError:
+        raise BadInput(f"workspace: this user may not use {asked[:200]!r}; {how}") from None
+
+
+def sandbox_over_http(find: Callable[[], Sandbox | Unavailable], settings: Settings) -> Sandbox | Unavailable:
+    """Return the sandbox for commands of a user over HTTP, who may not run commands without one. Blocks."""
+    if settings.sandbox.mode == "none":
+        return Unavailable("nothing confines commands here", "a person on the server sets sandbox.mode to auto")
+    return find()

@@ -25,7 +25,7 @@ from ava_server.core.errors import AvaError, BadInput, Refused
 if TYPE_CHECKING:
     from ava_server.approval.proposals import Pending, ProposalSummary
     from ava_server.cli.remote import RemoteServer
-    from ava_server.runs.extension_answer import PendingExtension
+    from ava_server.runs.extension import PendingExtension
 
 ApprovalClient = LocalApprovals | RemoteApprovals
 
@@ -178,7 +178,7 @@ async def _start_each(client: ApprovalClient, waiting: list[Pending]) -> list[bo
 
 
 async def _decide(client: ApprovalClient, one: Pending | PendingExtension, approve: bool) -> None:
-    from ava_server.runs.extension_answer import PendingExtension  # not needed to read the command line
+    from ava_server.runs.extension import PendingExtension  # not needed to read the command line
 
     if isinstance(one, PendingExtension):
         say((await client.decide([one.shown], PersonAnswer(approve))).text)

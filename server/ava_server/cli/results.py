@@ -22,7 +22,7 @@ from ava_server.render.result import FindingView, Result, UntrustedText, artifac
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_server.render.responses import RunAnswer
-    from ava_server.service.artifacts import RunFiles
+    from ava_server.service.records import DeliveredFiles
 
 _NOTHING = UntrustedText("")
 ENDING_CODES = {
@@ -276,7 +276,7 @@ def check_folder(folder: Path) -> None:
         raise BadInput(f"--artifacts: {there} is not writable; name another folder")
 
 
-def save_artifacts(answer: RunAnswer, source: RunFiles, folder: Path) -> SavedFiles:
+def save_artifacts(answer: RunAnswer, source: DeliveredFiles, folder: Path) -> SavedFiles:
     """Copy a run's files and overwrite nothing. Blocking."""
     artifacts = answer.untrusted_result.artifacts if answer.untrusted_result is not None else []
     if not artifacts:
@@ -294,7 +294,7 @@ def save_artifacts(answer: RunAnswer, source: RunFiles, folder: Path) -> SavedFi
     )
 
 
-def _copy(source: RunFiles, file: dict[str, Any], folder: Path, run_id: str) -> tuple[str, Path | None, str]:
+def _copy(source: DeliveredFiles, file: dict[str, Any], folder: Path, run_id: str) -> tuple[str, Path | None, str]:
     """Copy one file, under a name with the run's id if its own is taken; return name, path and a sentence."""
     name = str(file.get("name"))
     try:

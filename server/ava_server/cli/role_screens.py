@@ -18,7 +18,7 @@ from ava_server.approval.coding import lacks_model
 from ava_server.approval.requests import SpawnArgs
 from ava_server.approval.resolve import caps_of
 from ava_server.approval.summary import reach, why_unavailable
-from ava_server.budget.run_caps import CAPS, COST, limits_for_model
+from ava_server.budget.run_config import CAPS, COST, limits_for_model
 from ava_server.cli.terminal import one_line, wrapped_lines
 from ava_server.config.credentials import model_settings
 from ava_server.config.keys import read_keys

@@ -180,8 +180,7 @@ async def _stay(settings: Settings, drain_s: float) -> int:
 
 async def _work(settings: Settings) -> int:
     from ava_server.core.shutdown import Shutdown, ignore_signals
-    from ava_server.runs.mode import working
-    from ava_server.runs.worker_process import hold_worker_lock
+    from ava_server.runs.mode import hold_worker_lock, working
     from ava_server.service.runtime import open_runtime
 
     await anyio.to_thread.run_sync(settings.paths.create)
@@ -207,7 +206,7 @@ async def _until_idle(runtime: Runtime, post: HeldLock) -> None:
 
     A worker whose log a newer program has taken over ends with its last run: it would keep that program's worker away.
     """
-    from ava_server.runs.worker_process import IDLE_S
+    from ava_server.runs.mode import IDLE_S
 
     manager = runtime.manager
     needed = anyio.current_time()

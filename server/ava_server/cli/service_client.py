@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ava_server.config.pin import PinFile
     from ava_server.config.settings import Settings
     from ava_server.render.responses import SpawnAnswer
-    from ava_server.runs.extension_answer import PendingExtension
+    from ava_server.runs.extension import PendingExtension
     from ava_server.service.access import Session
     from ava_server.service.runtime import Runtime
     from ava_server.service.service import Service
@@ -153,8 +153,7 @@ class LocalApprovals:
         return _named(await PersonQuestions(Access(self._runtime, self._session)).waiting(), ids)
 
     async def decide(self, shown: Sequence[Shown], answer: PersonAnswer) -> Decided:
-        from ava_server.service.decide import decide
-        from ava_server.service.service import Service
+        from ava_server.service.service import Service, decide
 
         extends = shown[0].kind == "extend"
         if answer.agrees:
@@ -206,8 +205,7 @@ class LocalApprovals:
 
     async def _start_worker(self) -> None:
         """Start a worker if runs belong to one on this machine: there may be no host."""
-        from ava_server.runs.mode import serving
-        from ava_server.runs.worker_process import WorkerProcesses
+        from ava_server.runs.mode import WorkerProcesses, serving
 
         if serving(self._runtime.settings).leaves_to != "the worker":
             return
@@ -243,7 +241,7 @@ class RemoteApprovals:
         return list({by_id[each].pending_id: by_id[each] for each in wanted}.values())
 
     async def extensions(self, ids: list[str]) -> list[PendingExtension]:
-        from ava_server.runs.extension_answer import PendingExtension
+        from ava_server.runs.extension import PendingExtension
 
         given = (await self._connection.request("GET", PATH)).get("extensions", [])  # an older server has none
         return _named(self._valid(list[PendingExtension], given), ids)

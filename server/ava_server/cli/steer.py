@@ -143,7 +143,7 @@ async def _open_steering(
             return
     settings = read_settings()
     async with open_service(settings, command, asked=asked) as (runtime, service):
-        from ava_server.service.decide import decide
+        from ava_server.service.service import decide
 
         async def decide_here(shown: Shown, answer: PersonAnswer) -> Decided:
             return await decide(service, [shown], answer)

@@ -414,7 +414,7 @@ class FollowedRuns:
         self._question = None
 
     async def _cancel(self, tasks: anyio.abc.TaskGroup) -> None:
-        from ava_server.service.decide import decide
+        from ava_server.service.service import decide
 
         tell("Cancelling.")
         failed: list[str] = []
@@ -477,14 +477,14 @@ async def deliver(
 
 
 async def _save_all(runtime: Runtime, answers: Sequence[RunAnswer], artifacts: Path | None) -> dict[str, SavedFiles]:
-    from ava_server.service.artifacts import RunFiles
+    from ava_server.service.records import DeliveredFiles
 
     saved: dict[str, SavedFiles] = {}
     if artifacts is None:
         return saved
     for answer in answers:
         run_id = answer.subagent_id
-        source = RunFiles(runtime.settings.paths.artifacts / run_id, run_id, runtime.store.blobs)
+        source = DeliveredFiles(runtime.settings.paths.artifacts / run_id, run_id, runtime.store.blobs)
         folder = artifacts / answer.subagent_id if len(answers) > 1 else artifacts
         saved[answer.subagent_id] = await anyio.to_thread.run_sync(save_artifacts, answer, source, folder)
     return saved

@@ -22,10 +22,10 @@ from ava_server.cli.service_client import LocalApprovals, open_service
 from ava_server.cli.terminal import YES
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label
-from ava_server.runs.extension_answer import waiting_extension
+from ava_server.runs.extension import waiting_extension
 from ava_server.runs.lifecycle import awaited
 from ava_server.runs.questions import waiting_question
-from ava_server.service.decide import decide
+from ava_server.service.service import decide
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow

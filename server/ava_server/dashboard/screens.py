@@ -32,7 +32,7 @@ from ava_server.core.ids import label
 from ava_server.core.threads import read_apart
 from ava_server.render.entries import BOOKKEEPING, Step, compact, entry_words, is_trouble, recent_steps
 from ava_server.render.run_view import RunView, cost_of, run_answer, state_words, view_run
-from ava_server.runs.extension_answer import WaitingExtension, waiting_extension
+from ava_server.runs.extension import WaitingExtension, waiting_extension
 
 if TYPE_CHECKING:
     from ava_audit.entries import Entry

@@ -55,8 +55,7 @@ from ava_roles.tools.registry import builtin_tools, tool_specs
 from ava_roles.tools.run import ASK
 from ava_roles.tools.shell import RunBash
 from ava_server.budget.caps import SHARED_CAPS, settle_unknown
-from ava_server.budget.run_caps import CAPS
-from ava_server.budget.run_config import RunConfig, config_of
+from ava_server.budget.run_config import CAPS, RunConfig, config_of
 from ava_server.budget.user_limits import DayCaps
 from ava_server.config.settings import Settings, load_settings
 from ava_server.core.ids import AGENT

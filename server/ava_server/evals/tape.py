@@ -53,7 +53,7 @@ from ava_server.models.base import (
     Turn,
     unchecked,
 )
-from ava_server.models.local import LocalStream
+from ava_server.models.offline import LocalStream
 from ava_server.models.prices import Price, cost_micros
 from ava_server.models.wires.base import tool_use
 from ava_server.runs.changes import KeptChanges

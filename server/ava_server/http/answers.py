@@ -49,10 +49,10 @@ from ava_server.core.ids import UNKNOWN_ID, parse_id
 from ava_server.http.limits import error_response, forbidden, invalid_body, json_response, refusal, respond
 from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
 from ava_server.render.run_view import carried
-from ava_server.runs.extension_answer import waiting_extensions
+from ava_server.runs.extension import waiting_extensions
 from ava_server.service import record_requests as requests
 from ava_server.service.access import Access
-from ava_server.service.decide import decide
+from ava_server.service.service import decide
 from ava_server.service.users import (
     AddedUser,
     Change,

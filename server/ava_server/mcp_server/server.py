@@ -51,7 +51,7 @@ class _Server(Server[App]):
 
 def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app: App | None = None) -> Server[App]:
     """`load` reads settings after `initialize`; `app` is made of it and `transport` by default."""
-    from ava_server.mcp_server import prompts, resources, tools
+    from ava_server.mcp_server import resources, tools
     from ava_server.render.host_text import INSTRUCTIONS
 
     @asynccontextmanager
@@ -82,8 +82,8 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
         on_subscribe_resource=subscribe,
         on_unsubscribe_resource=unsubscribe,
         on_subscriptions_listen=listen,
-        on_list_prompts=prompts.list_prompts,
-        on_get_prompt=prompts.get_prompt,
+        on_list_prompts=tools.list_prompts,
+        on_get_prompt=tools.get_prompt,
         on_completion=resources.complete,
     )
     server.add_request_handler("tools/call", types.CallToolRequestParams, tools.call_tool)

@@ -68,7 +68,7 @@ def model_of(name: str, parameters: Mapping[str, Any], api_key: str | None, clie
     """
     if parameters in ({"wire": "scripted"}, {"wire": "offline"}):
         from ava_server.models import offline
-        from ava_server.models.local import LocalModel, scripted_answer
+        from ava_server.models.offline import LocalModel, scripted_answer
 
         scripted = parameters["wire"] == "scripted"
         return LocalModel(SCRIPTED, scripted_answer) if scripted else LocalModel(OFFLINE, offline.answer)

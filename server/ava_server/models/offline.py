@@ -1,23 +1,44 @@
-"""`offline/extractive`: not a language model, but a small reader that works with the real tools.
+"""Models in this process, without network, tokens and cost: the script of the demo, and `offline/extractive`.
 
-It searches for the words of its task with the tools on offer, ranks the passages they return, and submits quotes with
-their sources. It is a pure function of the request, so an interrupted run resumes like any other.
+That is not a language model, but a small reader that works with the real tools: it searches for the words of its task
+with the tools on offer, ranks the passages they return, and submits quotes with their sources.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
+import anyio.to_thread
+
+from ava_audit.events import Usage
 from ava_roles.passages import Query
-from ava_server.models.base import Completion, Request, ToolTurn, UserTurn
-from ava_server.models.local import answers_before, complete
+from ava_server.core.errors import ModelError
+from ava_server.models import json_text
+from ava_server.models.base import (
+    AssistantTurn,
+    Bound,
+    Completion,
+    Delta,
+    ReportedUsage,
+    Request,
+    SendCheck,
+    ToolTurn,
+    ToolUse,
+    Turn,
+    UserTurn,
+    unchecked,
+)
 from ava_server.models.offline_passages import (
     SEARCH,
-    Answer,
+    BestPassages,
     Passage,
     Spread,
     best_passages,
@@ -29,7 +50,108 @@ from ava_server.models.offline_passages import (
     spread_of,
     spread_out,
 )
-from ava_server.models.selection import SET_A_MODEL
+from ava_server.models.selection import SCRIPTED, SET_A_MODEL
+from ava_server.models.wires import chat
+from ava_server.models.wires.base import tool_use
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """A model in this process. `answer` depends only on the request, so an interrupted run resumes like any other."""
+
+    name: str
+    answer: Callable[[Request], Completion]
+
+    def encode(self, request: Request) -> bytes:
+        return json_text.encode({**chat.body(request), "max_tokens": request.max_output})
+
+    def may_think(self, turns: Sequence[Turn]) -> bool:
+        return False
+
+    def bound(self, request: Request, known: ReportedUsage | None) -> Bound:
+        return Bound(0, 0)
+
+    def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> Mapping[str, Any]:
+        return chat.assistant_message(text, calls)
+
+    @asynccontextmanager
+    async def stream(self, request: Request, check: SendCheck = unchecked) -> AsyncGenerator[LocalStream]:
+        """Answer, in a thread. Raises AuditError: from `check`; ModelError: there is no answer to this request."""
+        await check()
+        yield LocalStream(await anyio.to_thread.run_sync(self.answer, request))
+
+
+@dataclass(frozen=True)
+class LocalStream:
+    """An answer that is complete at once."""
+
+    completion: Completion
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        yield Delta(text=self.completion.text)
+
+
+def complete(text: str, asked: Sequence[tuple[str, Mapping[str, Any]]], request: Request) -> Completion:
+    """Return an answer with tool calls, each a name and arguments; their ids are unique in the run."""
+    turn = answers_before(request)
+    calls = tuple(
+        tool_use(f"call_{turn}_{number}", name, json_text.encode(dict(args)).decode())
+        for number, (name, args) in enumerate(asked)
+    )
+    return Completion(
+        text=text,
+        calls=calls,
+        raw=chat.assistant_message(text, calls),
+        usage=Usage(),
+        cost_micros=0,
+        stop_reason="tool_calls",
+    )
+
+
+def answers_before(request: Request) -> int:
+    return sum(isinstance(turn, AssistantTurn) for turn in request.turns)
+
+
+def scripted_answer(request: Request) -> Completion:
+    """Return a step of `demo_script.json` with the tools' results, for `ava demo --scripted`. Blocks for a moment."""
+    steps = json.loads(files("ava_server.models").joinpath("demo_script.json").read_text(encoding="utf-8"))
+    turn = answers_before(request)
+    if turn >= len(steps):
+        raise ModelError(
+            f"The script of {SCRIPTED} has {len(steps)} steps and was asked for step {turn + 1}.",
+            kind="bad_request",
+            sent=False,
+            answered=False,
+            retryable=False,
+            what_to_do="Write a longer script.",
+        )
+    step = json.loads(_filled_in(json.dumps(steps[turn]), request))
+    return complete(step["text"], [(call["name"], call["args"]) for call in step["calls"]], request)
+
+
+def _filled_in(step: str, request: Request) -> str:
+    task = next((turn.text for turn in request.turns if isinstance(turn, UserTurn)), "")
+    results = [turn for turn in request.turns if isinstance(turn, ToolTurn)]
+    query = Query(task)
+    found = [piece for turn in results for piece in passages(turn.name, turn.text)]
+    best = best_passages(found, query, spread_of(query, results), most=4).pieces
+    findings = [
+        {
+            "claim": f"{piece.source} has a passage about it",
+            "quote": piece.text,
+            "source_url": piece.location,
+            "source_name": f"{piece.source}, {piece.place}" if piece.place else piece.source,
+        }
+        for piece in best
+    ]
+    step = step.replace("{words}", _inside(" ".join(query.words[:8]) or task[:80]))
+    step = step.replace("{source}", _inside(best[0].source if best else "no file"))
+    return step.replace('"{findings}"', json.dumps(findings))
+
+
+def _inside(text: str) -> str:
+    return json.dumps(text)[1:-1]
+
 
 _LEAST_SENTENCE = 0.55
 """How much of the question one sentence must have where a name in it stands nowhere."""
@@ -116,7 +238,7 @@ def _result(task: str, results: list[ToolTurn]) -> dict[str, Any]:
         read.setdefault(result.name, []).extend(passages(result.name, result.text))
     spread = spread_of(query, results)
     found = [passage for each in read.values() for passage in each]
-    best = best_passages(found, query, spread, QUOTES_MOST) if query.telling else Answer()
+    best = best_passages(found, query, spread, QUOTES_MOST) if query.telling else BestPassages()
     if best.fits and (best.sentence >= _LEAST_SENTENCE or _has_names(task, found)):
         return _found_answer(best.pieces, query, spread, results)
     named = [

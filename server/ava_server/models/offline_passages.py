@@ -223,7 +223,7 @@ _SENTENCE_END = re.compile(r".*[.!?…。！？][\"'”’)\]]*", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Answer:
+class BestPassages:
     """The pieces that answer a question best, and how much of it they have, weighed by how rare its words are."""
 
     pieces: Sequence[Passage] = ()  # the best first
@@ -239,15 +239,15 @@ class Answer:
         return fit >= _LEAST_FIT or self.whole >= _LEAST_WHOLE
 
 
-def best_passages(found: Iterable[Passage], query: Query, spread: Spread, most: int) -> Answer:
+def best_passages(found: Iterable[Passage], query: Query, spread: Spread, most: int) -> BestPassages:
     """Return the pieces that answer a question best, several of a page if they fit better; not those far below."""
     weigh = Weighing(spread.weights, _QUOTE_WORDS)
     ranked = sorted(_ranked_pieces(found, query, weigh), key=lambda each: -each[0])
     chosen = spread_out([(rank, piece) for rank, _, piece in ranked if rank >= ranked[0][0] * _FAR_BELOW], most)
     if not chosen:
-        return Answer()
+        return BestPassages()
     counts = [query.matches(piece.text).counts for piece in chosen]
-    return Answer(
+    return BestPassages(
         chosen,
         max(together for _, together, piece in ranked if piece in chosen),
         max(map(weigh.coverage, counts)),

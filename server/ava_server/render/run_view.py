@@ -29,8 +29,7 @@ from ava_audit.view import View
 from ava_roles.wrap import clean, escape_result
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.summary import task_excerpt
-from ava_server.budget.run_caps import COST, TIME, TOKENS, TOOL_CALLS, TURNS
-from ava_server.budget.run_config import config_of
+from ava_server.budget.run_config import COST, TIME, TOKENS, TOOL_CALLS, TURNS, config_of
 from ava_server.core.ids import label
 from ava_server.render.responses import LastTool, RunAnswer, Untrusted
 from ava_server.runs.extension import asked_of, request_words, wait_words

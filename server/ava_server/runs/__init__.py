@@ -9,7 +9,7 @@ as far as `mode.py` lets this kind of process; `activities.py` shows what they a
 
 The seams are `setup.RunSetup`, which makes what a run works with from the `RunResources` of a process, and the log: all
 state of a run follows from its entries, so any process can go on with it. Under `background`, a server leaves runs to a
-worker (`worker_process.py`): hosts kill servers within 10 to 100 ms, so a server that handed a run over at its end
+worker (`mode.py`): hosts kill servers within 10 to 100 ms, so a server that handed a run over at its end
 would lose the call in progress, and a fault in a run would end the server.
 
 What must hold: `lifecycle.TRANSITIONS` has every way in which a run may move. One instance owns a run at a time; a

@@ -28,8 +28,7 @@ from ava_audit.rows import RunRow
 from ava_audit.units import cap_micros, format_usd, micros_from_cents
 from ava_roles.errors import RolesError
 from ava_roles.role import parse_role
-from ava_server.budget.run_caps import CAPS, COST, RunCap
-from ava_server.budget.run_config import RunConfig, config_of
+from ava_server.budget.run_config import CAPS, COST, RunCap, RunConfig, config_of
 from ava_server.config.settings import Configured, limits_of
 from ava_server.models.base import AssistantTurn, ToolTurn, Turn, UserTurn
 from ava_server.models.prices import COST_PARTS, Price, nanos_of, rate_for

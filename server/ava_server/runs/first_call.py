@@ -19,8 +19,7 @@ from ava_roles.role import parse_role, system_prompt
 from ava_roles.tool import Tool
 from ava_server.approval.requests import NAME as READ_RESULT
 from ava_server.approval.summary import list_earlier
-from ava_server.budget.run_caps import limits_for_model
-from ava_server.budget.run_config import PLAN_TURNS, RunConfig, Texts
+from ava_server.budget.run_config import PLAN_TURNS, RunConfig, Texts, limits_for_model
 from ava_server.core.errors import Refused
 from ava_server.models.base import Bound, Model
 from ava_server.models.prices import reserve_micros

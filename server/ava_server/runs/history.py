@@ -38,7 +38,7 @@ from ava_audit.events import (
 from ava_roles.tools.edits import EDIT_FILE, WRITE_FILE
 from ava_roles.wrap import cut_tool_output
 from ava_server.budget.caps import Purpose, may_have_cost
-from ava_server.budget.run_caps import CAP_OF_FIELD
+from ava_server.budget.run_config import CAP_OF_FIELD
 from ava_server.models.base import (
     AssistantTurn,
     ReportedUsage,

@@ -52,9 +52,8 @@ from ava_server.runs.lifecycle import (
     waits_for_resume,
 )
 from ava_server.runs.loop import AgentRun
-from ava_server.runs.mode import Mode
+from ava_server.runs.mode import Mode, WorkerProcesses
 from ava_server.runs.result import RunResult
-from ava_server.runs.worker_process import WorkerProcesses
 
 if TYPE_CHECKING:
     from ava_server.runs.setup import RunResources, RunSetup

@@ -32,8 +32,7 @@ from ava_server.approval.decisions import (
     refuse,
 )
 from ava_server.approval.questions import NOT_AGREED, PageQuestion, Person, apply_reply, question
-from ava_server.budget.run_caps import CAP_OF_FIELD, COST
-from ava_server.budget.run_config import RunConfig
+from ava_server.budget.run_config import CAP_OF_FIELD, COST, RunConfig
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.service.access import Operations, Progress
 from ava_server.service.check import LOOK_EVERY_S, PROGRESS_EVERY_S

@@ -18,7 +18,7 @@ from ava_server.approval.proposals import MOST_WAITING
 from ava_server.approval.questions import NOT_AGREED, Person, Question
 from ava_server.approval.requests import Changes, ConfirmArgs, parse
 from ava_server.approval.summary import normalize_typography
-from ava_server.budget.run_caps import stored_caps
+from ava_server.budget.run_config import stored_caps
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label, new_id, parse_id
 from ava_server.render.responses import Answer, ConfirmAnswer, OneDecision, answers_json

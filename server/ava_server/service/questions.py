@@ -20,12 +20,12 @@ from ava_server.approval.questions import PageOpener, PageQuestion, Person, Ques
 from ava_server.approval.requests import MessageArgs, parse
 from ava_server.core.errors import Refused
 from ava_server.core.ids import label
-from ava_server.runs.extension import extension_limits
-from ava_server.runs.extension_answer import (
+from ava_server.runs.extension import (
     ExtensionAnswer,
     PendingExtension,
     WaitingExtension,
     decide_extension,
+    extension_limits,
     waiting_extension,
     waiting_extensions,
 )

@@ -29,11 +29,10 @@ from ava_roles.mcp_client.tools import server_of
 from ava_roles.sandbox.sandbox import Unavailable
 from ava_roles.sandbox.temporary import remove_leftovers, temporary_files_in
 from ava_roles.sandbox.workspace import Workspace
-from ava_server.approval import remote_users
 from ava_server.approval.estimates import COUNTED, SIMILAR
 from ava_server.approval.proposals import SpawnLimits, spawn_limits
 from ava_server.approval.resolve import ResolveContext
-from ava_server.approval.scope import remove_workbenches
+from ava_server.approval.scope import remove_workbenches, roles_over_http, sandbox_over_http
 from ava_server.budget import user_limits
 from ava_server.budget.caps import SHARED_CAPS, measured_ratio
 from ava_server.config import role_folders
@@ -57,8 +56,7 @@ from ava_server.runs.activities import ActivityWatch
 from ava_server.runs.manager import Manager
 from ava_server.runs.mode import DRIVING, Mode
 from ava_server.runs.setup import RunResources, RunSetup
-from ava_server.service.event_hook import run_event_hook
-from ava_server.service.notification import desktop_program
+from ava_server.service.event_hook import desktop_program, run_event_hook
 
 if TYPE_CHECKING:
     from ava_roles.role import Role
@@ -155,7 +153,7 @@ class Runtime(RunResources):
     ) -> tuple[Catalog, Workspace | WorkspaceRefused | None]:
         """Read the role files, also of the folder that a call names; return the roles, and the call's workspace."""
         if remote is not None:
-            return remote_users.roles_over_http(self.settings, remote, owner=remote == self.user), None
+            return roles_over_http(self.settings, remote, owner=remote == self.user), None
         cwd, home = working_folder() or NOWHERE, home_folder()
         found = role_folders.workspace_of(self.settings, asked=asked, client_roots=client_roots, cwd=cwd, home=home)
         places = role_folders.places_of(self.settings, asked=asked, cwd=cwd, home=home, found=found)
@@ -189,7 +187,7 @@ class Runtime(RunResources):
             role, chosen = catalog.by_name.get(args.role), None
             with suppress(AvaError):  # resolving the proposal says why
                 chosen = choose(args.model, role.model, models).name if role is not None else None
-            confined = partial(remote_users.sandbox_over_http, self.sandbox, self.settings)
+            confined = partial(sandbox_over_http, self.sandbox, self.settings)
             context = partial(
                 ResolveContext,
                 settings=self.settings,

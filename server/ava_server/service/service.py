@@ -1,4 +1,8 @@
-"""The entry point of the six tools: records every call, and turns a caller's mistake into an answer."""
+"""The entry point of the six tools: records every call, and turns a caller's mistake into an answer.
+
+What a person has decided on a screen of Ava's own is carried out by such a call too, so it is checked and recorded like
+any other; `client_approval.py` and `questions.py` have what a host's client asks its person.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +11,28 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ava_audit.entries import Entry
 from ava_audit.errors import AuditError, BadQuery, SchemaNewer, StoreUnavailable
+from ava_audit.rows import WAITING
 from ava_audit.search import LogQuery, search
 from ava_audit.units import now_us, parse_time
 from ava_roles.errors import RolesError
 from ava_roles.wrap import escape_result
+from ava_server.approval.decide import Decided, PersonAnswer, Shown, tool_call
+from ava_server.approval.proposals import changed_since
 from ava_server.approval.questions import AnsweredLater
 from ava_server.approval.requests import LogArgs, parse, refuse_deep, shown
 from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput, Refused
-from ava_server.core.ids import AGENT
+from ava_server.core.ids import AGENT, label
 from ava_server.core.shortage import shortage_in
 from ava_server.render.entries import entry_line, names_of
 from ava_server.render.host_text import text_of
 from ava_server.render.responses import FAILED, Answer, LogAnswer
 from ava_server.render.run_view import json_chars
-from ava_server.service.access import NOBODY, Access, Asking, Operations, Progress, Session
+from ava_server.service.access import NOBODY, Access, Asking, Operations, Progress, Session, ignore_progress
 from ava_server.service.check import RunChecks, RunSteering
 from ava_server.service.confirm import Confirmations
 from ava_server.service.questions import PersonQuestions
@@ -34,6 +41,9 @@ from ava_server.service.run_tasks import RunTasks
 from ava_server.service.runtime import Runtime
 from ava_server.service.spawn import Spawns
 from ava_server.service.tools import TOOLS, ServiceTool
+
+if TYPE_CHECKING:
+    from ava_audit.view import Readable
 
 LOG_CHARS = 9_000
 """Characters of entries in one answer; with everything around them it stays under 10,000."""
@@ -246,3 +256,38 @@ class Service:
 
     def _failed(self, spec: ServiceTool, error: Exception) -> Answer:
         return spec.answer(status=FAILED, message=self._access.redact(self._access.explained(error)))
+
+
+async def decide(service: Service, shown: Sequence[Shown], answer: PersonAnswer) -> Decided:
+    """Carry out a decision.
+
+    `shown`: what they were shown: one, or several proposals, which are approved as one group.
+
+    Raises:
+        AvaError: It was not accepted, or is about something else than what was shown.
+        AuditError: The log cannot be written.
+        RolesError: It was not accepted.
+    """
+    one, user = shown[0], service.session.user
+    if one.kind == "extend":
+        service.refuse_without("spawn")
+        made = await service.extensions.decide(one.id, one.digest, approve=answer.agrees)
+        return Decided({"status": made.status, "subagent_id": one.id, "message": made.text})
+    if one.kind == "start" and answer.agrees:
+        await refuse_changed(service.store, user, shown)
+    if one.kind in ("answer", "resume"):
+        run = await service.store.read(lambda view: view.run(one.id))
+        # A run of another user does not exist for this one, as the call below says.
+        if one.kind == "answer" and run is not None and run.user_id == user and run.question != one.digest:
+            raise Refused(f"{label(run)} no longer waits for this answer; nothing was sent.")
+        if one.kind == "resume" and run is not None and run.state == WAITING:  # the call would start it
+            raise Refused(f"{one.id} does not wait to be resumed; nothing was done")
+    tool, given = tool_call(shown, answer)
+    return Decided((await service.call(tool, given, ignore_progress, raises=True)).structured())
+
+
+async def refuse_changed(store: Readable, user: str, shown: Sequence[Shown]) -> None:
+    """Refuse an approval of anything but what was shown: a digest differs."""
+    digests = {one.id: one.digest for one in shown}
+    if why := await store.read(lambda view: changed_since(view, user, digests)):
+        raise Refused(why)

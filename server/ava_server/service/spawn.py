@@ -31,8 +31,7 @@ from ava_server.approval.proposals import Proposal, proposal_in, propose, texts_
 from ava_server.approval.questions import AnsweredLater
 from ava_server.approval.requests import SpawnArgs, check_context_from, parse
 from ava_server.approval.resolve import ResolveContext, resolve_run_config
-from ava_server.budget.run_caps import COST
-from ava_server.budget.run_config import RUN_TOOLS, RunConfig, Texts, config_of
+from ava_server.budget.run_config import COST, RUN_TOOLS, RunConfig, Texts, config_of
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import label, new_id
 from ava_server.models.selection import OFFLINE, is_configured

@@ -6,7 +6,7 @@ script fetches the part `#live` again. A form that a person fills in is outside 
 200 entries of its timeline at a time, and its cursor carries what the run had spent there.
 
 What must hold: a visitor without a session sees only the sign-in page. Every change is a POST from this site's own
-page, with the session's CSRF token, carried out by `service/decide.py`. An approval needs what only a person has
+page, with the session's CSRF token, carried out by `service/service.py`. An approval needs what only a person has
 (`context.py`). Nothing is loaded from another host, no script is inline, and templates escape every value; only
 `markdown.py` makes HTML of a text.
 """

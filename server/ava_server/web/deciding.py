@@ -22,12 +22,10 @@ from ava_server.approval.decide import PersonAnswer, Shown
 from ava_server.approval.proposals import Pending, agreement, together_line, together_note, waiting_proposal
 from ava_server.approval.questions import LimitField, limit_fields
 from ava_server.approval.summary import ATTENTION
-from ava_server.budget.run_caps import COST, TIME
-from ava_server.budget.run_config import config_of
+from ava_server.budget.run_config import COST, TIME, config_of
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import parse_id
-from ava_server.service.decide import decide, refuse_changed
-from ava_server.service.service import Service
+from ava_server.service.service import Service, decide, refuse_changed
 from ava_server.web.context import PagePart, found_or_404, go_to, reader_of, signed_in, visitor_of
 from ava_server.web.site import Form, Visitor, read_form
 from ava_server.web.webauthn import Subject

@@ -31,9 +31,8 @@ from ava_server.render.responses import RunAnswer
 from ava_server.render.result import cost_notes, result_of
 from ava_server.render.run_view import RunView, run_answer, view_run
 from ava_server.runs.costs import Costs, costs_of
-from ava_server.runs.extension_answer import WaitingExtension, waiting_extension
-from ava_server.service.artifacts import RunFiles
-from ava_server.service.records import changes_in, diff_of, run_record
+from ava_server.runs.extension import WaitingExtension, waiting_extension
+from ava_server.service.records import DeliveredFiles, changes_in, diff_of, run_record
 from ava_server.web.context import NotFound, PagePart, found_or_404, go_to, number_in, page, reader_of
 from ava_server.web.deciding import DONE
 from ava_server.web.site import HEADERS, Visitor
@@ -255,7 +254,9 @@ class RunDetails(PagePart):
         known = next((file for file in result.artifacts if file.get("name") == name), None) if result else None
         if known is None:
             raise NotFound("the run has delivered no file of this name")
-        files = RunFiles(self._context.runtime.settings.paths.artifacts / run.id, run.id, self._context.store.blobs)
+        files = DeliveredFiles(
+            self._context.runtime.settings.paths.artifacts / run.id, run.id, self._context.store.blobs
+        )
         data = await anyio.to_thread.run_sync(files.read, known)
         if "download" in request.query_params:
             saved = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}"}

@@ -22,8 +22,7 @@ from ava_server.models.base import (
     Turn,
     UserTurn,
 )
-from ava_server.models.local import LocalModel
-from ava_server.models.offline import answer
+from ava_server.models.offline import LocalModel, answer
 from ava_server.models.offline_passages import QUOTE_CHARS, Passage, failures, passages, pieces
 from ava_server.models.selection import OFFLINE
 

@@ -10,7 +10,7 @@ from ava_server.models.base import AssistantTurn, Model, Request, ToolSchema, To
 from ava_server.models.clients import ClientPool
 from ava_server.models.factory import model_of, parameters
 from ava_server.models.http_model import HttpModel
-from ava_server.models.local import LocalModel
+from ava_server.models.offline import LocalModel
 from ava_server.models.prices import Price, Unpriced, UserPrice
 from ava_server.models.selection import (
     KNOWN_URLS,

@@ -51,12 +51,11 @@ from ava_server.budget.run_config import RunConfig, Texts
 from ava_server.budget.user_limits import DayCaps, Slots
 from ava_server.config.settings import Limits
 from ava_server.models.base import Bound, Completion, Request
-from ava_server.models.local import LocalModel, complete
+from ava_server.models.offline import LocalModel, complete
 from ava_server.models.prices import Price, reserve_micros
 from ava_server.runs import extension
 from ava_server.runs.context import ActiveRun, RunContext
-from ava_server.runs.extension import ExtensionLimits, Shortage, asked_of, extension_request
-from ava_server.runs.extension_answer import decide_extension
+from ava_server.runs.extension import ExtensionLimits, Shortage, asked_of, decide_extension, extension_request
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import (
     Cause,
