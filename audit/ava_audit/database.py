@@ -57,7 +57,7 @@ class IndexQuery:
         return " AND ".join(parts) if parts else None
 
 
-class Rows(Protocol):
+class FoundRows(Protocol):
     """The result of a statement."""
 
     def fetchone(self) -> Any: ...
@@ -80,7 +80,7 @@ class Database(Protocol):
         """Whether the connection is gone or spent: the next transaction needs another."""
         ...
 
-    def execute(self, sql: str, values: Values = (), /) -> Rows: ...
+    def execute(self, sql: str, values: Values = (), /) -> FoundRows: ...
 
     def executemany(self, sql: str, values: Iterable[Sequence[object]], /) -> object: ...
 

@@ -42,7 +42,7 @@ _CONTENT = len(HEADER)
 R = TypeVar("R", bound=ProposalRow | RunRow | GroupRow | Bucket)
 
 
-class ProjectionRows(Protocol[R]):
+class Rows(Protocol[R]):
     """The rows of one projection, for reducers to change."""
 
     def get(self, key: str | None) -> R | None:
@@ -56,18 +56,18 @@ class State(Protocol):
     """All projections."""
 
     @property
-    def proposals(self) -> ProjectionRows[ProposalRow]: ...
+    def proposals(self) -> Rows[ProposalRow]: ...
 
     @property
-    def runs(self) -> ProjectionRows[RunRow]:
+    def runs(self) -> Rows[RunRow]:
         """One row for each run, from its proposal on."""
         ...
 
     @property
-    def groups(self) -> ProjectionRows[GroupRow]: ...
+    def groups(self) -> Rows[GroupRow]: ...
 
     @property
-    def budgets(self) -> ProjectionRows[Bucket]: ...
+    def budgets(self) -> Rows[Bucket]: ...
 
 
 class Tokens(NamedTuple):

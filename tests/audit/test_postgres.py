@@ -23,7 +23,7 @@ import anyio.to_thread
 import pytest
 from support.log import AVA, Life, said, write, write_each, write_texts, writing
 
-from ava_audit.database import Busy, Database, Rows
+from ava_audit.database import Busy, Database, FoundRows
 from ava_audit.errors import DataRootRefused, LogMoved, OutcomeUnknown, SchemaNewer, StoreUnavailable
 from ava_audit.events import AssistantMessage, Event
 from ava_audit.maintenance import index_new_entries
@@ -323,7 +323,7 @@ def test_a_statement_that_was_skipped_while_another_process_wrote_is_known_after
         several = "SELECT id FROM runs WHERE id IN (?, ?)"
 
         def look() -> list[Any]:
-            found: list[Rows] = []
+            found: list[FoundRows] = []
             db.begin_write(lambda: found.append(db.execute(several, ("S-aaaaaa", "S-bbbbbb"))))
             try:
                 return found[0].fetchall()

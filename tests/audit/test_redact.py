@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.redaction import BEGINNINGS, body_of, leaked, private_key
 
-from ava_audit.redaction import Redactor, RunRedactor, passwords, private_keys, redactor, shapes
+from ava_audit.redaction import Redactor, RunRedactor, passwords, redactor, shapes
 
 LETTERS = "Ab3Cd4Ef5Gh6Ij7Kl8Mn9Op0Qr1St2Uv3Wx4Yz5"
 """Stands where a real key has its random part: long, mixed, and obviously nobody's."""
@@ -631,7 +631,7 @@ def patterns_in(value: Any) -> Iterator[re.Pattern[str]]:
             yield from patterns_in(each)
 
 
-MODULES = (passwords, private_keys, redactor, shapes)
+MODULES = (passwords, redactor, shapes)
 PATTERNS = [re.compile(shape.rest) for shape in shapes.key_patterns()] + [
     pattern for module in MODULES for value in vars(module).values() for pattern in patterns_in(value)
 ]

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from ava_roles.documents import parsers
+from ava_roles import documents as parsers
 from ava_roles.errors import ToolFailed
 from ava_roles.net.fetch import Response
 from ava_roles.tools import pages, parser_process

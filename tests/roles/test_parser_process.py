@@ -15,7 +15,7 @@ from support.model_server import Gate, Say
 from support.runtime import arrived, hand_over, open_lab
 
 from ava_audit.events import RunClaimed, ToolResult
-from ava_roles.documents import parsers
+from ava_roles import documents as parsers
 from ava_roles.errors import ToolFailed
 from ava_roles.threads import run_sync
 from ava_roles.tools import child, pages, parser_process
@@ -38,7 +38,7 @@ def attacked(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
     def attack(code: str) -> None:
         start = (
-            "import sys; sys.path.insert(0, sys.argv[1]); from ava_roles.documents import parsers;"
+            "import sys; sys.path.insert(0, sys.argv[1]); from ava_roles import documents as parsers;"
             " from ava_roles.tools import pages, parser_process;"
             " parser_process.SECONDS = 2;"
             f" parsers.read_pdf = pages.parsing('PDF')(lambda *_given: exec({code!r}, {{}}));"
@@ -158,7 +158,7 @@ async def test_a_run_survives_a_document_that_kills_its_parser_and_so_do_the_oth
 
 def test_a_child_has_no_keys_and_hides_secrets_by_asking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-something")
-    start = "import os, sys; sys.path.insert(0, sys.argv[1]); from ava_roles.documents import parsers;"
+    start = "import os, sys; sys.path.insert(0, sys.argv[1]); from ava_roles import documents as parsers;"
     start += " from ava_roles.tools import parser_process;"
     start += " parsers.read_docx = lambda _data, hide: hide('a secret of ' + str(sorted(os.environ)));"
     start += " parser_process.main()"

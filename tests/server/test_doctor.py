@@ -1,15 +1,18 @@
 """`ava doctor` where nothing is broken: what it shows, and that looking creates and changes nothing."""
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import venv
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from support.commands.doctor import KEY, doctor, faults, files, owner, read, used
+from support import owner as owner_program
+from support.commands.doctor import KEY, doctor, faults, files, read, used
 from support.model_server import Say, running_model_server
 from support.repositories.projects import checkout, write
 from support.runtime import PRICED
@@ -20,6 +23,26 @@ from ava_server.cli import doctor_checks as checks
 from ava_server.cli.app import main
 from ava_server.core.data_root import os_user
 from ava_server.service.checks import CheckFinding, Setup
+
+
+@contextlib.contextmanager
+def owner(root: Path) -> Generator[subprocess.Popen[str]]:
+    """A process that has the data root open and looks after its runs."""
+    process = subprocess.Popen(
+        [sys.executable, owner_program.__file__, str(root), "http://127.0.0.1:9/v1"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        assert process.stdout.readline().startswith("open ")
+        yield process
+    finally:
+        process.stdin.close()
+        process.wait(20)
+        process.stdout.close()
+
 
 pytestmark = pytest.mark.slow
 

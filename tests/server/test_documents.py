@@ -20,7 +20,7 @@ from support.postgres import running_server
 from support.stdio import told, using
 
 from ava_audit.errors import StoreUnavailable
-from ava_audit.postgres.blobs import PostgresDocuments
+from ava_audit.postgres.documents import PostgresDocuments
 from ava_server.config.browser_sessions import BrowserSessions
 from ava_server.config.keys import set_key
 from ava_server.config.passkeys import Passkeys, new_passkey

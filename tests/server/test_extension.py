@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mcp_types import ElicitResult, InputRequiredResult
 from support import owner as owner_program
 from support.hosts.elicitation import ERAS, Host, accept, cancel, decline, host
-from support.hosts.extensions import CAP, note, works, works_on
+from support.hosts.extensions import CAP, note, works
 from support.model_server import Gate, Say, Step, running_model_server
 from support.runtime import (
     PRICED,
@@ -66,6 +66,11 @@ from ava_server.runs.extension import (
 from ava_server.runs.extension import extension_limits as limits_of
 from ava_server.service.access import Session
 from ava_server.service.service import Service
+
+
+def works_on(asked: dict[str, Any]) -> Step:
+    """Take notes without an end, whatever is allowed."""
+    return hand_over() if "This is the last turn" in json.dumps(asked["messages"]) else note(len(asked["messages"]))
 
 
 @pytest.fixture(params=ERAS, ids=["handshake era", "modern era"])

@@ -190,14 +190,14 @@ class Life:
     def failed(self, text: str = "no answer") -> Event:
         return self.wrote(ErrorOccurred(error=text, kind="model"))
 
-    def ended(self, status: Ending = "success") -> tuple[Event, Event]:
+    def ended(self, status: Ending = "success", reason: str | None = None, **more: Any) -> tuple[Event, Event]:
         complete = SubagentComplete(
             status=status, summary="done", tokens=30, cost_cents=0.3, duration=1.5, subagent_id=self.run_id
         )
         # The ending is the last entry that the claim may write.
         return (
             Event(Who("sess-1", "ava", self.user), complete, run_id=self.run_id),
-            self.wrote(RunEnded(status=status, stop_reason=status)),
+            self.wrote(RunEnded(status=status, stop_reason=status if reason is None else reason, **more)),
         )
 
     def whole(self, status: Ending = "success") -> list[Event]:

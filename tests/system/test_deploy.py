@@ -20,8 +20,9 @@ import httpx2
 import pytest
 import yaml
 from support.http_server import BOTH, HELLO, bearer, serving_http, token
-from support.network.balancer import FOLDER, behind, free_port, tool
+from support.network.balancer import FOLDER, behind, tool
 from support.network.certificates import issue
+from support.postgres import free_port
 
 from ava_server.config.settings import load_settings
 from ava_server.core.shutdown import EXIT_WITHIN_S

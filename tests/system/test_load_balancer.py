@@ -18,7 +18,8 @@ import httpx2
 import pytest
 from support.http_server import BOTH, META, HttpServer, bearer, serving_http, token
 from support.model_server import Gate, Say, running_model_server
-from support.network.balancer import FOLDER, behind, free_port, tool
+from support.network.balancer import FOLDER, behind, tool
+from support.postgres import free_port
 from support.stdio import environment, made, told, until, using
 
 pytestmark = [

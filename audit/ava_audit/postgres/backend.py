@@ -21,8 +21,9 @@ from psycopg.conninfo import conninfo_to_dict
 
 from ava_audit.database import Busy, Commit, Database
 from ava_audit.errors import DataRootRefused, LogMoved, SchemaNewer, StoreUnavailable, is_thread_shortage
-from ava_audit.postgres.blobs import PostgresBlobs, PostgresDocuments
+from ava_audit.postgres.blobs import PostgresBlobs
 from ava_audit.postgres.database import LOCK, PostgresDatabase
+from ava_audit.postgres.documents import PostgresDocuments
 from ava_audit.postgres.leases import LeasedInstances, SessionConnection
 from ava_audit.postgres.session import Place, first_line
 from ava_audit.projections import rebuild_projections

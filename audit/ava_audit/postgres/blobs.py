@@ -1,15 +1,10 @@
-"""What a Postgres server keeps beside a log: files (blobs), and small private documents that all servers of it share.
-
-A file is stored in one transaction, and checked whenever it is read. The documents are no part of the log: each is
-replaced as a whole, over a connection of their own, which one thread uses at a time.
-"""
+"""The files beside a log on a Postgres server: stored in one transaction each, checked whenever they are read."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import os
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +13,7 @@ from typing import IO, Any, TypeVar
 
 import psycopg
 
-from ava_audit.errors import BlobRefused, LogMoved, OutcomeUnknown, StoreUnavailable
+from ava_audit.errors import BlobRefused, LogMoved, StoreUnavailable
 from ava_audit.postgres.session import Place, dial, first_line, passes
 from ava_audit.rows import WAITING
 from ava_audit.store.backend import Blob, Use
@@ -189,124 +184,3 @@ def _parts(conn: psycopg.Connection[Any], blob: Blob, run_id: str) -> Iterator[b
         yield data
     if size != blob.size or digest.hexdigest() != blob.sha256:
         raise BlobRefused(f"the file {blob.sha256[:12]} was changed in the database")
-
-
-LOCK_WAIT_S = 5
-"""How long a change waits for another one of the same document."""
-_LOCKED = "55P03"
-
-
-class PostgresDocuments:
-    """The documents of one database. Every method blocks."""
-
-    def __init__(self, conninfo: Mapping[str, Any], place: str, prepare: Callable[[], None]) -> None:
-        self._conninfo = conninfo
-        self._place = place
-        self._prepare = prepare
-        self._using = threading.RLock()
-        self._conn: psycopg.Connection[Any] | None = None
-        self._changing: dict[str, str] = {}
-
-    def newer(self, known: Mapping[str, int]) -> dict[str, tuple[int, str]]:
-        def query(conn: psycopg.Connection[Any]) -> dict[str, tuple[int, str]]:
-            sql = (
-                "SELECT name, version, text FROM documents WHERE NOT EXISTS"
-                " (SELECT 1 FROM unnest(%s::text[], %s::bigint[]) AS known (n, v) WHERE n = name AND v = version)"
-            )
-            return {
-                name: (version, text) for name, version, text in conn.execute(sql, (list(known), [*known.values()]))
-            }
-
-        return self._run(query)
-
-    def take_over(self, texts: Mapping[str, str]) -> bool:
-        def store(conn: psycopg.Connection[Any]) -> bool:
-            with conn.transaction():
-                conn.execute("LOCK TABLE documents IN EXCLUSIVE MODE")
-                if conn.execute("SELECT 1 FROM documents LIMIT 1").fetchone() is not None:
-                    return False
-                for name, text in texts.items():
-                    conn.execute("INSERT INTO documents (name, version, text) VALUES (%s, 1, %s)", (name, text))
-                return True
-
-        return self._run(store)
-
-    def changed_text(self, name: str) -> str | None:
-        if not self._using.acquire(blocking=False):  # another thread changes something
-            return None
-        try:
-            return self._changing.get(name)
-        finally:
-            self._using.release()
-
-    def change(self, name: str, edit: Callable[[str], str]) -> tuple[int, str]:
-        def store(conn: psycopg.Connection[Any]) -> tuple[int, str]:
-            conn.execute("BEGIN")
-            try:
-                conn.execute("SELECT set_config('lock_timeout', %s, true)", (f"{LOCK_WAIT_S}s",))
-                sql = "INSERT INTO documents (name, version, text) VALUES (%s, 0, '') ON CONFLICT (name) DO NOTHING"
-                conn.execute(sql, (name,))
-                sql = "SELECT version, text FROM documents WHERE name = %s FOR UPDATE"
-                version, text = conn.execute(sql, (name,)).fetchone() or (0, "")
-                self._changing[name] = text
-                text = edit(text)
-                sql = "UPDATE documents SET version = %s, text = %s WHERE name = %s"
-                conn.execute(sql, (version + 1, text, name))
-            except BaseException:
-                _roll_back(conn)
-                raise
-            finally:
-                self._changing.pop(name, None)
-            self._commit(conn)
-            return version + 1, text
-
-        return self._run(store)
-
-    def close(self) -> None:
-        with self._using:
-            if self._conn is not None:
-                self._conn.close()
-            self._conn = None
-
-    def _commit(self, conn: psycopg.Connection[Any]) -> None:
-        try:
-            conn.execute("COMMIT")
-        except psycopg.Error as error:
-            _roll_back(conn)
-            why = f"{self._place} did not say whether it stored the change ({first_line(error)}); look, and try again"
-            raise OutcomeUnknown(why) from error
-
-    def _run(self, work: Callable[[psycopg.Connection[Any]], T]) -> T:
-        """Do something on the connection; a second time, if it turns out that the connection was lost before."""
-        with self._using:
-            for last in (False, True):
-                kept = self._conn is not None
-                try:
-                    return work(self._open())
-                except psycopg.Error as error:
-                    lost = self._conn is None or self._conn.closed
-                    if lost:
-                        self.close()
-                    if not last and kept and lost and passes(error, lost):
-                        continue
-                    raise StoreUnavailable(self._explained(error)) from error
-        raise AssertionError("unreachable")
-
-    def _open(self) -> psycopg.Connection[Any]:
-        if self._conn is None or self._conn.closed:
-            self._conn = conn = dial(self._conninfo, readonly=False, channel=None)
-            if conn.execute("SELECT to_regclass('ava.documents')").fetchone() == (None,):
-                self._prepare()
-        return self._conn
-
-    def _explained(self, error: psycopg.Error) -> str:
-        if error.sqlstate == _LOCKED:
-            return f"another process has been changing the same in {self._place} for {LOCK_WAIT_S} s; try again"
-        return f"{self._place} cannot be used: {first_line(error)}; check that it runs and can be reached"
-
-
-def _roll_back(conn: psycopg.Connection[Any]) -> None:
-    try:
-        conn.execute("ROLLBACK")
-    except psycopg.Error:
-        conn.close()

@@ -23,7 +23,7 @@ from typing import Any, LiteralString, cast
 
 import psycopg
 
-from ava_audit.database import NEWEST_ENTRY, Busy, Commit, IndexQuery, IndexRow, Rows, Values
+from ava_audit.database import NEWEST_ENTRY, Busy, Commit, FoundRows, IndexQuery, IndexRow, Values
 from ava_audit.errors import OutcomeUnknown
 from ava_audit.postgres.session import Place, dial, first_line, passes
 
@@ -143,13 +143,13 @@ class PostgresDatabase:
 
     # -- statements ---------------------------------------------------------------------------------------------------
 
-    def execute(self, sql: str, values: Values = (), /) -> Rows:
+    def execute(self, sql: str, values: Values = (), /) -> FoundRows:
         """Run a statement; a query for a text that the database cannot have finds nothing."""
         conn = self.open() if self._pipeline is None else self._conn
         assert conn is not None
         if sql.lstrip().startswith("SELECT"):
             values = findable(values)
-        return cast("Rows", conn.execute(cast("LiteralString", translate(sql)), values))
+        return cast("FoundRows", conn.execute(cast("LiteralString", translate(sql)), values))
 
     def run_script(self, script: str) -> None:
         self.open().execute(cast("LiteralString", script))

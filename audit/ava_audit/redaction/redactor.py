@@ -1,4 +1,4 @@
-"""The redactors: what they know, and how they replace it."""
+"""The redactors, what they know and how they replace it; private keys in PEM: whole, cut off, in code, in diffs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 import threading
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from urllib.parse import quote, quote_plus
 
 from ava_audit.redaction.passwords import (
@@ -26,8 +26,167 @@ from ava_audit.redaction.passwords import (
     find_signatures,
     find_url_passwords,
 )
-from ava_audit.redaction.private_keys import PEM_BEGIN, PEM_END, find_key_ends, find_private_keys, pem_keys
-from ava_audit.redaction.shapes import SecretSpan, find_prefixed
+from ava_audit.redaction.shapes import DIGIT, LOWER, UPPER, SecretSpan, find_prefixed, is_mixed
+
+PEM_BEGIN = "-----BEGIN "
+PEM_END = "-----END "
+_PEM_KIND = re.compile(r"[A-Z0-9 ]{0,30}PRIVATE KEY(?: BLOCK)?-----")
+_PEM_LAST = re.compile(r"[A-Z0-9 ]{0,40}-----")
+_PEM_BODY = re.compile(r"(?:[A-Za-z0-9+/=\s]|\\[nr])*+")
+_PEM_LONGEST = 20_000
+_PEM_HEADERS = re.compile(
+    r"(?:[\s\"'`+,#*>|.-]|\\[nrt])*+(?:(?:Proc-Type|DEK-Info|Version|Comment|Hash|Charset): [A-Za-z0-9 .,:/@-]{0,100}+"
+    r"(?:[\s\"'`+,#*>|.-]|\\[nrt])++){1,5}+"
+)
+_PEM_BREAK = re.compile(r"(?:\s|\\[nrt])++")
+_DECORATION = r"[\"'`+,#*>|/.\\-]*+"
+_BASE64_CHAR = r"(?:[A-Za-z0-9+/]|\\/|&#x?[0-9A-Fa-f]{2,4};|%[0-9A-Fa-f]{2}|\\u00[0-9a-f]{2})"
+_PEM_WORD = re.compile(
+    r"(?:(?:[A-Za-z0-9_.-]{1,60}[:-])?[0-9]{1,6}[:|-])?" + _DECORATION + f"({_BASE64_CHAR}*+={{0,2}})" + _DECORATION
+)
+"""A word of a private key: a piece of base64 with quotes, signs or a line number around it, or only these."""
+_LONG_BASE64 = re.compile(_BASE64_CHAR + "{40,}+={0,2}")
+_KEY_WIDTH, _SHORT_KEY_WIDTH, _CUT_KEY_WIDTH = 40, 16, 20
+_FEWEST_KEY_CHARS = 60
+"""A whole private key has more characters; the names in `BEGIN + base64Key + END` have fewer."""
+
+
+class KeyWord(NamedTuple):
+    """A piece of the base64 text of a private key, and its place."""
+
+    text: str
+    start: int
+    end: int
+
+
+def find_private_keys(text: str) -> Iterator[SecretSpan]:
+    """Find PEM private keys, including one whose end was cut off."""
+    for spans, _words in pem_keys(text):
+        yield from spans
+
+
+def pem_keys(text: str) -> Iterator[tuple[list[SecretSpan], list[KeyWord]]]:
+    """Yield what to hide of each PEM private key, and its words; no words where other text stands between its marks."""
+    at = text.find(PEM_BEGIN)
+    end = -2
+    while at >= 0:
+        after = at + len(PEM_BEGIN)
+        kind = _PEM_KIND.match(text, after)
+        if kind is not None:
+            after = kind.end()
+            if end != -1 and end < after:
+                end = text.find(PEM_END, after)
+            spans, words = _pem(text, at, after, end)
+            if spans:
+                yield spans, words
+                after = spans[-1].end
+        at = text.find(PEM_BEGIN, after)
+
+
+def _pem(text: str, start: int, after: int, end: int) -> tuple[list[SecretSpan], list[KeyWord]]:
+    if 0 <= end - after <= _PEM_LONGEST and text.find(PEM_BEGIN, after, end) < 0:
+        words, stop = _key_words(text, after, end)
+        if stop == end and sum(len(word.text) for word in words) >= _FEWEST_KEY_CHARS:
+            last = _PEM_LAST.match(text, end + len(PEM_END))
+            return [SecretSpan("private-key", start, last.end() if last else end)], words
+        return list(_long_base64(text, after, end)), []
+    body = _PEM_BODY.match(text, after)
+    words, _stop = _key_words(text, after, body.end() if body else after)
+    if not any(len(word.text) >= _CUT_KEY_WIDTH for word in words):
+        return [], []
+    return [SecretSpan("private-key", start, words[-1].end)], words
+
+
+def _key_words(text: str, at: int, end: int) -> tuple[list[KeyWord], int]:
+    """Return the words of a private key from a place on, and where they stop: at `end` if there is no other text.
+
+    Lines of code between the marks must not count: a coder could hide them from the person who reviews them.
+    """
+    headers = _PEM_HEADERS.match(text, at, end)
+    at = headers.end() if headers else at
+    words: list[KeyWord] = []
+    last = False
+    while at < end:
+        gap = _PEM_BREAK.search(text, at, end)
+        stop = gap.start() if gap else end
+        match = _PEM_WORD.fullmatch(text, at, stop)
+        if match is None:
+            return words, at
+        word = match[1]
+        if word and not (word.isdigit() and len(word) <= 6):
+            if last or not _may_end_a_key(word):
+                return words, at
+            last = not _is_key_line(word)
+            words.append(KeyWord(word, match.start(1), match.end(1)))
+        at = gap.end() if gap else end
+    return words, end
+
+
+def _is_key_line(word: str) -> bool:
+    varied = UPPER.search(word) is not None and LOWER.search(word) is not None
+    return varied and (len(word) >= _KEY_WIDTH or (len(word) >= _SHORT_KEY_WIDTH and DIGIT.search(word) is not None))
+
+
+def _may_end_a_key(word: str) -> bool:
+    """Tell whether a word can be the last line of a private key: `exit` and `return` cannot."""
+    plain = word.isalpha() and (word[1:].islower() or word.isupper())
+    return not plain if len(word) < _SHORT_KEY_WIDTH else _is_key_line(word)
+
+
+def _long_base64(text: str, start: int, end: int) -> Iterator[SecretSpan]:
+    for match in _LONG_BASE64.finditer(text, start, end):
+        if _is_key_line(match[0]) and DIGIT.search(match[0]):
+            yield SecretSpan("private-key", match.start(), match.end())
+
+
+_KEY_TOKEN = re.compile(r"[A-Za-z0-9+/]{16,}+={0,2}")
+_BETWEEN = re.compile(
+    r"={0,2}[\"'`+,;|.\\ \t-]{0,12}(?:[\r\n]|\\[nr]){1,4}(?:[A-Za-z0-9_./-]{1,60}[:-](?=[0-9]))?"
+    r"(?:[\s\"'`+#*>|.-]|\\[nrt]){0,40}(?:[0-9]{1,6}[:|\t -])?(?:[\s\"'`+#*>|.-]|\\[nrt]){0,40}"
+)
+_LINE_WIDTH = 40
+"""The fewest characters of a line of a private key, except for the last line."""
+_BETWEEN_LINES = 40
+"""The most characters between two lines of a private key: line ends, quotes, a line number."""
+
+
+def find_key_ends(text: str) -> Iterator[SecretSpan]:
+    """Find the end of a PEM private key whose beginning is missing: lines of one width before an END line."""
+    done = 0
+    at = text.find(PEM_END)
+    while at >= 0:
+        after = at + len(PEM_END)
+        kind = _PEM_KIND.match(text, after)
+        if kind is not None:
+            after = kind.end()
+            low = max(done, at - _PEM_LONGEST)
+            start, width = _key_start(text, low, at)
+            # The last line alone counts only if the BEGIN line is missing: between both, it may be a name in code.
+            if start is not None and (width or text.rfind(PEM_BEGIN, low, at) < 0):
+                yield SecretSpan("private-key", start, after)
+            done = after
+        at = text.find(PEM_END, after)
+
+
+def _key_start(text: str, low: int, end: int) -> tuple[int | None, int]:
+    """Return where the lines of a key that ends at `end` begin (None: no key), and how wide they are (0: one line)."""
+    width, start, next_start = 0, None, end
+    for token in reversed(list(_KEY_TOKEN.finditer(text, low, end))):
+        size = len(token[0])
+        between = text[token.end() : next_start]
+        if len(between) > _BETWEEN_LINES or not _BETWEEN.fullmatch(between) or "---" in between:
+            break
+        if start is None and not is_mixed(token[0]):
+            break
+        if start is not None:
+            if not width and size >= max(_LINE_WIDTH, end - start - _BETWEEN_LINES):
+                width = size
+            elif size != width:
+                # The first line of an output may begin in the middle of a line of the key.
+                return (token.start() if width and size < width and is_mixed(token[0]) else start), width
+        start = next_start = token.start()
+    return start, width
+
 
 SHORTEST_VALUE = 8
 """A shorter configured value is not replaced, because it may be part of ordinary words."""

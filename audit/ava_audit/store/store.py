@@ -1,6 +1,6 @@
 """The store: commands in, acknowledged after the commit; and queries, each on one consistent state.
 
-`Store` is what tasks use. Behind it are the thread that writes (`writer.py`) and the threads that read (`readers.py`).
+`Store` is what tasks use. Behind it are the thread that writes (`writer.py`) and the threads that read (`Readers`).
 What is SQLite's own or Postgres' own is behind a `Backend` (`backend.py`).
 """
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
-import sys
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,6 @@ from support.terminal import ava
 
 KEY = "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"
 ALWAYS = {"python", "sqlite", "git", "confinement", "data root", "search", "roles"}
-OWNER = Path(__file__).resolve().parents[1] / "owner.py"
 
 
 class Findings(dict[str, dict[str, str]]):
@@ -57,22 +53,3 @@ def used(root: Path, tmp_path: Path) -> None:
     (folder / "notes.md").write_text("The ferry to Vis leaves at six.\n")
     task = ("run", "researcher", "When does the ferry leave?", "--workspace", str(folder))
     assert ava(root, *task, "--yes", "--max-cost", "0.10", cwd=tmp_path).returncode == 0
-
-
-@contextlib.contextmanager
-def owner(root: Path, base_url: str = "http://127.0.0.1:9/v1") -> Generator[subprocess.Popen[str]]:
-    """A process that has the data root open and looks after its runs."""
-    process = subprocess.Popen(
-        [sys.executable, str(OWNER), str(root), base_url],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        assert process.stdout.readline().startswith("open ")
-        yield process
-    finally:
-        process.stdin.close()
-        process.wait(20)
-        process.stdout.close()

@@ -23,8 +23,3 @@ def works(asked: dict[str, Any]) -> Step:
     said = json.dumps(asked["messages"])
     done = "This is the last turn" in said or "A person has raised your limit" in said
     return hand_over() if done else note(len(asked["messages"]))
-
-
-def works_on(asked: dict[str, Any]) -> Step:
-    """Take notes without an end, whatever is allowed."""
-    return hand_over() if "This is the last turn" in json.dumps(asked["messages"]) else note(len(asked["messages"]))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ava_audit.events import CostReserved, CostUpdate, Ending, Event, RunEnded, SubagentComplete, Usage, Who
+from ava_audit.events import CostReserved, CostUpdate, Ending, Event, Usage
 from ava_audit.store.store import Store
 from ava_server.budget.user_limits import installation_scope, user_scope, utc_day
 from ava_server.core.data_root import os_user
@@ -70,13 +70,7 @@ class Lived(Life):
         return self.wrote(fact, usage=usage, cost_micros=cost, model=self.model)
 
     def ends(self, status: Ending, reason: str, kind: str | None = None) -> list[Event]:
-        complete = SubagentComplete(
-            status=status, summary="done", tokens=30, cost_cents=0.3, duration=1.5, subagent_id=self.run_id
-        )
-        return [
-            Event(Who("sess-1", "ava", self.user), complete, run_id=self.run_id),
-            self.wrote(RunEnded(status=status, stop_reason=reason, error_kind=kind, active_us=90_000_000)),
-        ]
+        return [*self.ended(status, reason, error_kind=kind, active_us=90_000_000)]
 
 
 class Past:
@@ -111,7 +105,9 @@ class Past:
             await self.at(store, at_s + turn, partial(life.asks, turn))
             await write(store, life.pays(cost))
         if ending is not None:
-            await self.at(store, at_s + len(costs) + 1, *life.ends(ending, reason, kind))
+            await self.at(
+                store, at_s + len(costs) + 1, *life.ended(ending, reason, error_kind=kind, active_us=90_000_000)
+            )
 
 
 def me() -> str:

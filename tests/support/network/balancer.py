@@ -10,7 +10,6 @@ Also the programs that the files under docs/deploy/ are for, as far as they are 
 from __future__ import annotations
 
 import shutil
-import socket
 import sys
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -99,12 +98,6 @@ def tool(name: str) -> str:
     if found is None:
         pytest.skip(f"{name} is not installed")
     return found
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @asynccontextmanager
