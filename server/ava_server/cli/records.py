@@ -365,18 +365,17 @@ async def open_records(
     server: RemoteServer | None, root: Callable[[], DataRoot], *, make: bool = False
 ) -> AsyncGenerator[Records]:
     """Open the server, or without one the data root; `make` creates a missing log, to wait for its first entries."""
-    if server is None:
-        place = root()
-        async with open_log(place, make=make) as store:
-            instances = store.instances(place.instances) if store is not None else None
-            try:
-                yield LocalRecords(place, store, instances)
-            finally:
-                if instances is not None:
-                    instances.close()
+    if server is not None:
+        async with open_remote_records(server) as records:
+            yield records
         return
-    async with open_remote_records(server) as records:
-        yield records
+    place = root()
+    async with open_log(place, make=make) as store:
+        with contextlib.ExitStack() as open_with_it:
+            instances = None
+            if store is not None:
+                instances = open_with_it.enter_context(contextlib.closing(store.instances(place.instances)))
+            yield LocalRecords(place, store, instances)
 
 
 @asynccontextmanager

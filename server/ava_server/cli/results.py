@@ -134,7 +134,9 @@ def result_text(run: RunAnswer, *, saved: SavedFiles | None = None) -> str:
         theirs += [words.text for words in part.words]
         if theirs:
             blocks.append(add_bars("\n\n".join(theirs), _MARKDOWN_BAR))
-        lines = part.lines if not part.title else [_listed(line) for line in part.lines if line.strip()]
+        lines: Iterable[str] = part.lines
+        if part.title:
+            lines = [line if line.startswith(" ") else f"- {line}" for line in part.lines if line.strip()]
         if lines:
             blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
@@ -177,10 +179,6 @@ def _finding_text(number: int, one: FindingView) -> str:
     if one.source:
         lines.append(f"   - source: {one.source.text}")
     return "\n".join(lines)
-
-
-def _listed(line: str) -> str:
-    return line if line.startswith(" ") else f"- {line}"
 
 
 # -- on a terminal ----------------------------------------------------------------------------------------------------

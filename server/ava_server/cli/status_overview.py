@@ -281,14 +281,20 @@ def health(overview: Overview, settings: Settings, confined: str | None, trouble
     if not settings.enabled:
         off = "enabled = false: subagents are switched off"
         found.append(Health("settings", "warning", off, "switched off"))
-    return [
-        *found,
-        *_processes(overview),
-        *_log(overview.log, trouble, keeper=overview.keeper),
-        *_disk(overview.free_bytes),
-        _confinement(confined),
-        _providers(overview),
-    ]
+    found += [*_processes(overview), *_log(overview.log, trouble, keeper=overview.keeper)]
+    if (free := overview.free_bytes) is not None:
+        little, left = free < LITTLE_BYTES, f"{format_bytes(free)} free"
+        found.append(Health("disk", "warning" if little else "ok", f"{left} for the data root", left if little else ""))
+    why = (confined or "").removeprefix("unavailable: ")
+    confinement = _CONFINEMENT.get(confined, ("warning", f"commands are off: {why}", "no commands"))
+    found.append(Health("confinement", *confinement))
+    if overview.providers:
+        named = [f"{name} ({'key' if key else 'no key'})" for name, key in overview.providers.items()]
+        found.append(Health("providers", "ok", ", ".join(named), ", ".join(overview.providers)))
+    else:
+        text = "none is configured here; a host may have one in its own environment"
+        found.append(Health("providers", "note", text, "no provider here"))
+    return found
 
 
 def _processes(overview: Overview) -> list[Health]:
@@ -325,35 +331,12 @@ def _log(log: LogFacts | None, trouble: str, *, keeper: bool) -> list[Health]:
     return [Health("log", "note" if log.partial else "ok", text, large), copies]
 
 
-def _disk(free: int | None) -> list[Health]:
-    if free is None:
-        return []
-    little = free < LITTLE_BYTES
-    text = f"{format_bytes(free)} free for the data root"
-    return [Health("disk", "warning" if little else "ok", text, f"{format_bytes(free)} free" if little else "")]
-
-
 _CONFINEMENT: dict[str | None, tuple[State, str, str]] = {
     None: ("note", "not known yet", ""),
     "bubblewrap": ("ok", "commands run in bubblewrap", "bubblewrap"),
     "landlock": ("note", "commands run in Landlock, which hides less than bubblewrap", "landlock"),
     "none": ("warning", 'commands are not confined (sandbox.mode = "none")', "no confinement"),
 }
-
-
-def _confinement(confined: str | None) -> Health:
-    if confined in _CONFINEMENT:
-        return Health("confinement", *_CONFINEMENT[confined])
-    why = (confined or "").removeprefix("unavailable: ")
-    return Health("confinement", "warning", f"commands are off: {why}", "no commands")
-
-
-def _providers(overview: Overview) -> Health:
-    if not overview.providers:
-        text = "none is configured here; a host may have one in its own environment"
-        return Health("providers", "note", text, "no provider here")
-    named = [f"{name} ({'key' if key else 'no key'})" for name, key in overview.providers.items()]
-    return Health("providers", "ok", ", ".join(named), ", ".join(overview.providers))
 
 
 def overview_json(

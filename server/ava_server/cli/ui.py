@@ -41,7 +41,15 @@ def ui_command(
 
     refuse_in_subagent("ava ui")
     if (server := given_server(context, url)) is not None:
-        return _open_remote(server.address, browser=browser, sign_out=sign_out)
+        if sign_out:
+            raise BadInput(
+                "--sign-out is for this machine's data root. On another server, sign out on its page; a token that is"
+                " revoked ends its sessions."
+            )
+        heading(server.address)
+        opened = browser and _opens(server.address)
+        done = "Opened it in your browser" if opened else f"Open {server.address} in a browser"
+        return say(f"{done}, and sign in with your token.")
     root = checked_root()
     if not sign_out:
         return open_pages(root, browser=browser, terminal=someone_there())
@@ -71,18 +79,6 @@ def open_pages(root: DataRoot, *, browser: bool, terminal: bool, page: str | Non
     say(f"Open this address in a browser on this machine. It works once, within 10 minutes: {opening}")
     if forward := _forward(urlsplit(address).port or 0):
         say(f"To open it on the machine that you sit at, run this there first, and leave it open: {forward}")
-
-
-def _open_remote(address: str, *, browser: bool, sign_out: bool) -> None:
-    """The person signs in there. Raises BadInput: sessions there were to be ended."""
-    if sign_out:
-        raise BadInput(
-            "--sign-out is for this machine's data root. On another server, sign out on its page; a token that is"
-            " revoked ends its sessions."
-        )
-    heading(address)
-    done = "Opened it in your browser" if browser and _opens(address) else f"Open {address} in a browser"
-    say(f"{done}, and sign in with your token.")
 
 
 def _opens(address: str) -> bool:

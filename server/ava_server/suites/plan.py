@@ -176,7 +176,8 @@ def plan_cells(
             key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
             spawn = {**given, "role": role.name, "workspace": str(copy), "name": case.id[:_ID_CHARS]}
             spawn |= {"model": column.model} if column.model is not None else {}
-            label = _column_name(column, {each for _role, each in chosen.values()})
+            named_models = ", ".join(sorted({each for _role, each in chosen.values()}))
+            label = f"{named_models} · {column.role}" if column.role is not None else named_models
             cap = float(arguments.get(CAP, role.max_cost_cents))
             refusal = _refusal(role, arguments) if model == OFFLINE else ""
             cells += [
@@ -203,12 +204,6 @@ def _refusal(role: Role, arguments: Mapping[str, Any]) -> str:
     if role.needs_model:
         return f"the role {role.name} needs a language model"
     return "the offline reader writes no output in a given form" if "output_schema" in arguments else ""
-
-
-def _column_name(column: Column, models: set[str]) -> str:
-    """Return what a column is called: its models, and its role where one is given for all cases."""
-    name = ", ".join(sorted(models))
-    return f"{name} · {column.role}" if column.role is not None else name
 
 
 @dataclass(frozen=True)

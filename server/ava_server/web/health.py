@@ -23,7 +23,7 @@ from ava_server.service.checks import WORST_FIRST, CheckFinding, Setup, data, mo
 from ava_server.service.current import Budget
 from ava_server.service.records import current_runs
 from ava_server.web.context import PageContext, reader_of
-from ava_server.web.events import Row, rows_of
+from ava_server.web.events import rows_of
 from ava_server.web.site import Visitor
 
 CHECKED_WITHIN_S = 10.0
@@ -63,12 +63,15 @@ class Health:
         everybody = visitor.reads_all
         now = await self._context.store.read(lambda view: self._state(view, visitor))
         sandbox = await anyio.to_thread.run_sync(self._context.runtime.sandbox)
-        errors = await self._errors(visitor)
+        users = () if everybody else (visitor.user,)
+        query = LogQuery(users=users, types=("error",), since_us=now_us() - DAY_US, limit=MOST_ERRORS)
+        found = await search(self._context.store, query)
+        errors = await self._context.store.read(lambda view: rows_of(view, found.entries))
         findings = await self._findings(visitor, now, sandbox) if everybody else []
         values = {
             "facts": list(self._facts(now, sandbox, everybody=everybody)),
-            "findings": sorted(findings, key=lambda found: WORST_FIRST.index(found.state)),
-            "problems": sum(found.state in ("fault", "warning") for found in findings),
+            "findings": sorted(findings, key=lambda one: WORST_FIRST.index(one.state)),
+            "problems": sum(one.state in ("fault", "warning") for one in findings),
             "started_us": self._started_us,
             "state": now,
             "errors": errors,
@@ -84,12 +87,6 @@ class Health:
         budgets = self._context.budgets(view, visitor, at_us, everybody=everybody)
         counts = {name: runs for name, runs in counts.items() if runs}
         return LogState(view.head(), sum(view.sizes().values()), lags, counts, budgets)
-
-    async def _errors(self, visitor: Visitor) -> list[Row]:
-        users = () if visitor.reads_all else (visitor.user,)
-        query = LogQuery(users=users, types=("error",), since_us=now_us() - DAY_US, limit=MOST_ERRORS)
-        found = await search(self._context.store, query)
-        return await self._context.store.read(lambda view: rows_of(view, found.entries))
 
     def _facts(self, now: LogState, sandbox: Sandbox | Unavailable, *, everybody: bool) -> Iterator[tuple[str, str]]:
         """Yield what everybody may know, and what only those may who may see all; paths, only on this machine."""
