@@ -40,8 +40,7 @@ from ava_server.web.context import (
 )
 from ava_server.web.costs import Costs
 from ava_server.web.deciding import Deciding
-from ava_server.web.events import Events
-from ava_server.web.health import Health
+from ava_server.web.events import Events, Health
 from ava_server.web.runs import Compare, Overview, Runs
 from ava_server.web.sign_in import PasskeyPages, SignIn
 from ava_server.web.site import HEADERS, VISITOR, Site, Visitor, is_own, with_headers
