@@ -38,10 +38,10 @@ from ava_server.web.context import (
     static_answer,
     visitor_or_none,
 )
-from ava_server.web.costs import Costs
+from ava_server.web.costs import CostPages
 from ava_server.web.deciding import Deciding
-from ava_server.web.events import Events, Health
-from ava_server.web.runs import Compare, Overview, Runs
+from ava_server.web.events import Events, HealthPage
+from ava_server.web.runs import OverviewPage, Runs
 from ava_server.web.sign_in import PasskeyPages, SignIn
 from ava_server.web.site import HEADERS, VISITOR, Site, Visitor, is_own, with_headers
 
@@ -65,9 +65,9 @@ class Pages:
     def __init__(self, app: App, site: Site) -> None:
         self._site = site
         context = self._context = PageContext(app, site)
-        reports = (Costs(context), Events(context), Health(context), Compare(context))
+        reports = (CostPages(context), Events(context), HealthPage(context))
         people = (SignIn(context), PasskeyPages(context))
-        parts = (*people, Overview(context), Runs(context), Deciding(context), Live(context), *reports)
+        parts = (*people, OverviewPage(context), Runs(context), Deciding(context), ChangeStream(context), *reports)
         self._paths = [route for part in parts for route in part.routes()]
         self._router = Router(
             [*self._paths, Route("/static/{name}", self._static, methods=["GET"])],
@@ -176,7 +176,7 @@ MOST_LOOKED_AT = 5_000
 """Entries since a page was made; after more, the page is told to look again without a look at them."""
 
 
-class Live:
+class ChangeStream:
     """The stream of changes."""
 
     def __init__(self, context: PageContext) -> None:

@@ -26,7 +26,7 @@ from ava_server.render.run_view import RunView, cost_of, run_answer, state_words
 from ava_server.service.current import Budget
 from ava_server.service.records import current_runs
 from ava_server.web.context import PagePart, found_or_404, number_in, reader_of
-from ava_server.web.run_page import RunDetails, RunPage
+from ava_server.web.run_page import RunPage
 from ava_server.web.site import Visitor
 
 PAGE_RUNS = 50
@@ -56,7 +56,7 @@ class Filter:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundRuns:
     """A page of the list, and where the next one starts."""
 
     rows: list[RunRow]
@@ -64,11 +64,14 @@ class Found:
 
 
 class Runs(PagePart):
-    """The list of runs, and the pages of each."""
+    """The list of runs, the pages of each, and two of them beside each other."""
 
     def routes(self) -> list[Route]:
-        listed = Route("/subagents", found_or_404(self.listed), methods=["GET"])
-        return [listed, *RunPage(self._context).routes(), *RunDetails(self._context).routes()]
+        return [
+            Route("/subagents", found_or_404(self.listed), methods=["GET"]),
+            Route("/compare", found_or_404(self.compare), methods=["GET"]),
+            *RunPage(self._context).routes(),
+        ]
 
     async def listed(self, request: Request) -> Response:
         visitor = reader_of(request)
@@ -94,7 +97,7 @@ class Runs(PagePart):
         }
         return self._context.show(request, "runs.html", {**values, "stream": "/stream"})
 
-    async def _newest(self, wanted: Filter, visitor: Visitor, after: str) -> Found:
+    async def _newest(self, wanted: Filter, visitor: Visitor, after: str) -> FoundRuns:
         before = None
         if after:
             created, _, run_id = after.partition("-")
@@ -106,9 +109,9 @@ class Runs(PagePart):
             )
         )
         last = rows[PAGE_RUNS - 1] if len(rows) > PAGE_RUNS else None
-        return Found(rows[:PAGE_RUNS], f"{last.created_us}-{last.id}" if last is not None else "")
+        return FoundRuns(rows[:PAGE_RUNS], f"{last.created_us}-{last.id}" if last is not None else "")
 
-    async def _with_text(self, wanted: Filter, visitor: Visitor, after: str) -> Found:
+    async def _with_text(self, wanted: Filter, visitor: Visitor, after: str) -> FoundRuns:
         """Search the log for the proposals of runs, and for their tasks."""
         rows: dict[str, RunRow] = {}
         before = number_in(after, _NO_PLACE) if after else None
@@ -124,12 +127,39 @@ class Runs(PagePart):
                 if _fits(row, wanted) and row.id not in rows:
                     if len(rows) == PAGE_RUNS:
                         last = list(rows.values())[-1]
-                        return Found([*rows.values()], str(_first_seq(last)))
+                        return FoundRuns([*rows.values()], str(_first_seq(last)))
                     rows[row.id] = row
             if page.next is None:
-                return Found([*rows.values()])
+                return FoundRuns([*rows.values()])
             before = min([page.next, *(_first_seq(row) for row in found[-1:])])
-        return Found([*rows.values()], str(before))
+        return FoundRuns([*rows.values()], str(before))
+
+    async def compare(self, request: Request) -> Response:
+        """Show the runs `a` and `b`."""
+        access = self._context.access(reader_of(request))
+        given = [request.query_params.get(name, "").strip() for name in "ab"]
+        ids = [(await access.run(one, "run", reading=True)).id for one in given]
+        both = await self._context.store.read(lambda view: [self._compared(view, run_id) for run_id in ids])
+        labels = list(dict.fromkeys(label for one in both for label in one["facts"]))
+        return self._context.show(request, "compare.html", {"both": both, "labels": labels})
+
+    def _compared(self, view: View, run_id: str) -> dict[str, Any]:
+        row = view.run(run_id)
+        assert row is not None
+        run = view_run(view, row, self._context.runtime.instances, now_us(), task=True)
+        result = result_of(run_answer(run))
+        facts: dict[str, Text] = {
+            "State": state_words(run.state),
+            "Role": row.role,
+            "Model": UntrustedText(row.model),
+            "Cost": cost_of(run),
+            "Time": format_duration(run.caps[0].used if run.caps else row.active_us / 1e6),
+            "Turns": f"{row.turns:,}",
+            "Tool calls": f"{row.tool_calls:,}",
+            "Tokens": f"{row.tokens:,}",
+            **({fact.label: fact.value for fact in result.figures} if result is not None else {}),
+        }
+        return {"row": row, "run": run, "facts": facts, "result": result}
 
 
 def _filter(query: QueryParams, visitor: Visitor) -> Filter:
@@ -189,7 +219,7 @@ class Now:
         return [run for run in self.runs if run.row.ended]
 
 
-class Overview(PagePart):
+class OverviewPage(PagePart):
     """The first page."""
 
     def routes(self) -> list[Route]:
@@ -216,36 +246,3 @@ class Overview(PagePart):
             budgets=self._context.budgets(view, visitor, at_us, everybody=everybody),
             others=0 if everybody or not visitor.reads_all else view.unended_of_others(user, at_us),
         )
-
-
-class Compare(PagePart):
-    """The page of two runs, `a` and `b`."""
-
-    def routes(self) -> list[Route]:
-        return [Route("/compare", found_or_404(self.show), methods=["GET"])]
-
-    async def show(self, request: Request) -> Response:
-        access = self._context.access(reader_of(request))
-        given = [request.query_params.get(name, "").strip() for name in "ab"]
-        ids = [(await access.run(one, "run", reading=True)).id for one in given]
-        both = await self._context.store.read(lambda view: [self._one(view, run_id) for run_id in ids])
-        labels = list(dict.fromkeys(label for one in both for label in one["facts"]))
-        return self._context.show(request, "compare.html", {"both": both, "labels": labels})
-
-    def _one(self, view: View, run_id: str) -> dict[str, Any]:
-        row = view.run(run_id)
-        assert row is not None
-        run = view_run(view, row, self._context.runtime.instances, now_us(), task=True)
-        result = result_of(run_answer(run))
-        facts: dict[str, Text] = {
-            "State": state_words(run.state),
-            "Role": row.role,
-            "Model": UntrustedText(row.model),
-            "Cost": cost_of(run),
-            "Time": format_duration(run.caps[0].used if run.caps else row.active_us / 1e6),
-            "Turns": f"{row.turns:,}",
-            "Tool calls": f"{row.tool_calls:,}",
-            "Tokens": f"{row.tokens:,}",
-            **({fact.label: fact.value for fact in result.figures} if result is not None else {}),
-        }
-        return {"row": row, "run": run, "facts": facts, "result": result}
