@@ -28,7 +28,7 @@ from ava_server.cli.status_page import joined
 from ava_server.cli.terminal import named_root, tell
 from ava_server.core.shutdown import ending_signals
 from ava_server.core.threads import read_apart, received
-from ava_server.dashboard.live import LivePage, Row
+from ava_server.dashboard.live import ListRow, LivePage
 from ava_server.dashboard.screens import REFUSALS, Done, LogScreen, QuestionScreen, RunScreen, TextScreen
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class StatusApp(App[int]):
         self._look_now = anyio.Event()
         self._selected: str | None = None
         self._index = 0
-        self._rows: list[Row] = []
+        self._rows: list[ListRow] = []
         self._keys_from_s = 0.0
         self._main: dict[str, Static] = {}
         self._ends_when_done = False

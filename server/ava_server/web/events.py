@@ -52,7 +52,7 @@ _FILTERS = ("q", "type", "level", "run", "agent", "user", "since", "until")
 
 
 @dataclass(frozen=True)
-class Asked:
+class EventsQuery:
     """What the address asks for: the text of each field, and `BOOKKEEPING` or everybody's entries too.
 
     `at_us` is when the first page was asked for: `1h` means the same on all pages. `upto` was the newest entry then,
@@ -78,7 +78,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Row:
+class EventRow:
     """An entry in the list; `trouble` is `error`, `warning` or empty, `run` the run's name or id, or empty.
 
     `inside` is what a turn has done, oldest first.
@@ -89,7 +89,7 @@ class Row:
     name: str
     text: str
     run: str
-    inside: list[Row] = field(default_factory=list["Row"])
+    inside: list[EventRow] = field(default_factory=list["EventRow"])
 
 
 class Events(PagePart):
@@ -101,7 +101,7 @@ class Events(PagePart):
     async def show(self, request: Request) -> Response:
         visitor = reader_of(request)
         asked, problem = lenient(request.query_params, visitor), ""
-        found, rows = EntryPage((), None, 0), list[Row]()
+        found, rows = EntryPage((), None, 0), list[EventRow]()
         try:
             asked = asked_of(request.query_params, visitor)
             found = await self._search(await self._query(asked, visitor))
@@ -153,7 +153,7 @@ class Events(PagePart):
         except BadQuery as error:
             raise BadInput(f"type: {error}") from error
 
-    async def _query(self, asked: Asked, visitor: Visitor) -> LogQuery:
+    async def _query(self, asked: EventsQuery, visitor: Visitor) -> LogQuery:
         """Return a query of own entries, or of a visible run. Raises BadInput: a field cannot be understood."""
         zone = None if self._context.site.local else UTC
         users = () if asked.everybody else (visitor.user,)
@@ -185,7 +185,7 @@ class Events(PagePart):
         except BadInput:
             raise BadInput(f"run: there is no subagent {given[:40]!r} of yours; an id looks like S-7f3a2b") from None
 
-    async def _agents(self, asked: Asked, visitor: Visitor) -> tuple[str, ...]:
+    async def _agents(self, asked: EventsQuery, visitor: Visitor) -> tuple[str, ...]:
         """`ava`, a run, or the newest runs of a role."""
         given = asked["agent"]
         if not given or given.lower() == AGENT:
@@ -216,9 +216,9 @@ def visible_entry(view: View, seq: int, visitor: Visitor) -> Entry | None:
     return entry if run is not None and run.user_id == visitor.user else None
 
 
-def rows_of(view: View, entries: Sequence[Entry]) -> list[Row]:
+def rows_of(view: View, entries: Sequence[Entry]) -> list[EventRow]:
     """Return entries, newest first, as rows of the list; what a turn has done is inside the model call."""
-    names, turns, tree = names_of(view, entries), dict[str, Row](), list[Row]()
+    names, turns, tree = names_of(view, entries), dict[str, EventRow](), list[EventRow]()
     for entry in reversed(entries):
         row, run = _row(entry, names), entry.run_id or ""
         if entry.type == "CostUpdate":
@@ -230,12 +230,12 @@ def rows_of(view: View, entries: Sequence[Entry]) -> list[Row]:
     return tree[::-1]
 
 
-def _row(entry: Entry, names: Mapping[str, str]) -> Row:
+def _row(entry: Entry, names: Mapping[str, str]) -> EventRow:
     run, text = entry.run_id or "", what_happened(entry, names)
     trouble = ""
     if is_trouble(entry) and entry.fact is not None:
         trouble = "warning" if entry.fact.severity == "warning" else "error"
-    return Row(
+    return EventRow(
         entry,
         trouble,
         EVENT_NAMES.get(entry.type, entry.type),
@@ -256,13 +256,13 @@ def fields_of(entry: Entry) -> list[tuple[str, str]]:
     ]
 
 
-def lenient(query: QueryParams, visitor: Visitor) -> Asked:
+def lenient(query: QueryParams, visitor: Visitor) -> EventsQuery:
     """Return what the form shows, whatever is wrong with it."""
     fields = {name: query.get(name, "").strip()[:WORDS_CHARS] for name in _FILTERS}
-    return Asked(fields, "bookkeeping" in query, "all" in query and visitor.reads_all, now_us())
+    return EventsQuery(fields, "bookkeeping" in query, "all" in query and visitor.reads_all, now_us())
 
 
-def asked_of(query: QueryParams, visitor: Visitor) -> Asked:
+def asked_of(query: QueryParams, visitor: Visitor) -> EventsQuery:
     """Raises BadInput: a value cannot be understood."""
     for name in _FILTERS:
         if len(query.get(name, "")) > WORDS_CHARS:
@@ -276,7 +276,7 @@ def _number(name: str, given: str) -> int:
     return number_in(given, f"{name}: {given[:40]!r} is not a number of the log")
 
 
-def _time(name: str, asked: Asked, zone: Any) -> int | None:
+def _time(name: str, asked: EventsQuery, zone: Any) -> int | None:
     if not asked[name]:
         return None
     try:
@@ -302,7 +302,7 @@ _PATH = re.compile(r"(?<![\w:/.~-])~?/[^\s,;:)'\"]+")
 
 
 @dataclass(frozen=True)
-class LogState:
+class HealthState:
     """What the log says now: its newest entry and size, the entries its copies lack, runs by state, and budgets."""
 
     head: int
@@ -312,7 +312,7 @@ class LogState:
     budgets: tuple[Budget, ...]
 
 
-class Health:
+class HealthPage:
     """The page of the server's health."""
 
     def __init__(self, context: PageContext) -> None:
@@ -344,16 +344,16 @@ class Health:
         }
         return self._context.show(request, "health.html", values)
 
-    def _state(self, view: View, visitor: Visitor) -> LogState:
+    def _state(self, view: View, visitor: Visitor) -> HealthState:
         runtime, at_us, everybody = self._context.runtime, now_us(), visitor.reads_all
         user = None if everybody else visitor.user
         counts, _runs = current_runs(view, user, runtime.instances, at_us, served=lambda: True, most=0)
         lags = data.lags_of(view, mirrors=runtime.settings.mirrors)
         budgets = self._context.budgets(view, visitor, at_us, everybody=everybody)
         counts = {name: runs for name, runs in counts.items() if runs}
-        return LogState(view.head(), sum(view.sizes().values()), lags, counts, budgets)
+        return HealthState(view.head(), sum(view.sizes().values()), lags, counts, budgets)
 
-    def _facts(self, now: LogState, sandbox: Sandbox | Unavailable, *, everybody: bool) -> Iterator[tuple[str, str]]:
+    def _facts(self, now: HealthState, sandbox: Sandbox | Unavailable, *, everybody: bool) -> Iterator[tuple[str, str]]:
         """Yield what everybody may know, and what only those may who may see all; paths, only on this machine."""
         yield "Version", version("ava-subagents")
         yield "Running for", format_duration((now_us() - self._started_us) / US_PER_S)
@@ -365,7 +365,7 @@ class Health:
             if self._context.site.local:
                 yield "Data root", str(folder)
 
-    async def _findings(self, visitor: Visitor, now: LogState, sandbox: Sandbox | Unavailable) -> list[CheckFinding]:
+    async def _findings(self, visitor: Visitor, now: HealthState, sandbox: Sandbox | Unavailable) -> list[CheckFinding]:
         runtime = self._context.runtime
         setup = Setup(os.environ, runtime.settings.paths, runtime.settings, visitor.user)
         day_settings = runtime.spawn_limits_of(visitor.user).day_settings
