@@ -23,6 +23,7 @@ from ava_server.budget.run_config import RunConfig, Texts, config_of
 from ava_server.cli.app import in_event_loop
 from ava_server.cli.log_access import checked_root, find_run, open_log, read_settings
 from ava_server.cli.options import EndedRunId, Json, LastRunId, TokenFile, Url, Utc, absolute_path
+from ava_server.cli.records import open_records
 from ava_server.cli.remote import chosen_server
 from ava_server.cli.results import show_results
 from ava_server.cli.terminal import cells, columns, cut, heading, place_json, present, say_json, wrapped_lines, write
@@ -56,7 +57,6 @@ async def show_command(
     if cost and diff:
         raise BadInput("--cost and --diff are two screens; give one of them")
     server = chosen_server(context, url, token_file)
-    from ava_server.cli.records import open_records
     from ava_server.service.record_requests import COSTS
     from ava_server.service.records import changes_in
 

@@ -16,6 +16,7 @@ from ava_server.approval.decide import Decided, PersonAnswer, Shown, tool_call
 from ava_server.cli.app import in_event_loop, refuse_in_subagent
 from ava_server.cli.log_access import find_run, open_log, read_settings
 from ava_server.cli.options import Json, RunIdsOrLast, TokenFile, UnendedRunId, Url
+from ava_server.cli.records import LocalRecords, Records, RemoteRecords, open_records
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.results import show_results
 from ava_server.cli.secret_input import ask_pin, needed_pin
@@ -30,7 +31,6 @@ from ava_server.render.responses import answers_json
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
-    from ava_server.cli.records import Records
     from ava_server.config.settings import Settings
     from ava_server.service.access import Session
     from ava_server.service.runtime import Runtime
@@ -127,8 +127,6 @@ async def _open_steering(
     An error of `find` comes before a service is opened. `asked`: a person decides; otherwise the log claims no person's
     message.
     """
-    from ava_server.cli.records import LocalRecords, RemoteRecords, open_records
-
     async with open_records(server, lambda: read_settings().paths) as records:
         found = await find(records)
         if show:

@@ -27,6 +27,7 @@ from ava_server.cli import terminal
 from ava_server.cli.app import CONFIGURATION, INTERRUPTED, NOT_APPROVED, READER_GONE
 from ava_server.cli.log_access import note_fetched, read_settings
 from ava_server.cli.options import LastRunIds, TokenFile, Url, parse_seconds
+from ava_server.cli.records import LocalRecords, Records, open_records
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.results import SavedFiles, exit_code, results_text, save_artifacts, show_results
 from ava_server.cli.service_client import LocalApprovals
@@ -37,7 +38,6 @@ from ava_server.core.threads import received
 from ava_server.render.responses import answers_json
 
 if TYPE_CHECKING:
-    from ava_server.cli.records import Records
     from ava_server.render.responses import RunAnswer
     from ava_server.render.run_view import RunView
     from ava_server.runs.manager import Manager
@@ -73,7 +73,6 @@ def wait_command(
 
 
 async def wait_for(server: RemoteServer | None, ids: list[str], within_s: float | None, as_json: bool) -> int:
-    from ava_server.cli.records import open_records
     from ava_server.render.run_view import status_line
 
     async with open_records(server, lambda: read_settings().paths) as records:
@@ -277,8 +276,6 @@ class FollowedRuns:
         self._service = service
         self._run_ids = run_ids
         self._runtime = runtime
-        from ava_server.cli.records import LocalRecords
-
         records = LocalRecords(runtime.settings.paths, runtime.store, runtime.instances, runtime.manager)
         self._watch = RunWatch(records, run_ids, runtime.manager)
         self._question: anyio.CancelScope | None = None
@@ -452,8 +449,6 @@ async def deliver(
     It is that of the first run that did not succeed. If all did and a file could not be copied, it says so. Of several
     runs, each gets a folder of its own in `artifacts`. Raises BadInput: the file `out` cannot be written.
     """
-    from ava_server.cli.records import LocalRecords
-
     records = LocalRecords(runtime.settings.paths, runtime.store, runtime.instances)
     found = [await records.record(run_id) for run_id in run_ids]
     answers = [one.answer for one in found]

@@ -129,6 +129,7 @@ class Authority:
         return PinFile(self._app.runtime.settings.paths.approval_file)
 
 
+NO_PAGE = "There is no page at this address."
 HEAD = "ava.head"
 """Where a request's scope has the newest `seq` of the log at its arrival."""
 _IN_ADDRESS = "/?&=%:+"
@@ -336,11 +337,11 @@ def static_url(name: str) -> str:
     return f"/static/{name}?v={hashlib.sha256(static_files()[name][0]).hexdigest()[:10]}"
 
 
-def static_answer(name: str, version: str) -> Response | None:
-    """With the right version in the address, browsers keep the file."""
+def static_answer(name: str, version: str) -> Response:
+    """With the right version in the address, browsers keep the file. Raises NotFound: there is none of this name."""
     found = static_files().get(name)
     if found is None:
-        return None
+        raise NotFound(NO_PAGE)
     kept = version and static_url(name).endswith(f"?v={version}")
     cache_control = "public, max-age=31536000, immutable" if kept else "no-cache"
     return Response(found[0], headers={**HEADERS, "Cache-Control": cache_control, "Content-Type": found[1] + _CHARSET})

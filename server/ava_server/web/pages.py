@@ -27,6 +27,7 @@ from ava_roles.errors import RolesError
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.web.context import (
     HEAD,
+    NO_PAGE,
     NotFound,
     PageContext,
     SignedOut,
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ava.pages")
 NOT_YOURS = "This page belongs to another user of this machine."
-NO_PAGE = "There is no page at this address."
 _FOR_ONE_PROPOSAL = ("/proposals", "/static/", "/passkeys/options", "/sign-out")
 """The paths for a session that shows only some proposals."""
 _STATUS: Mapping[type[Exception], int] = {NotFound: 404, BadInput: 400, Refused: 409}
@@ -152,10 +152,7 @@ class Pages:
         return known
 
     async def _static(self, request: Request) -> Response:
-        found = static_answer(request.path_params["name"], request.query_params.get("v", ""))
-        if found is None:
-            raise NotFound(NO_PAGE)
-        return found
+        return static_answer(request.path_params["name"], request.query_params.get("v", ""))
 
     async def _nothing_here(self, _scope: Scope, _receive: Receive, _send: Send) -> None:
         raise NotFound(NO_PAGE)
