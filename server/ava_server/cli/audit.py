@@ -155,6 +155,8 @@ def _progress(show: Callable[[str], None], what: str) -> ProgressCallback:
     return lambda done, of: show(f"{done:,} of {of:,} {what} checked" if of else f"{done:,} {what} checked")
 
 
+# -- ava erase ---------------------------------------------------------------------------------------------------------
+
 DONE_S = 300.0
 """How long to wait for the files: rewriting the text index takes seconds per gigabyte."""
 LOOK_S = 0.1

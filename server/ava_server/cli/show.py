@@ -117,6 +117,8 @@ async def fetch_command(
     present(root, as_json, {"subagent_id": run.id, **fields}, lines)
 
 
+# -- the screens -------------------------------------------------------------------------------------------------------
+
 _COST_COLUMNS = 80
 _HEAD = ("turn", "fresh", "cache rd", "cache wr", "output", "thinking", "cost", "share")
 _WIDTHS = (5, 8, 9, 9, 8, 9, 10, 6)

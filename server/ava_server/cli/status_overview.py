@@ -258,6 +258,8 @@ class SandboxProbe:
         self._found = f"unavailable: {found.why}" if isinstance(found, Unavailable) else found.kind
 
 
+# -- health ------------------------------------------------------------------------------------------------------------
+
 LAGS_MUCH = 10_000
 """Entries that the keeper should not be behind for long."""
 

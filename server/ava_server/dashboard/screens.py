@@ -352,6 +352,8 @@ def _wrapped(text: str, width: int, style: str) -> Text:
     return Text("\n", no_wrap=True).join(folded(text, max(width, 1), style, breaks=True))
 
 
+# -- a run as lines ----------------------------------------------------------------------------------------------------
+
 STEPS, ENTRIES, LINE_CHARS = 100, 1_000, 1_000
 """Actions and log entries of one run that are shown, the newest; and characters of an entry."""
 _DECIDED = ("SpawnDecided", "ExtensionDecided")

@@ -161,6 +161,8 @@ def _without_secrets(entry: Entry, redactor: Redactor) -> Entry:
     return entry._replace(session_id=_NOBODY, user_id=_NOBODY, content=text)
 
 
+# -- a case of it ------------------------------------------------------------------------------------------------------
+
 MOST_FILES, MOST_FILE_BYTES, MOST_BYTES = 1_000, 10_000_000, 50_000_000
 """What is kept of a workspace: so many files, so many bytes of each, and in all."""
 MOST_FIGURES = 5

@@ -187,6 +187,8 @@ def _approver(token: Token) -> Session:
     return session
 
 
+# -- users -------------------------------------------------------------------------------------------------------------
+
 USERS_CLIENT = "ava user"
 USER_BYTES = 10_000
 _Count = Annotated[int, Field(strict=True, ge=0)]
@@ -294,6 +296,8 @@ async def _user_body(request: Request) -> _Limits:
 def _user_json(answer: BaseModel) -> Response:
     return json_response(answer.model_dump())
 
+
+# -- records -----------------------------------------------------------------------------------------------------------
 
 RECORDS_CLIENT = "ava"
 ANSWER_S = 30.0

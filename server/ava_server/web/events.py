@@ -291,6 +291,8 @@ def _level(given: str) -> Severity | None:
     return cast("Severity", given) if given else None
 
 
+# -- health ------------------------------------------------------------------------------------------------------------
+
 CHECKED_WITHIN_S = 10.0
 MOST_ERRORS = 10
 CHECKS = (

@@ -137,6 +137,8 @@ class SignIn:
         return self._context.show(request, "sign_in.html", values, status)
 
 
+# -- passkeys ----------------------------------------------------------------------------------------------------------
+
 WRONG_PASSKEY_CODE = (
     "This code is not valid: it was used, is older than 10 minutes, or is for another user. Get another one with `ava"
     " passkey add NAME` in a terminal."

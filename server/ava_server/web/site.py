@@ -201,6 +201,8 @@ def _in_hex(host: str, port: int, mapped: bool) -> str:
     return f"{b''.join(groups).hex().upper()}:{port:04X}"
 
 
+# -- forms and headers -------------------------------------------------------------------------------------------------
+
 M = TypeVar("M", bound=BaseModel)
 FORM_BYTES = 256 * 1024
 MOST_FIELDS = 400
