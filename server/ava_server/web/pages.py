@@ -42,7 +42,7 @@ from ava_server.web.context import (
 from ava_server.web.costs import CostPages
 from ava_server.web.deciding import Deciding
 from ava_server.web.events import Events, HealthPage
-from ava_server.web.runs import OverviewPage, Runs
+from ava_server.web.runs import Runs
 from ava_server.web.sign_in import PasskeyPages, SignIn
 from ava_server.web.site import HEADERS, VISITOR, Site, Visitor, is_own, with_headers
 
@@ -67,7 +67,7 @@ class Pages:
         context = self._context = PageContext(app, site)
         reports = (CostPages(context), Events(context), HealthPage(context))
         people = (SignIn(context), PasskeyPages(context))
-        parts = (*people, OverviewPage(context), Runs(context), Deciding(context), ChangeStream(context), *reports)
+        parts = (*people, Runs(context), Deciding(context), ChangeStream(context), *reports)
         self._paths = [route for part in parts for route in part.routes()]
         self._router = Router(
             [*self._paths, Route("/static/{name}", self._static, methods=["GET"])],

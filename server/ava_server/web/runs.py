@@ -63,15 +63,64 @@ class FoundRuns:
     next: str = ""
 
 
+MOST_RUNS = 100
+_ASKS = ("extension", "answer")
+
+
+@dataclass(frozen=True)
+class Now:
+    """What the first page shows: proposals, runs that ask their person, all runs, and today's budgets."""
+
+    proposals: list[Pending]
+    asking: list[RunView]
+    runs: tuple[RunView, ...]
+    counts: dict[str, int]
+    budgets: tuple[Budget, ...]
+    others: int
+
+    @property
+    def unended(self) -> list[RunView]:
+        """Return runs without those that wait for the person."""
+        waits = ("awaiting_approval", *(run.row.id for run in self.asking))
+        return [run for run in self.runs if not run.over and run.state not in waits and run.row.id not in waits]
+
+    @property
+    def ended(self) -> list[RunView]:
+        return [run for run in self.runs if run.row.ended]
+
+
 class Runs(PagePart):
-    """The list of runs, the pages of each, and two of them beside each other."""
+    """The first page, the list of runs, the pages of each, and two of them beside each other."""
 
     def routes(self) -> list[Route]:
         return [
+            Route("/", self.overview, methods=["GET"]),
             Route("/subagents", found_or_404(self.listed), methods=["GET"]),
             Route("/compare", found_or_404(self.compare), methods=["GET"]),
             *RunPage(self._context).routes(),
         ]
+
+    async def overview(self, request: Request) -> Response:
+        """Show everybody's, with `all` and the right to."""
+        visitor = reader_of(request)
+        everybody = "all" in request.query_params and visitor.reads_all
+        now = await self._context.store.read(lambda view: self._now(view, visitor, everybody))
+        values = {"now": now, "everybody": everybody, "stream": "/stream"}
+        return self._context.show(request, "overview.html", values)
+
+    def _now(self, view: View, visitor: Visitor, everybody: bool) -> Now:
+        runtime, user, at_us = self._context.runtime, visitor.user, now_us()
+        counts, runs = current_runs(
+            view, None if everybody else user, runtime.instances, at_us, served=lambda: True, most=MOST_RUNS
+        )
+        return Now(
+            proposals=pending_proposals(view, user, runtime.spawn_limits_of(user), at_us),
+            asking=[run for run in runs if run.row.user_id == user and run.wait and run.wait.cause in _ASKS],
+            runs=runs,
+            counts=counts,
+            budgets=self._context.budgets(view, visitor, at_us, everybody=everybody),
+            others=0 if everybody or not visitor.reads_all else view.unended_of_others(user, at_us),
+        )
 
     async def listed(self, request: Request) -> Response:
         visitor = reader_of(request)
@@ -191,58 +240,3 @@ def _fits(row: RunRow, wanted: Filter) -> bool:
     groups = {"awaiting_approval": "waiting", "queued": "waiting", "running": "running"}
     group = groups.get(row.state, "ended")
     return wanted.group in (None, group) and wanted.role in ("", row.role)
-
-
-MOST_RUNS = 100
-_ASKS = ("extension", "answer")
-
-
-@dataclass(frozen=True)
-class Now:
-    """What the page shows: proposals, runs that ask their person, all runs, and today's budgets."""
-
-    proposals: list[Pending]
-    asking: list[RunView]
-    runs: tuple[RunView, ...]
-    counts: dict[str, int]
-    budgets: tuple[Budget, ...]
-    others: int
-
-    @property
-    def unended(self) -> list[RunView]:
-        """Return runs without those that wait for the person."""
-        waits = ("awaiting_approval", *(run.row.id for run in self.asking))
-        return [run for run in self.runs if not run.over and run.state not in waits and run.row.id not in waits]
-
-    @property
-    def ended(self) -> list[RunView]:
-        return [run for run in self.runs if run.row.ended]
-
-
-class OverviewPage(PagePart):
-    """The first page."""
-
-    def routes(self) -> list[Route]:
-        return [Route("/", self.show, methods=["GET"])]
-
-    async def show(self, request: Request) -> Response:
-        """Show everybody's, with `all` and the right to."""
-        visitor = reader_of(request)
-        everybody = "all" in request.query_params and visitor.reads_all
-        now = await self._context.store.read(lambda view: self._now(view, visitor, everybody))
-        values = {"now": now, "everybody": everybody, "stream": "/stream"}
-        return self._context.show(request, "overview.html", values)
-
-    def _now(self, view: View, visitor: Visitor, everybody: bool) -> Now:
-        runtime, user, at_us = self._context.runtime, visitor.user, now_us()
-        counts, runs = current_runs(
-            view, None if everybody else user, runtime.instances, at_us, served=lambda: True, most=MOST_RUNS
-        )
-        return Now(
-            proposals=pending_proposals(view, user, runtime.spawn_limits_of(user), at_us),
-            asking=[run for run in runs if run.row.user_id == user and run.wait and run.wait.cause in _ASKS],
-            runs=runs,
-            counts=counts,
-            budgets=self._context.budgets(view, visitor, at_us, everybody=everybody),
-            others=0 if everybody or not visitor.reads_all else view.unended_of_others(user, at_us),
-        )
