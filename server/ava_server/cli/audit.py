@@ -27,7 +27,7 @@ from ava_server.cli.terminal import (
     say_json,
     tell,
 )
-from ava_server.core.data_root import find_data_root, has_log
+from ava_server.core.data_root import DataRoot, find_data_root, has_log
 from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_audit.store.store import Store
     from ava_audit.view import View
-    from ava_server.core.data_root import DataRoot
 
 FAULT = 1
 STDIN = "-"

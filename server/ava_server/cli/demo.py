@@ -29,7 +29,7 @@ from ava_roles.wrap import add_bars
 from ava_server import MODULE_ARGS
 from ava_server.cli.app import INTERRUPTED, NOT_APPROVED
 from ava_server.cli.options import absolute_path
-from ava_server.cli.results import ENDING_CODES
+from ava_server.cli.results import ENDING_CODES, cost_text
 from ava_server.cli.terminal import Progress, agrees, columns, cut, say, someone_there
 from ava_server.core.data_root import DataRoot, home_folder
 from ava_server.core.errors import AvaError, BadInput
@@ -244,7 +244,6 @@ class _DemoHost:
 
     async def _show_result_and_log(self, run: RunAnswer) -> None:
         from ava_audit.units import day_of, now_us
-        from ava_server.cli.results import cost_text
 
         say("\n-- Result --")
         say(add_bars("\n".join(result_lines(run, self._demo.task))))

@@ -14,7 +14,7 @@ import anyio
 from ava_audit.errors import AuditError
 from ava_audit.units import format_usd, micros_from_cents
 from ava_roles.errors import RolesError, ToolFailed
-from ava_roles.net.search_engines import Engine
+from ava_roles.net.search_engines import Engine, SearchResults
 from ava_server.approval.decide import approval_needs
 from ava_server.approval.proposals import agreement
 from ava_server.budget.user_limits import policy_in_force
@@ -27,7 +27,7 @@ from ava_server.core.errors import AvaError, ConfigError
 from ava_server.models.clients import ClientPool
 from ava_server.models.selection import Choice, configured
 from ava_server.runs.mode import ASKING
-from ava_server.service.access import ignore_progress
+from ava_server.service.access import Session, ignore_progress
 from ava_server.service.checks import REPORT, CheckFinding, Setup, from_error
 from ava_server.service.checks.models import cheapest, models_of, search_engine
 from ava_server.service.records import run_record
@@ -36,10 +36,8 @@ from ava_server.service.service import Service
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
-    from ava_roles.net.search_engines import SearchResults
     from ava_server.config.settings import Settings
     from ava_server.render.responses import RunAnswer, SpawnAnswer
-    from ava_server.service.access import Session
 
 MOST_CENTS = 5
 TIMEOUT_S = 30.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -25,20 +25,17 @@ from ava_server.cli.log_access import find_runs, note_fetched, open_log, read_se
 from ava_server.cli.options import parse_any_id
 from ava_server.cli.remote import Connection, RemoteServer, Unreachable, connected
 from ava_server.cli.terminal import Place, tell
-from ava_server.core.data_root import os_user
+from ava_server.core.data_root import DataRoot, os_user
 from ava_server.core.errors import AvaError, BadInput, ConfigError
 from ava_server.service import record_requests as requests
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ava_audit.redaction import Redactor
     from ava_audit.rows import RunRow
     from ava_audit.store.backend import Instances
     from ava_audit.store.store import Store
     from ava_audit.view import Readable
     from ava_server.budget.user_limits import DayCaps
-    from ava_server.core.data_root import DataRoot
     from ava_server.render.approvals import Decisions
     from ava_server.render.run_view import RunView
     from ava_server.runs.manager import Manager

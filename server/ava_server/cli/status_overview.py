@@ -22,7 +22,7 @@ from ava_server.budget.user_limits import day_caps
 from ava_server.cli.log_access import LogSnapshot, read_log
 from ava_server.cli.terminal import counted
 from ava_server.config.credentials import model_settings
-from ava_server.config.settings import load_settings
+from ava_server.config.settings import Settings, load_settings
 from ava_server.core.data_root import in_postgres, os_user
 from ava_server.core.errors import AvaError
 from ava_server.models.selection import configured
@@ -32,10 +32,8 @@ from ava_server.service.current import Budget, current_rows, todays_budgets
 
 if TYPE_CHECKING:
     from ava_audit.view import View
-    from ava_server.config.settings import Settings
     from ava_server.render.entries import Step
     from ava_server.render.run_view import Processes, RunView
-    from ava_server.service.current import Budget
 
 T = TypeVar("T")
 STEPS = 40

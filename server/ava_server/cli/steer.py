@@ -11,7 +11,7 @@ import anyio.to_thread
 import typer
 
 from ava_audit.errors import AuditError
-from ava_audit.rows import QUEUED, WAITING
+from ava_audit.rows import QUEUED, WAITING, RunRow
 from ava_server.approval.decide import Decided, PersonAnswer, Shown, tool_call
 from ava_server.cli.app import in_event_loop, refuse_in_subagent
 from ava_server.cli.log_access import find_run, open_log, read_settings
@@ -30,7 +30,6 @@ from ava_server.core.shutdown import prepare_to_run
 from ava_server.render.responses import answers_json
 
 if TYPE_CHECKING:
-    from ava_audit.rows import RunRow
     from ava_server.config.settings import Settings
     from ava_server.service.access import Session
     from ava_server.service.runtime import Runtime

@@ -23,7 +23,7 @@ from ava_roles.sandbox.sandbox import path_outside
 from ava_server.cli.app import in_event_loop, refuse_in_subagent
 from ava_server.cli.log_access import checked_root, open_log, read_settings, record_setting
 from ava_server.cli.options import Json, TokenFile, Url, absolute_path, parse_cents
-from ava_server.cli.remote import chosen_server
+from ava_server.cli.remote import chosen_server, given_server
 from ava_server.cli.secret_input import ask_pin_if_set, require_person
 from ava_server.cli.terminal import aligned, counted, heading, present, say, say_json, someone_there, write
 from ava_server.config import tokens
@@ -426,8 +426,6 @@ def ui_command(
     closed. The address has a code that works once, within 10 minutes. With --url, the pages of a team's server open,
     where you sign in with a token.
     """
-    from ava_server.cli.remote import given_server
-
     refuse_in_subagent("ava ui")
     if (server := given_server(context, url)) is not None:
         if sign_out:

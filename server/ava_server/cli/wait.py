@@ -21,7 +21,7 @@ import typer
 from ava_audit.errors import AuditError, StoreUnavailable
 from ava_audit.rows import RUNNING
 from ava_roles.errors import RolesError
-from ava_roles.wrap import add_bars
+from ava_roles.wrap import add_bars, clean
 from ava_server.approval.decide import PersonAnswer, Shown
 from ava_server.cli import terminal
 from ava_server.cli.app import CONFIGURATION, INTERRUPTED, NOT_APPROVED, READER_GONE
@@ -35,10 +35,9 @@ from ava_server.cli.terminal import say, someone_there, tell
 from ava_server.core.errors import AvaError, BadInput
 from ava_server.core.ids import label
 from ava_server.core.threads import received
-from ava_server.render.responses import answers_json
+from ava_server.render.responses import RunAnswer, answers_json
 
 if TYPE_CHECKING:
-    from ava_server.render.responses import RunAnswer
     from ava_server.render.run_view import RunView
     from ava_server.runs.manager import Manager
     from ava_server.service.access import Session
@@ -496,7 +495,6 @@ def _json_of(runtime: Runtime, answers: Sequence[RunAnswer], saved: dict[str, Sa
 
 
 def _write_out(path: Path, text: str) -> None:
-    from ava_roles.wrap import clean
 
     try:
         path.write_text(clean(text)[0] + "\n", "utf-8")

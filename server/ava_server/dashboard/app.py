@@ -23,7 +23,7 @@ from textual.widgets import Input, Static
 from ava_audit.errors import StoreUnavailable
 from ava_audit.units import format_ts, now_us
 from ava_server.cli.app import leaves_of
-from ava_server.cli.status_overview import health
+from ava_server.cli.status_overview import Overview, OverviewReader, SandboxProbe, health
 from ava_server.cli.status_page import joined
 from ava_server.cli.terminal import named_root, tell
 from ava_server.core.shutdown import ending_signals
@@ -34,7 +34,6 @@ from ava_server.dashboard.screens import REFUSALS, Done, LogScreen, QuestionScre
 if TYPE_CHECKING:
     from textual.driver import Driver
 
-    from ava_server.cli.status_overview import Overview, OverviewReader, SandboxProbe
     from ava_server.dashboard.decisions import DecisionQuestion, Kind
     from ava_server.render.run_view import RunView
 

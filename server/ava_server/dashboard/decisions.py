@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ava_audit.rows import WAITING
+from ava_audit.rows import WAITING, RunRow
 from ava_audit.units import format_usd, now_us
 from ava_roles.wrap import add_bars
 from ava_server.approval.decide import PersonAnswer, Shown
@@ -28,7 +28,6 @@ from ava_server.runs.questions import waiting_question
 from ava_server.service.decide import decide
 
 if TYPE_CHECKING:
-    from ava_audit.rows import RunRow
     from ava_audit.view import View
     from ava_server.config.settings import Settings
 

@@ -31,12 +31,11 @@ from ava_server.cli.status_page import (
 )
 from ava_server.cli.terminal import cut, wrapped_lines
 from ava_server.core.ids import label
-from ava_server.render.run_view import state_words
+from ava_server.render.run_view import RunView, state_words
 from ava_server.service.records import ORDER
 
 if TYPE_CHECKING:
     from ava_server.render.entries import Step
-    from ava_server.render.run_view import RunView
 
 KEYS = (
     "↑↓ select · Enter open · a approve · r reject · c cancel · s send · / filter · l log · ? help · q quit",

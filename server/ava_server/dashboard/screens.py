@@ -31,7 +31,7 @@ from ava_server.core.errors import AvaError
 from ava_server.core.ids import label
 from ava_server.core.threads import read_apart
 from ava_server.render.entries import BOOKKEEPING, Step, compact, entry_words, is_trouble, recent_steps
-from ava_server.render.run_view import RunView, cost_of, run_answer, state_words, view_run
+from ava_server.render.run_view import Processes, RunView, cost_of, run_answer, state_words, view_run
 from ava_server.runs.extension_answer import WaitingExtension, waiting_extension
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from ava_server.config.settings import Settings
     from ava_server.dashboard.decisions import DecisionQuestion
     from ava_server.dashboard.live import LivePage
-    from ava_server.render.run_view import Processes
 
 LOOK_EVERY_S, BEHIND_S = 0.7, 0.05
 """Seconds between two looks at a run, and at a terminal that has not read the question yet."""

@@ -32,12 +32,11 @@ from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError, BadInput, ConfigError
 from ava_server.core.files import is_own, make_private_folder
 from ava_server.evals.case import SUITE, Case, SuiteFaults, TomlFile, argument_faults, load_cases, read_toml
-from ava_server.models.selection import OFFLINE, choose
+from ava_server.models.selection import OFFLINE, ModelSettings, choose
 
 if TYPE_CHECKING:
     from ava_roles.catalog import Catalog
     from ava_roles.role import Role
-    from ava_server.models.selection import ModelSettings
 
 _PACKAGE = Path(__file__).parents[1]
 SHIPPED = (_PACKAGE / "_suites", _PACKAGE.parents[1] / "examples" / "suites")

@@ -21,7 +21,7 @@ from starlette.responses import RedirectResponse, Response
 
 from ava_audit.events import Event, SettingsChanged
 from ava_audit.units import format_duration, format_usd, iso_utc, now_us
-from ava_audit.view import append
+from ava_audit.view import View, append
 from ava_roles.wrap import clean
 from ava_server.approval.decide import Needs, approval_needs
 from ava_server.approval.proposals import made_under_human
@@ -33,17 +33,14 @@ from ava_server.render.run_view import state_words
 from ava_server.service.access import Access
 from ava_server.service.current import Budget, todays_budgets
 from ava_server.web.markdown import html, is_web_address
-from ava_server.web.site import HEADERS, VISITOR, Site, Visitor
-from ava_server.web.webauthn import RelyingParty
+from ava_server.web.site import HEADERS, VISITOR, Form, Site, Visitor
+from ava_server.web.webauthn import RelyingParty, Subject
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_audit.store.store import Store
-    from ava_audit.view import View
     from ava_server.mcp_server.app import App
     from ava_server.service.runtime import Runtime
-    from ava_server.web.site import Form
-    from ava_server.web.webauthn import Subject
 
 GIVE_PIN = "Enter the approval PIN."
 CHOOSE_PIN = "Choose an approval PIN, and repeat it: from now on it approves what starts."

@@ -35,12 +35,11 @@ from ava_server.web.context import (
     visitor_of,
     visitor_or_none,
 )
-from ava_server.web.site import HEADERS, VISITOR, Form, read_form, read_json
+from ava_server.web.site import HEADERS, VISITOR, Form, Visitor, read_form, read_json
 from ava_server.web.webauthn import NOT_HERE, SIGN_IN, Subject
 
 if TYPE_CHECKING:
     from ava_server.config.tokens import Token
-    from ava_server.web.site import Visitor
 
 WRONG_CODE = (
     "This address was used before, or it is older than 10 minutes. Run `ava ui` again. If you have not opened it"
