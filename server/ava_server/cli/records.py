@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 import anyio
+from pydantic import TypeAdapter
 
 from ava_audit.entries import Entry, entry_of_line
 from ava_audit.errors import StoreUnavailable
@@ -251,8 +252,6 @@ class RemoteRecords(Records):
         """Raises AvaError: the server does not answer, or refuses, or the answer is of another version."""
         from pkgutil import resolve_name
 
-        from pydantic import TypeAdapter
-
         assert not args, "the parameters of a request have names"
         kind: type[T] = resolve_name(request.kind)
         as_json = partial(TypeAdapter(LogQuery).dump_json, exclude_defaults=True, exclude_none=True)
@@ -322,8 +321,6 @@ class RemoteRecords(Records):
 
 def _validated(kind: type[T], answer: Any) -> T:
     """Texts are cleaned. Raises ValueError: it has another form."""
-    from pydantic import TypeAdapter
-
     return TypeAdapter(kind).validate_python(_cleaned(answer))
 
 

@@ -34,6 +34,7 @@ from ava_server.models.prices import Price, billed_words
 from ava_server.render.approvals import RunDecision, decisions_in
 from ava_server.render.entries import arguments_text, entry_line, is_trouble
 from ava_server.render.responses import RunAnswer, answers_json
+from ava_server.service.record_requests import COSTS
 
 if TYPE_CHECKING:
     from ava_server.runs.costs import Attempt, Costs
@@ -57,7 +58,6 @@ async def show_command(
     if cost and diff:
         raise BadInput("--cost and --diff are two screens; give one of them")
     server = chosen_server(context, url, token_file)
-    from ava_server.service.record_requests import COSTS
     from ava_server.service.records import changes_in
 
     async with open_records(server, find_data_root) as records:

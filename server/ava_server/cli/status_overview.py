@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ava_audit.errors import AuditError, StoreUnavailable
+from ava_audit.events import SubagentComplete
 from ava_audit.rows import AWAITING_ANSWER, AWAITING_EXTENSION, WAITING
 from ava_audit.store.backend import Instances
 from ava_audit.store.location import backend_of
 from ava_audit.store.locks import is_held
 from ava_audit.units import cents, format_bytes, now_us
+from ava_roles.sandbox.sandbox import Unavailable
 from ava_server.budget.user_limits import day_caps
 from ava_server.cli.log_access import LogSnapshot, read_log
 from ava_server.cli.terminal import counted
@@ -197,7 +199,6 @@ class OverviewReader:
         """Return the last actions of a run, and the text of its proposal that waits, or the summary of its result."""
         if run_id is None:
             return (), ""
-        from ava_audit.events import SubagentComplete
         from ava_server.approval.proposals import Pending, pending_proposal, spawn_limits
         from ava_server.render.entries import recent_steps
 
@@ -245,7 +246,6 @@ class SandboxProbe:
         self.found(PROBE_ENDS_S)
 
     def _try(self) -> None:
-        from ava_roles.sandbox.sandbox import Unavailable
         from ava_roles.sandbox.selection import sandbox_here
 
         try:

@@ -19,7 +19,9 @@ import anyio.to_thread
 import typer
 
 from ava_audit.errors import AuditError, StoreUnavailable
+from ava_audit.events import Activity
 from ava_audit.rows import RUNNING
+from ava_audit.units import format_usd
 from ava_roles.errors import RolesError
 from ava_roles.wrap import add_bars, clean
 from ava_server.approval.decide import PersonAnswer, Shown
@@ -202,7 +204,6 @@ class RunWatch:
         """Read the steps that have come since the last look, where they are shown."""
         if len(self._run_ids) > 1 or self.progress.width is None:
             return
-        from ava_audit.events import Activity
 
         new = await self._records.steps(self._run_ids[0], self._steps_upto)
         for entry in new:
@@ -224,7 +225,6 @@ class RunWatch:
 
 def lines_of(seen: Sequence[RunView], progress: terminal.Progress) -> list[str]:
     """Return a line for all runs, and a table; what a run does comes last, where a narrow terminal cuts it."""
-    from ava_audit.units import format_usd
     from ava_server.render.run_view import cost_of, elapsed_s
 
     live = progress.width is not None

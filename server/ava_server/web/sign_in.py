@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -24,6 +24,7 @@ from ava_audit.errors import AuditError
 from ava_audit.events import Event, SettingsChanged
 from ava_audit.view import append
 from ava_server.config.passkeys import Passkey, passkey_name
+from ava_server.config.tokens import Token
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.web.context import (
     NotFound,
@@ -37,9 +38,6 @@ from ava_server.web.context import (
 )
 from ava_server.web.site import HEADERS, VISITOR, Form, Visitor, read_form, read_json
 from ava_server.web.webauthn import NOT_HERE, SIGN_IN, Subject
-
-if TYPE_CHECKING:
-    from ava_server.config.tokens import Token
 
 WRONG_CODE = (
     "This address was used before, or it is older than 10 minutes. Run `ava ui` again. If you have not opened it"
