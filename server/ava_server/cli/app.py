@@ -31,7 +31,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "approve": ("approve", "Start proposals or raise a run's cap; without an id, all that wait."),
         "reject": ("approve", "Reject proposals; without an id, one by one."),
         "status": ("status", "A dashboard of runs, spending and health; decide in it."),
-        "ui": ("ui", "See runs, costs and the log in a browser, and decide there."),
+        "ui": ("users", "See runs, costs and the log in a browser, and decide there."),
         "show": ("show", "One run: its task, who approved it, what it did, its result."),
         "wait": ("wait", "Wait for the end of runs, and show their results."),
         "fetch": ("show", "Bring a coder's branch here from another machine."),

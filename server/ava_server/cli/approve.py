@@ -17,14 +17,13 @@ from ava_server.cli import terminal
 from ava_server.cli.app import NOT_APPROVED, in_event_loop, refuse_in_subagent
 from ava_server.cli.log_access import read_settings
 from ava_server.cli.options import GroupMaxCost, GroupTimeout, TokenFile, Url, parse_group_limits, proposals
-from ava_server.cli.remote import chosen_server
+from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.service_client import LocalApprovals, RemoteApprovals, names_run, open_remote, open_service
 from ava_server.cli.terminal import YES, agrees, ask, heading, one_line, say, someone_there, tell
 from ava_server.core.errors import AvaError, BadInput, Refused
 
 if TYPE_CHECKING:
     from ava_server.approval.proposals import Pending, ProposalSummary
-    from ava_server.cli.remote import RemoteServer
     from ava_server.runs.extension import PendingExtension
 
 ApprovalClient = LocalApprovals | RemoteApprovals

@@ -27,7 +27,7 @@ from ava_server.cli.terminal import (
     say_json,
     tell,
 )
-from ava_server.core.data_root import find_data_root, has_log
+from ava_server.core.data_root import DataRoot, find_data_root, has_log
 from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_audit.store.store import Store
     from ava_audit.view import View
-    from ava_server.core.data_root import DataRoot
 
 FAULT = 1
 STDIN = "-"
@@ -154,6 +153,8 @@ def _log_lines(report: Report, seconds: float, since: str | None) -> list[str]:
 def _progress(show: Callable[[str], None], what: str) -> ProgressCallback:
     return lambda done, of: show(f"{done:,} of {of:,} {what} checked" if of else f"{done:,} {what} checked")
 
+
+# -- ava erase ---------------------------------------------------------------------------------------------------------
 
 DONE_S = 300.0
 """How long to wait for the files: rewriting the text index takes seconds per gigabyte."""

@@ -11,12 +11,13 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
 import anyio
 import typer
 from pydantic import ValidationError
 
+from ava_audit.rows import RunRow
 from ava_server.cli import terminal
 from ava_server.cli.log_access import checked_root
 from ava_server.cli.options import Json, absolute_path
@@ -27,9 +28,6 @@ from ava_server.core.data_root import DataRoot, in_postgres
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import label
 from ava_server.service import backup
-
-if TYPE_CHECKING:
-    from ava_audit.rows import RunRow
 
 ASIDE = "from-backup"
 """The folder in the data root for unused parts of a backup; later backups leave it out."""

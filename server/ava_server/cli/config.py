@@ -11,12 +11,11 @@ from ava_server.cli.app import refuse_in_subagent
 from ava_server.cli.log_access import read_settings
 from ava_server.cli.options import Json, setting_names
 from ava_server.cli.terminal import aligned, heading, present, say, say_json
-from ava_server.core.data_root import find_data_root
+from ava_server.core.data_root import DataRoot, find_data_root
 
 if TYPE_CHECKING:
     from ava_server.config.checks import Place
     from ava_server.config.settings import Configured, Settings
-    from ava_server.core.data_root import DataRoot
 
 config_command = typer.Typer(no_args_is_help=True)
 

@@ -18,6 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,19 +26,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import anyio
 import typer
 
+from ava_roles.errors import RolesError, ToolFailed
 from ava_roles.wrap import add_bars
 from ava_server import MODULE_ARGS
 from ava_server.cli.app import INTERRUPTED, NOT_APPROVED
 from ava_server.cli.options import absolute_path
-from ava_server.cli.results import ENDING_CODES
+from ava_server.cli.results import ENDING_CODES, cost_text
 from ava_server.cli.terminal import Progress, agrees, columns, cut, say, someone_there
 from ava_server.core.data_root import DataRoot, home_folder
 from ava_server.core.errors import AvaError, BadInput
+from ava_server.render.responses import RunAnswer
+from ava_server.render.result import findings_of
 
 if TYPE_CHECKING:
     from mcp import Client
 
-    from ava_server.render.responses import RunAnswer
 
 POLL_S = 0.05
 WITHIN_S = 180.0
@@ -152,7 +155,6 @@ def _temporary_folder(keep: bool) -> Generator[Path]:
 
 
 async def _run(demo: Demo, place: Path) -> int:
-    from importlib.metadata import version
 
     from mcp import Client, StdioServerParameters
     from mcp_types import Implementation
@@ -223,7 +225,6 @@ class _DemoHost:
         return True
 
     async def _watch(self, run_id: str) -> RunAnswer:
-        from ava_server.render.responses import RunAnswer
 
         say("-- Running in the background (check_subagent) --")
         progress = Progress(every_s=0.0, err=False)
@@ -244,7 +245,6 @@ class _DemoHost:
 
     async def _show_result_and_log(self, run: RunAnswer) -> None:
         from ava_audit.units import day_of, now_us
-        from ava_server.cli.results import cost_text
 
         say("\n-- Result --")
         say(add_bars("\n".join(result_lines(run, self._demo.task))))
@@ -273,7 +273,6 @@ def result_lines(run: RunAnswer, task: str) -> Iterator[str]:
     from ava_roles.passages import Query
     from ava_server.models.offline import THE_BEST
     from ava_server.models.offline_passages import whole_sentences
-    from ava_server.render.result import findings_of
 
     result = run.untrusted_result
     if result is None:
@@ -423,7 +422,6 @@ def telling_words(texts: Iterable[str]) -> list[str]:
 
 def _texts(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield the names and texts of the files that the subagent's search would look at."""
-    from ava_roles.errors import RolesError, ToolFailed
     from ava_roles.sandbox.paths import Root
     from ava_roles.tools import parser_process
     from ava_roles.tools.pages import is_pdf

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 
 from ava_audit.errors import AuditError
+from ava_audit.rows import RunRow
 from ava_audit.units import format_usd, micros_from_cents
 from ava_roles.errors import RolesError, ToolFailed
-from ava_roles.net.search_engines import Engine
+from ava_roles.net.search_engines import Engine, SearchResults
 from ava_server.approval.decide import approval_needs
 from ava_server.approval.proposals import agreement
 from ava_server.budget.user_limits import policy_in_force
@@ -23,23 +24,18 @@ from ava_server.cli.log_access import note_fetched
 from ava_server.cli.service_client import LocalApprovals, open_session, propose
 from ava_server.cli.terminal import ReaderGone, counted, someone_there
 from ava_server.config.search_engines import ask_engine, search_cost
+from ava_server.config.settings import Settings
 from ava_server.core.errors import AvaError, ConfigError
 from ava_server.models.clients import ClientPool
 from ava_server.models.selection import Choice, configured
+from ava_server.render.responses import RunAnswer, SpawnAnswer
 from ava_server.runs.mode import ASKING
-from ava_server.service.access import ignore_progress
+from ava_server.service.access import Session, ignore_progress
 from ava_server.service.checks import REPORT, CheckFinding, Setup, from_error
 from ava_server.service.checks.models import cheapest, models_of, search_engine
 from ava_server.service.records import run_record
 from ava_server.service.runtime import Runtime, open_runtime, refuse_recursion
 from ava_server.service.service import Service
-
-if TYPE_CHECKING:
-    from ava_audit.rows import RunRow
-    from ava_roles.net.search_engines import SearchResults
-    from ava_server.config.settings import Settings
-    from ava_server.render.responses import RunAnswer, SpawnAnswer
-    from ava_server.service.access import Session
 
 MOST_CENTS = 5
 TIMEOUT_S = 30.0

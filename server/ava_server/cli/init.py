@@ -298,27 +298,21 @@ def _offer_tool_rules(host: Host, name: str, path: Path, allow: bool | None, onl
 
 def _add_tool_rules(host: Host, change: Change, allow: bool | None, only_print: bool) -> bool:
     """Show the rules, ask unless they were asked for, and write them; tell whether they were written."""
+    from ava_server.budget.user_limits import policy_in_force
     from ava_server.hosts.change import QUIET_TOOLS
 
     say(f"\n{host.title} can call {', '.join(QUIET_TOOLS[:-1])} and {QUIET_TOOLS[-1]} without asking: they")
     say("start and spend nothing by themselves. It still asks before confirm_spawn. These rules do that:")
-    _warn_of_auto()
+    with suppress(AvaError):  # the first call, or `ava doctor`, says what is wrong
+        policy, setting = policy_in_force(read_settings(), os_user())
+        if policy == "auto":  # then the host's question is the only one
+            say(f"But your setting {setting} starts cheap proposals without a question.")
     say(f"{change.path}:")
     write("\n".join(change.lines))
     if only_print or not (allow or anyio.run(agrees, "Add these rules?")):
         return False
     _write(change)
     return True
-
-
-def _warn_of_auto() -> None:
-    """Say so if a setting lets a proposal start without a question: then the host's is the only one."""
-    from ava_server.budget.user_limits import policy_in_force
-
-    with suppress(AvaError):  # the first call, or `ava doctor`, says what is wrong
-        policy, setting = policy_in_force(read_settings(), os_user())
-        if policy == "auto":
-            say(f"But your setting {setting} starts cheap proposals without a question.")
 
 
 def _remove_tool_rules(host: Host, name: str, path: Path, only_print: bool) -> bool:

@@ -22,6 +22,7 @@ import anyio.to_thread
 import typer
 
 from ava_audit.errors import BadQuery
+from ava_audit.rows import RunRow
 from ava_server.cli import terminal
 from ava_server.cli.app import in_event_loop
 from ava_server.cli.log_access import checked_root, find_run, open_log, open_to_look, run_at_once
@@ -399,7 +400,6 @@ def import_command(
     subagents are held, because only the file says that they were approved: each continues, and spends, only after a
     person resumes it.
     """
-    from ava_audit.rows import RunRow
     from ava_audit.store.sqlite import backend_of
     from ava_audit.transfer import import_log
     from ava_audit.view import Command, Outcome

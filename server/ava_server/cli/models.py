@@ -17,7 +17,7 @@ from ava_server.core.ids import suggestion
 from ava_server.hosts.launching import key_advice
 from ava_server.models import listing
 from ava_server.models.clients import ClientPool
-from ava_server.models.listing import ModelCatalog, Offer, ResolvedModel
+from ava_server.models.listing import ModelCatalog, Offer, ResolvedModel, resolve_tiers
 from ava_server.models.prices import Price, Step, per_call, price_json, price_lines, usd
 from ava_server.models.selection import SET_A_MODEL, ModelSettings
 
@@ -232,7 +232,6 @@ def models_command(
     only with PROVIDER or --search.
     """
     from ava_server.config.credentials import model_settings
-    from ava_server.models.listing import resolve_tiers
 
     root = checked_root(show=False)
     settings = read_settings()

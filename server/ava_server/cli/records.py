@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 import anyio
+from pydantic import TypeAdapter
 
 from ava_audit.entries import Entry, entry_of_line
 from ava_audit.errors import StoreUnavailable
@@ -25,20 +26,17 @@ from ava_server.cli.log_access import find_runs, note_fetched, open_log, read_se
 from ava_server.cli.options import parse_any_id
 from ava_server.cli.remote import Connection, RemoteServer, Unreachable, connected
 from ava_server.cli.terminal import Place, tell
-from ava_server.core.data_root import os_user
+from ava_server.core.data_root import DataRoot, os_user
 from ava_server.core.errors import AvaError, BadInput, ConfigError
 from ava_server.service import record_requests as requests
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ava_audit.redaction import Redactor
     from ava_audit.rows import RunRow
     from ava_audit.store.backend import Instances
     from ava_audit.store.store import Store
     from ava_audit.view import Readable
     from ava_server.budget.user_limits import DayCaps
-    from ava_server.core.data_root import DataRoot
     from ava_server.render.approvals import Decisions
     from ava_server.render.run_view import RunView
     from ava_server.runs.manager import Manager
@@ -254,8 +252,6 @@ class RemoteRecords(Records):
         """Raises AvaError: the server does not answer, or refuses, or the answer is of another version."""
         from pkgutil import resolve_name
 
-        from pydantic import TypeAdapter
-
         assert not args, "the parameters of a request have names"
         kind: type[T] = resolve_name(request.kind)
         as_json = partial(TypeAdapter(LogQuery).dump_json, exclude_defaults=True, exclude_none=True)
@@ -325,8 +321,6 @@ class RemoteRecords(Records):
 
 def _validated(kind: type[T], answer: Any) -> T:
     """Texts are cleaned. Raises ValueError: it has another form."""
-    from pydantic import TypeAdapter
-
     return TypeAdapter(kind).validate_python(_cleaned(answer))
 
 
@@ -365,18 +359,17 @@ async def open_records(
     server: RemoteServer | None, root: Callable[[], DataRoot], *, make: bool = False
 ) -> AsyncGenerator[Records]:
     """Open the server, or without one the data root; `make` creates a missing log, to wait for its first entries."""
-    if server is None:
-        place = root()
-        async with open_log(place, make=make) as store:
-            instances = store.instances(place.instances) if store is not None else None
-            try:
-                yield LocalRecords(place, store, instances)
-            finally:
-                if instances is not None:
-                    instances.close()
+    if server is not None:
+        async with open_remote_records(server) as records:
+            yield records
         return
-    async with open_remote_records(server) as records:
-        yield records
+    place = root()
+    async with open_log(place, make=make) as store:
+        with contextlib.ExitStack() as open_with_it:
+            instances = None
+            if store is not None:
+                instances = open_with_it.enter_context(contextlib.closing(store.instances(place.instances)))
+            yield LocalRecords(place, store, instances)
 
 
 @asynccontextmanager

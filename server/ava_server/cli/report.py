@@ -116,7 +116,7 @@ def days_of(since: str | None, until: str | None, at_us: int) -> tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A line of a table: its name, its figures, and the length of its bar in any unit."""
 
     name: str
@@ -163,19 +163,19 @@ def _head(report: Report) -> Iterator[str]:
         yield f"Not counted: {counted(report.others, 'run')} of other users; `ava report --all` counts them."
 
 
-def _folded(days: Sequence[Sum]) -> Iterator[Row]:
+def _folded(days: Sequence[Sum]) -> Iterator[TableRow]:
     for name, day in folded(days):
         if day is None:
-            yield Row(name, ("-", "-", "-", "-"))
+            yield TableRow(name, ("-", "-", "-", "-"))
             continue
         failed = f"{day.failed:,}" if day.failed else "-"
-        yield Row(name, (format_usd(day.cost), f"{day.calls:,}", f"{day.ended:,}", failed), day.cost)
+        yield TableRow(name, (format_usd(day.cost), f"{day.calls:,}", f"{day.ended:,}", failed), day.cost)
 
 
-def _row(one: Sum, total: Sum, by: str) -> Row:
+def _row(one: Sum, total: Sum, by: str) -> TableRow:
     share = f"{100 * one.cost / total.cost:.0f} %" if total.cost else "-"
     counts = (f"{one.runs:,}",) if by == "ending" else (f"{one.ended:,}", f"{one.failed:,}" if one.failed else "-")
-    return Row(one.name, (format_usd(one.cost), share, *counts), one.cost)
+    return TableRow(one.name, (format_usd(one.cost), share, *counts), one.cost)
 
 
 def _failed(report: Report) -> Iterator[str]:
@@ -198,7 +198,7 @@ def _failed(report: Report) -> Iterator[str]:
         yield f"  {error.entries:,} x {kind}: ava logs {error.last_run} --type error"
 
 
-def _table(title: str, head: Sequence[str], rows: Sequence[Row]) -> None:
+def _table(title: str, head: Sequence[str], rows: Sequence[TableRow]) -> None:
     drawn = sys.stdout.isatty()
     width = terminal.columns(sys.stdout) if drawn else 80
     names = (terminal.cut(one_line(row.name), width - 50 if drawn else 200) for row in rows)
@@ -265,10 +265,10 @@ def _group_screen(found: GroupSum, at_us: int) -> None:
     say(f"Time: {took}{limit}{'' if took_us is None else ', from the start of its first run'}")
     say(f"Runs: {len(found.runs)} ({endings})")
 
-    def row(run: RunRow) -> Row:
+    def row(run: RunRow) -> TableRow:
         active = format_duration(elapsed_s(run, at_us))
         figures = (run.state, format_usd(run.cost_micros), f"{run.turns:,}", active)
-        return Row(f"{run.id} {run.name or run.role}", figures, run.cost_micros)
+        return TableRow(f"{run.id} {run.name or run.role}", figures, run.cost_micros)
 
     _table("Run", ("state", "cost", "turns", "active"), [row(run) for run in found.runs])
     failed = [run for run in found.runs if run.ended and run.state not in NOT_FAILED]
@@ -453,7 +453,7 @@ async def _estimates(since_us: int, until_us: int, everybody: bool, as_json: boo
     say("The estimates were right if half of the runs stayed within the likely one, and 90 % within nine in ten.")
     head = ("runs", "likely cost", "nine in ten", "likely time", "nine in ten")
     rows = [one for one in found.roles if one.runs] + [replace(total, role="all")] * (len(found.roles) > 1)
-    return _table("Role", head, [Row(one.role, (f"{one.runs:,}", *map(_kept, one.kinds))) for one in rows])
+    return _table("Role", head, [TableRow(one.role, (f"{one.runs:,}", *map(_kept, one.kinds))) for one in rows])
 
 
 def _kept(kept: Kept) -> str:

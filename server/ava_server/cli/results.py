@@ -54,7 +54,7 @@ def exit_code(run: RunRow) -> int:
 
 
 @dataclass(frozen=True)
-class Part:
+class ResultPart:
     """A part of a result.
 
     Attributes:
@@ -76,19 +76,19 @@ class Part:
         return not (self.lines or self.theirs or self.words or self.findings)
 
 
-def parts_of(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None = None) -> list[Part]:
+def parts_of(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None = None) -> list[ResultPart]:
     """Return a run's result in parts; of a run that has not ended, what it waits for.
 
     `brief` leaves out an output that the findings repeat; the offline reader's always do. `saved`: copies of its files.
     """
     if run.state != "error" and run.state not in ENDING_CODES:
         waits = (f"Waits for: {run.waits_for}",) if run.waits_for else ()
-        parts = [Part("", waits), Part("Question", theirs=UntrustedText(run.untrusted_question or ""))]
+        parts = [ResultPart("", waits), ResultPart("Question", theirs=UntrustedText(run.untrusted_question or ""))]
     else:
         result = result_of(run)
         failed = result is not None and result.error
         error = (UntrustedText(f"Error: {one_line(failed.text)}"),) if failed else ()
-        parts = [Part("", tuple(_ending(run, result)), words=error)]
+        parts = [ResultPart("", tuple(_ending(run, result)), words=error)]
         parts += _parts_of_result(run, result, brief, saved) if result is not None else []
     return [part for part in parts if not part.empty]
 
@@ -104,22 +104,23 @@ def _ending(run: RunAnswer, result: Result | None) -> Iterable[str]:
         yield f"What to do: {run.advice}"
 
 
-def _parts_of_result(run: RunAnswer, result: Result, brief: bool, saved: SavedFiles | None) -> list[Part]:
+def _parts_of_result(run: RunAnswer, result: Result, brief: bool, saved: SavedFiles | None) -> list[ResultPart]:
     repeats = bool(result.findings or result.sources) and (brief or (run.model or "").startswith("offline/"))
     caveats = "\n".join(f"- {one_line(caveat.text)}" for caveat in result.caveats)
     figures = [f"{fact.label}: {printed(fact.value, str)}" for fact in result.figures]
+    quotes = (result.quotes,) if result.quotes else ()
     figures += [*map(artifact_text, result.artifacts), *(saved.lines() if saved is not None else ())]
     return [
-        Part("Summary", theirs=result.summary),
-        Part("Output", theirs=_NOTHING if repeats else result.output),
-        Part("Findings, each with its source", (result.quotes,) if result.quotes else (), findings=(*result.findings,)),
+        ResultPart("Summary", theirs=result.summary),
+        ResultPart("Output", theirs=_NOTHING if repeats else result.output),
+        ResultPart("Findings, each with its source", quotes, findings=(*result.findings,)),
         *(
-            Part(title, words=(UntrustedText("\n".join(f"- {one.source.text}" for one in found)),))
+            ResultPart(title, words=(UntrustedText("\n".join(f"- {one.source.text}" for one in found)),))
             for title, found in result.sources
         ),
-        Part("Caveats", theirs=UntrustedText(caveats)),
-        Part("Changes", (*result.changes,), words=(*result.changed,)),
-        Part("Figures", (*figures, f"Cost: {cost_text(run)}")),
+        ResultPart("Caveats", theirs=UntrustedText(caveats)),
+        ResultPart("Changes", (*result.changes,), words=(*result.changed,)),
+        ResultPart("Figures", (*figures, f"Cost: {cost_text(run)}")),
     ]
 
 
@@ -134,7 +135,9 @@ def result_text(run: RunAnswer, *, saved: SavedFiles | None = None) -> str:
         theirs += [words.text for words in part.words]
         if theirs:
             blocks.append(add_bars("\n\n".join(theirs), _MARKDOWN_BAR))
-        lines = part.lines if not part.title else [_listed(line) for line in part.lines if line.strip()]
+        lines: Iterable[str] = part.lines
+        if part.title:
+            lines = [line if line.startswith(" ") else f"- {line}" for line in part.lines if line.strip()]
         if lines:
             blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
@@ -179,10 +182,6 @@ def _finding_text(number: int, one: FindingView) -> str:
     return "\n".join(lines)
 
 
-def _listed(line: str) -> str:
-    return line if line.startswith(" ") else f"- {line}"
-
-
 # -- on a terminal ----------------------------------------------------------------------------------------------------
 
 
@@ -208,14 +207,14 @@ def drawn_result(run: RunAnswer, width: int, *, brief: bool = False, saved: Save
     return "\n\n".join(blocks)
 
 
-def _drawn(part: Part, width: int) -> Iterable[str]:
+def _drawn(part: ResultPart, width: int) -> Iterable[str]:
     if part.title:
         yield styled(part.title, fg="cyan", bold=True)
     yield from (f"{BAR}{line}".rstrip() for line in _drawn_theirs(part, width - len(BAR)))
     yield from (_fitted(line, width) for line in part.lines)
 
 
-def _drawn_theirs(part: Part, width: int) -> Iterable[str]:
+def _drawn_theirs(part: ResultPart, width: int) -> Iterable[str]:
     """Yield the lines that the subagent wrote, without bars."""
     if part.theirs:
         from ava_server.cli.markdown import drawn

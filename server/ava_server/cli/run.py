@@ -24,6 +24,7 @@ from ava_audit.units import MICROS_PER_CENT
 from ava_roles.errors import RolesError
 from ava_server.approval.decide import PersonAnswer, Shown, approval_needs
 from ava_server.approval.requests import SpawnArgs
+from ava_server.budget.run_config import config_of
 from ava_server.cli import options
 from ava_server.cli.app import NOT_APPROVED, refuse_in_subagent
 from ava_server.cli.approve import check_group_cap, choose, show_table
@@ -322,8 +323,6 @@ async def _run(settings: Settings, request: RunRequest) -> int:
 
 async def _folder_of(settings: Settings, retried: str | None) -> str | None:
     """Return the folder of the run to repeat. Raises BadInput: there is no such run."""
-    from ava_server.budget.run_config import config_of
-
     if retried is None:
         return None
     async with open_log(settings.paths) as log:

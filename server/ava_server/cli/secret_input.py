@@ -25,7 +25,6 @@ from ava_server.core.threads import read_apart
 if TYPE_CHECKING:
     from ava_server.config.pin import PinFile
     from ava_server.config.settings import Policy
-    from ava_server.core.data_root import DataRoot
 
 LONGEST_LINE = 16_384
 _TERMINAL = "/dev/tty"

@@ -16,6 +16,7 @@ from ava_roles.placeholders import label as as_label
 from ava_server.cli.app import refuse_in_subagent
 from ava_server.cli.terminal import heading, say, tell, write
 from ava_server.core.errors import BadInput
+from ava_server.core.threads import run_server
 
 if TYPE_CHECKING:
     from ava_audit.store.locks import HeldLock
@@ -134,7 +135,6 @@ def worker_command(
     from ava_server.cli.options import parse_seconds
     from ava_server.config.settings import load_settings
     from ava_server.core.shutdown import log_to_stderr, prepare_to_run
-    from ava_server.core.threads import run_server
 
     prepare_to_run()
     refuse_in_subagent("ava worker")

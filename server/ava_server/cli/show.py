@@ -23,6 +23,7 @@ from ava_server.budget.run_config import RunConfig, Texts, config_of
 from ava_server.cli.app import in_event_loop
 from ava_server.cli.log_access import checked_root, find_run, open_log, read_settings
 from ava_server.cli.options import EndedRunId, Json, LastRunId, TokenFile, Url, Utc, absolute_path
+from ava_server.cli.records import open_records
 from ava_server.cli.remote import chosen_server
 from ava_server.cli.results import show_results
 from ava_server.cli.terminal import cells, columns, cut, heading, place_json, present, say_json, wrapped_lines, write
@@ -33,6 +34,7 @@ from ava_server.models.prices import Price, billed_words
 from ava_server.render.approvals import RunDecision, decisions_in
 from ava_server.render.entries import arguments_text, entry_line, is_trouble
 from ava_server.render.responses import RunAnswer, answers_json
+from ava_server.service.record_requests import COSTS
 
 if TYPE_CHECKING:
     from ava_server.runs.costs import Attempt, Costs
@@ -56,8 +58,6 @@ async def show_command(
     if cost and diff:
         raise BadInput("--cost and --diff are two screens; give one of them")
     server = chosen_server(context, url, token_file)
-    from ava_server.cli.records import open_records
-    from ava_server.service.record_requests import COSTS
     from ava_server.service.records import changes_in
 
     async with open_records(server, find_data_root) as records:
@@ -116,6 +116,8 @@ async def fetch_command(
     ]
     present(root, as_json, {"subagent_id": run.id, **fields}, lines)
 
+
+# -- the screens -------------------------------------------------------------------------------------------------------
 
 _COST_COLUMNS = 80
 _HEAD = ("turn", "fresh", "cache rd", "cache wr", "output", "thinking", "cost", "share")

@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ava_audit.errors import AuditError, StoreUnavailable
+from ava_audit.events import SubagentComplete
 from ava_audit.rows import AWAITING_ANSWER, AWAITING_EXTENSION, WAITING
 from ava_audit.store.backend import Instances
 from ava_audit.store.locks import is_held
 from ava_audit.store.sqlite import backend_of
 from ava_audit.units import cents, format_bytes, now_us
+from ava_roles.sandbox.sandbox import Unavailable
 from ava_server.budget.user_limits import day_caps
 from ava_server.cli.log_access import LogSnapshot, read_log
 from ava_server.cli.terminal import counted
 from ava_server.config.credentials import model_settings
-from ava_server.config.settings import load_settings
+from ava_server.config.settings import Settings, load_settings
 from ava_server.core.data_root import in_postgres, os_user
 from ava_server.core.errors import AvaError
 from ava_server.models.selection import configured
@@ -32,10 +34,8 @@ from ava_server.service.current import Budget, current_rows, todays_budgets
 
 if TYPE_CHECKING:
     from ava_audit.view import View
-    from ava_server.config.settings import Settings
     from ava_server.render.entries import Step
     from ava_server.render.run_view import Processes, RunView
-    from ava_server.service.current import Budget
 
 T = TypeVar("T")
 STEPS = 40
@@ -199,7 +199,6 @@ class OverviewReader:
         """Return the last actions of a run, and the text of its proposal that waits, or the summary of its result."""
         if run_id is None:
             return (), ""
-        from ava_audit.events import SubagentComplete
         from ava_server.approval.proposals import Pending, pending_proposal, spawn_limits
         from ava_server.render.entries import recent_steps
 
@@ -247,7 +246,6 @@ class SandboxProbe:
         self.found(PROBE_ENDS_S)
 
     def _try(self) -> None:
-        from ava_roles.sandbox.sandbox import Unavailable
         from ava_roles.sandbox.selection import sandbox_here
 
         try:
@@ -257,6 +255,8 @@ class SandboxProbe:
             return
         self._found = f"unavailable: {found.why}" if isinstance(found, Unavailable) else found.kind
 
+
+# -- health ------------------------------------------------------------------------------------------------------------
 
 LAGS_MUCH = 10_000
 """Entries that the keeper should not be behind for long."""
@@ -281,14 +281,20 @@ def health(overview: Overview, settings: Settings, confined: str | None, trouble
     if not settings.enabled:
         off = "enabled = false: subagents are switched off"
         found.append(Health("settings", "warning", off, "switched off"))
-    return [
-        *found,
-        *_processes(overview),
-        *_log(overview.log, trouble, keeper=overview.keeper),
-        *_disk(overview.free_bytes),
-        _confinement(confined),
-        _providers(overview),
-    ]
+    found += [*_processes(overview), *_log(overview.log, trouble, keeper=overview.keeper)]
+    if (free := overview.free_bytes) is not None:
+        little, left = free < LITTLE_BYTES, f"{format_bytes(free)} free"
+        found.append(Health("disk", "warning" if little else "ok", f"{left} for the data root", left if little else ""))
+    why = (confined or "").removeprefix("unavailable: ")
+    confinement = _CONFINEMENT.get(confined, ("warning", f"commands are off: {why}", "no commands"))
+    found.append(Health("confinement", *confinement))
+    if overview.providers:
+        named = [f"{name} ({'key' if key else 'no key'})" for name, key in overview.providers.items()]
+        found.append(Health("providers", "ok", ", ".join(named), ", ".join(overview.providers)))
+    else:
+        text = "none is configured here; a host may have one in its own environment"
+        found.append(Health("providers", "note", text, "no provider here"))
+    return found
 
 
 def _processes(overview: Overview) -> list[Health]:
@@ -325,35 +331,12 @@ def _log(log: LogFacts | None, trouble: str, *, keeper: bool) -> list[Health]:
     return [Health("log", "note" if log.partial else "ok", text, large), copies]
 
 
-def _disk(free: int | None) -> list[Health]:
-    if free is None:
-        return []
-    little = free < LITTLE_BYTES
-    text = f"{format_bytes(free)} free for the data root"
-    return [Health("disk", "warning" if little else "ok", text, f"{format_bytes(free)} free" if little else "")]
-
-
 _CONFINEMENT: dict[str | None, tuple[State, str, str]] = {
     None: ("note", "not known yet", ""),
     "bubblewrap": ("ok", "commands run in bubblewrap", "bubblewrap"),
     "landlock": ("note", "commands run in Landlock, which hides less than bubblewrap", "landlock"),
     "none": ("warning", 'commands are not confined (sandbox.mode = "none")', "no confinement"),
 }
-
-
-def _confinement(confined: str | None) -> Health:
-    if confined in _CONFINEMENT:
-        return Health("confinement", *_CONFINEMENT[confined])
-    why = (confined or "").removeprefix("unavailable: ")
-    return Health("confinement", "warning", f"commands are off: {why}", "no commands")
-
-
-def _providers(overview: Overview) -> Health:
-    if not overview.providers:
-        text = "none is configured here; a host may have one in its own environment"
-        return Health("providers", "note", text, "no provider here")
-    named = [f"{name} ({'key' if key else 'no key'})" for name, key in overview.providers.items()]
-    return Health("providers", "ok", ", ".join(named), ", ".join(overview.providers))
 
 
 def overview_json(

@@ -16,16 +16,13 @@ from rich.text import Text
 from ava_audit.rows import AWAITING_ANSWER, AWAITING_EXTENSION, EXPIRED, HELD, WAITING
 from ava_audit.units import format_ts, format_usd, now_us
 from ava_roles.wrap import add_bars, clean
-from ava_server.cli.status_overview import Health
+from ava_server.cli.status_overview import Health, Overview
 from ava_server.cli.terminal import cells, wrapped_lines
-from ava_server.service.checks import WORST_FIRST
-from ava_server.service.current import others_words
+from ava_server.service.checks import WORST_FIRST, State
+from ava_server.service.current import Budget, others_words
 
 if TYPE_CHECKING:
-    from ava_server.cli.status_overview import Overview
     from ava_server.render.run_view import Cap, RunView
-    from ava_server.service.checks import State
-    from ava_server.service.current import Budget
 
 NO_RUNS = "No subagents: none waits, runs, or ended within the last hour."
 ENDED = "Ended within the last hour:"

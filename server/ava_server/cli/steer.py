@@ -11,11 +11,12 @@ import anyio.to_thread
 import typer
 
 from ava_audit.errors import AuditError
-from ava_audit.rows import QUEUED, WAITING
+from ava_audit.rows import QUEUED, WAITING, RunRow
 from ava_server.approval.decide import Decided, PersonAnswer, Shown, tool_call
 from ava_server.cli.app import in_event_loop, refuse_in_subagent
 from ava_server.cli.log_access import find_run, open_log, read_settings
 from ava_server.cli.options import Json, RunIdsOrLast, TokenFile, UnendedRunId, Url
+from ava_server.cli.records import LocalRecords, Records, RemoteRecords, open_records
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.results import show_results
 from ava_server.cli.secret_input import ask_pin, needed_pin
@@ -29,8 +30,6 @@ from ava_server.core.shutdown import prepare_to_run
 from ava_server.render.responses import answers_json
 
 if TYPE_CHECKING:
-    from ava_audit.rows import RunRow
-    from ava_server.cli.records import Records
     from ava_server.config.settings import Settings
     from ava_server.service.access import Session
     from ava_server.service.runtime import Runtime
@@ -127,8 +126,6 @@ async def _open_steering(
     An error of `find` comes before a service is opened. `asked`: a person decides; otherwise the log claims no person's
     message.
     """
-    from ava_server.cli.records import LocalRecords, RemoteRecords, open_records
-
     async with open_records(server, lambda: read_settings().paths) as records:
         found = await find(records)
         if show:

@@ -19,14 +19,17 @@ import anyio.to_thread
 import typer
 
 from ava_audit.errors import AuditError, StoreUnavailable
+from ava_audit.events import Activity
 from ava_audit.rows import RUNNING
+from ava_audit.units import format_usd
 from ava_roles.errors import RolesError
-from ava_roles.wrap import add_bars
+from ava_roles.wrap import add_bars, clean
 from ava_server.approval.decide import PersonAnswer, Shown
 from ava_server.cli import terminal
 from ava_server.cli.app import CONFIGURATION, INTERRUPTED, NOT_APPROVED, READER_GONE
 from ava_server.cli.log_access import note_fetched, read_settings
 from ava_server.cli.options import LastRunIds, TokenFile, Url, parse_seconds
+from ava_server.cli.records import LocalRecords, Records, open_records
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.results import SavedFiles, exit_code, results_text, save_artifacts, show_results
 from ava_server.cli.service_client import LocalApprovals
@@ -34,11 +37,9 @@ from ava_server.cli.terminal import say, someone_there, tell
 from ava_server.core.errors import AvaError, BadInput
 from ava_server.core.ids import label
 from ava_server.core.threads import received
-from ava_server.render.responses import answers_json
+from ava_server.render.responses import RunAnswer, answers_json
 
 if TYPE_CHECKING:
-    from ava_server.cli.records import Records
-    from ava_server.render.responses import RunAnswer
     from ava_server.render.run_view import RunView
     from ava_server.runs.manager import Manager
     from ava_server.service.access import Session
@@ -73,7 +74,6 @@ def wait_command(
 
 
 async def wait_for(server: RemoteServer | None, ids: list[str], within_s: float | None, as_json: bool) -> int:
-    from ava_server.cli.records import open_records
     from ava_server.render.run_view import status_line
 
     async with open_records(server, lambda: read_settings().paths) as records:
@@ -204,7 +204,6 @@ class RunWatch:
         """Read the steps that have come since the last look, where they are shown."""
         if len(self._run_ids) > 1 or self.progress.width is None:
             return
-        from ava_audit.events import Activity
 
         new = await self._records.steps(self._run_ids[0], self._steps_upto)
         for entry in new:
@@ -226,7 +225,6 @@ class RunWatch:
 
 def lines_of(seen: Sequence[RunView], progress: terminal.Progress) -> list[str]:
     """Return a line for all runs, and a table; what a run does comes last, where a narrow terminal cuts it."""
-    from ava_audit.units import format_usd
     from ava_server.render.run_view import cost_of, elapsed_s
 
     live = progress.width is not None
@@ -277,8 +275,6 @@ class FollowedRuns:
         self._service = service
         self._run_ids = run_ids
         self._runtime = runtime
-        from ava_server.cli.records import LocalRecords
-
         records = LocalRecords(runtime.settings.paths, runtime.store, runtime.instances, runtime.manager)
         self._watch = RunWatch(records, run_ids, runtime.manager)
         self._question: anyio.CancelScope | None = None
@@ -452,8 +448,6 @@ async def deliver(
     It is that of the first run that did not succeed. If all did and a file could not be copied, it says so. Of several
     runs, each gets a folder of its own in `artifacts`. Raises BadInput: the file `out` cannot be written.
     """
-    from ava_server.cli.records import LocalRecords
-
     records = LocalRecords(runtime.settings.paths, runtime.store, runtime.instances)
     found = [await records.record(run_id) for run_id in run_ids]
     answers = [one.answer for one in found]
@@ -501,7 +495,6 @@ def _json_of(runtime: Runtime, answers: Sequence[RunAnswer], saved: dict[str, Sa
 
 
 def _write_out(path: Path, text: str) -> None:
-    from ava_roles.wrap import clean
 
     try:
         path.write_text(clean(text)[0] + "\n", "utf-8")

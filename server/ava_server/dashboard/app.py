@@ -23,18 +23,17 @@ from textual.widgets import Input, Static
 from ava_audit.errors import StoreUnavailable
 from ava_audit.units import format_ts, now_us
 from ava_server.cli.app import leaves_of
-from ava_server.cli.status_overview import health
+from ava_server.cli.status_overview import Overview, OverviewReader, SandboxProbe, health
 from ava_server.cli.status_page import joined
 from ava_server.cli.terminal import named_root, tell
 from ava_server.core.shutdown import ending_signals
 from ava_server.core.threads import read_apart, received
-from ava_server.dashboard.live import LivePage, Row
+from ava_server.dashboard.live import ListRow, LivePage
 from ava_server.dashboard.screens import REFUSALS, Done, LogScreen, QuestionScreen, RunScreen, TextScreen
 
 if TYPE_CHECKING:
     from textual.driver import Driver
 
-    from ava_server.cli.status_overview import Overview, OverviewReader, SandboxProbe
     from ava_server.dashboard.decisions import DecisionQuestion, Kind
     from ava_server.render.run_view import RunView
 
@@ -110,7 +109,7 @@ class StatusApp(App[int]):
         self._look_now = anyio.Event()
         self._selected: str | None = None
         self._index = 0
-        self._rows: list[Row] = []
+        self._rows: list[ListRow] = []
         self._keys_from_s = 0.0
         self._main: dict[str, Static] = {}
         self._ends_when_done = False

@@ -7,10 +7,11 @@ shown.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from ava_audit.rows import WAITING
+from ava_audit.rows import WAITING, RunRow
 from ava_audit.units import format_usd, now_us
+from ava_audit.view import View
 from ava_roles.wrap import add_bars
 from ava_server.approval.decide import PersonAnswer, Shown
 from ava_server.approval.proposals import made_under_human, spawn_limits, texts_of, waiting_proposal
@@ -20,17 +21,13 @@ from ava_server.cli.approve import approve_proposals, reject_proposal
 from ava_server.cli.secret_input import needed_pin
 from ava_server.cli.service_client import LocalApprovals, open_service
 from ava_server.cli.terminal import YES
+from ava_server.config.settings import Settings
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label
 from ava_server.runs.extension import waiting_extension
 from ava_server.runs.lifecycle import awaited
 from ava_server.runs.questions import waiting_question
 from ava_server.service.service import decide
-
-if TYPE_CHECKING:
-    from ava_audit.rows import RunRow
-    from ava_audit.view import View
-    from ava_server.config.settings import Settings
 
 Kind = Literal["approve", "reject", "cancel", "send"]
 

@@ -31,12 +31,11 @@ from ava_server.cli.status_page import (
 )
 from ava_server.cli.terminal import cut, wrapped_lines
 from ava_server.core.ids import label
-from ava_server.render.run_view import state_words
+from ava_server.render.run_view import RunView, state_words
 from ava_server.service.records import ORDER
 
 if TYPE_CHECKING:
     from ava_server.render.entries import Step
-    from ava_server.render.run_view import RunView
 
 KEYS = (
     "↑↓ select · Enter open · a approve · r reject · c cancel · s send · / filter · l log · ? help · q quit",
@@ -53,7 +52,7 @@ QUESTION_CHARS, SUMMARY_CHARS, TASK_LINES, MESSAGE_LINES, STATE_CHARS, WIDE = 20
 
 
 @dataclass(frozen=True)
-class Row:
+class ListRow:
     """A line of the list; `run_id` is None for a heading."""
 
     run_id: str | None
@@ -65,7 +64,7 @@ class Live:
     """The parts of the screen from top to bottom; the list may be longer than the room between the others."""
 
     head: list[Text]
-    rows: list[Row]
+    rows: list[ListRow]
     foot: list[Text]
 
 
@@ -87,7 +86,7 @@ class LivePage(Page):
 
     def live(self, height: int) -> Live:
         head = [*self.root_lines(), self._counts(), *self.trouble_lines()]
-        rows = [Row(row.run_id, fitted(row.line, self.width)) for row in self._rows()]
+        rows = [ListRow(row.run_id, fitted(row.line, self.width)) for row in self._rows()]
         keys = [*self._said(), Text(fitting(KEYS, self.width), style="dim")]
         run = next((run for run in self.listed if run.row.id == self.selected), None)
         least = height // 3 if run is not None and height // 3 >= LEAST_PANE else 0
@@ -117,15 +116,15 @@ class LivePage(Page):
 
     # -- the list -----------------------------------------------------------------------------------------------------
 
-    def _rows(self) -> Iterator[Row]:
+    def _rows(self) -> Iterator[ListRow]:
         runs = self.listed
         if not runs and not self.trouble:
-            yield Row(None, Text("No run matches the filter; Esc removes it." if self.words else NO_RUNS))
+            yield ListRow(None, Text("No run matches the filter; Esc removes it." if self.words else NO_RUNS))
         for number, run in enumerate(runs):
             if run.row.ended and (number == 0 or not runs[number - 1].row.ended):
-                yield Row(None, joined((ENDED, "bold")))
-            yield Row(run.row.id, self._row(run))
-        yield from (Row(None, line) for line in self.others_lines())
+                yield ListRow(None, joined((ENDED, "bold")))
+            yield ListRow(run.row.id, self._row(run))
+        yield from (ListRow(None, line) for line in self.others_lines())
 
     @cached_property
     def _widths(self) -> tuple[int, int]:

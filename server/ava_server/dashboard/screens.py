@@ -31,7 +31,7 @@ from ava_server.core.errors import AvaError
 from ava_server.core.ids import label
 from ava_server.core.threads import read_apart
 from ava_server.render.entries import BOOKKEEPING, Step, compact, entry_words, is_trouble, recent_steps
-from ava_server.render.run_view import RunView, cost_of, run_answer, state_words, view_run
+from ava_server.render.run_view import Processes, RunView, cost_of, run_answer, state_words, view_run
 from ava_server.runs.extension import WaitingExtension, waiting_extension
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from ava_server.config.settings import Settings
     from ava_server.dashboard.decisions import DecisionQuestion
     from ava_server.dashboard.live import LivePage
-    from ava_server.render.run_view import Processes
 
 LOOK_EVERY_S, BEHIND_S = 0.7, 0.05
 """Seconds between two looks at a run, and at a terminal that has not read the question yet."""
@@ -351,6 +350,8 @@ REFUSALS = (AvaError, AuditError, RolesError)
 def _wrapped(text: str, width: int, style: str) -> Text:
     return Text("\n", no_wrap=True).join(folded(text, max(width, 1), style, breaks=True))
 
+
+# -- a run as lines ----------------------------------------------------------------------------------------------------
 
 STEPS, ENTRIES, LINE_CHARS = 100, 1_000, 1_000
 """Actions and log entries of one run that are shown, the newest; and characters of an entry."""

@@ -161,6 +161,8 @@ def _without_secrets(entry: Entry, redactor: Redactor) -> Entry:
     return entry._replace(session_id=_NOBODY, user_id=_NOBODY, content=text)
 
 
+# -- a case of it ------------------------------------------------------------------------------------------------------
+
 MOST_FILES, MOST_FILE_BYTES, MOST_BYTES = 1_000, 10_000_000, 50_000_000
 """What is kept of a workspace: so many files, so many bytes of each, and in all."""
 MOST_FIGURES = 5
@@ -230,7 +232,10 @@ def freeze(
             workspace=case_id if files else None,
             recording=f"{case_id}.jsonl",
             arguments={name: hide(value) for name, value in config.asked.items() if name not in _KEPT},
-            checks=tuple(hide_in(check, redactor) for check in checks),
+            # They were made of what the run wrote.
+            checks=tuple(
+                type(check).model_validate(hide(check.model_dump(mode="json", by_alias=True))) for check in checks
+            ),
         )
         return Frozen(case, _write(case, recording.lines(redactor), made), files, tuple(left_out))
 
@@ -289,11 +294,6 @@ def _figures(quoted: Sequence[Mapping[str, Any]], output: str, task: str) -> tup
     """Return the figures of the quotes that the output has too, and that the task did not give away."""
     figures = (figure for one in quoted for figure in _FIGURE.findall(normalize(str(one.get("quote")))))
     return tuple(dict.fromkeys(each for each in figures if each in output and each not in task))[:MOST_FIGURES]
-
-
-def hide_in(check: Check, redactor: Redactor) -> Check:
-    """Return a check without secrets: it was made of what the run wrote."""
-    return type(check).model_validate(redactor.redact_json(check.model_dump(mode="json", by_alias=True)))
 
 
 def _copy(

@@ -119,7 +119,7 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class Part:
+class RequestPart:
     """A part of a request that differs: its name, and the lines that do."""
 
     name: str
@@ -131,7 +131,7 @@ class Difference:
     """Where the requests first differ: the turn, and which parts of it."""
 
     turn: int
-    parts: tuple[Part, ...]
+    parts: tuple[RequestPart, ...]
 
 
 @dataclass(frozen=True)
@@ -454,32 +454,32 @@ def _first_difference(tape: Tape) -> Difference | None:
     key = min(tape.changed)
     now, before = tape.requests[key], tape.recorded(key)
     if before is None:
-        return Difference(key[0], (Part("a call that the recorded run did not make"),))
-    return Difference(key[0], tuple(_parts(tape, before, now)) or (Part("the format of the request"),))
+        return Difference(key[0], (RequestPart("a call that the recorded run did not make"),))
+    return Difference(key[0], tuple(_parts(tape, before, now)) or (RequestPart("the format of the request"),))
 
 
-def _parts(tape: Tape, before: Request, now: Request) -> Iterator[Part]:
+def _parts(tape: Tape, before: Request, now: Request) -> Iterator[RequestPart]:
     """Yield the parts of a request that differ; of its messages, the first that does."""
     if before.system != now.system:
-        yield Part("the system prompt", _diff(before.system, now.system))
+        yield RequestPart("the system prompt", _diff(before.system, now.system))
     was, tools = ({tool.name: tool.as_dict() for tool in each.tools} for each in (before, now))
     for name in dict.fromkeys([*was, *tools]):
         if was.get(name) != tools.get(name):
             one, other = (_tool_text(each.get(name)) for each in (was, tools))
-            yield Part(f"the tool {name}", _diff(one, other))
+            yield RequestPart(f"the tool {name}", _diff(one, other))
     turns_before, turns = (tape.comparable(each)[2] for each in (before, now))
     pairs: Iterator[tuple[Turn | str | None, Turn | str | None]] = zip_longest(turns_before, turns)
     for number, (earlier, later) in enumerate(pairs, 1):
         if earlier != later:
             kind = _kind(later or earlier or "")
-            yield Part(f"message {number} ({kind})", _diff(_turn_text(earlier), _turn_text(later)))
+            yield RequestPart(f"message {number} ({kind})", _diff(_turn_text(earlier), _turn_text(later)))
             break
     for what, least, most in (
         ("the most tokens of the answer", before.max_output, now.max_output),
         ("the tokens for thinking", before.thinking, now.thinking),
     ):
         if least != most:
-            yield Part(what, (f"-{least}", f"+{most}"))
+            yield RequestPart(what, (f"-{least}", f"+{most}"))
 
 
 def _tool_text(tool: dict[str, Any] | None) -> str:

@@ -80,7 +80,7 @@ _UNKNOWN_SEQ = 1_000_000_000
 
 
 @dataclass
-class Attempt:
+class TapeAttempt:
     """One recorded call of the model.
 
     Attributes:
@@ -105,7 +105,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Result:
+class TapeResult:
     """One recorded result of a tool: its entry, and what that says."""
 
     entry: Entry
@@ -128,9 +128,9 @@ class Tape:
 
     def __init__(self, recording: Recording, price: Price, *, same_model: bool) -> None:
         self.recording = recording
-        self.attempts: dict[Key, Attempt] = {}
-        self.searches: dict[tuple[int, str], Attempt] = {}
-        self.results: dict[tuple[int, str], Result] = {}
+        self.attempts: dict[Key, TapeAttempt] = {}
+        self.searches: dict[tuple[int, str], TapeAttempt] = {}
+        self.results: dict[tuple[int, str], TapeResult] = {}
         self.claims = [entry for entry in recording.entries if isinstance(entry.fact, RunClaimed)]
         self.requests: dict[Key, Request] = {}
         self.changed: list[Key] = []
@@ -145,11 +145,11 @@ class Tape:
         self._claim = 0
         self._now_us = self._zero_us = self._before_us = 0
         self._pauses: dict[int | None, int] = {}
-        held: Attempt | None = None
+        held: TapeAttempt | None = None
         for entry in recording.entries:
             match entry.fact:
                 case CostReserved() as fact:
-                    held = Attempt(entry, fact)
+                    held = TapeAttempt(entry, fact)
                     if fact.tool_call is not None:
                         self.searches[fact.turn, fact.tool_call] = held
                     else:
@@ -161,13 +161,13 @@ class Tape:
                 case ErrorOccurred() as fact if attempt := self._attempt_of(entry, fact.turn, fact.attempt):
                     attempt.error = fact
                 case ToolResult() as fact if entry.generation is not None and fact.call_id is not None:
-                    self.results[fact.turn or 0, fact.call_id] = Result(entry, fact)
+                    self.results[fact.turn or 0, fact.call_id] = TapeResult(entry, fact)
                 case RunPaused() | ExtensionAsked() | QuestionAsked():
                     self._pauses.setdefault(entry.generation, entry.seq)
                 case _:
                     pass
 
-    def _attempt_of(self, entry: Entry, turn: int | None, attempt: int | None) -> Attempt | None:
+    def _attempt_of(self, entry: Entry, turn: int | None, attempt: int | None) -> TapeAttempt | None:
         return self.attempts.get((turn or 0, attempt or 0)) if entry.generation is not None else None
 
     # -- claims and the clock -----------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ class Tape:
     def clock(self) -> float:
         return (self._now_us - self._zero_us) / 1e6
 
-    def at(self, attempt: Attempt, timeout_s: float) -> None:
+    def at(self, attempt: TapeAttempt, timeout_s: float) -> None:
         """Set the clock to when a call of the model was reserved."""
         self._now_us = attempt.entry.ts_us
         told = _LEFT.search(attempt.reserved.notice or "") if "left:time" in attempt.reserved.notices else None
@@ -262,7 +262,7 @@ class Tape:
             notes=said.notes,
         )
 
-    async def _unanswered(self, turn: int, attempt: Attempt | None) -> NoReturn:
+    async def _unanswered(self, turn: int, attempt: TapeAttempt | None) -> NoReturn:
         """Do what the recorded run did where no answer came; see `answer`."""
         if attempt is not None and attempt.error is not None:
             error = self._error(attempt, attempt.error)
@@ -275,7 +275,7 @@ class Tape:
             raise StoreUnavailable("the log was out of reach in the recorded run")
         await self._lost(attempt.entry)
 
-    def _is_same(self, key: Key, attempt: Attempt, model: Model, request: Request) -> bool:
+    def _is_same(self, key: Key, attempt: TapeAttempt, model: Model, request: Request) -> bool:
         if self.same_model and hashlib.sha256(model.encode(request)).hexdigest() == attempt.reserved.request_sha:
             return True
         before = self.recorded(key)
@@ -314,7 +314,7 @@ class Tape:
         kinds = ("input_tokens", "cache_read_tokens", "cache_write_tokens")
         return usage.model_copy(update={kind: round(getattr(usage, kind) * ratio) for kind in kinds})
 
-    def _reported(self, attempt: Attempt, usage: Usage | None) -> int | None:
+    def _reported(self, attempt: TapeAttempt, usage: Usage | None) -> int | None:
         """Return what the provider would report as the cost; None where it reports none."""
         paid = attempt.paid.cost_micros if attempt.paid is not None else None
         if attempt.settled is None or attempt.settled.price_source != "provider" or not paid:
@@ -326,7 +326,7 @@ class Tape:
             return paid
         return round(paid * cost_micros(self._price, usage) / cost_micros(self._price, recorded))
 
-    def _error(self, attempt: Attempt, error: ErrorOccurred) -> ModelError:
+    def _error(self, attempt: TapeAttempt, error: ErrorOccurred) -> ModelError:
         """Return the recorded error, so that the run does after it what it did: another attempt, a pause, its end."""
         turn, number = attempt.reserved.turn, attempt.reserved.attempt
         following = self.attempts.get((turn, number + 1))

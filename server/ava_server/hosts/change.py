@@ -23,6 +23,7 @@ from ava_server.core.errors import ConfigError
 from ava_server.core.files import FileChanged, create_file, reason, replace_file
 from ava_server.hosts.formats import NOTHING, Configuration, Format, Steps, named, put_in
 from ava_server.hosts.known import TOKEN, TOKEN_INPUT, Host, Launch, Rule, ToolRules, UserPlace
+from ava_server.models.json_text import as_list, as_object, fields_of
 
 BACKUP = "ava-backup"
 _OURS = frozenset({"ava", "ava-subagents", "ava_server"})
@@ -152,11 +153,8 @@ def is_ours(entry: object) -> bool:
 
 def is_remote(entry: object) -> bool:
     """Tell whether an entry connects to an Ava on another machine: it takes the token from where Ava says."""
-    if not isinstance(entry, Mapping):
-        return False
-    table = cast("Mapping[str, object]", entry)
-    headers = table.get("headers")
-    given = str(cast("Mapping[str, object]", headers).get("Authorization")) if isinstance(headers, Mapping) else ""
+    table = fields_of(entry)
+    given = str(fields_of(table.get("headers")).get("Authorization"))
     return table.get("bearer_token_env_var") == TOKEN or bool(_TOKEN_REFERENCE.fullmatch(given))
 
 
@@ -174,11 +172,9 @@ class Server:
 def servers_of(host: Host, path: Path) -> list[Server]:
     """Return the servers that are Ava. Raises ConfigError: the configuration cannot be read."""
     table = Configuration.read(path, host.format, to_change=False).get((host.servers,))
-    servers = list(cast("dict[str, object]", table).values()) if isinstance(table, dict) else table
+    servers = [*fields_of(table).values(), *as_list(table)]
     return [
-        Server(_words(entry)[0], _keys_without_address(host, cast("Mapping[str, object]", entry)))
-        for entry in (cast("list[object]", servers) if isinstance(servers, list) else ())
-        if is_ours(entry)
+        Server(_words(entry)[0], _keys_without_address(host, fields_of(entry))) for entry in servers if is_ours(entry)
     ]
 
 
@@ -186,10 +182,9 @@ def place_of(file: Configuration, host: Host, name: str) -> Steps:
     """Return where a configuration has the server of this name, or would have it."""
     if not host.in_list:
         return (host.servers, name)
-    listed = file.get((host.servers,))
-    servers = cast("list[object]", listed) if isinstance(listed, list) else []
+    servers = as_list(file.get((host.servers,)))
     for number, entry in enumerate(servers):
-        if isinstance(entry, Mapping) and cast("Mapping[str, object]", entry).get("name") == name:
+        if fields_of(entry).get("name") == name:
             return (host.servers, number)
     return (host.servers, len(servers))
 
@@ -199,10 +194,8 @@ def _keys_without_address(host: Host, entry: Mapping[str, object]) -> dict[str, 
 
     Without those, Ava cannot tell a gateway's key from the provider's. A key that is written into the entry is Ava's.
     """
-    listed, given = entry.get("env_vars"), entry.get(host.env)
-    names = cast("list[object]", listed) if isinstance(listed, list) else []
-    passed = {str(cast("Mapping[str, object]", one).get("name") if isinstance(one, Mapping) else one) for one in names}
-    table: Mapping[str, object] = cast("Mapping[str, object]", given) if isinstance(given, Mapping) else {}
+    names, table = as_list(entry.get("env_vars")), fields_of(entry.get(host.env))
+    passed = {str(one if (fields := as_object(one)) is None else fields.get("name")) for one in names}
     passed |= {name for name, value in table.items() if name in str(value)}
     missing = {
         key: tuple(name for name in address_variables(provider) if name not in passed and name not in table)
@@ -213,9 +206,7 @@ def _keys_without_address(host: Host, entry: Mapping[str, object]) -> dict[str, 
 
 
 def _words(entry: object) -> list[str]:
-    if not isinstance(entry, Mapping):
-        return []
-    table = cast("Mapping[str, object]", entry)
+    table = fields_of(entry)
     if isinstance(helper := table.get("headersHelper"), str):
         try:
             return [word for word in shlex.split(helper) if not _VARIABLE.match(word)]
@@ -223,7 +214,7 @@ def _words(entry: object) -> list[str]:
             return []
     words: list[object] = []
     for part in (table.get("command", table.get("cmd")), table.get("args", [])):
-        words += cast("list[object]", part) if isinstance(part, list) else [part]
+        words += as_list(part) if isinstance(part, list) else [part]
     return [word for word in words if isinstance(word, str)] if all(isinstance(word, str) for word in words) else []
 
 
@@ -324,9 +315,8 @@ def _element(file: Configuration, host: Host) -> Steps | None:
     """Return the place of the element that the entry refers to, or where it would be added."""
     if host.element is None:
         return None
-    listed = file.get(host.element.path)
-    elements = cast("list[object]", listed) if isinstance(listed, list) else []
-    ids = [cast("Mapping[str, object]", one).get("id") if isinstance(one, Mapping) else None for one in elements]
+    elements = as_list(file.get(host.element.path))
+    ids = [fields_of(one).get("id") for one in elements]
     own = host.element.value["id"]
     return (*host.element.path, ids.index(own) if own in ids else len(elements))
 
@@ -411,7 +401,7 @@ def _add(file: Configuration, rules: ToolRules, name: str) -> list[str]:
             raise ConfigError(f"{named(rule.place)} in {file.path} is not a list; the file was left alone.")
         if _stands(file, rule) or (not rule.listed and found is not NOTHING):
             continue
-        count = len(cast("list[object]", found)) if isinstance(found, list) else 0
+        count = len(as_list(found))
         file.put((*rule.place, count) if rule.listed else rule.place, rule.value)
         added.append(rule)
     return _shown(rules, added)

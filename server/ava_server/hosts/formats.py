@@ -261,7 +261,15 @@ class Configuration:
         self.target = target
         self.text = text
         self._format = form
-        self.data = self._parse(self.body)
+        try:
+            data = form.parse(self.body)
+        except ValueError as wrong:
+            raise ConfigError(
+                f"{path} cannot be read: {wrong}. It was left alone; correct it there, and try again."
+            ) from None
+        if not isinstance(data, dict):
+            raise ConfigError(f"{path} is not a table; it was left alone.")
+        self.data = cast("dict[str, Any]", data)
 
     @classmethod
     def read(cls, path: Path, form: Format, *, to_change: bool = True) -> Configuration:
@@ -340,17 +348,6 @@ class Configuration:
             )
         mark = _BOM if (self.text or "").startswith(_BOM) else ""
         self.text, self.data = mark + body, self._format.parse(body)
-
-    def _parse(self, body: str) -> dict[str, Any]:
-        try:
-            data = self._format.parse(body)
-        except ValueError as wrong:
-            raise ConfigError(
-                f"{self.path} cannot be read: {wrong}. It was left alone; correct it there, and try again."
-            ) from None
-        if not isinstance(data, dict):
-            raise ConfigError(f"{self.path} is not a table; it was left alone.")
-        return cast("dict[str, Any]", data)
 
 
 def named(path: Steps) -> str:

@@ -42,7 +42,7 @@ from ava_server.approval.proposals import pending_proposals
 from ava_server.budget.user_limits import STRICTEST_FIRST, day_caps
 from ava_server.config.passkeys import Passkeys, passkey_host
 from ava_server.config.settings import Policy, UserSettings
-from ava_server.config.tokens import expiry, read_tokens, user_name
+from ava_server.config.tokens import Token, expiry, read_tokens, user_name
 from ava_server.config.users import read_users
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import UNKNOWN_ID, parse_id
@@ -51,7 +51,7 @@ from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
 from ava_server.render.run_view import carried
 from ava_server.runs.extension import waiting_extensions
 from ava_server.service import record_requests as requests
-from ava_server.service.access import Access
+from ava_server.service.access import Access, Session
 from ava_server.service.service import decide
 from ava_server.service.users import (
     AddedUser,
@@ -70,9 +70,7 @@ from ava_server.web.site import read_body
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from ava_server.config.tokens import Token
     from ava_server.core.data_root import DataRoot
-    from ava_server.service.access import Session
     from ava_server.service.records import RunRecord
 
 APPROVAL_BYTES = 256 * 1024
@@ -187,6 +185,8 @@ def _approver(token: Token) -> Session:
     return session
 
 
+# -- users -------------------------------------------------------------------------------------------------------------
+
 USERS_CLIENT = "ava user"
 USER_BYTES = 10_000
 _Count = Annotated[int, Field(strict=True, ge=0)]
@@ -294,6 +294,8 @@ async def _user_body(request: Request) -> _Limits:
 def _user_json(answer: BaseModel) -> Response:
     return json_response(answer.model_dump())
 
+
+# -- records -----------------------------------------------------------------------------------------------------------
 
 RECORDS_CLIENT = "ava"
 ANSWER_S = 30.0

@@ -31,16 +31,14 @@ from ava_server.config.tokens import Token, Tokens
 from ava_server.core.errors import AvaError, BadInput, ConfigError, Refused
 from ava_server.mcp_server.app import OF_REQUEST
 from ava_server.web.http_connection import CONNECTION
-from ava_server.web.site import VISITOR
+from ava_server.web.site import VISITOR, Visitor
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from ava_server.config.tokens import Token
     from ava_server.http.settings import Reach
     from ava_server.web.pages import Pages
-    from ava_server.web.site import Visitor
 
 
 _NONE_GIVEN = "No token given. Send the one that `ava token create` showed in the header `Authorization: Bearer TOKEN`."

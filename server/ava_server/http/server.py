@@ -21,7 +21,7 @@ import uvicorn
 from ava_extras import has_extra, missing
 from ava_server.config.browser_sessions import BrowserSessions
 from ava_server.config.passkeys import Passkeys
-from ava_server.config.tokens import Tokens
+from ava_server.config.tokens import Token, Tokens
 from ava_server.core.data_root import DataRoot
 from ava_server.core.local_server import http_server, pages_server
 from ava_server.core.shortage import raise_limit
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from ava_server.config.settings import Settings
-    from ava_server.config.tokens import Token
     from ava_server.web.pages import Pages
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 import httpx2
-from mcp.server.streamable_http import MCP_SESSION_ID_HEADER
+from mcp.server.streamable_http import MCP_SESSION_ID_HEADER, StreamableHTTPServerTransport
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
@@ -29,7 +29,6 @@ from ava_server.http.limits import connection_of, error_response, too_many
 if TYPE_CHECKING:
     from mcp.server.auth.middleware.bearer_auth import AuthorizationContext
     from mcp.server.lowlevel.server import Server
-    from mcp.server.streamable_http import StreamableHTTPServerTransport
     from starlette.types import Message, Receive, Scope, Send
 
     from ava_server.service.runtime import Runtime
@@ -51,25 +50,26 @@ class Sessions(StreamableHTTPSessionManager):
         self.forwarder: Forwarder | None = None
 
     async def answer(self, user: str, scope: Scope, receive: Receive, send: Send) -> None:
-        if _opens(scope) and self._open_of(user) >= SESSIONS_OF_USER:
+        headers = Headers(scope=scope)
+        session, version = headers.get(MCP_SESSION_ID_HEADER), headers.get(MCP_PROTOCOL_VERSION_HEADER)
+        # Of a version of the protocol that has sessions, by the SDK's rules.
+        of_session = version is None or version in HANDSHAKE_PROTOCOL_VERSIONS
+        owners, elsewhere = self._session_owners.values(), False
+        if of_session and session is None and sum(owner["subject"] == user for owner in owners) >= SESSIONS_OF_USER:
             sentence = (
                 f"{SESSIONS_OF_USER} sessions of {user} are open, which is the limit. A client ends its session with"
                 f" DELETE; an idle one ends after {IDLE_S / 60:.0f} min."
             )
             await too_many(sentence, _AGAIN_S)(scope, receive, send)
-        elif not await self._passed_on(scope, receive, send):
+            return
+        if of_session and session is not None and session not in self._server_instances and self.forwarder is not None:
+            elsewhere = await self.forwarder.passes_on(session, scope, receive, send)
+        if not elsewhere:
             try:
                 await self.handle_request(scope, receive, send)
             except Exception as error:
                 if not _session_ended(error):
                     raise
-
-    async def _passed_on(self, scope: Scope, receive: Receive, send: Send) -> bool:
-        headers = Headers(scope=scope)
-        session = headers.get(MCP_SESSION_ID_HEADER)
-        if session is None or session in self._server_instances or self.forwarder is None or not _of_session(headers):
-            return False
-        return await self.forwarder.passes_on(session, scope, receive, send)
 
     def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
         """Register a new session under an id that says which server it belongs to."""
@@ -78,7 +78,7 @@ class Sessions(StreamableHTTPSessionManager):
             return transport
         given = transport.mcp_session_id
         assert given is not None
-        transport.mcp_session_id = named = self.forwarder.name_session(given)
+        transport.mcp_session_id = named = f"{given}-{self.forwarder.name}"
         self._server_instances[named] = self._server_instances.pop(given)
         if given in self._session_owners:
             self._session_owners[named] = self._session_owners.pop(given)
@@ -95,9 +95,6 @@ class Sessions(StreamableHTTPSessionManager):
     def open(self) -> int:
         return len(self._session_owners)
 
-    def _open_of(self, user: str) -> int:
-        return sum(owner["subject"] == user for owner in self._session_owners.values())
-
 
 def _session_ended(error: BaseException | None) -> bool:
     """Tell whether a session ended while a message for it arrived: the SDK then logs an error and answers twice."""
@@ -109,17 +106,6 @@ def _session_ended(error: BaseException | None) -> bool:
 def worth_a_line(record: logging.LogRecord) -> bool:
     """Tell whether to show a line of the SDK's log: not where a session has only ended."""
     return not (record.exc_info and _session_ended(record.exc_info[1]))
-
-
-def _opens(scope: Scope) -> bool:
-    headers = Headers(scope=scope)
-    return MCP_SESSION_ID_HEADER not in headers and _of_session(headers)
-
-
-def _of_session(headers: Headers) -> bool:
-    """Tell whether a request is of a version of the protocol that has sessions, by the SDK's rules."""
-    version = headers.get(MCP_PROTOCOL_VERSION_HEADER)
-    return version is None or version in HANDSHAKE_PROTOCOL_VERSIONS
 
 
 log = logging.getLogger("ava.peers")
@@ -149,8 +135,8 @@ class Forwarder:
     def __init__(self, runtime: Runtime, host: str) -> None:
         self._instances = runtime.instances
         self._own = runtime.membership
-        self._name = self._own.name
-        self._marks = {PASSED_ON: self._name, "host": host, "accept-encoding": "identity"}
+        self.name = self._own.name
+        self._marks = {PASSED_ON: self.name, "host": host, "accept-encoding": "identity"}
         # No proxy from the environment, and no redirect: a token goes to the announced address and nowhere else.
         self._client = httpx2.AsyncClient(
             timeout=httpx2.Timeout(CONNECT_S, read=READ_S, write=WRITE_S),
@@ -158,9 +144,6 @@ class Forwarder:
             trust_env=False,
             follow_redirects=False,
         )
-
-    def name_session(self, random: str) -> str:
-        return f"{random}-{self._name}"
 
     async def stay_open(self) -> None:
         try:
@@ -187,7 +170,7 @@ class Forwarder:
         """Have the server that owns a session answer a request; return False if there is none, and nothing was sent."""
         headers = Headers(scope=scope)
         owner = owner_of(session)
-        if owner is None or owner == self._name or PASSED_ON in headers:
+        if owner is None or owner == self.name or PASSED_ON in headers:
             return False
         address = await anyio.to_thread.run_sync(self._instances.address_of, owner)
         if address is None:
@@ -241,7 +224,9 @@ class _Relay:
                     await answer.aclose()
         except (httpx2.ConnectError, httpx2.ConnectTimeout):  # no server has seen the request
             log.info("the server of a session does not answer at %s", url)
-            await _no_session()(self._scope, self._receive, self._send)
+            error = {"code": -32600, "message": "Session not found"}  # the client opens another one
+            lost = JSONResponse({"jsonrpc": "2.0", "id": None, "error": error}, 404)
+            await lost(self._scope, self._receive, self._send)
         except (httpx2.TransportError, httpx2.InvalidURL) as error:
             log.warning("the server of a session at %s ended while it answered: %s", url, type(error).__name__)
             await self._broken_off()
@@ -278,9 +263,3 @@ def _kept(headers: Headers | httpx2.Headers, names: frozenset[str]) -> Iterator[
     for name, value in headers.items():
         if name.lower() in names or name.lower().startswith(_OF_MCP):
             yield name, value
-
-
-def _no_session() -> JSONResponse:
-    """The client opens another one."""
-    error: dict[str, Any] = {"code": -32600, "message": "Session not found"}
-    return JSONResponse({"jsonrpc": "2.0", "id": None, "error": error}, 404)

@@ -213,6 +213,10 @@ class Wait:
     question: WaitingQuestion | None = None
     command: str = "ava"
 
+    @property
+    def _until(self) -> str:
+        return local_second(self.until_us or 0)
+
     def for_tools(self) -> str | None:
         """Return `waits_for` of the tools' answers."""
         match self.cause:
@@ -228,8 +232,7 @@ class Wait:
                 if self.question is not None and self.question.to_allow:
                     how = f"only the person answers it, in Ava's form or pages, or with {self.question.in_a_terminal}"
                 return (
-                    f"an answer to its question (untrusted_question): {how}. Without one, it continues at"
-                    f" {local_second(self.until_us or 0)}"
+                    f"an answer to its question (untrusted_question): {how}. Without one, it continues at {self._until}"
                 )
             case "resume" | "held":
                 how = f' and approving ["{self.line}"]' if self.line is not None else ""
@@ -248,24 +251,16 @@ class Wait:
                 asked = asked_of(self.run)
                 words = request_words(asked) if asked is not None else "allow it more"
                 how = f"`{self.command} approve {self.run.id}`"
-                return (
-                    f"a person may {words}: {how}; without an answer it wraps up at {local_second(self.until_us or 0)}"
-                )
+                return f"a person may {words}: {how}; without an answer it wraps up at {self._until}"
             case "answer":
                 how = f'`{self.command} send {self.run.id} "…"`'
-                return (
-                    f"answer its question with {how}; without an answer it continues at"
-                    f" {local_second(self.until_us or 0)}"
-                )
+                return f"answer its question with {how}; without an answer it continues at {self._until}"
             case "queue":
-                place = f"number {self.position} in the queue"
-                return _joined(place, self.blocker if self.served else _NO_SERVER)
+                return _joined(f"number {self.position} in the queue", self.blocker if self.served else _NO_SERVER)
             case "owner":
-                why = self.blocker or "the next Ava server of this user resumes it"
-                return _joined(_NO_OWNER, why)
+                return _joined(_NO_OWNER, self.blocker or "the next Ava server of this user resumes it")
             case "resume":
-                how = f"resume it with `{self.command} resume {self.run.id}`"
-                return f"{_NO_OWNER}; {how}"
+                return f"{_NO_OWNER}; resume it with `{self.command} resume {self.run.id}`"
             case "held":
                 how = f"resume it with `{self.command} resume {self.run.id}`"
                 return f"restored or imported; {how}, or end it with `{self.command} cancel {self.run.id}`"

@@ -32,12 +32,11 @@ from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError, BadInput, ConfigError
 from ava_server.core.files import is_own, make_private_folder
 from ava_server.evals.case import SUITE, Case, SuiteFaults, TomlFile, argument_faults, load_cases, read_toml
-from ava_server.models.selection import OFFLINE, choose
+from ava_server.models.selection import OFFLINE, ModelSettings, choose
 
 if TYPE_CHECKING:
     from ava_roles.catalog import Catalog
     from ava_roles.role import Role
-    from ava_server.models.selection import ModelSettings
 
 _PACKAGE = Path(__file__).parents[1]
 SHIPPED = (_PACKAGE / "_suites", _PACKAGE.parents[1] / "examples" / "suites")
@@ -176,7 +175,8 @@ def plan_cells(
             key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
             spawn = {**given, "role": role.name, "workspace": str(copy), "name": case.id[:_ID_CHARS]}
             spawn |= {"model": column.model} if column.model is not None else {}
-            label = _column_name(column, {each for _role, each in chosen.values()})
+            named_models = ", ".join(sorted({each for _role, each in chosen.values()}))
+            label = f"{named_models} · {column.role}" if column.role is not None else named_models
             cap = float(arguments.get(CAP, role.max_cost_cents))
             refusal = _refusal(role, arguments) if model == OFFLINE else ""
             cells += [
@@ -203,12 +203,6 @@ def _refusal(role: Role, arguments: Mapping[str, Any]) -> str:
     if role.needs_model:
         return f"the role {role.name} needs a language model"
     return "the offline reader writes no output in a given form" if "output_schema" in arguments else ""
-
-
-def _column_name(column: Column, models: set[str]) -> str:
-    """Return what a column is called: its models, and its role where one is given for all cases."""
-    name = ", ".join(sorted(models))
-    return f"{name} · {column.role}" if column.role is not None else name
 
 
 @dataclass(frozen=True)

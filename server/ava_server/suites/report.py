@@ -117,6 +117,8 @@ def tried(result: SuiteResult, case: str, column: str) -> list[Verdict]:
     return [one for one in result.verdicts if (one.case, one.column) == (case, column)]
 
 
+# -- the page ----------------------------------------------------------------------------------------------------------
+
 _COLOURS = ("#0b6e99", "#c2571a", "#3a7d34", "#8a3d9c", "#9c6b00", "#b0304f", "#4a5a6a", "#00796b")
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 520, 320, 52, 32, 30, 48
 _STYLE = """

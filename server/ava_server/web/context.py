@@ -21,7 +21,7 @@ from starlette.responses import RedirectResponse, Response
 
 from ava_audit.events import Event, SettingsChanged
 from ava_audit.units import format_duration, format_usd, iso_utc, now_us
-from ava_audit.view import append
+from ava_audit.view import View, append
 from ava_roles.wrap import clean
 from ava_server.approval.decide import Needs, approval_needs
 from ava_server.approval.proposals import made_under_human
@@ -33,17 +33,14 @@ from ava_server.render.run_view import state_words
 from ava_server.service.access import Access
 from ava_server.service.current import Budget, todays_budgets
 from ava_server.web.markdown import html, is_web_address
-from ava_server.web.site import HEADERS, VISITOR, Site, Visitor
-from ava_server.web.webauthn import RelyingParty
+from ava_server.web.site import HEADERS, VISITOR, Form, Site, Visitor
+from ava_server.web.webauthn import RelyingParty, Subject
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_audit.store.store import Store
-    from ava_audit.view import View
     from ava_server.mcp_server.app import App
     from ava_server.service.runtime import Runtime
-    from ava_server.web.site import Form
-    from ava_server.web.webauthn import Subject
 
 GIVE_PIN = "Enter the approval PIN."
 CHOOSE_PIN = "Choose an approval PIN, and repeat it: from now on it approves what starts."
@@ -129,6 +126,7 @@ class Authority:
         return PinFile(self._app.runtime.settings.paths.approval_file)
 
 
+NO_PAGE = "There is no page at this address."
 HEAD = "ava.head"
 """Where a request's scope has the newest `seq` of the log at its arrival."""
 _IN_ADDRESS = "/?&=%:+"
@@ -336,11 +334,11 @@ def static_url(name: str) -> str:
     return f"/static/{name}?v={hashlib.sha256(static_files()[name][0]).hexdigest()[:10]}"
 
 
-def static_answer(name: str, version: str) -> Response | None:
-    """With the right version in the address, browsers keep the file."""
+def static_answer(name: str, version: str) -> Response:
+    """With the right version in the address, browsers keep the file. Raises NotFound: there is none of this name."""
     found = static_files().get(name)
     if found is None:
-        return None
+        raise NotFound(NO_PAGE)
     kept = version and static_url(name).endswith(f"?v={version}")
     cache_control = "public, max-age=31536000, immutable" if kept else "no-cache"
     return Response(found[0], headers={**HEADERS, "Cache-Control": cache_control, "Content-Type": found[1] + _CHARSET})

@@ -41,7 +41,7 @@ _NOTHING: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
-class Asked:
+class CostsQuery:
     """What the address asks for; days count from 1970, UTC, and `last` is one of them.
 
     `span` is how many days up to today, None for a range of dates; `by` is what the bars are divided by.
@@ -82,7 +82,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundCosts:
     """What the log says; the periods are days, or months of a long time, and `shares` are the parts of their costs.
 
     The budgets are today's; `empty`: nothing is in the log yet.
@@ -95,7 +95,7 @@ class Found:
     empty: bool
 
 
-class Costs(PagePart):
+class CostPages(PagePart):
     """The page of costs."""
 
     def routes(self) -> list[Route]:
@@ -145,26 +145,26 @@ class Costs(PagePart):
         }
         return self._context.show(request, "approvals.html", values, 400 if problem else 200)
 
-    def _found(self, view: View, asked: Asked, visitor: Visitor) -> Found:
+    def _found(self, view: View, asked: CostsQuery, visitor: Visitor) -> FoundCosts:
         user = None if asked.everybody else visitor.user
         found = spending(view, asked.first * DAY_US, (asked.last + 1) * DAY_US, user)
         report = report_of(found, asked.first, asked.last, user)
         periods = months_of(report.days) if len(report.days) > MANY_DAYS else report.days
         shares = shares_of(found, report, asked.by, periods, MOST_SHARES)
         budgets = self._context.budgets(view, visitor, now_us(), everybody=asked.everybody)
-        return Found(report, periods, shares, budgets, found.first_us is None)
+        return FoundCosts(report, periods, shares, budgets, found.first_us is None)
 
 
-def lenient(request: Request, visitor: Visitor) -> tuple[Asked, str]:
+def lenient(request: Request, visitor: Visitor) -> tuple[CostsQuery, str]:
     """Return the usual time, with the problem, for what cannot be understood."""
     today, everybody = now_us() // DAY_US, "all" in request.query_params and visitor.reads_all
     try:
         return asked_of(request.query_params, today, visitor), ""
     except BadInput as error:
-        return Asked(today - USUAL + 1, today, USUAL, "role", everybody), str(error)
+        return CostsQuery(today - USUAL + 1, today, USUAL, "role", everybody), str(error)
 
 
-def asked_of(query: QueryParams, today: int, visitor: Visitor) -> Asked:
+def asked_of(query: QueryParams, today: int, visitor: Visitor) -> CostsQuery:
     """Raises BadInput: a value cannot be understood."""
     everybody = "all" in query and visitor.reads_all
     by = query.get("by", "role")
@@ -176,11 +176,11 @@ def asked_of(query: QueryParams, today: int, visitor: Visitor) -> Asked:
         last = min(last, today)  # later days have no costs, and there may be millions
         if first > last:
             raise BadInput("from: it is later than the last day, or than today")
-        return Asked(max(first, 0), last, None, by, everybody)
+        return CostsQuery(max(first, 0), last, None, by, everybody)
     days = query.get("days", str(USUAL))
     if days not in map(str, SPANS):
         raise BadInput(f"days: {days[:40]!r} is not one of {', '.join(map(str, SPANS))}")
-    return Asked(today - int(days) + 1, today, int(days), by, everybody)
+    return CostsQuery(today - int(days) + 1, today, int(days), by, everybody)
 
 
 def _day(field: str, given: str) -> int:
@@ -193,7 +193,7 @@ def _day(field: str, given: str) -> int:
     return day
 
 
-def lines_of(found: Found, *, everybody: bool) -> list[Line]:
+def lines_of(found: FoundCosts, *, everybody: bool) -> list[Line]:
     """Oldest first."""
     index = {period.name: number for number, period in enumerate(found.periods)}
     lines: list[Line] = []
@@ -215,7 +215,7 @@ def _entries_of(day: str, everybody: bool) -> str:
     return "/events?" + urlencode({**asked, **({"all": ""} if everybody else {})})
 
 
-def row_of(one: Sum, what: str, asked: Asked) -> tuple[Sum, str]:
+def row_of(one: Sum, what: str, asked: CostsQuery) -> tuple[Sum, str]:
     """Return the sums of a role, model, ending or user, and the address of its runs; empty without one."""
     everybody = {"all": ""} if asked.everybody else {}
     match what:
@@ -227,7 +227,7 @@ def row_of(one: Sum, what: str, asked: Asked) -> tuple[Sum, str]:
             return one, ""
 
 
-def chart_of(found: Found) -> dict[str, Any]:
+def chart_of(found: FoundCosts) -> dict[str, Any]:
     return {
         "periods": [period.name for period in found.periods],
         "totals": [format_usd(period.cost) for period in found.periods],

@@ -62,7 +62,9 @@ def _renderer() -> MarkdownIt:
 
 
 def _safe_blocks(tokens: Sequence[Token]) -> Iterable[Token]:
-    levels = _heading_levels(tokens)
+    # The highest level of a heading comes right below the page's own.
+    used = sorted({token.tag for token in tokens if token.type == "heading_open"})
+    levels = {tag: f"h{min(number, 6)}" for number, tag in enumerate(used, _FIRST_HEADING)}
     for token in tokens:
         token.content = clean(token.content)[0]
         token.attrs = {"start": token.attrs["start"]} if "start" in token.attrs else {}
@@ -78,12 +80,6 @@ def _safe_blocks(tokens: Sequence[Token]) -> Iterable[Token]:
         yield token
         if token.type == "table_close":
             yield _raw("</div>")
-
-
-def _heading_levels(tokens: Iterable[Token]) -> dict[str, str]:
-    """Return the level that each level of heading becomes: the highest one comes right below the page's own."""
-    used = sorted({token.tag for token in tokens if token.type == "heading_open"})
-    return {tag: f"h{min(number, 6)}" for number, tag in enumerate(used, _FIRST_HEADING)}
 
 
 def _safe_inline(tokens: Sequence[Token]) -> Iterable[Token]:

@@ -27,6 +27,7 @@ from ava_roles.errors import RolesError
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.web.context import (
     HEAD,
+    NO_PAGE,
     NotFound,
     PageContext,
     SignedOut,
@@ -38,11 +39,10 @@ from ava_server.web.context import (
     static_answer,
     visitor_or_none,
 )
-from ava_server.web.costs import Costs
+from ava_server.web.costs import CostPages
 from ava_server.web.deciding import Deciding
-from ava_server.web.events import Events
-from ava_server.web.health import Health
-from ava_server.web.runs import Compare, Overview, Runs
+from ava_server.web.events import Events, HealthPage
+from ava_server.web.runs import Runs
 from ava_server.web.sign_in import PasskeyPages, SignIn
 from ava_server.web.site import HEADERS, VISITOR, Site, Visitor, is_own, with_headers
 
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ava.pages")
 NOT_YOURS = "This page belongs to another user of this machine."
-NO_PAGE = "There is no page at this address."
 _FOR_ONE_PROPOSAL = ("/proposals", "/static/", "/passkeys/options", "/sign-out")
 """The paths for a session that shows only some proposals."""
 _STATUS: Mapping[type[Exception], int] = {NotFound: 404, BadInput: 400, Refused: 409}
@@ -66,9 +65,9 @@ class Pages:
     def __init__(self, app: App, site: Site) -> None:
         self._site = site
         context = self._context = PageContext(app, site)
-        reports = (Costs(context), Events(context), Health(context), Compare(context))
+        reports = (CostPages(context), Events(context), HealthPage(context))
         people = (SignIn(context), PasskeyPages(context))
-        parts = (*people, Overview(context), Runs(context), Deciding(context), Live(context), *reports)
+        parts = (*people, Runs(context), Deciding(context), ChangeStream(context), *reports)
         self._paths = [route for part in parts for route in part.routes()]
         self._router = Router(
             [*self._paths, Route("/static/{name}", self._static, methods=["GET"])],
@@ -153,10 +152,7 @@ class Pages:
         return known
 
     async def _static(self, request: Request) -> Response:
-        found = static_answer(request.path_params["name"], request.query_params.get("v", ""))
-        if found is None:
-            raise NotFound(NO_PAGE)
-        return found
+        return static_answer(request.path_params["name"], request.query_params.get("v", ""))
 
     async def _nothing_here(self, _scope: Scope, _receive: Receive, _send: Send) -> None:
         raise NotFound(NO_PAGE)
@@ -177,7 +173,7 @@ MOST_LOOKED_AT = 5_000
 """Entries since a page was made; after more, the page is told to look again without a look at them."""
 
 
-class Live:
+class ChangeStream:
     """The stream of changes."""
 
     def __init__(self, context: PageContext) -> None:

@@ -40,10 +40,28 @@ from ava_server.web.timeline import Order, Place, describe, place_of, read_newer
 
 FIRST_ENTRIES = 40
 """Among so many of a run's first entries are its proposal and the decision on it."""
+MOST_CHARS = 400_000
+DIFF_LINES, DIFF_CHARS = 4_000, 400_000
+DIFF_WITHIN_S = 30.0
+WHOLE_ENTRIES = 10_000
+"""Of a run with more entries, only the last calls are read: everything would take seconds."""
+LAST_ENTRIES = 2_500
+MOST_ATTEMPTS = 400
+_PARTS = {
+    "input": "Prompts",
+    "cache": "Cache",
+    "output": "Answers",
+    "thinking": "Thinking",
+    "retries": "Retries",
+    "plan": "Planning",
+    "search": "Web searches",
+    "uncosted": "Unknown, booked at the worst case",
+}
+_OF_MONEY, _OF_CAPS = ("CostReserved", "CostUpdate"), ("SpawnProposed", "SpawnDecided")
 
 
 class RunPage(PagePart):
-    """The page of a run, and its parts that htmx fetches again."""
+    """The page of a run, its parts that htmx fetches again, and the pages of its long texts."""
 
     def routes(self) -> list[Route]:
         return [
@@ -52,6 +70,10 @@ class RunPage(PagePart):
             Route("/subagents/{run_id}/decide", found_or_404(self.decide), methods=["GET"]),
             Route("/subagents/{run_id}/result", found_or_404(self.result), methods=["GET"]),
             Route("/subagents/{run_id}/timeline", found_or_404(self.timeline), methods=["GET"]),
+            Route("/subagents/{run_id}/entries/{seq}", found_or_404(self.entry), methods=["GET"]),
+            Route("/subagents/{run_id}/files/{name}", found_or_404(self.file), methods=["GET"]),
+            Route("/subagents/{run_id}/diff", found_or_404(self.diff), methods=["GET"]),
+            Route("/subagents/{run_id}/costs", found_or_404(self.costs), methods=["GET"]),
         ]
 
     async def whole(self, request: Request) -> Response:
@@ -175,67 +197,7 @@ class RunPage(PagePart):
             "means": await self._context.authority.needs(visitor, owner, [values["row"].id]) if needed else None,
         }
 
-
-def _part(request: Request) -> bool:
-    return request.headers.get("hx-request") == "true"
-
-
-def _order(run: RunRow) -> Order:
-    return "oldest" if run.ended else "newest"
-
-
-def _config(row: RunRow) -> RunConfig | None:
-    """Return None if a newer Ava wrote it."""
-    try:
-        return config_of(row.config)
-    except ValueError:
-        return None
-
-
-def _undecided(shown: RunView, decided: list[Entry]) -> str:
-    if decided or shown.row.queued_us is not None:
-        return ""
-    return f"Not decided: {shown.row.pending_id} {'has expired' if shown.state == 'expired' else 'waits for approval'}."
-
-
-def _proposal(first: list[Entry]) -> str:
-    """Return the proposal as it was shown, from a run's first entries; empty where it was erased."""
-    texts = (
-        entry.fact.text for entry in first if entry.who.agent_id == AGENT and isinstance(entry.fact, AssistantMessage)
-    )
-    return next(texts, "")
-
-
-MOST_CHARS = 400_000
-DIFF_LINES, DIFF_CHARS = 4_000, 400_000
-DIFF_WITHIN_S = 30.0
-WHOLE_ENTRIES = 10_000
-"""Of a run with more entries, only the last calls are read: everything would take seconds."""
-LAST_ENTRIES = 2_500
-MOST_ATTEMPTS = 400
-_PARTS = {
-    "input": "Prompts",
-    "cache": "Cache",
-    "output": "Answers",
-    "thinking": "Thinking",
-    "retries": "Retries",
-    "plan": "Planning",
-    "search": "Web searches",
-    "uncosted": "Unknown, booked at the worst case",
-}
-_OF_MONEY, _OF_CAPS = ("CostReserved", "CostUpdate"), ("SpawnProposed", "SpawnDecided")
-
-
-class RunDetails(PagePart):
-    """The pages of a run's long texts."""
-
-    def routes(self) -> list[Route]:
-        return [
-            Route("/subagents/{run_id}/entries/{seq}", found_or_404(self.entry), methods=["GET"]),
-            Route("/subagents/{run_id}/files/{name}", found_or_404(self.file), methods=["GET"]),
-            Route("/subagents/{run_id}/diff", found_or_404(self.diff), methods=["GET"]),
-            Route("/subagents/{run_id}/costs", found_or_404(self.costs), methods=["GET"]),
-        ]
+    # -- its long texts -----------------------------------------------------------------------------------------------
 
     async def entry(self, request: Request) -> Response:
         run, given = await self._context.named_run(request), request.path_params["seq"]
@@ -295,6 +257,36 @@ class RunDetails(PagePart):
     async def _record(self, run: RunRow) -> Any:
         processes = self._context.runtime.instances
         return await self._context.store.read(lambda view: run_record(view, run.id, processes))
+
+
+def _part(request: Request) -> bool:
+    return request.headers.get("hx-request") == "true"
+
+
+def _order(run: RunRow) -> Order:
+    return "oldest" if run.ended else "newest"
+
+
+def _config(row: RunRow) -> RunConfig | None:
+    """Return None if a newer Ava wrote it."""
+    try:
+        return config_of(row.config)
+    except ValueError:
+        return None
+
+
+def _undecided(shown: RunView, decided: list[Entry]) -> str:
+    if decided or shown.row.queued_us is not None:
+        return ""
+    return f"Not decided: {shown.row.pending_id} {'has expired' if shown.state == 'expired' else 'waits for approval'}."
+
+
+def _proposal(first: list[Entry]) -> str:
+    """Return the proposal as it was shown, from a run's first entries; empty where it was erased."""
+    texts = (
+        entry.fact.text for entry in first if entry.who.agent_id == AGENT and isinstance(entry.fact, AssistantMessage)
+    )
+    return next(texts, "")
 
 
 def _costs(view: View, run: RunRow) -> tuple[Costs, bool]:

@@ -26,7 +26,7 @@ from ava_server.render.run_view import RunView, cost_of, run_answer, state_words
 from ava_server.service.current import Budget
 from ava_server.service.records import current_runs
 from ava_server.web.context import PagePart, found_or_404, number_in, reader_of
-from ava_server.web.run_page import RunDetails, RunPage
+from ava_server.web.run_page import RunPage
 from ava_server.web.site import Visitor
 
 PAGE_RUNS = 50
@@ -56,19 +56,71 @@ class Filter:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundRuns:
     """A page of the list, and where the next one starts."""
 
     rows: list[RunRow]
     next: str = ""
 
 
+MOST_RUNS = 100
+_ASKS = ("extension", "answer")
+
+
+@dataclass(frozen=True)
+class Now:
+    """What the first page shows: proposals, runs that ask their person, all runs, and today's budgets."""
+
+    proposals: list[Pending]
+    asking: list[RunView]
+    runs: tuple[RunView, ...]
+    counts: dict[str, int]
+    budgets: tuple[Budget, ...]
+    others: int
+
+    @property
+    def unended(self) -> list[RunView]:
+        """Return runs without those that wait for the person."""
+        waits = ("awaiting_approval", *(run.row.id for run in self.asking))
+        return [run for run in self.runs if not run.over and run.state not in waits and run.row.id not in waits]
+
+    @property
+    def ended(self) -> list[RunView]:
+        return [run for run in self.runs if run.row.ended]
+
+
 class Runs(PagePart):
-    """The list of runs, and the pages of each."""
+    """The first page, the list of runs, the pages of each, and two of them beside each other."""
 
     def routes(self) -> list[Route]:
-        listed = Route("/subagents", found_or_404(self.listed), methods=["GET"])
-        return [listed, *RunPage(self._context).routes(), *RunDetails(self._context).routes()]
+        return [
+            Route("/", self.overview, methods=["GET"]),
+            Route("/subagents", found_or_404(self.listed), methods=["GET"]),
+            Route("/compare", found_or_404(self.compare), methods=["GET"]),
+            *RunPage(self._context).routes(),
+        ]
+
+    async def overview(self, request: Request) -> Response:
+        """Show everybody's, with `all` and the right to."""
+        visitor = reader_of(request)
+        everybody = "all" in request.query_params and visitor.reads_all
+        now = await self._context.store.read(lambda view: self._now(view, visitor, everybody))
+        values = {"now": now, "everybody": everybody, "stream": "/stream"}
+        return self._context.show(request, "overview.html", values)
+
+    def _now(self, view: View, visitor: Visitor, everybody: bool) -> Now:
+        runtime, user, at_us = self._context.runtime, visitor.user, now_us()
+        counts, runs = current_runs(
+            view, None if everybody else user, runtime.instances, at_us, served=lambda: True, most=MOST_RUNS
+        )
+        return Now(
+            proposals=pending_proposals(view, user, runtime.spawn_limits_of(user), at_us),
+            asking=[run for run in runs if run.row.user_id == user and run.wait and run.wait.cause in _ASKS],
+            runs=runs,
+            counts=counts,
+            budgets=self._context.budgets(view, visitor, at_us, everybody=everybody),
+            others=0 if everybody or not visitor.reads_all else view.unended_of_others(user, at_us),
+        )
 
     async def listed(self, request: Request) -> Response:
         visitor = reader_of(request)
@@ -94,7 +146,7 @@ class Runs(PagePart):
         }
         return self._context.show(request, "runs.html", {**values, "stream": "/stream"})
 
-    async def _newest(self, wanted: Filter, visitor: Visitor, after: str) -> Found:
+    async def _newest(self, wanted: Filter, visitor: Visitor, after: str) -> FoundRuns:
         before = None
         if after:
             created, _, run_id = after.partition("-")
@@ -106,9 +158,9 @@ class Runs(PagePart):
             )
         )
         last = rows[PAGE_RUNS - 1] if len(rows) > PAGE_RUNS else None
-        return Found(rows[:PAGE_RUNS], f"{last.created_us}-{last.id}" if last is not None else "")
+        return FoundRuns(rows[:PAGE_RUNS], f"{last.created_us}-{last.id}" if last is not None else "")
 
-    async def _with_text(self, wanted: Filter, visitor: Visitor, after: str) -> Found:
+    async def _with_text(self, wanted: Filter, visitor: Visitor, after: str) -> FoundRuns:
         """Search the log for the proposals of runs, and for their tasks."""
         rows: dict[str, RunRow] = {}
         before = number_in(after, _NO_PLACE) if after else None
@@ -124,12 +176,39 @@ class Runs(PagePart):
                 if _fits(row, wanted) and row.id not in rows:
                     if len(rows) == PAGE_RUNS:
                         last = list(rows.values())[-1]
-                        return Found([*rows.values()], str(_first_seq(last)))
+                        return FoundRuns([*rows.values()], str(_first_seq(last)))
                     rows[row.id] = row
             if page.next is None:
-                return Found([*rows.values()])
+                return FoundRuns([*rows.values()])
             before = min([page.next, *(_first_seq(row) for row in found[-1:])])
-        return Found([*rows.values()], str(before))
+        return FoundRuns([*rows.values()], str(before))
+
+    async def compare(self, request: Request) -> Response:
+        """Show the runs `a` and `b`."""
+        access = self._context.access(reader_of(request))
+        given = [request.query_params.get(name, "").strip() for name in "ab"]
+        ids = [(await access.run(one, "run", reading=True)).id for one in given]
+        both = await self._context.store.read(lambda view: [self._compared(view, run_id) for run_id in ids])
+        labels = list(dict.fromkeys(label for one in both for label in one["facts"]))
+        return self._context.show(request, "compare.html", {"both": both, "labels": labels})
+
+    def _compared(self, view: View, run_id: str) -> dict[str, Any]:
+        row = view.run(run_id)
+        assert row is not None
+        run = view_run(view, row, self._context.runtime.instances, now_us(), task=True)
+        result = result_of(run_answer(run))
+        facts: dict[str, Text] = {
+            "State": state_words(run.state),
+            "Role": row.role,
+            "Model": UntrustedText(row.model),
+            "Cost": cost_of(run),
+            "Time": format_duration(run.caps[0].used if run.caps else row.active_us / 1e6),
+            "Turns": f"{row.turns:,}",
+            "Tool calls": f"{row.tool_calls:,}",
+            "Tokens": f"{row.tokens:,}",
+            **({fact.label: fact.value for fact in result.figures} if result is not None else {}),
+        }
+        return {"row": row, "run": run, "facts": facts, "result": result}
 
 
 def _filter(query: QueryParams, visitor: Visitor) -> Filter:
@@ -161,91 +240,3 @@ def _fits(row: RunRow, wanted: Filter) -> bool:
     groups = {"awaiting_approval": "waiting", "queued": "waiting", "running": "running"}
     group = groups.get(row.state, "ended")
     return wanted.group in (None, group) and wanted.role in ("", row.role)
-
-
-MOST_RUNS = 100
-_ASKS = ("extension", "answer")
-
-
-@dataclass(frozen=True)
-class Now:
-    """What the page shows: proposals, runs that ask their person, all runs, and today's budgets."""
-
-    proposals: list[Pending]
-    asking: list[RunView]
-    runs: tuple[RunView, ...]
-    counts: dict[str, int]
-    budgets: tuple[Budget, ...]
-    others: int
-
-    @property
-    def unended(self) -> list[RunView]:
-        """Return runs without those that wait for the person."""
-        waits = ("awaiting_approval", *(run.row.id for run in self.asking))
-        return [run for run in self.runs if not run.over and run.state not in waits and run.row.id not in waits]
-
-    @property
-    def ended(self) -> list[RunView]:
-        return [run for run in self.runs if run.row.ended]
-
-
-class Overview(PagePart):
-    """The first page."""
-
-    def routes(self) -> list[Route]:
-        return [Route("/", self.show, methods=["GET"])]
-
-    async def show(self, request: Request) -> Response:
-        """Show everybody's, with `all` and the right to."""
-        visitor = reader_of(request)
-        everybody = "all" in request.query_params and visitor.reads_all
-        now = await self._context.store.read(lambda view: self._now(view, visitor, everybody))
-        values = {"now": now, "everybody": everybody, "stream": "/stream"}
-        return self._context.show(request, "overview.html", values)
-
-    def _now(self, view: View, visitor: Visitor, everybody: bool) -> Now:
-        runtime, user, at_us = self._context.runtime, visitor.user, now_us()
-        counts, runs = current_runs(
-            view, None if everybody else user, runtime.instances, at_us, served=lambda: True, most=MOST_RUNS
-        )
-        return Now(
-            proposals=pending_proposals(view, user, runtime.spawn_limits_of(user), at_us),
-            asking=[run for run in runs if run.row.user_id == user and run.wait and run.wait.cause in _ASKS],
-            runs=runs,
-            counts=counts,
-            budgets=self._context.budgets(view, visitor, at_us, everybody=everybody),
-            others=0 if everybody or not visitor.reads_all else view.unended_of_others(user, at_us),
-        )
-
-
-class Compare(PagePart):
-    """The page of two runs, `a` and `b`."""
-
-    def routes(self) -> list[Route]:
-        return [Route("/compare", found_or_404(self.show), methods=["GET"])]
-
-    async def show(self, request: Request) -> Response:
-        access = self._context.access(reader_of(request))
-        given = [request.query_params.get(name, "").strip() for name in "ab"]
-        ids = [(await access.run(one, "run", reading=True)).id for one in given]
-        both = await self._context.store.read(lambda view: [self._one(view, run_id) for run_id in ids])
-        labels = list(dict.fromkeys(label for one in both for label in one["facts"]))
-        return self._context.show(request, "compare.html", {"both": both, "labels": labels})
-
-    def _one(self, view: View, run_id: str) -> dict[str, Any]:
-        row = view.run(run_id)
-        assert row is not None
-        run = view_run(view, row, self._context.runtime.instances, now_us(), task=True)
-        result = result_of(run_answer(run))
-        facts: dict[str, Text] = {
-            "State": state_words(run.state),
-            "Role": row.role,
-            "Model": UntrustedText(row.model),
-            "Cost": cost_of(run),
-            "Time": format_duration(run.caps[0].used if run.caps else row.active_us / 1e6),
-            "Turns": f"{row.turns:,}",
-            "Tool calls": f"{row.tool_calls:,}",
-            "Tokens": f"{row.tokens:,}",
-            **({fact.label: fact.value for fact in result.figures} if result is not None else {}),
-        }
-        return {"row": row, "run": run, "facts": facts, "result": result}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -24,6 +24,7 @@ from ava_audit.errors import AuditError
 from ava_audit.events import Event, SettingsChanged
 from ava_audit.view import append
 from ava_server.config.passkeys import Passkey, passkey_name
+from ava_server.config.tokens import Token
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.web.context import (
     NotFound,
@@ -35,12 +36,8 @@ from ava_server.web.context import (
     visitor_of,
     visitor_or_none,
 )
-from ava_server.web.site import HEADERS, VISITOR, Form, read_form, read_json
+from ava_server.web.site import HEADERS, VISITOR, Form, Visitor, read_form, read_json
 from ava_server.web.webauthn import NOT_HERE, SIGN_IN, Subject
-
-if TYPE_CHECKING:
-    from ava_server.config.tokens import Token
-    from ava_server.web.site import Visitor
 
 WRONG_CODE = (
     "This address was used before, or it is older than 10 minutes. Run `ava ui` again. If you have not opened it"
@@ -55,26 +52,13 @@ A right one always signs in: it cannot be guessed, and otherwise anybody could l
 """
 
 
-class Attempts:
-    """Counts what was wrong in the last minute."""
-
-    def __init__(self) -> None:
-        self._failed: list[float] = []
-
-    def wrong(self, why: str) -> tuple[str, int]:
-        """Return what is answered, with the status."""
-        since = time.monotonic() - WITHIN_S
-        self._failed = [*(at for at in self._failed if at > since), time.monotonic()][-FAILURES - 1 :]
-        return (TOO_MANY, 429) if len(self._failed) > FAILURES else (why, 403)
-
-
 class SignIn:
     """The pages that need no session."""
 
     def __init__(self, context: PageContext) -> None:
         self._context = context
         self._site = context.site
-        self._attempts = Attempts()
+        self._failed: list[float] = []
 
     def routes(self) -> list[Route]:
         return [
@@ -91,7 +75,7 @@ class SignIn:
         code = request.query_params.get("code", "")
         cookie = await anyio.to_thread.run_sync(self._site.sessions.redeem, code) if self._site.local else None
         if cookie is None:
-            return await self._page(request, *self._attempts.wrong(WRONG_CODE))
+            return await self._page(request, *self._wrong(WRONG_CODE))
         return signed_in(self._site, cookie, local_path(request.query_params.get("to", "/")))
 
     async def show(self, request: Request) -> Response:
@@ -109,7 +93,7 @@ class SignIn:
         except Refused as error:
             return await self._page(request, str(error), 403, to)
         if cookie is None:
-            return await self._page(request, *self._attempts.wrong(UNKNOWN), to)
+            return await self._page(request, *self._wrong(UNKNOWN), to)
         return signed_in(self._site, cookie, to)
 
     async def sign_out(self, request: Request) -> Response:
@@ -121,6 +105,12 @@ class SignIn:
         answer = await self._page(request, "You are signed out.", 200)
         answer.headers["Set-Cookie"] = self._site.cookie_header("", seconds=0)
         return answer
+
+    def _wrong(self, why: str) -> tuple[str, int]:
+        """Return what is answered, with the status; what was wrong in the last minute counts."""
+        since = time.monotonic() - WITHIN_S
+        self._failed = [*(at for at in self._failed if at > since), time.monotonic()][-FAILURES - 1 :]
+        return (TOO_MANY, 429) if len(self._failed) > FAILURES else (why, 403)
 
     async def _on_this_machine(self, form: Form) -> str:
         user, authority = self._context.runtime.user, self._context.authority
@@ -143,6 +133,8 @@ class SignIn:
         values = {"said": said, "to": to, "pin": pin, "passkey": passkey, "visitor": None}
         return self._context.show(request, "sign_in.html", values, status)
 
+
+# -- passkeys ----------------------------------------------------------------------------------------------------------
 
 WRONG_PASSKEY_CODE = (
     "This code is not valid: it was used, is older than 10 minutes, or is for another user. Get another one with `ava"

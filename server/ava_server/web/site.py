@@ -13,24 +13,19 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from pydantic import BaseModel, ValidationError
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
+from starlette.types import Message, Send
 
 from ava_server.config.browser_sessions import BrowserSession, BrowserSessions, csrf_token
-from ava_server.config.passkeys import passkey_host
+from ava_server.config.passkeys import Passkeys, passkey_host
+from ava_server.config.tokens import Scope, Token, Tokens
 from ava_server.core.errors import BadInput, Refused
 from ava_server.service.access import Session
-
-if TYPE_CHECKING:
-    from starlette.datastructures import Headers
-    from starlette.types import Message, Send
-
-    from ava_server.config.passkeys import Passkeys
-    from ava_server.config.tokens import Scope, Token, Tokens
 
 VISITOR = "ava.visitor"
 """The key of the visitor in a request's scope."""
@@ -200,6 +195,8 @@ def _in_hex(host: str, port: int, mapped: bool) -> str:
         groups = [group[::-1] for group in groups]
     return f"{b''.join(groups).hex().upper()}:{port:04X}"
 
+
+# -- forms and headers -------------------------------------------------------------------------------------------------
 
 M = TypeVar("M", bound=BaseModel)
 FORM_BYTES = 256 * 1024

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
         UserVerificationRequirement,
     )
 
-    from ava_server.config.browser_sessions import BrowserSessions
     from ava_server.web.site import Site
 
 T = TypeVar("T")
@@ -89,25 +88,6 @@ class Purpose:
         return hashlib.sha256(said.encode()).hexdigest()
 
 
-class Challenges:
-    """The challenges that were issued and not used yet. They are stored with the sessions, for all servers."""
-
-    def __init__(self, sessions: BrowserSessions) -> None:
-        self._sessions = sessions
-
-    def issue(self, purpose: Purpose) -> bytes:
-        """Blocking. Raises ConfigError: it cannot be stored."""
-        return self._sessions.issue_challenge(purpose.user, purpose.digest, int(CHALLENGE_S * 1_000_000)).encode()
-
-    def take(self, challenge: bytes, purpose: Purpose) -> None:
-        """Blocking. Raises Refused: unknown, used or too old, or issued for something else; ConfigError: unreadable."""
-        issued_for = self._sessions.take_challenge(challenge.decode("ascii", "replace"))
-        if issued_for is None:
-            raise Refused(TOO_LATE)
-        if issued_for != purpose.digest:
-            raise Refused(OTHER)
-
-
 class _Server(Protocol):
     """What is used of fido2's server, some of whose parameters have no type."""
 
@@ -136,12 +116,14 @@ class _Server(Protocol):
 
 
 class RelyingParty:
-    """The site, as WebAuthn sees it: it asks browsers for passkeys, and checks them."""
+    """The site, as WebAuthn sees it: it asks browsers for passkeys, and checks them.
+
+    The challenges that were issued and not used yet are stored with the sessions, for all servers.
+    """
 
     def __init__(self, site: Site) -> None:
         self._site = site
         self._store = site.passkeys
-        self._challenges = Challenges(site.sessions)
 
     @property
     def is_possible(self) -> bool:
@@ -164,7 +146,7 @@ class RelyingParty:
         known = await self.own(user)
         if not known:
             raise Refused(NONE_HERE)
-        challenge = await anyio.to_thread.run_sync(self._challenges.issue, Purpose("get", session, user, subject))
+        challenge = await anyio.to_thread.run_sync(self._issue, Purpose("get", session, user, subject))
 
         def options() -> dict[str, Any]:
             from fido2.webauthn import UserVerificationRequirement
@@ -192,7 +174,7 @@ class RelyingParty:
             raise Refused(NOT_HERE)
         await anyio.to_thread.run_sync(self._store.check_new, user, name)
         known = await self.own(user)
-        challenge = await anyio.to_thread.run_sync(self._challenges.issue, _adding(user, session, name))
+        challenge = await anyio.to_thread.run_sync(self._issue, _adding(user, session, name))
 
         def options() -> dict[str, Any]:
             from fido2.webauthn import (
@@ -221,6 +203,11 @@ class RelyingParty:
             return passkey
 
         return await anyio.to_thread.run_sync(stored)
+
+    def _issue(self, purpose: Purpose) -> bytes:
+        """Blocking. Raises ConfigError: it cannot be stored."""
+        lasts_us = int(CHALLENGE_S * 1_000_000)
+        return self._site.sessions.issue_challenge(purpose.user, purpose.digest, lasts_us).encode()
 
     def _checked_use(self, purpose: Purpose, given: str) -> Passkey:
         from fido2 import cbor
@@ -255,11 +242,17 @@ class RelyingParty:
         return new_passkey(purpose.user, name, self._site.host, credential, cbor.encode(key), made.counter)
 
     def _taken(self, client_data: Any, purpose: Purpose) -> dict[str, Any]:
-        """Return fido2's state. Raises Refused: the signed challenge is not valid, or issued for something else."""
+        """Return fido2's state. Blocking.
+
+        Raises Refused: the signed challenge is unknown, used or too old, or issued for something else; ConfigError: the
+        challenges cannot be read.
+        """
         from fido2.utils import websafe_encode
 
-        self._challenges.take(client_data.challenge, purpose)
-        if client_data.cross_origin:
+        issued_for = self._site.sessions.take_challenge(client_data.challenge.decode("ascii", "replace"))
+        if issued_for is None:
+            raise Refused(TOO_LATE)
+        if issued_for != purpose.digest or client_data.cross_origin:
             raise Refused(OTHER)
         return {"challenge": websafe_encode(client_data.challenge), "user_verification": "required"}
 
