@@ -109,7 +109,9 @@ class AgentWork:
                     with anyio.move_on_after(max(work_s - (anyio.current_time() - began), 0.0)):
                         result = await self._turns(agent, AGAIN if resumed else self._first())
                     result = result or await self._wrap_up(agent, cap)
-            await self._note_usage()
+            if self._usage:
+                shown = {name: value for name, value in self._usage.items() if isinstance(value, int | float)}
+                await self._log.record(AgentNote(kind="reported", text="its own count of usage", detail=shown))
             return result or RunResult(cap.status, cap.reason)
         except Exception as error:
             if self._meter.error is not None:
@@ -330,11 +332,6 @@ class AgentWork:
             await self._log.record(
                 AgentNote(kind="unreported", text=self._hidden(names), detail={"calls": len(missing)})
             )
-
-    async def _note_usage(self) -> None:
-        if self._usage:
-            shown = {name: value for name, value in self._usage.items() if isinstance(value, int | float)}
-            await self._log.record(AgentNote(kind="reported", text="its own count of usage", detail=shown))
 
     def _hidden(self, text: str) -> str:
         return self._run.context.redactor.redact(text)[0]

@@ -81,7 +81,15 @@ class Passkeys:
             if passkey.id in document:
                 raise Refused("This passkey was added before.")
             _refuse_another([each for each in self._read().values() if each.user == passkey.user], passkey.name)
-            document[passkey.id] = _entry(passkey)
+            document[passkey.id] = {
+                "name": passkey.name,
+                "user": passkey.user,
+                "host": passkey.host,
+                "credential": base64.b64encode(passkey.credential).decode(),
+                "public_key": base64.b64encode(passkey.public_key).decode(),
+                "counter": passkey.counter,
+                "created_us": passkey.created_us,
+            }
 
         self._file.change(self._read, edit)
 
@@ -133,18 +141,6 @@ def _refuse_another(known: list[Passkey], name: str) -> None:
         raise Refused(f"There is a passkey {name} already. Choose another name, or remove that one first.")
     if len(known) >= MOST_OF_USER:
         raise Refused(f"A user has at most {MOST_OF_USER} passkeys. Remove one first.")
-
-
-def _entry(passkey: Passkey) -> dict[str, Any]:
-    return {
-        "name": passkey.name,
-        "user": passkey.user,
-        "host": passkey.host,
-        "credential": base64.b64encode(passkey.credential).decode(),
-        "public_key": base64.b64encode(passkey.public_key).decode(),
-        "counter": passkey.counter,
-        "created_us": passkey.created_us,
-    }
 
 
 def _passkey(name: str, stored: object) -> Passkey:

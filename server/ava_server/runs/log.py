@@ -61,7 +61,12 @@ class RunLog:
             for number, event in enumerate(written):
                 self.history.add(first + number, event.fact, event.usage)
 
-        await self.do(_append(events, self.run.id), folded)
+        def command(view: View, _now_us: int) -> Outcome[tuple[int, RunRow | None, Sequence[Event]]]:
+            run = view.run(self.run.id)
+            made = tuple(events(run))
+            return Outcome((view.head() + 1, run, made), made)
+
+        await self.do(command, folded)
 
     async def settle_lost(self) -> None:
         """Settle as unknown a call whose settlement was lost: the log was out of reach until the time was over."""
@@ -163,17 +168,6 @@ def _after(event: Event, command: Command[T]) -> Command[tuple[int, T]]:
         return Outcome((view.head() + 1, outcome.value), (event, *outcome.events))
 
     return both
-
-
-def _append(
-    make: Callable[[RunRow | None], Sequence[Event]], run_id: str
-) -> Command[tuple[int, RunRow | None, Sequence[Event]]]:
-    def command(view: View, _now_us: int) -> Outcome[tuple[int, RunRow | None, Sequence[Event]]]:
-        run = view.run(run_id)
-        events = tuple(make(run))
-        return Outcome((view.head() + 1, run, events), events)
-
-    return command
 
 
 def ms_since(began: float) -> int:

@@ -240,7 +240,12 @@ class ModelCalls:
         `wait_s` is how long the provider takes no calls, where it has said so.
         """
         if wait_s is not None and (wait_s > PAUSE_FROM_S or wait_s >= self._run.left_s):
-            return self._pause(wait_s) if wait_s <= PAUSE_MOST_S and attempt < PAUSED_ATTEMPTS else False
+            if wait_s > PAUSE_MOST_S or attempt >= PAUSED_ATTEMPTS:
+                return False
+            # Spread out: runs that one limit stopped would otherwise meet it again together.
+            until_us = now_us() + round((wait_s + random.uniform(0, min(wait_s / 20, 5.0))) * 1e6)  # noqa: S311
+            why = f"{self._config.provider} takes no more calls until {iso_utc(until_us)}"
+            return Paused(RunPaused(not_before_us=until_us, why=why))
         if self._tried[1] >= ATTEMPTS:
             return False
         if wait_s is None:  # about 1, 2, 4 s
@@ -254,12 +259,6 @@ class ModelCalls:
 
     def _hidden(self, text: str) -> str:
         return self._run.context.redactor.redact(text)[0]
-
-    def _pause(self, wait_s: float) -> Paused:
-        # Spread out: runs that one limit stopped would otherwise meet it again together.
-        until_us = now_us() + round((wait_s + random.uniform(0, min(wait_s / 20, 5.0))) * 1e6)  # noqa: S311
-        why = f"{self._config.provider} takes no more calls until {iso_utc(until_us)}"
-        return Paused(RunPaused(not_before_us=until_us, why=why))
 
     def _settlement(
         self, reserved: Reservation, settlement: Settlement, took_ms: int, completion: Completion | None = None

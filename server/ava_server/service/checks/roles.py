@@ -71,7 +71,10 @@ def roles(setup: Setup) -> Iterator[CheckFinding]:
 
 def _held(catalog: Catalog, models: Mapping[str, Choice | None], setup: Setup) -> dict[str, tuple[str, str]]:
     """Return, by role, why it cannot run whatever its model can, and the next step."""
-    tools, servers = {*_available_tools(setup), *RUN_TOOLS}, _confinable_servers(setup)
+    engine = None
+    with suppress(AvaError):  # the check of keys reports this
+        engine = search_engine(setup)
+    tools, servers = {*tools_on_this_machine(_sandbox_mode(setup), engine), *RUN_TOOLS}, _confinable_servers(setup)
     held: dict[str, tuple[str, str]] = {}
     for role in catalog.roles:
         why = _missing_tools(role, tools, servers)
@@ -110,13 +113,6 @@ def tools_on_this_machine(mode: Literal["auto", "none"], engine: Engine | Provid
     """Return the available built-in tools: web search with an engine, commands with a sandbox."""
     tools = usable_here(builtin_tools(), sandbox_here(mode))
     return tools if engine is not None else without_search(tools)
-
-
-def _available_tools(setup: Setup) -> dict[str, Tool]:
-    engine = None
-    with suppress(AvaError):  # the check of keys reports this
-        engine = search_engine(setup)
-    return tools_on_this_machine(_sandbox_mode(setup), engine)
 
 
 def _confinable_servers(setup: Setup) -> dict[str, bool]:
