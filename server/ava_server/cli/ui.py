@@ -45,7 +45,7 @@ def ui_command(
     root = checked_root()
     if not sign_out:
         return open_pages(root, browser=browser, terminal=someone_there())
-    from ava_server.config.browser_sessions import BrowserSessions
+    from ava_server.config.sign_in import BrowserSessions
 
     ended = BrowserSessions(root.browser_sessions).end_all()
     say(f"Signed out {counted(ended, 'browser')}. Addresses that were not opened yet are invalid.")
@@ -57,7 +57,7 @@ def open_pages(root: DataRoot, *, browser: bool, terminal: bool, page: str | Non
 
     `terminal`: somebody at a terminal asked for it.
     """
-    from ava_server.config.browser_sessions import BrowserSessions
+    from ava_server.config.sign_in import BrowserSessions
     from ava_server.core.local_server import start_pages
 
     require("web")

@@ -23,7 +23,7 @@ from ava_server.cli.secret_input import ask_pin_if_set, require_person
 from ava_server.cli.terminal import aligned, counted, present, say, say_json, write
 from ava_server.cli.ui import Browser, open_pages
 from ava_server.config import tokens
-from ava_server.config.passkeys import Passkeys, passkey_name
+from ava_server.config.sign_in import Passkeys, passkey_name
 from ava_server.core.data_root import DataRoot, find_data_root, os_user
 from ava_server.core.errors import BadInput
 
@@ -320,7 +320,7 @@ def _say_unended(name: str, unended: Sequence[UnendedRun], there: str) -> None:
 
 
 async def _read_users() -> list[UserFacts]:
-    from ava_server.config.users import with_shared_users
+    from ava_server.config.changes import with_shared_users
     from ava_server.service.users import list_users
 
     settings = with_shared_users(read_settings())
@@ -354,7 +354,7 @@ def add_passkey_command(name: _Device, user: _Owner = None, browser: Browser = T
     With --user, print a code instead. The user signs in at the server's address with their token, and enters the code
     under Passkeys. It works once, within 10 minutes. If an approval PIN is set, it is asked for.
     """
-    from ava_server.config.browser_sessions import BrowserSessions
+    from ava_server.config.sign_in import BrowserSessions
 
     require("web")
     root = checked_root("ava passkey add")

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from ava_audit.units import now_us
 from ava_server.approval.decide import PersonAnswer, Shown, approval_needs
 from ava_server.approval.proposals import pending_proposals
-from ava_server.config.passkeys import Passkeys, passkey_host
+from ava_server.config.sign_in import Passkeys, passkey_host
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import parse_id
 from ava_server.http.limits import invalid_body, json_response, respond

@@ -19,10 +19,10 @@ from ava_audit.events import Event, SettingsChanged
 from ava_audit.units import now_us
 from ava_audit.view import View, append
 from ava_server.budget.user_limits import STRICTEST_FIRST
-from ava_server.config.passkeys import Passkeys
+from ava_server.config.changes import read_users
 from ava_server.config.settings import Policy, UserSettings
+from ava_server.config.sign_in import Passkeys
 from ava_server.config.tokens import expiry, read_tokens, user_name
-from ava_server.config.users import read_users
 from ava_server.core.errors import BadInput
 from ava_server.http.limits import invalid_body, json_response, respond
 from ava_server.mcp_server.app import App, session_over_http

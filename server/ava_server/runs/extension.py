@@ -285,6 +285,9 @@ def wait_words(run: RunRow, asked: ExtensionAsked) -> str:
     )
 
 
+# -- the answer -------------------------------------------------------------------------------------------------------
+
+
 class PendingExtension(BaseModel):
     """A request that waits, for commands and programs.
 

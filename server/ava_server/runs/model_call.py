@@ -42,8 +42,8 @@ from ava_server.models.base import NOT_SENT, Bound, Completion, Delta, Request, 
 from ava_server.models.errors import may_have_been_billed
 from ava_server.models.prices import cost_micros, reserve_micros
 from ava_server.models.search_model import read_results, search_request, searches_in
+from ava_server.models.selection import with_fee
 from ava_server.models.text_tool_calls import with_calls
-from ava_server.models.web_search import with_fee
 from ava_server.runs.context import ActiveRun, SearchModel
 from ava_server.runs.invalid_answers import CUT, REFUSED
 from ava_server.runs.lifecycle import Paused

@@ -88,6 +88,9 @@ def notice_of(event: Mapping[str, Any]) -> tuple[str, str] | None:
     return "Ava: a subagent waits for you", text
 
 
+# -- the event hook ----------------------------------------------------------------------------------------------------
+
+
 log = logging.getLogger("ava.events")
 
 PROGRAM_S = 10.0

@@ -177,6 +177,9 @@ def diff_of(changes: Mapping[str, Any], home: Path, known: Redactor) -> str:
     )
 
 
+# -- delivered files --------------------------------------------------------------------------------------------------
+
+
 MOST_BYTES = 2_000_000
 """More than the limit of an artifact."""
 

@@ -36,9 +36,9 @@ from ava_server.approval.scope import remove_workbenches, roles_over_http, sandb
 from ava_server.budget import user_limits
 from ava_server.budget.caps import SHARED_CAPS, measured_ratio
 from ava_server.config import role_folders
+from ava_server.config.changes import WatchedUsers, with_shared_users
 from ava_server.config.pin import PinFile
 from ava_server.config.settings import record_settings
-from ava_server.config.users import WatchedUsers, with_shared_users
 from ava_server.core.data_root import NOWHERE, home_folder, os_user, working_folder
 from ava_server.core.documents import keep_fresh
 from ava_server.core.errors import AvaError, Refused

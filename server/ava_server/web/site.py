@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from ava_server.config.browser_sessions import BrowserSession, BrowserSessions, csrf_token
-from ava_server.config.passkeys import passkey_host
+from ava_server.config.sign_in import BrowserSession, BrowserSessions, csrf_token, passkey_host
 from ava_server.service.access import Session
 
 if TYPE_CHECKING:
     from starlette.datastructures import Headers
 
-    from ava_server.config.passkeys import Passkeys
+    from ava_server.config.sign_in import Passkeys
     from ava_server.config.tokens import Scope, Token, Tokens
 
 VISITOR = "ava.visitor"

@@ -15,8 +15,7 @@ from ava_server.hosts.launching import key_advice
 from ava_server.models import selection
 from ava_server.models.listing import resolve_tiers
 from ava_server.models.prices import price_words
-from ava_server.models.selection import Choice, ModelSettings
-from ava_server.models.web_search import ProviderSearch
+from ava_server.models.selection import Choice, ModelSettings, ProviderSearch
 from ava_server.service.checks import CheckFinding, Setup, State, from_error
 
 _FIX_KEYS = "Correct that, then run `ava doctor` again; `ava key set PROVIDER` replaces a key."

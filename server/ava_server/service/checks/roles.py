@@ -28,8 +28,7 @@ from ava_server.config.secrets import read_secrets
 from ava_server.core.errors import AvaError, ConfigError
 from ava_server.models.listing import resolve_models
 from ava_server.models.prices import unknown_price_words
-from ava_server.models.selection import Choice, unknown_prices
-from ava_server.models.web_search import ProviderSearch
+from ava_server.models.selection import Choice, ProviderSearch, unknown_prices
 from ava_server.service.checks import CheckFinding, Setup, from_error
 from ava_server.service.checks.models import models_of, search_engine
 
