@@ -118,7 +118,7 @@ class Lab:
 
     async def ended(self, run_id: str, within_s: float = 60) -> RunRow:
         with anyio.fail_after(within_s):
-            return await self.runtime.manager.ended(run_id)
+            return await self.runtime.manager.control.ended(run_id)
 
     async def outcome(self, within_s: float = 20, **more: Any) -> dict[str, Any]:
         """Run one subagent from the proposal to its result, as the log has it."""

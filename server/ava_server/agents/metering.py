@@ -186,9 +186,7 @@ class RunMeter:
             if not self.is_own(call.name):  # those are recorded where they are carried out
                 args = self._run.context.redactor.redact_json(dict(call.args or {}))
                 facts.append(ToolCall(tool=name[:100], args=args, call_id=call_id, turn=turn))
-        settlement = self._settlement(
-            reserved, "billed" if completion.usage is not None else "unknown", took_ms, completion
-        )
+        settlement = self._settlement(reserved, "billed", took_ms, completion)
         await self._write([settlement, *map(self._log.event, facts)], settlement)
 
     async def failed(

@@ -350,7 +350,7 @@ class AgentWork:
         return self._run.context.redactor.redact(text)[0]
 
 
-# -- tools -------------------------------------------------------------------------------------------------------------
+# -- tools ------------------------------------------------------------------------------------------------------------
 
 
 HANDED = "Handed over. End your turn now; you are told if something has to be fixed."

@@ -159,7 +159,7 @@ def _check(values: dict[str, Any], path: Path, places: Iterable[Place]) -> None:
         raise checks.explained(error, cast("type[BaseModel]", Configured), str(path)) from None
 
 
-# -- users -------------------------------------------------------------------------------------------------------------
+# -- users ------------------------------------------------------------------------------------------------------------
 
 
 def read_users(root: DataRoot) -> dict[str, UserSettings]:

@@ -705,9 +705,6 @@ class Manager:
             owned.cancel(reason)
         return await self.control.cancel(run_id, who, reason, by, anyones=anyones)
 
-    async def ended(self, run_id: str) -> RunRow:
-        return await self.control.ended(run_id)
-
 
 def _needs_slot(row: RunRow, gone: frozenset[str]) -> bool:
     """Tell whether taking a run takes a slot; one that was dropped by an internal error has its own."""

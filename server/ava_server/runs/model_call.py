@@ -176,9 +176,7 @@ class ModelCalls:
             if printed is not None and printed.calls:
                 completion = with_calls(completion, printed, held.turn, self._model.assistant_message)
         completion = replace(completion, text=self._hidden(completion.text))
-        settlement = self._settlement(
-            reserved, "billed" if completion.usage is not None else "unknown", took_ms, completion
-        )
+        settlement = self._settlement(reserved, "billed", took_ms, completion)
         said = AssistantMessage(
             text=completion.text,
             turn=held.turn,
@@ -357,7 +355,7 @@ class PaidSearches:
         except StoreUnavailable as error:
             await settle("not_billed")
             raise ToolFailed(f"no search was made: the log was out of reach; {WITHOUT}") from error
-        await self._settle(reserved, "billed" if completion.usage is not None else "unknown", began, completion)
+        await self._settle(reserved, "billed", began, completion)
         return completion
 
     async def _settle(

@@ -95,7 +95,9 @@ class RunChecks(Operations):
             return rows, self._shown(view, rows, processes, offset)
 
         rows, runs = await self._store.look(query)
-        await self._bring_branches(rows, runs)
+        own = [(row, answer) for row, answer in zip(rows, runs, strict=True) if self._access.owns(row)]
+        if self._store.blobs is not None and own:  # branches of other machines, for the repositories of this one
+            await bring_to_repositories(self._store, self._runtime.run_setup.travel, own)
         status = runs[0].state if len(runs) == 1 else "group"
         runs, message = fit_runs(runs)
         message = " ".join(filter(None, (decided, message))) or None
@@ -171,13 +173,6 @@ class RunChecks(Operations):
             to_see = self._access.adapt_text(f"`ava show {run.row.id} --diff`").strip("`")
             answer.changes = {**answer.changes, "to_see": None if self._session.remote else to_see}
         return answer
-
-    async def _bring_branches(self, rows: list[RunRow], answers: list[RunAnswer]) -> None:
-        """Bring the branches of own runs from other machines into the repositories of this one."""
-        own = [(row, answer) for row, answer in zip(rows, answers, strict=True) if self._access.owns(row)]
-        if self._store.blobs is not None and own:
-            travel = self._runtime.run_setup.travel
-            await bring_to_repositories(self._store, travel, [row for row, _answer in own], [a for _row, a in own])
 
     def _by_pin(self) -> bool:
         policy = self._runtime.policy_now(self._session.user, through=self._session.through)

@@ -88,7 +88,7 @@ def notice_of(event: Mapping[str, Any]) -> tuple[str, str] | None:
     return "Ava: a subagent waits for you", text
 
 
-# -- the event hook ----------------------------------------------------------------------------------------------------
+# -- the event hook ---------------------------------------------------------------------------------------------------
 
 
 log = logging.getLogger("ava.events")
