@@ -386,6 +386,10 @@ class _Resolution:
             return f"{need}, and commands cannot be confined here: {sandbox.why}; {sandbox.what_to_do}"
         return f"files, and sees none: {self._no_files()}" if tool.spec.files and own else None
 
+    def _files_note(self, scope: RunReach) -> str:
+        """Return why a role that reads files sees none here; empty for any other."""
+        return "" if scope.workspace or not self._has(self._role.tools, "files") else self._no_files()
+
     def _no_files(self) -> str:
         if (folder := self._workspace.path) is not None:
             return f"a role that reaches the web sees a folder only when the call names it (workspace: {folder})"
@@ -499,7 +503,7 @@ class _Resolution:
             labels=role.labels,
             network=scope.network,
             commands_note=found.commands_note,
-            files_note="" if scope.workspace or not self._has(role.tools, "files") else self._no_files(),
+            files_note=self._files_note(scope),
             background=context.background,
             estimated_minutes=role.estimated_minutes,
             input_bytes=sum(len(text.encode()) for text in (args.task, args.context, args.system_prompt) if text),

@@ -95,9 +95,7 @@ class RunChecks(Operations):
             return rows, self._shown(view, rows, processes, offset)
 
         rows, runs = await self._store.look(query)
-        own = [(row, answer) for row, answer in zip(rows, runs, strict=True) if self._access.owns(row)]
-        if self._store.blobs is not None and own:  # branches of other machines, for the repositories of this one
-            await bring_to_repositories(self._store, self._runtime.run_setup.travel, own)
+        await self._bring_branches(rows, runs)
         status = runs[0].state if len(runs) == 1 else "group"
         runs, message = fit_runs(runs)
         message = " ".join(filter(None, (decided, message))) or None
@@ -173,6 +171,12 @@ class RunChecks(Operations):
             to_see = self._access.adapt_text(f"`ava show {run.row.id} --diff`").strip("`")
             answer.changes = {**answer.changes, "to_see": None if self._session.remote else to_see}
         return answer
+
+    async def _bring_branches(self, rows: list[RunRow], answers: list[RunAnswer]) -> None:
+        """Bring the branches of own runs from other machines into the repositories of this one."""
+        own = [(row, answer) for row, answer in zip(rows, answers, strict=True) if self._access.owns(row)]
+        if self._store.blobs is not None and own:
+            await bring_to_repositories(self._store, self._runtime.run_setup.travel, own)
 
     def _by_pin(self) -> bool:
         policy = self._runtime.policy_now(self._session.user, through=self._session.through)
