@@ -163,7 +163,7 @@ class AgentWork:
             self._folders = (command.folder, *(bind.target for bind in command.binds if bind.writable))
             async with (
                 parts.sandbox.start(command) as pipes,
-                AcpAgent.open(spec.title, pipes, self._update, self._permit, self._hidden) as agent,
+                AcpAgent(spec.title, pipes, self._update, self._permit, self._hidden) as agent,
             ):
                 await agent.initialize()
                 if agent.takes_provider and spec.providers:
