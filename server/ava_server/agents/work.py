@@ -14,7 +14,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
 from itertools import count
 from pathlib import PurePosixPath
@@ -388,10 +388,8 @@ class RunTools:
         )
         self._manager = StreamableHTTPSessionManager(server, json_response=True, stateless=True)
 
-    @asynccontextmanager
-    async def serving(self) -> AsyncGenerator[None]:
-        async with self._manager.run():
-            yield
+    def serving(self) -> AbstractAsyncContextManager[None]:
+        return self._manager.run()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request: an ASGI application."""

@@ -233,12 +233,12 @@ def models_command(
     only with PROVIDER or --search.
     """
     from ava_server.config.credentials import model_settings
-    from ava_server.models.listing import resolve_tiers
+    from ava_server.models.listing import resolve_models
 
     root = checked_root(show=False)
     settings = read_settings()
     models = model_settings(settings)
-    tiers = resolve_tiers(models, settings.where)
+    tiers = resolve_models(models, settings.where)
     shown = anyio.run(read_providers, models, tiers, provider, search)
     whole = provider is not None or search is not None
     present(root, as_json, models_json(tiers, shown), models_screen(tiers, shown, search, whole=whole))

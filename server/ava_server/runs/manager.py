@@ -48,7 +48,6 @@ from ava_server.runs.lifecycle import (
     pause_words,
     paused,
     situation,
-    unable_in,
     waits_for_resume,
 )
 from ava_server.runs.loop import AgentRun
@@ -540,8 +539,7 @@ class Manager:
             log.warning("no worker has taken %s within %.0f s, so it runs in this process", run_id, WORKER_TAKES_S)
             return False
         noted = await self._store.look(lambda view: view.live(run_id))
-        note = noted[0] if noted is not None else ""
-        worker, why = unable_in(note), blocker_in(note)
+        why, worker = blocker_in(noted[0] if noted is not None else "")
         alive = await anyio.to_thread.run_sync(self._instances.alive, worker) if worker else False
         if alive and why:
             log.warning("the worker cannot run %s, so it runs in this process; for the worker, %s", run_id, why)

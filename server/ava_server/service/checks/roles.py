@@ -130,7 +130,7 @@ def _models_of(catalog: Catalog, setup: Setup) -> dict[str, Choice | None]:
     models = models_of(setup)
     if models is None or setup.settings is None:
         return {role.name: None for role in catalog.roles}
-    means = resolve_models((role.model for role in catalog.roles), models, setup.settings.where)
+    means = resolve_models(models, setup.settings.where, (role.model for role in catalog.roles))
     return {role.name: meant.choice for role, meant in zip(catalog.roles, means, strict=True)}
 
 
