@@ -333,7 +333,16 @@ class RunMeter:
     def _shown_by(self, call: AgentCall, seen: _Seen, turn: int) -> list[Fact]:
         """Return what a call shows. Blocks for a long one, as finding its bound does, which is kept."""
         self._bounds.bound(call, 1)
-        return [self._request_shown(call, seen, turn), *self._new_results(seen, turn)]
+        given: dict[str, Any] = {"items": [json.loads(item) for item in seen.fresh]}
+        if call.chain[0] not in self._shown:
+            given["head"] = json.loads(call.head)
+        shown, cut = sanitize_json(given)
+        request = AgentRequest(
+            turn=turn, model=call.model, head_sha=call.chain[0], head=shown.get("head"), after=seen.after,
+            known=seen.known, items=tuple(shown["items"]),
+            dropped=(*call.dropped, *(f"in the log alone: {each}" for each in cut)),
+        )  # fmt: skip
+        return [request, *self._new_results(seen, turn)]
 
     def _remember(self, call: AgentCall, shown: list[Fact], asked: CapRequest) -> None:
         self._turn = asked.fact.turn
@@ -341,18 +350,6 @@ class RunMeter:
             self._shown.setdefault(link, self._turn)
         self._wraps[call.chain[0]] = asked.fact.prompt_tokens + asked.fact.max_output + WRAP_PROMPT
         self._results.update(str(fact.call_id) for fact in shown if isinstance(fact, ToolResult))
-
-    def _request_shown(self, call: AgentCall, seen: _Seen, turn: int) -> AgentRequest:
-        new = call.chain[0] not in self._shown
-        given: dict[str, Any] = {"items": [json.loads(item) for item in seen.fresh]}
-        if new:
-            given["head"] = json.loads(call.head)
-        shown, cut = sanitize_json(given)
-        return AgentRequest(
-            turn=turn, model=call.model, head_sha=call.chain[0], head=shown.get("head"), after=seen.after,
-            known=seen.known, items=tuple(shown["items"]),
-            dropped=(*call.dropped, *(f"in the log alone: {each}" for each in cut)),
-        )  # fmt: skip
 
     def _new_results(self, seen: _Seen, turn: int) -> Iterator[ToolResult]:
         """Yield the results of the agent's own tools that a request shows for the first time."""

@@ -464,8 +464,16 @@ def _limit_topics(config: RunConfig, day: DayLeft) -> Iterator[tuple[str, list[s
 
 
 def _missing_lines(config: RunConfig) -> list[str]:
+    """Return what the run lacks of its role's tools, a line for each reason; MCP tools have their own notes."""
+    from ava_roles.tools.registry import tool_specs  # loads every tool, and commands that only look need none
+
     missing = [f"No files because: {config.files_note}."] if config.files_note else []
-    missing += _lost_lines(config)
+    known, commands = tool_specs(), not config.commands_note
+    reasons: dict[str, list[str]] = {}
+    for name in config.unavailable_tools:
+        why = why_unavailable(known[name], commands=commands) if name in known else ""
+        reasons.setdefault(why, []).append(name)
+    missing += [f"It goes without {', '.join(names)}{f' ({why})' if why else ''}." for why, names in reasons.items()]
     return [*missing, *([f"No commands because: {config.commands_note}."] if config.commands_note else [])]
 
 
@@ -521,18 +529,6 @@ def why_unavailable(spec: ToolSpec, *, commands: bool) -> str:
     if spec.edits:
         return "git is missing"
     return "it sees no files" if spec.files else "memory has no notes" if spec.memory else ""
-
-
-def _lost_lines(config: RunConfig) -> list[str]:
-    """Return what the run lacks of its role's tools, a line for each reason; MCP tools have their own notes."""
-    from ava_roles.tools.registry import tool_specs  # loads every tool, and commands that only look need none
-
-    known, commands = tool_specs(), not config.commands_note
-    reasons: dict[str, list[str]] = {}
-    for name in config.unavailable_tools:
-        why = why_unavailable(known[name], commands=commands) if name in known else ""
-        reasons.setdefault(why, []).append(name)
-    return [f"It goes without {', '.join(names)}{f' ({why})' if why else ''}." for why, names in reasons.items()]
 
 
 def _coding_lines(coding: Coding) -> list[str]:
