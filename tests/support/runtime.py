@@ -241,7 +241,7 @@ async def open_lab(
         kind = replace(kind, claims="everybody") if everybody and runs else kind
         runtime = await stack.enter_async_context(open_runtime(settings, kind))
         session = Session(user=runtime.user, transport="memory")
-        runtime.manager.adopt_session(session.id)
+        runtime.manager.sessions.add(session.id)
         yield Lab(runtime, Service(runtime, session), session, server, root, workspace)
         if check:
             await runtime.store.read(lambda view: check_budgets(view))

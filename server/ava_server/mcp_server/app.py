@@ -191,7 +191,7 @@ class App:
             if len(own) >= MOST_OF_TOKEN or len(self._services) >= MOST_SERVICES:
                 self._end_session(self.runtime, self._services.pop(own[0] if own else next(iter(self._services))))
             service = self._services[key] = Service(self.runtime, session())
-            self.runtime.manager.adopt_session(service.session.id)
+            self.runtime.manager.sessions.add(service.session.id)
         return service
 
     async def remote_roles(self, ctx: ServerRequestContext[App, Any]) -> Catalog | None:
@@ -256,7 +256,7 @@ class App:
 
         if service.session.started:
             runtime.store.post(append(Event(service.session.who, SessionEnd(reason=reason))))
-        runtime.manager.forget_session(service.session.id)
+        runtime.manager.sessions.discard(service.session.id)
 
 
 def session_over_http(token: Token, client: str, *, forms: bool = False) -> Session:

@@ -123,7 +123,7 @@ class Runtime(RunResources):
                 users = await anyio.to_thread.run_sync(watched.changed)
                 if users is not None and users != self.settings.users:
                     self.settings = self.settings.model_copy(update={"users": users})
-                    self.manager.limit(user_limits.slots(self.settings))
+                    self.manager.slots = user_limits.slots(self.settings)
             except (AvaError, RuntimeError) as error:  # RuntimeError: no more threads can be started
                 log.warning("the limits of users stay as they were: %s", error)
             await anyio.sleep(USERS_EVERY_S)
