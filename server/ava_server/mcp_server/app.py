@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -103,13 +104,8 @@ class App:
             await self.updates.follow(self.runtime)
 
     async def _enter(self, stack: AsyncExitStack) -> Runtime:
-        def import_modules() -> None:
-            from importlib import import_module
-
-            import_module("ava_server.service.runtime")
-            import_module("ava_server.service.service")  # the first call needs it too
-
-        await anyio.to_thread.run_sync(import_modules)  # it is slow
+        for name in ("runtime", "service"):  # it is slow; the first call needs the service too
+            await anyio.to_thread.run_sync(import_module, f"ava_server.service.{name}")
         from ava_audit.store.backend import Announcement
         from ava_server.runs.mode import DRIVING, serving
         from ava_server.service.runtime import open_runtime
