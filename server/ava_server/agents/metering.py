@@ -360,7 +360,7 @@ class RunMeter:
                     shown = clean(text)[0]
                     yield ToolResult(
                         tool=name[:100], success=not failed, output=shown[:SHOWN_CHARS], call_id=call_id, turn=turn,
-                        output_sha=_sha(text.encode()), chars=len(shown),
+                        output_sha=hashlib.sha256(text.encode()).hexdigest()[:32], chars=len(shown),
                     )  # fmt: skip
 
     def is_own(self, name: str) -> bool:
@@ -411,10 +411,6 @@ class RunMeter:
 
     def _hidden(self, text: str) -> str:
         return self._run.context.redactor.redact(clean(text)[0])[0]
-
-
-def _sha(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:32]
 
 
 def results_in(item: Any) -> Iterator[tuple[str, str, bool]]:
