@@ -61,12 +61,7 @@ class RunLog:
             for number, event in enumerate(written):
                 self.history.add(first + number, event.fact, event.usage)
 
-        def command(view: View, _now_us: int) -> Outcome[tuple[int, RunRow | None, Sequence[Event]]]:
-            run = view.run(self.run.id)
-            made = tuple(events(run))
-            return Outcome((view.head() + 1, run, made), made)
-
-        await self.do(command, folded)
+        await self.do(_append(events, self.run.id), folded)
 
     async def settle_lost(self) -> None:
         """Settle as unknown a call whose settlement was lost: the log was out of reach until the time was over."""
@@ -168,6 +163,18 @@ def _after(event: Event, command: Command[T]) -> Command[tuple[int, T]]:
         return Outcome((view.head() + 1, outcome.value), (event, *outcome.events))
 
     return both
+
+
+def _append(
+    make: Callable[[RunRow | None], Sequence[Event]], run_id: str
+) -> Command[tuple[int, RunRow | None, Sequence[Event]]]:
+    # A command of its own: it holds nothing of the `RunLog`, and could be carried out in another process.
+    def command(view: View, _now_us: int) -> Outcome[tuple[int, RunRow | None, Sequence[Event]]]:
+        run = view.run(run_id)
+        events = tuple(make(run))
+        return Outcome((view.head() + 1, run, events), events)
+
+    return command
 
 
 def ms_since(began: float) -> int:
