@@ -49,7 +49,7 @@ from ava_audit.store.sqlite import backend_of
 from ava_audit.store.store import Store
 from ava_audit.units import DAY_US, HOUR_US, day_of, now_us
 from ava_audit.view import View
-from ava_server.config.browser_sessions import BrowserSessions
+from ava_server.config.sign_in import BrowserSessions
 from ava_server.core.data_root import DataRoot, os_user
 from ava_server.render.run_view import carried
 

@@ -31,7 +31,7 @@ from support.runtime import PRICED, open_lab, settings_of
 
 from ava_audit.maintenance import index_new_entries
 from ava_audit.store.store import Outcome, Store
-from ava_server.config.browser_sessions import BrowserSessions
+from ava_server.config.sign_in import BrowserSessions
 from ava_server.core.data_root import DataRoot, os_user
 
 EVENTS_OF_A_TURN = 6

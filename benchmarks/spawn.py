@@ -147,7 +147,7 @@ class Ava:
 
     def __init__(self, runtime: Runtime, workspace: Path) -> None:
         session = Session(user=runtime.user, transport="memory")
-        runtime.manager.adopt_session(session.id)
+        runtime.manager.sessions.add(session.id)
         self.runtime = runtime
         self._service = Service(runtime, session)
         self._workspace = workspace

@@ -71,7 +71,7 @@ class Ava:
         self._house = runtime
         self._keeps = keeps
         session = Session(user=runtime.user, transport="memory")
-        runtime.manager.adopt_session(session.id)
+        runtime.manager.sessions.add(session.id)
         self._desk = Service(runtime, session)
 
     async def begin(self, number: int) -> None:

@@ -113,7 +113,7 @@ async def started(stage: str, code: str) -> AsyncGenerator[tuple[AcpAgent, list[
         assert process.stdin is not None and process.stdout is not None
         pipes = Pipes(process.stdin, process.stdout, written)
         try:
-            async with AcpAgent.open("It", pipes, told.append, permit, lambda text: text.replace(SECRET, "…")) as agent:
+            async with AcpAgent("It", pipes, told.append, permit, lambda text: text.replace(SECRET, "…")) as agent:
                 yield agent, told, asked
         finally:
             with suppress(ProcessLookupError):

@@ -21,13 +21,12 @@ from support.stdio import told, using
 
 from ava_audit.errors import StoreUnavailable
 from ava_audit.postgres.documents import PostgresDocuments
-from ava_server.config.browser_sessions import BrowserSessions
+from ava_server.config.changes import change_users, read_users
 from ava_server.config.keys import set_key
-from ava_server.config.passkeys import Passkeys, new_passkey
 from ava_server.config.pin import TRIES, PinFile
 from ava_server.config.secrets import set_secret
+from ava_server.config.sign_in import BrowserSessions, Passkeys, new_passkey
 from ava_server.config.tokens import Tokens, read_tokens, revoke_token
-from ava_server.config.users import change_users, read_users
 from ava_server.core import documents
 from ava_server.core.data_root import DataRoot
 from ava_server.core.documents import SHARED, TAKEN_OVER, documents_of, keep_fresh

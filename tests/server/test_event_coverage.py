@@ -705,7 +705,7 @@ def test_model_and_tool_calls_have_one_wrapper_each() -> None:
     assert made == {
         "CostReserved": {"runs/model_call.py", "runs/reservation.py", "agents/metering.py"},
         "CostUpdate": {"budget/caps.py"},
-        "ToolCall": {"runs/tool_calls.py", "service/record.py", "agents/metering.py", "agents/tools.py"},
+        "ToolCall": {"runs/tool_calls.py", "service/record.py", "agents/metering.py", "agents/work.py"},
     }
 
 

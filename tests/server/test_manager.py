@@ -526,11 +526,11 @@ async def test_a_client_inventing_names_keeps_only_a_bounded_number_of_sessions(
     async with open_lab(tmp_path) as lab:
         app = App(lambda: lab.runtime.settings, HTTP)
         app._runtime = lab.runtime
-        before = len(lab.runtime.manager._sessions)
+        before = len(lab.runtime.manager.sessions)
         names = [f"client-{number}" for number in range(6)]
         services = [app.service_for((token, name), partial(session_over_http, token, name)) for name in names]
-        assert len(lab.runtime.manager._sessions) == before + 2
-        assert {service.session.id for service in services[-2:]} <= lab.runtime.manager._sessions
+        assert len(lab.runtime.manager.sessions) == before + 2
+        assert {service.session.id for service in services[-2:]} <= lab.runtime.manager.sessions
 
 
 def open_files() -> set[Path]:

@@ -183,7 +183,7 @@ async def test_a_run_waits_if_its_server_configuration_changed_since_approval(tm
             assert (await lab.approve(answer)).status == "approved"
         more = stdio_server("good", more="network = true")
         async with open_lab(tmp_path, config=more, server=server) as lab:
-            lab.runtime.manager.adopt_run(answer.subagent_id)
+            lab.runtime.manager.adopted.add(answer.subagent_id)
             lab.runtime.manager.wake()
             waits_for = await until(lambda: lab.runtime.manager.waiting_for.get(answer.subagent_id))
             assert waits_for == "the configuration of the MCP server lab has changed since this was approved"

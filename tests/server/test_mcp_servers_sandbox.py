@@ -119,7 +119,7 @@ async def test_a_run_waits_if_the_sandbox_is_weaker_than_approved(
                 patch.setattr(selection, "_PROGRAMS", str(tmp_path))
                 patch.setattr(selection, "_found", {})
                 async with open_lab(tmp_path, server=server, config=GOOD + weaker, check=False) as lab:
-                    lab.runtime.manager.adopt_run(run_id)
+                    lab.runtime.manager.adopted.add(run_id)
                     lab.runtime.manager.wake()
                     waits_for = await until(partial(lab.runtime.manager.waiting_for.get, run_id))
                     assert "approved to run in bubblewrap" in waits_for

@@ -23,7 +23,7 @@ from ava_server.approval.proposals import Pending, pending_proposal
 from ava_server.config.keys import key_variables, remove_key, set_key
 from ava_server.models.base import Bound
 from ava_server.models.prices import UserPrice, find_price, reserve_micros
-from ava_server.models.web_search import search_terms
+from ava_server.models.selection import search_terms
 from ava_server.runs.costs import costs_of
 
 KEY = "sk-search-0123456789abcdef"

@@ -83,7 +83,7 @@ async def test_lists_unfetched_results_of_this_workspace_first(tmp_path: Path) -
         other = replace(
             lab, service=Service(lab.runtime, elsewhere := Session(user=lab.runtime.user, transport="memory"))
         )
-        lab.runtime.manager.adopt_session(elsewhere.id)
+        lab.runtime.manager.sessions.add(elsewhere.id)
         ended: list[str] = []
         for name in ("mine", "theirs"):
             (lab.workspace / name).mkdir()

@@ -227,7 +227,7 @@ async def test_a_forced_resume_fences_out_a_live_owner(tmp_path: Path) -> None:
                 left = await control.resume(run_id, who, "terminal", limits)
                 assert isinstance(left, NotResumed) and "is alive" in left.why
                 assert not isinstance(await control.resume(run_id, who, "terminal", limits, force=True), NotResumed)
-                two.runtime.manager.adopt_run(run_id)
+                two.runtime.manager.adopted.add(run_id)
                 run = await two.ended(run_id)
                 assert run.state == "success" and run.generation == 3
                 gate.released.set()

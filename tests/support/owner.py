@@ -80,7 +80,7 @@ async def own(root: Path, base_url: str, how: str = "", *more: str) -> None:
     async with open_runtime(settings) as runtime:
         if how == "killed":
             for run in await runtime.store.read(lambda view: view.runs()):
-                await runtime.manager.ended(run.id)
+                await runtime.manager.control.ended(run.id)
             return
         if how == "site":
             runtime.fetcher = fetcher_of(*more)

@@ -118,7 +118,7 @@ class Lab:
 
     async def ended(self, run_id: str, within_s: float = 60) -> RunRow:
         with anyio.fail_after(within_s):
-            return await self.runtime.manager.ended(run_id)
+            return await self.runtime.manager.control.ended(run_id)
 
     async def outcome(self, within_s: float = 20, **more: Any) -> dict[str, Any]:
         """Run one subagent from the proposal to its result, as the log has it."""
@@ -241,7 +241,7 @@ async def open_lab(
         kind = replace(kind, claims="everybody") if everybody and runs else kind
         runtime = await stack.enter_async_context(open_runtime(settings, kind))
         session = Session(user=runtime.user, transport="memory")
-        runtime.manager.adopt_session(session.id)
+        runtime.manager.sessions.add(session.id)
         yield Lab(runtime, Service(runtime, session), session, server, root, workspace)
         if check:
             await runtime.store.read(lambda view: check_budgets(view))

@@ -19,7 +19,7 @@ from support.model_server import Gate, ModelServer, Say, running_model_server
 from support.stdio import AVA, environment, logged, made, state_of, told, until, using
 
 from ava_audit.store.store import Store
-from ava_server.config.passkeys import Passkeys, new_passkey
+from ava_server.config.sign_in import Passkeys, new_passkey
 from ava_server.config.tokens import Scope, read_tokens
 from ava_server.core.data_root import DataRoot, os_user
 from ava_server.runs.lifecycle import hold

@@ -13,8 +13,8 @@ import pytest
 from support.pages.browser import PAID, PIN, There, Visitor, open_pages, set_pin
 from support.stdio import logged
 
-from ava_server.config.browser_sessions import CODE_US, MOST_OF_USER
 from ava_server.config.pin import PinFile
+from ava_server.config.sign_in import CODE_US, MOST_OF_USER
 from ava_server.core.data_root import DataRoot, os_user
 
 BY_HOST = f'approval = "by_host"\n{PAID}'

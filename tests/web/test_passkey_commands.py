@@ -12,8 +12,7 @@ from support.pages.browser import PIN, open_pages, set_pin
 from support.stdio import logged, made
 from support.terminal import CONTROLLED, ava, on_terminal
 
-from ava_server.config.browser_sessions import BrowserSessions
-from ava_server.config.passkeys import Passkeys, new_passkey
+from ava_server.config.sign_in import BrowserSessions, Passkeys, new_passkey
 from ava_server.core.data_root import DataRoot, os_user
 
 HERE = os_user()

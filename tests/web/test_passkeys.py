@@ -18,7 +18,7 @@ from support.pages.browser import PAGES, PAID, PIN, Host, There, Visitor, finish
 from support.pages.passkeys import Authenticator, DecisionForm, added, asked
 from support.stdio import logged
 
-from ava_server.config.passkeys import Passkeys, new_passkey
+from ava_server.config.sign_in import Passkeys, new_passkey
 from ava_server.core.data_root import DataRoot, os_user
 from ava_server.core.errors import ConfigError, Refused
 from ava_server.web.webauthn import Subject

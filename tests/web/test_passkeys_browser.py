@@ -13,7 +13,7 @@ import pytest
 from support.pages.browser import PIN, There, open_pages, set_pin
 from support.stdio import logged
 
-from ava_server.config.passkeys import Passkeys
+from ava_server.config.sign_in import Passkeys
 from ava_server.core.data_root import DataRoot, os_user
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from support.pages.lab_pages import Browser, serving_pages
 from support.runtime import PRICED, Lab, arrived, hand_over, open_lab, submits
 
 from ava_audit.events import CancelRequested, ExtensionDecided, QuestionAnswered, RunResumed, UserMessage
-from ava_server.config.browser_sessions import BrowserSessions
 from ava_server.config.pin import PinFile
 from ava_server.config.settings import UserSettings
+from ava_server.config.sign_in import BrowserSessions
 from ava_server.runs import lifecycle
 
 QUESTION = "In which currency?"

@@ -18,8 +18,8 @@ from support.pages.browser import PAID, PIN, TEAM, Host, There, Visitor, finishe
 from support.pages.passkeys import DecisionForm, added
 from support.stdio import logged, told, using
 
-from ava_server.config.passkeys import Passkeys
 from ava_server.config.pin import PinFile
+from ava_server.config.sign_in import Passkeys
 from ava_server.config.tokens import Scope
 from ava_server.core.data_root import DataRoot
 

@@ -12,8 +12,8 @@ import pytest
 from support.http_server import token
 from support.pages.browser import PIN, There, Visitor, open_pages, open_team, set_pin
 
-from ava_server.config.browser_sessions import MOST_OF_USER, BrowserSessions
 from ava_server.config.pin import PinFile
+from ava_server.config.sign_in import MOST_OF_USER, BrowserSessions
 from ava_server.config.tokens import revoke_token
 from ava_server.core.data_root import DataRoot, os_user
 from ava_server.core.files import replace_file
@@ -71,8 +71,8 @@ def test_a_session_is_no_code_and_a_code_no_session(here: There) -> None:
 
 
 def test_an_expired_code_and_an_expired_session_do_not_count(here: There, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ava_server.config.browser_sessions.CODE_US", -1)
-    monkeypatch.setattr("ava_server.config.browser_sessions.SESSION_US", -1)
+    monkeypatch.setattr("ava_server.config.sign_in.CODE_US", -1)
+    monkeypatch.setattr("ava_server.config.sign_in.SESSION_US", -1)
     assert here.visitor().get(f"/enter?code={here.code()}").status_code in (403, 429)
     cookie = here.sessions.open(os_user(), terminal=True)
     assert here.visitor(Cookie=f"ava-{here.server.port}={cookie}").get("/").status_code == 303

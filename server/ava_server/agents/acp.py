@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, Self, TypeVar, cast
 
 import anyio
 from acp import PROTOCOL_VERSION, schema
@@ -81,7 +81,7 @@ class Ask:
 
 
 class AcpAgent:
-    """A running agent; `name` and `version` are its own words.
+    """The conversation with a program that has been started; `name` and `version` are its own words.
 
     `hide` replaces secrets in what it writes, before it is cut.
     """
@@ -92,7 +92,7 @@ class AcpAgent:
         pipes: Pipes,
         on_update: Callable[[Update], None],
         permit: Callable[[Ask], Awaitable[bool]],
-        hide: Callable[[str], str],
+        hide: Callable[[str], str] = str,
     ) -> None:
         self._title = title
         self._pipes = pipes
@@ -106,23 +106,13 @@ class AcpAgent:
         self._asks = 0
         self.name = self.version = ""
 
-    @classmethod
-    @asynccontextmanager
-    async def open(
-        cls,
-        title: str,
-        pipes: Pipes,
-        on_update: Callable[[Update], None],
-        permit: Callable[[Ask], Awaitable[bool]],
-        hide: Callable[[str], str] = str,
-    ) -> AsyncGenerator[AcpAgent]:
-        """Speak with a program that has been started; leaving ends the conversation, not the program."""
-        agent = cls(title, pipes, on_update, permit, hide)
-        try:
-            yield agent
-        finally:
-            with anyio.move_on_after(1, shield=True):
-                await agent._connection.close()
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        """End the conversation, not the program."""
+        with anyio.move_on_after(1, shield=True):
+            await self._connection.close()
 
     # -- what Ava asks ------------------------------------------------------------------------------------------------
 

@@ -60,38 +60,6 @@ if TYPE_CHECKING:
     from ava_server.runs.context import ActiveRun
 
 
-class CountedBounds:
-    """The bounds of one run (`seam.Bounds`): what a request begins with as reported, and then a token for each byte."""
-
-    def __init__(self) -> None:
-        self._reported: dict[str, int] = {}
-        self._last: tuple[AgentCall, Bound] | None = None
-
-    def bound(self, call: AgentCall, output: int) -> Bound:
-        """Return an upper bound of a call. The same call is asked about again and again."""
-        if self._last is None or self._last[0] is not call:
-            self._last = call, self._of(call)
-        return replace(self._last[1], output_tokens=output)
-
-    def report(self, call: AgentCall, usage: Usage) -> None:
-        """Take the usage of a call; of two reports about one prompt, the higher counts."""
-        end = call.chain[-1]
-        self._reported[end] = max(self._reported.get(end, 0), usage.prompt_tokens)
-        self._last = None
-
-    def _of(self, call: AgentCall) -> Bound:
-        shown = range(len(call.items), 0, -1)
-        known = next((count for count in shown if call.chain[count] in self._reported), 0)
-        new = sum(escaped_bound(item.decode()) for item in call.items[known:])
-        around = MESSAGE_TOKENS * (len(call.items) - known)
-        if known:
-            return Bound(self._reported[call.chain[known]] + around + new, 0, new)
-        tools = len(objects_in(call.body.get("tools")))
-        head = text_bound(call.head.decode()) + escaped_bound(call.head.decode()) - len(call.head)
-        around += FIXED_TOKENS + MESSAGE_TOKENS + (TOOLS_TOKENS + TOOL_TOKENS * tools if tools else 0)
-        return Bound(around + head + new, 0, head + new)
-
-
 log = logging.getLogger("ava.agents")
 TRIES = 4
 """How often a call is made smaller until it fits what other runs leave of a cap."""
@@ -218,9 +186,7 @@ class RunMeter:
             if not self.is_own(call.name):  # those are recorded where they are carried out
                 args = self._run.context.redactor.redact_json(dict(call.args or {}))
                 facts.append(ToolCall(tool=name[:100], args=args, call_id=call_id, turn=turn))
-        settlement = self._settlement(
-            reserved, "billed" if completion.usage is not None else "unknown", took_ms, completion
-        )
+        settlement = self._settlement(reserved, "billed", took_ms, completion)
         await self._write([settlement, *map(self._log.event, facts)], settlement)
 
     async def failed(
@@ -367,7 +333,16 @@ class RunMeter:
     def _shown_by(self, call: AgentCall, seen: _Seen, turn: int) -> list[Fact]:
         """Return what a call shows. Blocks for a long one, as finding its bound does, which is kept."""
         self._bounds.bound(call, 1)
-        return [self._request_shown(call, seen, turn), *self._new_results(seen, turn)]
+        given: dict[str, Any] = {"items": [json.loads(item) for item in seen.fresh]}
+        if call.chain[0] not in self._shown:
+            given["head"] = json.loads(call.head)
+        shown, cut = sanitize_json(given)
+        request = AgentRequest(
+            turn=turn, model=call.model, head_sha=call.chain[0], head=shown.get("head"), after=seen.after,
+            known=seen.known, items=tuple(shown["items"]),
+            dropped=(*call.dropped, *(f"in the log alone: {each}" for each in cut)),
+        )  # fmt: skip
+        return [request, *self._new_results(seen, turn)]
 
     def _remember(self, call: AgentCall, shown: list[Fact], asked: CapRequest) -> None:
         self._turn = asked.fact.turn
@@ -375,18 +350,6 @@ class RunMeter:
             self._shown.setdefault(link, self._turn)
         self._wraps[call.chain[0]] = asked.fact.prompt_tokens + asked.fact.max_output + WRAP_PROMPT
         self._results.update(str(fact.call_id) for fact in shown if isinstance(fact, ToolResult))
-
-    def _request_shown(self, call: AgentCall, seen: _Seen, turn: int) -> AgentRequest:
-        new = call.chain[0] not in self._shown
-        given: dict[str, Any] = {"items": [json.loads(item) for item in seen.fresh]}
-        if new:
-            given["head"] = json.loads(call.head)
-        shown, cut = sanitize_json(given)
-        return AgentRequest(
-            turn=turn, model=call.model, head_sha=call.chain[0], head=shown.get("head"), after=seen.after,
-            known=seen.known, items=tuple(shown["items"]),
-            dropped=(*call.dropped, *(f"in the log alone: {each}" for each in cut)),
-        )  # fmt: skip
 
     def _new_results(self, seen: _Seen, turn: int) -> Iterator[ToolResult]:
         """Yield the results of the agent's own tools that a request shows for the first time."""
@@ -397,7 +360,7 @@ class RunMeter:
                     shown = clean(text)[0]
                     yield ToolResult(
                         tool=name[:100], success=not failed, output=shown[:SHOWN_CHARS], call_id=call_id, turn=turn,
-                        output_sha=_sha(text.encode()), chars=len(shown),
+                        output_sha=hashlib.sha256(text.encode()).hexdigest()[:32], chars=len(shown),
                     )  # fmt: skip
 
     def is_own(self, name: str) -> bool:
@@ -450,10 +413,6 @@ class RunMeter:
         return self._run.context.redactor.redact(clean(text)[0])[0]
 
 
-def _sha(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:32]
-
-
 def results_in(item: Any) -> Iterator[tuple[str, str, bool]]:
     """Yield the tool results in a message of any wire: the call's id, its text, and whether it failed."""
     found = as_object(item) or {}
@@ -471,3 +430,35 @@ def _text(content: Any) -> str:
         return content
     texts = [str(block["text"]) for block in objects_in(content) if "text" in block]
     return "\n".join(texts) if texts else json.dumps(content, ensure_ascii=False)
+
+
+class CountedBounds:
+    """The bounds of one run (`seam.Bounds`): what a request begins with as reported, and then a token for each byte."""
+
+    def __init__(self) -> None:
+        self._reported: dict[str, int] = {}
+        self._last: tuple[AgentCall, Bound] | None = None
+
+    def bound(self, call: AgentCall, output: int) -> Bound:
+        """Return an upper bound of a call. The same call is asked about again and again."""
+        if self._last is None or self._last[0] is not call:
+            self._last = call, self._of(call)
+        return replace(self._last[1], output_tokens=output)
+
+    def report(self, call: AgentCall, usage: Usage) -> None:
+        """Take the usage of a call; of two reports about one prompt, the higher counts."""
+        end = call.chain[-1]
+        self._reported[end] = max(self._reported.get(end, 0), usage.prompt_tokens)
+        self._last = None
+
+    def _of(self, call: AgentCall) -> Bound:
+        shown = range(len(call.items), 0, -1)
+        known = next((count for count in shown if call.chain[count] in self._reported), 0)
+        new = sum(escaped_bound(item.decode()) for item in call.items[known:])
+        around = MESSAGE_TOKENS * (len(call.items) - known)
+        if known:
+            return Bound(self._reported[call.chain[known]] + around + new, 0, new)
+        tools = len(objects_in(call.body.get("tools")))
+        head = text_bound(call.head.decode()) + escaped_bound(call.head.decode()) - len(call.head)
+        around += FIXED_TOKENS + MESSAGE_TOKENS + (TOOLS_TOKENS + TOOL_TOKENS * tools if tools else 0)
+        return Bound(around + head + new, 0, head + new)

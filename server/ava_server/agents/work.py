@@ -2,23 +2,32 @@
 
 The run's shell (its claim, time, cancelling, a coder's worktree, the ending) is `runs/loop.py`. Here a turn is one
 prompt of the agent; what it asks of its model in that turn passes the gateway.
+
+Behind the gateway, an MCP server bound to the run has Ava's tools for the agent. Every call goes through the run's own
+`ToolCalls`: recorded before it starts, redacted, wrapped as untrusted. Only that counts as a source of quotes.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from importlib.metadata import version
+from itertools import count
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import anyio.to_thread
+import mcp_types as types
+from mcp.server.lowlevel import Server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
 from ava_audit.errors import AuditError
-from ava_audit.events import AgentNote, LastTurn, UserMessage, WorkChecked
+from ava_audit.events import AgentNote, LastTurn, ToolCall, UserMessage, WorkChecked
 from ava_roles.errors import RolesError
 from ava_roles.sandbox.path_access import make_folders
 from ava_server.agents.acp import AcpAgent, AgentFailed, Ask, TurnFailed, Update
@@ -27,12 +36,16 @@ from ava_server.agents.command import API_TYPES, PORT, start_command
 from ava_server.agents.command import check_agent as check_agent
 from ava_server.agents.gateway import Gateway, serving
 from ava_server.agents.metering import CountedBounds, RunMeter
-from ava_server.agents.tools import RunTools
+from ava_server.models.base import ToolUse
 from ava_server.runs.invalid_answers import REPAIRS
 from ava_server.runs.result import RunResult
-from ava_server.runs.submit import SubmitArgs
+from ava_server.runs.submit import NAME as SUBMIT
+from ava_server.runs.submit import SubmitArgs, accept
 
 if TYPE_CHECKING:
+    from mcp.server.context import ServerRequestContext
+    from starlette.types import Receive, Scope, Send
+
     from ava_audit.view import View
     from ava_server.runs.coding import CodingWork
     from ava_server.runs.context import ActiveRun, AgentParts
@@ -109,7 +122,9 @@ class AgentWork:
                     with anyio.move_on_after(max(work_s - (anyio.current_time() - began), 0.0)):
                         result = await self._turns(agent, AGAIN if resumed else self._first())
                     result = result or await self._wrap_up(agent, cap)
-            await self._note_usage()
+            if self._usage:
+                shown = {name: value for name, value in self._usage.items() if isinstance(value, int | float)}
+                await self._log.record(AgentNote(kind="reported", text="its own count of usage", detail=shown))
             return result or RunResult(cap.status, cap.reason)
         except Exception as error:
             if self._meter.error is not None:
@@ -148,7 +163,7 @@ class AgentWork:
             self._folders = (command.folder, *(bind.target for bind in command.binds if bind.writable))
             async with (
                 parts.sandbox.start(command) as pipes,
-                AcpAgent.open(spec.title, pipes, self._update, self._permit, self._hidden) as agent,
+                AcpAgent(spec.title, pipes, self._update, self._permit, self._hidden) as agent,
             ):
                 await agent.initialize()
                 if agent.takes_provider and spec.providers:
@@ -331,10 +346,92 @@ class AgentWork:
                 AgentNote(kind="unreported", text=self._hidden(names), detail={"calls": len(missing)})
             )
 
-    async def _note_usage(self) -> None:
-        if self._usage:
-            shown = {name: value for name, value in self._usage.items() if isinstance(value, int | float)}
-            await self._log.record(AgentNote(kind="reported", text="its own count of usage", detail=shown))
-
     def _hidden(self, text: str) -> str:
         return self._run.context.redactor.redact(text)[0]
+
+
+# -- tools ------------------------------------------------------------------------------------------------------------
+
+
+HANDED = "Handed over. End your turn now; you are told if something has to be fixed."
+
+MOST_REFUSED = 50  # calls beyond the run's cap that are on the record: they cost the agent nothing
+AT_HAND = {"anthropic/alwaysLoad": True}
+"""Claude Code otherwise has its model search for a tool before it can be called."""
+
+
+class RunTools:
+    """The tools of one run.
+
+    `submitted` has what was handed over, and its call's id; `news` goes with the next result.
+    """
+
+    def __init__(
+        self, run: ActiveRun, calls: ToolCalls, on_submit: Callable[[], None], news: Callable[[], Awaitable[str]]
+    ) -> None:
+        self._run = run
+        self._calls = calls
+        self._on_submit = on_submit
+        self._news = news
+        self._numbers = count(1)
+        prefix = run.log.history.prefix or run.context.started
+        self._tools = [
+            types.Tool(
+                name=str(tool["name"]), description=tool["description"], input_schema=tool["parameters"], _meta=AT_HAND
+            )
+            for tool in prefix.tools
+        ]
+        self.names = frozenset(tool.name for tool in self._tools)
+        self.submitted: tuple[SubmitArgs, str] | None = None
+        server: Server[Any] = Server(
+            "ava", version=version("ava-subagents"), on_list_tools=self._list, on_call_tool=self._call
+        )
+        self._manager = StreamableHTTPSessionManager(server, json_response=True, stateless=True)
+
+    def serving(self) -> AbstractAsyncContextManager[None]:
+        return self._manager.run()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request: an ASGI application."""
+        await self._manager.handle_request(scope, receive, send)
+
+    async def _list(
+        self, _ctx: ServerRequestContext[Any, Any], _params: types.PaginatedRequestParams | None
+    ) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=self._tools)
+
+    async def _call(
+        self, _ctx: ServerRequestContext[Any, Any], params: types.CallToolRequestParams
+    ) -> types.CallToolResult:
+        args = params.arguments or {}
+        number = next(self._numbers)
+        if number > self._run.config.max_tool_calls + MOST_REFUSED:
+            over = types.TextContent(type="text", text="Not taken: far more calls than this run may make.")
+            return types.CallToolResult(content=[over], is_error=True)
+        call_id = f"ava-{self._run.log.fence.generation}-{number}"
+        call = ToolUse(call_id, params.name, args, json.dumps(args, ensure_ascii=False))
+        text, failed = await (self._submit(call) if params.name == SUBMIT else self._other(call))
+        if news := await self._news():
+            text = f"{text}\n\n{news}"
+        return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=failed)
+
+    async def _other(self, call: ToolUse) -> tuple[str, bool]:
+        await self._calls.run((call,))
+        result = self._run.log.history.results.get(call.call_id)
+        return ("The run is over.", True) if result is None else (result.output, not result.success)
+
+    async def _submit(self, call: ToolUse) -> tuple[str, bool]:
+        run, hide = self._run, self._run.context.redactor.redact_json
+        if self.submitted is not None:
+            return HANDED, False
+        history = run.log.history
+        args = hide(dict(call.args or {}))
+        await run.log.record(ToolCall(tool=SUBMIT, args=args, call_id=call.call_id, turn=history.turn))
+        accepted = await anyio.to_thread.run_sync(accept, call, run.config.output_schema, hide)
+        if isinstance(accepted, str):
+            await self._calls.refuse(call, accepted, unusable=True)
+            history.drafts.append(dict(call.args or {}))
+            return f"Refused: {accepted}", True
+        self.submitted = accepted, call.call_id
+        self._on_submit()
+        return HANDED, False

@@ -82,16 +82,6 @@ def find_mismatch(value: Any, schema: Mapping[str, Any]) -> str | None:
             f"output has {size:,} characters as JSON, more than the {VALUE_CHARS:,} that are checked against a schema; "
             "hand over less, and put the rest into an artifact"
         )
-    return _mismatch(value, schema)
-
-
-def embed_schema(schema: Mapping[str, Any], at: str) -> dict[str, Any]:
-    """Return a schema to embed in another one at the pointer `at`; its references are adapted."""
-    top = {key: value for key, value in schema.items() if key not in ("$schema", "$id")}
-    return cast("dict[str, Any]", _moved(top, at))
-
-
-def _mismatch(value: Any, schema: Mapping[str, Any]) -> str | None:
     from referencing import Registry
 
     best_match: Any = import_module("jsonschema.exceptions").best_match  # has no types
@@ -110,6 +100,12 @@ def _mismatch(value: Any, schema: Mapping[str, Any]) -> str | None:
         return None
     where = _shown(tuple(str(part) for part in error.absolute_path)) if error.absolute_path else "output"
     return f"output does not match the schema that was asked for, at {where}: {error.message[:_MESSAGE_CHARS]}"
+
+
+def embed_schema(schema: Mapping[str, Any], at: str) -> dict[str, Any]:
+    """Return a schema to embed in another one at the pointer `at`; its references are adapted."""
+    top = {key: value for key, value in schema.items() if key not in ("$schema", "$id")}
+    return cast("dict[str, Any]", _moved(top, at))
 
 
 # -- what can be asked for ----------------------------------------------------------------------------------------

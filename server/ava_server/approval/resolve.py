@@ -60,8 +60,15 @@ from ava_server.core.errors import BadInput, Refused, ToolMissing
 from ava_server.core.ids import IN_PROCESS
 from ava_server.models.factory import how_it_thinks
 from ava_server.models.prices import FROM_SETTINGS, unknown_price_words
-from ava_server.models.selection import Choice, ModelSettings, Thinking, choose, is_configured, unknown_prices
-from ava_server.models.web_search import ProviderSearch
+from ava_server.models.selection import (
+    Choice,
+    ModelSettings,
+    ProviderSearch,
+    Thinking,
+    choose,
+    is_configured,
+    unknown_prices,
+)
 
 if TYPE_CHECKING:
     from ava_audit.view import PastRun

@@ -291,6 +291,9 @@ def _found(
     return ([], matching[0].fault) if matching[0].fault else (matching[:1], "")
 
 
+# -- users over HTTP --------------------------------------------------------------------------------------------------
+
+
 FOREIGN_TOOL = "mcp__"
 """Prefix of the tools of MCP servers, which act with the operator's rights."""
 

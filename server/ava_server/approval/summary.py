@@ -391,7 +391,9 @@ def _attention_lines(config: RunConfig, day: DayLeft) -> list[str]:
             'Nothing confines what it runs here (sandbox.mode = "none" in config.toml): that can read, change and send'
             " whatever you can."
         )
-    return [*lines, *_effect_lines(config), *_secret_lines(config), *_clamped_lines(config), *_day_lines(config, day)]
+    clamped = [f"{note[0].upper()}{note[1:]}." for note in config.clamped]
+    clamped += [config.price_note] if config.price_note else []
+    return [*lines, *_effect_lines(config), *_secret_lines(config), *clamped, *_day_lines(config, day)]
 
 
 def _reach_topics(config: RunConfig, texts: Texts) -> Iterator[tuple[str, list[str]]]:
@@ -449,7 +451,9 @@ def _limit_topics(config: RunConfig, day: DayLeft) -> Iterator[tuple[str, list[s
     if not _day_lines(config, day):
         limits += _bought(config, "Its cost cap", config.max_cost_micros)
     if config.plan:
-        limits.append(_plan_line(config))
+        plans = f"It plans first and then works: planning takes {PLAN_TURNS} of its {config.max_iterations} turns."
+        without = "It does not plan first, because there is no language model to do it."
+        limits.append(plans if config.plans else without)
     if config.labels:
         limits.append(f"It runs only on a machine with these labels: {', '.join(config.labels)}.")
     if config.background:
@@ -460,8 +464,16 @@ def _limit_topics(config: RunConfig, day: DayLeft) -> Iterator[tuple[str, list[s
 
 
 def _missing_lines(config: RunConfig) -> list[str]:
+    """Return what the run lacks of its role's tools, a line for each reason; MCP tools have their own notes."""
+    from ava_roles.tools.registry import tool_specs  # loads every tool, and commands that only look need none
+
     missing = [f"No files because: {config.files_note}."] if config.files_note else []
-    missing += _lost_lines(config)
+    known, commands = tool_specs(), not config.commands_note
+    reasons: dict[str, list[str]] = {}
+    for name in config.unavailable_tools:
+        why = why_unavailable(known[name], commands=commands) if name in known else ""
+        reasons.setdefault(why, []).append(name)
+    missing += [f"It goes without {', '.join(names)}{f' ({why})' if why else ''}." for why, names in reasons.items()]
     return [*missing, *([f"No commands because: {config.commands_note}."] if config.commands_note else [])]
 
 
@@ -508,13 +520,6 @@ def group_note(sum_micros: int, cap_micros: int, day: DayLeft, likely: Sequence[
     return " ".join(notes)
 
 
-def _clamped_lines(config: RunConfig) -> list[str]:
-    return [
-        *(f"{note[0].upper()}{note[1:]}." for note in config.clamped),
-        *((config.price_note,) if config.price_note else ()),
-    ]
-
-
 def why_unavailable(spec: ToolSpec, *, commands: bool) -> str:
     """Return in a few words why a run or a role lacks a built-in tool here; `commands`: they can be confined."""
     if spec.search:
@@ -524,18 +529,6 @@ def why_unavailable(spec: ToolSpec, *, commands: bool) -> str:
     if spec.edits:
         return "git is missing"
     return "it sees no files" if spec.files else "memory has no notes" if spec.memory else ""
-
-
-def _lost_lines(config: RunConfig) -> list[str]:
-    """Return what the run lacks of its role's tools, a line for each reason; MCP tools have their own notes."""
-    from ava_roles.tools.registry import tool_specs  # loads every tool, and commands that only look need none
-
-    known, commands = tool_specs(), not config.commands_note
-    reasons: dict[str, list[str]] = {}
-    for name in config.unavailable_tools:
-        why = why_unavailable(known[name], commands=commands) if name in known else ""
-        reasons.setdefault(why, []).append(name)
-    return [f"It goes without {', '.join(names)}{f' ({why})' if why else ''}." for why, names in reasons.items()]
 
 
 def _coding_lines(coding: Coding) -> list[str]:
@@ -570,12 +563,6 @@ def _travel_lines(config: RunConfig) -> list[str]:
     if config.travel_note:
         lines.append(f"Only servers of this data root can run it, because {config.travel_note}.")
     return lines
-
-
-def _plan_line(config: RunConfig) -> str:
-    if not config.plans:
-        return "It does not plan first, because there is no language model to do it."
-    return f"It plans first and then works: planning takes {PLAN_TURNS} of its {config.max_iterations} turns."
 
 
 def _server_line(name: str, use: ForeignUse, config: RunConfig) -> str:

@@ -20,7 +20,7 @@ from ava_server.models.prices import Price
 if TYPE_CHECKING:
     from ava_roles.role import Role
     from ava_server.config.settings import Limits
-    from ava_server.models.web_search import ProviderSearch
+    from ava_server.models.selection import ProviderSearch
 
 
 @dataclass(frozen=True)

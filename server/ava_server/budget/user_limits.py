@@ -119,8 +119,8 @@ def policy_in_force(
     because that client's model may use them. Raises ConfigError: the PIN's file or the limits of users cannot be read.
     """
     if pin is None:
+        from ava_server.config.changes import with_shared_users
         from ava_server.config.pin import PinFile
-        from ava_server.config.users import with_shared_users
 
         settings, pin = with_shared_users(settings), PinFile(settings.paths.approval_file).is_set
     if pin:

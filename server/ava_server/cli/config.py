@@ -32,7 +32,7 @@ Name = Annotated[
 @config_command.command("list", short_help="All settings, their values, and where each comes from.")
 def list_command(as_json: Json = False) -> None:
     """Show all settings, their values as this process would use them, and where each comes from."""
-    from ava_server.config.changing import known_settings
+    from ava_server.config.changes import known_settings
     from ava_server.config.checks import setting_name
 
     root, settings = find_data_root(), read_settings()
@@ -48,7 +48,7 @@ def list_command(as_json: Json = False) -> None:
 @config_command.command("get", short_help="The value of one setting.")
 def get_command(name: Name, as_json: Json = False) -> None:
     """Show the value of one setting, or of a table of settings, as JSON."""
-    from ava_server.config.changing import no_setting, parse_name
+    from ava_server.config.changes import no_setting, parse_name
     from ava_server.config.checks import setting_name
 
     settings = read_settings()
@@ -73,7 +73,7 @@ def set_command(
 
     Processes that are running keep the old value until they are restarted.
     """
-    from ava_server.config.changing import parse_value
+    from ava_server.config.changes import parse_value
 
     _change(name, parse_value(value))
 
@@ -86,7 +86,7 @@ def unset_command(name: Name) -> None:
 
 def _change(name: str, value: Any) -> None:
     from ava_audit.store.locks import LockedInstances
-    from ava_server.config.changing import change_settings, known_settings, no_setting, parse_name
+    from ava_server.config.changes import change_settings, known_settings, no_setting, parse_name
     from ava_server.config.checks import setting_name
     from ava_server.config.settings import Configured
 

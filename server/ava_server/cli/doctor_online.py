@@ -171,7 +171,7 @@ async def _wait_for_end(runtime: Runtime, service: Service, run_id: str) -> RunR
     run: RunRow | None = None
     try:
         with anyio.move_on_after(TIMEOUT_S + SLOT_S):
-            run = await runtime.manager.ended(run_id)
+            run = await runtime.manager.control.ended(run_id)
     finally:
         if run is None:
             with anyio.CancelScope(shield=True), anyio.move_on_after(SLOT_S):

@@ -17,7 +17,7 @@ from ava_server.core.ids import suggestion
 from ava_server.hosts.launching import key_advice
 from ava_server.models import listing
 from ava_server.models.clients import ClientPool
-from ava_server.models.listing import ModelCatalog, Offer, ResolvedModel, resolve_tiers
+from ava_server.models.listing import ModelCatalog, Offer, ResolvedModel, resolve_models
 from ava_server.models.prices import Price, Step, per_call, price_json, price_lines, usd
 from ava_server.models.selection import SET_A_MODEL, ModelSettings
 
@@ -236,7 +236,7 @@ def models_command(
     root = checked_root(show=False)
     settings = read_settings()
     models = model_settings(settings)
-    tiers = resolve_tiers(models, settings.where)
+    tiers = resolve_models(models, settings.where)
     shown = anyio.run(read_providers, models, tiers, provider, search)
     whole = provider is not None or search is not None
     present(root, as_json, models_json(tiers, shown), models_screen(tiers, shown, search, whole=whole))

@@ -166,7 +166,7 @@ def _roles() -> Iterator[Offer]:
 
 
 def _settings() -> Iterator[Offer]:
-    from ava_server.config.changing import known_settings
+    from ava_server.config.changes import known_settings
     from ava_server.config.checks import setting_name
     from ava_server.config.settings import Configured, read_config
 

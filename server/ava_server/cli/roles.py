@@ -156,7 +156,7 @@ def _models_of(roles: tuple[Role, ...], settings: Settings) -> list[ResolvedMode
     from ava_server.models.listing import resolve_models
 
     try:
-        return resolve_models((role.model for role in roles), model_settings(settings), settings.where)
+        return resolve_models(model_settings(settings), settings.where, (role.model for role in roles))
     except AvaError as error:  # roles do not depend on keys
         tell(f"Their models are unknown: {error}")
         return []

@@ -75,7 +75,7 @@ async def open_session(
         transport="terminal",
         folder=str(here) if here is not None else None,
     )
-    runtime.manager.adopt_session(session.id)
+    runtime.manager.sessions.add(session.id)
     runtime.store.post(append(Event(session.who, begin)))
     try:
         yield session

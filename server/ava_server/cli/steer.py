@@ -227,7 +227,7 @@ async def _take_over(runtime: Runtime, session: Session, run: RunRow, force: boo
 
     manager = runtime.manager
     line = await runtime.store.read(lambda view: resume_line(view, run) if not run.ended else None)
-    manager.adopt_run(run.id)
+    manager.adopted.add(run.id)
     found = await manager.control.resume(
         run.id,
         session.who,

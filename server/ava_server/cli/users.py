@@ -27,8 +27,8 @@ from ava_server.cli.remote import chosen_server, given_server
 from ava_server.cli.secret_input import ask_pin_if_set, require_person
 from ava_server.cli.terminal import aligned, counted, heading, present, say, say_json, someone_there, write
 from ava_server.config import tokens
-from ava_server.config.passkeys import Passkeys, passkey_name
 from ava_server.config.role_folders import checkout_here
+from ava_server.config.sign_in import Passkeys, passkey_name
 from ava_server.core.data_root import DataRoot, find_data_root, os_user
 from ava_server.core.errors import BadInput
 
@@ -325,7 +325,7 @@ def _say_unended(name: str, unended: Sequence[UnendedRun], there: str) -> None:
 
 
 async def _read_users() -> list[UserFacts]:
-    from ava_server.config.users import with_shared_users
+    from ava_server.config.changes import with_shared_users
     from ava_server.service.users import list_users
 
     settings = with_shared_users(read_settings())
@@ -359,7 +359,7 @@ def add_passkey_command(name: _Device, user: _Owner = None, browser: Browser = T
     With --user, print a code instead. The user signs in at the server's address with their token, and enters the code
     under Passkeys. It works once, within 10 minutes. If an approval PIN is set, it is asked for.
     """
-    from ava_server.config.browser_sessions import BrowserSessions
+    from ava_server.config.sign_in import BrowserSessions
 
     require("web")
     root = checked_root("ava passkey add")
@@ -440,7 +440,7 @@ def ui_command(
     root = checked_root()
     if not sign_out:
         return open_pages(root, browser=browser, terminal=someone_there())
-    from ava_server.config.browser_sessions import BrowserSessions
+    from ava_server.config.sign_in import BrowserSessions
 
     ended = BrowserSessions(root.browser_sessions).end_all()
     say(f"Signed out {counted(ended, 'browser')}. Addresses that were not opened yet are invalid.")
@@ -452,7 +452,7 @@ def open_pages(root: DataRoot, *, browser: bool, terminal: bool, page: str | Non
 
     `terminal`: somebody at a terminal asked for it.
     """
-    from ava_server.config.browser_sessions import BrowserSessions
+    from ava_server.config.sign_in import BrowserSessions
     from ava_server.core.local_server import start_pages
 
     require("web")

@@ -17,8 +17,19 @@ from ava_roles.net.search_engines import Brave, Engine, Kagi, SearchReply, Searc
 from ava_roles.tool import Tool
 from ava_server.config.keys import Key, key_among
 from ava_server.core.errors import AvaError
-from ava_server.models.selection import KNOWN_URLS, UNNAMED, Choice, ModelSettings, choose, configured, meant_by
-from ava_server.models.web_search import ProviderSearch, engine_at, provider_search, search_terms
+from ava_server.models.selection import (
+    KNOWN_URLS,
+    UNNAMED,
+    Choice,
+    ModelSettings,
+    ProviderSearch,
+    choose,
+    configured,
+    engine_at,
+    meant_by,
+    provider_search,
+    search_terms,
+)
 
 if TYPE_CHECKING:
     import httpx2

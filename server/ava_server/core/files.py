@@ -220,7 +220,11 @@ class WatchedFile(Generic[T]):
         with self._reading:
             seen = self._state()
             if self._made is None or seen != self._seen:
-                self._read(seen)
+                self._made = None
+                try:
+                    self._made = self._make()
+                finally:
+                    self._seen = seen  # last: who finds it changed does not have to wait
             assert self._made is not None
             return self._made
 
@@ -240,14 +244,6 @@ class WatchedFile(Generic[T]):
             self._shared = shared_document(self._path)
             self._is_resolved = True
         return self._shared
-
-    def _read(self, seen: tuple[int, ...]) -> None:
-        """Read the file; `seen` is its state before, so that no change is missed."""
-        self._made = None
-        try:
-            self._made = self._make()
-        finally:
-            self._seen = seen  # last: who finds it changed does not have to wait
 
 
 _FINGERPRINT = attrgetter("st_dev", "st_ino", "st_mode", "st_uid", "st_size", "st_mtime_ns", "st_ctime_ns")

@@ -197,18 +197,17 @@ class LocalServer:
                     f"{self.what} of {self.root.path} uses port {serving}, not {port}; run `ava init` again"
                 )
             if not started:
-                self._launch(options)
+                env = {**os.environ, "AVA_DATA_ROOT": str(self.root.path)}
+                try:
+                    start_detached(
+                        (sys.executable, *MODULE_ARGS, *options), self.output, self.root.path, env, keep=True
+                    )
+                except OSError as error:
+                    raise ConfigError(f"{self.what} cannot be started: {error}") from error
                 started = True
             if time.monotonic() > end:
                 raise ConfigError(f"{self.what} did not start within {within_s:.0f} s; see {self.output}")
             time.sleep(0.05)
-
-    def _launch(self, options: Sequence[str]) -> None:
-        env = {**os.environ, "AVA_DATA_ROOT": str(self.root.path)}
-        try:
-            start_detached((sys.executable, *MODULE_ARGS, *options), self.output, self.root.path, env, keep=True)
-        except OSError as error:
-            raise ConfigError(f"{self.what} cannot be started: {error}") from error
 
 
 def http_server(root: DataRoot) -> LocalServer:

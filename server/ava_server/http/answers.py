@@ -40,10 +40,10 @@ from ava_audit.view import View, append
 from ava_server.approval.decide import PersonAnswer, Shown, approval_needs
 from ava_server.approval.proposals import pending_proposals
 from ava_server.budget.user_limits import STRICTEST_FIRST, day_caps
-from ava_server.config.passkeys import Passkeys, passkey_host
+from ava_server.config.changes import read_users
 from ava_server.config.settings import Policy, UserSettings
+from ava_server.config.sign_in import Passkeys, passkey_host
 from ava_server.config.tokens import Token, expiry, read_tokens, user_name
-from ava_server.config.users import read_users
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import UNKNOWN_ID, parse_id
 from ava_server.http.limits import error_response, forbidden, invalid_body, json_response, refusal, respond

@@ -19,8 +19,7 @@ import anyio
 import uvicorn
 
 from ava_extras import has_extra, missing
-from ava_server.config.browser_sessions import BrowserSessions
-from ava_server.config.passkeys import Passkeys
+from ava_server.config.sign_in import BrowserSessions, Passkeys
 from ava_server.config.tokens import Token, Tokens
 from ava_server.core.data_root import DataRoot
 from ava_server.core.local_server import http_server, pages_server

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -103,13 +104,8 @@ class App:
             await self.updates.follow(self.runtime)
 
     async def _enter(self, stack: AsyncExitStack) -> Runtime:
-        def import_modules() -> None:
-            from importlib import import_module
-
-            import_module("ava_server.service.runtime")
-            import_module("ava_server.service.service")  # the first call needs it too
-
-        await anyio.to_thread.run_sync(import_modules)  # it is slow
+        for name in ("runtime", "service"):  # it is slow; the first call needs the service too
+            await anyio.to_thread.run_sync(import_module, f"ava_server.service.{name}")
         from ava_audit.store.backend import Announcement
         from ava_server.runs.mode import DRIVING, serving
         from ava_server.service.runtime import open_runtime
@@ -191,7 +187,7 @@ class App:
             if len(own) >= MOST_OF_TOKEN or len(self._services) >= MOST_SERVICES:
                 self._end_session(self.runtime, self._services.pop(own[0] if own else next(iter(self._services))))
             service = self._services[key] = Service(self.runtime, session())
-            self.runtime.manager.adopt_session(service.session.id)
+            self.runtime.manager.sessions.add(service.session.id)
         return service
 
     async def remote_roles(self, ctx: ServerRequestContext[App, Any]) -> Catalog | None:
@@ -256,7 +252,7 @@ class App:
 
         if service.session.started:
             runtime.store.post(append(Event(service.session.who, SessionEnd(reason=reason))))
-        runtime.manager.forget_session(service.session.id)
+        runtime.manager.sessions.discard(service.session.id)
 
 
 def session_over_http(token: Token, client: str, *, forms: bool = False) -> Session:

@@ -152,7 +152,7 @@ class ClientPerson:
     async def link(self, ids: Sequence[str], again: bool) -> str | None:
         """Return the page for proposals, which signs in who opens it first; `again`: None while a link is good."""
         from ava_extras import has_extra
-        from ava_server.config.browser_sessions import BrowserSessions
+        from ava_server.config.sign_in import BrowserSessions
         from ava_server.service.client_approval import page_of
 
         app, address = self._ctx.lifespan_context, None

@@ -208,7 +208,7 @@ def _roles(runtime: Runtime, session: Session, catalog: Catalog) -> dict[str, An
     try:
         wanted = dict.fromkeys((*TIERS, *(role.model for role in catalog.roles)))
         means = {
-            meant.wanted: meant for meant in resolve_models(wanted, runtime.credentials.models, runtime.settings.where)
+            meant.wanted: meant for meant in resolve_models(runtime.credentials.models, runtime.settings.where, wanted)
         }
     except AvaError as error:  # which roles there are does not depend on keys
         problems.append(str(error))
@@ -292,12 +292,12 @@ async def _role_names(own: Access, _given: Given) -> list[str]:
 
 
 async def _models(own: Access, _given: Given) -> list[str]:
-    from ava_server.models.listing import model_catalogs, named_ids, resolve_tiers, table_ids
+    from ava_server.models.listing import model_catalogs, named_ids, resolve_models, table_ids
     from ava_server.models.selection import TIERS
 
     def read() -> list[str]:
         models = own.runtime.credentials.models
-        meant = resolve_tiers(models, own.runtime.settings.where)
+        meant = resolve_models(models, own.runtime.settings.where)
         usable = [catalog for catalog in model_catalogs(models).values() if catalog.configured]
         return [
             *TIERS,

@@ -89,7 +89,9 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
     server.add_request_handler("tools/call", types.CallToolRequestParams, tools.call_tool)
     serve_tasks(server)
     server.extensions[card.EXTENSION] = {}
-    hide_error_texts(server)
+    # Hide the text of errors from the present middleware, which records them in spans.
+    server.middleware.insert(0, _restore_text)
+    server.middleware.append(_hide_text)
     server.middleware.append(_open_after_answer)
     server.middleware.append(QuestionSeal())
     return server
@@ -163,12 +165,6 @@ def _explained(error: Exception) -> Exception:
     if isinstance(error, AvaError | AuditError | RolesError):
         return MCPError(code=INTERNAL_ERROR, message=str(error))
     return error
-
-
-def hide_error_texts(server: Server[Any]) -> None:
-    """Hide the text of errors from the server's present middleware, which records them in spans."""
-    server.middleware.insert(0, _restore_text)
-    server.middleware.append(_hide_text)
 
 
 class _HiddenError(MCPError):

@@ -292,6 +292,9 @@ def _says_nothing(key: str, value: Any, *, output: bool) -> bool:
     return output and key == "additionalProperties" and value is not False
 
 
+# -- prompts ----------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Argument:
     """An argument of a prompt; `prompts.toml` says what the fields mean."""

@@ -2,8 +2,8 @@
 
 The seam is `base.Model`: a `Request` goes in, deltas and one `Completion` come out, and every failure is a `ModelError`
 that says whether to retry and whether it may have been billed. `selection` chooses the model, `factory` builds it,
-`pricing` prices it, `wires` holds the formats that providers speak, and `errors.toml` says what their errors mean.
-`offline` and `scripted` are models without a network.
+`prices` prices it, `wires` holds the formats that providers speak, and `errors.toml` says what their errors mean.
+`offline` has two models without a network.
 
 What must hold: one call of `stream` is one attempt, without hidden retries or redirects. A request's bytes depend only
 on the request and on the parameters in the log. Everything stored of an answer is plain, finite JSON. A model whose

@@ -81,13 +81,9 @@ class ModelCatalog:
     in_table: bool  # the price table lists its models; otherwise only the provider can
 
 
-def resolve_models(wanted: Iterable[str], models: ModelSettings, where: Where) -> list[ResolvedModel]:
+def resolve_models(models: ModelSettings, where: Where, wanted: Iterable[str] = TIERS) -> list[ResolvedModel]:
     """Return what tiers or roles' models mean here now. Blocking: importing the price table takes a while."""
     return [_resolved(one, models, where) for one in wanted]
-
-
-def resolve_tiers(models: ModelSettings, where: Where) -> list[ResolvedModel]:
-    return resolve_models(TIERS, models, where)
 
 
 def _resolved(wanted: str, models: ModelSettings, where: Where) -> ResolvedModel:

@@ -153,6 +153,9 @@ def _inside(text: str) -> str:
     return json.dumps(text)[1:-1]
 
 
+# -- the offline reader -----------------------------------------------------------------------------------------------
+
+
 _LEAST_SENTENCE = 0.55
 """How much of the question one sentence must have where a name in it stands nowhere."""
 SUBMIT = "submit_result"

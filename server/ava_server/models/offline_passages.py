@@ -266,7 +266,8 @@ def _ranked_pieces(found: Iterable[Passage], query: Query, weigh: Weighing) -> I
     for around, _, passage in nsmallest(_CUT_MOST, likely):
         for piece in pieces(passage):
             if own := weigh(query.matches(piece.text)):
-                together = _together(piece.text, query, weigh)
+                sentences = (query.matches(sentence).counts for sentence in _SENTENCE.findall(piece.text))
+                together = max(map(weigh.coverage, sentences), default=0.0)
                 rank = own * (-around) ** _AROUND * together**_TOGETHER * record_factor(piece.source)
                 rank *= _form(piece.text) * _NEXT_FILE**passage.file_rank
                 rank *= math.exp(-_LATER * passage.text.find(piece.text) / len(passage.text))
@@ -278,11 +279,6 @@ def _form(text: str) -> float:
     """Return how much a text looks like an explanation: whole paragraphs of prose with many filler words."""
     explains = math.pow(min(max(filler_share(text), _LEAST_FILLERS), _MOST_FILLERS), _EXPLAINING)
     return explains * math.pow(1 + text.count("\n\n"), _PARAGRAPHS)
-
-
-def _together(text: str, query: Query, weigh: Weighing) -> float:
-    sentences = (query.matches(sentence).counts for sentence in _SENTENCE.findall(text))
-    return max(map(weigh.coverage, sentences), default=0.0)
 
 
 def best_sentences(text: str, query: Query, spread: Spread, few: int, most: int) -> str:

@@ -18,8 +18,7 @@ from ava_server.models.clients import ClientPool
 from ava_server.models.factory import how_it_thinks, parameters
 from ava_server.models.http_model import HttpModel
 from ava_server.models.json_text import as_list, as_object, as_text, fields_of, objects_in
-from ava_server.models.selection import KNOWN_URLS, Choice, host_of
-from ava_server.models.web_search import search_terms
+from ava_server.models.selection import KNOWN_URLS, Choice, host_of, search_terms
 from ava_server.models.wires.base import WholeAnswer, Wire, one_line
 from ava_server.models.wires.chat import ChatAnswer, ChatWire
 from ava_server.models.wires.messages import MessagesAnswer, MessagesWire

@@ -540,7 +540,7 @@ def _wait(
     if paused(run, now_us):
         return Wait("limit", run, until_us=run.not_before_us, served=is_served)
     noted = view.live(run.id)
-    blocker = (blocker_in(noted[0]) if noted is not None else None) or ""
+    blocker = (blocker_in(noted[0])[0] if noted is not None else None) or ""
     if not blocker and manager is not None:  # the log is a moment behind
         blocker = manager.waiting_for.get(run.id, "")
     blocker = clean(blocker)[0] if is_served else ""  # what a server that is gone said is no longer true

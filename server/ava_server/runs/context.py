@@ -22,7 +22,7 @@ from ava_server.budget.run_config import RunConfig, SearchCall
 from ava_server.budget.user_limits import DayCaps
 from ava_server.core.errors import AvaError
 from ava_server.models.base import Model
-from ava_server.models.web_search import search_terms
+from ava_server.models.selection import search_terms
 from ava_server.runs.coding import Worktrees
 from ava_server.runs.extension import ExtensionLimits
 from ava_server.runs.log import RunLog

@@ -28,7 +28,7 @@ from ava_audit.rows import RunRow
 from ava_audit.units import cap_micros, format_usd, micros_from_cents
 from ava_roles.errors import RolesError
 from ava_roles.role import parse_role
-from ava_server.budget.run_config import CAPS, COST, RunCap, RunConfig, config_of
+from ava_server.budget.run_config import CAPS, COST, RunConfig, config_of
 from ava_server.config.settings import Configured, limits_of
 from ava_server.models.base import AssistantTurn, ToolTurn, Turn, UserTurn
 from ava_server.models.prices import COST_PARTS, Price, nanos_of, rate_for
@@ -88,7 +88,7 @@ def _at_the_proposal(entry: Entry, config: RunConfig) -> list[CapNote]:
 
 def _changes(entry: Entry, changes: Mapping[str, float], what: str, how: str, *, free: bool = False) -> list[CapNote]:
     return [
-        CapNote(entry.ts_us, f"{cap.argument} {what} to {_changed(cap, changes)} {how}")
+        CapNote(entry.ts_us, f"{cap.argument} {what} to {_cap(cap.argument, cap.given(changes[cap.field]))} {how}")
         for cap in CAPS
         if cap.field in changes and not (free and cap is COST)
     ]
@@ -117,10 +117,6 @@ def _days(run: RunRow, config: RunConfig, changed: Iterable[Entry]) -> list[CapN
                 CapNote(began, f"{setting} in config.toml was {_cap('cents', cents)}, below the run's own cap of {own}")
             )
     return notes
-
-
-def _changed(cap: RunCap, changes: Mapping[str, Any]) -> str:
-    return _cap(cap.argument, cap.given(changes[cap.field]))
 
 
 def _cap(name: str, value: float) -> str:
@@ -213,11 +209,17 @@ def costs_of(run: RunRow, entries: Sequence[Entry], changed: Iterable[Entry] = (
     outputs = None
     if not walk.erased:
         outputs = tuple(sorted(walk.outputs.values(), key=lambda one: (one.micros, one.chars * one.sent), reverse=True))
+    saved = premium = 0
+    for attempt in attempts:
+        if attempt.usage is not None and attempt.purpose != "search":  # that has a price of its own
+            rate = rate_for(price, attempt.usage)
+            saved += attempt.usage.cache_read_tokens * (rate.input - rate.cache_read)
+            premium += attempt.usage.cache_write_tokens * (rate.cache_write - rate.input)
     return Costs(
         attempts=attempts,
         outputs=outputs,
         cost_by={name: micros for name, micros in parts.items() if micros},
-        cache=_cache(price, attempts),
+        cache=Cache(round(saved / 1000), round(premium / 1000)),
         caps=tuple(cap_notes(run, config, entries, changed)),
     )
 
@@ -353,13 +355,3 @@ def _share_of_call(price: Price, usage: Usage, begins: float, ends: float) -> fl
         nanos += max(0.0, min(high, at + tokens) - max(low, at)) * each
         at += tokens
     return nanos / whole
-
-
-def _cache(price: Price, attempts: Iterable[Attempt]) -> Cache:
-    saved = premium = 0
-    for attempt in attempts:
-        if attempt.usage is not None and attempt.purpose != "search":  # that has a price of its own
-            rate = rate_for(price, attempt.usage)
-            saved += attempt.usage.cache_read_tokens * (rate.input - rate.cache_read)
-            premium += attempt.usage.cache_write_tokens * (rate.cache_write - rate.input)
-    return Cache(round(saved / 1000), round(premium / 1000))

@@ -112,7 +112,8 @@ def extension_request(
         # Tokens in hundreds: an estimate has no false precision.
         needed=_whole(short.cap, min(needed, proposed - used), 100 if short.cap == "max_tokens" else 1),
         expires_us=now_us + wait_s * 1_000_000,
-        digest=request_digest(extension_id, asked, texts),
+        # What an approval covers: this request, and the configuration that it would make.
+        digest=hashlib.sha256(f"{extension_id} {digest(asked, texts)}".encode()).hexdigest(),
     )
 
 
@@ -123,11 +124,6 @@ def with_cap(config: RunConfig, cap: ExtendedCap, value: float) -> RunConfig:
 def cap_name(cap: ExtendedCap) -> str:
     """Return a cap as people are told it: `cost cap`."""
     return f"{CAP_OF_ARGUMENT[cap].word} cap"
-
-
-def request_digest(extension_id: str, config: RunConfig, texts: Texts) -> str:
-    """Return the hash of what an approval covers: this request, and the configuration that it would make."""
-    return hashlib.sha256(f"{extension_id} {digest(config, texts)}".encode()).hexdigest()
 
 
 def _may_ask(view: View, run: RunRow) -> bool:
@@ -289,6 +285,9 @@ def wait_words(run: RunRow, asked: ExtensionAsked) -> str:
     )
 
 
+# -- the answer -------------------------------------------------------------------------------------------------------
+
+
 class PendingExtension(BaseModel):
     """A request that waits, for commands and programs.
 
@@ -373,7 +372,15 @@ def waiting_extension(view: View, run: RunRow, now_us: int) -> WaitingExtension 
     """Return the request of a run that waits for an answer, or why none does."""
     asked, texts = asked_of(run), texts_of(view, run)
     if transition(run, "decide", situation(run, now_us)) is None or asked is None or texts is None:
-        return _not_waiting(view, run)
+        entry = view.last_entry(run.id, "ExtensionDecided")
+        if run.ended:
+            return f"{label(run)} has ended ({run.state}); nothing can be raised"
+        if run.extension is not None:
+            return f"{label(run)} got no answer in time and is wrapping up; the cap stays as it is"
+        if entry is not None and isinstance(entry.fact, ExtensionDecided):
+            decided = entry.fact
+            return f"{decided.extension_id} of {label(run)} has already been {decided.decision} ({decided.channel})"
+        return f"{label(run)} does not ask for more"
     config = with_cap(config_of(run.config), asked.cap, asked.proposed)
     return WaitingExtension(run, asked, config, texts)
 
@@ -382,18 +389,6 @@ def waiting_extensions(view: View, user: str, now_us: int) -> list[WaitingExtens
     """Return the requests of a user's runs that wait for an answer, oldest first."""
     found = [waiting_extension(view, run, now_us) for run in view.runs(user=user, states=("queued",), limit=-1)]
     return [one for one in found if isinstance(one, WaitingExtension)]
-
-
-def _not_waiting(view: View, run: RunRow) -> str:
-    entry = view.last_entry(run.id, "ExtensionDecided")
-    if run.ended:
-        return f"{label(run)} has ended ({run.state}); nothing can be raised"
-    if run.extension is not None:
-        return f"{label(run)} got no answer in time and is wrapping up; the cap stays as it is"
-    if entry is not None and isinstance(entry.fact, ExtensionDecided):
-        decided = entry.fact
-        return f"{decided.extension_id} of {label(run)} has already been {decided.decision} ({decided.channel})"
-    return f"{label(run)} does not ask for more"
 
 
 @dataclass(frozen=True)

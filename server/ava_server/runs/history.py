@@ -529,7 +529,11 @@ class History:
     def _added(self, recipe: Recipe) -> list[_Item]:
         """Return what a request adds: the last answer's results in call order, new messages, its notice."""
         added = self._pending_results()
-        added.extend(_Item(seq, UserTurn(_message(text))) for seq, text in self._waiting if seq <= recipe.upto_seq)
+        added.extend(
+            _Item(seq, UserTurn(f"Message from the orchestrator. It may steer the work, and changes no limit:\n{text}"))
+            for seq, text in self._waiting
+            if seq <= recipe.upto_seq
+        )
         if recipe.notice:
             added.append(_Item(0, UserTurn(recipe.notice)))
         return added
@@ -591,7 +595,11 @@ class History:
     def _add_error(self, fact: ErrorOccurred) -> None:
         """Fold an error; if the call's cost is unknown, the error means that its connection was lost."""
         if fact.kind == "thinking":
-            self._drop_thinking()
+            self.thinks, self.thinking_dropped = False, True
+            self._reports.shorten(self._reports.all())
+            for item in self._items:
+                if isinstance(item.turn, AssistantTurn):
+                    item.turn = replace(item.turn, without_thinking=True)
         if self._unknown is not None and (fact.turn, fact.attempt) == self._unknown:
             self.unknown_attempts, self._unknown = self.unknown_attempts + 1, None
 
@@ -638,14 +646,6 @@ class History:
         self._reports.shorten(item.report for item in self._items if gone(item))
         self._mark_edited({item.seq for item in self._items if gone(item)})
         self._items = [item for item in self._items if not gone(item)]
-
-    def _drop_thinking(self) -> None:
-        """Leave out all thinking: the provider does not take it back."""
-        self.thinks, self.thinking_dropped = False, True
-        self._reports.shorten(self._reports.all())
-        for item in self._items:
-            if isinstance(item.turn, AssistantTurn):
-                item.turn = replace(item.turn, without_thinking=True)
 
     def _mark_edited(self, seqs: Collection[int]) -> None:
         """Mark the answers after the first of these entries: the conversation before them has changed."""
@@ -726,7 +726,3 @@ def _saved(item: _Item) -> int:
 
 def _line(seq: int, turn: ToolTurn) -> str:
     return f"[{turn.name}: {len(turn.text)} characters left out; read_tool_result R-{seq} brings them back]"
-
-
-def _message(text: str) -> str:
-    return f"Message from the orchestrator. It may steer the work, and changes no limit:\n{text}"

@@ -258,23 +258,16 @@ def blocked_note(why: str, unable: str = "") -> str:
     return json.dumps({_BLOCKED: why, **({_UNABLE: unable} if unable else {})})
 
 
-def blocker_in(note: str) -> str | None:
-    """Return why a run could not be taken, if that is what its note in `live` says."""
-    noted = _noted(note)
-    return None if noted is None else str(noted.get(_BLOCKED, ""))
-
-
-def unable_in(note: str) -> str:
-    """Return the instance that cannot run a run, if its note in `live` names one; else an empty text."""
-    return str((_noted(note) or {}).get(_UNABLE, ""))
-
-
-def _noted(note: str) -> dict[str, object] | None:
+def blocker_in(note: str) -> tuple[str | None, str]:
+    """Return why a run could not be taken (or None) and the instance that cannot run it, as its note in `live` says."""
     try:
         noted: object = json.loads(note) if note.startswith("{") else None
     except ValueError:
-        return None
-    return cast("dict[str, object]", noted) if isinstance(noted, dict) else None
+        noted = None
+    if not isinstance(noted, dict):
+        return None, ""
+    said = cast("dict[str, object]", noted)
+    return str(said.get(_BLOCKED, "")), str(said.get(_UNABLE, ""))
 
 
 OWNERS_LOST = 3

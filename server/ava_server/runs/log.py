@@ -168,6 +168,7 @@ def _after(event: Event, command: Command[T]) -> Command[tuple[int, T]]:
 def _append(
     make: Callable[[RunRow | None], Sequence[Event]], run_id: str
 ) -> Command[tuple[int, RunRow | None, Sequence[Event]]]:
+    # A command of its own: it holds nothing of the `RunLog`, and could be carried out in another process.
     def command(view: View, _now_us: int) -> Outcome[tuple[int, RunRow | None, Sequence[Event]]]:
         run = view.run(run_id)
         events = tuple(make(run))

@@ -29,7 +29,6 @@ from ava_audit.view import View
 from ava_roles.errors import FolderReplaced
 from ava_server import telemetry
 from ava_server.budget import user_limits
-from ava_server.budget.user_limits import Slots
 from ava_server.core.ids import AGENT
 from ava_server.core.shortage import find_shortage, shortage_in
 from ava_server.core.threads import each_at_once
@@ -48,7 +47,6 @@ from ava_server.runs.lifecycle import (
     pause_words,
     paused,
     situation,
-    unable_in,
     waits_for_resume,
 )
 from ava_server.runs.loop import AgentRun
@@ -185,7 +183,10 @@ class Manager:
         waiting_for: By run, why this instance cannot take it.
         idle_since: Since when (on anyio's clock) nothing has run or waited for its turn; None while something does.
         out_of_reach: Why the log could not be used at the last look for work, or None.
+        slots: How many runs may be running; with fewer, those that run go on.
         outdated: A newer program has migrated the log: this process claims nothing more.
+        sessions: The sessions of this process: their runs are claimed at once, others' after a grace.
+        adopted: Runs that were resumed here: they are claimed at once too.
     """
 
     def __init__(
@@ -199,9 +200,11 @@ class Manager:
         self.idle_since: float | None = None
         self.out_of_reach: str | None = None
         self.outdated = False
+        self.sessions: set[str] = set()
+        self.adopted: set[str] = set()
         self._store = store
         self._user = resources.user
-        self._slots = user_limits.slots(settings)
+        self.slots = user_limits.slots(settings)
         self._setup = setup
         self._start_worker = WorkerProcesses(settings.paths)
         self._where = f"on {socket.gethostname()}: " if mode.one_of_many else ""
@@ -212,30 +215,12 @@ class Manager:
         self._leaving = False
         self._owned: dict[str, AgentRun | None] = {}
         self._board = ActivityBoard(membership, lambda: {run.id: run.activity for run in self._driven()})
-        self._sessions: set[str] = set()
-        self._adopted: set[str] = set()
         self._notes: defaultdict[str, _RunNotes] = defaultdict(_RunNotes)
         self._full: set[str] = set()
         self._woken = anyio.Event()
         self._unended: Unended | None = None
         self._settled_s = float("-inf")
         self._settle_s = self._whole_from_s = self._look_in_s = 0.0
-
-    def limit(self, slots: Slots) -> None:
-        """Change how many runs may be running; those that run go on."""
-        self._slots = slots
-
-    def adopt_session(self, session_id: str) -> None:
-        """Note a session of this process: its runs are claimed at once, others' after a grace."""
-        self._sessions.add(session_id)
-
-    def forget_session(self, session_id: str) -> None:
-        """Forget a session: its runs are claimed like those of other processes."""
-        self._sessions.discard(session_id)
-
-    def adopt_run(self, run_id: str) -> None:
-        """Note a run that was resumed here: it is claimed at once."""
-        self._adopted.add(run_id)
 
     def wake(self) -> None:
         self._woken.set()
@@ -376,7 +361,7 @@ class Manager:
         for noted in (self.waiting_for, self._notes):
             for run_id in noted.keys() - runs.keys():
                 del noted[run_id]
-        self._adopted &= runs.keys()
+        self.adopted &= runs.keys()
         for run_id, notes in self._notes.items():
             if runs[run_id].instance is not None and runs[run_id].instance not in gone:
                 notes.left_since = None
@@ -388,10 +373,10 @@ class Manager:
             case "its user":
                 mine = row.user_id == self._user
             case "its session":
-                mine = row.session_id in self._sessions
+                mine = row.session_id in self.sessions
             case "nobody":
                 mine = False
-        return mine or row.id in self._adopted
+        return mine or row.id in self.adopted
 
     def _note_idle(self, *, busy: bool) -> None:
         if busy:
@@ -460,7 +445,7 @@ class Manager:
             user = min(in_line, key=lambda user: (count[user], in_line[user][0].queued_us or 0))
             row = in_line[user][0]
             waits = anyio.current_time() < self._notes[row.id].not_before
-            full = None if waits or not _needs_slot(row, gone) else self._slots.full(count, user)
+            full = None if waits or not _needs_slot(row, gone) else self.slots.full(count, user)
             if full and chosen:  # there is a slot if one of those is not taken
                 break
             in_line[user].popleft()
@@ -540,8 +525,7 @@ class Manager:
             log.warning("no worker has taken %s within %.0f s, so it runs in this process", run_id, WORKER_TAKES_S)
             return False
         noted = await self._store.look(lambda view: view.live(run_id))
-        note = noted[0] if noted is not None else ""
-        worker, why = unable_in(note), blocker_in(note)
+        why, worker = blocker_in(noted[0] if noted is not None else "")
         alive = await anyio.to_thread.run_sync(self._instances.alive, worker) if worker else False
         if alive and why:
             log.warning("the worker cannot run %s, so it runs in this process; for the worker, %s", run_id, why)
@@ -595,7 +579,7 @@ class Manager:
                 pass
             case _:
                 return False
-        if row.session_id in self._sessions or row.id in self._adopted:
+        if row.session_id in self.sessions or row.id in self.adopted:
             return True
         notes, now_s = self._notes[row.id], anyio.current_time()
         notes.first_seen = now_s if notes.first_seen is None else notes.first_seen
@@ -610,7 +594,7 @@ class Manager:
         if row.instance in gone and not await anyio.to_thread.run_sync(self.control.gone, [row]):
             return False  # it is alive again: this process may have been stopped since it looked
         who = Who(row.session_id, AGENT, row.user_id)
-        got = await self._store.do(claim(row.id, self.instance, who, gone, self._slots), row.id)
+        got = await self._store.do(claim(row.id, self.instance, who, gone, self.slots), row.id)
         if isinstance(got, str):
             self._waits(row.id, got)
             return False
@@ -704,9 +688,6 @@ class Manager:
             self._notes[run_id].cancelled, self._notes[run_id].cancel_reason = True, reason
             owned.cancel(reason)
         return await self.control.cancel(run_id, who, reason, by, anyones=anyones)
-
-    async def ended(self, run_id: str) -> RunRow:
-        return await self.control.ended(run_id)
 
 
 def _needs_slot(row: RunRow, gone: frozenset[str]) -> bool:

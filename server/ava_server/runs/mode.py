@@ -91,6 +91,9 @@ def working(settings: Settings) -> Mode:
 
 log = logging.getLogger("ava.worker")
 
+# -- the worker process -----------------------------------------------------------------------------------------------
+
+
 IDLE_S = 60.0
 """Seconds after which an idle worker ends."""
 TRY_FOR_S = 1.0

@@ -42,8 +42,8 @@ from ava_server.models.base import NOT_SENT, Bound, Completion, Delta, Request, 
 from ava_server.models.errors import may_have_been_billed
 from ava_server.models.prices import cost_micros, reserve_micros
 from ava_server.models.search_model import read_results, search_request, searches_in
+from ava_server.models.selection import with_fee
 from ava_server.models.text_tool_calls import with_calls
-from ava_server.models.web_search import with_fee
 from ava_server.runs.context import ActiveRun, SearchModel
 from ava_server.runs.invalid_answers import CUT, REFUSED
 from ava_server.runs.lifecycle import Paused
@@ -176,9 +176,7 @@ class ModelCalls:
             if printed is not None and printed.calls:
                 completion = with_calls(completion, printed, held.turn, self._model.assistant_message)
         completion = replace(completion, text=self._hidden(completion.text))
-        settlement = self._settlement(
-            reserved, "billed" if completion.usage is not None else "unknown", took_ms, completion
-        )
+        settlement = self._settlement(reserved, "billed", took_ms, completion)
         said = AssistantMessage(
             text=completion.text,
             turn=held.turn,
@@ -240,7 +238,12 @@ class ModelCalls:
         `wait_s` is how long the provider takes no calls, where it has said so.
         """
         if wait_s is not None and (wait_s > PAUSE_FROM_S or wait_s >= self._run.left_s):
-            return self._pause(wait_s) if wait_s <= PAUSE_MOST_S and attempt < PAUSED_ATTEMPTS else False
+            if wait_s > PAUSE_MOST_S or attempt >= PAUSED_ATTEMPTS:
+                return False
+            # Spread out: runs that one limit stopped would otherwise meet it again together.
+            until_us = now_us() + round((wait_s + random.uniform(0, min(wait_s / 20, 5.0))) * 1e6)  # noqa: S311
+            why = f"{self._config.provider} takes no more calls until {iso_utc(until_us)}"
+            return Paused(RunPaused(not_before_us=until_us, why=why))
         if self._tried[1] >= ATTEMPTS:
             return False
         if wait_s is None:  # about 1, 2, 4 s
@@ -254,12 +257,6 @@ class ModelCalls:
 
     def _hidden(self, text: str) -> str:
         return self._run.context.redactor.redact(text)[0]
-
-    def _pause(self, wait_s: float) -> Paused:
-        # Spread out: runs that one limit stopped would otherwise meet it again together.
-        until_us = now_us() + round((wait_s + random.uniform(0, min(wait_s / 20, 5.0))) * 1e6)  # noqa: S311
-        why = f"{self._config.provider} takes no more calls until {iso_utc(until_us)}"
-        return Paused(RunPaused(not_before_us=until_us, why=why))
 
     def _settlement(
         self, reserved: Reservation, settlement: Settlement, took_ms: int, completion: Completion | None = None
@@ -358,7 +355,7 @@ class PaidSearches:
         except StoreUnavailable as error:
             await settle("not_billed")
             raise ToolFailed(f"no search was made: the log was out of reach; {WITHOUT}") from error
-        await self._settle(reserved, "billed" if completion.usage is not None else "unknown", began, completion)
+        await self._settle(reserved, "billed", began, completion)
         return completion
 
     async def _settle(

@@ -92,7 +92,10 @@ class Origins:
         self._history = history
         self._effects = effects
         self._specs = specs
-        self._private = any(_is_private(spec) for spec in specs.values())
+        self._private = any(  # it reads what is not public
+            spec.files or spec.commands or spec.memory or spec.results or spec.foreign is not None
+            for spec in specs.values()
+        )
         self._texts: list[str] = []
         self._counted, self._chars = 0, 0
         self._keyed: dict[tuple[int, str], str] = {}
@@ -143,7 +146,10 @@ class Origins:
             if rule not in known:
                 known[rule] = _Approved([*self._approved(), *self._named(rule, by_person)])
             if not known[rule].has(leaf):
-                yield Doubt(one_line(name, NAME_CHARS), visible(leaf), self._source_of(leaf))
+                given = _plain(str(leaf))
+                # The tool that brought it; a call of a tool that there is not has a name by the model.
+                found = (of.tool for at, of in self._results() if of.tool in self._specs and given in self._text(at))
+                yield Doubt(one_line(name, NAME_CHARS), visible(leaf), next(found, "") if given else "")
 
     def _approved(self) -> list[str]:
         """Return the texts that a person has approved or written: the task, its context and answers."""
@@ -234,17 +240,6 @@ class Origins:
             found = _fields(self._history.outputs[place][1], key)
             self._keyed[place, key] = "\n".join(map(_plain, found))
         return self._keyed[place, key]
-
-    def _source_of(self, leaf: Any) -> str:
-        """Return the tool that brought a value; a call of a tool that there is not has a name by the model."""
-        given = _plain(str(leaf))
-        found = (of.tool for at, of in self._results() if of.tool in self._specs and given in self._text(at))
-        return next(found, "") if given else ""
-
-
-def _is_private(spec: ToolSpec) -> bool:
-    """Tell whether a tool reads what is not public."""
-    return spec.files or spec.commands or spec.memory or spec.results or spec.foreign is not None
 
 
 class _Approved:
@@ -452,7 +447,9 @@ class _Data:
             plain = _plain(text)
             words = _WORD.findall(plain)
             self._rows.update(_rows(words))
-            self._pieces.update(filter(_is_data, (each for found in _DATA.findall(plain) for each in _parts(found))))
+            self._pieces.update(
+                filter(_is_data, (each for found in _DATA.findall(plain) for each in (found, *_SIGNS.split(found))))
+            )
             for digits in re.findall(rf"\d{{{DATA_DIGITS},}}", "".join(words)):
                 self._close.update(digits[at : at + DATA_DIGITS] for at in range(len(digits) - DATA_DIGITS + 1))
             for word in words:
@@ -489,10 +486,6 @@ class _Data:
 
 def _rows(words: Sequence[str]) -> Iterator[tuple[str, ...]]:
     return zip(*(words[at:] for at in range(DATA_WORDS)), strict=False)
-
-
-def _parts(word: str) -> tuple[str, ...]:
-    return (word, *_SIGNS.split(word))
 
 
 def _is_data(word: str) -> bool:

@@ -132,7 +132,13 @@ class ReadSubagentResult:
 
     async def __call__(self, args: ReadSubagentResultArgs, at: ToolContext) -> ToolOutput:
         """Return a page of the result from `offset` on. Raises ToolFailed: not named, erased, or no more."""
-        run = self._named(args.id)
+        try:
+            wanted = parse_id("subagent_id", args.id)
+        except BadInput:
+            wanted = ""
+        run = next((run for run in self.runs if run.id == wanted), None)
+        if run is None:
+            raise ToolFailed(f"no result {args.id[:40]!r} was given to you; yours are {list_earlier(self.runs)}")
         result = await self.store.read(lambda view: self._stored(view, run.id))
         if result is None:
             raise ToolFailed(f"the result of {run.id} has been erased; go on without it")
@@ -144,16 +150,6 @@ class ReadSubagentResult:
         if end < len(text):
             page += f"\n[characters {args.offset} to {end} of {len(text)}; offset {end} goes on]"
         return ToolOutput(page, count=1)
-
-    def _named(self, given: str) -> EarlierRun:
-        try:
-            wanted = parse_id("subagent_id", given)
-        except BadInput:
-            wanted = ""
-        found = next((run for run in self.runs if run.id == wanted), None)
-        if found is None:
-            raise ToolFailed(f"no result {given[:40]!r} was given to you; yours are {list_earlier(self.runs)}")
-        return found
 
     def _stored(self, view: View, run_id: str) -> dict[str, Any] | None:
         row = view.run(run_id)

@@ -62,21 +62,17 @@ class Travel:
     def origin(self) -> str:
         """The name of this data root among all that share the log. Raises OSError: it cannot be read or written."""
         if not self._origin:
-            if not self._paths.origin.exists():
-                self._make_origin()
+            if not self._paths.origin.exists():  # another process may do it at the same time
+                name = secrets.token_hex(16)
+                fresh = self._paths.origin.with_name(f".origin.{name}")
+                create_file(fresh, f"{name}\n".encode())
+                try:
+                    with contextlib.suppress(FileExistsError):
+                        self._paths.origin.hardlink_to(fresh)  # never a file without its content
+                finally:
+                    fresh.unlink()
             self._origin = self._paths.origin.read_text("ascii").strip()
         return self._origin
-
-    def _make_origin(self) -> None:
-        """Name this data root, unless another process has just done it."""
-        name = secrets.token_hex(16)
-        fresh = self._paths.origin.with_name(f".origin.{name}")
-        create_file(fresh, f"{name}\n".encode())
-        try:
-            with contextlib.suppress(FileExistsError):
-                self._paths.origin.hardlink_to(fresh)  # never a file without its content
-        finally:
-            fresh.unlink()
 
     def git_folder_rule(self) -> Accept:
         """Return the rule for the git folder of a checkout that the person at this machine names."""

@@ -286,7 +286,7 @@ class Access:
                 )
 
     def wake(self, run_id: str) -> None:
-        self.runtime.manager.adopt_run(run_id)
+        self.runtime.manager.adopted.add(run_id)
         self.runtime.manager.wake()
 
     def agent_of(self, run: RunRow) -> Who:

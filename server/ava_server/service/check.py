@@ -102,25 +102,9 @@ class RunChecks(Operations):
         return CheckAnswer(status=status, message=message, runs=runs)
 
     async def _list(self, caller: CallContext) -> CheckAnswer:
-        listed, others = await self._going_on(caller)
-        runs, message = fit_runs(listed)
-        if sum(run.state == WAITING for run in listed) > EXPLAINED:
-            how = self._access.adapt_text(_SEVERAL_WAIT)
-            message = f"{how} {message}" if message else how
-        if not runs:
-            message = "No subagents: none waits, runs, or ended in the last 60 minutes."
-        return CheckAnswer(status="list", message=" ".join(filter(None, (message, others))) or None, runs=runs)
+        """List everything that waits, is queued, runs, ended in the last 60 minutes or was never fetched.
 
-    def _named(self, view: View, args: CheckArgs) -> list[RunRow]:
-        """Return the runs that a call names. Raises BadInput: there is none."""
-        if args.group_id is not None:
-            return self._access.group_in(view, args.group_id, reading=True)
-        return [self._access.run_in(view, args.subagent_id or "", "subagent_id", reading=True)]
-
-    async def _going_on(self, caller: CallContext) -> tuple[list[RunAnswer], str]:
-        """Return everything that waits, is queued, runs, ended in the last 60 minutes or was never fetched.
-
-        Also a sentence on the runs that this session is not shown; empty where there are none.
+        Also says how many runs this session is not shown.
         """
         at_us = now_us()
         user, processes = self._session.user, self._runtime.processes_now()
@@ -140,7 +124,20 @@ class RunChecks(Operations):
             shown_runs = [self._answer(run, by_pin=by_pin, brief=brief) for run in runs]
             return shown_runs, "" if whose is None else others_words(view.unended_of_others(user, at_us))
 
-        return await self._store.read(query, short=True)  # a thread reads it where there is much to list
+        listed, others = await self._store.read(query, short=True)  # a thread reads it where there is much to list
+        runs, message = fit_runs(listed)
+        if sum(run.state == WAITING for run in listed) > EXPLAINED:
+            how = self._access.adapt_text(_SEVERAL_WAIT)
+            message = f"{how} {message}" if message else how
+        if not runs:
+            message = "No subagents: none waits, runs, or ended in the last 60 minutes."
+        return CheckAnswer(status="list", message=" ".join(filter(None, (message, others))) or None, runs=runs)
+
+    def _named(self, view: View, args: CheckArgs) -> list[RunRow]:
+        """Return the runs that a call names. Raises BadInput: there is none."""
+        if args.group_id is not None:
+            return self._access.group_in(view, args.group_id, reading=True)
+        return [self._access.run_in(view, args.subagent_id or "", "subagent_id", reading=True)]
 
     async def answers(self, rows: list[RunRow]) -> list[RunAnswer]:
         processes = self._runtime.processes_now()
@@ -179,8 +176,7 @@ class RunChecks(Operations):
         """Bring the branches of own runs from other machines into the repositories of this one."""
         own = [(row, answer) for row, answer in zip(rows, answers, strict=True) if self._access.owns(row)]
         if self._store.blobs is not None and own:
-            travel = self._runtime.run_setup.travel
-            await bring_to_repositories(self._store, travel, [row for row, _answer in own], [a for _row, a in own])
+            await bring_to_repositories(self._store, self._runtime.run_setup.travel, own)
 
     def _by_pin(self) -> bool:
         policy = self._runtime.policy_now(self._session.user, through=self._session.through)

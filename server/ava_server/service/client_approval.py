@@ -31,7 +31,7 @@ from ava_server.approval.decisions import (
     lowered_words,
     refuse,
 )
-from ava_server.approval.questions import NOT_AGREED, PageQuestion, Person, apply_reply, question
+from ava_server.approval.questions import NOT_AGREED, PageQuestion, apply_reply, question
 from ava_server.budget.run_config import CAP_OF_FIELD, COST, RunConfig
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.service.access import Operations, Progress
@@ -89,14 +89,10 @@ class ClientApprovals(Operations):
         if caller.asking.person is None:
             return None
         await caller.record.begin()
-        return await self._ask(asked, caller.asking.person, caller)
-
-    async def _ask(self, asked: Approval, person: Person, caller: CallContext) -> ConfirmOutcome:
-        """Ask the person and approve what they agree to; what cannot start is refused without a question."""
         checked = await self._checked(asked)
         if isinstance(checked, ConfirmOutcome):
             return checked
-        reply = await person.ask(question(checked), lambda given: apply_reply(checked, asked, given))
+        reply = await caller.asking.person.ask(question(checked), lambda given: apply_reply(checked, asked, given))
         if reply.action != "accept":
             now = await self._checked(asked)  # somebody may have decided elsewhere while the question was open
             if isinstance(now, ConfirmOutcome):

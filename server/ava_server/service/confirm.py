@@ -126,7 +126,7 @@ class Confirmations(Operations):
             if found.line is None:
                 return refused(found.why, "Nothing was resumed.")
             return refused(found.why, "Show the person approval_lines and give exactly that.", [found.line])
-        self._runtime.manager.adopt_run(run.id)
+        self._runtime.manager.adopted.add(run.id)
         self._runtime.manager.wake()
         return ConfirmAnswer(
             status="resumed",

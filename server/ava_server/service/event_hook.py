@@ -88,6 +88,9 @@ def notice_of(event: Mapping[str, Any]) -> tuple[str, str] | None:
     return "Ava: a subagent waits for you", text
 
 
+# -- the event hook ---------------------------------------------------------------------------------------------------
+
+
 log = logging.getLogger("ava.events")
 
 PROGRAM_S = 10.0
@@ -216,7 +219,11 @@ async def _run(program: Sequence[str], event: dict[str, Any]) -> None:
         )  # fmt: skip
         try:
             with anyio.move_on_after(PROGRAM_S) as scope:
-                await _write_event(process, line.encode())
+                assert process.stdin is not None
+                with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # it need not read it
+                    await process.stdin.send(line.encode())
+                with contextlib.suppress(OSError, anyio.BrokenResourceError):
+                    await process.stdin.aclose()
                 if (code := await process.wait()) != 0:
                     log.warning("on_event: %s ended with %d", program[0], code)
         finally:
@@ -228,15 +235,6 @@ async def _run(program: Sequence[str], event: dict[str, Any]) -> None:
             log.warning("on_event: %s took longer than %.0f s and was ended", program[0], PROGRAM_S)
     except Exception as error:  # nothing may end the runtime: an argument with a NUL, a broken pipe in a group
         log.warning("on_event: %s cannot be run: %s", program[0], error)
-
-
-async def _write_event(process: Process, line: bytes) -> None:
-    """Write the event; a program need not read it."""
-    assert process.stdin is not None
-    with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-        await process.stdin.send(line)
-    with contextlib.suppress(OSError, anyio.BrokenResourceError):
-        await process.stdin.aclose()
 
 
 def _kill_session(process: Process) -> None:

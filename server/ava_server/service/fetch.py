@@ -95,14 +95,12 @@ def _bring(travel: Travel, run: RunRow, coding: Coding, changes: dict[str, Any],
     return FetchedBranch(name, repository, expected.base, expected.head)
 
 
-async def bring_to_repositories(
-    store: Store, travel: Travel, rows: Sequence[RunRow], answers: Sequence[RunAnswer]
-) -> None:
+async def bring_to_repositories(store: Store, travel: Travel, ended: Sequence[tuple[RunRow, RunAnswer]]) -> None:
     """Bring the branches of ended runs into the repositories of this machine, and say in the answers how that went.
 
     A branch whose commit the repository has is left alone: a person may have merged, renamed or removed it.
     """
-    for row, answer in zip(rows, answers, strict=True):
+    for row, answer in ended:
         if not (answer.changes and answer.changes.get("pack")):
             continue
         config = config_of(row.config)

@@ -164,9 +164,6 @@ class PersonQuestions(Operations):
         if isinstance(one, WaitingExtension):
             allow = one.allowed(reply) if reply.action == "accept" else None
             return (await self._extend(one, one.asked.digest, allow, "elicitation")).text
-        return await self._answer(one, reply, channel)
-
-    async def _answer(self, one: WaitingQuestion, reply: Reply, channel: Channel) -> str:
         text = None
         if reply.action == "accept":
             answer = parse(MessageArgs, {"subagent_id": one.run.id, "message": one.answer_in(reply)}).message

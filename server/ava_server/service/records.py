@@ -30,7 +30,6 @@ from ava_server.service.current import Budget, current_rows
 if TYPE_CHECKING:
     from ava_audit.redaction import Redactor
     from ava_audit.store.backend import Blobs
-    from ava_roles.sandbox.paths import Root
 
 ORDER = (WAITING, AWAITING_EXTENSION, AWAITING_ANSWER, HELD, INTERRUPTED, "running", "queued", EXPIRED)
 """The states of runs that have not ended, in the order of a list: first what waits for a person."""
@@ -162,13 +161,9 @@ def diff_of(changes: Mapping[str, Any], home: Path, known: Redactor) -> str:
         raise Refused(what) from error
     redactor = RunRedactor(known)
     redactor.learn_private_keys("\n".join(line[1:] for line in clean(whole)[0].split("\n")))
-    return _without_secrets(clean(show_controls(text))[0], redactor)
-
-
-def _without_secrets(diff: str, redactor: Redactor) -> str:
-    """Return a diff with secrets replaced and each line's sign kept; the end says how many lines that concerns."""
+    diff = clean(show_controls(text))[0]
     lines: list[str] = []
-    hidden = 0
+    hidden = 0  # lines with secrets, which keep their signs
     for before, after in zip(diff.split("\n"), redactor.redact_lines(diff)[0].split("\n"), strict=True):
         sign = before[:1] if before != after and before[:1] != after[:1] else ""
         lines.append((sign if sign in ("+", "-", " ") else "") + after)
@@ -180,6 +175,9 @@ def _without_secrets(diff: str, redactor: Redactor) -> str:
         "\n".join(lines).rstrip("\n")
         + f"\n\n{were} hidden in whole or in part as secrets; see the branch for the originals.\n"
     )
+
+
+# -- delivered files --------------------------------------------------------------------------------------------------
 
 
 MOST_BYTES = 2_000_000
@@ -215,8 +213,15 @@ class DeliveredFiles:
             root = Root.open(self.folder)
         except OSError as error:
             raise Refused(f"{self.folder} cannot be read: {error.strerror}") from error
+        name = _check_name(file)
         with closing(root):
-            return read_artifact(root, file)
+            try:
+                data, _more = root.read(name, MOST_BYTES)
+            except (RolesError, OSError) as error:
+                raise Refused(f"{name} cannot be read: {error}") from error
+        if hashlib.sha256(data).hexdigest() != file.get("sha256"):
+            raise Refused(f"{name} was changed after its delivery; the log has its sha256")
+        return data
 
     def _read_stored(self, file: Mapping[str, Any]) -> bytes | None:
         """Return what is beside the log; None if the file is not there."""
@@ -231,20 +236,6 @@ class DeliveredFiles:
             return None
         except StoreUnavailable as error:
             raise Refused(str(error)) from error
-
-
-def read_artifact(root: Root, file: Mapping[str, Any]) -> bytes:
-    """Return the content of a file that the result names. Blocking. Raises Refused: unreadable, or changed."""
-    from ava_roles.errors import RolesError
-
-    name = _check_name(file)
-    try:
-        data, _more = root.read(name, MOST_BYTES)
-    except (RolesError, OSError) as error:
-        raise Refused(f"{name} cannot be read: {error}") from error
-    if hashlib.sha256(data).hexdigest() != file.get("sha256"):
-        raise Refused(f"{name} was changed after its delivery; the log has its sha256")
-    return data
 
 
 def _check_name(file: Mapping[str, Any]) -> str:

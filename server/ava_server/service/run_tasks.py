@@ -72,13 +72,15 @@ class RunTasks(Operations):
 
         runs = await self._store.read(query)
         questions = await self._questions.open([run.row for run in runs]) if asks else {}
+        days = self._runtime.settings.retention_days
+        longest_s = max(config_of(row.config).timeout_s for row in rows)
         return Task(
             id=task_id_of(rows, task_id),
             status=_status(runs, asks=bool(questions)),
             message=_message(runs),
             created_us=min(run.row.created_us for run in runs),
             updated_us=max(max(run.row.created_us, run.row.last_us or 0, run.row.ended_us or 0) for run in runs),
-            ttl_ms=self._ttl_ms(rows),
+            ttl_ms=days * DAY_MS + round(longest_s * 1_000) + ABANDONED_US // 1_000 if days else None,
             poll_ms=POLL_MS[all((run.caps[0].used if run.caps else 0) >= FIRST_S for run in runs)],
             questions=questions,
         )
@@ -114,11 +116,6 @@ class RunTasks(Operations):
         if not started:
             raise BadInput(f"no task {task_id[:80]!r} of yours is known; tasks are started by confirm_spawn")
         return started
-
-    def _ttl_ms(self, rows: list[RunRow]) -> int | None:
-        days = self._runtime.settings.retention_days
-        longest_s = max(config_of(row.config).timeout_s for row in rows)
-        return days * DAY_MS + round(longest_s * 1_000) + ABANDONED_US // 1_000 if days else None
 
 
 def task_id_of(rows: list[RunRow], given: str) -> str:

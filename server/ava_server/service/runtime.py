@@ -36,9 +36,9 @@ from ava_server.approval.scope import remove_workbenches, roles_over_http, sandb
 from ava_server.budget import user_limits
 from ava_server.budget.caps import SHARED_CAPS, measured_ratio
 from ava_server.config import role_folders
+from ava_server.config.changes import WatchedUsers, with_shared_users
 from ava_server.config.pin import PinFile
 from ava_server.config.settings import record_settings
-from ava_server.config.users import WatchedUsers, with_shared_users
 from ava_server.core.data_root import NOWHERE, home_folder, os_user, working_folder
 from ava_server.core.documents import keep_fresh
 from ava_server.core.errors import AvaError, Refused
@@ -123,7 +123,7 @@ class Runtime(RunResources):
                 users = await anyio.to_thread.run_sync(watched.changed)
                 if users is not None and users != self.settings.users:
                     self.settings = self.settings.model_copy(update={"users": users})
-                    self.manager.limit(user_limits.slots(self.settings))
+                    self.manager.slots = user_limits.slots(self.settings)
             except (AvaError, RuntimeError) as error:  # RuntimeError: no more threads can be started
                 log.warning("the limits of users stay as they were: %s", error)
             await anyio.sleep(USERS_EVERY_S)

@@ -20,11 +20,11 @@ from ava_audit.view import View
 from ava_server.approval.decisions import is_free
 from ava_server.budget import user_limits
 from ava_server.config import tokens
+from ava_server.config.changes import change_users, read_users
 from ava_server.config.checks import Place
-from ava_server.config.passkeys import Passkey, Passkeys
 from ava_server.config.pin import PinFile
 from ava_server.config.settings import Settings
-from ava_server.config.users import change_users, read_users
+from ava_server.config.sign_in import Passkey, Passkeys
 from ava_server.core.data_root import DataRoot, os_user
 from ava_server.core.errors import BadInput
 

@@ -25,8 +25,8 @@ from ava_audit.view import View, append
 from ava_roles.wrap import clean
 from ava_server.approval.decide import Needs, approval_needs
 from ava_server.approval.proposals import made_under_human
-from ava_server.config.browser_sessions import SESSION_US
 from ava_server.config.pin import PinFile
+from ava_server.config.sign_in import SESSION_US
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.render.result import UntrustedText
 from ava_server.render.run_view import state_words

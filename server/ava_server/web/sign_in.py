@@ -23,7 +23,7 @@ from starlette.routing import Route
 from ava_audit.errors import AuditError
 from ava_audit.events import Event, SettingsChanged
 from ava_audit.view import append
-from ava_server.config.passkeys import Passkey, passkey_name
+from ava_server.config.sign_in import Passkey, passkey_name
 from ava_server.config.tokens import Token
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.web.context import (

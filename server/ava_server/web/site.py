@@ -21,8 +21,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import Message, Send
 
-from ava_server.config.browser_sessions import BrowserSession, BrowserSessions, csrf_token
-from ava_server.config.passkeys import Passkeys, passkey_host
+from ava_server.config.sign_in import BrowserSession, BrowserSessions, Passkeys, csrf_token, passkey_host
 from ava_server.config.tokens import Scope, Token, Tokens
 from ava_server.core.errors import BadInput, Refused
 from ava_server.service.access import Session

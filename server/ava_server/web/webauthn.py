@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import anyio.to_thread
 
-from ava_server.config.passkeys import Passkey, new_passkey
+from ava_server.config.sign_in import Passkey, new_passkey
 from ava_server.core.errors import Refused
 
 if TYPE_CHECKING:

@@ -21,8 +21,17 @@ from ava_server.models.base import Bound, Completion
 from ava_server.models.clients import ClientPool
 from ava_server.models.prices import UserPrice, find_price, reserve_micros
 from ava_server.models.search_model import DEADLINES, read_results, search_model, search_request, searches_in
-from ava_server.models.selection import KNOWN_URLS, Choice, ModelSettings, Provider, choose, default_tiers
-from ava_server.models.web_search import engine_at, provider_search, search_terms
+from ava_server.models.selection import (
+    KNOWN_URLS,
+    Choice,
+    ModelSettings,
+    Provider,
+    choose,
+    default_tiers,
+    engine_at,
+    provider_search,
+    search_terms,
+)
 from ava_server.models.wires.stream import Deadlines
 
 KEY = "sk-search-0123456789abcdef"

@@ -22,8 +22,8 @@ import anyio
 import httpx2
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from ava_server.config.browser_sessions import BrowserSessions
 from ava_server.config.pin import PinFile
+from ava_server.config.sign_in import BrowserSessions
 from ava_server.core.data_root import DataRoot, os_user
 from support.http_server import HttpServer, serving_http, token
 from support.model_server import Say, Script, running_model_server

@@ -19,8 +19,7 @@ from typing import Any, cast
 import anyio
 import httpx2
 
-from ava_server.config.browser_sessions import BrowserSessions
-from ava_server.config.passkeys import Passkeys
+from ava_server.config.sign_in import BrowserSessions, Passkeys
 from ava_server.config.tokens import Tokens
 from ava_server.core.data_root import os_user
 from ava_server.core.shutdown import GracefulShutdown

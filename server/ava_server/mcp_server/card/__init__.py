@@ -47,16 +47,15 @@ def with_card(tool: types.Tool) -> types.Tool:
 def page() -> str:
     """Blocking, the first time."""
     folder = Path(__file__).parent
-    parts = {name: _unindented((folder / name).read_text("utf-8")) for name in ("card.css", "card.js")}
+    parts = {
+        name: "\n".join(line.strip() for line in (folder / name).read_text("utf-8").splitlines())
+        for name in ("card.css", "card.js")
+    }
     policy = f"default-src 'none'; script-src {_hash(parts['card.js'])}; style-src {_hash(parts['card.css'])}"
     text = (folder / "card.html").read_text("utf-8")
     for name, part in {"policy": f"{policy}; base-uri 'none'; form-action 'none'", **parts}.items():
         text = text.replace(f"{{{{{name}}}}}", part)
     return text
-
-
-def _unindented(text: str) -> str:
-    return "\n".join(line.strip() for line in text.splitlines())
 
 
 def _hash(part: str) -> str:

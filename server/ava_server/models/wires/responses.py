@@ -160,7 +160,10 @@ class ResponsesAnswer(Answer):
         kind = as_text(event.get("type")).removeprefix("response.")
         what, _, step = kind.rpartition(".")
         if what in _GROWS and step in ("delta", "done"):
-            return self._grow(event, what, step)
+            kind, _, _, text, index = _GROWS[what]
+            pieces = self._item_of(event, kind).pieces.setdefault((what, _number(event.get(index))), [])
+            shown = _take(pieces, event, step, text)
+            return Delta(thinking=shown) if kind == THOUGHT else Delta(text=shown)
         if what == "function_call_arguments" and step in ("delta", "done"):
             return Delta(arguments=_take(self._item_of(event, CALL).arguments, event, step, "arguments"))
         if what == "output_item" and step in ("added", "done"):
@@ -208,12 +211,6 @@ class ResponsesAnswer(Answer):
         if not known:
             known.append(_Item({"type": kind, "role": "assistant"} if kind == MESSAGE else {"type": kind}))
         return known[-1]
-
-    def _grow(self, event: Mapping[str, Any], what: str, step: str) -> Delta:
-        kind, _, _, text, index = _GROWS[what]
-        pieces = self._item_of(event, kind).pieces.setdefault((what, _number(event.get(index))), [])
-        shown = _take(pieces, event, step, text)
-        return Delta(thinking=shown) if kind == THOUGHT else Delta(text=shown)
 
     def _add_item(self, event: Mapping[str, Any], fields: dict[str, Any], *, done: bool) -> None:
         """Take in an item that begins, or one that is whole; some servers give all items one index."""

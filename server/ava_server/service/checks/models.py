@@ -13,10 +13,9 @@ from ava_server.config.search_engines import any_search, search_text
 from ava_server.core.errors import AvaError
 from ava_server.hosts.launching import key_advice
 from ava_server.models import selection
-from ava_server.models.listing import resolve_tiers
+from ava_server.models.listing import resolve_models
 from ava_server.models.prices import price_words
-from ava_server.models.selection import Choice, ModelSettings
-from ava_server.models.web_search import ProviderSearch
+from ava_server.models.selection import Choice, ModelSettings, ProviderSearch
 from ava_server.service.checks import CheckFinding, Setup, State, from_error
 
 _FIX_KEYS = "Correct that, then run `ava doctor` again; `ava key set PROVIDER` replaces a key."
@@ -94,7 +93,7 @@ def tiers(setup: Setup) -> Iterator[CheckFinding]:
     if models is None or setup.settings is None:
         return
     same: dict[tuple[State, str, str], list[str]] = {}
-    for meant in resolve_tiers(models, setup.settings.where):
+    for meant in resolve_models(models, setup.settings.where):
         if meant.choice is not None:
             found = CheckFinding("", "ok", f"{meant.choice.name}, {price_words(meant.choice.price)}")
         else:

@@ -28,8 +28,7 @@ from ava_server.config.secrets import read_secrets
 from ava_server.core.errors import AvaError, ConfigError
 from ava_server.models.listing import resolve_models
 from ava_server.models.prices import unknown_price_words
-from ava_server.models.selection import Choice, unknown_prices
-from ava_server.models.web_search import ProviderSearch
+from ava_server.models.selection import Choice, ProviderSearch, unknown_prices
 from ava_server.service.checks import CheckFinding, Setup, from_error
 from ava_server.service.checks.models import models_of, search_engine
 
@@ -71,7 +70,10 @@ def roles(setup: Setup) -> Iterator[CheckFinding]:
 
 def _held(catalog: Catalog, models: Mapping[str, Choice | None], setup: Setup) -> dict[str, tuple[str, str]]:
     """Return, by role, why it cannot run whatever its model can, and the next step."""
-    tools, servers = {*_available_tools(setup), *RUN_TOOLS}, _confinable_servers(setup)
+    engine = None
+    with suppress(AvaError):  # the check of keys reports this
+        engine = search_engine(setup)
+    tools, servers = {*tools_on_this_machine(_sandbox_mode(setup), engine), *RUN_TOOLS}, _confinable_servers(setup)
     held: dict[str, tuple[str, str]] = {}
     for role in catalog.roles:
         why = _missing_tools(role, tools, servers)
@@ -112,13 +114,6 @@ def tools_on_this_machine(mode: Literal["auto", "none"], engine: Engine | Provid
     return tools if engine is not None else without_search(tools)
 
 
-def _available_tools(setup: Setup) -> dict[str, Tool]:
-    engine = None
-    with suppress(AvaError):  # the check of keys reports this
-        engine = search_engine(setup)
-    return tools_on_this_machine(_sandbox_mode(setup), engine)
-
-
 def _confinable_servers(setup: Setup) -> dict[str, bool]:
     """Return the configured MCP servers, and whether each is remote or its program can be confined."""
     configured = setup.settings.mcp_servers if setup.settings is not None else {}
@@ -135,7 +130,7 @@ def _models_of(catalog: Catalog, setup: Setup) -> dict[str, Choice | None]:
     models = models_of(setup)
     if models is None or setup.settings is None:
         return {role.name: None for role in catalog.roles}
-    means = resolve_models((role.model for role in catalog.roles), models, setup.settings.where)
+    means = resolve_models(models, setup.settings.where, (role.model for role in catalog.roles))
     return {role.name: meant.choice for role, meant in zip(catalog.roles, means, strict=True)}
 
 

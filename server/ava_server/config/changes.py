@@ -1,4 +1,9 @@
-"""Changing `config.toml`: checked as a start would check it, comments and order kept."""
+"""Changes of `config.toml`, checked as a start would check them, with comments and order kept; and the limits of users.
+
+Those are in `[users]` of `config.toml`, and with Postgres also in a document that all servers share. `ava user` and
+administrators change the shared document where there is one. Each value in it goes before the same value in a machine's
+`config.toml`.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +18,17 @@ from pydantic import BaseModel, ValidationError
 
 from ava_server.config import checks
 from ava_server.config.checks import Place, parse_setting_name, setting_name
-from ava_server.config.settings import Configured
+from ava_server.config.settings import Configured, UserSettings, merged, read_config
+from ava_server.core.documents import shared_document
 from ava_server.core.errors import BadInput, ConfigError
-from ava_server.core.files import reason, replace_file
+from ava_server.core.files import WatchedFile, reason, replace_file
 from ava_server.core.ids import did_you_mean
 
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
+
+    from ava_server.config.settings import Settings
+    from ava_server.core.data_root import DataRoot
 
 LOCK_S = 10.0
 
@@ -148,3 +157,71 @@ def _check(values: dict[str, Any], path: Path, places: Iterable[Place]) -> None:
                 if unknown and place[: len(unknown)] == unknown:
                     raise no_setting(setting_name(place)) from None
         raise checks.explained(error, cast("type[BaseModel]", Configured), str(path)) from None
+
+
+# -- users ------------------------------------------------------------------------------------------------------------
+
+
+def read_users(root: DataRoot) -> dict[str, UserSettings]:
+    """Return the users that are limited. Blocking. Raises ConfigError: `config.toml` or the document is unusable."""
+    values = read_config(root.config)
+    document = shared_document(root.shared_users)
+    try:
+        own = Configured.model_validate(values).users
+        shared = {} if document is None else tomllib.loads(document.text)
+        if not shared:
+            return own
+        both = merged({"users": values.get("users", {})}, shared)
+        return Configured.model_validate(both).users
+    except tomllib.TOMLDecodeError as wrong:
+        raise ConfigError(f"the limits of users in the database are not valid TOML: {wrong}") from None
+    except ValidationError as wrong:
+        raise checks.explained(wrong, Configured, str(root.config)) from None
+
+
+def with_shared_users(settings: Settings) -> Settings:
+    """Return settings with the limits that all servers share, if any. Blocking. Raises ConfigError."""
+    if shared_document(settings.paths.shared_users) is None:
+        return settings
+    return settings.model_copy(update={"users": read_users(settings.paths)})
+
+
+def change_users(root: DataRoot, changes: Mapping[Place, Any]) -> list[Any]:
+    """Set limits of users, or remove them (None); return the values before. Blocking.
+
+    A removal also takes them out of this machine's `config.toml`, where they would count again. Raises BadInput: there
+    is no such limit; ConfigError: a limit is invalid, or cannot be stored; nothing is changed.
+    """
+    shared = shared_document(root.shared_users)
+    if shared is None:
+        return change_settings(root.config, changes)
+    before: list[Any] = []
+
+    def edit(text: str) -> str:
+        text, found = change_document(text, changes, root.config)
+        before.extend(found)
+        return text
+
+    shared.change(edit)
+    tables = read_config(root.config)
+    if removed := {place: None for place, value in changes.items() if value is None and checks.holds(tables, place)}:
+        for place, value in zip(removed, change_settings(root.config, removed), strict=True):
+            at = list(changes).index(place)
+            before[at] = merged(cast("dict[str, Any]", value), before[at] or {}) if isinstance(value, dict) else value
+    return before
+
+
+class WatchedUsers:
+    """The limits of users as they are now."""
+
+    def __init__(self, root: DataRoot) -> None:
+        self._root = root
+        self._files = [WatchedFile(path, lambda: root) for path in (root.config, root.shared_users)]
+
+    def changed(self) -> dict[str, UserSettings] | None:
+        """Return None if their limits have not changed since the last call. Blocking. Raises ConfigError."""
+        if not any(each.is_changed for each in self._files):
+            return None
+        for each in self._files:
+            each.current()
+        return read_users(self._root)
