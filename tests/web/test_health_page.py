@@ -21,7 +21,7 @@ from ava_server.cli import doctor_checks as checks
 from ava_server.config.keys import set_key
 from ava_server.core.data_root import DataRoot
 from ava_server.service.checks import CheckFinding, Setup, data, models
-from ava_server.web import events as health
+from ava_server.web import health
 
 KEY = "sk-ant-api03-" + "k" * 80
 HOSTILE = "<img src=x onerror=alert(1)>\u202e"
@@ -116,7 +116,7 @@ def test_the_user_of_this_machine_sees_where_the_data_is(tmp_path: Path) -> None
 
 def test_the_page_makes_each_check_of_data_and_of_models_that_the_doctor_makes() -> None:
     cheap = [check.__name__ for _name, check in checks.CHECKS if check.__module__ in (data.__name__, models.__name__)]
-    must_list("server/ava_server/web/events.py: CHECKS", [check.__name__ for check in health.CHECKS], cheap, "check")
+    must_list("server/ava_server/web/health.py: CHECKS", [check.__name__ for check in health.CHECKS], cheap, "check")
 
 
 def test_a_check_that_fails_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

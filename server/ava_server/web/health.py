@@ -1,0 +1,125 @@
+"""The page of the server's health: what a person needs to know when something does not work, and what to do."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+
+import anyio
+import anyio.to_thread
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ava_audit.search import LogQuery, search
+from ava_audit.units import DAY_US, US_PER_S, format_bytes, format_duration, now_us
+from ava_audit.view import View
+from ava_roles.sandbox.sandbox import Sandbox, Unavailable
+from ava_server.service.checks import WORST_FIRST, CheckFinding, Setup, data, models, run_checks
+from ava_server.service.current import Budget
+from ava_server.service.records import current_runs
+from ava_server.web.context import PageContext, reader_of
+from ava_server.web.events import rows_of
+from ava_server.web.site import Visitor
+
+CHECKED_WITHIN_S = 10.0
+MOST_ERRORS = 10
+CHECKS = (
+    data.data_root, data.space, data.settings, data.approval, data.processes,
+    models.keys, models.providers, models.tiers, models.search, models.network,
+)  # fmt: skip
+"""The checks of `ava doctor` that read a few files and send nothing."""
+_PATH = re.compile(r"(?<![\w:/.~-])~?/[^\s,;:)'\"]+")
+
+
+@dataclass(frozen=True)
+class HealthState:
+    """What the log says now: its newest entry and size, the entries its copies lack, runs by state, and budgets."""
+
+    head: int
+    bytes: int
+    lags: dict[str, int]
+    counts: dict[str, int]
+    budgets: tuple[Budget, ...]
+
+
+class HealthPage:
+    """The page of the server's health."""
+
+    def __init__(self, context: PageContext) -> None:
+        self._context = context
+        self._started_us = now_us()
+
+    def routes(self) -> list[Route]:
+        return [Route("/health", self.show, methods=["GET"])]
+
+    async def show(self, request: Request) -> Response:
+        """Show what concerns other users or this machine only to visitors who may see all."""
+        visitor = reader_of(request)
+        everybody = visitor.reads_all
+        now = await self._context.store.read(lambda view: self._state(view, visitor))
+        sandbox = await anyio.to_thread.run_sync(self._context.runtime.sandbox)
+        users = () if everybody else (visitor.user,)
+        query = LogQuery(users=users, types=("error",), since_us=now_us() - DAY_US, limit=MOST_ERRORS)
+        found = await search(self._context.store, query)
+        errors = await self._context.store.read(lambda view: rows_of(view, found.entries))
+        findings = await self._findings(visitor, now, sandbox) if everybody else []
+        values = {
+            "facts": list(self._facts(now, sandbox, everybody=everybody)),
+            "findings": sorted(findings, key=lambda one: WORST_FIRST.index(one.state)),
+            "problems": sum(one.state in ("fault", "warning") for one in findings),
+            "started_us": self._started_us,
+            "state": now,
+            "errors": errors,
+            "everybody": everybody,
+        }
+        return self._context.show(request, "health.html", values)
+
+    def _state(self, view: View, visitor: Visitor) -> HealthState:
+        runtime, at_us, everybody = self._context.runtime, now_us(), visitor.reads_all
+        user = None if everybody else visitor.user
+        counts, _runs = current_runs(view, user, runtime.instances, at_us, served=lambda: True, most=0)
+        lags = data.lags_of(view, mirrors=runtime.settings.mirrors)
+        budgets = self._context.budgets(view, visitor, at_us, everybody=everybody)
+        counts = {name: runs for name, runs in counts.items() if runs}
+        return HealthState(view.head(), sum(view.sizes().values()), lags, counts, budgets)
+
+    def _facts(self, now: HealthState, sandbox: Sandbox | Unavailable, *, everybody: bool) -> Iterator[tuple[str, str]]:
+        """Yield what everybody may know, and what only those may who may see all; paths, only on this machine."""
+        yield "Version", version("ava-subagents")
+        yield "Running for", format_duration((now_us() - self._started_us) / US_PER_S)
+        yield "Sandbox", "none" if isinstance(sandbox, Unavailable) else sandbox.kind
+        if everybody:
+            folder = self._context.store.path.parent
+            yield "Log", f"{now.head:,} entries, {format_bytes(now.bytes)}"
+            yield "Free on its disk", format_bytes(shutil.disk_usage(folder).free)
+            if self._context.site.local:
+                yield "Data root", str(folder)
+
+    async def _findings(self, visitor: Visitor, now: HealthState, sandbox: Sandbox | Unavailable) -> list[CheckFinding]:
+        runtime = self._context.runtime
+        setup = Setup(os.environ, runtime.settings.paths, runtime.settings, visitor.user)
+        day_settings = runtime.spawn_limits_of(visitor.user).day_settings
+        found = [data.upkeep(now.lags), data.confinement(sandbox), data.budgets(now.budgets, day_settings)]
+        if (why := runtime.manager.out_of_reach) is not None:
+            found += [CheckFinding("log", "fault", f"this server cannot use the log: {why}", "See the checks below.")]
+        try:
+            with anyio.fail_after(CHECKED_WITHIN_S):
+                found += await anyio.to_thread.run_sync(checked, setup, abandon_on_cancel=True)
+        except TimeoutError:
+            text = f"the checks did not end within {CHECKED_WITHIN_S:.0f} s"
+            found += [CheckFinding("checks", "fault", text, "See whether the disk of the data root answers.")]
+        return found if self._context.site.local else [without_paths(each) for each in found]
+
+
+def checked(setup: Setup) -> list[CheckFinding]:
+    """Blocking."""
+    return list(run_checks(((check.__name__, check) for check in CHECKS), setup, in_full=False))
+
+
+def without_paths(found: CheckFinding) -> CheckFinding:
+    return replace(found, text=_PATH.sub("(path)", found.text), what_to_do=_PATH.sub("(path)", found.what_to_do))
