@@ -2,6 +2,7 @@
 
 python owner.py ROOT BASE_URL                        # looks after runs until stdin ends; says `open INSTANCE` first
 python owner.py ROOT BASE_URL site PORT CERTIFICATE  # the same; every public name leads to a test's site on 127.0.0.1
+python owner.py ROOT BASE_URL checks                 # the same; says on stderr when a check let a request go out
 python owner.py ROOT BASE_URL killed COUNT           # killed (SIGKILL) behind the COUNT-th commit of a run; 0 is never
 
 A kill comes at the moment at which a command of a claimed run was acknowledged: what was in the same transaction stands
@@ -14,6 +15,7 @@ import os
 import signal
 import ssl
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,7 @@ from ava_audit.events import RunClaimed
 from ava_audit.store.store import Store
 from ava_audit.view import View
 from ava_server.config.settings import load_settings
+from ava_server.runs.log import RunLog
 from ava_server.service.runtime import open_runtime
 
 if TYPE_CHECKING:
@@ -66,6 +69,17 @@ def kill_behind(count: int) -> Callable[[], int]:
     return lambda: seen
 
 
+def note_checks() -> None:
+    """Note each request that a check of the owner lets go out, by the wall clock: `checked RUN GENERATION TIME`."""
+    check = RunLog.check_owner
+
+    async def noted(self: RunLog) -> None:
+        await check(self)
+        sys.stderr.write(f"checked {self.fence.run_id} {self.fence.generation} {time.time()}\n")
+
+    RunLog.check_owner = noted  # type: ignore[method-assign]
+
+
 def fetcher_of(port: str, certificate: str) -> Fetcher:
     """Return a fetcher that reaches a test's site, whatever the name."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -82,6 +96,8 @@ async def own(root: Path, base_url: str, how: str = "", *more: str) -> None:
             for run in await runtime.store.read(lambda view: view.runs()):
                 await runtime.manager.control.ended(run.id)
             return
+        if how == "checks":
+            note_checks()
         if how == "site":
             runtime.fetcher = fetcher_of(*more)
         sys.stdout.write(f"open {runtime.manager.instance}\n")
