@@ -278,7 +278,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Report:
+class VerifyReport:
     """What a verification found."""
 
     entries: int

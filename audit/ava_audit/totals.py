@@ -179,7 +179,7 @@ class WaitingRuns:
 
 
 @dataclass(frozen=True)
-class CurrentRuns:
+class CurrentCounts:
     """The current runs."""
 
     waiting: WaitingRuns  # runs that wait for an approval and have not expired
@@ -278,7 +278,7 @@ def user_sums(view: View) -> list[UserSums]:
     return [UserSums(*row) for row in view.select(sql)]
 
 
-def current_runs(view: View, now_us: int) -> CurrentRuns:
+def current_runs(view: View, now_us: int) -> CurrentCounts:
     (waiting,) = view.select(
         f"SELECT count(*), min(created_us) FROM proposals WHERE state = '{WAITING}' AND expires_us > ?",  # noqa: S608
         now_us,
@@ -293,7 +293,7 @@ def current_runs(view: View, now_us: int) -> CurrentRuns:
         "SELECT coalesce(sum(held_micros), 0) FROM budgets WHERE scope IN (SELECT id FROM runs WHERE state IN (?, ?))",
         QUEUED, RUNNING,
     )  # fmt: skip
-    return CurrentRuns(
+    return CurrentCounts(
         waiting=WaitingRuns(*waiting),
         queued=by_pause.get(False, WaitingRuns()),
         paused=by_pause.get(True, WaitingRuns()),

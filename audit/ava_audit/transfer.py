@@ -16,7 +16,7 @@ from typing import IO, Any, BinaryIO, Generic, NamedTuple
 import anyio.to_thread
 
 from ava_audit.database import Database
-from ava_audit.entries import GENESIS, ProgressCallback, Report, check_line, mirror_line
+from ava_audit.entries import GENESIS, ProgressCallback, VerifyReport, check_line, mirror_line
 from ava_audit.errors import BadQuery
 from ava_audit.projections import Projections, append_entries, rebuild_projections
 from ava_audit.store.backend import Backend
@@ -56,7 +56,7 @@ class Imported(NamedTuple, Generic[T]):
     entries: int
     head: str
     done: T
-    report: Report
+    report: VerifyReport
 
 
 def import_log(backend: Backend, lines: BinaryIO, on_progress: ProgressCallback, then: Command[T]) -> Imported[T]:

@@ -23,8 +23,8 @@ from ava_audit.entries import (
     WINDOW,
     Fault,
     ProgressCallback,
-    Report,
     Row,
+    VerifyReport,
     check_line,
     content_sha,
     diagnose,
@@ -69,7 +69,7 @@ def verify(
     since: str | None = None,
     mirror: Path | None = None,
     on_progress: ProgressCallback | None = None,
-) -> Report:
+) -> VerifyReport:
     """Check a log, or a copy's database file, and report what is wrong with it.
 
     `head` is a hash (hex) noted elsewhere that the log must still have. The check starts at `since`, another:
@@ -89,7 +89,7 @@ def verify_backend(
     since: bytes | None = None,
     mirror: Path | None = None,
     on_progress: ProgressCallback | None = None,
-) -> Report:
+) -> VerifyReport:
     """Check the log of a backend as `verify` does."""
     try:
         with contextlib.closing(backend.open_to_check()) as db:
@@ -116,7 +116,7 @@ def verify_backend(
                 faults += [*schema_faults(changes), *lost]
                 if since is None and not lost:
                     faults += mirror_differences(view, mirror)
-            return Report(walk.seq - start, walk.seq, walk.before.hex(), tuple(faults), since is None and chained)
+            return VerifyReport(walk.seq - start, walk.seq, walk.before.hex(), tuple(faults), since is None and chained)
     except backend.error as error:
         text = f"{backend.place} cannot be read as a log: {error}"
         if backend.is_damage(error):  # even its first page cannot be read
@@ -136,8 +136,8 @@ def hash_of(digest: str) -> bytes:
     return value
 
 
-def _nothing_checked(*faults: Fault) -> Report:
-    return Report(0, 0, GENESIS.hex(), faults, projections=False)
+def _nothing_checked(*faults: Fault) -> VerifyReport:
+    return VerifyReport(0, 0, GENESIS.hex(), faults, projections=False)
 
 
 class _Walk:
@@ -323,7 +323,7 @@ LONGEST_LINE = 16_000_000
 _PROGRESS_EVERY = 1_000
 
 
-def verify_lines(lines: Path | BinaryIO, on_progress: ProgressCallback | None = None) -> Report:
+def verify_lines(lines: Path | BinaryIO, on_progress: ProgressCallback | None = None) -> VerifyReport:
     """Check a mirror file or an export: each line by itself, the order, and the chain of adjacent lines.
 
     `on_progress` gets the number of checked bytes, and of all bytes (0: unknown). Raises OSError: it cannot be read.
@@ -339,14 +339,15 @@ def verify_lines(lines: Path | BinaryIO, on_progress: ProgressCallback | None = 
         while line := file.readline(LONGEST_LINE):
             value = _check_next(line, seq, digest)
             if isinstance(value, str):
-                return Report(entries, seq, digest, (Fault("line", seq, f"line {entries + 1}: {value}"),), False, gaps)
+                fault = Fault("line", seq, f"line {entries + 1}: {value}")
+                return VerifyReport(entries, seq, digest, (fault,), False, gaps)
             gaps += bool(entries) and value["seq"] != seq + 1
             seq, digest = value["seq"], value["hash"]
             entries += 1
             done += len(line)
             if on_progress is not None and entries % _PROGRESS_EVERY == 0:
                 on_progress(done, size)
-    return Report(entries, seq, digest, (), False, gaps)
+    return VerifyReport(entries, seq, digest, (), False, gaps)
 
 
 def _check_next(line: bytes, seq: int, digest: str) -> dict[str, Any] | str:

@@ -260,7 +260,7 @@ _WIDE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 
 
 @dataclass(frozen=True)
-class Passage:
+class FilePassage:
     """A piece of a file, verbatim, and its place there, e.g. `lines 10 to 18` or `page 3, 9 lines`."""
 
     where: str
@@ -272,13 +272,13 @@ class FileMatch:
     """A file that matches, with its best passages, the best first."""
 
     path: str
-    passages: tuple[Passage, ...]
+    passages: tuple[FilePassage, ...]
 
 
 @dataclass(frozen=True)
 class _Candidate:
     path: str
-    passage: Passage
+    passage: FilePassage
     position: int
     matches: Matches
     in_path: Sequence[int]
@@ -297,7 +297,7 @@ class PassageRanking:
         self._query = query
         self._found: list[_Candidate] = []
 
-    def add(self, path: str, passages: Iterable[Passage]) -> None:
+    def add(self, path: str, passages: Iterable[FilePassage]) -> None:
         in_path = self._query.matches(path).counts
         for passage in passages:
             matches = self._query.matches(passage.text)
@@ -320,7 +320,7 @@ class PassageRanking:
             for rank, position, each in matching
         ]
         ranked = [each for _, _, each in sorted(prose)]
-        by_file: dict[str, list[Passage]] = {}
+        by_file: dict[str, list[FilePassage]] = {}
         further: list[_Candidate] = []
         room = max_chars
         for each in ranked:
@@ -407,13 +407,13 @@ def split_lines(text: str) -> list[str]:
     return lines if lines[-1] else lines[:-1]
 
 
-def split_passages(text: str) -> Generator[Passage]:
+def split_passages(text: str) -> Generator[FilePassage]:
     """Yield passages of whole lines, about 1,200 characters each, split at empty lines if possible; cut long lines."""
     taken: list[str] = []
     length = start = 0
 
-    def passage() -> Passage:
-        return Passage(_lines(start, start + len(taken) - 1), "\n".join(taken))
+    def passage() -> FilePassage:
+        return FilePassage(_lines(start, start + len(taken) - 1), "\n".join(taken))
 
     for number, line in enumerate(split_lines(text), 1):
         if len(line) > 2 * _PASSAGE_CHARS:
@@ -421,7 +421,7 @@ def split_passages(text: str) -> Generator[Passage]:
                 yield passage()
                 taken, length = [], 0
             for piece in _split_line(line):
-                yield Passage(_lines(number, number), piece)
+                yield FilePassage(_lines(number, number), piece)
             continue
         blank = not line.strip()
         if taken and (length + len(line) > _PASSAGE_CHARS or (blank and length > _PASSAGE_CHARS // 2)):

@@ -16,7 +16,7 @@ from support.stdio import until
 
 from ava_roles.sandbox.sandbox import Pipes
 from ava_server.agents import acp
-from ava_server.agents.acp import AcpAgent, AgentFailed, Ask, Update
+from ava_server.agents.acp import AcpAgent, AgentFailed, PermissionRequest, Update
 
 SECRET = "AKIAIOSFODNN7EXAMPLE"
 PROGRAM = """
@@ -88,14 +88,14 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def started(stage: str, code: str) -> AsyncGenerator[tuple[AcpAgent, list[Update], list[Ask]]]:
+async def started(stage: str, code: str) -> AsyncGenerator[tuple[AcpAgent, list[Update], list[PermissionRequest]]]:
     told: list[Update] = []
-    asked: list[Ask] = []
+    asked: list[PermissionRequest] = []
     errors = bytearray()
     can = "{}" if stage == "session/load" else '{"resume": {}}'
     program = PROGRAM.replace("CAN", can)
 
-    async def permit(ask: Ask) -> bool:
+    async def permit(ask: PermissionRequest) -> bool:
         asked.append(ask)
         return False
 

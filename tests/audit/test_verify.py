@@ -21,7 +21,7 @@ from support.properties import BUSY_OR_SHARED
 from ava_audit import chain_process
 from ava_audit import verify as verification
 from ava_audit.chain_process import intact_slices
-from ava_audit.entries import ENTRY_COLUMNS, GENESIS, HEADER, Report, content_sha, entry_hash
+from ava_audit.entries import ENTRY_COLUMNS, GENESIS, HEADER, VerifyReport, content_sha, entry_hash
 from ava_audit.errors import BadQuery, StoreUnavailable
 from ava_audit.mirror import Mirror, mirror_faults
 from ava_audit.retention import erase_run
@@ -56,7 +56,7 @@ def renumber(db: Any, first: int, by: int) -> None:
     db.execute("UPDATE events SET seq = -seq WHERE seq < 0")
 
 
-def fault_of(report: Report) -> tuple[str, int]:
+def fault_of(report: VerifyReport) -> tuple[str, int]:
     assert len(report.faults) == 1, report
     assert str(report.faults[0].seq) in report.faults[0].text
     return report.faults[0].kind, report.faults[0].seq
@@ -66,14 +66,14 @@ async def test_an_unchanged_log_verifies_and_reports_its_head(root: Path) -> Non
     report = verify(root)
     with tampering(root) as db:
         head = db.execute("SELECT hash FROM events WHERE seq = 10").fetchone()[0]
-    assert report == Report(entries=10, seq=10, head=head.hex(), faults=(), projections=True)
+    assert report == VerifyReport(entries=10, seq=10, head=head.hex(), faults=(), projections=True)
     assert report.ok
 
 
 async def test_an_empty_log_verifies(tmp_path: Path) -> None:
     async with Store.open(tmp_path):
         pass
-    assert verify(tmp_path) == Report(0, 0, GENESIS.hex(), (), True)
+    assert verify(tmp_path) == VerifyReport(0, 0, GENESIS.hex(), (), True)
 
 
 @pytest.mark.parametrize("seq", [1, 3, 4, 10])

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.log import Life, said, write_each
 
-from ava_audit.entries import Report, line_fault
+from ava_audit.entries import VerifyReport, line_fault
 from ava_audit.events import TRANSCRIPT_TYPES, Event
 from ava_audit.search import LogQuery, export_lines
 from ava_audit.store.store import Store
@@ -33,7 +33,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
     return anyio.run(exported, tmp_path_factory.mktemp("log"), [said("begun"), *life.whole(), said("ümläut 😀 \u2028")])
 
 
-def check(lines: list[bytes]) -> Report:
+def check(lines: list[bytes]) -> VerifyReport:
     return verify_lines(io.BytesIO(b"".join(lines)))
 
 

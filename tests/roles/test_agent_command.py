@@ -17,7 +17,7 @@ from support.sandboxes.attacks import needs, sandbox
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.command_workspace import HOME, CommandSandbox, CopiedWorkspace, agent_command, find_agent
 from ava_roles.sandbox.paths import Root
-from ava_roles.sandbox.sandbox import Command, LocalServer
+from ava_roles.sandbox.sandbox import Command, ReachableServer
 from ava_roles.sandbox.toolchains import HostFolders
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are confined on Linux alone")
@@ -107,7 +107,7 @@ async def started(tmp_path: Path, person: Path, project: Path, program: Path, *a
         (str(program), *args),
         await bench(tmp_path, person, project),
         tmp_path / "agent-home",
-        LocalServer(8_080, tmp_path / "socket"),
+        ReachableServer(8_080, tmp_path / "socket"),
         HostFolders(person, (), (tmp_path / "data",)),
         variables={"MORE": "x", "HOME": "/elsewhere", "AVA_RUN_ID": "S-2"},
         project=project,

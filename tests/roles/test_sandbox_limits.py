@@ -15,7 +15,7 @@ from support.sandboxes.attacks import command, needs, python, sandbox
 from support.stdio import until
 
 from ava_roles.sandbox import linux
-from ava_roles.sandbox.launcher.spec import Limits
+from ava_roles.sandbox.launcher.spec import ResourceLimits
 from ava_roles.sandbox.sandbox import Kind
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are confined on Linux alone")
@@ -92,7 +92,7 @@ async def test_a_command_can_have_limits_of_its_own(kind: Kind, here: Path) -> N
     order = python(here, code, timeout_s=30)
     refused = await sandbox(kind, here.parent).run(order)
     assert "OSError" in refused.output, refused
-    own = Limits(memory=900 * MIB, address_space=0, open_files=300)
+    own = ResourceLimits(memory=900 * MIB, address_space=0, open_files=300)
     done = await sandbox(kind, here.parent, memory=200 * MIB).run(replace(order, limits=own))
     assert (done.code, done.output) == (0, "300\n"), done
 
@@ -100,7 +100,7 @@ async def test_a_command_can_have_limits_of_its_own(kind: Kind, here: Path) -> N
 async def test_a_limit_above_that_of_the_server_itself_is_lowered(kind: Kind, here: Path) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     code = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE))"
-    order = replace(python(here, code), limits=Limits(open_files=1 << 30))
+    order = replace(python(here, code), limits=ResourceLimits(open_files=1 << 30))
     if hard == resource.RLIM_INFINITY:
         pytest.skip("this process has no such limit")
     done = await sandbox(kind, here.parent).run(order)

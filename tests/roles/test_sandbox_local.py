@@ -21,8 +21,8 @@ from support.sandboxes.sandbox_server import NASTY
 
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.launcher import relay
-from ava_roles.sandbox.launcher.spec import Limits
-from ava_roles.sandbox.sandbox import Command, Kind, LocalServer
+from ava_roles.sandbox.launcher.spec import ResourceLimits
+from ava_roles.sandbox.sandbox import Command, Kind, ReachableServer
 from ava_roles.sandbox.supervised import Machine, SupervisedSandbox
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are confined on Linux alone")
@@ -48,7 +48,7 @@ def _needs_bubblewrap(request: pytest.FixtureRequest) -> None:
 
 
 @asynccontextmanager
-async def listening(at: Path, serve: Serve) -> AsyncGenerator[LocalServer]:
+async def listening(at: Path, serve: Serve) -> AsyncGenerator[ReachableServer]:
     """Serve at a unix socket."""
 
     async def one(stream: ByteStream) -> None:
@@ -57,13 +57,13 @@ async def listening(at: Path, serve: Serve) -> AsyncGenerator[LocalServer]:
 
     async with await anyio.create_unix_listener(str(at)) as listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, one)
-        yield LocalServer(PORT, at)
+        yield ReachableServer(PORT, at)
         tasks.cancel_scope.cancel()
 
 
-def reaching(here: Path, local: LocalServer, code: str, *argv: str, timeout_s: float = 60) -> Command:
+def reaching(here: Path, local: ReachableServer, code: str, *argv: str, timeout_s: float = 60) -> Command:
     return replace(
-        python(here, PRELUDE + code, *argv, timeout_s=timeout_s), local=local, limits=Limits(open_files=1_024)
+        python(here, PRELUDE + code, *argv, timeout_s=timeout_s), local=local, limits=ResourceLimits(open_files=1_024)
     )
 
 
@@ -156,7 +156,7 @@ async def test_nobody_outside_reaches_the_port(here: Path) -> None:
 @pytest.mark.parametrize("kind", ["landlock", "none"])
 async def test_other_sandboxes_refuse_it_and_say_what_to_install(kind: Kind, here: Path) -> None:
     needs(kind)
-    order = replace(command(here, "/bin/true"), local=LocalServer(PORT, here.parent / "socket"))
+    order = replace(command(here, "/bin/true"), local=ReachableServer(PORT, here.parent / "socket"))
     box = sandbox(kind, here.parent)
     with pytest.raises(ToolFailed, match=f"this sandbox is {kind}: install bubblewrap"):
         await box.run(order)
@@ -165,14 +165,14 @@ async def test_other_sandboxes_refuse_it_and_say_what_to_install(kind: Kind, her
             pass
 
 
-@pytest.mark.parametrize("local", [LocalServer(0, Path("/socket")), LocalServer(PORT, Path("socket"))])
-async def test_rejects_a_local_server_that_cannot_be(local: LocalServer, here: Path) -> None:
+@pytest.mark.parametrize("local", [ReachableServer(0, Path("/socket")), ReachableServer(PORT, Path("socket"))])
+async def test_rejects_a_local_server_that_cannot_be(local: ReachableServer, here: Path) -> None:
     with pytest.raises(ValueError, match="cannot be the only server"):
         await sandbox("bubblewrap", here.parent).run(replace(command(here, "/bin/true"), local=local))
 
 
 async def test_rejects_a_local_server_beside_the_network(here: Path) -> None:
-    order = replace(command(here, "/bin/true"), local=LocalServer(PORT, here / "socket"), network=True)
+    order = replace(command(here, "/bin/true"), local=ReachableServer(PORT, here / "socket"), network=True)
     with pytest.raises(ValueError, match="cannot be the only server"):
         await sandbox("bubblewrap", here.parent).run(order)
 
@@ -351,7 +351,7 @@ async def test_waits_for_a_server_whose_queue_is_full_and_for_one_that_is_not_th
             "ends = [connect() for _ in range(8)]; print('up', flush=True)\n"
             "print(sum(end.recv(1) == b'x' for end in ends))"
         )
-        local = LocalServer(PORT, here.parent / "socket")
+        local = ReachableServer(PORT, here.parent / "socket")
         async with sandbox("bubblewrap", here.parent).start(reaching(here, local, code)) as pipes:
             assert await pipes.stdout.receive() == b"up\n"
             for _ in range(8):
@@ -381,7 +381,7 @@ async def test_the_path_of_the_socket_may_be_long(tmp_path: Path) -> None:
         listener.bind(f"/proc/self/fd/{descriptor}/socket")
         os.close(descriptor)
         listener.listen()
-        order = reaching(tmp_path / "here", LocalServer(PORT, folder / "socket"), "connect(); print('up')")
+        order = reaching(tmp_path / "here", ReachableServer(PORT, folder / "socket"), "connect(); print('up')")
         assert (await sandbox("bubblewrap", tmp_path).run(order)).output == "up\n"
 
 
@@ -391,7 +391,7 @@ async def test_the_path_of_the_socket_may_be_long(tmp_path: Path) -> None:
 async def test_a_cancellation_ends_the_relay_and_what_resists(here: Path) -> None:
     mark = f"S-{secrets.token_hex(8)}"
     before = set(children_of(os.getpid()))
-    order = replace(python(here, NASTY, "60", AVA_RUN_ID=mark), local=LocalServer(PORT, here.parent / "socket"))
+    order = replace(python(here, NASTY, "60", AVA_RUN_ID=mark), local=ReachableServer(PORT, here.parent / "socket"))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(sandbox("bubblewrap", here.parent).run, order)
         with anyio.fail_after(40):
@@ -424,7 +424,9 @@ async def test_the_supervisor_goes_on_to_the_next_command_and_keeps_nothing(here
 
 async def test_a_command_ends_when_its_relay_is_killed(here: Path) -> None:
     before = set(children_of(os.getpid()))
-    order = replace(command(here, "/bin/sleep", "60", timeout_s=60), local=LocalServer(PORT, here.parent / "socket"))
+    order = replace(
+        command(here, "/bin/sleep", "60", timeout_s=60), local=ReachableServer(PORT, here.parent / "socket")
+    )
     async with anyio.create_task_group() as tasks:
 
         async def doomed() -> None:
@@ -447,12 +449,14 @@ async def test_a_command_ends_when_its_relay_is_killed(here: Path) -> None:
 async def test_a_missing_folder_of_the_socket_is_reported_and_the_command_does_not_begin(here: Path) -> None:
     order = command(here, "/bin/sh", "-c", "touch begun; sleep 60", timeout_s=60)
     with pytest.raises(ToolFailed, match=r"its local server cannot be reached: .*: No such file or directory"):
-        await sandbox("bubblewrap", here.parent).run(replace(order, local=LocalServer(PORT, here / "no" / "socket")))
+        await sandbox("bubblewrap", here.parent).run(
+            replace(order, local=ReachableServer(PORT, here / "no" / "socket"))
+        )
     assert not (here / "begun").exists()
 
 
 async def test_a_failure_of_bubblewrap_is_reported_as_such(here: Path) -> None:
-    local = LocalServer(PORT, here.parent / "socket")
+    local = ReachableServer(PORT, here.parent / "socket")
     for machine in (Machine(how("bubblewrap").uid, "/no/bwrap"), Machine(how("bubblewrap").uid, "/bin/false")):
         box = SupervisedSandbox("bubblewrap", machine, here.parent)
         with anyio.fail_after(40), pytest.raises(ToolFailed, match=r"/no/bwrap: No such file|bubblewrap ended with 1"):

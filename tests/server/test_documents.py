@@ -26,7 +26,7 @@ from ava_server.config.keys import set_key
 from ava_server.config.pin import TRIES, PinFile
 from ava_server.config.secrets import set_secret
 from ava_server.config.sign_in import BrowserSessions, Passkeys, new_passkey
-from ava_server.config.tokens import Tokens, read_tokens, revoke_token
+from ava_server.config.tokens import TokenFile, read_tokens, revoke_token
 from ava_server.core import documents
 from ava_server.core.data_root import DataRoot
 from ava_server.core.documents import SHARED, TAKEN_OVER, documents_of, keep_fresh
@@ -105,7 +105,7 @@ def test_the_first_process_moves_its_files_into_an_empty_database(tmp_path: Path
     PinFile(root.approval_file).set(PIN)
     with_files = {path.name: path.read_text() for path in (root.tokens_file, root.approval_file)}
     address = in_postgres(root.path)
-    found = Tokens(root.tokens_file).find(text)
+    found = TokenFile(root.tokens_file).find(text)
     assert found is not None and found.user == "ana" and PinFile(root.approval_file).is_set
     for name, before in with_files.items():
         assert not (root.secrets / name).exists()
@@ -113,8 +113,8 @@ def test_the_first_process_moves_its_files_into_an_empty_database(tmp_path: Path
     late = DataRoot(tmp_path / "late")
     other = token(late.path, "ben")
     join(late.path, address)
-    assert Tokens(late.tokens_file).find(other) is None, "only the first one's files count"
-    assert late.tokens_file.exists() and Tokens(late.tokens_file).find(text) is not None
+    assert TokenFile(late.tokens_file).find(other) is None, "only the first one's files count"
+    assert late.tokens_file.exists() and TokenFile(late.tokens_file).find(text) is not None
 
 
 def test_two_first_processes_do_not_mix_their_files(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_without_the_address_nothing_is_stored_in_files_that_nobody_reads(
 
 def test_what_one_server_stores_another_finds_at_once(roots: tuple[DataRoot, DataRoot]) -> None:
     one, two = roots
-    first, second = Tokens(one.tokens_file), Tokens(two.tokens_file)
+    first, second = TokenFile(one.tokens_file), TokenFile(two.tokens_file)
     text = token(one.path, "ana")
     found = second.find(text)
     assert found is not None and found == first.find(text)
@@ -177,7 +177,7 @@ async def test_a_server_answers_from_memory_and_finds_new_ones_all_the_same(
     roots: tuple[DataRoot, DataRoot], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = roots
-    known, queries = Tokens(one.tokens_file), list[str]()
+    known, queries = TokenFile(one.tokens_file), list[str]()
     old = token(one.path, "ana")
     look = PostgresDocuments.newer
 
@@ -263,7 +263,7 @@ def test_works_on_after_the_database_has_closed_its_connections(roots: tuple[Dat
     text = token(one.path, "ana")
     with psycopg.connect(running_server().url("postgres"), autocommit=True) as conn:
         conn.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'ava'")
-    assert Tokens(one.tokens_file).find(text) is not None
+    assert TokenFile(one.tokens_file).find(text) is not None
     with psycopg.connect(running_server().url("postgres"), autocommit=True) as conn:
         conn.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'ava'")
     assert len(read_tokens(two.tokens_file)) == 1 and token(one.path, "ben")

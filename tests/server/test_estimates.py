@@ -24,7 +24,7 @@ from ava_server.approval.proposals import ProposalSummary, together_note
 from ava_server.approval.questions import question
 from ava_server.approval.summary import DayLeft, proposal_message
 from ava_server.budget.run_config import Estimate, RunConfig, Texts, digest
-from ava_server.models.prices import Step
+from ava_server.models.prices import PriceStep
 
 DAY = DayLeft(10_000_000, 10_000_000, "your", "limits.user_daily_cents")
 
@@ -167,7 +167,7 @@ def test_a_run_at_another_price_is_priced_again_by_its_tokens() -> None:
 @pytest.mark.parametrize(
     "then",
     [
-        {"price": replace(PRICE, input=1, steps=(Step(1_000, 1, 1, 1, 1),))},
+        {"price": replace(PRICE, input=1, steps=(PriceStep(1_000, 1, 1, 1, 1),))},
         {"price": replace(PRICE, input=1, per_request=5_000_000)},
         {"price": replace(PRICE, input=90_000, output=90_000)},  # its cost is not that of its tokens
     ],

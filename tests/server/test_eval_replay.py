@@ -21,13 +21,13 @@ from ava_roles.role import Role, parse_role
 from ava_roles.tool import Source, Tool, ToolContext, ToolOutput
 from ava_server.core.errors import Refused
 from ava_server.evals.recording import Recording, recording_of
-from ava_server.evals.replay import Change, Replayed, Replayer
+from ava_server.evals.replay import ReplayChange, Replayed, Replayer
 from ava_server.models.prices import UserPrice
 from ava_server.models.selection import choose
 from ava_server.runs import prompts
 
 LIST, READ = Say(calls=[("read_file", {"path": "."})]), Say(calls=[("read_file", {"path": "report.md"})])
-NOTHING = Change()
+NOTHING = ReplayChange()
 
 
 async def recorded(lab: Lab, **more: Any) -> Recording:
@@ -38,7 +38,7 @@ async def recorded(lab: Lab, **more: Any) -> Recording:
     return recording_of(run_id, await lab.entries(run_id))
 
 
-async def replayed(recording: Recording, change: Change = NOTHING) -> Replayed:
+async def replayed(recording: Recording, change: ReplayChange = NOTHING) -> Replayed:
     async with Replayer.open() as replayer:
         return await replayer.replay(recording, change)
 
@@ -65,7 +65,9 @@ async def test_a_planted_regression_in_a_roles_prompt_is_found_without_a_call(tm
     async with open_lab(tmp_path, [READ, hand_over()], config=PRICED) as lab:
         recording = await recorded(lab)
         sentence = next(line for line in recording.role.body.splitlines() if len(line) > 40)
-        found = await replayed(recording, Change(role_with(recording, sentence, "Guess, and do not read anything.")))
+        found = await replayed(
+            recording, ReplayChange(role_with(recording, sentence, "Guess, and do not read anything."))
+        )
         assert len(lab.server.requests) == 2
     assert not found.same and found.first is not None
     [part] = found.first.parts
@@ -101,7 +103,7 @@ async def test_a_lower_cap_ends_a_run_earlier_and_says_so(tmp_path: Path) -> Non
     async with open_lab(tmp_path, [LIST, READ, LIST, hand_over()], config=PRICED) as lab:
         recording = await recorded(lab)
         role = role_with(recording, f"maxTurns: {recording.role.max_iterations}", "maxTurns: 2")
-        found = await replayed(recording, Change(role))
+        found = await replayed(recording, ReplayChange(role))
     assert "turn 2 would be the last: max_iterations of 2" in found.notes, found
     assert found.notes[-1] == "it would end with iteration_limit (max_iterations of 2), not with success"
     assert found.after.calls == 2 < found.before.calls
@@ -124,9 +126,9 @@ async def test_another_model_is_the_same_run_at_another_price(tmp_path: Path) ->
         recording = await recorded(lab)
         settings = lab.runtime.credentials.models
 
-    def at(times: float) -> Change:
+    def at(times: float) -> ReplayChange:
         price = UserPrice(3.0 * times, 15.0 * times, 0.3 * times, 3.75 * times)
-        return Change(choice=choose("custom:big", "balanced", replace(settings, prices={"custom:big": price})))
+        return ReplayChange(choice=choose("custom:big", "balanced", replace(settings, prices={"custom:big": price})))
 
     found = await replayed(recording, at(2))
     assert found.first is None and found.estimated
@@ -307,7 +309,7 @@ async def test_a_changed_prompt_of_a_coder_is_found(tmp_path: Path) -> None:
         run_id = (await coded(lab))["subagent_id"]
         recording = recording_of(run_id, await lab.entries(run_id))
         sentence = next(line for line in recording.role.body.splitlines() if len(line) > 40)
-        found = await replayed(recording, Change(role_with(recording, sentence, "Change whatever you like.")))
+        found = await replayed(recording, ReplayChange(role_with(recording, sentence, "Change whatever you like.")))
     assert found.first is not None and [part.name for part in found.first.parts] == ["the system prompt"]
     assert found.notes == () and found.before.calls == found.after.calls
 

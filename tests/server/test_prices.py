@@ -13,7 +13,7 @@ from ava_server.core.errors import Refused
 from ava_server.models.base import Bound
 from ava_server.models.prices import (
     Price,
-    Step,
+    PriceStep,
     Unpriced,
     UserPrice,
     cost_by,
@@ -87,7 +87,7 @@ def test_separates_the_cost_of_thinking_from_output() -> None:
 
 
 def test_reserves_and_settles_at_the_price_step_of_the_prompt() -> None:
-    price = Price(20, 40, 20, 20, steps=(Step(100, 10, 30, 10, 10),))
+    price = Price(20, 40, 20, 20, steps=(PriceStep(100, 10, 30, 10, 10),))
     assert cost_micros(price, Usage(input_tokens=100_000 // 1000, output_tokens=0)) == 1
     assert cost_micros(price, Usage(input_tokens=60, cache_read_tokens=41)) == -(-101 * 20 // 1000)
     assert reserve_micros(price, Bound(100, 0)) == -(-(100 * 10 + 16 * 30) // 1000)

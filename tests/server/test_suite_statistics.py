@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ava_server.suites.results import Ratio, Share, pass_all, pass_at_1, per_solved, sign_test, wilson
+from ava_server.suites.results import Proportion, Ratio, pass_all, pass_at_1, per_solved, sign_test, wilson
 
 # binomtest(solved, of).proportion_ci(method="wilson")
 WILSON = [
@@ -79,4 +79,4 @@ def test_pass_all_counts_cases_of_which_each_try_is_solved_and_leaves_out_unfini
 
 
 def test_nothing_is_known_without_a_try() -> None:
-    assert pass_at_1([]) == pass_all([(0, 0)], 2) == Share(0.0, 0.0, 1.0, 0)
+    assert pass_at_1([]) == pass_all([(0, 0)], 2) == Proportion(0.0, 0.0, 1.0, 0)

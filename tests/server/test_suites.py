@@ -31,7 +31,7 @@ from ava_server.service.access import Session
 from ava_server.service.service import Service
 from ava_server.suites.plan import Cell, Round, frozen_copy, tree_hash
 from ava_server.suites.report import page
-from ava_server.suites.results import ColumnScore, Ratio, Score, Share, SuiteResult, Verdict, result_of
+from ava_server.suites.results import ColumnScore, Proportion, Ratio, Score, SuiteResult, TryVerdict, result_of
 
 CASE = """task = "What does {name} cost?"
 workspace = "files"
@@ -458,9 +458,9 @@ HOSTILE = "</td><script>alert(1)</script><img src=x onerror=alert(1)>\"'\x1b[31m
 
 
 def test_the_page_shows_hostile_texts_as_text_and_loads_nothing() -> None:
-    share, ratio = Share(0.5, 0.1, 0.9, 2), Ratio(200.0, 100.0, None)
+    share, ratio = Proportion(0.5, 0.1, 0.9, 2), Ratio(200.0, 100.0, None)
     verdicts = tuple(
-        Verdict(case=HOSTILE, column=HOSTILE, number=number, run="S-1", ending="success", passed=passed, why=HOSTILE,
+        TryVerdict(case=HOSTILE, column=HOSTILE, number=number, run="S-1", ending="success", passed=passed, why=HOSTILE,
                 cost_micros=100, seconds=1.5)
         for number, passed in ((1, True), (2, False))
     )  # fmt: skip

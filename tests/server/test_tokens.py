@@ -13,7 +13,7 @@ import pytest
 from support.stdio import logged
 from support.terminal import CONTROLLED, ava, environment, on_terminal
 
-from ava_server.config.tokens import BEGINS, Tokens, create_token, expiry, read_tokens, revoke_token, scopes_in
+from ava_server.config.tokens import BEGINS, TokenFile, create_token, expiry, read_tokens, revoke_token, scopes_in
 from ava_server.core.errors import BadInput, ConfigError, Refused
 
 TEXT = re.compile(rf"^{BEGINS}[A-Za-z0-9_-]{{43}}$", re.MULTILINE)
@@ -28,7 +28,7 @@ def test_finds_a_token_by_its_text_which_no_file_or_repr_contains(file: Path) ->
     token, text = create_token(file, "laptop", "ana", ["read", "spawn"], None)
     assert TEXT.fullmatch(text)
     assert (token.user, token.scopes) == ("ana", ("spawn", "read"))
-    assert Tokens(file).find(text) == token
+    assert TokenFile(file).find(text) == token
     stored = file.read_text()
     assert text not in stored and text.removeprefix(BEGINS) not in stored
     assert text not in repr(token) and token.hash not in repr(token)
@@ -43,14 +43,14 @@ def test_finds_a_token_by_its_text_which_no_file_or_repr_contains(file: Path) ->
 def test_accepts_only_the_exact_token(file: Path, change: object) -> None:
     _token, text = create_token(file, "laptop", "ana", ["read"], None)
     assert callable(change)
-    assert Tokens(file).find(change(text)) is None
+    assert TokenFile(file).find(change(text)) is None
 
 
 def test_a_reader_rejects_revoked_and_expired_tokens_it_read_before(file: Path) -> None:
     now_us = time.time_ns() // 1000
     _one, revoked = create_token(file, "one", "ana", ["read"], None)
     _two, expires = create_token(file, "two", "ana", ["read"], now_us + 300_000)
-    tokens = Tokens(file)
+    tokens = TokenFile(file)
     assert tokens.find(revoked) is not None and tokens.find(expires) is not None and tokens.any()
     assert (gone := revoke_token(file, "one")) is not None and gone.name == "one"
     assert tokens.find(revoked) is None
@@ -73,7 +73,7 @@ def test_compares_every_stored_hash_in_constant_time(file: Path, monkeypatch: py
         return right(stored, given)
 
     monkeypatch.setattr(hmac, "compare_digest", watched)
-    tokens = Tokens(file)
+    tokens = TokenFile(file)
     hashes = [token.hash for token in read_tokens(file).values()]
     for given in (first, BEGINS + "x" * 43):
         compared.clear()
@@ -98,7 +98,7 @@ def test_rejects_a_name_that_is_already_used(file: Path) -> None:
     _token, text = create_token(file, "laptop", "ana", ["read"], None)
     with pytest.raises(Refused, match="ava token revoke laptop"):
         create_token(file, "laptop", "ben", ["audit"], None)
-    found = Tokens(file).find(text)
+    found = TokenFile(file).find(text)
     assert found is not None and found.user == "ana"
 
 
@@ -114,7 +114,7 @@ def test_reads_durations_and_rejects_invalid_ones() -> None:
 @pytest.mark.parametrize("damage", ["loose", "folder", "link", "text", "scope", "hash"])
 def test_an_untrusted_token_file_denies_all_access(file: Path, damage: str) -> None:
     _token, text = create_token(file, "laptop", "ana", ["read"], None)
-    tokens = Tokens(file)
+    tokens = TokenFile(file)
     assert tokens.find(text) is not None
     if damage == "loose":
         file.chmod(0o644)
@@ -127,7 +127,7 @@ def test_an_untrusted_token_file_denies_all_access(file: Path, damage: str) -> N
     else:
         wrong = {"text": "x = [", "scope": file.read_text().replace('"read"', '"all"'), "hash": "[a]\nuser = 'b'\n"}
         file.write_text(wrong[damage])
-    for reader in (tokens, tokens, Tokens(file)):
+    for reader in (tokens, tokens, TokenFile(file)):
         with pytest.raises(ConfigError):
             reader.find(text)
 
@@ -141,7 +141,7 @@ def test_keeps_all_tokens_created_by_concurrent_processes(tmp_path: Path) -> Non
         subprocess.Popen([*command, name, *given], env=env, stdout=subprocess.PIPE, text=True) for name in "abcd"
     ]
     texts = [TEXT.search(process.communicate(timeout=60)[0]) for process in running]
-    tokens = Tokens(tmp_path / "data" / "secrets" / "tokens.toml")
+    tokens = TokenFile(tmp_path / "data" / "secrets" / "tokens.toml")
     assert [token.name for text in texts if text and (token := tokens.find(text[0]))] == list("abcd")
 
 
@@ -149,7 +149,7 @@ def test_keeps_all_tokens_created_by_concurrent_processes(tmp_path: Path) -> Non
 def test_a_quiet_create_prints_only_the_token(tmp_path: Path) -> None:
     made = ava(tmp_path, "token", "create", "ci", "--user", "ana", "--scope", "read", "-q")
     assert (made.returncode, made.stderr) == (0, "") and TEXT.fullmatch(made.stdout.strip())
-    assert Tokens(tmp_path / "secrets" / "tokens.toml").find(made.stdout.strip()) is not None
+    assert TokenFile(tmp_path / "secrets" / "tokens.toml").find(made.stdout.strip()) is not None
 
 
 def test_the_command_shows_a_token_once_and_log_and_list_never_do(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from support.model_server import Gate, Say, running_model_server
 from support.stdio import MODERN, MODES, Logged, logged, made, state_of, told, until, using
 
 from ava_server.approval import proposals
-from ava_server.config.tokens import SCOPES, Tokens, create_token, read_tokens, revoke_token, user_name
+from ava_server.config.tokens import SCOPES, TokenFile, create_token, read_tokens, revoke_token, user_name
 from ava_server.core.errors import BadInput, ConfigError, Refused
 from ava_server.http.limits import SKIP_WITHIN_S
 
@@ -455,7 +455,7 @@ def test_creating_and_revoking_tokens_in_two_processes_loses_nothing(tmp_path: P
         "    if n % 2: revoke_token(path, f'{who}{n}')\n"
     )
     running = [subprocess.Popen([sys.executable, "-c", work, str(path), who]) for who in ("a", "b", "c")]
-    tokens = Tokens(path)
+    tokens = TokenFile(path)
     while any(one.poll() is None for one in running):
         assert tokens.any(), "whoever reads meanwhile finds a whole file"
     assert [one.wait(60) for one in running] == [0, 0, 0]
@@ -474,7 +474,7 @@ def test_a_linked_corrupt_or_exposed_token_file_lets_nobody_in(tmp_path: Path) -
 
     def refused() -> None:
         with pytest.raises(ConfigError) as error:
-            Tokens(path).find(text)
+            TokenFile(path).find(text)
         assert text not in str(error.value) and not re.search(r"[0-9a-f]{64}", str(error.value))
 
     path.unlink()
@@ -492,7 +492,7 @@ def test_a_linked_corrupt_or_exposed_token_file_lets_nobody_in(tmp_path: Path) -
             revoke_token(path, "of-ana")
     path.write_bytes(whole)
     path.chmod(0o600)
-    assert Tokens(path).find(text) is not None
+    assert TokenFile(path).find(text) is not None
     path.parent.chmod(0o755)
     refused()
 
@@ -502,7 +502,7 @@ def test_token_lookup_time_does_not_depend_on_matching_characters(tmp_path: Path
     text = token(root, "ana")
     for number in range(20):
         token(root, "ana", name=f"n{number}")
-    tokens = Tokens(root / "secrets" / "tokens.toml")
+    tokens = TokenFile(root / "secrets" / "tokens.toml")
     took: dict[str, float] = {}
     tries = {"begins": text[:-1] + ("a" if text[-1] != "a" else "b"), "other": "avatok_" + "z" * 43}
     for name, given in tries.items():

@@ -25,7 +25,7 @@ from ava_audit.postgres.blobs import PostgresBlobs
 from ava_audit.postgres.database import LOCK, PostgresDatabase
 from ava_audit.postgres.documents import PostgresDocuments
 from ava_audit.postgres.leases import LeasedInstances, SessionConnection
-from ava_audit.postgres.session import Place, first_line
+from ava_audit.postgres.session import LogPlace, first_line
 from ava_audit.projections import rebuild_projections
 from ava_audit.store import schema
 from ava_audit.store.backend import LEASE_S, MARK, VARIABLE, Instances
@@ -69,7 +69,7 @@ class PostgresBackend:
 
     def __init__(self, root: Path, url: str) -> None:
         self._root = root
-        self._place = Place()
+        self._place = LogPlace()
         try:
             given = conninfo_to_dict(url)
         except psycopg.Error:  # its text quotes the address, which may have a password
@@ -157,7 +157,7 @@ class PostgresBackend:
             raise StoreUnavailable(f"there is no log in {self.place}")
         if version < schema.SCHEMA_VERSION:
             raise StoreUnavailable(f"{self.place} has an older schema ({version}): run `ava migrate`")
-        return PostgresDatabase(self._conninfo, Place(), readonly=True)
+        return PostgresDatabase(self._conninfo, LogPlace(), readonly=True)
 
     # -- while it is open ---------------------------------------------------------------------------------------------
 

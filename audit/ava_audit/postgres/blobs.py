@@ -14,7 +14,7 @@ from typing import IO, Any, TypeVar
 import psycopg
 
 from ava_audit.errors import BlobRefused, LogMoved, StoreUnavailable
-from ava_audit.postgres.session import Place, dial, first_line, passes
+from ava_audit.postgres.session import LogPlace, dial, first_line, passes
 from ava_audit.rows import WAITING
 from ava_audit.store.backend import Blob, Use
 from ava_audit.units import now_us
@@ -46,7 +46,7 @@ DELETE FROM blob_uses WHERE purpose = 'input' AND EXISTS (
 class PostgresBlobs:
     """The files beside a log in Postgres."""
 
-    def __init__(self, conninfo: Mapping[str, Any], place: Place, name: str) -> None:
+    def __init__(self, conninfo: Mapping[str, Any], place: LogPlace, name: str) -> None:
         self._conninfo, self._place, self._name = conninfo, place, name
 
     def put(self, path: Path, runs: Sequence[str], use: Use) -> Blob:

@@ -25,7 +25,7 @@ import psycopg
 
 from ava_audit.database import NEWEST_ENTRY, Busy, Commit, FoundRows, IndexQuery, IndexRow, Values
 from ava_audit.errors import OutcomeUnknown
-from ava_audit.postgres.session import Place, dial, first_line, passes
+from ava_audit.postgres.session import LogPlace, dial, first_line, passes
 
 log = logging.getLogger("ava.store")
 
@@ -85,7 +85,7 @@ class PostgresDatabase:
     words_key = "words.entry"
     words_in_order = False
 
-    def __init__(self, conninfo: Mapping[str, Any], place: Place, *, readonly: bool = False) -> None:
+    def __init__(self, conninfo: Mapping[str, Any], place: LogPlace, *, readonly: bool = False) -> None:
         self._conninfo = conninfo
         self._place = place
         self._readonly = readonly

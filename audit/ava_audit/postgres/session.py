@@ -45,7 +45,7 @@ class _WholeLoader(Loader):
         return int(bytes(data))
 
 
-class Place:
+class LogPlace:
     """Which log this process's connections belong to (`log_id`: None before the first), and whether they still meet it.
 
     `moved`: why the database is another one now. `head`: the newest `seq` that this process has committed or seen.

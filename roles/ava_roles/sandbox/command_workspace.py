@@ -20,10 +20,10 @@ import anyio
 from anyio.from_thread import check_cancelled
 
 from ava_roles.errors import ToolFailed
-from ava_roles.sandbox.launcher.spec import MIB, Limits
+from ava_roles.sandbox.launcher.spec import MIB, ResourceLimits
 from ava_roles.sandbox.path_access import make_folders, remove_tree
 from ava_roles.sandbox.paths import Root, shown
-from ava_roles.sandbox.sandbox import RUN_ID, Bind, Command, LocalServer, child_environment, path_outside
+from ava_roles.sandbox.sandbox import RUN_ID, Bind, Command, ReachableServer, child_environment, path_outside
 from ava_roles.sandbox.toolchains import (
     SYSTEM_PATH,
     HostFolders,
@@ -318,7 +318,7 @@ class CopiedWorkspace:
 HOME = PurePosixPath("/agent")
 LIFE_S = 24 * 3600.0
 """Longer than any run: an agent ends with its run."""
-LIMITS = Limits(
+LIMITS = ResourceLimits(
     memory=4 * 1024 * MIB,
     address_space=0,  # engines of JavaScript reserve far more than they use
     processes=512,
@@ -341,7 +341,7 @@ def agent_command(
     argv: Sequence[str],
     bench: CommandSandbox,
     home: Path,
-    local: LocalServer,
+    local: ReachableServer,
     host: HostFolders,
     *,
     variables: Mapping[str, str] | None = None,

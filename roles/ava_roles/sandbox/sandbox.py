@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
-from ava_roles.sandbox.launcher.spec import Limits
+from ava_roles.sandbox.launcher.spec import ResourceLimits
 
 Kind = Literal["bubblewrap", "landlock", "none"]
 Ended = Literal["exited", "timeout", "memory", "disk", "signal"]
@@ -46,7 +46,7 @@ INSTALL_BUBBLEWRAP = "install bubblewrap (Debian and Ubuntu: apt install bubblew
 
 
 @dataclass(frozen=True)
-class LocalServer:
+class ReachableServer:
     """The one server that a command without the network reaches, at a `port` of its own 127.0.0.1.
 
     `socket` is the absolute path of the unix socket here that connections are passed on to; the command does not see
@@ -80,8 +80,8 @@ class Command:
     stdin: bool = False
     disk_from: int | None = None
     cpu_s: int = 0
-    limits: Limits | None = None
-    local: LocalServer | None = None
+    limits: ResourceLimits | None = None
+    local: ReachableServer | None = None
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox import linux
-from ava_roles.sandbox.launcher.spec import BY_ITSELF, LaunchSpec, Limits
-from ava_roles.sandbox.sandbox import INSTALL_BUBBLEWRAP, Bind, Command, Ended, Finished, Kind, LocalServer, Pipes
+from ava_roles.sandbox.launcher.spec import BY_ITSELF, LaunchSpec, ResourceLimits
+from ava_roles.sandbox.sandbox import INSTALL_BUBBLEWRAP, Bind, Command, Ended, Finished, Kind, Pipes, ReachableServer
 from ava_roles.sandbox.temporary import temporary_folder
 from ava_roles.threads import run_sync
 
@@ -49,12 +49,12 @@ class Machine:
 class SupervisedSandbox:
     """A sandbox of one kind."""
 
-    def __init__(self, kind: Kind, machine: Machine, state: Path, limits: Limits | None = None) -> None:
+    def __init__(self, kind: Kind, machine: Machine, state: Path, limits: ResourceLimits | None = None) -> None:
         self.kind: Kind = kind
         self.mounts = kind == "bubblewrap" or (kind == "landlock" and machine.uid != 0)
         self._machine = machine
         self._state = state
-        self._limits = limits or Limits()
+        self._limits = limits or ResourceLimits()
         self._supervisors = Supervisors()
 
     async def run(self, command: Command) -> Finished:
@@ -136,7 +136,7 @@ class SupervisedSandbox:
         if self.kind == "landlock":
             environment.setdefault("TMPDIR", str(_TEMPORARY))
         own = command.limits or self._limits
-        limits = Limits(**{**vars(own), "cpu_s": max(own.cpu_s, command.cpu_s)})
+        limits = ResourceLimits(**{**vars(own), "cpu_s": max(own.cpu_s, command.cpu_s)})
         return LaunchSpec(
             kind=self.kind,
             argv=list(command.argv),
@@ -154,7 +154,7 @@ class SupervisedSandbox:
             local=(command.local.port, str(command.local.socket)) if command.local else None,
         )
 
-    def _check_local(self, local: LocalServer, *, network: bool) -> None:
+    def _check_local(self, local: ReachableServer, *, network: bool) -> None:
         if network or not 0 < local.port < 65_536 or not local.socket.is_absolute():
             raise ValueError(f"{local} cannot be the only server that a command reaches")
         if self.kind != "bubblewrap":

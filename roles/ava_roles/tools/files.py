@@ -23,7 +23,7 @@ from pydantic import Field
 
 from ava_extras import has_extra
 from ava_roles.errors import ToolFailed
-from ava_roles.passages import HEADING_CHARS, FileMatch, Passage, PassageRanking, Query, split_lines, split_passages
+from ava_roles.passages import HEADING_CHARS, FileMatch, FilePassage, PassageRanking, Query, split_lines, split_passages
 from ava_roles.sandbox.path_access import FolderEntry
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.sandbox.sandbox import child_environment
@@ -170,7 +170,7 @@ class PassageReader:
         self._root = root
         self._pages: dict[str, tuple[tuple[int, str], ...]] = {}
 
-    def read(self, name: str, size: int, hide: Callable[[str], str] = str) -> list[Passage] | str:
+    def read(self, name: str, size: int, hide: Callable[[str], str] = str) -> list[FilePassage] | str:
         """Return the passages of a file; why not, if it cannot be read."""
         if size > _MAX_FILE_BYTES:
             return _TOO_LARGE
@@ -179,7 +179,7 @@ class PassageReader:
             self.size += sum(len(passage.text) for passage in found)
         return found
 
-    def _passages(self, name: str, size: int, hide: Callable[[str], str]) -> list[Passage] | str:
+    def _passages(self, name: str, size: int, hide: Callable[[str], str]) -> list[FilePassage] | str:
         try:
             if not is_document(name):
                 return self._text_passages(name, size, hide)
@@ -217,7 +217,7 @@ class PassageReader:
         room = len(file.path) + sum(len(passage.text) + HEADING_CHARS for passage in file.passages)
         return next(iter(ranking.best(1, room)), FileMatch(file.path, ()))
 
-    def _text_passages(self, name: str, size: int, hide: Callable[[str], str]) -> list[Passage] | str:
+    def _text_passages(self, name: str, size: int, hide: Callable[[str], str]) -> list[FilePassage] | str:
         head, longer = read_unpacked(self._root, name, _HEAD_BYTES)
         self.size += len(head)
         if longer and is_binary(head):
@@ -234,9 +234,9 @@ class PassageReader:
         return list(split_passages(hide(text)))
 
 
-def _on_page(page: int, text: str) -> Passage:
+def _on_page(page: int, text: str) -> FilePassage:
     count = text.count("\n") + 1
-    return Passage(f"page {page}, {count} line{'s' * (count > 1)}", text)
+    return FilePassage(f"page {page}, {count} line{'s' * (count > 1)}", text)
 
 
 def is_document(name: str) -> bool:

@@ -70,7 +70,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Ask:
+class PermissionRequest:
     """What an agent asks permission for."""
 
     call_id: str
@@ -91,7 +91,7 @@ class AcpAgent:
         title: str,
         pipes: Pipes,
         on_update: Callable[[Update], None],
-        permit: Callable[[Ask], Awaitable[bool]],
+        permit: Callable[[PermissionRequest], Awaitable[bool]],
         hide: Callable[[str], str] = str,
     ) -> None:
         self._title = title
@@ -263,7 +263,7 @@ class AcpAgent:
         call = asked.tool_call
         title = self._line(call.title or "", 300)
         paths = tuple(str(each.path) for each in call.locations or ())
-        ask = Ask(call.tool_call_id, str(call.kind or "other"), title, paths, call.raw_input)
+        ask = PermissionRequest(call.tool_call_id, str(call.kind or "other"), title, paths, call.raw_input)
         wanted = "allow_once" if await self._permit(ask) else "reject_once"
         option = next((each.option_id for each in asked.options if str(each.kind) == wanted), None)
         if option is None:

@@ -21,7 +21,7 @@ log = logging.getLogger("ava.agents")
 
 
 @dataclass(frozen=True)
-class Form:
+class BodyForm:
     """What a wire's bodies may have.
 
     `passed` are fields that pass as they are, `head` those before the conversation, `items` the field with that.
@@ -38,8 +38,8 @@ class Form:
     forced: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-FORMS: Mapping[str, Form] = {
-    "messages": Form(
+FORMS: Mapping[str, BodyForm] = {
+    "messages": BodyForm(
         items="messages",
         head=("system", "tools"),
         passed=frozenset(
@@ -49,7 +49,7 @@ FORMS: Mapping[str, Form] = {
         tools=frozenset(("", "custom")),
         refused=frozenset(("mcp_servers", "container")),
     ),
-    "responses": Form(
+    "responses": BodyForm(
         items="input",
         head=("instructions", "tools", "text"),
         passed=frozenset(
@@ -60,7 +60,7 @@ FORMS: Mapping[str, Form] = {
         refused=frozenset(("previous_response_id", "conversation", "prompt", "background")),
         forced={"store": False},
     ),
-    "chat_completions": Form(
+    "chat_completions": BodyForm(
         items="messages",
         head=("tools", "response_format"),
         passed=frozenset(

@@ -17,9 +17,9 @@ import anyio.to_thread
 
 from ava_roles.sandbox.command_workspace import HOME, CopiedWorkspace, agent_command, find_agent
 from ava_roles.sandbox.path_access import make_folders, remove_tree
-from ava_roles.sandbox.sandbox import Command, LocalServer
+from ava_roles.sandbox.sandbox import Command, ReachableServer
 from ava_roles.sandbox.toolchains import HostFolders
-from ava_server.agents.acp import AcpAgent, Ask, Update
+from ava_server.agents.acp import AcpAgent, PermissionRequest, Update
 from ava_server.agents.gateway import listening
 from ava_server.core.data_root import home_folder
 
@@ -80,7 +80,7 @@ async def start_command(
             (home / name).write_text(filled(content), "utf-8")
         argv = [str(find_agent(spec.command[0], project)), *map(filled, spec.command[1:])]
         variables = {name: filled(value) for name, value in spec.variables.items()}
-        local = LocalServer(PORT, scratch / "gateway")
+        local = ReachableServer(PORT, scratch / "gateway")
         return agent_command(argv, bench, home, local, host, variables=variables, project=project)
 
     return await anyio.to_thread.run_sync(make)
@@ -107,7 +107,7 @@ async def check_agent(spec: AgentSpec, settings: Settings, sandbox: Sandbox) -> 
         if update.kind == "text":
             said.append(update.text)
 
-    async def refused(_ask: Ask) -> bool:
+    async def refused(_ask: PermissionRequest) -> bool:
         return False
 
     try:

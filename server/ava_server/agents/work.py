@@ -30,7 +30,7 @@ from ava_audit.errors import AuditError
 from ava_audit.events import AgentNote, LastTurn, ToolCall, UserMessage, WorkChecked
 from ava_roles.errors import RolesError
 from ava_roles.sandbox.path_access import make_folders
-from ava_server.agents.acp import AcpAgent, AgentFailed, Ask, TurnFailed, Update
+from ava_server.agents.acp import AcpAgent, AgentFailed, PermissionRequest, TurnFailed, Update
 from ava_server.agents.bodies import Bodies, own_id
 from ava_server.agents.command import API_TYPES, PORT, start_command
 from ava_server.agents.command import check_agent as check_agent
@@ -312,7 +312,7 @@ class AgentWork:
             case _:
                 pass
 
-    async def _permit(self, ask: Ask) -> bool:
+    async def _permit(self, ask: PermissionRequest) -> bool:
         """Answer a request from what was approved: what stays in the sandbox's own folders is, the rest is not."""
         inside = all(
             any(PurePosixPath(path).is_relative_to(folder) for folder in self._folders) and ".." not in path.split("/")

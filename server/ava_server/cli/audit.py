@@ -31,7 +31,7 @@ from ava_server.core.data_root import DataRoot, find_data_root, has_log
 from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from ava_audit.entries import ProgressCallback, Report
+    from ava_audit.entries import ProgressCallback, VerifyReport
     from ava_audit.rows import RunRow
     from ava_audit.store.store import Store
     from ava_audit.view import View
@@ -74,8 +74,8 @@ def verify_command(
     raise typer.Exit(0 if report.ok else FAULT)
 
 
-def _verify_log(root: DataRoot, head: str | None, since: str | None, as_json: bool) -> Report:
-    from ava_audit.entries import GENESIS, Report, missing_hash
+def _verify_log(root: DataRoot, head: str | None, since: str | None, as_json: bool) -> VerifyReport:
+    from ava_audit.entries import GENESIS, VerifyReport, missing_hash
     from ava_audit.mirror import mirror_faults
     from ava_audit.verify import hash_of, verify
 
@@ -92,10 +92,10 @@ def _verify_log(root: DataRoot, head: str | None, since: str | None, as_json: bo
             told = _progress(show, "entries")
             return verify(root.path, head=head, since=since, mirror=root.logs, on_progress=told)
     missing = [missing_hash(digest, 0) for digest in noted if digest != GENESIS] + mirror_faults(None, root.logs)
-    return Report(0, 0, GENESIS.hex(), tuple(missing), not missing)
+    return VerifyReport(0, 0, GENESIS.hex(), tuple(missing), not missing)
 
 
-def _verify_file(name: str, as_json: bool) -> Report:
+def _verify_file(name: str, as_json: bool) -> VerifyReport:
     from ava_audit.verify import verify_lines
 
     if not as_json:
@@ -107,7 +107,7 @@ def _verify_file(name: str, as_json: bool) -> Report:
         raise BadInput(f"--jsonl: {name} cannot be read: {failed.strerror}; give a file of JSON lines") from None
 
 
-def _file_lines(report: Report, seconds: float) -> list[str]:
+def _file_lines(report: VerifyReport, seconds: float) -> list[str]:
     from ava_audit.units import format_duration
 
     lines = [f"FAULT: {fault.text}" for fault in report.faults]
@@ -127,7 +127,7 @@ def _file_lines(report: Report, seconds: float) -> list[str]:
     return lines
 
 
-def _log_lines(report: Report, seconds: float, since: str | None) -> list[str]:
+def _log_lines(report: VerifyReport, seconds: float, since: str | None) -> list[str]:
     from ava_audit.units import format_duration
 
     lines = [f"FAULT: {fault.text}" for fault in report.faults]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ava_audit.store.store import Store
     from ava_server.config.settings import Settings
     from ava_server.evals.recording import Frozen, Recording
-    from ava_server.evals.replay import Change, Replayed
+    from ava_server.evals.replay import ReplayChange, Replayed
     from ava_server.models.selection import ModelSettings
 
 eval_command = typer.Typer(no_args_is_help=True)
@@ -144,7 +144,7 @@ Recorded = tuple[list[tuple[str, "Recording"]], list[Fault]]
 
 
 async def _replay_all(
-    recordings: list[tuple[str, Recording]], changes: Callable[[Recording], tuple[Change, list[str]]]
+    recordings: list[tuple[str, Recording]], changes: Callable[[Recording], tuple[ReplayChange, list[str]]]
 ) -> tuple[list[tuple[str, Replayed, list[str]]], list[Fault]]:
     """Return what came of each recording, with remarks, in their order; and those that could not be run."""
     from ava_server.evals.replay import Replayer
@@ -196,13 +196,13 @@ def _in_folder(folder: Path) -> Recorded | None:
 
 def _changes(
     root: DataRoot, settings: Settings, file: Path | None, model: str | None
-) -> Callable[[Recording], tuple[Change, list[str]]]:
+) -> Callable[[Recording], tuple[ReplayChange, list[str]]]:
     """Return what gives the changes of a replay, with remarks about them. Blocking."""
     from ava_roles.catalog import read_chosen_file, text_of
     from ava_roles.role import parse_role
     from ava_server.config.credentials import model_settings
     from ava_server.config.role_folders import places_here
-    from ava_server.evals.replay import Change
+    from ava_server.evals.replay import ReplayChange
     from ava_server.models.selection import choose
 
     own = None
@@ -216,7 +216,7 @@ def _changes(
     )
     choice = choose(model, "balanced", unlocked) if model is not None else None
 
-    def change(recording: Recording) -> tuple[Change, list[str]]:
+    def change(recording: Recording) -> tuple[ReplayChange, list[str]]:
         name, remarks = recording.config.role, list[str]()
         role = own or catalog.get(name)
         if role is None:
@@ -225,7 +225,7 @@ def _changes(
             remarks.append(f"The role now names the model {role.model}; --model replays with it.")
         if choice is None and _costs_otherwise(recording, models):
             remarks.append(f"{recording.config.model} has another price by now; --model replays with it.")
-        return Change(role, choice), remarks
+        return ReplayChange(role, choice), remarks
 
     return change
 

@@ -18,7 +18,7 @@ from ava_server.hosts.launching import key_advice
 from ava_server.models import listing
 from ava_server.models.clients import ClientPool
 from ava_server.models.listing import ModelCatalog, Offer, ResolvedModel, resolve_models
-from ava_server.models.prices import Price, Step, per_call, price_json, price_lines, usd
+from ava_server.models.prices import Price, PriceStep, per_call, price_json, price_lines, usd
 from ava_server.models.selection import SET_A_MODEL, ModelSettings
 
 WIDTH = 80
@@ -194,7 +194,7 @@ def _offer(offer: Offer) -> list[str]:
     return lines
 
 
-def _prices(price: Price | Step) -> tuple[str, str, str, str]:
+def _prices(price: Price | PriceStep) -> tuple[str, str, str, str]:
     return usd(price.input), usd(price.output), usd(price.cache_read), usd(price.cache_write)
 
 

@@ -70,7 +70,7 @@ class Records:
         self.names: dict[str, str] = {}
         self.lines: dict[int, bytes] = {}
 
-    async def get(self, request: requests.Request[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def get(self, request: requests.RecordRequest[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         raise NotImplementedError
 
     async def find(self, ids: list[str], *, groups: bool = True) -> list[RunRow]:
@@ -192,7 +192,7 @@ class LocalRecords(Records):
         log, processes = cast("Readable", store), cast("Instances", instances)
         self.handler = requests.RecordsHandler(log, reader, processes, hides, served=served, manager=manager)
 
-    async def get(self, request: requests.Request[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def get(self, request: requests.RecordRequest[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await request.answer(self.handler, *args, **kwargs)
 
     async def find(self, ids: list[str], *, groups: bool = True) -> list[RunRow]:
@@ -248,7 +248,7 @@ class RemoteRecords(Records):
         self.place = connection.address
         self._tell_gone: Callable[[str], None] | None = None
 
-    async def get(self, request: requests.Request[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def get(self, request: requests.RecordRequest[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Raises AvaError: the server does not answer, or refuses, or the answer is of another version."""
         from pkgutil import resolve_name
 

@@ -73,7 +73,7 @@ class Token:
         return {"id": self.id, "user": self.user, "scopes": list(self.scopes), "expires": expires}
 
 
-class Tokens:
+class TokenFile:
     """The tokens in force, in `tokens.toml`: one that is made or revoked counts at once.
 
     Its methods block, and raise ConfigError: the file cannot be used; then every request is refused.
@@ -185,7 +185,7 @@ def host_token(root: DataRoot) -> tuple[str, Token | None]:
             text = ""
         except (OSError, ValueError) as error:
             raise ConfigError(f"{root.local_token} cannot be read: {error}") from error
-        if text and Tokens(root.tokens_file).find(text) is not None:
+        if text and TokenFile(root.tokens_file).find(text) is not None:
             return text, None
         name = f"{OF_THIS_MACHINE}{secrets.token_hex(3)}"
         made, text = create_token(root.tokens_file, name, os_user(), ("spawn", "read"), None)

@@ -101,7 +101,7 @@ _MARK = re.compile(r"\[redacted:[^\]]*\]")
 
 
 @dataclass(frozen=True)
-class Change:
+class ReplayChange:
     """What a replay changes besides the code: the role, and the model."""
 
     role: Role | None = None
@@ -175,7 +175,7 @@ class Replayer:
             async with Store.open(folder, "") as store:
                 yield Replayer(store, folder, settings)
 
-    async def replay(self, recording: Recording, change: Change) -> Replayed:
+    async def replay(self, recording: Recording, change: ReplayChange) -> Replayed:
         """Run a recorded run again, and return how it differs."""
         self._count += 1
         run_id, pending_id = f"S-{self._count:06x}", f"P-{self._count:08x}"
@@ -397,7 +397,7 @@ def _who(run_id: str) -> Who:
 # -- what is changed --------------------------------------------------------------------------------------------------
 
 
-def _changed(config: RunConfig, change: Change) -> RunConfig:
+def _changed(config: RunConfig, change: ReplayChange) -> RunConfig:
     """Return a configuration with another role and model, where the call itself did not decide."""
     fields: dict[str, Any] = {}
     if (role := change.role) is not None and role.text != config.role_text:

@@ -27,7 +27,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ava_audit.errors import AuditError
-from ava_server.config.tokens import Token, Tokens
+from ava_server.config.tokens import Token, TokenFile
 from ava_server.core.errors import AvaError, BadInput, ConfigError, Refused
 from ava_server.mcp_server.app import OF_REQUEST
 from ava_server.web.http_connection import CONNECTION
@@ -361,7 +361,7 @@ class Authentication:
         self,
         app: ASGIApp,
         reach: Reach,
-        tokens: Tokens,
+        tokens: TokenFile,
         limits: RequestLimits,
         readiness: Readiness,
         pages: Pages | None,

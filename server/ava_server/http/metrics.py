@@ -35,7 +35,7 @@ from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.totals import (
     NO_COUNT,
     Counted,
-    CurrentRuns,
+    CurrentCounts,
     EntryCounts,
     Labels,
     NewCounts,
@@ -104,7 +104,7 @@ class LogState:
     starts: StartWaits
     users: list[UserSums]
     days: dict[str, int]
-    now: CurrentRuns
+    now: CurrentCounts
     news: NewCounts
     day: Bucket
     indexed: int

@@ -20,7 +20,7 @@ import uvicorn
 
 from ava_extras import has_extra, missing
 from ava_server.config.sign_in import BrowserSessions, Passkeys
-from ava_server.config.tokens import Token, Tokens
+from ava_server.config.tokens import Token, TokenFile
 from ava_server.core.data_root import DataRoot
 from ava_server.core.local_server import http_server, pages_server
 from ava_server.core.shortage import raise_limit
@@ -75,7 +75,7 @@ def serve(load: Callable[[], Settings], reach: Reach, say: Callable[[str], None]
     logging.getLogger("mcp").setLevel(logging.ERROR)  # its warnings name sessions, which are half a credential
     logging.getLogger("mcp.server.streamable_http").addFilter(worth_a_line)
     settings = load()
-    tokens = Tokens(settings.paths.tokens_file)
+    tokens = TokenFile(settings.paths.tokens_file)
     has_tokens = tokens.any()
     refuse_open(reach, tokens=has_tokens)
     if not has_tokens and not reach.pages:
@@ -83,7 +83,7 @@ def serve(load: Callable[[], Settings], reach: Reach, say: Callable[[str], None]
     return run_server(_serve, lambda: settings, reach, tokens, say)
 
 
-async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say: Callable[[str], None]) -> int:
+async def _serve(load: Callable[[], Settings], reach: Reach, tokens: TokenFile, say: Callable[[str], None]) -> int:
     limits, ending = RequestLimits(), GracefulShutdown(reach.drain_s, reach.shutdown_delay_s)
     with ExitStack() as held:
         found = [held.enter_context(contextlib.closing(each)) for each in listen_everywhere(reach)]
@@ -140,7 +140,7 @@ def _serving(reach: Reach) -> str:
     return f"Serving MCP clients {where}, and pages for people at {reach.base_url}. Press Ctrl-C to stop."
 
 
-def _pages(app: App, root: DataRoot, reach: Reach, tokens: Tokens) -> Pages | None:
+def _pages(app: App, root: DataRoot, reach: Reach, tokens: TokenFile) -> Pages | None:
     if not has_extra("web"):
         return None
     from ava_server.web.pages import Pages
@@ -225,7 +225,9 @@ class _Paths:
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers: `GracefulShutdown` handles them."""
 
-    def __init__(self, paths: _Paths, reach: Reach, tokens: Tokens, limits: RequestLimits, pages: Pages | None) -> None:
+    def __init__(
+        self, paths: _Paths, reach: Reach, tokens: TokenFile, limits: RequestLimits, pages: Pages | None
+    ) -> None:
         authentication = Authentication(paths, reach, tokens, limits, paths, pages)
         config = uvicorn.Config(
             cast("Any", authentication),

@@ -141,7 +141,7 @@ def _dearest(candidates: list[_Rates], model: ModelInfo, source: str) -> Price:
         return fresh, output, read, write
 
     top = highest([*limits, (limits[-1] if limits else 0) + 1])
-    steps = tuple(Step(limit, *highest([limit])) for limit in limits)
+    steps = tuple(PriceStep(limit, *highest([limit])) for limit in limits)
     return Price(*top, source=source, free=not any(top), window=model.context_window, steps=steps)
 
 
@@ -169,7 +169,7 @@ class UserPrice:
 
 
 @dataclass(frozen=True)
-class Step:
+class PriceStep:
     """Prices for prompts of at most `up_to` tokens, in nano-USD per token."""
 
     up_to: int
@@ -191,7 +191,7 @@ class Price:
     source: str = ""  # where the price comes from, for people and the log
     free: bool = False  # nothing is expected to be billed; a cost that a provider reports is booked anyway
     window: int | None = None  # tokens that prompt and answer may have together, if known
-    steps: tuple[Step, ...] = ()  # cheaper tiers for shorter prompts, shortest first
+    steps: tuple[PriceStep, ...] = ()  # cheaper tiers for shorter prompts, shortest first
 
 
 FREE_LOCAL = Price(0, 0, 0, 0, source="free (local)", free=True)
@@ -204,7 +204,7 @@ CACHE_WRITE_TIMES = Decimal("1.25")
 def marked_price(price: Price) -> Price:
     """Return a price with the real cost of writing to the cache, for requests that mark it, where no table has it."""
 
-    def dearer(one: Price | Step) -> int:
+    def dearer(one: Price | PriceStep) -> int:
         known = one.cache_write > one.input or not one.input
         return one.cache_write if known else int((one.input * CACHE_WRITE_TIMES).to_integral_value(ROUND_CEILING))
 
@@ -296,11 +296,11 @@ def _user_price(key: str, price: UserPrice) -> Price:
     return Price(*rates, source=f"{FROM_SETTINGS}{price_table(key)}", free=not any(rates))
 
 
-def rate_for(price: Price, usage: Usage) -> Price | Step:
+def rate_for(price: Price, usage: Usage) -> Price | PriceStep:
     return _rate_at(price, usage.prompt_tokens)
 
 
-def _rate_at(price: Price, prompt_tokens: int) -> Price | Step:
+def _rate_at(price: Price, prompt_tokens: int) -> Price | PriceStep:
     return next((step for step in price.steps if prompt_tokens <= step.up_to), price)
 
 
@@ -348,7 +348,7 @@ def price_json(price: Price) -> dict[str, Any]:
     }
 
 
-def _rates_text(price: Price | Step) -> str:
+def _rates_text(price: Price | PriceStep) -> str:
     cache = f"cache read {usd(price.cache_read)}, write {usd(price.cache_write)}"
     return f"in {usd(price.input)}, out {usd(price.output)}, {cache}"
 
@@ -357,5 +357,5 @@ def per_call(price: Price) -> str:
     return f"{format_usd(price.per_request // 1000)} a call"
 
 
-def _rates_json(price: Price | Step) -> dict[str, float]:
+def _rates_json(price: Price | PriceStep) -> dict[str, float]:
     return {name: getattr(price, name) / 1000 for name in ("input", "output", "cache_read", "cache_write")}

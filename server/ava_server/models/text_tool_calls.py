@@ -76,7 +76,7 @@ class Unreadable(Exception):
         self.whole = whole
 
 
-class Reader:
+class CallReader:
     """Reads the calls in a text, one after the other, from the first one to the text's end."""
 
     def __init__(self, text: str, offered: Mapping[str, Mapping[str, Any]]) -> None:
@@ -266,7 +266,7 @@ def read_printed(text: str, tools: Sequence[ToolSchema], seen: Callable[[], Iter
     opening = OPENING.search(text)
     start = opening.start() if opening is not None else 0
     try:
-        calls = Reader(text, offered).calls(start) if opening is not None else whole_call(text, offered)
+        calls = CallReader(text, offered).calls(start) if opening is not None else whole_call(text, offered)
         if not calls:
             return None
         unknown = next((call.name for call in calls if call.name not in offered), None)

@@ -40,7 +40,7 @@ def printed(text: Text, escape: Callable[[str], str]) -> str:
 
 
 @dataclass(frozen=True)
-class Fact:
+class NamedFact:
     """A figure or a fact under its name, for a line of a text or a row of a page."""
 
     label: str
@@ -100,7 +100,7 @@ class Result:
     changes: list[str]
     changed: list[UntrustedText]
     branch: bool
-    figures: list[Fact]
+    figures: list[NamedFact]
 
     @property
     def lost(self) -> bool:
@@ -150,11 +150,11 @@ def _apart(every: Iterable[FindingView]) -> tuple[list[FindingView], list[tuple[
     return findings, [(title, found) for title, found in sources.items() if found]
 
 
-def _figures(run: RunAnswer) -> Iterable[Fact]:
+def _figures(run: RunAnswer) -> Iterable[NamedFact]:
     if run.confidence is not None:
-        yield Fact("Confidence, as the model says", f"{run.confidence:g}")
+        yield NamedFact("Confidence, as the model says", f"{run.confidence:g}")
     if run.tool_receipts is not None:
-        yield Fact("Tools called", UntrustedText(receipts_text(run.tool_receipts)))
+        yield NamedFact("Tools called", UntrustedText(receipts_text(run.tool_receipts)))
 
 
 def receipts_text(receipts: dict[str, Any]) -> str:

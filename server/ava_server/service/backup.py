@@ -28,7 +28,7 @@ from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import BadInput, ConfigError, Refused
 
 if TYPE_CHECKING:
-    from ava_audit.entries import ProgressCallback, Report
+    from ava_audit.entries import ProgressCallback, VerifyReport
     from ava_audit.rows import RunRow
 
 MANIFEST = "backup.json"
@@ -248,7 +248,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _refuse_faults(report: Report, what: str, then: str) -> None:
+def _refuse_faults(report: VerifyReport, what: str, then: str) -> None:
     if not report.ok:
         raise Refused(f"The check of {what} found a fault: {report.faults[0].text}. {then}.")
 

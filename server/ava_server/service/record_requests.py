@@ -75,7 +75,7 @@ def last_run_in(view: View, user: str, *, unended: bool) -> RunRow | None:
 
 
 class RecordsHandler:
-    """Answers each `Request` for one reader. A surface says in `run_in` and `runs_in` what they may see.
+    """Answers each `RecordRequest` for one reader. A surface says in `run_in` and `runs_in` what they may see.
 
     Args:
         redactor: Returns what hides the stored keys and secrets. Blocking.
@@ -258,7 +258,7 @@ class RecordsHandler:
 
 
 @dataclass(frozen=True)
-class Request(Generic[P, T]):
+class RecordRequest(Generic[P, T]):
     """A request for records.
 
     Attributes:
@@ -275,24 +275,24 @@ class Request(Generic[P, T]):
 
 
 _RECORDS = "ava_server.service.records"
-TOKEN = Request("/token", RecordsHandler.token, f"{_RECORDS}:TokenFacts")
-LISTED = Request("/runs", RecordsHandler.listed, f"{_RECORDS}:ListedRuns", ("id", "last"))
-CURRENT = Request("/runs", RecordsHandler.current, f"{_RECORDS}:CurrentRuns")
-RECORD = Request("/runs/{run_id}", RecordsHandler.record, f"{_RECORDS}:RunRecord")
-COSTS = Request("/runs/{run_id}/costs", RecordsHandler.costs, "ava_server.runs.costs:Costs")
-DIFF = Request("/runs/{run_id}/diff", RecordsHandler.diff, f"{_RECORDS}:RunDiff")
-LOG = Request("/log", RecordsHandler.log, f"{__name__}:LogLines")
-GROUP = Request("/report", RecordsHandler.group, "ava_audit.totals:GroupSum", ("group",))
-SPENDING = Request("/report", RecordsHandler.spending, "ava_audit.totals:UserSpending")
-DECISIONS = Request("/report/approvals", RecordsHandler.decisions, "ava_server.render.approvals:Decisions")
-ESTIMATES = Request("/report/estimates", RecordsHandler.estimates, "ava_server.approval.estimates:PastEstimates")
-REQUESTS: tuple[Request[..., Any], ...] = (
+TOKEN = RecordRequest("/token", RecordsHandler.token, f"{_RECORDS}:TokenFacts")
+LISTED = RecordRequest("/runs", RecordsHandler.listed, f"{_RECORDS}:ListedRuns", ("id", "last"))
+CURRENT = RecordRequest("/runs", RecordsHandler.current, f"{_RECORDS}:CurrentRuns")
+RECORD = RecordRequest("/runs/{run_id}", RecordsHandler.record, f"{_RECORDS}:RunRecord")
+COSTS = RecordRequest("/runs/{run_id}/costs", RecordsHandler.costs, "ava_server.runs.costs:Costs")
+DIFF = RecordRequest("/runs/{run_id}/diff", RecordsHandler.diff, f"{_RECORDS}:RunDiff")
+LOG = RecordRequest("/log", RecordsHandler.log, f"{__name__}:LogLines")
+GROUP = RecordRequest("/report", RecordsHandler.group, "ava_audit.totals:GroupSum", ("group",))
+SPENDING = RecordRequest("/report", RecordsHandler.spending, "ava_audit.totals:UserSpending")
+DECISIONS = RecordRequest("/report/approvals", RecordsHandler.decisions, "ava_server.render.approvals:Decisions")
+ESTIMATES = RecordRequest("/report/estimates", RecordsHandler.estimates, "ava_server.approval.estimates:PastEstimates")
+REQUESTS: tuple[RecordRequest[..., Any], ...] = (
     TOKEN, LISTED, CURRENT, RECORD, COSTS, DIFF, LOG, GROUP, SPENDING, DECISIONS, ESTIMATES,
 )  # fmt: skip
 PATHS = tuple(dict.fromkeys(f"/{request.path.split('/')[1]}" for request in REQUESTS))
 
 
-def find_request(path: str, given: Container[str]) -> tuple[Request[..., Any] | None, dict[str, str]]:
+def find_request(path: str, given: Container[str]) -> tuple[RecordRequest[..., Any] | None, dict[str, str]]:
     """Return the request of a path and the names of its parameters, and the parameters in the path; None if unknown."""
     for request in REQUESTS:
         found = re.fullmatch(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", request.path), path.rstrip("/"))

@@ -14,7 +14,7 @@ from ava_audit.units import format_usd
 from ava_roles.wrap import clean
 from ava_server.cli.terminal import aligned, counted, cut, one_line
 from ava_server.core.errors import BadInput
-from ava_server.suites.results import ColumnScore, Comparison, Ratio, Share, SuiteResult, Verdict, known_tries
+from ava_server.suites.results import ColumnScore, Comparison, Proportion, Ratio, SuiteResult, TryVerdict, known_tries
 
 WHY_CHARS = 160
 MOST_FAILURES = 20
@@ -23,7 +23,7 @@ MOST_FAILURES = 20
 DASH = "–"
 
 
-def share_text(share: Share) -> str:
+def share_text(share: Proportion) -> str:
     """Return a share with its interval: `75 % (41–93)`."""
     if not share.of:
         return "unknown"
@@ -42,7 +42,7 @@ def _ratio_text(ratio: Ratio, shown: Callable[[float], str]) -> str:
     return f"{shown(ratio.value)} ({low}{DASH}{high})"
 
 
-def mark_of(verdicts: Sequence[Verdict]) -> str:
+def mark_of(verdicts: Sequence[TryVerdict]) -> str:
     """Return how the tries of one case went: `yes`, `no`, `2/3`, and `?` for each without a verdict."""
     known = [one.passed for one in verdicts if one.passed is not None]
     unknown = "?" if len(known) < len(verdicts) else ""
@@ -103,7 +103,7 @@ def table(result: SuiteResult) -> list[str]:
     return [*lines, *(["", *map(one_line, result.notes)] if result.notes else [])]
 
 
-def _failure_lines(failed: Sequence[Verdict]) -> list[str]:
+def _failure_lines(failed: Sequence[TryVerdict]) -> list[str]:
     lines: list[str] = []
     for one in failed[:MOST_FAILURES]:
         where = ", ".join(filter(None, (one.case, one.column, one.run)))
@@ -113,7 +113,7 @@ def _failure_lines(failed: Sequence[Verdict]) -> list[str]:
     return lines
 
 
-def tried(result: SuiteResult, case: str, column: str) -> list[Verdict]:
+def tried(result: SuiteResult, case: str, column: str) -> list[TryVerdict]:
     return [one for one in result.verdicts if (one.case, one.column) == (case, column)]
 
 

@@ -42,7 +42,7 @@ SEED = 1
 
 
 @dataclass(frozen=True)
-class Share:
+class Proportion:
     """A share with its interval; `of` is the number of observations behind it, 0 where nothing is known."""
 
     value: float
@@ -70,7 +70,7 @@ def wilson(solved: float, of: float) -> tuple[float, float]:
     return (0.0 if share == 0 else middle - half), (1.0 if share == 1 else middle + half)
 
 
-def pass_at_1(cases: Sequence[tuple[int, int]]) -> Share:
+def pass_at_1(cases: Sequence[tuple[int, int]]) -> Proportion:
     """Return how often one try solves a case: the mean over cases of their share of solved tries.
 
     Args:
@@ -78,7 +78,7 @@ def pass_at_1(cases: Sequence[tuple[int, int]]) -> Share:
     """
     shares = [solved / tries for solved, tries in cases if tries]
     if not shares:
-        return Share(0.0, 0.0, 1.0, 0)
+        return Proportion(0.0, 0.0, 1.0, 0)
     number, tries = len(shares), sum(tries for _solved, tries in cases)
     mean = sum(shares) / number
     effective = float(number)
@@ -86,15 +86,15 @@ def pass_at_1(cases: Sequence[tuple[int, int]]) -> Share:
         spread = sum((share - mean) ** 2 for share in shares) / (number * (number - 1))
         effective = mean * (1 - mean) / spread if spread else math.inf
     effective = min(max(effective, number), tries)
-    return Share(mean, *wilson(mean * effective, effective), tries)
+    return Proportion(mean, *wilson(mean * effective, effective), tries)
 
 
-def pass_all(cases: Sequence[tuple[int, int]], tries: int) -> Share:
+def pass_all(cases: Sequence[tuple[int, int]], tries: int) -> Proportion:
     """Return the share of cases of which each of so many tries is solved; where that is open, a case does not count."""
     whole = [solved >= tries for solved, done in cases if done >= tries or solved < done]
     if not whole:
-        return Share(0.0, 0.0, 1.0, 0)
-    return Share(sum(whole) / len(whole), *wilson(sum(whole), len(whole)), len(whole))
+        return Proportion(0.0, 0.0, 1.0, 0)
+    return Proportion(sum(whole) / len(whole), *wilson(sum(whole), len(whole)), len(whole))
 
 
 def per_solved(cases: Sequence[tuple[float, float]]) -> Ratio:
@@ -191,7 +191,7 @@ class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")  # a newer Ava may have written it
 
 
-class Verdict(_Model):
+class TryVerdict(_Model):
     """One try.
 
     Attributes:
@@ -233,8 +233,8 @@ class ColumnScore(_Model):
     tries: int
     without: int
     solved: int
-    pass_1: Share
-    pass_all: Share
+    pass_1: Proportion
+    pass_all: Proportion
     cost_micros: int
     cost_per_solved: Ratio
     seconds_per_solved: Ratio
@@ -272,7 +272,7 @@ class SuiteResult(_Model):
     tries: int
     cost_micros: int
     columns: tuple[ColumnScore, ...]
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[TryVerdict, ...]
     comparisons: tuple[Comparison, ...] = ()
     notes: tuple[str, ...]
 
@@ -299,12 +299,12 @@ def result_of(suite: str, about: str, done: Round, cells: Sequence[Cell], scores
     return result.model_copy(update={"comparisons": tuple(compare_columns(*pair) for pair in pairs)})
 
 
-def _verdict(cell: Cell, done: Round, scored: Score | None) -> Verdict:
+def _verdict(cell: Cell, done: Round, scored: Score | None) -> TryVerdict:
     run = done.newest(cell)
     passed, why = scored or (Score(False, cell.refusal) if cell.refusal else Score(None, "it was not approved"))
     if scored is None and run is not None:
         why = run.stop_reason or run.state.replace("_", " ")
-    return Verdict(
+    return TryVerdict(
         case=cell.case.id,
         column=cell.column,
         number=cell.number,
@@ -317,7 +317,7 @@ def _verdict(cell: Cell, done: Round, scored: Score | None) -> Verdict:
     )
 
 
-def _column(name: str, verdicts: Sequence[Verdict], tries: int, runs: Sequence[RunRow]) -> ColumnScore:
+def _column(name: str, verdicts: Sequence[TryVerdict], tries: int, runs: Sequence[RunRow]) -> ColumnScore:
     known = known_tries(verdicts, name).values()
     counts = [(_solved(tried), len(tried)) for tried in known]
     number = sum(map(len, known))
@@ -339,7 +339,7 @@ def _price_text(price: Price) -> str:
     return "free" if price.free else f"${price.input / 1000:g} in, ${price.output / 1000:g} out per million tokens"
 
 
-def _notes(verdicts: Sequence[Verdict], columns: Sequence[ColumnScore]) -> Iterator[str]:
+def _notes(verdicts: Sequence[TryVerdict], columns: Sequence[ColumnScore]) -> Iterator[str]:
     for column in columns:
         if len(column.price) > 1:
             yield (
@@ -385,20 +385,20 @@ def _last(prices: Sequence[str]) -> str:
     return prices[-1] if prices else "an unknown one"
 
 
-def known_tries(verdicts: Sequence[Verdict], column: str) -> dict[str, list[Verdict]]:
+def known_tries(verdicts: Sequence[TryVerdict], column: str) -> dict[str, list[TryVerdict]]:
     """Return the tries of each case that have a verdict in a column; cases without one are left out."""
-    tried: dict[str, list[Verdict]] = {}
+    tried: dict[str, list[TryVerdict]] = {}
     for one in verdicts:
         if one.column == column and one.passed is not None:
             tried.setdefault(one.case, []).append(one)
     return tried
 
 
-def _solved(tried: Sequence[Verdict]) -> int:
+def _solved(tried: Sequence[TryVerdict]) -> int:
     return sum(one.passed is True for one in tried)
 
 
-def _per_try(known: Mapping[str, Sequence[Verdict]]) -> dict[str, tuple[float, float]]:
+def _per_try(known: Mapping[str, Sequence[TryVerdict]]) -> dict[str, tuple[float, float]]:
     """Return the share of solved tries of each case, and what one has cost: two columns may differ in their number."""
     return {
         case: (_solved(tried) / len(tried), sum(one.cost_micros for one in tried) / len(tried))

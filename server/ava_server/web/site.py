@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.types import Message, Send
 
 from ava_server.config.sign_in import BrowserSession, BrowserSessions, Passkeys, csrf_token, passkey_host
-from ava_server.config.tokens import Scope, Token, Tokens
+from ava_server.config.tokens import Scope, Token, TokenFile
 from ava_server.core.errors import BadInput, Refused
 from ava_server.service.access import Session
 
@@ -95,7 +95,7 @@ class Site:
     url: str
     local: bool
     sessions: BrowserSessions
-    tokens: Tokens
+    tokens: TokenFile
     passkeys: Passkeys
     owned: bool
 

@@ -64,7 +64,7 @@ class Item:
 
     seq: int
     at_us: int
-    shown: Shown | None = None
+    shown: Detail | None = None
     text: str = ""
     took_ms: int | None = None
     cost: int | None = None
@@ -240,7 +240,7 @@ _GUARDRAILS = {"told": "warned the model", "refused": "refused a call", "ended":
 
 
 @dataclass(frozen=True)
-class Shown:
+class Detail:
     """What is shown of an entry; `kind` is its CSS class, `step` for a model call. `failed`: an error or a refusal.
 
     `title` has Ava's own words, but for a tool's name, which comes from a model; `text` is of a model, a tool or a
@@ -253,16 +253,16 @@ class Shown:
     failed: bool = False
 
 
-def describe(entry: Entry) -> Shown | None:
+def describe(entry: Entry) -> Detail | None:
     """Return None for bookkeeping."""
     fact = entry.fact
     if fact is None:
         folded = entry.type in (fact.__name__ for fact in FOLDED)
-        return None if folded else Shown("gone", EVENT_NAMES.get(entry.type, entry.type), ERASED)
+        return None if folded else Detail("gone", EVENT_NAMES.get(entry.type, entry.type), ERASED)
     if _is_bookkeeping(entry, fact):
         return None
     shown = _work(fact) or _event(fact)
-    return Shown(shown.kind, clean(shown.title)[0], clean(shown.text)[0].strip(), shown.failed)
+    return Detail(shown.kind, clean(shown.title)[0], clean(shown.text)[0].strip(), shown.failed)
 
 
 def _is_bookkeeping(entry: Entry, fact: events.Fact) -> bool:
@@ -278,38 +278,38 @@ def _is_bookkeeping(entry: Entry, fact: events.Fact) -> bool:
             return isinstance(fact, FOLDED)
 
 
-def _work(fact: events.Fact) -> Shown | None:
+def _work(fact: events.Fact) -> Detail | None:
     match fact:
         case events.CostUpdate():
             return _cost(fact)
         case events.AssistantMessage():
-            return Shown("say", "Answer of the model", fact.text)
+            return Detail("say", "Answer of the model", fact.text)
         case events.ExtendedThinking():
-            return Shown("think", "Thinking", fact.thinking)
+            return Detail("think", "Thinking", fact.thinking)
         case events.ToolCall():
-            return Shown("call", fact.tool, _arguments(fact.args))
+            return Detail("call", fact.tool, _arguments(fact.args))
         case events.ToolResult():
             return _result(fact)
         case events.PlanReady():
-            return Shown("plan", "Plan, reviewed" if fact.reviewed else "Plan", fact.plan or "No plan could be made.")
+            return Detail("plan", "Plan, reviewed" if fact.reviewed else "Plan", fact.plan or "No plan could be made.")
         case events.Activity():
-            return Shown("note", "", fact.activity)
+            return Detail("note", "", fact.activity)
         case events.AgentNote():
-            return Shown("note", _NOTES[fact.kind], fact.text)
+            return Detail("note", _NOTES[fact.kind], fact.text)
         case events.WorktreeReady():
-            return Shown("note", "Worktree ready", fact.told)
+            return Detail("note", "Worktree ready", fact.told)
         case events.WorkChecked():
             how, failed = describe_command(fact.verify), not fact.verify.passed
-            return Shown("result", f"Check {fact.number} of the work {how}", fact.verify.output, failed)
+            return Detail("result", f"Check {fact.number} of the work {how}", fact.verify.output, failed)
         case _:
             return None
 
 
-def _cost(fact: events.CostUpdate) -> Shown:
+def _cost(fact: events.CostUpdate) -> Detail:
     booked = {"billed": "", "not_billed": ", not billed", "unknown": ", booked at the worst case"}
     again = f", attempt {fact.attempt}" if fact.attempt > 1 else ""
     over = ", more than was reserved" if fact.overrun else ""
-    return Shown("step", f"Turn {fact.turn}{again}{booked[fact.settlement]}{over}", failed=fact.overrun)
+    return Detail("step", f"Turn {fact.turn}{again}{booked[fact.settlement]}{over}", failed=fact.overrun)
 
 
 _NOTES = {
@@ -321,62 +321,62 @@ _NOTES = {
 }
 
 
-def _result(fact: events.ToolResult) -> Shown:
+def _result(fact: events.ToolResult) -> Detail:
     found = [] if fact.count is None else [f"{fact.count:,} {'result' if fact.count == 1 else 'results'}"]
     found += [f"{fact.chars:,} characters"] if fact.chars is not None else []
     output = unmarked(fact.output)
     if fact.success:
-        return Shown("result", f"{fact.tool} returned {', '.join(found) or 'an answer'}", output)
+        return Detail("result", f"{fact.tool} returned {', '.join(found) or 'an answer'}", output)
     what = "could not be called as requested" if fact.unusable else "failed"
-    return Shown("result", f"{fact.tool} {what}", output or "It gave no reason.", failed=True)
+    return Detail("result", f"{fact.tool} {what}", output or "It gave no reason.", failed=True)
 
 
-def _event(fact: events.Fact) -> Shown:
+def _event(fact: events.Fact) -> Detail:
     match fact:
         case events.UserMessage():
-            return Shown("person", _MESSAGES[fact.kind], fact.text)
+            return Detail("person", _MESSAGES[fact.kind], fact.text)
         case events.SpawnDecided():
             how = CHANNELS.get(fact.channel or "", "by itself: nobody decided in time")
-            return Shown("ask", f"{fact.decision.capitalize()} {how}")
+            return Detail("ask", f"{fact.decision.capitalize()} {how}")
         case events.ErrorOccurred():
             text = "\n".join(filter(None, (fact.error, fact.what_to_do)))
-            return Shown("error", f"Error: {fact.kind}", text, failed=True)
+            return Detail("error", f"Error: {fact.kind}", text, failed=True)
         case events.GuardrailTripped():
             where = f" ({fact.tool})" if fact.tool else ""
             times = f", {fact.count} times" if fact.count else ""
             what = f"Guardrail {fact.guardrail}{where} {_GUARDRAILS[fact.action]}{times}"
-            return Shown("error", what, failed=fact.action != "told")
+            return Detail("error", what, failed=fact.action != "told")
         case events.ExtensionAsked():
             low, high = cap_amount(fact.cap, fact.limit), cap_amount(fact.cap, fact.proposed)
-            return Shown("ask", f"Near its {cap_name(fact.cap)} of {low}: asks for {high}")
+            return Detail("ask", f"Near its {cap_name(fact.cap)} of {low}: asks for {high}")
         case events.ExtensionDecided():
-            return Shown("ask", f"Request for more {fact.decision} {CHANNELS[fact.channel]}")
+            return Detail("ask", f"Request for more {fact.decision} {CHANNELS[fact.channel]}")
         case events.QuestionAsked():
-            return Shown("ask", "Asks a person, and waits for the answer", fact.search_text())
+            return Detail("ask", "Asks a person, and waits for the answer", fact.search_text())
         case events.QuestionAnswered():
-            return Shown("ask", f"Question {fact.decision} {CHANNELS[fact.channel]}")
+            return Detail("ask", f"Question {fact.decision} {CHANNELS[fact.channel]}")
         case events.CancelRequested():
-            return Shown("end", f"Cancelled by {fact.by}", fact.reason or "")
+            return Detail("end", f"Cancelled by {fact.by}", fact.reason or "")
         case _:
             return _ending(fact)
 
 
-def _ending(fact: events.Fact) -> Shown:
+def _ending(fact: events.Fact) -> Detail:
     match fact:
         case events.RunPaused():
-            return Shown("ask", f"Paused: {fact.why}")
+            return Detail("ask", f"Paused: {fact.why}")
         case events.RunResumed():
-            return Shown("ask", f"Resumed {CHANNELS[fact.channel]}{', from a live process' if fact.force else ''}")
+            return Detail("ask", f"Resumed {CHANNELS[fact.channel]}{', from a live process' if fact.force else ''}")
         case events.SubagentComplete():
             failed = fact.status not in ("success", "cancelled")
-            return Shown("end", f"Result: {fact.status.replace('_', ' ')}", fact.summary, failed)
+            return Detail("end", f"Result: {fact.status.replace('_', ' ')}", fact.summary, failed)
         case events.RunEnded():
             why = f": {fact.stop_reason}" if fact.stop_reason else ""
-            return Shown("end", f"Ended as {fact.status.replace('_', ' ')}{why}", failed=fact.severity != "info")
+            return Detail("end", f"Ended as {fact.status.replace('_', ' ')}{why}", failed=fact.severity != "info")
         case events.Unknown():
-            return Shown("note", f"{fact.name}, which a newer Ava wrote", json.dumps(fact.content, ensure_ascii=False))
+            return Detail("note", f"{fact.name}, which a newer Ava wrote", json.dumps(fact.content, ensure_ascii=False))
         case _:
-            return Shown("note", EVENT_NAMES.get(fact.type, fact.type), fact.search_text())
+            return Detail("note", EVENT_NAMES.get(fact.type, fact.type), fact.search_text())
 
 
 def _arguments(args: Any) -> str:

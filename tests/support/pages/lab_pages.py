@@ -20,7 +20,7 @@ import anyio
 import httpx2
 
 from ava_server.config.sign_in import BrowserSessions, Passkeys
-from ava_server.config.tokens import Tokens
+from ava_server.config.tokens import TokenFile
 from ava_server.core.data_root import os_user
 from ava_server.core.shutdown import GracefulShutdown
 from ava_server.http.limits import RequestLimits
@@ -69,7 +69,7 @@ async def serving_pages(lab: Lab, *, terminal: bool = True, owned: bool = False)
         reach = Reach(port=port, pages=True)
         app = App(lambda: lab.runtime.settings, "memory", reach.base_url)
         app._runtime = lab.runtime
-        tokens, sessions = Tokens(paths.tokens_file), BrowserSessions(paths.browser_sessions)
+        tokens, sessions = TokenFile(paths.tokens_file), BrowserSessions(paths.browser_sessions)
         site = Site(reach.base_url, True, sessions, tokens, Passkeys(paths.passkeys), owned)
         paths_of_clients = _Paths(app, cast("Any", None), GracefulShutdown(0))
         server = _Server(paths_of_clients, reach, tokens, RequestLimits(), Pages(app, site))

@@ -24,8 +24,8 @@ from pathlib import Path, PurePosixPath
 import anyio
 
 from ava_roles.sandbox import linux, selection
-from ava_roles.sandbox.launcher.spec import Limits
-from ava_roles.sandbox.sandbox import Bind, Command, Finished, Kind, LocalServer, Unavailable
+from ava_roles.sandbox.launcher.spec import ResourceLimits
+from ava_roles.sandbox.sandbox import Bind, Command, Finished, Kind, ReachableServer, Unavailable
 from ava_roles.sandbox.selection import find_sandbox, interpreter_binds
 from ava_roles.sandbox.supervised import Machine, SupervisedSandbox
 
@@ -135,7 +135,7 @@ def how(kind: Kind, state: Path = Path("/nonexistent")) -> Machine:
 
 
 def sandbox(kind: Kind, state: Path, **limits: int) -> SupervisedSandbox:
-    return SupervisedSandbox(kind, how(kind), state, Limits(**limits))
+    return SupervisedSandbox(kind, how(kind), state, ResourceLimits(**limits))
 
 
 def command(here: Path, *argv: str, timeout_s: float = 20.0, **more: str) -> Command:
@@ -182,7 +182,7 @@ def needs_confinement(state: Path) -> None:
         pytest.skip(f"{found.why}; {found.what_to_do}")
 
 
-async def attack(kind: Kind, folder: Path, local: LocalServer | None = None) -> dict[str, str]:
+async def attack(kind: Kind, folder: Path, local: ReachableServer | None = None) -> dict[str, str]:
     """Try everything; returns what each try came to: OPEN, or why it failed."""
     found: dict[str, str] = {}
     with outside(folder) as there:
@@ -209,7 +209,7 @@ async def _attack_beside_local(folder: Path) -> dict[str, str]:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder / "socket"))
         listener.listen()
-        local = LocalServer(8_080, folder / "socket")
+        local = ReachableServer(8_080, folder / "socket")
         found = await attack("bubblewrap", folder, local)
         done = await sandbox("bubblewrap", folder).run(replace(python(folder / "here", code), local=local))
     return {**found, REACHES: done.output.strip()}

@@ -17,7 +17,7 @@ import anyio
 import anyio.to_thread
 
 from ava_roles.errors import ToolFailed
-from ava_roles.sandbox.sandbox import Kind, LocalServer
+from ava_roles.sandbox.sandbox import Kind, ReachableServer
 from support.sandboxes.attacks import python, sandbox
 
 NASTY = """
@@ -49,7 +49,7 @@ while time.monotonic() < end and not os.path.exists("end"):
 async def main() -> None:
     kind, folder, mark, *orders = sys.argv[1:]
     here = Path(folder) / "here"
-    local = LocalServer(8_080, Path(folder) / "socket") if kind == "local" else None
+    local = ReachableServer(8_080, Path(folder) / "socket") if kind == "local" else None
     chosen: Kind = "bubblewrap" if local else kind  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
     box, command = sandbox(chosen, Path(folder)), python(here, NASTY, "60", timeout_s=60, AVA_RUN_ID=mark)
     command = replace(command, local=local)

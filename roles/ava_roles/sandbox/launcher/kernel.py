@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
 
-    from ava_roles.sandbox.launcher.spec import Limits
+    from ava_roles.sandbox.launcher.spec import ResourceLimits
 else:
     import _signal as signal  # `signal` makes enums of its numbers
 
@@ -225,7 +225,7 @@ def _numbers(table: dict[str, tuple[int, int]], column: int) -> set[int]:
     return {both[column] for both in table.values()}
 
 
-def _resource_limits(limits: Limits) -> tuple[tuple[str, int, int], ...]:
+def _resource_limits(limits: ResourceLimits) -> tuple[tuple[str, int, int], ...]:
     return (
         *((("as", resource.RLIMIT_AS, limits.address_space),) if limits.address_space else ()),
         ("fsize", resource.RLIMIT_FSIZE, limits.file),
@@ -236,13 +236,13 @@ def _resource_limits(limits: Limits) -> tuple[tuple[str, int, int], ...]:
     )
 
 
-def prlimit_command(limits: Limits) -> list[str]:
+def prlimit_command(limits: ResourceLimits) -> list[str]:
     """Return the command that sets limits and executes the rest; inside the sandbox, which counts its own processes."""
     wanted = [(option, _allowed(number, value)) for option, number, value in _resource_limits(limits)]
     return [PRLIMIT, *(f"--{option}={value}" for option, value in wanted), "--"]
 
 
-def set_limits(limits: Limits, uid: int) -> None:
+def set_limits(limits: ResourceLimits, uid: int) -> None:
     """Limit this process and all that it starts; the existing processes of the user `uid` come on top."""
     present = _count_tasks(uid)
     for _option, number, value in _resource_limits(limits):

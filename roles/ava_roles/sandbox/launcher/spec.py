@@ -18,7 +18,7 @@ BY_ITSELF = ("exited", "signal")
 """How the report of a command begins that was not ended from outside."""
 
 
-class Limits:
+class ResourceLimits:
     """The resources that a command may use, in bytes and processor seconds.
 
     `memory` is the resident memory of all processes together; `address_space` is that of each process: None for as much
@@ -65,7 +65,7 @@ class LaunchSpec:
         uid: int,
         bwrap: str,
         abi: int,
-        limits: Limits,
+        limits: ResourceLimits,
         disk_from: int | None,
         direct: list[str],
         local: tuple[int, str] | None,
@@ -82,5 +82,5 @@ class LaunchSpec:
 def from_bytes(data: bytes) -> LaunchSpec:
     """Return the spec that the server, which started this process, has written."""
     fields = marshal.loads(data)  # noqa: S302 - see above
-    fields["limits"] = Limits(**fields["limits"])
+    fields["limits"] = ResourceLimits(**fields["limits"])
     return LaunchSpec(**fields)

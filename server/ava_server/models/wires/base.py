@@ -1,4 +1,4 @@
-"""The seam of a provider's format: a `Wire` makes requests, an `Answer` collects what comes back."""
+"""The seam of a provider's format: a `Wire` makes requests, a `WireAnswer` collects what comes back."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class WholeAnswer:
 
 
 @dataclass
-class Answer(ABC):
+class WireAnswer(ABC):
     """An answer that grows with every event of a stream, or is taken whole.
 
     `stop_reason` is the provider's word for why it ended; what goes wrong after that does not spoil the answer. `over`:
@@ -128,7 +128,7 @@ class Wire(ABC):
         """Return the whole body of a request, in a fixed order; it depends only on the request and the wire."""
 
     @abstractmethod
-    def answer(self) -> Answer: ...
+    def answer(self) -> WireAnswer: ...
 
     @abstractmethod
     def is_answer(self, whole: Mapping[str, Any]) -> bool:

@@ -13,9 +13,9 @@ from ava_server.models.json_text import as_list, as_object, as_text, fields_of, 
 from ava_server.models.selection import EFFORT, LOW
 from ava_server.models.wires.base import (
     MOST_CALLS,
-    Answer,
     WholeAnswer,
     Wire,
+    WireAnswer,
     dropped_calls_note,
     set_unique_ids,
     tool_use,
@@ -117,7 +117,7 @@ def assistant_message(text: str | None, calls: Sequence[ToolUse] = ()) -> dict[s
 
 
 @dataclass
-class ChatAnswer(Answer):
+class ChatAnswer(WireAnswer):
     """An answer of chunks, or a whole message; never `over`, as `[DONE]` after the last chunk is not a chunk."""
 
     _content: list[Any] = field(default_factory=list[Any])

@@ -17,9 +17,9 @@ from ava_server.models.json_text import as_list, as_text, fields_of, objects_in
 from ava_server.models.selection import EFFORT, LOW
 from ava_server.models.wires.base import (
     MOST_CALLS,
-    Answer,
     WholeAnswer,
     Wire,
+    WireAnswer,
     dropped_calls_note,
     one_line,
     set_unique_ids,
@@ -150,7 +150,7 @@ class MessagesWire(Wire):
 
 
 @dataclass
-class MessagesAnswer(Answer):
+class MessagesAnswer(WireAnswer):
     """An answer that grows with every event of a stream, or is taken whole from a message."""
 
     _blocks: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])

@@ -12,9 +12,9 @@ from ava_server.models.json_text import as_list, as_object, as_text, fields_of, 
 from ava_server.models.selection import EFFORT, LOW
 from ava_server.models.wires.base import (
     MOST_CALLS,
-    Answer,
     WholeAnswer,
     Wire,
+    WireAnswer,
     dropped_calls_note,
     one_line,
     set_unique_ids,
@@ -150,7 +150,7 @@ class _Item:
 
 
 @dataclass
-class ResponsesAnswer(Answer):
+class ResponsesAnswer(WireAnswer):
     """An answer that grows with every event of a stream, or is taken whole from a response."""
 
     _items: dict[int, list[_Item]] = field(default_factory=dict[int, list[_Item]])
