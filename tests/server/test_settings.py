@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from ava_server.config import checks
 from ava_server.config.settings import Settings, load_settings
 from ava_server.core.data_root import DataRoot, find_data_root
 from ava_server.core.errors import ConfigError
@@ -367,6 +368,15 @@ def test_the_environment_cannot_loosen_global_limits(tmp_path: Path, toml: str, 
     assert variable in text
     assert "may only tighten" in text
     assert str(tmp_path / "config.toml") in text
+
+
+def test_the_environment_changes_no_global_limit_of_which_nobody_says_what_is_stricter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "FOR_EVERYBODY", (*checks.FOR_EVERYBODY, "desktop_notifications"))
+    for value in ("true", "false"):
+        file = f"desktop_notifications = {'false' if value == 'true' else 'true'}"
+        assert "may only tighten" in refused(tmp_path, file, AVA_DESKTOP_NOTIFICATIONS=value)
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,8 @@ def test_the_user_of_this_machine_sees_where_the_data_is(tmp_path: Path) -> None
 def test_the_page_makes_each_check_of_data_and_of_models_that_the_doctor_makes() -> None:
     cheap = [check.__name__ for _name, check in checks.CHECKS if check.__module__ in (data.__name__, models.__name__)]
     must_list("server/ava_server/web/health.py: CHECKS", [check.__name__ for check in health.CHECKS], cheap, "check")
+    page, doctor = [check.__name__ for check in health.CHECKS], [check.__name__ for _name, check in checks.CHECKS]
+    must_list("server/ava_server/cli/doctor_checks.py: CHECKS", doctor, page, "check")
 
 
 def test_a_check_that_fails_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,9 @@ OWN_NAMES = frozenset({
 FILE_ONLY = ("on_event", "prices", "users", "hosts", "mcp_servers")
 """Settings that run programs, set prices, admit users or trust hosts: no process's environment may set them."""
 
+FOR_EVERYBODY = ("enabled", "approval", "hosts", "auto_approve_cents", "auto_approve_daily_cents", "limits", "sandbox")
+"""Limits for all users: the log has changes of them and of `workspace.allow`, and a variable may only tighten them."""
+
 PROXY = ("fetch", "proxy")
 
 _STRICTEST_FIRST: dict[tuple[str, ...], tuple[object, ...]] = {
@@ -225,7 +228,7 @@ def refuse_looser(
                 f"{name} names hosts, and {config} none. Under approval = auto only fetch.hosts there, or a role file,"
                 " may name those from which pages are read without a question. Set it there, or unset the variable."
             )
-        if _looser(path, old, new):
+        if _looser(path, old, new, otherwise=path[0] in FOR_EVERYBODY):
             what = name if path in variables else f"{name}: {setting_name(path)}"
             raise ConfigError(
                 f"{what} is {shown(new)}, looser than the {shown(old)} that applies to everybody. "
@@ -238,11 +241,11 @@ def may_loosen(path: tuple[str, ...], before: BaseModel, after: BaseModel) -> bo
     old, new = _at(before, path), _at(after, path)
     if path[0] == "users":  # a user's table only restricts, but for its folders
         return path[-1] == "workspaces"
-    compared = path in _STRICTEST_FIRST or path[:1] in _LOWER_IS_STRICTER or path in (*_FEWER_IS_STRICTER, _HOSTS)
-    return _looser(path, old, new) if compared else bool(old != new)
+    return _looser(path, old, new, otherwise=True)
 
 
-def _looser(path: tuple[str, ...], old: Any, new: Any) -> bool:
+def _looser(path: tuple[str, ...], old: Any, new: Any, *, otherwise: bool) -> bool:
+    """Tell whether a change allows more; with `otherwise`, any does where nothing here says what is stricter."""
     if path in _STRICTEST_FIRST:
         order = _STRICTEST_FIRST[path]
         return order.index(new) > order.index(old)
@@ -252,9 +255,9 @@ def _looser(path: tuple[str, ...], old: Any, new: Any) -> bool:
         return not set(new) <= set(old)
     if path == _HOSTS:  # an empty list is every host
         return bool(old) and not (new and set(new) <= set(old))
-    return (
-        path == _ROOTS and bool(old) and not (new and all(any(root.is_relative_to(own) for own in old) for root in new))
-    )
+    if path == _ROOTS and not otherwise:
+        return bool(old) and not (new and all(any(root.is_relative_to(own) for own in old) for root in new))
+    return otherwise and bool(old != new)
 
 
 def _at(settings: BaseModel, path: tuple[str, ...]) -> Any:

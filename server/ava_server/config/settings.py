@@ -50,9 +50,6 @@ TTL_UNDER_HUMAN_S = 86_400
 BUNDLE_DAILY_USD = "5"
 """The day cap that the bundle's install dialog suggests; it also applies when the field was emptied."""
 _IN_ENVIRONMENT = "where Ava is given its variables"
-FOR_EVERYBODY = ("enabled", "approval", "hosts", "auto_approve_cents", "auto_approve_daily_cents", "limits", "sandbox")
-"""The limits for all users. The log records every change of them and of `workspace.allow`, and the environment may only
-tighten them."""
 SELF_KNOWN_PROVIDERS = frozenset({"custom", *(name for name, known in PROVIDERS.items() if known.models)})
 
 
@@ -399,7 +396,7 @@ class Settings(Configured):
 def limits_of(configured: Configured) -> dict[str, Any]:
     """Return the limits for all users as JSON values, by the setting's name in `config.toml`."""
     found: dict[str, Any] = {}
-    include: dict[str, Any] = {**dict.fromkeys(FOR_EVERYBODY, True), "workspace": {"allow"}}
+    include: dict[str, Any] = {**dict.fromkeys(checks.FOR_EVERYBODY, True), "workspace": {"allow"}}
     for name, value in configured.model_dump(mode="json", include=include).items():
         if isinstance(value, dict):
             found |= {f"{name}.{key}": item for key, item in cast("dict[str, Any]", value).items()}
