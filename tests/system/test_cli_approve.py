@@ -22,6 +22,7 @@ from ava_server.config.pin import PinFile
 from ava_server.core.data_root import os_user
 from ava_server.core.errors import Refused
 from ava_server.runs.mode import GRACE_S
+from ava_server.service.runtime import USERS_EVERY_S
 
 pytestmark = pytest.mark.slow
 
@@ -561,6 +562,7 @@ async def test_changing_or_removing_the_pin_asks_for_the_old_one(tmp_path: Path)
             screen.split()
         )
         config.write_text(config.read_text().partition("\n[users.")[0])
+        await anyio.sleep(2 * USERS_EVERY_S)  # the server may have read the user's table, and reads it so often
         proposal = await at.propose()
         assert "Started in the background" in await at.confirm(proposal)
         for command in ("change", "remove"):
