@@ -23,7 +23,7 @@ from ava_server.config.settings import Settings, load_settings
 from ava_server.core import local_server
 from ava_server.core.data_root import os_user
 from ava_server.core.errors import ConfigError
-from ava_server.hosts.clients import McpConnection, client_of, known_clients
+from ava_server.hosts.clients import ConnectedHost, client_of, known_clients
 from ava_server.hosts.known import HOSTS
 
 SPAWN = {"role": "custom", "system_prompt": "Look.", "task": "Look it up"}
@@ -36,7 +36,7 @@ def settings_of(root: Path, config: str = "", env: dict[str, str] | None = None)
 
 
 def policy(settings: Settings, name: str | None, version: str = "1.0", **more: Any) -> str:
-    return policy_in_force(settings, os_user(), through=McpConnection(name, version, **more))[0]
+    return policy_in_force(settings, os_user(), through=ConnectedHost(name, version, **more))[0]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from ava_server.config.checks import setting_name
 from ava_server.config.settings import Policy, Settings, UserSettings
 
 if TYPE_CHECKING:
-    from ava_server.hosts.clients import McpConnection
+    from ava_server.hosts.clients import ConnectedHost
 
 STRICTEST_FIRST: tuple[Policy, ...] = ("human", "ask", "auto")
 
@@ -104,7 +104,7 @@ def policy_in_force(
     settings: Settings,
     *users: str,
     pin: bool | None = None,
-    through: McpConnection | None = None,
+    through: ConnectedHost | None = None,
     made_under_human: bool = False,
 ) -> tuple[Policy, str]:
     """Return who may approve, and what says so, such as `approval = "human"`. Blocking.
@@ -134,7 +134,7 @@ def policy_in_force(
     return min(policies, key=lambda each: STRICTEST_FIRST.index(each[0]))
 
 
-def _general_policy(settings: Settings, through: McpConnection | None) -> tuple[Policy, str]:
+def _general_policy(settings: Settings, through: ConnectedHost | None) -> tuple[Policy, str]:
     general = settings.approval
     for name in through.settings_names if through is not None else ():
         own = settings.hosts[name].approval if name in settings.hosts else None

@@ -96,16 +96,16 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version)[:4]))
 
 
-def connection_of(client_id: str) -> McpConnection:
+def connection_of(client_id: str) -> ConnectedHost:
     """Return the connection that a client of the table is expected to make; of another id, an unknown one."""
     client = next((each for each in known_clients() if each.id == client_id), UNKNOWN)
     if client.seen is None:
-        return McpConnection(client_id)
-    return McpConnection(client.names[0], client.seen.version, forms=client.question in ("form", "yes or no"))
+        return ConnectedHost(client_id)
+    return ConnectedHost(client.names[0], client.seen.version, forms=client.question in ("form", "yes or no"))
 
 
 @dataclass(frozen=True)
-class McpConnection:
+class ConnectedHost:
     """A client's connection, through which an approval may come; `forms`.
 
     It can show Ava's own question to a person.

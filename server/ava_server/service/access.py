@@ -21,7 +21,7 @@ from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import AGENT, parse_id
 from ava_server.hosts import launching
-from ava_server.hosts.clients import McpConnection, client_of
+from ava_server.hosts.clients import ConnectedHost, client_of
 from ava_server.runs.lifecycle import awaited, waits_for_resume
 
 if TYPE_CHECKING:
@@ -97,11 +97,11 @@ class Session:
         return (client.wait_s if client is not None else None) or WAIT_LIMIT_S
 
     @property
-    def through(self) -> McpConnection | None:
+    def through(self) -> ConnectedHost | None:
         """The connection through which its host approves; None for a person's own terminal or browser."""
         if self.channel != "host_call" or self.transport == "terminal":
             return None
-        return McpConnection(self.client, self.client_version, self.forms)
+        return ConnectedHost(self.client, self.client_version, self.forms)
 
     def may(self, scope: Scope) -> bool:
         """Tell whether it has a scope; on this machine everything is allowed."""

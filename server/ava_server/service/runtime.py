@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from ava_roles.role import Role
     from ava_server.approval.requests import SpawnArgs
     from ava_server.config.settings import Policy, Settings
-    from ava_server.hosts.clients import McpConnection
+    from ava_server.hosts.clients import ConnectedHost
 
 
 log = logging.getLogger("ava.runtime")
@@ -128,13 +128,13 @@ class Runtime(RunResources):
                 log.warning("the limits of users stay as they were: %s", error)
             await anyio.sleep(USERS_EVERY_S)
 
-    async def policy(self, *users: str, through: McpConnection | None = None, made_under_human: bool = False) -> Policy:
+    async def policy(self, *users: str, through: ConnectedHost | None = None, made_under_human: bool = False) -> Policy:
         """Return the policy in force for users; without any, for the operating system's user. Raises ConfigError."""
         return await anyio.to_thread.run_sync(
             lambda: self.policy_now(*users, through=through, made_under_human=made_under_human)
         )
 
-    def policy_now(self, *users: str, through: McpConnection | None = None, made_under_human: bool = False) -> Policy:
+    def policy_now(self, *users: str, through: ConnectedHost | None = None, made_under_human: bool = False) -> Policy:
         """Return the same as `policy`. Blocking. Raises ConfigError: as for `policy`."""
         users, pin = users or (self.user,), self._has_pin.current()
         return user_limits.policy_in_force(
@@ -165,7 +165,7 @@ class Runtime(RunResources):
         user: str,
         client_roots: Sequence[str] | None,
         begin: Callable[[], Awaitable[None]],
-        through: McpConnection | None = None,
+        through: ConnectedHost | None = None,
     ) -> ResolveContext:
         """Return the context in which a spawn is resolved; reads the role files again.
 
