@@ -180,7 +180,7 @@ class WaitingRuns:
 
 @dataclass(frozen=True)
 class CurrentCounts:
-    """The current runs."""
+    """What the current runs add up to."""
 
     waiting: WaitingRuns  # runs that wait for an approval and have not expired
     queued: WaitingRuns

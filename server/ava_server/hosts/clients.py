@@ -106,10 +106,7 @@ def connection_of(client_id: str) -> ConnectedHost:
 
 @dataclass(frozen=True)
 class ConnectedHost:
-    """A client's connection, through which an approval may come; `forms`.
-
-    It can show Ava's own question to a person.
-    """
+    """A host, through whose connection an approval may come; `forms`: it can show Ava's own question to a person."""
 
     name: str | None = None
     version: str | None = None

@@ -237,7 +237,7 @@ class Owner:
 
 @contextmanager
 def owning(root: Path, base_url: str, output: Any = None) -> Generator[Owner]:
-    """A process that owns runs until the block ends; what it reports goes to `output`."""
+    """A process that owns runs until the block ends; what it reports goes to `output`, its checks too."""
     command = [sys.executable, owner.__file__, str(root), base_url, *(["checks"] if output is not None else [])]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, text=True, start_new_session=True
