@@ -7,6 +7,7 @@ data root with two runs and a proposal that waits, in a home of their own.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import shlex
@@ -26,7 +27,7 @@ from mcp import Client
 from support.commands import jq
 from support.repository import REPOSITORY
 from support.stdio import made
-from support.terminal import ava, environment
+from support.terminal import ava, command, environment
 
 from ava_server.cli.app import TWO_WORDS, build
 from ava_server.config.settings import load_settings
@@ -89,7 +90,7 @@ def told() -> Iterator[Told]:
 
 def misspelt(args: list[str]) -> str:
     """Return what a command line has that `ava` does not know; nothing where all of it is there."""
-    command = typer.main.get_command(build())
+    command = _whole_command()
     left = [" ".join(args[:2]), *args[2:]] if " ".join(args[:2]) in TWO_WORDS else list(args)
     while True:
         options = {name: option for option in command.params for name in (*option.opts, *option.secondary_opts)}
@@ -114,6 +115,11 @@ def misspelt(args: list[str]) -> str:
         else:
             room = sum(abs(param.nargs) if param.nargs >= 0 else 999 for param in command.params if _place(param))
             return f"{command.name} takes {room} arguments, and not {places}" if places > room else ""
+
+
+@functools.cache
+def _whole_command() -> Any:
+    return typer.main.get_command(build())
 
 
 def _place(param: object) -> bool:
@@ -262,7 +268,6 @@ def test_the_list_of_skipped_commands_has_no_unused_entry() -> None:
         assert (REPOSITORY / name).exists(), f"{why}: there is no {name}"
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="the pages are written for sh")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_documented_commands_do_what_the_page_says(page: Path, prepared: Prepared, tmp_path: Path) -> None:
@@ -290,7 +295,7 @@ def _surroundings(place: Path, tmp_path: Path) -> dict[str, str]:
     programs = tmp_path / "programs"
     programs.mkdir()
     program = programs / "ava"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m ava_server "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(command({}))} "$@"\n')
     program.chmod(0o755)
     if shutil.which("jq") is None:
         jq.on_path(programs)

@@ -16,6 +16,7 @@ from support.model_server import EVENTS, Fail, Gate, HangUp, Raw, Say, Step
 from support.models import messages_format
 from support.processes import marked
 from support.runtime import Lab
+from support.sample import sampled
 from support.sandboxes.attacks import needs
 from support.stdio import until
 
@@ -103,7 +104,7 @@ async def settled(lab: Lab, run_id: str) -> None:
         assert bucket.held_micros == 0, scope
 
 
-@pytest.mark.parametrize("name", MOMENTS)
+@pytest.mark.parametrize("name", sampled(MOMENTS, 6))
 async def test_a_cancel_ends_a_run_within_two_seconds_at_any_moment(tmp_path: Path, name: str) -> None:
     needs("bubblewrap")
     moment = MOMENTS[name]
@@ -120,7 +121,7 @@ async def test_a_cancel_ends_a_run_within_two_seconds_at_any_moment(tmp_path: Pa
         await until(lambda: not (tmp_path / "data" / "scratch" / run_id).exists(), 5)
 
 
-@pytest.mark.parametrize("name", MOMENTS)
+@pytest.mark.parametrize("name", sampled(MOMENTS, 4))
 async def test_a_run_ends_at_its_time_at_any_moment(tmp_path: Path, name: str) -> None:
     """The hand-over is inside the time: what it cannot do by then is not waited for."""
     needs("bubblewrap")
@@ -188,7 +189,7 @@ async def test_an_agent_cannot_fill_the_log_without_spending(tmp_path: Path) -> 
         assert len(await lab.facts(run_id, ToolResult)) < 120
 
 
-@pytest.mark.parametrize("messages", [900_000, 190_000, 55_000])
+@pytest.mark.parametrize("messages", sampled([900_000, 190_000, 55_000], 1))
 async def test_a_long_request_does_not_stop_the_runs_of_others(tmp_path: Path, messages: int) -> None:
     """As many messages as a body has room for: whoever waits is answered meanwhile."""
     needs("bubblewrap")

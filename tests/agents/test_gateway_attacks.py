@@ -20,6 +20,7 @@ import pytest
 from agents.test_gateway import KEY, SECRET, WIRES, Noted, http, place, request
 from support.model_server import Say, events
 from support.models import messages_format, responses_format
+from support.sample import sampled
 from support.stdio import until
 from support.threads import listening
 
@@ -216,7 +217,7 @@ def charged(meter: Noted) -> object:
     return usage.prompt_tokens, usage.output_tokens
 
 
-@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("wire", sampled(WIRES, 1))
 @pytest.mark.parametrize("case", STREAMS)
 async def test_a_stream_is_charged_by_what_it_says_and_half_of_one_in_full(
     tmp_path: Path, case: str, wire: str
@@ -311,7 +312,7 @@ IN_C = {"a folded secret": 0, "elsewhere": 0, "elsewhere, with a name": 0, "a ba
 
 
 @pytest.mark.parametrize("parser", sorted({http_connection.H11Connection, http_connection.Connection}, key=str))
-@pytest.mark.parametrize("case", BY_HAND)
+@pytest.mark.parametrize("case", sampled(BY_HAND, 10))
 async def test_what_an_agent_sends_by_hand_goes_nowhere_but_to_the_runs_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, parser: type[http_connection.LimitedConnection]
 ) -> None:

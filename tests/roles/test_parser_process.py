@@ -13,6 +13,7 @@ import pytest
 from support.foreign.documents import pdf
 from support.model_server import Gate, Say
 from support.runtime import arrived, hand_over, open_lab
+from support.sample import sampled
 
 from ava_audit.events import RunClaimed, ToolResult
 from ava_roles import documents as parsers
@@ -52,7 +53,7 @@ def attacked(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return attack
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", sampled(ATTACKS, 4))
 async def test_an_attacked_parser_is_a_file_that_cannot_be_read(name: str, attacked: Callable[[str], None]) -> None:
     code, says = ATTACKS[name]
     attacked(code)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.repositories.projects import checkout, git, write
 from support.repositories.workshops import FIXED, PROJECT, RUN, order, project, sealed, working
+from support.sample import sampled
 from support.sandboxes.attacks import needs
 
 from ava_roles.errors import NoRepository, WorktreeFailed
@@ -392,7 +393,7 @@ async def test_refuses_a_partial_clone_with_missing_files_and_fetches_nothing(tm
         (["ava", f"ava-{RUN}/x", f"ava-{RUN}-2"], f"ava-{RUN}-3"),
     ],
 )
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("packed", sampled([False, True], 1))
 async def test_keeps_an_existing_branch_and_chooses_another_name(
     there: list[str], expected: str, packed: bool, tmp_path: Path
 ) -> None:

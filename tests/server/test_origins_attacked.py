@@ -29,6 +29,7 @@ from support.foreign.servers import http_server, write_role
 from support.model_server import Fail, ModelServer, Say, Step, running_model_server
 from support.network.web_site import Page, Site, site
 from support.runtime import Lab, arrived, hand_over, open_lab
+from support.sample import sampled
 
 from ava_audit.events import QuestionAnswered, QuestionAsked, ToolResult, UserMessage
 from ava_roles.tool import Tool
@@ -420,7 +421,7 @@ SLOW: dict[str, tuple[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SLOW)
+@pytest.mark.parametrize("name", sampled(SLOW, 2))
 def test_a_hostile_text_takes_no_time(name: str) -> None:
     text, value = SLOW[name]
     source = {f"{SEND}.to": (BOOK,)}

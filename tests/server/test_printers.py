@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.pages.hostile_texts import LONG_LINE, TEXTS
+from support.sample import sampled
 
 from ava_roles.wrap import BAR, INVISIBLE
 from ava_server.cli.results import drawn_result, result_text
@@ -57,8 +58,9 @@ def test_a_text_neither_closes_its_mark_nor_begins_a_line_for_a_host(text: str) 
     assert all(line.startswith(ours) for line in waiting)
 
 
-@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_a_text_steers_no_terminal_and_keeps_its_bar(text: str) -> None:
+@pytest.mark.parametrize("number", sampled(range(len(HOSTILE)), 20))
+def test_a_text_steers_no_terminal_and_keeps_its_bar(number: int) -> None:
+    text = HOSTILE[number]
     drawn = drawn_result(ended(text), 80)
     assert INVISIBLE.sub("", STYLES.sub("", drawn)) == STYLES.sub("", drawn)
     lines = result_text(ended(text)).split("\n## ")

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.sample import sampled
 from support.stdio import logged
 from support.terminal import CONTROLLED, ava, environment, on_terminal
 
@@ -223,7 +224,7 @@ def test_a_subagent_process_cannot_create_a_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words", [["pin", "set"], ["key", "set", "openrouter"], ["secret", "set", "CRM", "--for", "example.org"]]
 )
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("number", sampled([signal.SIGTERM, signal.SIGHUP, signal.SIGINT], 1))
 def test_killing_a_password_prompt_restores_the_terminal_echo(
     tmp_path: Path, words: list[str], number: signal.Signals
 ) -> None:

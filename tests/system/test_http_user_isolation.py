@@ -18,6 +18,7 @@ from mcp import Client
 from mcp.shared.exceptions import MCPError
 from support.http_server import HttpServer, serving_http, token
 from support.model_server import Say, running_model_server
+from support.sample import sampled
 from support.stdio import MODES, logged, made, state_of, told, using
 
 from ava_server.config.settings import load_settings
@@ -173,7 +174,7 @@ TRIES: dict[str, Try] = {
 
 
 @pytest.mark.requirement("S4-21")
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", sampled(MODES, 1))
 async def test_tools_treat_runs_of_another_user_as_nonexistent(tmp_path: Path, mode: str) -> None:
     async with two(tmp_path / "data", mode) as both:
         listed = await both.ana.list_tools()
