@@ -21,7 +21,7 @@ from support.model_server import Say
 from support.runtime import hand_over, open_lab
 
 from ava_audit.events import ToolResult
-from ava_roles.mcp_client.connection import tls_context
+from ava_roles.net.transports import authorities
 from ava_server.config.secrets import set_secret
 
 READS = ToolAnnotations(read_only_hint=True)
@@ -78,11 +78,11 @@ async def test_certificate_authorities_are_read_once_and_not_on_the_event_loop(
             tmp_path, [call, hand_over(), call, hand_over()], config=f'[mcp_servers.far]\nurl = "{url}"\n'
         ) as lab:
             monkeypatch.setattr(httpx2, "create_ssl_context", noted)
-            tls_context.cache_clear()
+            authorities.cache_clear()
             for _each in range(2):
                 run_id = await lab.start(role="guest", task="Who am I?", workspace=None)
                 assert (await lab.ended(run_id)).state == "success"
-    assert tls_context.cache_info().misses == 1
+    assert authorities.cache_info().misses == 1
     assert readers and threading.current_thread() not in readers
 
 

@@ -15,7 +15,6 @@ import stat
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
 
@@ -181,14 +180,6 @@ def _message(line: bytes) -> SessionMessage | None:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
     except (ValueError, RecursionError):
         return None
-
-
-@cache
-def tls_context() -> SSLContext:
-    """Return what checks a server's certificate. Blocking: to read all authorities takes a tenth of a second, once."""
-    import httpx2
-
-    return httpx2.create_ssl_context()
 
 
 def http_client(headers: Mapping[str, str], state: ConnectionState, tls: SSLContext) -> AsyncClient:
@@ -402,10 +393,11 @@ async def _streams(entry: ServerEntry, launch: LaunchContext, state: ConnectionS
     if entry.url is not None:
         from mcp.client.streamable_http import streamable_http_client
 
+        from ava_roles.net.transports import tls_context
+
         headers = await anyio.to_thread.run_sync(launch.fill, entry.headers, entry.url)
-        tls = await anyio.to_thread.run_sync(tls_context)
         async with (
-            http_client(headers, state, tls) as client,
+            http_client(headers, state, await anyio.to_thread.run_sync(tls_context)) as client,
             streamable_http_client(entry.url, http_client=client) as streams,
         ):
             yield streams

@@ -6,11 +6,13 @@ would wait until the garbage collector runs. Import this module late: the HTTP c
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import cache
 from http import HTTPStatus
 from ipaddress import ip_address
 from typing import Any, cast
@@ -25,6 +27,17 @@ from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.net.addresses import is_public, proxy_place
 
 _CLOSE_S = 1.0
+
+
+def tls_context() -> ssl.SSLContext:
+    """Return what checks servers' certificates. Blocking: to read all authorities takes tens of milliseconds, once."""
+    return authorities(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+
+
+@cache
+def authorities(_file: str | None, _folder: str | None) -> ssl.SSLContext:
+    # as these variables of this process say
+    return httpx2.create_ssl_context()
 
 
 class _ClosingStream(httpcore2.AsyncNetworkStream):

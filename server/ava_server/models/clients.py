@@ -40,17 +40,16 @@ class ClientPool:
     def __init__(self) -> None:
         self._clients: dict[int, LentClient] = {}
         self._free: list[LentClient] = []  # the last used at the end
-        self._tls: ssl.SSLContext | None = None
 
     def load(self) -> None:
         """Make what the first call needs. Blocks: reading the certificates takes tens of milliseconds."""
-        if self._tls is None:
-            self._tls = httpx2.create_ssl_context()
-            self._free.append(self._add(self._tls))
+        if not self._clients:
+            self._free.append(self._add())
 
-    def _add(self, tls: ssl.SSLContext) -> LentClient:
-        from ava_roles.net.transports import KeptTransport
+    def _add(self) -> LentClient:
+        from ava_roles.net.transports import KeptTransport, tls_context
 
+        tls = tls_context()
         # Deadlines belong to the caller: a read timeout would never end a stream that drips.
         http = httpx2.AsyncClient(
             transport=KeptTransport(tls, KEEP_ALIVE_S),
@@ -73,12 +72,10 @@ class ClientPool:
 
     async def lend(self) -> LentClient:
         """Lend a client until `take_back`: the one used last, so that connections are reused."""
-        if (tls := self._tls) is None:
-            # Reading the certificates takes tens of milliseconds, once.
-            tls = await anyio.to_thread.run_sync(httpx2.create_ssl_context)
-            self._tls = tls = self._tls or tls
+        if not self._clients:
+            await anyio.to_thread.run_sync(self.load)
         await self._close_stale()
-        return self._free.pop() if self._free else self._add(tls)
+        return self._free.pop() if self._free else self._add()
 
     def take_back(self, lent: LentClient) -> None:
         self._free.append(lent)
