@@ -12,6 +12,7 @@ from support.sample import SEED, commit
 
 _UNTIMED = settings(deadline=None, suppress_health_check=BUSY)
 settings.register_profile("untimed", _UNTIMED)
+settings.register_profile("some", _UNTIMED, max_examples=40)
 settings.register_profile("long", _UNTIMED, max_examples=250, stateful_step_count=60)
 settings.load_profile("untimed")
 
@@ -49,6 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[SEED] = "" if whole else commit()
     elif os.environ.get(SEED):
         _begin_elsewhere(config, config.workerinput)
+    if os.environ.get(SEED):
+        settings.load_profile("some")
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
             # Shells start background jobs with Ctrl-C ignored, nohup with the hang-up. Child processes that tests

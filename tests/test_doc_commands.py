@@ -25,9 +25,10 @@ import pytest
 import typer
 from mcp import Client
 from support.commands import jq
+from support.commands.fork_server import command
 from support.repository import REPOSITORY
 from support.stdio import made
-from support.terminal import ava, command, environment
+from support.terminal import ava, environment
 
 from ava_server.cli.app import TWO_WORDS, build
 from ava_server.config.settings import load_settings

@@ -271,7 +271,7 @@ PLAYED = (
     "abandoned",
     "forced end",
 )
-QUICK = settings(max_examples=15, stateful_step_count=40)
+QUICK = settings(max_examples=10, stateful_step_count=40)
 
 
 LONG_S = 3_000

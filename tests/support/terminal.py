@@ -16,7 +16,6 @@ import select
 import signal
 import struct
 import subprocess
-import sys
 import termios
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -25,10 +24,9 @@ from pathlib import Path
 
 import pyte
 
-from support.commands.fork_server import prepared
-from support.sample import SEED
+from support.commands.fork_server import COMMAND as COMMAND
+from support.commands.fork_server import command
 
-COMMAND = (sys.executable, "-m", "ava_server")
 CONTROLLED = ("sh", "-c", ': <"$(tty)"; exec "$@"', "sh", *COMMAND)
 """The command as a shell starts it: its terminal is also /dev/tty, and Ctrl-C typed there interrupts it."""
 WITHIN_S = 90.0
@@ -38,15 +36,6 @@ def environment(root: Path | str, **more: str) -> dict[str, str]:
     """No keys, no settings but the data root; commands run their runs themselves."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
     return {**kept, "AVA_DATA_ROOT": str(root), "AVA_BACKGROUND": "false", "TERM": "xterm", "LANG": "C.UTF-8", **more}
-
-
-def command(env: Mapping[str, str]) -> tuple[str, ...]:
-    """How a command begins; forked from a prepared process, unless slow tests are asked for too.
-
-    A variable that Python or a library may read before the command does needs a fresh process.
-    """
-    late = all(name.startswith("AVA_") or name.endswith("_API_KEY") or name == "HOME" for name in env)
-    return prepared() if late and os.name == "posix" and os.environ.get(SEED) else COMMAND
 
 
 def ava(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def here(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Generator[There]:
-    with open_pages(tmp_path_factory.mktemp("here") / "data") as there:
+    with open_pages(tmp_path_factory.mktemp("here") / "data", forked=False) as there:
         yield there
 
 

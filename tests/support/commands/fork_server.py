@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 
@@ -46,6 +46,19 @@ HEAVY = (
     "rich.markdown",
 )
 """What commands import when they run."""
+
+COMMAND = (sys.executable, "-m", "ava_server")
+
+
+def command(env: Mapping[str, str]) -> tuple[str, ...]:
+    """How a command begins; forked from a prepared process, unless slow tests are asked for too.
+
+    A variable that Python or a library may read before the command does needs a fresh process.
+    """
+    from support.sample import SEED  # this file alone is a program, too
+
+    late = all(name.startswith("AVA_") or name.endswith("_API_KEY") or name == "HOME" for name in env)
+    return prepared() if late and os.name == "posix" and os.environ.get(SEED) else COMMAND
 
 
 @functools.cache
@@ -136,7 +149,8 @@ def _become(
     os.chdir(folder)
     sys.argv = ["ava", *args]
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    at_once = 1 if "PYTHONUNBUFFERED" in env else -1
+    sys.stdout = open(1, "w", at_once, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False, buffering=1)  # noqa: SIM115
     code = 1
     try:

@@ -25,6 +25,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from ava_server.config.pin import PinFile
 from ava_server.config.sign_in import BrowserSessions
 from ava_server.core.data_root import DataRoot, os_user
+from support.commands.fork_server import COMMAND, command
 from support.http_server import HttpServer, serving_http, token
 from support.model_server import Say, Script, running_model_server
 from support.runtime import PRICED
@@ -193,17 +194,26 @@ def set_pin(root: Path) -> None:
 
 @contextmanager
 def open_pages(
-    root: Path, settings: str = PAID, script: Script = finished, *, pin: bool = False, args: Sequence[str] = ()
+    root: Path,
+    settings: str = PAID,
+    script: Script = finished,
+    *,
+    pin: bool = False,
+    args: Sequence[str] = (),
+    forked: bool = True,
 ) -> Generator[There]:
-    """The server of `ava ui`, and a host of the same user over stdio."""
+    """The server of `ava ui`, and a host of the same user over stdio. Not `forked`: `server.pid` is the server's."""
     made(root, config_toml=settings)
     if pin:
         set_pin(root)
     with running_model_server(script) as model, start_blocking_portal() as portal, ExitStack() as stack:
         env = using(model.base_url)
-        opened = serving_http(root, *args, env=env, command=PAGES)
+        start = command(env) if forked else COMMAND
+        opened = serving_http(root, *args, env=env, program=(*start[1:], *PAGES))
         server = stack.enter_context(portal.wrap_async_context_manager(opened))
-        wire: Wire = stack.enter_context(portal.wrap_async_context_manager(serving(root, env=env)))
+        wire: Wire = stack.enter_context(
+            portal.wrap_async_context_manager(serving(root, env=env, command=(*start, "serve")))
+        )
         host = Host(portal, lambda name, given: wire.tool(name, **given))
         with ExitStack() as visitors:
             yield There(root, server, portal, host, model.requests, visitors)
@@ -224,7 +234,8 @@ def open_team(
         anyio.run(past, root)
     text = token(root, "ana", name="ana-host")
     with running_model_server(script) as model, start_blocking_portal() as portal, ExitStack() as stack:
-        opened = serving_http(root, *args, env=using(model.base_url), command=TEAM)
+        env = using(model.base_url)
+        opened = serving_http(root, *args, env=env, program=(*command(env)[1:], *TEAM))
         server = stack.enter_context(portal.wrap_async_context_manager(opened))
         with ExitStack() as visitors:
             there = There(root, server, portal, Host(portal, None), model.requests, visitors)
