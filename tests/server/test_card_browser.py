@@ -217,7 +217,7 @@ async def test_the_theme_and_colours_come_from_the_host(open_card: Open) -> None
     async with open_card(context={"theme": "dark", "styles": {"variables": variables}}) as host:
         assert await host.value(back) == "rgb(4, 5, 6)"
         await host.notify("ui/notifications/host-context-changed", {"theme": "light"})
-        await host.card.wait_for_function(f"{back} === 'rgb(1, 2, 3)'")
+        await host.becomes(f"{back} === 'rgb(1, 2, 3)'")
         assert await host.value("document.documentElement.style.position") == ""
         assert await host.value("document.documentElement.style.getPropertyValue('--color-text-primary')") == ""
 
@@ -238,7 +238,7 @@ async def test_it_says_how_high_it_is(open_card: Open) -> None:
         assert high > 400
         await host.until(f"Math.abs(parseInt(frame.style.height) - {high}) <= 1")
         # The card is laid out in its new height a moment after its host has set it.
-        await host.card.wait_for_function(f"window.innerHeight >= {whole}")
+        await host.becomes(f"window.innerHeight >= {whole}")
 
 
 async def test_only_the_host_is_listened_to(open_card: Open) -> None:

@@ -90,6 +90,10 @@ class CardHost:
         shows = "(words) => document.body.innerText.includes(words)"
         await self.card.wait_for_function(shows, arg=words, timeout=DEADLINE_MS)
 
+    async def becomes(self, condition: str) -> None:
+        """Wait until this is true in the card, whose policy forbids Playwright to evaluate it anew at each look."""
+        await self.card.wait_for_function(f"() => {condition}", timeout=DEADLINE_MS)
+
     async def text(self) -> str:
         return await self.card.locator("body").inner_text()
 
