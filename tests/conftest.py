@@ -48,10 +48,10 @@ def pytest_configure(config: pytest.Config) -> None:
         named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
         whole = named or config.getoption(ALL)
         os.environ[SEED] = "" if whole else commit()
-    elif os.environ.get(SEED):
-        _begin_elsewhere(config, config.workerinput)
     if os.environ.get(SEED):
         settings.load_profile("some")
+        if hasattr(config, "workerinput"):
+            _begin_elsewhere(config, config.workerinput)
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
             # Shells start background jobs with Ctrl-C ignored, nohup with the hang-up. Child processes that tests

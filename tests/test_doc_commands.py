@@ -24,8 +24,7 @@ import anyio
 import pytest
 import typer
 from mcp import Client
-from support.commands import jq
-from support.commands.fork_server import command
+from support.commands import fork_server, jq
 from support.repository import REPOSITORY
 from support.stdio import made
 from support.terminal import ava, environment
@@ -296,7 +295,7 @@ def _surroundings(place: Path, tmp_path: Path) -> dict[str, str]:
     programs = tmp_path / "programs"
     programs.mkdir()
     program = programs / "ava"
-    program.write_text(f'#!/bin/sh\nexec {shlex.join(command({}))} "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(fork_server.command({}))} "$@"\n')
     program.chmod(0o755)
     if shutil.which("jq") is None:
         jq.on_path(programs)
