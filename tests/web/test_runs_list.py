@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from unittest.mock import patch
 
+import pytest
 from support.pages.lab_pages import Browser, serving_pages
 from support.runtime import PRICED, open_lab, submits
 
@@ -48,6 +49,19 @@ async def test_runs_are_filtered_by_state_role_and_words(tmp_path: Path) -> None
             assert await listed(browser, page) == []
         assert "No subagent fits." in (await browser.get("/subagents?text=nothinglikethis")).text
         assert (await browser.get("/subagents?after=x")).status_code == 404
+
+
+async def test_an_expired_proposal_is_in_the_same_list_with_and_without_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab, serving_pages(lab) as browser:
+        made = await lab.propose(task="Count the sheep")
+        row = await lab.store.read(lambda view: view.proposal(made.pending_id))
+        assert row is not None
+        monkeypatch.setattr(runs, "now_us", lambda: row.expires_us + 1)
+        for words in ("", "&text=sheep"):
+            assert await listed(browser, f"?state=ended{words}") == [made.subagent_id], words
+            assert await listed(browser, f"?state=waiting{words}") == [], words
 
 
 async def test_every_page_follows_the_one_before_while_runs_are_added(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from starlette.routing import Route
 
 from ava_audit.entries import Entry
 from ava_audit.events import UserMessage
-from ava_audit.rows import RunRow
+from ava_audit.retention import is_over
+from ava_audit.rows import RUNNING, RunRow
 from ava_audit.search import LogQuery, search
 from ava_audit.units import format_duration, now_us
 from ava_audit.view import RunGroup, View
@@ -171,9 +172,9 @@ class Runs(PagePart):
                 before_seq=before,
             )  # fmt: skip
             page = await search(self._context.store, asked)
-            found = await self._context.store.read(lambda view, page=page: _runs_of(view, page.entries))  # type: ignore[misc]
+            found = await self._context.store.read(lambda view, page=page: _runs_of(view, page.entries, wanted))  # type: ignore[misc]
             for row in found:
-                if _fits(row, wanted) and row.id not in rows:
+                if row.id not in rows:
                     if len(rows) == PAGE_RUNS:
                         last = list(rows.values())[-1]
                         return FoundRuns([*rows.values()], str(_first_seq(last)))
@@ -220,15 +221,15 @@ def _filter(query: QueryParams, visitor: Visitor) -> Filter:
     )
 
 
-def _runs_of(view: View, entries: tuple[Entry, ...]) -> list[RunRow]:
-    """Return the runs whose proposals or tasks these entries are, in their order."""
+def _runs_of(view: View, entries: tuple[Entry, ...], wanted: Filter) -> list[RunRow]:
+    """Return the runs of a filter whose proposals or tasks these entries are, in their order."""
     ids = dict.fromkeys(
         entry.run_id
         for entry in entries
         if entry.run_id is not None
         and (entry.type == "SpawnProposed" or (isinstance(entry.fact, UserMessage) and entry.fact.kind == "task"))
     )
-    return [row for row in map(view.run, ids) if row is not None]
+    return [row for row in map(view.run, ids) if row is not None and _fits(view, row, wanted)]
 
 
 def _first_seq(row: RunRow) -> int:
@@ -236,7 +237,6 @@ def _first_seq(row: RunRow) -> int:
     return (row.task_seq or 1) - 1
 
 
-def _fits(row: RunRow, wanted: Filter) -> bool:
-    groups = {"awaiting_approval": "waiting", "queued": "waiting", "running": "running"}
-    group = groups.get(row.state, "ended")
+def _fits(view: View, row: RunRow, wanted: Filter) -> bool:
+    group = "ended" if is_over(view, row, now_us()) else "running" if row.state == RUNNING else "waiting"
     return wanted.group in (None, group) and wanted.role in ("", row.role)
