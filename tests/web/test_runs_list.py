@@ -64,6 +64,16 @@ async def test_an_expired_proposal_is_in_the_same_list_with_and_without_words(
             assert await listed(browser, f"?state=waiting{words}") == [], words
 
 
+async def test_the_first_page_of_all_users_has_the_proposals_of_others(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab, serving_pages(lab, owned=True) as browser:
+        theirs = await lab.call_as("eve", "spawn_subagent", role="researcher", task="Eve's own task")
+        own = await lab.propose()
+        assert theirs.subagent_id not in (await browser.get("/")).text
+        page = (await browser.get("/?all")).text
+        assert page.count(f"/proposals/{own.pending_id}") == 1
+        assert ROW.findall(page) == [theirs.subagent_id]
+
+
 async def test_every_page_follows_the_one_before_while_runs_are_added(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab, serving_pages(lab) as browser:
         made = [(await lab.propose(task=f"Count the sheep, herd {number}")).subagent_id for number in range(7)][::-1]

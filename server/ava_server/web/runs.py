@@ -82,8 +82,8 @@ class Now:
     @property
     def unended(self) -> list[RunView]:
         """Return runs without those that wait for the person."""
-        waits = ("awaiting_approval", *(run.row.id for run in self.asking))
-        return [run for run in self.runs if not run.over and run.state not in waits and run.row.id not in waits]
+        waits = {*(one.subagent_id for one in self.proposals), *(run.row.id for run in self.asking)}
+        return [run for run in self.runs if not run.over and run.row.id not in waits]
 
     @property
     def ended(self) -> list[RunView]:
