@@ -96,6 +96,12 @@ async def test_the_timeline_shows_calls_results_failures_and_money(tmp_path: Pat
         assert re.findall(r'<li class="([\w ]+)">', newest)[0] == "end"
 
 
+async def test_a_cap_is_shown_unrounded_as_it_was_approved(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, reads(), config=PRICED) as lab, serving_pages(lab) as browser:
+        run_id = await ended(lab, max_cost_cents=32.55)
+        assert "of $0.3255" in await shown(browser, f"/subagents/{run_id}")
+
+
 async def test_two_runs_are_shown_beside_each_other_to_who_may_see_both(tmp_path: Path) -> None:
     script = [submits("12 **euros**", summary="dear"), submits("9 <b>euros</b>", summary="cheap")]
     async with open_lab(tmp_path, script, config=PRICED) as lab, serving_pages(lab) as browser:
