@@ -65,3 +65,10 @@ def test_an_end_needs_no_notification() -> None:
     assert notice_of({**event, "event": "awaiting_approval"}) == (
         "Ava: a subagent waits for you", "x, free. Open the link in your host, or run: ava approve P-1",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("cents", "price"), [(32.55, "$0.3255"), (0.31, "$0.0031"), (50.0, "$0.50")])
+def test_a_notification_names_the_cap_unrounded(cents: float, price: str) -> None:
+    event = {"event": "awaiting_approval", "role": "x", "max_cost_cents": cents, "pending_id": "P-1"}
+    shown = notice_of(event)
+    assert shown is not None and f"x, at most {price}. " in shown[1]

@@ -29,7 +29,7 @@ from ava_audit.projections import note_progress
 from ava_audit.rows import WAITING, RunRow
 from ava_audit.store.locks import hold_when_free
 from ava_audit.store.store import Store
-from ava_audit.units import cents, iso_utc, now_us
+from ava_audit.units import cents, format_usd, iso_utc, micros_from_cents, now_us
 from ava_audit.view import Query, View
 from ava_server.approval.proposals import made_under_human, texts_of
 from ava_server.approval.summary import task_excerpt
@@ -81,7 +81,7 @@ def notice_of(event: Mapping[str, Any]) -> tuple[str, str] | None:
     if event["event"] == "ended":
         return None
     cost = event["max_cost_cents"]
-    price = f"at most ${cost / 100:.2f}" if cost else "free"
+    price = f"at most {format_usd(micros_from_cents(cost), exact=True)}" if cost else "free"
     text = f"{event['role']}, {price}. Open the link in your host, or run: ava approve {event['pending_id']}"
     if event["event"] != "awaiting_approval":
         text = f"{event['role']} asks you something. Run: ava status {event['subagent_id']}"
