@@ -22,6 +22,7 @@ from ava_audit.events import (
     ErrorOccurred,
     Fact,
     LogErased,
+    SpawnDecided,
     ToolCall,
     ToolResult,
     UserMessage,
@@ -29,6 +30,7 @@ from ava_audit.events import (
 from ava_audit.store.schema import open_in_memory
 from ava_audit.view import View
 from ava_server.core.errors import BadInput
+from ava_server.render.approvals import decisions_in
 from ava_server.render.entries import EVENT_NAMES
 from ava_server.web import timeline
 from ava_server.web.timeline import Item, Order, Place, TimelinePage, place_of, read_newer, read_page
@@ -188,6 +190,23 @@ def test_an_event_type_without_words_of_its_own_has_its_name_for_people(log: Log
     log.write(LogErased(run_id=RUN, entries=3, why="asked for"))
     [item] = log.page(Place("oldest")).items
     assert item.shown is not None and (item.shown.title, item.text) == ("Content erased", f"{RUN} asked for")
+
+
+@pytest.mark.parametrize(
+    ("decision", "title"),
+    [
+        ("expired", "Expired by itself: nobody decided in time"),
+        ("rejected", "Rejected by cancelling it"),
+        ("superseded", "Superseded"),
+    ],
+)
+def test_a_decision_without_a_channel_says_how_it_came(log: Log, decision: str, title: str) -> None:
+    fact = SpawnDecided.model_validate({"pending_id": "P-1", "decision": decision, "channel": None})
+    log.write(fact)
+    [item] = log.page(Place("oldest")).items
+    assert item.shown is not None and item.shown.title == title
+    [found] = decisions_in(log.view.entries(RUN))
+    assert f"{found.what} {found.how}".rstrip() == title
 
 
 @pytest.mark.parametrize("query", ["from=x", "from=-1", "from=1&spent=x", f"from={10**19}", "from=", "from=١"])

@@ -30,8 +30,10 @@ CHANNELS: Mapping[str, str] = {
     "http": "by a person over HTTP",
     "browser": "by a person in the browser",
     "cancelled": "by cancelling it",
+    "rejected": "by cancelling it",
+    "expired": "by itself: nobody decided in time",
 }
-"""How a decision came, by its channel."""
+"""How a decision came, by its channel; where it has none, by what was decided."""
 
 
 def by_script(channel: str, began: SessionStart | None) -> bool:
@@ -42,7 +44,7 @@ def by_script(channel: str, began: SessionStart | None) -> bool:
 def how_decided(channel: str, began: SessionStart | None, user: str) -> str:
     """The session's start tells a host's call from a script's flag."""
     if channel != "host_call" or began is None:
-        return CHANNELS[channel]
+        return CHANNELS.get(channel, "")
     if not by_script(channel, began):
         return "by the host's call (host_call); the log has no answer of a person"
     flag = "the flag --yes of `ava run`" if began.client == "ava run" else f"`{began.client}` without a terminal"
@@ -80,15 +82,13 @@ def decisions_in(
     first: list[RunDecision] = []
     raised: list[RunDecision] = []
     for entry in entries:
-        if isinstance(fact := entry.fact, ExtensionDecided):
-            how = how_decided(fact.channel, began(entry.session_id), entry.user_id)
+        if isinstance(fact := entry.fact, SpawnDecided | ExtensionDecided):
+            how = how_decided(fact.channel or fact.decision, began(entry.session_id), entry.user_id)
             changes = changed_words(fact.changes)
-            raised.append(RunDecision(entry.ts_us, f"Request for more {fact.decision}", how, changes, more=True))
-        elif isinstance(fact, SpawnDecided):
-            alone = "by itself: nobody decided in time" if fact.decision == "expired" else ""
-            how = how_decided(fact.channel, began(entry.session_id), entry.user_id) if fact.channel else alone
-            what = fact.decision.capitalize()
-            first.append(RunDecision(entry.ts_us, what, how, changed_words(fact.changes), fact.group_id))
+            if isinstance(fact, SpawnDecided):
+                first.append(RunDecision(entry.ts_us, fact.decision.capitalize(), how, changes, fact.group_id))
+            else:
+                raised.append(RunDecision(entry.ts_us, f"Request for more {fact.decision}", how, changes, more=True))
     return first + raised
 
 

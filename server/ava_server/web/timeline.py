@@ -336,8 +336,8 @@ def _event(fact: events.Fact) -> Detail:
         case events.UserMessage():
             return Detail("person", _MESSAGES[fact.kind], fact.text)
         case events.SpawnDecided():
-            how = CHANNELS.get(fact.channel or "", "by itself: nobody decided in time")
-            return Detail("ask", f"{fact.decision.capitalize()} {how}")
+            how = CHANNELS.get(fact.channel or fact.decision, "")
+            return Detail("ask", f"{fact.decision.capitalize()} {how}".rstrip())
         case events.ErrorOccurred():
             text = "\n".join(filter(None, (fact.error, fact.what_to_do)))
             return Detail("error", f"Error: {fact.kind}", text, failed=True)
