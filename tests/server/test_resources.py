@@ -75,6 +75,11 @@ async def test_reads_an_artifact_by_name_and_no_other_file(shelf: Shelf) -> None
     assert await shelf.refused(f"ava://runs/{shelf.run_id}/artifacts/..%2F..%2Fava.db")
 
 
+async def test_serves_no_artifact_that_was_changed_after_its_delivery(shelf: Shelf, tmp_path: Path) -> None:
+    (tmp_path / "data" / "artifacts" / shelf.run_id / "prices.csv").write_text("changed")
+    assert "was changed after its delivery" in await shelf.refused(f"ava://runs/{shelf.run_id}/artifacts/prices.csv")
+
+
 async def test_lists_the_roles_with_their_permissions(shelf: Shelf) -> None:
     answer = json.loads(await shelf.read("ava://roles"))
     roles = {role["name"]: role for role in answer["roles"]}

@@ -8,7 +8,6 @@ import json
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
@@ -78,7 +77,6 @@ def _bad(cursor: str) -> MCPError:
     )
 
 
-_ARTIFACT_BYTES = 1_000_000
 _RUN = re.compile(r"ava://runs/(?P<id>[^/]+)(?:/(?P<part>transcript|artifacts/(?P<name>[^/]+)))?\Z")
 
 
@@ -177,7 +175,7 @@ async def _content(runtime: Runtime, own: Access, uri: str) -> tuple[str, str]:
         names = await runtime.store.read(lambda view: names_of(view, entries))
         lines = (entry_line(entry, names=names, utc=True, width=2_000) for entry in entries)
         return "text/plain", "\n".join([head, *lines])
-    return "text/plain", await anyio.to_thread.run_sync(_artifact, runtime, run_id, match["name"])
+    return "text/plain", await _artifact(runtime, run_id, match["name"])
 
 
 def _run_text(view: View, run: RunRow, processes: Processes) -> str:
@@ -240,21 +238,24 @@ def _roles(runtime: Runtime, session: Session, catalog: Catalog) -> dict[str, An
     }  # fmt: skip
 
 
-def _artifact(runtime: Runtime, run_id: str, name: str) -> str:
-    from ava_roles.errors import RolesError
-    from ava_roles.sandbox.paths import Root
+async def _artifact(runtime: Runtime, run_id: str, name: str) -> str:
+    from ava_server.service.records import DeliveredFiles
 
-    folder = runtime.settings.paths.artifacts / run_id
-    try:
-        root = Root.open(folder)
-    except OSError:
-        raise BadInput(f"{run_id} has handed over no files") from None
-    with closing(root):
-        try:
-            data, _more = root.read(name, _ARTIFACT_BYTES)
-        except (RolesError, OSError) as error:
-            raise BadInput(f"there is no artifact {name[:80]!r} of {run_id}: {error}") from error
-    return data.decode("utf-8", "replace")
+    known = next((file for file in await _files_of(runtime, run_id) if file["name"] == name), None)
+    if known is None:
+        raise BadInput(f"there is no artifact {name[:80]!r} of {run_id}")
+    files = DeliveredFiles(runtime.settings.paths.artifacts / run_id, run_id, runtime.store.blobs)
+    return (await anyio.to_thread.run_sync(files.read, known)).decode("utf-8", "replace")
+
+
+async def _files_of(runtime: Runtime, run_id: str) -> list[dict[str, Any]]:
+    from ava_server.service.records import run_record
+
+    record = await runtime.store.read(lambda view: run_record(view, run_id, runtime.instances))
+    if (result := record.answer.untrusted_result) is not None:
+        return result.artifacts
+    # What it has handed over so far.
+    return await anyio.to_thread.run_sync(runtime.run_setup.artifacts, run_id)
 
 
 MOST = 100
@@ -334,8 +335,7 @@ async def _artifacts(own: Access, given: Given) -> list[str]:
         run = await own.run(given.get("id", ""), "id")
     except BadInput:
         return []
-    files = await anyio.to_thread.run_sync(own.runtime.run_setup.artifacts, run.id)
-    return [str(file["name"]) for file in files]
+    return [str(file["name"]) for file in await _files_of(own.runtime, run.id)]
 
 
 _SOURCES: dict[tuple[str, str], Callable[[Access, Given], Awaitable[list[str]]]] = {
