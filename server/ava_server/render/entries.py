@@ -79,7 +79,7 @@ def entry_line(entry: Entry, *, names: Mapping[str, str] = _NO_NAMES, utc: bool 
     `names` has the names of runs, from `names_of`; each is put beside its id.
     """
     what = f"{entry.type} {what_happened(entry, names)}".rstrip()
-    line = f"[{format_ts(entry.ts_us, utc)}] {_named(entry.who.agent_id, names)} {what}"
+    line = f"[{format_ts(entry.ts_us, utc)}] {named(entry.who.agent_id, names.get(entry.who.agent_id))} {what}"
     return line if len(line) <= width else line[: max(width - 1, 1)] + "…"
 
 
@@ -87,7 +87,7 @@ def what_happened(entry: Entry, names: Mapping[str, str] = _NO_NAMES) -> str:
     cost = f" {format_usd(entry.cost_micros)}" if entry.cost_micros else ""
     what = _what(entry)
     if entry.who.agent_id == AGENT:  # a run's own text stays as it is
-        what = _ID.sub(lambda found: _named(found[0], names), what)
+        what = _ID.sub(lambda found: named(found[0], names.get(found[0])), what)
     return f"{compact(clean(what)[0], 10_000)}{cost}".strip()
 
 
@@ -111,8 +111,7 @@ def names_of(view: View, entries: Iterable[Entry]) -> dict[str, str]:
     }
 
 
-def _named(run_id: str, names: Mapping[str, str]) -> str:
-    name = names.get(run_id)
+def named(run_id: str, name: str | None) -> str:
     return f"{name} ({run_id})" if name else run_id
 
 
@@ -143,8 +142,7 @@ def _what(entry: Entry) -> str:
             left_out = f", without {', '.join(asked.dropped)}" if asked.dropped else ""
             return f"turn {asked.turn}: {asked.model}, {len(asked.items)} new messages after {asked.known}{left_out}"
         case events.SubagentSpawn() as spawn:
-            run = f"{spawn.name} ({spawn.subagent_id})" if spawn.name else spawn.subagent_id
-            return f"{spawn.role} {run}: {spawn.task}"
+            return f"{spawn.role} {named(spawn.subagent_id, spawn.name)}: {spawn.task}"
         case events.SubagentComplete() as done:
             cost = format_usd(micros_from_cents(done.cost_cents))
             return f"{done.subagent_id} {done.status} {done.tokens} tokens, {cost}, {done.duration:g} s: {done.summary}"

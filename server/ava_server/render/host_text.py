@@ -11,6 +11,7 @@ from typing import Any
 from ava_audit.events import WHOLE
 from ava_audit.units import format_usd, micros_from_cents
 from ava_roles.wrap import add_bars, escape_result
+from ava_server.render.entries import named
 from ava_server.render.responses import (
     FAILED,
     Answer,
@@ -181,8 +182,8 @@ def _spawn(answer: SpawnAnswer) -> list[str]:
 def _confirm(answer: ConfirmAnswer) -> list[str]:
     lines: list[str] = []
     for decision in answer.decisions:
-        run = decision.subagent_id or "no run"
-        line = f"{decision.pending_id} ({f'{decision.name} ({run})' if decision.name else run}): {decision.status}"
+        run = named(decision.subagent_id or "no run", decision.name)
+        line = f"{decision.pending_id} ({run}): {decision.status}"
         if decision.queue_position:
             line += f", number {decision.queue_position} in the queue"
         if decision.task_id:

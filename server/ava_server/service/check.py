@@ -16,6 +16,7 @@ from ava_server.approval.requests import CancelArgs, CheckArgs, MessageArgs, par
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label, parse_id
 from ava_server.core.threads import each_at_once
+from ava_server.render.entries import named
 from ava_server.render.responses import Answer, CancelAnswer, CheckAnswer, MessageAnswer, RunAnswer, answers_json
 from ava_server.render.run_view import (
     Processes,
@@ -243,15 +244,9 @@ def fit_runs(runs: list[RunAnswer]) -> tuple[list[RunAnswer], str | None]:
     others = runs[len(kept) :]
     if not others:
         return kept, None
-    named = ", ".join(f"{name_of(run)} {run.state}" for run in others[:NAMED])
+    some = ", ".join(f"{named(run.subagent_id, run.name)} {run.state}" for run in others[:NAMED])
     more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
-    return kept, (
-        f"{len(runs)} in all. Not shown here: {named}{more}. Call check_subagent with the subagent_id of one."
-    )
-
-
-def name_of(run: RunAnswer) -> str:
-    return f"{run.name} ({run.subagent_id})" if run.name else run.subagent_id
+    return kept, (f"{len(runs)} in all. Not shown here: {some}{more}. Call check_subagent with the subagent_id of one.")
 
 
 def _cursor(given: str | None) -> int:

@@ -35,6 +35,7 @@ from ava_server.budget.run_config import COST, RUN_TOOLS, RunConfig, Texts, conf
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import label, new_id
 from ava_server.models.selection import OFFLINE, is_configured
+from ava_server.render.entries import named
 from ava_server.render.responses import Answer, CheckAnswer, ConfirmAnswer, Minutes, OneDecision, SpawnAnswer
 from ava_server.runs.context import ConfigNotSupported
 from ava_server.service.access import Access, Answerer, Link, Operations
@@ -391,7 +392,7 @@ def _proposal(made: Proposal) -> SpawnAnswer:
     )
     _show_limits(answer, config)
     if made.state != WAITING:  # the same call or task_id again: its proposal has been decided already
-        which = f"{config.name} ({made.subagent_id})" if config.name else made.subagent_id
+        which = named(made.subagent_id, config.name)
         what = f"task_id {config.task_id}" if config.task_id is not None else made.pending_id
         answer.message = f"{what} is {which} already, and that is {made.state}."
         answer.next = f'Nothing new was proposed. Call check_subagent with subagent_id "{made.subagent_id}".'
