@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import anyio.to_thread
@@ -30,11 +30,12 @@ from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.store.store import append
 from ava_audit.units import format_bytes
 from ava_server.cli.status_overview import Health, Overview, OverviewReader, SandboxProbe, health, overview_json
-from ava_server.cli.status_page import NO_RUNS, Page, bar, both_ends, joined, short_number
+from ava_server.cli.status_page import NO_RUNS, Page, bar, both_ends, cap_text, joined
 from ava_server.cli.terminal import cells
 from ava_server.config.settings import Settings, load_settings
 from ava_server.dashboard.app import StatusApp
 from ava_server.dashboard.live import KEYS, LivePage
+from ava_server.render.run_view import Cap, RunView, figures, short_number
 from ava_server.runs import activities
 from ava_server.runs.lifecycle import HELD_UNTIL_US, NotResumed
 from ava_server.service.current import Budget
@@ -303,6 +304,13 @@ async def test_a_lag_is_a_warning_if_running_maintenance_does_not_reduce_it(tmp_
     one = named(health(replace(overview, log=log), settings, None), "upkeep")
     assert one.text == "text index up to date; no mirror is kept"
     assert named(health(replace(overview, processes=0), settings, None), "servers").state == "note"
+
+
+def test_a_status_line_and_a_bar_say_the_same_of_a_million_tokens() -> None:
+    caps = Cap("seconds", 1, 600), Cap("turns", 1, 20), Cap("tool_calls", 1, 40), Cap("tokens", 1_234_567, 2_000_000)
+    run = RunView(cast("Any", None), "running", 0, (*caps, Cap("cost", 0, 0)), free=True)
+    assert cap_text(caps[-1]) == "1.2M/2.0M tok"
+    assert figures(run) == "1 s of 600 s · turn 1 of 20 · 1.2M tokens · free"
 
 
 def test_a_bar_is_empty_only_at_zero_and_full_only_at_the_cap() -> None:

@@ -21,7 +21,7 @@ from ava_server.approval.requests import SpawnArgs
 from ava_server.config.settings import load_settings
 from ava_server.mcp_server.server import build_server
 from ava_server.render.host_text import INSTRUCTIONS, text_of
-from ava_server.render.run_view import tokens_short
+from ava_server.render.run_view import short_number
 from ava_server.service import access
 from ava_server.service.access import Session
 from ava_server.service.service import Service
@@ -70,7 +70,7 @@ async def test_shows_a_running_run_in_one_line_with_activity_and_used_caps(tmp_p
         assert text_of(checked).startswith(f"{head}: {run.untrusted_activity} · {elapsed}")
         assert elapsed.endswith(" s of 600 s")
         assert turn == f"turn {run.iteration} of 20" and run.iteration in (1, 2)
-        assert tokens == tokens_short(run.tokens) and run.tokens > 0
+        assert tokens == f"{short_number(run.tokens)} tokens" and run.tokens > 0
         assert cost.startswith("$") and cost.endswith(" of $0.50") and run.cost_cents > 0
         assert run.last_tool is not None and run.last_tool.name == "scratchpad" and run.last_tool.at.endswith("Z")
         assert 0 <= run.elapsed_seconds < 600

@@ -218,6 +218,8 @@ def _spent(budget: Budget) -> str:
 
 def cap_text(cap: Cap) -> str:
     """`turn 4/20`."""
+    from ava_server.render.run_view import short_number  # not needed where no run is shown
+
     match cap.name:
         case "seconds":
             return f"{cap.used:.0f}/{cap.most:g} s"
@@ -231,13 +233,6 @@ def cap_text(cap: Cap) -> str:
             return "free"
         case _:
             return f"{format_usd(int(cap.used))}/{format_usd(int(cap.most), exact=True)}"
-
-
-def short_number(number: float) -> str:
-    """`840`, `12k`, `1.2M`."""
-    if number < 1_000:
-        return f"{number}"
-    return f"{number / 1_000:.0f}k" if number < 999_500 else f"{number / 1e6:.1f}M"
 
 
 def bar(used: float, most: float, width: int, held: float = 0) -> Text:

@@ -398,7 +398,7 @@ def figures(shown: RunView) -> str:
         return "a newer Ava has proposed it, and this one cannot read what was approved"
     time, turns, _calls, tokens, _cost = shown.caps
     used = f"{time.used:.0f} s of {time.most:g} s · turn {turns.used} of {turns.most}"
-    return f"{used} · {tokens_short(int(tokens.used))} · {cost_of(shown)}"
+    return f"{used} · {short_number(int(tokens.used))} tokens · {cost_of(shown)}"
 
 
 def cost_of(shown: RunView) -> str:
@@ -414,9 +414,10 @@ def limits_of(shown: RunView) -> dict[str, float] | None:
     return {cap.argument: cap.given(each.most) for cap, each in caps if cap is not COST or not shown.free} or None
 
 
-def tokens_short(tokens: int) -> str:
-    """`840 tokens`, `12k tokens`."""
-    return f"{tokens} tokens" if tokens < 1_000 else f"{tokens / 1_000:.0f}k tokens"
+def short_number(number: float) -> str:
+    """`840`, `12k`, `1.2M`."""
+    large = f"{number / 1_000:.0f}k" if number < 999_500 else f"{number / 1e6:.1f}M"
+    return f"{number}" if number < 1_000 else large
 
 
 def run_answer(shown: RunView, *, offset: int = 0, room: int | None = None, owner: bool = False) -> RunAnswer:
