@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from support.terminal import ava
 from ava_audit.events import CostUpdate, ToolResult, Usage
 from ava_audit.retention import erase_run
 from ava_audit.units import format_usd
+from ava_server.cli.show import price_text
 from ava_server.models.prices import Price, nanos_of
 from ava_server.runs.costs import costs_of
 from ava_server.service.runtime import open_runtime
@@ -50,6 +52,13 @@ async def as_json(lab: Lab, run_id: str) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     value: dict[str, Any] = json.loads(done.stdout)
     return value
+
+
+def test_the_price_of_a_model_includes_what_each_call_costs() -> None:
+    price = Price(3_000, 15_000, 300, 3_750, per_request=20_000_000, source="config.toml")
+    rates = "per million tokens input $3, output $15, cache read $0.3, cache write $3.75"
+    assert price_text(price) == f"{rates}; $0.02 a call (config.toml)"
+    assert price_text(replace(price, per_request=0)) == f"{rates} (config.toml)"
 
 
 @pytest.mark.requirement("N-08")

@@ -30,7 +30,7 @@ from ava_server.cli.terminal import cells, columns, cut, heading, place_json, pr
 from ava_server.core.data_root import find_data_root, home_folder
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import label
-from ava_server.models.prices import Price, billed_words
+from ava_server.models.prices import Price, billed_words, per_call, rates_json
 from ava_server.render.approvals import RunDecision, decisions_in
 from ava_server.render.entries import arguments_text, entry_line, is_trouble
 from ava_server.render.responses import RunAnswer, answers_json
@@ -201,7 +201,7 @@ def cost_screen(run: RunRow, answer: RunAnswer, costs: Costs, utc: bool) -> list
     if run.task_id:
         lines.append(cut(f"task_id: {run.task_id}", _COST_COLUMNS))
     billed = costs.micros - costs.cost_by.get("search", 0) if config.price.free else 0
-    model = billed_words(config.model, billed) if billed else f"{config.model}, {_price_text(config.price)}"
+    model = billed_words(config.model, billed) if billed else f"{config.model}, {price_text(config.price)}"
     lines += wrapped_lines(f"Model: {model}", _COST_COLUMNS)
     lines += [*wrapped_lines(f"Caps: {limits_text(config, run)}", _COST_COLUMNS), ""]
     if not costs.attempts:
@@ -209,15 +209,13 @@ def cost_screen(run: RunRow, answer: RunAnswer, costs: Costs, utc: bool) -> list
     return [*lines, *_table(costs), *_outputs(costs), *_sums(run, costs), *_cap_changes(costs, utc)]
 
 
-def _price_text(price: Price) -> str:
+def price_text(price: Price) -> str:
     if price.free:
         return price.source or "free"
+    rates = ", ".join(f"{name.replace('_', ' ')} ${usd:g}" for name, usd in rates_json(price).items())
+    call = f"; {per_call(price)}" if price.per_request else ""
     source = f" ({price.source})" if price.source else ""
-    rates = ", ".join(
-        f"{name.replace('_', ' ')} ${getattr(price, name) / 1000:g}"
-        for name in ("input", "output", "cache_read", "cache_write")
-    )
-    return f"per million tokens {rates}{source}"
+    return f"per million tokens {rates}{call}{source}"
 
 
 def _table(costs: Costs) -> Iterable[str]:

@@ -340,11 +340,11 @@ def usd(nanos: int) -> str:
 def price_json(price: Price) -> dict[str, Any]:
     """Return a price as plain JSON: its highest step, and the cheaper ones for shorter prompts."""
     return {
-        **_rates_json(price),
+        **rates_json(price),
         "per_request": price.per_request / 10**9,
         "source": price.source,
         "free": price.free,
-        "steps": [{"up_to": step.up_to, **_rates_json(step)} for step in price.steps],
+        "steps": [{"up_to": step.up_to, **rates_json(step)} for step in price.steps],
     }
 
 
@@ -357,5 +357,5 @@ def per_call(price: Price) -> str:
     return f"{format_usd(price.per_request // 1000)} a call"
 
 
-def _rates_json(price: Price | PriceStep) -> dict[str, float]:
+def rates_json(price: Price | PriceStep) -> dict[str, float]:
     return {name: getattr(price, name) / 1000 for name in ("input", "output", "cache_read", "cache_write")}
