@@ -30,7 +30,7 @@ from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.store.store import append
 from ava_audit.units import format_bytes
 from ava_server.cli.status_overview import Health, Overview, OverviewReader, SandboxProbe, health, overview_json
-from ava_server.cli.status_page import NO_RUNS, Page, bar, both_ends, cap_text, joined
+from ava_server.cli.status_page import NO_RUNS, Page, bar, both_ends, cap_text, joined, terms
 from ava_server.cli.terminal import cells
 from ava_server.config.settings import Settings, load_settings
 from ava_server.dashboard.app import StatusApp
@@ -311,6 +311,12 @@ def test_a_status_line_and_a_bar_say_the_same_of_a_million_tokens() -> None:
     run = RunView(cast("Any", None), "running", 0, (*caps, Cap("cost", 0, 0)), free=True)
     assert cap_text(caps[-1]) == "1.2M/2.0M tok"
     assert figures(run) == "1 s of 600 s · turn 1 of 20 · 1.2M tokens · free"
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(45, "45 s"), (100, "100 s"), (600, "10 min")])
+def test_a_waiting_proposal_has_its_time_in_the_words_of_the_proposal(seconds: int, words: str) -> None:
+    run = RunView(cast("Any", None), "awaiting_approval", 0, (Cap("seconds", 0, seconds),), free=True)
+    assert terms(run).startswith(f"free and {words}, expires ")
 
 
 def test_a_bar_is_empty_only_at_zero_and_full_only_at_the_cap() -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from ava_audit.rows import AWAITING_ANSWER, AWAITING_EXTENSION, EXPIRED, HELD, WAITING
-from ava_audit.units import format_ts, format_usd, now_us
+from ava_audit.units import format_ts, format_usd, minutes, now_us
 from ava_roles.wrap import add_bars, clean
 from ava_server.cli.status_overview import Health, Overview
 from ava_server.cli.terminal import cells, wrapped_lines
@@ -276,7 +276,7 @@ def terms(run: RunView) -> str:
     if not run.caps:
         return f"expires {clock(run.expires_us)}"
     most = "free" if run.free else f"at most {format_usd(int(run.caps[-1].most), exact=True)}"
-    return f"{most} and {run.caps[0].most / 60:g} min, expires {clock(run.expires_us)}"
+    return f"{most} and {minutes(run.caps[0].most)}, expires {clock(run.expires_us)}"
 
 
 def why_ended(run: RunView) -> str:
