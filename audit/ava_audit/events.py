@@ -478,6 +478,7 @@ class CostReserved(Fact):
 
     With `tool_call`, it is for that tool call, not for a turn of the conversation: a web search by a model
     provider. The query in the `ToolCall` and the approved `search_call` rebuild its request. The wrap-up stays held.
+    In the run of another agent it is `beside` the calls of that agent's model.
 
     `prompt_tokens` bounds the prompt. No report of the provider covers `new_bytes` of it: each counts as one token, or
     as `byte_tokens` where the bound by bytes did not fit a cap (`byte_tokens` is twice the measured ratio).

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ import anyio
 import pytest
 from support.agents.lab import USAGE, agent_config, agent_lab, agent_run
 from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Say, Step, running_model_server
+from support.models.search_formats import FORMATS
 from support.processes import lives, marked
 from support.repositories.coding import Untouched, asked, branches, project
-from support.runtime import Lab, arrived, with_workspace
+from support.runtime import Lab, arrived, check_budgets, with_workspace
 from support.sample import sampled
 from support.sandboxes.attacks import needs
 from support.stdio import assert_intact, logged, made, serving, until
@@ -31,6 +34,10 @@ from ava_audit.events import (
     WorkChecked,
 )
 from ava_server.agents.metering import HAND_OVER_CALLS
+from ava_server.config.keys import key_variables, set_key
+from ava_server.models.base import ToolUse
+from ava_server.runs.questions import Doubt
+from ava_server.runs.tool_calls import ToolCalls
 
 SUBMIT: dict[str, Any] = {
     "ava": "submit_result",
@@ -359,6 +366,58 @@ async def test_many_calls_at_once_never_pass_the_cap(tmp_path: Path) -> None:
         assert len(settled) == len(held) and not any(each.overrun for each in settled)
         assert run.cost_micros <= 400_000 and run.in_flight is None
         assert max(each.turn for each in held) <= 100
+
+
+async def test_tool_calls_at_once_never_pass_their_cap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("bubblewrap")
+    doubts = ToolCalls._doubts
+
+    async def later(self: ToolCalls, call: ToolUse) -> tuple[Doubt, ...]:
+        await anyio.sleep(0.5)  # so that they are all at the same point before one is on the record
+        return await doubts(self, call)
+
+    monkeypatch.setattr(ToolCalls, "_doubts", later)
+    notes = [[{"ava": "scratchpad", "args": {"note": f"note {number}"}}] for number in range(30)]
+    async with agent_lab(tmp_path, lambda _request: priced(), [[{"ask": "look"}, {"at_once": notes}, SUBMIT]]) as lab:
+        run_id, result = await outcome(lab, max_tool_calls=3)
+        assert result["status"] == "success"
+        made = [call for call in await lab.facts(run_id, ToolCall) if call.tool == "scratchpad"]
+        assert len(made) == 3
+        refused = [each for each in await lab.facts(run_id, ToolResult) if "the cap of 3 tool calls" in each.output]
+        assert len(refused) == 27
+
+
+async def test_web_searches_beside_model_calls_are_held_and_booked_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search by a model provider is paid for too, while the agent waits for its own model."""
+    needs("bubblewrap")
+    for name in key_variables(os.environ):
+        monkeypatch.delenv(name)
+    (tmp_path / "data").mkdir(mode=0o700)
+    set_key("anthropic", "sk-search-0123456789abcdef", tmp_path / "data" / "keys.toml")
+    gate, form = Gate(), FORMATS["anthropic"]
+    looks = [{"ava": "web_search", "args": {"query": f"podcast prices {number}"}} for number in range(2)]
+    steps: list[dict[str, Any]] = [{"at_once": [[{"ask": "look"}], [{"sleep": 1}, *looks]]}, {"ask": "more"}, SUBMIT]
+    with running_model_server([Fail(200, form.answer)] * 2) as searches:
+        more = (
+            f'[search]\nengine = "anthropic"\n[providers.anthropic]\nbase_url = "{searches.base_url}"\n'
+            f'[prices."anthropic:{form.model}"]\ninput = 0.1\noutput = 0.5\n'
+        )
+        said = replace(priced(output=1_900), gate=gate)
+        async with agent_lab(tmp_path, [said, priced(), priced()], [steps], more) as lab:
+            run_id = await lab.start(**agent_run(role="web_crawler", workspace=None))
+            await arrived(gate.arrived)
+            await lab.logged(run_id, "CostUpdate", 2)
+            run = await lab.run(run_id)
+            assert len(run.calls_in_flight) == 1, "what the agent asks for stays held beside the searches"
+            gate.released.set()
+            run = await lab.ended(run_id)
+            settled = [entry for entry in await lab.entries(run_id) if entry.type == "CostUpdate"]
+            assert len(searches.requests) == 2 and run.state == "success"
+            assert len(settled) == 4 == len(await lab.facts(run_id, CostReserved))
+            assert run.cost_micros == sum(entry.cost_micros or 0 for entry in settled) > 1_900 * 15
+            await lab.store.read(check_budgets)
 
 
 async def test_secrets_of_the_workspace_do_not_reach_the_provider(tmp_path: Path) -> None:

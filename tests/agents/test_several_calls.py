@@ -27,9 +27,15 @@ from ava_audit.store.store import Outcome, Store
 from ava_audit.view import Command, View
 from ava_server.budget.caps import CapRequest, Reservation, reserve, settle_unknown, settlement_event
 from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope, utc_day
+from ava_server.core.ids import IN_PROCESS
 from ava_server.models.prices import UserPrice, find_price
+from ava_server.runs.history import History
 
 PRICE = find_price("far", "model", base_url="https://far.example", overrides={"model": UserPrice(input=1, output=1)})
+SEARCH = {
+    "model": "anthropic:searcher", "base_url": "", "price": asdict(PRICE), "fee": 0, "prompt_tokens": 5,
+    "output_tokens": 5, "results": 5,
+}  # fmt: skip
 GROUP = "G-0000001"
 RUN_CAP, GROUP_CAP, USER_CAP, ALL_CAP, TOKENS = 1_000, 1_500, 2_200, 3_000, 400
 DAYS = DayCaps(USER_CAP, ALL_CAP)
@@ -43,6 +49,7 @@ class Run:
     run_id: str
     user: str
     group: str | None = None
+    runner: str = IN_PROCESS
     generation: int = 0
     turn: int = 0
     open: list[Reservation] = field(default_factory=list[Reservation])
@@ -61,7 +68,7 @@ class Run:
             "role": "coder", "role_source": "built in", "role_text": "", "model": "far:model", "provider": "far",
             "model_id": "model", "price": asdict(PRICE), "timeout_s": 60, "max_cost_micros": RUN_CAP,
             "max_tokens": TOKENS, "max_iterations": 99, "max_tool_calls": 99, "tools": (), "reach": "nothing",
-            "estimated_minutes": (1, 2),
+            "estimated_minutes": (1, 2), "runner": self.runner, "search_call": SEARCH,
         }  # fmt: skip
         cap = GROUP_CAP if self.group else None
         facts = (
@@ -222,3 +229,40 @@ async def test_tokens_of_calls_in_flight_count_before_they_are_known(tmp_path: P
             answer = await store.do(reserve(run.fence, run.who, asked, DAYS))
             granted += isinstance(answer, Reservation)
         assert granted == 7  # 7 × 50 and a last turn of 10 fit into 400, and an eighth does not
+
+
+async def test_each_call_that_is_lost_tells_its_own_purpose_and_one_can_be_settled_alone(tmp_path: Path) -> None:
+    """Of another agent: what it asks of its model, and a web search by a model provider beside it."""
+    run = Run("S-000001", "ann", runner="acp:scripted")
+    asked = run.asks(random.Random(1)).fact.model_copy(update={"micros": 30, "wrap_micros": 20})
+    facts = (asked, asked.model_copy(update={"attempt": 2, "tool_call": "ava-1-1", "micros": 40}))
+    async with Store.open(tmp_path) as store:
+        await write(store, *run.begun())
+        await write(store, run.claim())
+        for fact in facts:
+            answer = await store.do(reserve(run.fence, run.who, CapRequest(fact, 10, 0), DAYS))
+            assert isinstance(answer, Reservation)
+        known = await store.read(lambda view: row(view, run))
+        assert len(known.calls_in_flight) == 2
+        for purpose in (None, "search", "retries", "plan"):
+            lost = settle_unknown(known, run.who, purpose=purpose)
+            assert [(event.model, *event.fact.cost_by) for event in lost if isinstance(event.fact, CostUpdate)] == [
+                ("far:model", "uncosted"), ("anthropic:searcher", "search"),
+            ]  # fmt: skip
+        [alone] = settle_unknown(known, run.who, run.fence, only=(1, 2))
+        await write(store, alone)
+        known = await store.read(lambda view: row(view, run))
+        assert [call["attempt"] for call in known.calls_in_flight] == [1] and known.cost_micros == 40
+
+
+def test_only_its_own_settlement_ends_a_search() -> None:
+    history = History("S-000001")
+    chance = random.Random(1)
+    asked = Run("S-000001", "ann").asks(chance).fact
+    history.add(1, asked)
+    history.add(2, asked.model_copy(update={"attempt": 2, "tool_call": "ava-1-1"}))
+    for seq, attempt in ((3, 1), (4, 2)):
+        assert history.search is not None
+        settled = CostUpdate(turn=1, attempt=attempt, settlement="billed", tokens=1, cost_cents=1, reserved_micros=1)
+        history.add(seq, settled)
+    assert history.search is None

@@ -18,6 +18,7 @@ from ava_audit.rows import RUNNING, RunRow
 from ava_audit.view import Command, Outcome, T, View, loads
 from ava_server.budget.run_config import config_of
 from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope, utc_day
+from ava_server.core.ids import IN_PROCESS
 from ava_server.models.prices import COST_PARTS, Price, cost_by, cost_micros
 
 Purpose = Literal["retries", "plan", "search"]
@@ -261,19 +262,31 @@ def in_flight_purpose(view: View, run: RunRow) -> Purpose | None:
 
 
 def settle_unknown(
-    run: RunRow, who: Who, fence: Fence | None = None, *, purpose: Purpose | None = None
+    run: RunRow,
+    who: Who,
+    fence: Fence | None = None,
+    *,
+    purpose: Purpose | None = None,
+    only: tuple[int, int] | None = None,
 ) -> tuple[Event, ...]:
-    """Return the settlements, as unknown, of calls left in flight.
+    """Return the settlements, as unknown, of calls left in flight; `only` is the turn and attempt of one of them.
 
-    By the owner (`fence`), or who takes the run from it.
+    By the owner (`fence`), or who takes the run from it. Of another agent's run, each call tells its own purpose.
     """
     if run.in_flight is None:
         return ()
     config = config_of(run.config)
-    search = config.search_call if purpose == "search" else None
-    model, price = (run.model, config.price) if search is None else (search.model, search.price)
-    calls = (HeldCall(held["turn"], held["attempt"], held["micros"], _tokens(held)) for held in run.calls_in_flight)
-    return tuple(settlement_event(fence, run.id, who, model, price, call, "unknown", purpose=purpose) for call in calls)
+    settled: list[Event] = []
+    for held in run.calls_in_flight:
+        call = HeldCall(held["turn"], held["attempt"], held["micros"], _tokens(held))
+        if only is not None and only != (call.turn, call.attempt):
+            continue
+        if config.runner != IN_PROCESS:  # what it asks of its model is never tried again here
+            purpose = "search" if call.attempt > 1 else None
+        search = config.search_call if purpose == "search" else None
+        model, price = (run.model, config.price) if search is None else (search.model, search.price)
+        settled.append(settlement_event(fence, run.id, who, model, price, call, "unknown", purpose=purpose))
+    return tuple(settled)
 
 
 def _tokens(held: Mapping[str, Any]) -> int:

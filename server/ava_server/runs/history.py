@@ -275,6 +275,7 @@ class History:
             another answer. `all_questions`: of the whole run. `answers`: by the id of the question.
         last: Why the last reserved turn is the last one.
         search: The reservation of the web search in flight, where a model provider searches.
+        longest_tokens: The most that a call of another agent could take, its answer included.
         thinks: The last call could think. `thinking_dropped`: the provider does not take earlier thinking back.
         invalid_answer: What is wrong with the last answer. `invalid_kinds`: of all such answers in a row.
         drafts: Results that were handed over and not accepted. `malformed`: how many had the wrong form.
@@ -313,6 +314,7 @@ class History:
     last: LastTurn | None = None
     search: CostReserved | None = None
     reserved: CostReserved | None = None
+    longest_tokens: int = 0
     thinks: bool = True
     thinking_dropped: bool = False
     answer_tokens: int = 0
@@ -553,6 +555,7 @@ class History:
             return
         if fact.beside:  # of another agent, whose conversation is not rebuilt here
             self.turn, self.attempt = max(self.turn, fact.turn), fact.attempt
+            self.longest_tokens = max(self.longest_tokens, fact.prompt_tokens + fact.max_output)
             return
         self.reserved = fact
         recipe = Recipe.of(fact)
@@ -576,7 +579,7 @@ class History:
     def _add_settlement(self, fact: CostUpdate, usage: Usage | None) -> None:
         for name, micros in fact.cost_by.items():
             self.cost_by[name] = self.cost_by.get(name, 0) + micros
-        if self.search is not None:
+        if (search := self.search) is not None and (search.turn, search.attempt) == (fact.turn, fact.attempt):
             self.search = None
             return
         if fact.tokens_per_byte is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import anyio
 
@@ -63,10 +64,13 @@ class RunLog:
 
         await self.do(_append(events, self.run.id), folded)
 
-    async def settle_lost(self) -> None:
-        """Settle as unknown a call whose settlement was lost: the log was out of reach until the time was over."""
-        who, fence, purpose = self.who, self.fence, self.history.purpose
-        await self.append_for(lambda run: () if run is None else settle_unknown(run, who, fence, purpose=purpose))
+    async def settle_lost(self, only: tuple[int, int] | None = None) -> None:
+        """Settle as unknown calls whose settlement was lost: the log was out of reach until the time was over.
+
+        `only` is the turn and attempt of one of them.
+        """
+        settle = partial(settle_unknown, who=self.who, fence=self.fence, purpose=self.history.purpose, only=only)
+        await self.append_for(lambda run: () if run is None else settle(run))
 
     def keep(self, fact: RunStarted | ToolResult, duration_ms: int | None = None) -> None:
         """Fold a fact now, and write it with whatever is written next, which saves a commit in every turn.

@@ -38,6 +38,7 @@ from ava_server.budget.caps import CapReached, CapRequest, Reservation, is_in_fl
 from ava_server.budget.run_config import config_of
 from ava_server.budget.user_limits import DayCaps
 from ava_server.core.errors import ModelError
+from ava_server.core.ids import IN_PROCESS
 from ava_server.models.base import NOT_SENT, Bound, Completion, Delta, Request, ToolUse
 from ava_server.models.errors import may_have_been_billed
 from ava_server.models.prices import cost_micros, reserve_micros
@@ -294,9 +295,9 @@ class PaidSearches:
 
     async def _reserve(self, call_id: str, request: Request) -> Reservation:
         """Hold the worst case of a search. Raises ToolFailed: it does not fit a cap."""
-        history, call = self._log.history, self._call
-        if history.search is not None:
-            await self._log.settle_lost()
+        history, call, config = self._log.history, self._call, config_of(self._log.run.config)
+        if (lost := history.search) is not None:
+            await self._log.settle_lost((lost.turn, lost.attempt))
         bound = Bound(call.prompt_tokens, call.output_tokens)
         fact = CostReserved(
             turn=history.turn,
@@ -308,11 +309,13 @@ class PaidSearches:
             max_output=bound.output_tokens,
             upto_seq=history.last_message_seq,
             tool_call=call_id,
+            beside=config.runner != IN_PROCESS or None,  # calls of another agent may be in flight, and stay so
             request_sha=hashlib.sha256(self._search.model.encode(request)).hexdigest(),
         )
-        last, wrap = history.reserved, 0
-        if last is not None:  # the last prompt and its answer, the notice of the wrap-up, and its own answer
-            wrap = last.prompt_tokens + last.max_output + WRAP_PROMPT + config_of(self._log.run.config).wrap_output
+        last = history.reserved
+        wrap = last.prompt_tokens + last.max_output if last is not None else history.longest_tokens
+        if wrap:  # the last prompt and its answer, the notice of the wrap-up, and its own answer
+            wrap += WRAP_PROMPT + config.wrap_output
         asked = CapRequest(fact, bound.prompt_tokens + bound.output_tokens, wrap, call.model)
         answer = await self._log.do(reserve(self._log.fence, self._log.who, asked, self._caps), self._granted)
         if isinstance(answer, CapReached):

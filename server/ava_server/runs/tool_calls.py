@@ -119,6 +119,7 @@ class ToolCalls:
         self._max_calls = run.config.max_tool_calls
         self._searches = PaidSearches(context.search, run.log, context.caps) if context.search is not None else None
         self._ready: dict[str, _Ready] = {}
+        self._taken = set[str]()
         self._keys_known = False
         specs = {name: tool.spec for name, tool in context.tools.items()}
         self._origins = Origins(self._history, context.effects, specs)
@@ -131,6 +132,14 @@ class ToolCalls:
         skipped, and calls that had begun are not counted again.
         """
         admitted, refused = self._admitted(calls)
+        taken = {call.call_id for call in admitted}
+        self._taken |= taken
+        try:
+            return await self._carry_out(admitted, refused)
+        finally:
+            self._taken -= taken
+
+    async def _carry_out(self, admitted: list[ToolUse], refused: list[tuple[ToolUse, str]]) -> Paused | None:
         asking = [call for call in admitted if call.name == ASK.name]
         admitted = [call for call in admitted if call.name != ASK.name]
         doubtful = {call.call_id: doubts for call in admitted if (doubts := await self._doubts(call))}
@@ -148,7 +157,8 @@ class ToolCalls:
 
     def _admitted(self, calls: Sequence[ToolUse]) -> tuple[list[ToolUse], list[tuple[ToolUse, str]]]:
         """Return the calls without a result that may be run, and the others of them with why not."""
-        allowed = self._max_calls - self._history.tool_calls
+        # Another agent may make several calls at once: those that are admitted and not recorded yet count too.
+        allowed = self._max_calls - self._history.tool_calls - len(self._taken - self._history.started.keys())
         admitted: list[ToolUse] = []
         refused: list[tuple[ToolUse, str]] = []
         for number, call in enumerate(calls):

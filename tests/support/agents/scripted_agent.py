@@ -3,7 +3,8 @@
     python scripted_agent.py SCRIPT.json
 
 The script is a list of steps for each prompt, in order. {"ask": TEXT, "file": PATH, …}: a model request to the gateway
-that ANTHROPIC_BASE_URL names, whose tool calls are not carried out. {"burst": NUMBER}: so many at once. {"say": TEXT}.
+that ANTHROPIC_BASE_URL names, whose tool calls are not carried out. {"burst": NUMBER}: so many at once. {"at_once":
+[[STEP, …], …]}: these rows of steps side by side. {"say": TEXT}.
 {"question": TEXT}: asks the person. {"tool": ID, "title": …}: tells of a tool call. {"permit": {…}}: asks for
 permission. {"ava": NAME, "args": {…}}: calls a tool of Ava's. {"write": PATH, "text": …}. {"run": COMMAND}.
 {"sleep": SECONDS}. {"raw": TEXT}. {"hang": true}. {"exit": CODE}. {"fork": true}. {"flood": NUMBER}. {"usage": {…}}:
@@ -128,18 +129,25 @@ class Agent:
         reason = "cancelled" if self.cancelled.is_set() else next((s["stop"] for s in steps if "stop" in s), "end_turn")
         write({"id": number, "result": {"stopReason": reason, **({"usage": usage} if usage else {})}})
 
+    def at_once(self, rows: list[list[dict[str, Any]]]) -> None:
+        def play(steps: list[dict[str, Any]]) -> None:
+            for step in steps:
+                self.step(step, {})
+
+        threads = [threading.Thread(target=play, args=(steps,)) for steps in rows]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
     def step(self, step: dict[str, Any], usage: dict[str, Any]) -> bool:
         if "ask" in step:
             return self.ask(step)
         if "burst" in step:
-            threads = [
-                threading.Thread(target=self.ask, args=({**step, "ask": f"{step.get('text', 'burst')} {n}"},))
-                for n in range(step["burst"])
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            text = step.get("text", "burst")
+            self.at_once([[{**step, "ask": f"{text} {number}"}] for number in range(step["burst"])])
+        elif "at_once" in step:
+            self.at_once(step["at_once"])
         elif "say" in step:
             self.update({"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": step["say"]}})
         elif "tool" in step:
