@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -57,6 +58,36 @@ async def test_continues_a_run_and_shows_its_result(tmp_path: Path) -> None:
     settled = [entry.content["settlement"] for entry in logged(tmp_path / "data", "CostUpdate", run=run_id)]
     assert settled == ["billed", "unknown", "billed"]
     assert_intact(tmp_path / "data")
+
+
+SCRIPT = ["run", "researcher", "What is it?", "--yes", "--max-cost", "0.50", "--task-id", "mine"]
+
+
+async def test_a_script_that_passes_takes_over_no_run_of_another_process(tmp_path: Path) -> None:
+    """It ends with its own runs: another one would be left again in the middle of a call, which is paid."""
+    async with interrupted(tmp_path) as (server, run_id):
+        code, _out, err = await ava(tmp_path, server, *SCRIPT, "-w", str(tmp_path / "workspace"))
+        assert code == 0, err
+        claims = logged(tmp_path / "data", "RunClaimed", run=run_id)
+        assert [entry.content["reason"] for entry in claims] == ["start"]
+        assert len(server.requests) == 3, "two of the run that was left, and one of the script's own"
+        code, out, err = await ava(tmp_path, server, "resume", run_id)
+        assert code == 0 and "the answer" in out, err
+
+
+async def test_the_same_script_goes_on_with_its_run_after_it_was_killed(tmp_path: Path) -> None:
+    gate = Gate()
+    with running_model_server([Say("lost", gate=gate), hand_over()]) as server:
+        (tmp_path / "workspace").mkdir()
+        env = {**environment(tmp_path / "data"), **using(server.base_url), "AVA_MODEL": "test"}
+        words = [*SCRIPT, "-w", str(tmp_path / "workspace")]
+        async with await anyio.open_process([AVA[0], *words], env=env, stdin=subprocess.DEVNULL) as first:
+            await arrived(gate.arrived)
+            first.kill()
+        code, out, err = await ava(tmp_path, server, *words)
+        assert code == 0 and "the answer" in out, err
+        claims = logged(tmp_path / "data", "RunClaimed")
+        assert [entry.content["reason"] for entry in claims] == ["start", "takeover"]
 
 
 async def test_shows_the_remaining_budget_when_an_old_run_continues(tmp_path: Path) -> None:

@@ -93,11 +93,11 @@ async def open_service(
     person's approval or answer, and the runs are this process's own. `runs`: serve this user's runs; False for a short
     look.
     """
-    from ava_server.runs.mode import DRIVING, LOOKING, serving
+    from ava_server.runs.mode import ALONE, LOOKING, serving
     from ava_server.service.runtime import open_runtime
     from ava_server.service.service import Service
 
-    mode = LOOKING if not runs else serving(settings) if asked else DRIVING
+    mode = LOOKING if not runs else serving(settings) if asked else ALONE
     async with (
         open_runtime(settings, mode) as runtime,
         open_session(runtime, command, asked=asked, roots=roots) as session,

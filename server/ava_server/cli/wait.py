@@ -275,6 +275,7 @@ class FollowedRuns:
         self._service = service
         self._run_ids = run_ids
         self._runtime = runtime
+        runtime.manager.adopted.update(run_ids)  # an earlier command may have begun them
         records = LocalRecords(runtime.settings.paths, runtime.store, runtime.instances, runtime.manager)
         self._watch = RunWatch(records, run_ids, runtime.manager)
         self._question: anyio.CancelScope | None = None

@@ -4,7 +4,8 @@
 |---|---|---|---|
 | a command that looks, or decides | `LOOKING` | nobody | |
 | `ava doctor --online` | `ASKING` | its own session | itself |
-| `ava run --yes`, a server in its host's process | `DRIVING` | its user | itself |
+| `ava run --yes`, and what else nobody is asked about | `ALONE` | its own session | itself |
+| a server in its host's process | `DRIVING` | its user | itself |
 | `ava mcp`, `ava run`, `ava resume`, with `background` | `serving` | its user | the worker, or itself if that cannot |
 | the same, with `runs_on = "workers"` | `serving` | its user | any worker, on any machine |
 | `ava serve` | `serving` | everybody | as the two above |
@@ -54,6 +55,7 @@ class Mode:
         spread: Of so many of the oldest runs, any one is taken first.
         only_worker: No other process drives these runs: servers take the ones that it says it cannot run.
         one_of_many: Other machines drive runs of this log too, so what it says about one names its machine.
+        keeps_root: It also does what the data root of its users needs: events, settings on the record, cleaning up.
     """
 
     claims: Literal["nobody", "its session", "its user", "everybody"]
@@ -62,15 +64,13 @@ class Mode:
     spread: int = 1
     only_worker: bool = False
     one_of_many: bool = False
-
-    @property
-    def keeps_root(self) -> bool:
-        """Whether it also does what the data root of its users needs: events, settings on the record, cleaning up."""
-        return self.claims in ("its user", "everybody")
+    keeps_root: bool = True
 
 
-LOOKING = Mode("nobody")
-ASKING = Mode("its session")
+LOOKING = Mode("nobody", keeps_root=False)
+ASKING = Mode("its session", keeps_root=False)
+ALONE = Mode("its session")
+"""It ends with its own runs: one of another process, taken over, would be left again in the middle of a paid call."""
 DRIVING = Mode("its user")
 WORKING = Mode("everybody", grace_s=0.0, only_worker=True)
 """Users over HTTP have no worker of their own."""
