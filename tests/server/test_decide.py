@@ -11,7 +11,7 @@ from support.hosts.extensions import CAP, works
 from support.model_server import Say
 from support.runtime import PRICED, Lab, hand_over, open_lab
 
-from ava_audit.events import ExtensionDecided, QuestionAnswered, SpawnDecided
+from ava_audit.events import ExtensionDecided, QuestionAnswered, QuestionAsked, SpawnDecided
 from ava_server.approval.decide import (
     NO_MEANS,
     NO_SCOPE,
@@ -159,11 +159,11 @@ async def test_an_answer_goes_only_to_the_question_that_was_shown(tmp_path: Path
     async with open_lab(tmp_path, asks, config=PRICED) as lab:
         run_id = await lab.start()
         await lab.logged(run_id, "QuestionAsked")
-        question = (await lab.run(run_id)).question or ""
+        [asked] = await lab.facts(run_id, QuestionAsked)
         with pytest.raises(Refused, match="no longer waits for this answer; nothing was sent"):
-            await decide(person(lab), [Shown("answer", run_id, question.replace("Q", "R"))], PersonAnswer(True, "USD"))
+            await decide(person(lab), [Shown("answer", run_id, "Q-00000000")], PersonAnswer(True, "USD"))
         assert await lab.facts(run_id, QuestionAnswered) == []
-        decided = await decide(person(lab), [Shown("answer", run_id, question)], PersonAnswer(True, "EUR"))
+        decided = await decide(person(lab), [Shown("answer", run_id, asked.question_id)], PersonAnswer(True, "EUR"))
         assert "has the answer to its question and continues" in decided.text
         await lab.ended(run_id)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
 import pytest
 from support.foreign.origins import (
     ALL,
@@ -25,9 +26,13 @@ from support.foreign.origins import (
 from support.foreign.servers import write_role
 from support.model_server import Say, Step
 from support.runtime import hand_over, open_lab
+from support.terminal import on_terminal
 
 from ava_audit.events import Channel, GuardrailTripped, QuestionAnswered, QuestionAsked, UserMessage
+from ava_server.approval.decide import PersonAnswer, Shown
 from ava_server.core.errors import Refused
+from ava_server.service.access import Session
+from ava_server.service.service import Service, decide
 
 
 def reads_and_obeys(*calls: Say) -> Callable[[dict[str, Any]], Step]:
@@ -200,9 +205,9 @@ async def test_a_person_is_asked_with_the_value_and_its_source_and_only_they_can
         shown = str(await lab.call("check_subagent", subagent_id=run_id))
         assert f"to (from a result of mcp__lab__inbox): {EVIL}" in shown
         with pytest.raises(Refused, match="asks a person whether it may make a call"):
-            await answer(lab, run_id, "yes", "host_call")
+            await answer(lab, run_id, "yes", "host_call", shown=asked)
         assert await lab.facts(run_id, QuestionAnswered) == []
-        await answer(lab, run_id, word, "terminal")
+        await answer(lab, run_id, word, "terminal", shown=asked)
         results = await sent(lab, run_id)
         if word == "yes":
             assert [each.success for each in results] == [True, True], "what was allowed is not asked again"
@@ -210,6 +215,57 @@ async def test_a_person_is_asked_with_the_value_and_its_source_and_only_they_can
         else:
             assert not results[0].success
             assert "the person does not allow it" in results[0].output
+
+
+async def test_a_yes_counts_only_for_the_question_that_was_shown(tmp_path: Path) -> None:
+    write_role(tmp_path / "data", ALL)
+    async with open_lab(tmp_path, reads_and_obeys(sends("ann@example.net"), sends(EVIL)), config=config()) as lab:
+        run_id = await begun(lab)
+        await lab.logged(run_id, "QuestionAsked")
+        [shown] = await lab.facts(run_id, QuestionAsked)
+        assert f"ava send {run_id} yes --question {shown.question_id}`" in str(
+            await lab.call("check_subagent", subagent_id=run_id)
+        )
+        await answer(lab, run_id, "no", "browser", shown=shown)  # in another window
+        await lab.logged(run_id, "QuestionAsked", 2)
+        with pytest.raises(Refused, match="no longer waits for this answer"):
+            await answer(lab, run_id, "yes", "terminal", shown=shown)
+        with pytest.raises(Refused, match=f"(?s){EVIL}.*Nothing was sent: answer it with `ava send .* --question Q-"):
+            await answer(lab, run_id, "yes", "terminal")
+        assert len(await lab.facts(run_id, QuestionAnswered)) == 1
+        [_first, now] = await lab.facts(run_id, QuestionAsked)
+
+        def typed() -> str:
+            with on_terminal(lab.root, "send", run_id, "yes", "--question", now.question_id) as screen:
+                assert screen.ended() == 0, screen.text
+                return screen.text
+
+        assert "has the answer to its question and continues" in await anyio.to_thread.run_sync(typed)
+        assert [each.success for each in await sent(lab, run_id)] == [False, True]
+
+
+async def test_a_page_that_was_shown_another_question_allows_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_role(tmp_path / "data", ALL)
+    async with open_lab(tmp_path, reads_and_obeys(sends("ann@example.net"), sends(EVIL)), config=config(2)) as lab:
+        run_id = await begun(lab)
+        await lab.logged(run_id, "QuestionAsked")
+        [asked] = await lab.facts(run_id, QuestionAsked)
+        user, call = lab.session.user, Service.call
+        service = Service(lab.runtime, Session(user=user, transport="browser", channel="browser"))
+
+        async def later(*args: Any, **more: Any) -> Any:
+            """Another window is faster: it answers after the look at the question, and before the call."""
+            monkeypatch.setattr(Service, "call", call)
+            await answer(lab, run_id, "no", "terminal", shown=asked)
+            await lab.logged(run_id, "QuestionAsked", 2)
+            return await call(*args, **more)
+
+        monkeypatch.setattr(Service, "call", later)
+        with pytest.raises(Refused, match="no longer waits for this answer"):
+            await decide(service, [Shown("answer", run_id, asked.question_id)], PersonAnswer(True, "yes"))
+        assert [each.success for each in await sent(lab, run_id)] == [False, False]
 
 
 async def test_a_field_of_an_address_book_is_a_source_and_the_proposal_says_so(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ class Attacker:
                 asked = await self.lab.facts(run_id, QuestionAsked)
                 if len(asked) > answered:
                     answered += 1
-                    await answer(self.lab, run_id, "no", "terminal")
+                    await answer(self.lab, run_id, "no", "terminal", shown=asked[-1])
                 elif (row := await self.lab.run(run_id)).ended:
                     assert row.state == "success", await self.lab.result(run_id)
                     return asked

@@ -27,8 +27,8 @@ class Shown:
     Attributes:
         kind: What a yes does.
         id: The proposal for `start`, else the run.
-        digest: What the decision covers: with another digest now, it is refused. A question has its stored text here;
-            what has no content that could change has nothing.
+        digest: What the decision covers: with another digest now, it is refused. A question has its id here; what
+            has no content that could change has nothing.
         line: The approval line, which an approval repeats.
         text: Everything else that they see, where it is the same on each surface.
     """

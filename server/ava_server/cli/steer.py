@@ -25,7 +25,7 @@ from ava_server.cli.terminal import agrees, heading, place_json, say, say_json, 
 from ava_server.cli.wait import FollowedRuns, deliver, wait_for
 from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError, BadInput, Refused
-from ava_server.core.ids import label
+from ava_server.core.ids import label, parse_id
 from ava_server.core.shutdown import prepare_to_run
 from ava_server.render.responses import answers_json
 
@@ -90,19 +90,26 @@ async def send_command(
     context: typer.Context,
     subagent: UnendedRunId,
     message: Annotated[str, typer.Argument(help="The message. It may steer the work, and changes no limit.")],
+    question: Annotated[
+        str | None, typer.Option(metavar="Q-ID", help="The question that it answers; a yes to a call needs it.")
+    ] = None,
     as_json: Json = False,
     url: Url = None,
     token_file: TokenFile = None,
 ) -> None:
     """Send a message to an unfinished run; it reads the message before its next turn."""
     refuse_in_subagent("ava send")
+    question_id = parse_id("question_id", question, "--question") if question is not None else ""
     server = chosen_server(context, url, token_file)
+    if server is not None and question_id:
+        raise BadInput("--question: only on the server, in a terminal there")
 
     # A host's model can call this too: only at a terminal is the message a person's.
     asked, show = someone_there(), not as_json
     opening = _open_steering(server, "ava send", lambda there: there.find_one(subagent), show=show, asked=asked)
     async with opening as (run, records, decide):
-        decided = await decide(Shown("send", run.id), PersonAnswer(True, message))
+        shown = Shown("answer" if question_id else "send", run.id, question_id)
+        decided = await decide(shown, PersonAnswer(True, message))
     if as_json:
         say_json({**place_json(records.place), **decided.fields})
     else:

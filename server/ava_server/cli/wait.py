@@ -183,7 +183,7 @@ class RunWatch:
                 self.progress.end()
                 tell(f"{label(run.row)} asks you:\n{add_bars(asked.untrusted)}")
                 command = run.wait.command if run.wait is not None else "ava"
-                tell(f'Answer in another terminal: {command} send {run.row.id} "…"')
+                tell(f"Answer in another terminal: {asked.answered_by(command).strip('`')}")
 
     def _show(self, seen: list[RunView]) -> None:
         from ava_server.render.run_view import status_line

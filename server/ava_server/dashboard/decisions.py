@@ -126,7 +126,7 @@ def _message(run: RunRow, view: View) -> DecisionQuestion:
             f" to the model {run.model}: give no passwords or keys."
         )
         return DecisionQuestion("send", run, f"Send a message to {label(run)}", text, "Message:", Shown("send", run.id))
-    shown = Shown("answer", run.id, run.question or "", text=asked.message)
+    shown = Shown("answer", run.id, asked.id, text=asked.message)
     return DecisionQuestion("send", run, f"{label(run)} asks you a question", asked.message, "Answer:", shown)
 
 

@@ -253,7 +253,7 @@ class Wait:
                 how = f"`{self.command} approve {self.run.id}`"
                 return f"a person may {words}: {how}; without an answer it wraps up at {self._until}"
             case "answer":
-                how = f'`{self.command} send {self.run.id} "…"`'
+                how = self.question.answered_by(self.command) if self.question is not None else f"`{self.command} send`"
                 return f"answer its question with {how}; without an answer it continues at {self._until}"
             case "queue":
                 return _joined(f"number {self.position} in the queue", self.blocker if self.served else _NO_SERVER)

@@ -148,7 +148,12 @@ class WaitingQuestion:
 
     @property
     def in_a_terminal(self) -> str:
-        return f'`ava send {self.run.id} "{"yes" if self.to_allow else "…"}"`'
+        return self.answered_by("ava")
+
+    def answered_by(self, ava: str) -> str:
+        """Return the command that answers it; `ava` is how commands begin. A yes to a call names what was asked."""
+        how = f"yes --question {self.id}" if self.to_allow else '"…"'
+        return f"`{ava} send {self.run.id} {how}`"
 
     @property
     def to_allow(self) -> bool:
@@ -254,24 +259,30 @@ def waiting_question(view: View, run: RunRow, now_us: int) -> WaitingQuestion | 
 # -- the answer -------------------------------------------------------------------------------------------------------
 
 
-def deliver(run_id: str, text: str, agent: Who, who: Who, channel: Channel) -> Command[str]:
+def deliver(
+    run_id: str, text: str, agent: Who, who: Who, channel: Channel, question_id: str = ""
+) -> Command[str | WaitingQuestion]:
     """Deliver a message to a run; where the run waits with a question, the message is its answer.
 
     The value is `answered`, the run's state where it reads the message later, or why it never does: `ended`, `waiting`,
-    `person` where only a person may answer.
+    `other` where it does not wait with `question_id`, or the question that takes more than a message: whether a call
+    may be made, which only a person answers, by its id.
 
     `agent`: the run under the session that writes.
     """
 
-    def command(view: View, now_us: int) -> Outcome[str]:
+    def command(view: View, now_us: int) -> Outcome[str | WaitingQuestion]:
         run = view.run(run_id)
+        found = waiting_question(view, run, now_us) if run is not None else None
+        if question_id and (found is None or found.id != question_id):
+            return Outcome("other")
         if run is None or run.ended:
             return Outcome("ended")
         if run.state == WAITING:
             return Outcome("waiting")
-        if (found := waiting_question(view, run, now_us)) is not None:
-            if found.to_allow and channel == "host_call":
-                return Outcome("person")
+        if found is not None:
+            if found.to_allow and (not question_id or channel == "host_call"):
+                return Outcome(found)
             return Outcome("answered", _answered(found, text, agent, who, channel))
         return Outcome(run.state, (Event(agent, UserMessage(text=text, kind="message"), run_id=run.id),))
 

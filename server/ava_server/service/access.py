@@ -260,7 +260,7 @@ class Access:
         if self.session.transport == "terminal":  # the person has just typed one
             return text
 
-        return re.sub(r"`ava (?=(?:approve|reject|resume|show) |ui`)", lambda _found: f"`{self._ava} ", text)
+        return re.sub(r"`ava (?=(?:approve|reject|resume|send|show) |ui`)", lambda _found: f"`{self._ava} ", text)
 
     @cached_property
     def _ava(self) -> str:

@@ -29,7 +29,7 @@ from ava_server.render.run_view import (
     view_run,
 )
 from ava_server.runs.lifecycle import paused
-from ava_server.runs.questions import deliver
+from ava_server.runs.questions import WaitingQuestion, deliver
 from ava_server.service.access import Access, Operations, Progress
 from ava_server.service.current import others_words
 from ava_server.service.fetch import bring_to_repositories
@@ -257,7 +257,11 @@ def _cursor(given: str | None) -> int:
     return int(given)
 
 
-_ONLY_YES = "they answer in the host's form, in Ava's pages, or with `ava send {id} yes`; no tool can"
+_ONLY_YES = (
+    "{run} asks a person whether it may make a call: they answer in the host's form, in Ava's pages, or with {how}; no"
+    " tool can"
+)
+_NAME_IT = "{asked} Nothing was sent: answer it with {how}"
 _WHEN = {
     QUEUED: "when it starts",
     RUNNING: "before its next turn",
@@ -272,16 +276,20 @@ class RunSteering(Operations):
         super().__init__(access)
         self._checks = checks
 
-    async def message(self, given: dict[str, Any], _caller: CallContext) -> Answer:
+    async def message(self, given: dict[str, Any], caller: CallContext) -> Answer:
         """Do `message_subagent`. Raises BadInput, and Refused: the run waits for approval, or has ended."""
         args = parse(MessageArgs, given)
         run = await self._access.run(args.subagent_id, "subagent_id")
         agent, session = self._access.agent_of(run), self._session
-        delivered = await self._store.do(deliver(run.id, args.message, agent, session.who, session.channel))
+        to = caller.question_id
+        delivered = await self._store.do(deliver(run.id, args.message, agent, session.who, session.channel, to))
         if delivered == "waiting":
             raise Refused(f"{label(run)} waits for approval; to change it, cancel it and propose it again")
-        if delivered == "person":
-            raise Refused(f"{label(run)} asks a person whether it may make a call: {_ONLY_YES.format(id=run.id)}")
+        if delivered == "other":
+            raise Refused(f"{label(run)} no longer waits for this answer; nothing was sent.")
+        if isinstance(delivered, WaitingQuestion):
+            why = _ONLY_YES if session.channel == "host_call" else _NAME_IT  # a model is not shown its text here
+            raise Refused(why.format(run=label(run), how=delivered.in_a_terminal, asked=delivered.message))
         if delivered == "ended":
             raise Refused(f"{label(run)} has ended; ask on with spawn_subagent and context_from")
         if delivered == "answered":

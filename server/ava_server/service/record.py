@@ -194,6 +194,7 @@ class CallContext:
         progress: Called with a status line while the call waits.
         record: Writes the call, unless it is in the log.
         degraded: A proposal may miss tools that its role needs.
+        question_id: The question that a message answers; empty where it is one to the run, whatever that waits for.
         news: The news, where it was read together with the answer.
         links: New links to proposals, for the answer but not for the log.
     """
@@ -202,6 +203,7 @@ class CallContext:
     record: CallRecord
     asking: Asking = NOBODY
     degraded: bool = False
+    question_id: str = ""
     news: list[News] = field(default_factory=list[News])
     links: list[str] = field(default_factory=list[str])
 

@@ -26,7 +26,7 @@ from ava_server.approval.questions import AnsweredLater
 from ava_server.approval.requests import LogArgs, parse, refuse_deep, shown
 from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput, Refused
-from ava_server.core.ids import AGENT, label
+from ava_server.core.ids import AGENT
 from ava_server.core.shortage import shortage_in
 from ava_server.render.entries import entry_line, names_of
 from ava_server.render.host_text import text_of
@@ -195,12 +195,13 @@ class Service:
         asking: Asking = NOBODY,
         raises: bool = False,
         degraded: bool = False,
+        question_id: str = "",
     ) -> Answer:
         """Call a tool; a caller's mistake is an answer, not an exception.
 
         `progress`: called with a sentence while the call waits. `raises`: raise a mistake once it is recorded, for a
         caller that handles kinds of mistakes. `degraded`: a proposal may miss tools that its role needs: a person at a
-        terminal has accepted that.
+        terminal has accepted that. `question_id`: the question that a person was shown, and answers with a message.
 
         Raises:
             AvaError: There is no such tool, or its arguments are nested too deeply; with `raises`, any mistake.
@@ -215,7 +216,7 @@ class Service:
         await self._runtime.credentials.refresh()
         redacted = self._runtime.credentials.redactor.redact_json(given)
         record = CallRecord(self._access, tool, given, redacted)
-        caller = CallContext(progress, record, asking, degraded)
+        caller = CallContext(progress, record, asking, degraded, question_id)
         mistake: Exception | None = None
         try:
             await record.start()
@@ -275,15 +276,14 @@ async def decide(service: Service, shown: Sequence[Shown], answer: PersonAnswer)
         return Decided({"status": made.status, "subagent_id": one.id, "message": made.text})
     if one.kind == "start" and answer.agrees:
         await refuse_changed(service.store, user, shown)
-    if one.kind in ("answer", "resume"):
+    if one.kind == "resume":
         run = await service.store.read(lambda view: view.run(one.id))
-        # A run of another user does not exist for this one, as the call below says.
-        if one.kind == "answer" and run is not None and run.user_id == user and run.question != one.digest:
-            raise Refused(f"{label(run)} no longer waits for this answer; nothing was sent.")
-        if one.kind == "resume" and run is not None and run.state == WAITING:  # the call would start it
+        if run is not None and run.state == WAITING:  # the call would start it
             raise Refused(f"{one.id} does not wait to be resumed; nothing was done")
     tool, given = tool_call(shown, answer)
-    return Decided((await service.call(tool, given, ignore_progress, raises=True)).structured())
+    question_id = one.digest if one.kind == "answer" else ""
+    done = await service.call(tool, given, ignore_progress, raises=True, question_id=question_id)
+    return Decided(done.structured())
 
 
 async def refuse_changed(store: Readable, user: str, shown: Sequence[Shown]) -> None:

@@ -176,7 +176,7 @@ class RunPage(PagePart):
         question = wait.question if wait is not None and own else None
         session = visitor.service_session(self._context.site.url)
         line = wait.line if wait is not None and (own or session.administers) else None
-        about = (extension and extension.digest, question and row.question, line, shown.over)
+        about = (extension and extension.digest, question and question.id, line, shown.over)
         return {
             "row": row,
             "run": shown,
