@@ -18,7 +18,7 @@ from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Say, Step
 from support.models.search_formats import FORMATS
 from support.processes import lives, marked
 from support.repositories.coding import Untouched, asked, branches, project
-from support.runtime import Lab, arrived, check_budgets, with_workspace
+from support.runtime import Lab, arrived, check_budgets, open_lab, with_workspace
 from support.sample import sampled
 from support.sandboxes.attacks import needs
 from support.stdio import assert_intact, logged, made, serving, until
@@ -34,6 +34,8 @@ from ava_audit.events import (
     WorkChecked,
 )
 from ava_server.agents.metering import HAND_OVER_CALLS
+from ava_server.budget.run_config import config_of
+from ava_server.config.agents import AgentSpec
 from ava_server.config.keys import key_variables, set_key
 from ava_server.models.base import ToolUse
 from ava_server.runs.questions import Doubt
@@ -81,6 +83,42 @@ async def test_a_run_goes_from_the_proposal_to_the_result(tmp_path: Path) -> Non
         assert result["tool_receipts"]["the agent's own"] == {"ok": 1, "failed": 0}, result
         notes = await lab.facts(run_id, AgentNote)
         assert notes[0].kind == "session" and notes[0].text == "scripted 1.0"
+
+
+async def test_a_run_waits_if_its_agents_configuration_changed_since_approval(tmp_path: Path) -> None:
+    needs("bubblewrap")
+    folder = tmp_path / "installed"
+    folder.mkdir()
+    (folder / "script.json").write_text(json.dumps({"prompts": [[{"ask": "What does it cost?"}, SUBMIT]]}))
+    with running_model_server([Say("Twelve.", usage=USAGE)] * 2) as far:
+        approved = agent_config(folder, far.base_url)
+        house: dict[str, Any] = {"server": far, "env": {"AVA_FAR_API_KEY": "k"}, "check": False}
+        async with open_lab(tmp_path, config=approved, runs=False, **house) as lab:
+            proposal = await lab.propose(**agent_run())
+            run_id = proposal.subagent_id
+        other = approved.replace("script.json", "another.json")
+        async with open_lab(tmp_path, config=other, **house) as lab:
+            assert (await lab.approve(proposal)).status == "approved"
+            waits_for = await until(lambda: lab.runtime.manager.waiting_for.get(run_id))
+            assert waits_for == "the configuration of the agent scripted has changed since this was approved"
+            older = config_of((await lab.run(run_id)).config).model_copy(update={"agent": None})
+            kept = older.model_dump_json(exclude_none=True)
+            assert '"agent"' not in kept
+            await lab.runtime.run_setup.check_config(replace(await lab.run(run_id), config=kept))
+        async with open_lab(tmp_path, config=approved, **house) as lab:
+            lab.runtime.manager.adopted.add(run_id)
+            lab.runtime.manager.wake()
+            assert (await lab.ended(run_id, 60)).state == "success"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"command": ("other",)}, {"wires": ()}, {"providers": "x"}, {"variables": {}}, {"files": {"a": "b"}}, {"off": ()}],
+)
+def test_an_agents_digest_covers_what_it_runs_and_may_use_and_nothing_else(change: dict[str, Any]) -> None:
+    known = AgentSpec("a", "A", ("a",), ("messages",), 1, variables={"A": "1"}, off=("Cron",))
+    assert replace(known, **change).digest != known.digest
+    assert replace(known, title="B", first_bytes=2, first_tools=3, npm="b").digest == known.digest
 
 
 async def test_a_hand_over_takes_few_calls(tmp_path: Path) -> None:

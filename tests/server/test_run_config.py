@@ -233,12 +233,16 @@ STORED: dict[str, Any] = {
 }
 """A configuration as an entry has it."""
 DIGEST = "1be57c26bd0722bbc22e2d9e34be3454134082a0b5cb7f9ace69b7d6d8e75d24"
+OF_AN_AGENT = "af7b8b5a76e6a2c8ae10f86f2835e90c4173f188303eb013f151fd78227bfdbf"
 
 
 def test_a_stored_configuration_reads_back_and_keeps_its_digest() -> None:
     """Only a new field of `RunConfig` or `Texts` changes the digest: proposals that wait are then to be made again."""
     config = RunConfig.model_validate(STORED)
-    assert digest(config, Texts(task="Look it up — twice.", context="The shop.", rationale="Asked for.")) == DIGEST
+    texts = Texts(task="Look it up — twice.", context="The shop.", rationale="Asked for.")
+    assert digest(config, texts) == DIGEST
+    before = config.model_copy(update={"runner": "acp:codex"})  # the digest of an agent's configuration came later
+    assert digest(before, texts) == OF_AN_AGENT != digest(before.model_copy(update={"agent": "a"}), texts)
     stored = config.model_dump(mode="json", exclude_none=True)
     for name, value in STORED.items():
         assert stored[name] == ({**stored[name], **value} if name == "coding" else value), name

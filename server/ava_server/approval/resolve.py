@@ -472,6 +472,7 @@ class _Resolution:
             role_source=role.source,
             role_text=role.text,
             runner=self._agent.runner if self._agent is not None else IN_PROCESS,
+            agent=self._agent.digest if self._agent is not None else None,
             model=choice.name,
             provider=choice.provider,
             model_id=choice.model_id,

@@ -217,6 +217,7 @@ class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may 
     role_source: str
     role_text: str  # the role file's content, read once, at the proposal
     runner: str = IN_PROCESS
+    agent: str | None = None  # the digest of the other agent's configuration; None in older entries
     model: str
     provider: str
     model_id: str
@@ -333,7 +334,8 @@ _ESTIMATES = {
 
 def digest(config: RunConfig, texts: Texts) -> str:
     """Return the hash of what is approved: configuration and texts, but no estimate, which depends on other runs."""
-    own = {"runner"} if config.runner == IN_PROCESS else set[str]()  # as before there were others
+    # As before there were others, and before their configuration counted.
+    own = {name for name, without in (("runner", IN_PROCESS), ("agent", None)) if getattr(config, name) == without}
     both = {"config": config.model_dump(mode="json", exclude=_ESTIMATES | own), "texts": texts.model_dump(mode="json")}
     line = json.dumps(both, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
     return hashlib.sha256(line.encode()).hexdigest()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -40,6 +42,13 @@ class AgentSpec:
     @property
     def runner(self) -> str:
         return f"{ACP}{self.name}"
+
+    @property
+    def digest(self) -> str:
+        """A digest of what it runs and may use, without what is only shown or estimated."""
+        parts = [self.name, self.command, self.wires, self.providers, sorted(self.variables.items())]
+        line = json.dumps([*parts, sorted(self.files.items()), self.off], ensure_ascii=False)
+        return hashlib.sha256(line.encode("utf-8", "replace")).hexdigest()
 
 
 @cache

@@ -289,7 +289,10 @@ class RunSetup:
         return AgentParts(spec, cast("HttpModel", model), wire, sandbox, host, scratch / "agent", project)
 
     def _known_agent(self, config: RunConfig) -> AgentSpec | None:
-        """Return the agent that does a run's work; None where Ava does. Raises ConfigNotSupported: it is not here."""
+        """Return the agent that does a run's work; None where Ava does.
+
+        Raises ConfigNotSupported: it is not here, or not as it was approved.
+        """
         if config.runner == IN_PROCESS:
             return None
         if not has_extra("agents"):
@@ -298,6 +301,8 @@ class RunSetup:
             spec = agent_of(config.runner, self._resources.settings)
         except AvaError as error:
             raise ConfigNotSupported(str(error)) from error
+        if spec is not None and config.agent not in (None, spec.digest):
+            raise ConfigNotSupported(f"the configuration of the agent {spec.name} has changed since this was approved")
         return spec
 
     def _close(
