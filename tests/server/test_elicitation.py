@@ -165,6 +165,18 @@ async def test_a_group_timeout_may_be_lowered_but_not_raised(tmp_path: Path, era
             assert (decided.group_timeout_s, decided.group_max_cost_micros) == (300, 1_000_000)
 
 
+@pytest.mark.parametrize("seconds", [1e308, 2_592_001])
+async def test_a_group_timeout_without_end_is_refused_before_anybody_is_asked(
+    tmp_path: Path, era: str, seconds: float
+) -> None:
+    async with host(tmp_path, era, accept()) as at:
+        made = [await at.propose(task="one"), await at.propose(task="two")]
+        refused = await at.confirm(*made, group_timeout=seconds)
+        assert refused["status"] == "failed" and "is above the maximum of 2,592,000; give less" in refused["message"]
+        assert at.person.asked == []
+        await at.nothing_started(waiting=2)
+
+
 @pytest.mark.parametrize("name", ["max_cost_dollars", "max_minutes"])
 @pytest.mark.parametrize(
     "given", sampled([1_000_000, 10**400, math.nan, math.inf, True, False, "0.1", "", 0, -1, 1e-9, ["1"]], 4)

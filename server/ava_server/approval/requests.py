@@ -24,6 +24,8 @@ from ava_server.models.json_text import deeper_than
 
 WAIT_LIMIT_S, MOST_WAIT_S = 45, 240
 """Hosts end a call after 60 s: a question and a wait share this many seconds."""
+MOST_GROUP_S = 30 * 86_400
+"""The longest time of a group, in seconds."""
 DEEPEST = 100
 """Most levels of nested lists and objects in arguments; no tool needs ten."""
 CHANGES_FORM = '{"P-…": {"caps": {…}, "blocked_tools": […]}}'
@@ -56,6 +58,7 @@ def _storable(text: str | None) -> str | None:
 
 _UNSTORABLE = re.compile("[\ud800-\udfff\x00]")
 ShortText = Annotated[str, Field(min_length=1), AfterValidator(_storable)]
+GroupTime = Annotated[float, Field(gt=0, le=MOST_GROUP_S), _no_bool("float_type")]
 Wait = Annotated[float, Field(ge=0, le=MOST_WAIT_S), _no_bool("float_type")]
 
 
@@ -169,7 +172,7 @@ class ConfirmArgs(Arguments):
         default=None, description=f"Only lower: {CHANGES_FORM.replace(chr(34), '')}; caps as in spawn_subagent."
     )
     group_max_cost_cents: Number | None = None
-    group_timeout: Number | None = Field(default=None, description="Seconds.")
+    group_timeout: GroupTime | None = Field(default=None, description="Seconds.")
     wait_seconds: Wait = 0
 
 
@@ -299,7 +302,7 @@ def _beyond(model: type[Arguments], loc: Sequence[str], kind: str, value: Any, c
     if kind.endswith("too_long"):
         return f"{len(value):,} long, at most {ctx.get('max_length'):,} are allowed; shorten it."
     if kind.startswith("less_than"):
-        return f"{shown(value)} is above the maximum of {ctx.get('le', ctx.get('lt'))}; give less."
+        return f"{shown(value)} is above the maximum of {ctx.get('le', ctx.get('lt')):,.10g}; give less."
     if value == 0:
         return f"0 would allow nothing; leave it out for {_default(model, loc)}, or give more than 0."
     return f"{shown(value)} is too small; give a number above {ctx.get('gt', ctx.get('ge'))}."
