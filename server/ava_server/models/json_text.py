@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterable
 from contextlib import suppress
+from io import StringIO
 from typing import Any, cast
 
 from pydantic_core import to_json
@@ -132,6 +133,13 @@ def deeper_than(value: Any, most: int) -> bool:
     return True
 
 
+def grown(text: Any, piece: str) -> StringIO:
+    """Return a text with a piece more, for `storable` to take out once: each piece added to a `str` copies it all."""
+    growing = text if isinstance(text, StringIO) else StringIO()
+    growing.write(as_text(text) + piece)
+    return growing
+
+
 def storable(value: Any) -> tuple[Any, tuple[str, ...]]:
     """Return a value that UTF-8 JSON can hold, and a note for each kind of thing that was changed."""
     counts = {"surrogate": 0, "number": 0, "nesting": 0}
@@ -181,8 +189,8 @@ def _storable(value: Any, counts: dict[str, int], depth: int) -> Any:
     if depth > _DEEPEST:
         counts["nesting"] += 1
         return None
-    if isinstance(value, str):
-        text, replaced = join_surrogates(value)
+    if isinstance(value, str | StringIO):
+        text, replaced = join_surrogates(value if isinstance(value, str) else value.getvalue())
         counts["surrogate"] += replaced
         return text
     if (entries := as_object(value)) is not None:

@@ -205,7 +205,7 @@ def models_url(wire: Wire, base_url: str) -> str:
 
 async def _fetch(client: httpx2.AsyncClient, endpoint: Endpoint, wire: Wire) -> bytes:
     headers = {"accept": "application/json", **wire.headers(endpoint.api_key)}
-    content = b""
+    content = bytearray()
     async with client.stream("GET", endpoint.url, headers=headers) as response:
         status = response.status_code
         if status in (401, 403):
@@ -216,7 +216,7 @@ async def _fetch(client: httpx2.AsyncClient, endpoint: Endpoint, wire: Wire) -> 
             content += piece
             if len(content) > MOST_BYTES:
                 raise _failure(endpoint, f"answered more than {MOST_BYTES:,} bytes", "bad_answer")
-    return content
+    return bytes(content)
 
 
 def _ids(content: bytes, endpoint: Endpoint) -> list[str]:

@@ -72,16 +72,16 @@ def _counts_in(usage: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def merge_usage(known: Mapping[str, Any] | None, later: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return two reports of one answer as one, with no count smaller than before, as a server may still bill that."""
-    if known is None or later is None:
-        return later or known
-    both = {**known, **{name: value for name, value in later.items() if value is not None}}
-    for name, before in known.items():
-        after = both[name]
-        if _is_number(before) and _is_number(after) and before > after >= 0:
-            both[name] = before
-    return both
+def merge_usage(known: dict[str, Any] | None, later: Mapping[str, Any]) -> dict[str, Any]:
+    """Put a later report of one answer into what is known; no count gets smaller, as a server may still bill that."""
+    if known is None:
+        return dict(later)
+    for name, value in later.items():
+        before = known.get(name)
+        falls = _is_number(before) and _is_number(value) and before > value >= 0
+        if value is not None and not falls:
+            known[name] = value
+    return known
 
 
 def _cost_micros(usage: Mapping[str, Any]) -> tuple[int | None, tuple[str, ...]]:

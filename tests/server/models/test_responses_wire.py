@@ -1,5 +1,4 @@
 import json
-import time
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 from support.model_server import EVENTS, JSON, Fail, Gate, Raw, Received, Say, Script, running_model_server
 from support.models import responses_format
 from support.runtime import check_requests, hand_over, open_lab
-from support.sample import sampled
 
 from ava_audit.events import AssistantMessage, CostUpdate, RunClaimed, Usage
 from ava_server.core.errors import ModelError
@@ -444,23 +442,6 @@ def test_keeps_the_first_of_too_many_calls() -> None:
     assert [call.call_id for call in answer.calls] == [f"c{index}" for index in range(MOST_CALLS)]
     assert len(answer.raw["output"]) == MOST_CALLS + 1
     assert f"kept the first {MOST_CALLS} of {MOST_CALLS + 2} tool calls" in answer.notes
-
-
-@pytest.mark.parametrize(
-    "event", sampled(["output_text.delta", "output_item.done", "function_call_arguments.delta"], 1)
-)
-def test_the_time_for_many_deltas_grows_linearly(event: str) -> None:
-    def took(count: int) -> float:
-        many = [
-            {"type": f"response.{event}", "output_index": 0, "content_index": number, "delta": "x", "item": call("c")}
-            for number in range(count)
-        ]
-        began = time.process_time()
-        done(*many, END)
-        return time.process_time() - began
-
-    few = min(took(2_000) for _ in range(3))
-    assert min(took(32_000) for _ in range(2)) < few * 16 * 8, "with the square it would be 16 times as long"
 
 
 def test_notes_earlier_thinking_that_was_not_shown_to_the_model() -> None:

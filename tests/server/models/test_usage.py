@@ -133,7 +133,6 @@ def test_a_note_about_any_figure_can_be_stored(name: str) -> None:
     ("known", "said", "both"),
     [
         (None, PLAIN, PLAIN),
-        (PLAIN, None, PLAIN),
         (PLAIN, {"prompt_tokens": 100, "completion_tokens": 30}, {"prompt_tokens": 100, "completion_tokens": 30}),
         (PLAIN, {"prompt_tokens": 90, "completion_tokens": 30}, {"prompt_tokens": 100, "completion_tokens": 30}),
         ({**PLAIN, "cost": 0.5}, PLAIN, {**PLAIN, "cost": 0.5}),
@@ -143,6 +142,6 @@ def test_a_note_about_any_figure_can_be_stored(name: str) -> None:
     ],
 )
 def test_merging_two_usage_reports_never_lowers_a_figure(
-    known: dict[str, Any] | None, said: dict[str, Any] | None, both: dict[str, Any]
+    known: dict[str, Any] | None, said: dict[str, Any], both: dict[str, Any]
 ) -> None:
-    assert merge_usage(known, said) == both
+    assert merge_usage(known and {**known}, said) == both

@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from ava_server.models.base import Completion, Delta, Request, ToolUse, Turn
 from ava_server.models.json_text import as_object, as_text, decode_object, join_surrogates
 from ava_server.models.selection import UNKNOWN, Thinking
 from ava_server.models.tokens import merge_usage, read_usage
 
+_Call = TypeVar("_Call")
 MOST_CALLS = 128
 """Tool calls of one answer that are kept; no real model asks for as many."""
 _LONGEST_LINE = 200
@@ -36,13 +37,16 @@ class WireAnswer(ABC):
     """An answer that grows with every event of a stream, or is taken whole.
 
     `stop_reason` is the provider's word for why it ended; what goes wrong after that does not spoil the answer. `over`:
-    the stream has said that nothing more comes. `usage` is the provider's as it came.
+    the stream has said that nothing more comes. `usage` is the provider's as it came. `_let_go` is how many calls are
+    counted but no longer held, `_room` how many parts an answer may have before that is looked for.
     """
 
     stop_reason: str | None = None
     over: bool = False
     request_id: str | None = None
-    usage: Mapping[str, Any] | None = None
+    usage: dict[str, Any] | None = None
+    _let_go: int = 0
+    _room: int = 8 * MOST_CALLS
 
     @property
     def ended(self) -> bool:
@@ -87,7 +91,20 @@ class WireAnswer(ABC):
 
     def _read_id_and_usage(self, fields: Mapping[str, Any]) -> None:
         self.request_id = as_text(fields.get("id")) or self.request_id
-        self.usage = merge_usage(self.usage, as_object(fields.get("usage")) or None)
+        if usage := as_object(fields.get("usage")):
+            self.usage = merge_usage(self.usage, usage)
+
+    def _surplus(self, held: int, calls: Callable[[], Sequence[_Call]]) -> Sequence[_Call]:
+        """Return which calls to let go of, now and then: beyond MOST_CALLS they only count, and the last still grows.
+
+        `held` is how many parts the answer has so far; `calls` returns those of them that are calls.
+        """
+        if held <= self._room:
+            return ()
+        surplus = calls()[MOST_CALLS:-1]
+        self._let_go += len(surplus)
+        self._room = max(self._room, 2 * (held - len(surplus)))
+        return surplus
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import StringIO
 from itertools import groupby
 from typing import Any, ClassVar, Literal
 
 from ava_server.models import json_text
 from ava_server.models.base import AssistantTurn, Delta, Request, ToolTurn, ToolUse, Turn, UserTurn
-from ava_server.models.json_text import as_list, as_object, as_text, fields_of, objects_in
+from ava_server.models.json_text import as_list, as_object, as_text, fields_of, grown, objects_in
 from ava_server.models.selection import EFFORT, LOW
 from ava_server.models.wires.base import (
     MOST_CALLS,
@@ -124,8 +125,7 @@ class ChatAnswer(WireAnswer):
     _kept: dict[str, Any] = field(default_factory=dict[str, Any])
     _dropped: dict[str, None] = field(default_factory=dict[str, None])
     _calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    _by_index: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
-    _by_id: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    _known: dict[int | str, dict[str, Any]] = field(default_factory=dict[int | str, dict[str, Any]])
 
     def add(self, chunk: Mapping[str, Any]) -> Delta:
         self._read_id_and_usage(chunk)
@@ -150,7 +150,7 @@ class ChatAnswer(WireAnswer):
         set_unique_ids(asked, "id")
         text = raw["content"] if isinstance(raw["content"], str) else _words(raw["content"])
         calls = tuple(tool_use(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in asked)
-        notes = (*self._dropped, *dropped_calls_note(len(self._calls)), *changed)
+        notes = (*self._dropped, *dropped_calls_note(len(self._calls) + self._let_go), *changed)
         return WholeAnswer(raw, text, calls, _readable(raw), not (text or calls or self._kept), notes)
 
     def final_request_id(self, in_headers: str | None) -> str | None:
@@ -158,7 +158,7 @@ class ChatAnswer(WireAnswer):
         return self.request_id or in_headers
 
     def _grow(self, piece: Mapping[str, Any]) -> Delta:
-        text = thinking = arguments = ""
+        text = thinking = ""
         content = piece.get("content")
         if isinstance(content, str):
             self._content.append(content)
@@ -169,15 +169,14 @@ class ChatAnswer(WireAnswer):
         for key in _KEPT:
             if value := piece.get(key):
                 thinking = self._keep(key, value) or thinking
-        for fragment in objects_in(piece.get("tool_calls")):
-            arguments += self._add_fragment(fragment)
+        arguments = "".join([self._add_fragment(fragment) for fragment in objects_in(piece.get("tool_calls"))])
         return Delta(json_text.join_surrogates(text)[0], json_text.join_surrogates(thinking)[0], arguments)
 
     def _keep(self, key: str, value: Any) -> str:
         """Keep a part that a provider wants back, while its type stays the same; return what of it is thinking."""
         known = self._kept.get(key)
-        if isinstance(value, str) and (known is None or isinstance(known, str)):
-            self._kept[key] = (known or "") + value
+        if isinstance(value, str) and (known is None or isinstance(known, StringIO)):
+            self._kept[key] = grown(known, value)
             return value if key in _THINKING else ""
         if isinstance(value, list) and (known is None or isinstance(known, list)):
             odd = _extend(self._kept.setdefault(key, []), as_list(value))
@@ -186,33 +185,36 @@ class ChatAnswer(WireAnswer):
             self._dropped[f"dropped a piece of {key} that was {_kind(value)}"] = None
         return ""
 
-    def _found(self, identity: str, index: Any) -> dict[str, Any] | None:
-        if isinstance(index, int):
-            return self._by_index.get(index)
-        if identity:
-            return self._by_id.get(identity)
-        return self._calls[-1] if self._calls else None
+    def _begin(self) -> dict[str, Any]:
+        function = {"name": StringIO(), "arguments": StringIO()}
+        call: dict[str, Any] = {"id": "", "type": "function", "function": function}
+        self._calls.append(call)
+        self._known[""] = call  # of a fragment with neither index nor id
+        if surplus := {id(one) for one in self._surplus(len(self._calls), lambda: self._calls)}:
+            del self._calls[MOST_CALLS:-1]
+            self._known = {key: one for key, one in self._known.items() if id(one) not in surplus}
+        return call
 
     def _add_fragment(self, fragment: Mapping[str, Any]) -> str:
         """Add a fragment to its tool call, found by index, else by id, else the last one; return new arguments."""
         identity, index = as_text(fragment.get("id")), fragment.get("index")
-        call: dict[str, Any] | None = self._found(identity, index)
+        call = self._known.get(index if isinstance(index, int) else identity)
         # Some servers number every call 0: another id is another call.
         if call is None or (identity and call["id"] and identity != call["id"]):
-            call = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
-            self._calls.append(call)
+            call = self._begin()
         if isinstance(index, int):
-            self._by_index[index] = call
+            self._known[index] = call
         call["id"] = call["id"] or identity
-        self._by_id.setdefault(call["id"], call)
+        self._known.setdefault(call["id"], call)
         call.update({key: value for key, value in fragment.items() if key not in _CALL_FIELDS and value is not None})
         function = fields_of(fragment.get("function"))
         name, arguments = as_text(function.get("name")), function.get("arguments")
-        if name != call["function"]["name"]:
-            call["function"]["name"] += name
+        known = call["function"]["name"]
+        if len(name) != known.tell() or name != known.getvalue():  # some servers repeat it
+            known.write(name)
         if isinstance(arguments, dict):  # some local servers send an object instead of its text
             arguments = json_text.encode(json_text.storable(arguments)[0]).decode()
-        call["function"]["arguments"] += as_text(arguments)
+        call["function"]["arguments"].write(as_text(arguments))
         return as_text(arguments)
 
 
@@ -265,8 +267,8 @@ def _extend(known: list[Any], pieces: Sequence[Any]) -> set[tuple[str, str]]:
                     continue
                 if key not in _JOINED or before is None:
                     last[key] = value
-                elif isinstance(value, str) and isinstance(before, str):
-                    last[key] = before + value
+                elif isinstance(value, str) and isinstance(before, str | StringIO):
+                    last[key] = grown(before, value)
                 else:
                     odd.add((key, _kind(value)))
     return odd

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from ava_server.models import json_text
 from ava_server.models.base import AssistantTurn, Delta, Request, ToolTurn, ToolUse, Turn, UserTurn
-from ava_server.models.json_text import as_list, as_text, fields_of, objects_in
+from ava_server.models.json_text import as_list, as_text, fields_of, grown, objects_in
 from ava_server.models.selection import EFFORT, LOW
 from ava_server.models.wires.base import (
     MOST_CALLS,
@@ -183,7 +183,7 @@ class MessagesAnswer(WireAnswer):
         blocks = [self._whole_block(index) for index in self._blocks]
         asked = [block for block in blocks if block.get("type") == "tool_use"]
         raw_args = [block.pop("_raw") for block in asked]
-        dropped = [id(block) for block in asked[MOST_CALLS:]]
+        dropped = {id(block) for block in asked[MOST_CALLS:]}
         raw, changed = json_text.storable(
             {"role": "assistant", "content": [block for block in blocks if id(block) not in dropped]}
         )
@@ -194,7 +194,7 @@ class MessagesAnswer(WireAnswer):
             for block, text in zip(kept, raw_args, strict=False)
         )
         text, thinking = _words(raw, "text", ""), _words(raw, "thinking", "\n")
-        notes = (*self._notes, *dropped_calls_note(len(asked)), *changed, *self._cache_notes())
+        notes = (*self._notes, *dropped_calls_note(len(asked) + self._let_go), *changed, *self._cache_notes())
         return WholeAnswer(raw, text, calls, thinking, not raw["content"], notes)
 
     def chat_usage(self) -> Mapping[str, Any] | None:
@@ -222,8 +222,15 @@ class MessagesAnswer(WireAnswer):
             self._notes[one_line(f"{details.get('type') or 'stopped'}: {': '.join(why)}") or ""] = None
 
     def _begin(self, index: int, block: Mapping[str, Any]) -> Delta:
-        self._blocks[index] = dict(block)
+        own = {name: as_list(value) for name, value in block.items() if isinstance(value, list)}  # citations grow
+        self._blocks[index] = {**block, **own}
+        for call in self._surplus(len(self._blocks), self._calls):
+            del self._blocks[call]
+            self._pieces.pop(call, None)
         return Delta(as_text(block.get("text")), as_text(block.get("thinking")))
+
+    def _calls(self) -> list[int]:
+        return [index for index, block in self._blocks.items() if block.get("type") == "tool_use"]
 
     def _grow(self, index: int, delta: Mapping[str, Any]) -> Delta:
         kind = as_text(delta.get("type"))
@@ -239,9 +246,11 @@ class MessagesAnswer(WireAnswer):
             pieces.setdefault("input", []).append(piece := as_text(delta.get("partial_json")))
             return Delta(arguments=json_text.join_surrogates(piece)[0])
         if kind == "signature_delta":
-            block["signature"] = as_text(block.get("signature")) + as_text(delta.get("signature"))
+            block["signature"] = grown(block.get("signature"), as_text(delta.get("signature")))
         elif kind == "citations_delta":
-            block["citations"] = [*as_list(block.get("citations")), delta.get("citation")]
+            if not isinstance(block.get("citations"), list):
+                block["citations"] = []
+            block["citations"].append(delta.get("citation"))
         else:
             self._notes[f"dropped a piece of a block that was {one_line(kind) or 'without a type'}"] = None
         return Delta()

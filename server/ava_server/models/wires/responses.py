@@ -114,7 +114,7 @@ def _sent_back(raw: Mapping[str, Any], *, with_thinking: bool) -> list[dict[str,
     return [{name: value for name, value in item.items() if name not in _LEFT_OUT} for item in kept]
 
 
-@dataclass
+@dataclass(slots=True)
 class _Item:
     """An item on its way: its `fields`, and `pieces` by kind and part until it is `done`."""
 
@@ -140,7 +140,9 @@ class _Item:
         grown: dict[str, list[Any]] = {}
         for (what, place), pieces in sorted(self.pieces.items(), key=lambda known: known[0][1]):
             _, name, kind, text, _ = _GROWS[what]
-            parts = grown.setdefault(name, as_list(self.fields.get(name)))
+            if name not in grown:
+                grown[name] = as_list(self.fields.get(name))
+            parts = grown[name]
             begun = as_object(parts[place]) if 0 <= place < len(parts) else None
             if begun is None:
                 parts.append({"type": kind, text: "".join(pieces)})
@@ -154,6 +156,7 @@ class ResponsesAnswer(WireAnswer):
     """An answer that grows with every event of a stream, or is taken whole from a response."""
 
     _items: dict[int, list[_Item]] = field(default_factory=dict[int, list[_Item]])
+    _held: int = 0
     _withheld: Sequence[Any] = ()
 
     def add(self, event: Mapping[str, Any]) -> Delta:
@@ -193,7 +196,7 @@ class ResponsesAnswer(WireAnswer):
             calls=tuple(tool_use(item["call_id"], as_text(item.get("name")), item["arguments"]) for item in asked),
             thinking=_readable(raw["output"]),
             is_empty=not output,
-            notes=(*self._withheld_note(), *dropped_calls_note(len(found)), *changed),
+            notes=(*self._withheld_note(), *dropped_calls_note(len(found) + self._let_go), *changed),
             stop_reason="refusal" if refused else None,
         )
 
@@ -209,7 +212,7 @@ class ResponsesAnswer(WireAnswer):
         """Return the item that an event is about; one that was not announced begins with it."""
         known = self._items.setdefault(_number(event.get("output_index")), [])
         if not known:
-            known.append(_Item({"type": kind, "role": "assistant"} if kind == MESSAGE else {"type": kind}))
+            self._begin(known, _Item({"type": kind, "role": "assistant"} if kind == MESSAGE else {"type": kind}))
         return known[-1]
 
     def _add_item(self, event: Mapping[str, Any], fields: dict[str, Any], *, done: bool) -> None:
@@ -217,9 +220,17 @@ class ResponsesAnswer(WireAnswer):
         known = self._items.setdefault(_number(event.get("output_index")), [])
         last, identity = known[-1] if known else None, fields.get("id")
         if last is None or (last.done and (identity is None or identity != last.fields.get("id"))):
-            known.append(_Item(fields, done))
+            self._begin(known, _Item(fields, done))
         elif done or not last.done:
             last.fields, last.done = fields, done
+
+    def _begin(self, known: list[_Item], item: _Item) -> None:
+        known.append(item)
+        self._held += 1
+        if surplus := {id(call) for call in self._surplus(self._held, self._calls)}:
+            self._held -= len(surplus)
+            left = {index: [one for one in items if id(one) not in surplus] for index, items in self._items.items()}
+            self._items = {index: items for index, items in left.items() if items}
 
     def _end(self, response: Mapping[str, Any], event: str | None = None) -> None:
         """Take in a response at its end; some repeat all their items in it, some none."""
@@ -227,12 +238,17 @@ class ResponsesAnswer(WireAnswer):
         details = fields_of(response.get("incomplete_details"))
         self.stop_reason = as_text(details.get("reason")) or as_text(response.get("status")) or event
         self._withheld = as_list(response.get("input_transformations"))
-        output, known = as_list(response.get("output")), self._in_order()
-        if len(output) > len(known) or (len(output) == len(known) and not all(item.done for item in known)):
-            self._items = {place: [_Item(fields_of(item), True)] for place, item in enumerate(output)}
+        output, known = as_list(response.get("output")), self._held + self._let_go
+        if len(output) > known or (len(output) == known and not all(item.done for item in self._in_order())):
+            self._items, self._held, self._let_go = {}, 0, 0
+            for place, item in enumerate(output):
+                self._begin(self._items.setdefault(place, []), _Item(fields_of(item), True))
 
     def _in_order(self) -> list[_Item]:
         return [item for index in sorted(self._items) for item in self._items[index]]
+
+    def _calls(self) -> list[_Item]:
+        return [item for item in self._in_order() if item.fields.get("type") == CALL]
 
     def _withheld_note(self) -> tuple[str, ...]:
         reasons = {as_text(fields_of(one).get("reason")) or "no reason given" for one in self._withheld}
