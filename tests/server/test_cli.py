@@ -9,7 +9,7 @@ import pytest
 import typer
 from support import terminal
 from support.commands.imports import modules_of, ours, packages_of_others
-from support.terminal import on_terminal
+from support.terminal import COMMAND, environment, on_terminal
 from typer.main import get_command
 
 from ava_audit.errors import SchemaNewer, StoreUnavailable
@@ -255,6 +255,19 @@ def test_help_lists_every_command_in_a_group_and_fits_the_terminal(tmp_path: Pat
     assert sorted(grouped) == sorted({*app.COMMANDS, *app.TWO_WORDS})
     assert all(f"\n  {name} " in shown for name in grouped)
     assert max(map(len, shown.splitlines())) <= width
+
+
+@pytest.mark.parametrize("args", ["--help", "run --help", "--version", "--no-such-option", "show S-123456"])
+def test_whatever_is_said_to_a_reader_that_has_gone_ends_as_the_page_of_commands_says(
+    tmp_path: Path, args: str
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*COMMAND, *args.split()], env=environment(tmp_path), stdout=writer, stderr=writer, check=False, timeout=60
+    )
+    os.close(writer)
+    assert done.returncode == 141
 
 
 def test_version_and_help_list_what_exists(tmp_path: Path) -> None:

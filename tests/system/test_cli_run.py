@@ -58,23 +58,32 @@ def events(root: Path, *args: str) -> list[dict[str, Any]]:
 # -- without a terminal ------------------------------------------------------------------------------------------------
 
 
-def test_a_run_of_a_script_whose_output_nobody_reads_any_more_is_cancelled(root: Path, workspace: Path) -> None:
+@pytest.mark.parametrize("closed", ["stdout", "stderr", "both as one"])
+def test_a_run_of_a_script_whose_output_nobody_reads_any_more_is_cancelled(
+    root: Path, workspace: Path, closed: str
+) -> None:
     gate = Gate()
     with running_model_server([Say("", [("scratchpad", {"note": "a"})]), Say("", gate=gate)]) as model:
         process = subprocess.Popen(
             [*COMMAND, "run", "researcher", TASK, "-w", str(workspace), "--yes", "--max-cost", "1"],
             env=environment(root, **local(model.base_url)),
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.STDOUT if closed == "both as one" else subprocess.PIPE,
         )
-        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout is not None
         assert process.stdout.readline() == f"Data root: {root}\n".encode()
-        process.stdout.close()
+        going, left = (process.stderr, process.stdout) if closed == "stderr" else (process.stdout, process.stderr)
+        assert going is not None
+        while closed != "stdout" and " · turn ".encode() not in (line := going.readline()):
+            assert line
+        going.close()
         assert process.wait(60) == 141
-        said = process.stderr.read().decode()
-        process.stderr.close()
+        said = ""
+        if left is not None:
+            said = left.read().decode()
+            left.close()
         gate.released.set()
-    assert "Cancelling." in said and "Traceback" not in said
+    assert ("Cancelling." in said) == (closed == "stdout") and "Traceback" not in said
     [ended] = events(root, "--type", "SubagentComplete")
     assert ended["content"]["status"] == "cancelled"
 

@@ -12,7 +12,7 @@ from copy import copy
 from functools import partial, wraps
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeVar, cast
+from typing import Annotated, Any, ParamSpec, TextIO, TypeVar, cast
 
 import typer
 from typer.core import TyperGroup
@@ -174,11 +174,16 @@ def main(args: Sequence[str]) -> int:
         _refuse_elsewhere(args)
         build(args)(args=_joined(args), prog_name="ava")
     except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):  # typer ends so when help has no reader
+            return _report(ended.__context__)
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except KeyboardInterrupt:
         return INTERRUPTED
     except (Exception, BaseExceptionGroup) as error:
-        return _report(error)
+        try:
+            return _report(error)
+        except Exception as unwritten:
+            return _report(unwritten)
     return 0
 
 
@@ -317,15 +322,15 @@ def _report(error: BaseException) -> int:
     leaves = list(leaves_of(error))
     if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
         return INTERRUPTED
-    if any(isinstance(leaf, ReaderGone) for leaf in leaves):
-        _drop_output()
+    if any(isinstance(leaf, ReaderGone | BrokenPipeError) for leaf in leaves):
+        _drop(sys.stdout, sys.stderr)
         return READER_GONE
     # An error of writing that names no file is one of writing our output.
     unwritten = [
         leaf for leaf in leaves if isinstance(leaf, OSError) and leaf.errno in _UNWRITABLE and not leaf.filename
     ]
     if unwritten:
-        _drop_output()
+        _drop(sys.stdout)
         typer.echo(
             f"ava: the output could not be written: {unwritten[0].strerror}; the command's work is done", err=True
         )
@@ -350,8 +355,9 @@ def _report(error: BaseException) -> int:
     return OUR_FAULT
 
 
-def _drop_output() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _drop(*streams: TextIO) -> None:
+    for stream in streams:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _code_of(error: BaseException) -> int | None:

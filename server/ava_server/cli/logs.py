@@ -219,7 +219,7 @@ async def _logs(
         if follow:
             gone = terminal.Progress()
             records.wait_for_server(gone.wait_for)
-            async with terminal.reader_gone():
+            async with terminal.reader_gone(sys.stdout):
                 async for entry in records.follow(replace(query, after_seq=page.upto)):
                     gone.end()
                     printer.entries(records, [entry])

@@ -32,7 +32,7 @@ from ava_server.cli.log_access import find_run, open_log, read_settings
 from ava_server.cli.options import ended_runs, roles, runs_with_result, tiers
 from ava_server.cli.results import check_folder
 from ava_server.cli.service_client import LocalApprovals, open_service, propose
-from ava_server.cli.terminal import agrees, heading, someone_there, tell, unless_interrupted
+from ava_server.cli.terminal import ReaderGone, agrees, heading, someone_there, tell, unless_interrupted
 from ava_server.cli.wait import FollowedRuns, deliver
 from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError, BadInput, Refused, ToolMissing
@@ -351,7 +351,8 @@ async def approve(runtime: Runtime, service: Service, request: RunRequest) -> li
     decided = await client.decide([one.shown for one in chosen], agreement(chosen, limits))
     decided.expect("approved", "Not started")
     if (group_id := decided.fields.get("group_id")) is not None:
-        tell(f"Approved, as the group {group_id}.")
+        with suppress(ReaderGone):  # who follows the runs finds out, and cancels them
+            tell(f"Approved, as the group {group_id}.")
     return [proposal.subagent_id for proposal in chosen]
 
 

@@ -103,8 +103,13 @@ def aligned(rows: Iterable[Sequence[str]], *, right: Collection[int] = ()) -> li
 
 def write(text: str) -> None:
     """Write text that is known to be harmless to stdout. Raises ReaderGone: the reader has closed our output."""
+    _echo(text, sys.stdout)
+
+
+def _echo(text: str, stream: TextIO) -> None:
+    """Raises ReaderGone: the reader has closed this stream."""
     try:
-        typer.echo(text)
+        typer.echo(text, file=stream)
     except BrokenPipeError:
         raise ReaderGone from None
 
@@ -126,29 +131,25 @@ def write_lines(lines: bytes) -> None:
 
 
 @asynccontextmanager
-async def reader_gone() -> AsyncGenerator[None]:
-    """Raises ReaderGone when the reader closes our output, also while there is nothing to write."""
-
-    async def watch() -> None:
-        await until_reader_gone()
-        raise ReaderGone
-
+async def reader_gone(*streams: TextIO) -> AsyncGenerator[None]:
+    """Raises ReaderGone when the reader closes one of these, also while there is nothing to write."""
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watch)
+        for stream in streams:
+            tasks.start_soon(_until_reader_gone, stream.fileno())
         yield
         tasks.cancel_scope.cancel()
 
 
-async def until_reader_gone() -> None:
-    """Return when the reader closes our output; never, if that is not a pipe."""
-    if sys.platform == "win32" or not stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode):
-        await anyio.sleep_forever()
-    await anyio.wait_readable(sys.stdout.fileno())  # readable only once the reader has gone
+async def _until_reader_gone(descriptor: int) -> None:
+    """Raises ReaderGone, if this is a pipe."""
+    if sys.platform != "win32" and stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        await anyio.wait_readable(descriptor)  # readable only once the reader has gone
+        raise ReaderGone
 
 
 def tell(text: str = "") -> None:
-    """Write text of the conversation to stderr, cleaned; on a terminal it is wrapped."""
-    typer.echo(_wrapped_for(clean(text)[0], sys.stderr), err=True)
+    """Write text of the conversation to stderr, cleaned; on a terminal it is wrapped. Raises as `write` does."""
+    _echo(_wrapped_for(clean(text)[0], sys.stderr), sys.stderr)
 
 
 def _wrapped_for(text: str, stream: TextIO) -> str:
@@ -396,7 +397,7 @@ class Progress:
             return
         if self._told_s is None or time.monotonic() - self._told_s >= self._every_s:
             self._told_s = time.monotonic()
-            typer.echo("\n".join(given), file=self._stream)
+            _echo("\n".join(given), self._stream)
             self._given = given
 
     def wait_for(self, line: str) -> None:

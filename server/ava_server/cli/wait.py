@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,14 +28,14 @@ from ava_roles.errors import RolesError
 from ava_roles.wrap import add_bars, clean
 from ava_server.approval.decide import PersonAnswer, Shown
 from ava_server.cli import terminal
-from ava_server.cli.app import CONFIGURATION, INTERRUPTED, NOT_APPROVED, READER_GONE
+from ava_server.cli.app import CONFIGURATION, INTERRUPTED, NOT_APPROVED
 from ava_server.cli.log_access import note_fetched, read_settings
 from ava_server.cli.options import LastRunIds, TokenFile, Url, parse_seconds
 from ava_server.cli.records import LocalRecords, Records, open_records
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.results import SavedFiles, exit_code, results_text, save_artifacts, show_results
 from ava_server.cli.service_client import LocalApprovals
-from ava_server.cli.terminal import say, someone_there, tell
+from ava_server.cli.terminal import ReaderGone, say, someone_there, tell
 from ava_server.core.errors import AvaError, BadInput
 from ava_server.core.ids import label
 from ava_server.core.threads import received
@@ -286,14 +288,21 @@ class FollowedRuns:
     async def until_over(self, *, piped: bool = False) -> int | None:
         """Return None when all have ended and can be handed over, or the exit code.
 
-        `piped`: the results go to the standard output. If its reader has gone, nobody waits for them: a run of this
-        process is cancelled, and one that a worker drives goes on.
+        `piped`: the results go to the standard output. Raises ReaderGone: its reader or that of the conversation has
+        gone, so nobody waits for them: a run of this process was cancelled, and one that a worker drives goes on.
         """
+        try:
+            async with terminal.reader_gone(*([sys.stdout] if piped else []), sys.stderr):
+                return await self._until_over()
+        except* ReaderGone:
+            pass  # nothing may be awaited while the group that it ended is handled
+        await self._without_reader()
+        raise ReaderGone
+
+    async def _until_over(self) -> int | None:
         with received(signal.SIGINT) as signals:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._on_signals, signals, tasks)
-                if piped:
-                    tasks.start_soon(self._on_reader_gone, tasks)
                 # Without a terminal, and in a script that approves by --yes, nobody is asked.
                 asks = someone_there() and self._service.session.channel == "terminal"
                 await self._watch.until_over(
@@ -323,14 +332,14 @@ class FollowedRuns:
         """A worker drives what a person has approved, unless that is switched off."""
         return self._runtime.manager.mode.leaves_to is not None
 
-    async def _on_reader_gone(self, tasks: anyio.abc.TaskGroup) -> None:
-        await terminal.until_reader_gone()
-        self._left = READER_GONE
+    async def _without_reader(self) -> None:
         if self._driven_elsewhere:
-            tell("Nobody reads the output any more; approved runs continue.")
-            tasks.cancel_scope.cancel()
+            with suppress(ReaderGone):
+                tell("Nobody reads the output any more; approved runs continue.")
         else:
-            await self._cancel(tasks)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._cancel, tasks)
+                await self._watch.until_over(lambda: True)
 
     def _attend(self, seen: Sequence[RunView], tasks: anyio.abc.TaskGroup) -> None:
         """Ask the next question of a run, or take back one that was answered elsewhere or waits no longer."""
@@ -413,7 +422,8 @@ class FollowedRuns:
     async def _cancel(self, tasks: anyio.abc.TaskGroup) -> None:
         from ava_server.service.service import decide
 
-        tell("Cancelling.")
+        with suppress(ReaderGone):
+            tell("Cancelling.")
         failed: list[str] = []
 
         async def cancel(run_id: str) -> None:
