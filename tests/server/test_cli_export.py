@@ -133,6 +133,25 @@ def test_without_a_log_nothing_is_created(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_commands_to_paste_quote_their_path_and_a_dash_is_no_file(root: Path, tmp_path: Path) -> None:
+    place = tmp_path / "my logs"
+    place.mkdir()
+    for args, command in (
+        (("logs", "export", "-o", f"{place}/x.jsonl"), f"ava verify --jsonl '{place}/x.jsonl'"),
+        (("export", f"{place}/all.jsonl"), f"ava import '{place}/all.jsonl'"),
+        (("backup", f"{place}/b"), f"ava restore '{place}/b'"),
+    ):
+        done = ava(root, *args)
+        assert done.stdout.endswith(f"{command}\n"), done
+    (place / "b").rename(tmp_path / "other")
+    full = ava(place, "restore", str(tmp_path / "other"))
+    assert f"`mv '{place}' '{place}.before'`" in full.stderr, full.stderr
+    for given, says in (("-", "not to stdout"), ("", "give another name.")):
+        refused = ava(root, "export", given, cwd=place)
+        assert refused.returncode == 2 and says in refused.stderr and "-o" not in refused.stderr
+    assert not (place / "-").exists()
+
+
 def test_an_interrupted_export_leaves_nothing_behind(root: Path, tmp_path: Path) -> None:
     async def long() -> None:
         async with Store.open(root) as store:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.model_server import Say
+from support.repository import REPOSITORY
 from support.runtime import PRICED, Lab, open_lab
 
 from ava_audit.view import View
@@ -19,6 +22,8 @@ from ava_server.render.host_text import text_of
 from ava_server.service.access import Access, Session
 
 HUMAN = PRICED.replace("[", 'approval = "human"\n[', 1)
+
+_TAKES_A_PATH = re.compile(r"(\b(chmod \d+|mv|rm|cd|git -C|ava (import|restore|verify --jsonl))|DATA_ROOT=|--to) $")
 
 
 def command_in(text: str) -> str:
@@ -124,3 +129,18 @@ async def test_ten_checks_of_an_ended_run_are_logged_once(tmp_path: Path) -> Non
         assert len(texts) == 1 and "twelve cents" in texts.pop()
         assert await entries() - before == 3, "the call, its answer, and that the result was fetched"
         assert await lab.store.read(lambda view: View.unfetched(view, lab.session.user)) == []
+
+
+def test_a_path_in_a_command_to_paste_is_quoted() -> None:
+    """A folder may have blanks in its name."""
+    unquoted = [
+        f"{file}:{part.lineno}"
+        for package in ("audit", "roles", "server")
+        for file in sorted((REPOSITORY / package).rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.JoinedStr)
+        for before, part in pairwise(node.values)
+        if isinstance(before, ast.Constant) and isinstance(part, ast.FormattedValue)
+        if _TAKES_A_PATH.search(str(before.value)) and not ast.unparse(part.value).startswith("shlex.")
+    ]
+    assert unquoted == []

@@ -7,6 +7,7 @@ would loosen is asked about; `service/backup.py` copies and checks.
 from __future__ import annotations
 
 import os
+import shlex
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -160,7 +161,7 @@ def backup_command(folder: _Folder, as_json: Json = False) -> None:
         return say_json({"folder": str(target), "files": len(manifest.files), **_summary(manifest)})
     say(f"Backed up {manifest.entries:,} entries and {len(manifest.files):,} files to {target}, and verified them.")
     say(f"Head: {manifest.head}")
-    return say(f"It contains your keys and secrets. To restore it: ava restore {target}")
+    return say(f"It contains your keys and secrets. To restore it: ava restore {shlex.quote(str(target))}")
 
 
 def restore_command(

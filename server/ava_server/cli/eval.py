@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
@@ -190,7 +191,9 @@ def _in_folder(folder: Path) -> Recorded | None:
         except AvaError as error:
             faults.append((path.stem, str(error)))
     if not found and not faults:
-        raise BadInput(f"{folder}: there is no recorded run in it; `ava eval add S-… --to {folder}` adds one")
+        raise BadInput(
+            f"{folder}: there is no recorded run in it; `ava eval add S-… --to {shlex.quote(str(folder))}` adds one"
+        )
     return found, faults
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shlex
 import stat
 import sys
 from collections.abc import Callable, Coroutine, Generator
@@ -304,11 +305,11 @@ async def logs_export_command(
             await _copy(store, query, sys.stdout.buffer)
             return
         path = Path(out)
-        with replacement_of(path, force=force) as file:
+        with replacement_of(path, "-o", force=force) as file:
             entries = await _copy(store, query, file)
     heading(root)
     say(_written(entries, path))
-    say(f"Check it, here or elsewhere, with: ava verify --jsonl {path}")
+    say(f"Check it, here or elsewhere, with: ava verify --jsonl {shlex.quote(str(path))}")
 
 
 async def _copy(store: Store, query: LogQuery, file: IO[bytes]) -> int:
@@ -328,12 +329,12 @@ async def _copy(store: Store, query: LogQuery, file: IO[bytes]) -> int:
 
 
 @contextmanager
-def replacement_of(path: Path, *, force: bool) -> Generator[IO[bytes]]:
+def replacement_of(path: Path, given: str, *, force: bool) -> Generator[IO[bytes]]:
     """Open a new file, readable only by its owner; it replaces `path` if the block succeeds, else it is removed.
 
-    Raises BadInput: a file is there without `force`, or none can be written there.
+    Raises BadInput: a file is there without `force`, or none can be written there. `given` is the name of what gave it.
     """
-    _refuse_existing(path, force=force)
+    _refuse_existing(path, given, force=force)
     beside = path.parent / f".{path.name[:100]}.{secrets.token_hex(4)}.part"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
@@ -341,25 +342,26 @@ def replacement_of(path: Path, *, force: bool) -> Generator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        _refuse_existing(path, force=force)  # it may have appeared meanwhile
+        _refuse_existing(path, given, force=force)  # it may have appeared meanwhile
         beside.replace(path)
     except OSError as failed:
         raise BadInput(
-            f"-o: {path} cannot be written: {failed.strerror}. Give a file in a folder that you may write to."
+            f"{given}: {path} cannot be written: {failed.strerror}. Give a file in a folder that you may write to."
         ) from failed
     finally:
         beside.unlink(missing_ok=True)
 
 
-def _refuse_existing(path: Path, *, force: bool) -> None:
+def _refuse_existing(path: Path, given: str, *, force: bool) -> None:
     try:
         mode = path.lstat().st_mode
     except OSError:  # nothing is there; what else is wrong shows when it is made
         return
     if not stat.S_ISREG(mode):
-        raise BadInput(f"-o: {path} exists and is not a plain file; give another name, or - for stdout.")
+        other = "give another name, or - for stdout" if given == "-o" else "give another name"
+        raise BadInput(f"{given}: {path} exists and is not a plain file; {other}.")
     if not force:
-        raise BadInput(f"-o: {path} exists already; give another name, or --force to replace it.")
+        raise BadInput(f"{given}: {path} exists already; give another name, or --force to replace it.")
 
 
 def _written(entries: int, path: Path) -> str:
@@ -377,15 +379,17 @@ async def export_command(file: _File, force: Force = False) -> None:
     """
     from ava_audit.transfer import export_log
 
+    if file == STDOUT:
+        raise BadInput(f"FILE: the whole log goes to a file that only you can read, not to stdout; ./{file} is one.")
     root, path = checked_root("ava export"), Path(file)
     async with open_log(root) as store:
         if store is None:
             raise BadInput(_NO_LOG.format(root.path))
-        with replacement_of(path, force=force) as lines, progress_on_terminal() as show:
+        with replacement_of(path, "FILE", force=force) as lines, progress_on_terminal() as show:
             entries, head = await export_log(store, lines, lambda done, of: show(f"{done:,} of {of:,} entries written"))
     say(_written(entries, path))
     say(f"Head: {head}")
-    say(f"To fill another log with it: ava import {path}")
+    say(f"To fill another log with it: ava import {shlex.quote(str(path))}")
 
 
 def import_command(

@@ -242,7 +242,7 @@ def _read_token_file(path: Path) -> str:
         if not stat.S_ISREG(status.st_mode):
             raise BadInput(f"--token-file: {path} is not a file; give a file that holds only the token.")
         if os.name == "posix" and status.st_mode & 0o077:
-            raise BadInput(f"--token-file: others may read {path}. Fix it with: chmod 600 {path}")
+            raise BadInput(f"--token-file: others may read {path}. Fix it with: chmod 600 {shlex.quote(str(path))}")
         with path.open(encoding="utf-8") as file:
             return file.read(LONGEST_FILE).strip()
     except (OSError, UnicodeDecodeError) as failed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import shlex
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
@@ -141,7 +142,10 @@ class DataRoot:
         if not os.access(self.path, os.R_OK | os.W_OK | os.X_OK):
             raise ConfigError(f"The data root {self.path} is not writable for this user. {_ELSEWHERE}")
         if os.name == "posix" and mode & stat.S_IWOTH:
-            raise ConfigError(f"Anybody may write to the data root {self.path}. Correct it with: chmod 700 {self.path}")
+            raise ConfigError(
+                f"Anybody may write to the data root {self.path}."
+                f" Correct it with: chmod 700 {shlex.quote(str(self.path))}"
+            )
 
     def close_to_others(self) -> None:
         """Create the folders for the files of runs, and remove others' rights to them; root opens what commands see."""

@@ -14,6 +14,7 @@ import contextlib
 import errno
 import logging
 import os
+import shlex
 import stat
 import sys
 import threading
@@ -287,6 +288,6 @@ def _check(path: Path, status: os.stat_result, holds: str, remedy: str) -> None:
         raise ConfigError(f"{path} belongs to another user. {remedy}")
     if status.st_mode & 0o077:
         raise ConfigError(
-            f"Others may read {path}. Correct it with: chmod 600 {path} (and get new {holds} if others use"
-            " this machine)."
+            f"Others may read {path}. Correct it with: chmod 600 {shlex.quote(str(path))} (and get new {holds} if"
+            " others use this machine)."
         )

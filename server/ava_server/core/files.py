@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import stat
 import sys
 import threading
@@ -168,7 +169,9 @@ class PrivateFile:
         if status.st_uid != 0 and not is_own(status):
             raise ConfigError(f"{folder} belongs to another user. {again}")
         if status.st_mode & 0o077:
-            raise ConfigError(f"The folder {folder} is open to others. Correct it with: chmod 700 {folder}")
+            raise ConfigError(
+                f"The folder {folder} is open to others. Correct it with: chmod 700 {shlex.quote(str(folder))}"
+            )
 
     def _text(self) -> str:
         shared = self._shared

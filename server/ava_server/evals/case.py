@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import stat
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -257,7 +258,10 @@ def load_cases(folder: Path) -> list[Case]:
         else:
             faults += found
     if not files:
-        faults = [f"{folder}: there is no case in this folder; `ava eval add S-… --to {folder}` makes one of a run"]
+        faults = [
+            f"{folder}: there is no case in this folder;"
+            f" `ava eval add S-… --to {shlex.quote(str(folder))}` makes one of a run"
+        ]
     if faults:
         raise SuiteFaults("\n".join(faults))
     return cases

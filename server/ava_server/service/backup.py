@@ -12,6 +12,7 @@ import glob
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import sqlite3
 import stat
@@ -100,8 +101,9 @@ def refuse_used(root: DataRoot) -> None:
             f"{root.path} is in use: an Ava process works on it. Quit your hosts, servers and workers; then move the"
             " folder away and restore again. Nothing was changed."
         )
+    move = ("mv", str(root.path), f"{root.path}.before")
     raise Refused(
-        f"{root.path} is not empty. Move it away first, e.g. with `mv {root.path} {root.path}.before`, or set"
+        f"{root.path} is not empty. Move it away first, e.g. with `{shlex.join(move)}`, or set"
         " AVA_DATA_ROOT to a new folder. Nothing was changed."
     )
 

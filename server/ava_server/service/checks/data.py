@@ -6,6 +6,7 @@ The caller has looked that state up: the sandbox, the copies of the log, and tod
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import stat
 import sys
@@ -70,7 +71,7 @@ def data_root(setup: Setup) -> Iterator[CheckFinding]:
 def _check_mode(name: str, path: Path, text: str) -> CheckFinding:
     status = path.stat()
     mode = stat.S_IMODE(status.st_mode)
-    fix = f"Fix it with: chmod 700 {path}"
+    fix = f"Fix it with: chmod 700 {shlex.quote(str(path))}"
     if mode & stat.S_IWOTH:
         return CheckFinding(name, "fault", f"anyone may write to {path} (mode {mode:o})", fix)
     if mode & _OTHERS:
