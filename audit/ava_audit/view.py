@@ -379,16 +379,17 @@ class View:
         yield from self.stream(sql, *values, _rows_of(limit))
 
     def select(self, sql: str, *values: object, **named: object) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of a SELECT, whose parameters are all `?` or all named."""
+        """Return the rows of a SELECT, whose parameters are all `?` or all named."""
         if self._projections is not None:
             self._projections.flush()
-        yield from self._db.execute(sql, named or values)
+        # A generator would close its cursor when it is let go, which fails once an error has closed the database.
+        return iter(self._db.execute(sql, named or values))
 
     def stream(self, sql: str, *values: object) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of a SELECT that may be many or large, without having all of them in memory."""
+        """Return the rows of a SELECT that may be many or large, without having all of them in memory."""
         if self._projections is not None:
             self._projections.flush()
-        yield from self._db.stream(sql, values)
+        return iter(self._db.stream(sql, values))
 
     @property
     def words_key(self) -> str:

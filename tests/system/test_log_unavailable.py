@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 from support.log import child, write_texts
 from support.logs.cutting import newer
 from support.model_server import Say, running_model_server
 from support.stdio import Wire, assert_intact, logged, made, serving, until, using
+from support.terminal import ava
 
 from ava_audit.store.locks import try_hold
 from ava_audit.store.schema import reducers_changed
@@ -86,6 +88,15 @@ async def test_every_call_that_meets_a_damaged_log_reports_it(damage: Callable[[
         assert all("damaged" in text or "cannot be opened" in text for text in said), said
         await wire.close_stdin()
         assert await wire.exited() == 0
+
+
+@pytest.mark.parametrize("command", ["status --once", "report approvals", "show", "logs", "wait", "approve"])
+async def test_a_command_that_meets_a_damaged_log_says_what_to_do(root: Path, command: str) -> None:
+    flipped_pages(root / "ava.db")
+    done = await anyio.to_thread.run_sync(ava, root, *command.split())
+    said = done.stderr.splitlines()
+    assert (done.returncode, len(said)) == (30, 1), done.stderr
+    assert "ava.db is damaged: put back a copy of it" in said[0] and "other program" not in said[0]
 
 
 async def test_a_server_reports_a_log_damaged_while_it_runs_and_continues(root: Path) -> None:

@@ -72,9 +72,8 @@ class SqliteBackend:
                 raise
         except (OSError, sqlite3.Error) as error:
             why = no_room(error, self.path) or f"{error}; fix that"
-            raise StoreUnavailable(
-                f"the log in {self._root} cannot be opened: {why}, or choose another AVA_DATA_ROOT"
-            ) from error
+            why = f"{error}; {DAMAGED}" if is_damaged(error) else f"{why}, or choose another AVA_DATA_ROOT"
+            raise StoreUnavailable(f"the log in {self._root} cannot be opened: {why}") from error
         self._lock = lock
 
     def connect(self, *, readonly: bool = False) -> SqliteDatabase:

@@ -204,11 +204,18 @@ class Snapshot:
                 self._found = None  # each further query opens the log again
             return look_at_log(self._path, lambda found: query(_usable(found)))
         except (sqlite3.Error, OSError) as error:
-            from ava_audit.store.connection import advice, no_room
+            raise _unreadable(error, self._path) from error
 
-            hint = f"; {advice(error)}" if isinstance(error, sqlite3.Error) else ""
-            why = no_room(error, self._path) or f"{error}{hint}"
-            raise StoreUnavailable(f"the log cannot be read: {why}") from error
+
+def _unreadable(error: Exception, path: Path) -> StoreUnavailable:
+    import sqlite3
+
+    from ava_audit.store.connection import advice, no_room
+
+    why = no_room(error, path)
+    if why is None:
+        why = f"{error}; {advice(error) if isinstance(error, sqlite3.Error) else '`ava doctor` tells more'}"
+    return StoreUnavailable(f"the log cannot be read: {why}")
 
 
 def _usable(found: LogSnapshot) -> View:
@@ -282,7 +289,6 @@ def read_log(root: DataRoot, use: Callable[[LogSnapshot], T], *, older: bool = F
     """
     import sqlite3
 
-    from ava_audit.store.connection import no_room
     from ava_audit.store.schema import SCHEMA_VERSION
 
     def checked(found: LogSnapshot) -> T | None:
@@ -303,8 +309,7 @@ def read_log(root: DataRoot, use: Callable[[LogSnapshot], T], *, older: bool = F
     try:
         return look_at_log(root.db, checked)
     except (sqlite3.Error, OSError) as error:
-        why = no_room(error, root.db) or f"{error}; see that no other program holds ava.db"
-        raise StoreUnavailable(f"the log cannot be read: {why} (`ava doctor` tells more)") from error
+        raise _unreadable(error, root.db) from error
 
 
 @contextmanager
