@@ -74,13 +74,21 @@ def _parse(words: str, now_us: int, tz: tzinfo | None) -> int:
 
 
 def _local_day(ts_us: int, tz: tzinfo | None) -> date:
-    return (EPOCH + timedelta(microseconds=ts_us)).astimezone(tz).date()
+    return _in_zone(EPOCH + timedelta(microseconds=ts_us), tz).date()
+
+
+def _in_zone(moment: datetime, tz: tzinfo | None = None) -> datetime:
+    """None is this machine's; UTC if TZ names one that is a day or more from it, which Python refuses."""
+    try:
+        return moment.astimezone(tz)
+    except ValueError:
+        return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def _us(moment: datetime, tz: tzinfo | None) -> int:
     if moment.tzinfo is None and tz is not None:
         moment = moment.replace(tzinfo=tz)
-    return (moment.astimezone(UTC) - EPOCH) // timedelta(microseconds=1)
+    return (_in_zone(moment, UTC) - EPOCH) // timedelta(microseconds=1)
 
 
 def _shortened(text: str) -> str:
@@ -90,7 +98,7 @@ def _shortened(text: str) -> str:
 def format_ts(ts_us: int, utc: bool = False) -> str:
     """Return `2026-01-31 14:05:32` in this machine's zone, or `2026-01-31 13:05:32Z` in UTC."""
     moment = EPOCH + timedelta(microseconds=ts_us)
-    return moment.strftime("%Y-%m-%d %H:%M:%SZ") if utc else moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return moment.strftime("%Y-%m-%d %H:%M:%SZ") if utc else _in_zone(moment).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def iso_utc(ts_us: int) -> str:
@@ -105,7 +113,7 @@ def iso_second(ts_us: int) -> str:
 
 def local_second(ts_us: int) -> str:
     """Return `Sat 14:05:33 CET`: the full second at or after a time, in this machine's zone, which it names."""
-    return (EPOCH + timedelta(seconds=-(-ts_us // US_PER_S))).astimezone().strftime("%a %H:%M:%S %Z")
+    return _in_zone(EPOCH + timedelta(seconds=-(-ts_us // US_PER_S))).strftime("%a %H:%M:%S %Z")
 
 
 def day_of(ts_us: int) -> str:

@@ -242,3 +242,14 @@ def test_a_time_in_a_question_is_local_and_names_its_zone(
         time.tzset()
         assert local_second(us(2026, 1, 30, 23, 5, 32) + 1) == shown
     time.tzset()
+
+
+def test_a_zone_that_is_a_day_from_utc_counts_as_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC+24")
+    time.tzset()
+    try:
+        assert (format_ts(NOW), local_second(NOW)) == ("2026-03-29 10:30:00", "Sun 10:30:01 UTC")
+        assert parse_time("2026-03-29 10:30", NOW) == parse_time("10:30", NOW) == us(2026, 3, 29, 10, 30)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
