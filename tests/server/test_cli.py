@@ -1,4 +1,5 @@
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -268,6 +269,13 @@ def test_whatever_is_said_to_a_reader_that_has_gone_ends_as_the_page_of_commands
     )
     os.close(writer)
     assert done.returncode == 141
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("home", ["", "relative"])
+def test_a_home_that_is_no_folder_of_its_own_is_that_of_the_system(tmp_path: Path, home: str) -> None:
+    shown = ava(tmp_path, "init", "cursor", HOME=home).stdout  # without --yes, nothing is written
+    assert f"Cursor: {pwd.getpwuid(os.getuid()).pw_dir}/.cursor/mcp.json" in shown
 
 
 def test_version_and_help_list_what_exists(tmp_path: Path) -> None:
