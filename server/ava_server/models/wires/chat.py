@@ -186,13 +186,14 @@ class ChatAnswer(WireAnswer):
         return ""
 
     def _begin(self) -> dict[str, Any]:
-        function = {"name": StringIO(), "arguments": StringIO()}
+        function = {"name": StringIO(), "arguments": ""}
         call: dict[str, Any] = {"id": "", "type": "function", "function": function}
         self._calls.append(call)
         self._known[""] = call  # of a fragment with neither index nor id
-        if surplus := {id(one) for one in self._surplus(len(self._calls), lambda: self._calls)}:
+        if self._surplus(len(self._calls), lambda: self._calls):
             del self._calls[MOST_CALLS:-1]
-            self._known = {key: one for key, one in self._known.items() if id(one) not in surplus}
+            held = {id(one) for one in self._calls}
+            self._known = {key: one for key, one in self._known.items() if id(one) in held}
         return call
 
     def _add_fragment(self, fragment: Mapping[str, Any]) -> str:
@@ -214,8 +215,9 @@ class ChatAnswer(WireAnswer):
             known.write(name)
         if isinstance(arguments, dict):  # some local servers send an object instead of its text
             arguments = json_text.encode(json_text.storable(arguments)[0]).decode()
-        call["function"]["arguments"].write(as_text(arguments))
-        return as_text(arguments)
+        if text := as_text(arguments):
+            call["function"]["arguments"] = grown(call["function"]["arguments"], text)
+        return text
 
 
 def _words(parts: Any) -> str:
