@@ -57,7 +57,6 @@ from ava_server.config.role_folders import workspace_of
 from ava_server.config.search_engines import provider_engine, without_search
 from ava_server.config.secrets import Secret
 from ava_server.core.errors import BadInput, Refused, ToolMissing
-from ava_server.core.ids import IN_PROCESS
 from ava_server.models.factory import how_it_thinks
 from ava_server.models.prices import FROM_SETTINGS, unknown_price_words
 from ava_server.models.selection import (
@@ -471,8 +470,6 @@ class _Resolution:
             role=role.name,
             role_source=role.source,
             role_text=role.text,
-            runner=self._agent.runner if self._agent is not None else IN_PROCESS,
-            agent=self._agent.digest if self._agent is not None else None,
             model=choice.name,
             provider=choice.provider,
             model_id=choice.model_id,
@@ -517,6 +514,7 @@ class _Resolution:
                 mode="json", exclude_unset=True, exclude=set(Texts.model_fields) | {"retry_of", "ask"}
             ),
             **caps,
+            **({"runner": self._agent.runner, "agent": self._agent.digest} if self._agent is not None else {}),
             **(self._search_fields() if any(spec.search for spec in specs) else {}),
         )
         return with_estimate(config, context.past)
