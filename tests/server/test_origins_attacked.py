@@ -403,6 +403,11 @@ def test_what_nobody_sees_is_shown_to_the_person() -> None:
         ("bοb@example.org", "; in bοb, ο is Greek Small Letter Omicron"),
         ("müller@example.org", ""), ("Боб", ""), ("bob@example.org", ""), ("给bob写信", ""),
         ("раураl.example", "; in раураl, р is Cyrillic Small Letter Er"),
+        ("аррӏе.com", "; in аррӏе, а is Cyrillic Small Letter A"),
+        ("an ѕсоре", "; in ѕсоре, ѕ is Cyrillic Small Letter Dze"),
+        ("ＢＯＢ", "; in ＢＯＢ, Ｂ is Fullwidth Latin Capital Letter B"),
+        ("ΑΡΡ", "; in ΑΡΡ, Α is Greek Capital Letter Alpha"),
+        ("Встреча с Марией в 7", ""),
     ],
 )  # fmt: skip
 def test_a_question_warns_of_letters_that_look_like_latin_ones(value: str, warning: str) -> None:

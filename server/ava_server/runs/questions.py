@@ -216,14 +216,21 @@ def _brought(source: str) -> str:
 
 
 def warn_of_look_alikes(value: str) -> str:
-    """Return a warning where one word has Latin letters and others, which can look the same; empty where none has."""
+    """Return a warning of a word with Latin letters and others that look the same, or of these alone; else empty."""
     for word in re.findall(r"[^\W\d_]+", value) if not value.isascii() else ():
         kinds = {unicodedata.name(char, "?").split()[0]: char for char in reversed(word)}
-        if "LATIN" in kinds and (other := next((kinds[kind] for kind in kinds if kind in _LIKE_LATIN), "")):
+        other = next((kinds[kind] for kind in kinds if kind in _LIKE_LATIN), "")
+        if other and ("LATIN" in kinds or (len(word) > 2 and all(map(_looks_latin, word)))):
             return f"; in {word[:40]}, {other} is {unicodedata.name(other).title()}"
     return ""
 
 
+def _looks_latin(char: str) -> bool:
+    return char in _TWINS or unicodedata.normalize("NFKC", char).isascii()
+
+
+_TWINS = frozenset("АВЕЅІЈКМНОРСТХҮԚԜаеіјӏорсухѕһԁԛԝΑΒΕΖΗΙΚΜΝΟΡΤΥΧνο")
+"""Cyrillic and Greek letters that look like Latin ones in most fonts."""
 _LIKE_LATIN = ("CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE", "COPTIC", "LISU", "MATHEMATICAL", "FULLWIDTH")
 
 
