@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from ava_server.models import json_text
 from ava_server.models.base import AssistantTurn, Delta, Request, ToolTurn, ToolUse, Turn, UserTurn
@@ -250,7 +250,7 @@ class MessagesAnswer(WireAnswer):
         elif kind == "citations_delta":
             if not isinstance(block.get("citations"), list):
                 block["citations"] = []
-            block["citations"].append(delta.get("citation"))
+            cast("list[Any]", block["citations"]).append(delta.get("citation"))
         else:
             self._notes[f"dropped a piece of a block that was {one_line(kind) or 'without a type'}"] = None
         return Delta()
