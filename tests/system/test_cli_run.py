@@ -297,7 +297,7 @@ def test_a_broken_config_exits_with_30_and_names_the_file(root: Path, workspace:
         (("researcher", "x", "--yes", "--max-cost", "1", "--output-schema", "none.json"), "--output-schema: none.json"),
         (("pirate", "x", "--yes", "--max-cost", "1"), "pirate"),
         (("researcher", "x", "--yes", "--max-cost", "1", "--context-from", "S-7"), "ava: --context-from: 'S-7' is not"),
-        (("researcher", "x", "--yes", "--max-cost", "1", "--workspace", "/nowhere/at/all"), "ava: --workspace: "),
+        (("researcher", "x", "--yes", "--max-cost", "1", "--workspace", "/nowhere/at/all"), "/all does not exist"),
         (("researcher", "x", "--yes", "--max-cost", "1", "--model", "gpt-x"), "ava: --model: 'gpt-x'"),
         (("researcher", "x", "--yes", "--max-cost", "1", "--out", "/nowhere/at/all.txt"), "--out: "),
     ],

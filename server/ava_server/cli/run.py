@@ -90,7 +90,14 @@ class _Option(NamedTuple):
 
 
 def _folder(option: str, given: str) -> str | None:
-    return str(options.absolute_path(option, given)) if given else None
+    """Raises BadInput: it is not there, which only a person on this machine may be told of any folder."""
+    if not given:
+        return None
+    folder = options.absolute_path(option, given)
+    with suppress(OSError):  # what else is wrong with it shows when it is opened
+        if not os.path.lexists(folder):
+            raise BadInput(f"{option}: {folder} does not exist")
+    return str(folder)
 
 
 def _split(_option: str, given: list[str]) -> list[str] | None:
