@@ -271,6 +271,12 @@ def test_whatever_is_said_to_a_reader_that_has_gone_ends_as_the_page_of_commands
     assert done.returncode == 141
 
 
+@pytest.mark.parametrize("word", ["remove", "change"])
+def test_without_a_pin_nothing_is_said_of_approvals(tmp_path: Path, word: str) -> None:
+    said = ava(tmp_path, "pin", word).stderr
+    assert said == "ava: There is no approval PIN. `ava pin set` sets one.\n"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("home", ["", "relative"])
 def test_a_home_that_is_no_folder_of_its_own_is_that_of_the_system(tmp_path: Path, home: str) -> None:

@@ -16,7 +16,7 @@ from ava_server.cli.secret_input import NameOnlyCommand, ask_hidden, ask_twice, 
 from ava_server.cli.terminal import aligned, heading, present, say
 from ava_server.config import keys
 from ava_server.config.keys import SEARCHES, WELL_KNOWN, provider_name, why_unused
-from ava_server.config.pin import NONE_YET, SET_ALREADY, PinFile
+from ava_server.config.pin import SET_ALREADY, PinFile
 from ava_server.config.secrets import Secret, hosts_of, read_secrets, remove_secret, secret_name, set_secret
 from ava_server.core.data_root import DataRoot, find_data_root, os_user
 from ava_server.core.errors import AvaError, BadInput, Refused
@@ -268,5 +268,5 @@ def _existing_pin() -> tuple[DataRoot, PinFile]:
     root = checked_root("ava pin")
     file = PinFile(root.approval_file)
     if not file.is_set:
-        raise Refused(NONE_YET)
+        raise Refused("There is no approval PIN. `ava pin set` sets one.")
     return root, file
