@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
@@ -29,6 +30,7 @@ from ava_audit.store.locks import WriteLock
 from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.store.store import append
 from ava_audit.units import format_bytes
+from ava_server.cli import status_page
 from ava_server.cli.status_overview import Health, Overview, OverviewReader, SandboxProbe, health, overview_json
 from ava_server.cli.status_page import NO_RUNS, Page, bar, both_ends, cap_text, joined, terms
 from ava_server.cli.terminal import cells
@@ -311,6 +313,14 @@ def test_a_status_line_and_a_bar_say_the_same_of_a_million_tokens() -> None:
     run = RunView(cast("Any", None), "running", 0, (*caps, Cap("cost", 0, 0)), free=True)
     assert cap_text(caps[-1]) == "1.2M/2.0M tok"
     assert figures(run) == "1 s of 600 s · turn 1 of 20 · 1.2M tokens · free"
+
+
+def test_a_narrow_page_shows_what_an_ended_run_has_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_page, "why_ended", lambda _run: "")
+    caps = Cap("seconds", 1, 600), Cap("turns", 1, 20), Cap("tool_calls", 1, 40), Cap("cost", 100_000, 500_000)
+    row = cast("Any", SimpleNamespace(ended=True, started_us=1))
+    lines = Page("x", cast("Any", None), (), 40)._started(RunView(row, "success", 0, caps, free=False))
+    assert "$0.10/$0.50" in " ".join(plain(list(lines)))
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(45, "45 s"), (100, "100 s"), (600, "10 min")])

@@ -160,7 +160,7 @@ class Page:
         if run.activity:
             yield joined(f"  {run.activity}")
         if run.row.ended and run.row.started_us is not None and run.caps:
-            yield joined("  " + " · ".join(cap_text(cap) for cap in run.caps))
+            yield from self._folded_figures(run.caps)
         elif not run.row.ended and run.state != "queued":
             yield from self.bars(run.caps)
         words = run.wait.for_people() if run.wait is not None else why_ended(run)
@@ -181,6 +181,10 @@ class Page:
         state = run.state.ljust(self._state_width)
         return joined((f"{row.id}  ", "bold"), (f"{state}  ", state_style(run)), f"{row.role}{name}{owner}{more}")
 
+    def _folded_figures(self, caps: Sequence[Cap]) -> Iterator[Text]:
+        for line in wrapped_lines(" · ".join(map(cap_text, caps)), max(self.width - GAP, 1)):
+            yield joined(" " * GAP + line.strip())
+
     def bars(self, caps: Sequence[Cap]) -> Iterator[Text]:
         """Yield the caps' figures with their bars: beside each other where there is room, else below.
 
@@ -192,8 +196,7 @@ class Page:
         column = (self.width - GAP * len(caps)) // len(caps)
         longest = max(13, *map(len, figures))  # figures of several runs stand below each other
         if column < max(LEAST_BAR, *map(len, figures)):
-            for line in wrapped_lines(" · ".join(figures), max(self.width - GAP, 1)):
-                yield joined(" " * GAP + line.strip())
+            yield from self._folded_figures(caps)
             return
         beside = column - longest > LEAST_BAR
         width = column - longest - 1 if beside else column
