@@ -263,7 +263,7 @@ def test_the_page_of_approvals_has_what_the_report_has(
     span = ("--since", "2025-12-28T00:00Z", "--until", "2026-01-04T00:00Z")
     done = ava(team.root, "report", "approvals", "--json", *span, *(["--all"] if everybody else ["--user", "ana"]))
     expected = json.loads(done.stdout)
-    assert f"The approved runs have cost ${expected['total']['cost_cents'] / 100:.6f} so far" in words(page)
+    assert f"The approved runs have cost ${expected['total']['cost_cents'] / 100:.2f} so far" in words(page)
     rows = decisions(page)
     assert len(rows) == len(expected["decisions"]) == (4 if everybody else 3)
     for row, one in zip(rows, expected["decisions"], strict=True):

@@ -254,7 +254,7 @@ def totals_line(sums: DecisionSums) -> str:
     worst = f", {format_usd(sums.uncosted_micros)} of it booked at the worst case" if sums.uncosted_micros else ""
     if not counts:
         return "no decisions."
-    return f"{counts}. The approved runs have cost ${usd(sums.cost_micros)} so far{worst}."
+    return f"{counts}. The approved runs have cost {format_usd(sums.cost_micros)} so far{worst}."
 
 
 def usd(micros: int) -> str:
