@@ -80,6 +80,7 @@ async def test_a_running_server_refuses_a_removed_user(tmp_path: Path) -> None:
     [
         (("limit", "ana"), 2, "Give at least one limit"),
         (("limit", "ana", "--daily", "much"), 2, "--daily"),
+        (("limit", "ana", "--daily", "0.001"), 2, "whole cents"),
         (("limit", "ana", "--approval", "never"), 30, "approval"),
         (("limit", "a b", "--running", "1"), 2, "A user's name"),
         (("remove", "nobody"), 2, "nobody has no token, no passkey and no limits here"),

@@ -255,6 +255,13 @@ async def limit_command(
     say(f"{name}: {_describe_user(shown)}")
 
 
+def _whole_cents(option: str, given: str) -> int:
+    found = parse_cents(option, given, zero=True) or 0
+    if found != int(found):
+        raise BadInput(f"{option}: {given[:40]!r} is not an amount in whole cents; write it like 0.50")
+    return int(found)
+
+
 def _limits(
     daily: str | None,
     running: int | None,
@@ -264,7 +271,7 @@ def _limits(
     role: list[str] | None,
 ) -> dict[str, Any]:
     given = {
-        "daily_cents": None if daily is None else round(parse_cents("--daily", daily, zero=True) or 0),
+        "daily_cents": None if daily is None else _whole_cents("--daily", daily),
         "running": running,
         "spawns_per_hour": spawns,
         "approval": approval,
