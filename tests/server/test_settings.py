@@ -8,8 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from ava_server.config import checks
-from ava_server.config.settings import Settings, load_settings
+from ava_server.config.settings import Settings, load_settings, read_config
 from ava_server.core.data_root import DataRoot, find_data_root
+from ava_server.core.documents import read_private
 from ava_server.core.errors import ConfigError
 
 KEY = "sk-ant-api03-Ab3Cd4Ef5Gh6Ij7Kl8Mn9Op0Qr1St2Uv3Wx4Yz5"
@@ -451,3 +452,13 @@ def test_rejects_a_data_root_that_is_not_writable(tmp_path: Path) -> None:
             DataRoot(tmp_path).create()
     finally:
         tmp_path.chmod(0o700)
+
+
+@pytest.mark.parametrize("name", ["notes.md/data", "x" * 300])
+def test_advice_on_a_data_root_that_cannot_be_fits_the_error(tmp_path: Path, name: str) -> None:
+    (tmp_path / "notes.md").write_text("no folder")
+    with pytest.raises(ConfigError, match=r"(Not a directory|name too long)\. Set AVA_DATA_ROOT to a folder"):
+        read_private(tmp_path / name / "keys.toml", "keys", "")
+    if name[0] == "x":
+        with pytest.raises(ConfigError, match=r"name too long\. Set AVA_DATA_ROOT to a folder"):
+            read_config(tmp_path / name / "config.toml")

@@ -113,3 +113,13 @@ def test_a_broken_file_is_named_and_not_replaced(root: Path) -> None:
     (root / "config.toml").write_text("approval = [")
     assert "is not valid TOML" in config(root, "set", "mirror", "false", code=30)
     assert (root / "config.toml").read_text() == "approval = ["
+    (root / "config.toml").write_text("limits.running = ")
+    for words in (("set", "mirror", "false"), ("get", "mirror")):
+        assert "Invalid value (at end of document)" in config(root, *words, code=30)
+
+
+def test_a_byte_order_mark_is_not_read_and_stays(root: Path) -> None:
+    (root / "config.toml").write_text("mirror = false\n", "utf-8-sig")
+    assert "false" in config(root, "get", "mirror")
+    config(root, "set", "mirror", "true")
+    assert (root / "config.toml").read_bytes() == b"\xef\xbb\xbfmirror = true\n"

@@ -101,7 +101,7 @@ _HARMLESS = frozenset(
 def _loosened(config: Path) -> Iterator[str]:
     """Yield each setting that is looser than the built-in one, or names a program, an address or a folder."""
     try:
-        values = tomllib.loads(config.read_text("utf-8"))
+        values = tomllib.loads(config.read_text("utf-8-sig"))
         given, usual = Configured.model_validate(values), Configured()
     except (OSError, ValueError, ValidationError):
         yield "settings that cannot be read"

@@ -115,13 +115,16 @@ def change_document(text: str, changes: Mapping[Place, Any], path: Path) -> tupl
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
 
+    mark = "\ufeff" if text.startswith("\ufeff") else ""
+    text = text.removeprefix(mark)
     try:
+        tomllib.loads(text)  # it says better than tomlkit what is wrong
         document = tomlkit.parse(text)
-    except TOMLKitError as wrong:
+    except (tomllib.TOMLDecodeError, TOMLKitError) as wrong:
         raise ConfigError(f"{path} is not valid TOML: {wrong}. Correct it there; nothing was changed.") from None
     before = [_put(document, place, value) for place, value in changes.items()]
     _check(document.unwrap(), path, changes)
-    return tomlkit.dumps(document), before
+    return mark + tomlkit.dumps(document), before
 
 
 def _put(document: TOMLDocument, names: Place, value: Any) -> Any:

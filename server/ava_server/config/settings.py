@@ -33,8 +33,8 @@ from ava_roles.placeholders import SERVER_NAME, has_placeholder, label
 from ava_server.config import checks
 from ava_server.config.host_placeholders import BUNDLE
 from ava_server.core.data_root import DataRoot, absolute_folder, find_data_root
+from ava_server.core.documents import reason, to_do
 from ava_server.core.errors import ConfigError
-from ava_server.core.files import reason
 from ava_server.models.providers import PROVIDERS, is_local
 
 if TYPE_CHECKING:
@@ -447,7 +447,7 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         if path.is_fifo():  # reading it would wait forever
             raise ConfigError(f"{path} is a pipe, not a file of settings. Put a file there, or remove it.")
-        return tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(path.read_text("utf-8-sig"))
     except (FileNotFoundError, NotADirectoryError):  # a root that is not a folder is reported when it is opened
         return {}
     except tomllib.TOMLDecodeError as wrong:
@@ -456,7 +456,7 @@ def read_config(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not UTF-8 text. Save it as UTF-8.") from None
     except OSError as failed:
         why = f"{path} cannot be read: {reason(failed)}"
-        raise ConfigError(f"{why}. Make it readable for this user, or remove it.") from failed
+        raise ConfigError(f"{why}. {to_do(failed, 'Make it readable for this user, or remove it.')}") from failed
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -237,6 +237,8 @@ _TO_DO = {
     errno.EROFS: "Make its disk writable.",
     errno.EMFILE: f"{RAISE_LIMIT}.",
     errno.ENFILE: "End some programs: this machine has too many files open.",
+    errno.ENOTDIR: "Set AVA_DATA_ROOT to a folder.",
+    errno.ENAMETOOLONG: "Set AVA_DATA_ROOT to a folder with a shorter path.",
 }
 
 
@@ -275,8 +277,11 @@ def read_private(path: Path, holds: str, remedy: str) -> str:
 
 
 def unusable(path: Path, failed: OSError) -> ConfigError:
-    to_do = _TO_DO.get(failed.errno or 0, "Make this user its owner.")
-    return ConfigError(f"{path} cannot be used: {reason(failed)}. {to_do}")
+    return ConfigError(f"{path} cannot be used: {reason(failed)}. {to_do(failed, 'Make this user its owner.')}")
+
+
+def to_do(failed: OSError, otherwise: str) -> str:
+    return _TO_DO.get(failed.errno or 0, otherwise)
 
 
 def _check(path: Path, status: os.stat_result, holds: str, remedy: str) -> None:
