@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from support.runtime import PRICED, Lab, open_lab
 
 from ava_audit.view import View
 from ava_server.approval.decide import ONLY_PERSON
+from ava_server.approval.decisions import ProposalDecision, check_proposal
 from ava_server.core.data_root import find_data_root
+from ava_server.core.errors import BadInput
 from ava_server.hosts.launching import terminal_command
 from ava_server.render.host_text import text_of
 from ava_server.service.access import Access, Session
@@ -81,6 +84,22 @@ async def test_a_person_on_another_machine_gets_the_address_and_no_path(tmp_path
             "`ava --url https://ava.example.org approve P-1` or `ava --url https://ava.example.org reject P-1` in the"
             " data root"
         )
+
+
+async def test_a_person_at_a_terminal_is_told_of_commands_and_no_tools(tmp_path: Path) -> None:
+    async with open_lab(tmp_path) as lab:
+        access = Access(lab.runtime, Session(user="ana", transport="terminal"))
+        with pytest.raises(BadInput, match="`ava logs --type spawn` lists") as unknown:
+            await access.run("S-000000", "context_from")
+        made = await lab.propose()
+        await lab.approve(made)
+        of_ours = partial(check_proposal, user=lab.session.user, now_us=0)
+        for pending_id in ("P-000000", made.pending_id):
+            found = await lab.store.read(partial(of_ours, pending_id=pending_id))
+            assert isinstance(found, ProposalDecision) and found.refused_because
+            told = access.adapt_text(found.refused_because)
+            assert "`ava s" in told and "check_subagent" not in told
+        assert "check_subagent" not in str(unknown.value)
 
 
 async def test_a_person_on_another_machine_is_told_of_no_command_that_runs_only_on_the_server(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ async def test_a_sent_message_is_read_before_the_next_turn_and_logged_with_its_s
             late = await told(root, "send", run, "too late", "--json")
     assert (early.returncode, key.returncode, late.returncode) == (10, 2, 10)
     assert f"researcher prices ({run}) waits for approval; to change it, cancel it and propose it again" in early.stderr
-    assert f"researcher prices ({run}) has ended; ask on with spawn_subagent" in late.stderr
+    assert f"researcher prices ({run}) has ended; ask on with `ava run --context-from`" in late.stderr
     assert "message: it contains what looks like a key" in key.stderr
     assert sent.returncode == 0, sent.stderr
     assert f"researcher prices ({run}) reads it before its next turn." in sent.stdout

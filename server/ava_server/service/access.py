@@ -120,6 +120,17 @@ class Session:
         return Who(self.id, AGENT, self.user)
 
 
+_COMMANDS = {
+    "check_subagent without an id lists them": "`ava logs --type spawn` lists all that were proposed",
+    "call check_subagent without an id for what waits": "`ava status` shows what waits",
+    "call check_subagent with that id": "`ava show` with that id shows it",
+    "ask on with spawn_subagent and context_from": "ask on with `ava run --context-from`",
+    "again with spawn_subagent": "again with `ava run`",
+    "a new proposal with spawn_subagent": "a new proposal with `ava run`",
+}
+"""What a person at a terminal does instead of a model's call."""
+
+
 class Access:
     """The runs and groups of a session's user; those of other users do not exist for it."""
 
@@ -173,7 +184,8 @@ class Access:
             asked = run_id = parse_id("subagent_id", given, field)
         run = view.run(run_id) if run_id is not None else None
         if run is None or not self.owns(run, reading=reading, steering=steering):
-            raise BadInput(f"{field}: no subagent {asked} of yours is known; check_subagent without an id lists them")
+            unknown = f"no subagent {asked} of yours is known; check_subagent without an id lists them"
+            raise BadInput(f"{field}: {self.adapt_text(unknown)}")
         return run
 
     def owns(self, run: RunRow, *, reading: bool = False, steering: bool = False) -> bool:
@@ -257,7 +269,9 @@ class Access:
             text = text.replace("with `ava ui`", f"at {self.session.url or 'the address of this server'}")
             there = f"`ava --url {self.session.url or 'URL'} "
             return re.sub(r"`ava (?=(?:approve|reject) )", lambda _found: there, text)
-        if self.session.transport == "terminal":  # the person has just typed one
+        if self.session.transport == "terminal":  # the person has just typed one, and has no tools
+            for tool, command in _COMMANDS.items():
+                text = text.replace(tool, command)
             return text
 
         return re.sub(r"`ava (?=(?:approve|reject|resume|send|show) |ui`)", lambda _found: f"`{self._ava} ", text)

@@ -291,7 +291,8 @@ class RunSteering(Operations):
             why = _ONLY_YES if session.channel == "host_call" else _NAME_IT  # a model is not shown its text here
             raise Refused(why.format(run=label(run), how=delivered.in_a_terminal, asked=delivered.message))
         if delivered == "ended":
-            raise Refused(f"{label(run)} has ended; ask on with spawn_subagent and context_from")
+            to_do = self._access.adapt_text("ask on with spawn_subagent and context_from")
+            raise Refused(f"{label(run)} has ended; {to_do}")
         if delivered == "answered":
             self._access.wake(run.id)
             return self._delivered(run, "has the answer to its question and continues")
