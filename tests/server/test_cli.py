@@ -274,7 +274,7 @@ def test_whatever_is_said_to_a_reader_that_has_gone_ends_as_the_page_of_commands
 @pytest.mark.parametrize("word", ["remove", "change"])
 def test_without_a_pin_nothing_is_said_of_approvals(tmp_path: Path, word: str) -> None:
     said = ava(tmp_path, "pin", word).stderr
-    assert said == "ava: There is no approval PIN. `ava pin set` sets one.\n"
+    assert said == "ava: There is no approval PIN. Set one with `ava pin set`.\n"
 
 
 @pytest.mark.slow

@@ -268,5 +268,5 @@ def _existing_pin() -> tuple[DataRoot, PinFile]:
     root = checked_root("ava pin")
     file = PinFile(root.approval_file)
     if not file.is_set:
-        raise Refused("There is no approval PIN. `ava pin set` sets one.")
+        raise Refused("There is no approval PIN. Set one with `ava pin set`.")
     return root, file
