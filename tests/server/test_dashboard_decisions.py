@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 from support.commands.dashboard import hides, live_app, screen, shows
+from support.foreign.origins import ALL, EVIL, begun, sends, sent
+from support.foreign.origins import config as origins
+from support.foreign.servers import write_role
 from support.hosts.extensions import CAP, works
 from support.model_server import Gate, Say
 from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
@@ -344,6 +347,33 @@ async def test_an_answer_to_a_question_that_is_gone_is_refused_and_stays_typed(t
         await lab.ended(run_id)
         said = [fact.text for fact in await lab.facts(run_id, UserMessage) if fact.kind in ("answer", "message")]
         assert said == ["USD"]
+
+
+async def test_a_yes_to_a_call_takes_the_pin_and_a_no_does_not(tmp_path: Path) -> None:
+    write_role(tmp_path / "data", ALL)
+    steps = iter([Say(calls=[("mcp__lab__inbox", {})]), sends(EVIL), sends("ann@example.net")])
+    async with open_lab(tmp_path, lambda _request: next(steps, hand_over()), config=NO_WORKER + origins()) as lab:
+        run_id = await begun(lab)
+        await lab.logged(run_id, "QuestionAsked")
+        pin_of(lab).set(PIN)
+        async with live_app(lab, 120, 40) as (app, pilot):
+            await shows(app, "It asks")
+            await pilot.press("s")
+            await shows(app, EVIL)
+            await pilot.press(*"yes", "enter")
+            await shows(app, "Approval PIN (not shown):")
+            await pilot.press(*"wrong-pin", "enter")
+            await shows(app, "That is not the PIN; 4 tries are left.")
+            assert await lab.facts(run_id, QuestionAnswered) == []
+            await pilot.press(*PIN, "enter")
+            await shows(app, "has the answer to its question and continues.")
+            await lab.logged(run_id, "QuestionAsked", 2)
+            await shows(app, "It asks")
+            await pilot.press("s")
+            await shows(app, "ann@example.net")
+            await pilot.press(*"no", "enter")
+            await shows(app, "has the answer to its question and continues.")
+        assert [each.success for each in await sent(lab, run_id)] == [True, False]
 
 
 async def test_s_sends_a_message_and_c_cancels_after_a_yes(tmp_path: Path) -> None:

@@ -26,12 +26,15 @@ from support.foreign.origins import (
 from support.foreign.servers import write_role
 from support.model_server import Say, Step
 from support.runtime import hand_over, open_lab
-from support.terminal import on_terminal
+from support.terminal import CONTROLLED, on_terminal
 
 from ava_audit.events import Channel, GuardrailTripped, QuestionAnswered, QuestionAsked, UserMessage
 from ava_server.approval.decide import PersonAnswer, Shown
+from ava_server.approval.questions import Reply
+from ava_server.config.pin import PinFile
 from ava_server.core.errors import Refused
-from ava_server.service.access import Session
+from ava_server.service.access import Access, Session
+from ava_server.service.questions import PersonQuestions
 from ava_server.service.service import Service, decide
 
 
@@ -242,6 +245,42 @@ async def test_a_yes_counts_only_for_the_question_that_was_shown(tmp_path: Path)
 
         assert "has the answer to its question and continues" in await anyio.to_thread.run_sync(typed)
         assert [each.success for each in await sent(lab, run_id)] == [False, True]
+
+
+async def test_a_yes_takes_the_pin_where_an_approval_does_and_a_no_takes_none(tmp_path: Path) -> None:
+    write_role(tmp_path / "data", ALL)
+    calls = (sends(EVIL), sends("ann@example.net"))
+    async with open_lab(tmp_path, reads_and_obeys(*calls), config=f'approval = "human"\n{config()}') as lab:
+        lab.session.pin_given = True  # it was started with the PIN
+        run_id = await begun(lab)
+        lab.session.pin_given = False
+        await lab.logged(run_id, "QuestionAsked")
+        [asked] = await lab.facts(run_id, QuestionAsked)
+        for channel in ("terminal", "browser"):
+            with pytest.raises(Refused, match="only the approval PIN allows a call"):
+                await answer(lab, run_id, " Yes ", channel, shown=asked)
+        host = PersonQuestions(Access(lab.runtime, Session(lab.session.user, "stdio", client="claude-code")))
+        assert await host.open([await lab.run(run_id)]) == {}, "no form is shown that could answer by itself"
+        with pytest.raises(Refused, match="only the approval PIN allows a call"):
+            await host.answer([await lab.run(run_id)], asked.question_id, Reply("accept", {"decision": "Yes"}))
+        await anyio.to_thread.run_sync(PinFile(lab.runtime.settings.paths.approval_file).set, "739154")
+
+        def typed(pin: str) -> tuple[int, str]:
+            words = ("send", run_id, "yes", "--question", asked.question_id)
+            with on_terminal(lab.root, *words, command=CONTROLLED) as screen:
+                screen.until("Approval PIN (not shown):")
+                screen.type(f"{pin}\n")
+                return screen.ended(), screen.text
+
+        code, said = await anyio.to_thread.run_sync(typed, "111111")
+        assert code and "That is not the PIN" in said and "Nothing was allowed; it still waits." in said
+        assert await lab.facts(run_id, QuestionAnswered) == []
+        code, said = await anyio.to_thread.run_sync(typed, "739154")
+        assert not code and "has the answer to its question" in said
+        await lab.logged(run_id, "QuestionAsked", 2)
+        [_first, second] = await lab.facts(run_id, QuestionAsked)
+        await answer(lab, run_id, "no", "terminal", shown=second)
+        assert [each.success for each in await sent(lab, run_id)] == [True, False]
 
 
 async def test_a_page_that_was_shown_another_question_allows_nothing(

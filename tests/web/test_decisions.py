@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.foreign.origins import ALL, EVIL, sends
+from support.foreign.servers import stdio_server, write_role
 from support.hosts.extensions import CAP, works
 from support.model_server import Say, Step
 from support.pages.browser import PAID, PIN, There, Visitor, finished, open_pages, set_pin
@@ -348,6 +350,32 @@ def test_with_a_pin_every_approval_takes_it(tmp_path: Path) -> None:
         assert weak.decide(proposed["pending_id"], "approve", pin=PIN).status_code == 303, "the PIN proves a person"
         assert there.host.ended(run_id)["status"] == "success"
         assert PIN not in there.server.stderr
+
+
+@pytest.mark.slow
+def test_a_yes_to_a_call_takes_the_pin_and_its_question(tmp_path: Path) -> None:
+    steps = iter([Say(calls=[("mcp__lab__inbox", {})]), sends(EVIL), sends("ann@example.net")])
+    settings = f"{PAID}\n{stdio_server('good', 'mail')}"
+    with open_pages(tmp_path / "data", settings, lambda _request: next(steps, hand_over()), pin=True) as there:
+        write_role(there.root, ALL)
+        person = there.signed_in()
+        proposed = there.host.propose(role="guest", task="Write to bob@example.org about lunch.")
+        assert person.decide(proposed["pending_id"], "approve", pin=PIN).status_code == 303
+        run_id = proposed["subagent_id"]
+        there.until(lambda: logged(there.root, "QuestionAsked", run=run_id), within_s=60)
+        page = person.get(f"/subagents/{run_id}").text
+        assert EVIL in page and 'name="pin"' in page and question(there, run_id) in page
+        path, given = f"/subagents/{run_id}/message", {"csrf": person.csrf, "question": question(there, run_id)}
+        for wrong in ({}, {"pin": "00 00 01"}, {"pin": PIN, "question": "Q-00000000"}, {"pin": PIN, "question": ""}):
+            assert person.post(path, {**given, "message": "yes", **wrong}).status_code == 409
+        assert not logged(there.root, "QuestionAnswered", run=run_id)
+        assert person.post(path, {**given, "message": "yes", "pin": PIN}).status_code == 303
+        there.until(lambda: len(logged(there.root, "QuestionAsked", run=run_id)) == 2, within_s=60)
+        no = {**given, "message": "no", "question": question(there, run_id)}
+        assert person.post(path, no).status_code == 303, "a no takes no PIN"
+        answered = logged(there.root, "QuestionAnswered", run=run_id)
+        assert [each.content["decision"] for each in answered] == ["answered", "declined"]
+        there.host.ended(run_id)
 
 
 @pytest.mark.slow

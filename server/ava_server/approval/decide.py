@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 OTHER_REFUSED = "another of this group cannot start, so none does"
 Kind = Literal["start", "extend", "answer", "resume", "cancel", "send"]
-"""What a yes does; only the first, the second and `resume` are approvals."""
+"""What a yes does; `start`, `extend`, `resume` and a yes to a call (`answer`) are approvals."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,10 @@ ONLY_PERSON: Mapping[Kind, str] = {
         'approval = "human": only the approval PIN allows a run more: in a terminal with `ava approve {ids}`, or in a'
         " browser with `ava ui`. No tool can"
     ),
+    "answer": (
+        'approval = "human": only the approval PIN allows a call: in a terminal with `ava send`, or in a browser with'
+        " `ava ui`. No tool can"
+    ),
     "resume": 'approval = "human" is set: a person resumes it in a terminal, with `ava resume {ids}`',
 }
 """Why a host's call is refused where only a person may approve."""
@@ -168,7 +172,7 @@ def approval_needs(
     | any, for a user with a passkey for this site | | | passkey or PIN | scope, and passkey or PIN | refused |
 
     Scope is a token's scope `approve`. While there is a PIN, the policy is `human`. To reject, to cancel and to answer
-    a question takes only the session: a model may do so too.
+    a question takes only the session, but for a yes to a call: a model may do so too.
 
     `policy`: the policy in force, of this user and of the run's. `pin`: there is an approval PIN; a browser can send
     it. `passkey`: the user has a passkey for this site. `scope`: whether the token has the scope `approve`; None for a

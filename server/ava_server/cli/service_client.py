@@ -6,7 +6,7 @@ token and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -15,7 +15,7 @@ import anyio.to_thread
 
 from ava_audit.rows import QUEUED
 from ava_audit.units import now_us
-from ava_server.approval.decide import Decided, PersonAnswer, Shown, tool_call
+from ava_server.approval.decide import Decided, Kind, PersonAnswer, Shown, tool_call
 from ava_server.cli.log_access import find_runs
 from ava_server.cli.options import parse_any_id
 from ava_server.cli.remote import Connection, RemoteServer, connected
@@ -112,6 +112,10 @@ async def propose(service: Service, spawn: dict[str, Any], *, degraded: bool = F
     return cast("SpawnAnswer", answer)
 
 
+_DONE: Mapping[Kind, str] = {"start": "started", "extend": "raised", "answer": "allowed"}
+"""What a yes does that takes the PIN."""
+
+
 class LocalApprovals:
     """Decides on this machine's data root, in a session at its terminal; `read` returns the approval PIN.
 
@@ -153,11 +157,14 @@ class LocalApprovals:
         return _named(await PersonQuestions(Access(self._runtime, self._session)).waiting(), ids)
 
     async def decide(self, shown: Sequence[Shown], answer: PersonAnswer) -> Decided:
+        from ava_server.runs.questions import allows_call
         from ava_server.service.service import Service, decide
 
-        extends = shown[0].kind == "extend"
-        if answer.agrees:
-            await self.unlock(shown, f"Nothing was {'raised' if extends else 'started'}; it still waits.")
+        one, agrees, extends = shown[0], answer.agrees, shown[0].kind == "extend"
+        if one.kind == "answer":
+            agrees = await self._runtime.store.read(lambda view: allows_call(view, one.id, one.digest, answer.words))
+        if agrees and one.kind in _DONE:
+            await self.unlock(shown, f"Nothing was {_DONE[one.kind]}; it still waits.")
         decided = await decide(Service(self._runtime, self._session), shown, answer)
         if extends:
             await self._start_worker()

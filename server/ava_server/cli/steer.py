@@ -20,7 +20,7 @@ from ava_server.cli.records import LocalRecords, Records, RemoteRecords, open_re
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.results import show_results
 from ava_server.cli.secret_input import ask_pin, needed_pin
-from ava_server.cli.service_client import open_service
+from ava_server.cli.service_client import LocalApprovals, open_service
 from ava_server.cli.terminal import agrees, heading, place_json, say, say_json, someone_there, tell
 from ava_server.cli.wait import FollowedRuns, deliver, wait_for
 from ava_server.core.data_root import os_user
@@ -147,10 +147,10 @@ async def _open_steering(
             return
     settings = read_settings()
     async with open_service(settings, command, asked=asked) as (runtime, service):
-        from ava_server.service.service import decide
+        client = LocalApprovals(runtime, service.session)
 
         async def decide_here(shown: Shown, answer: PersonAnswer) -> Decided:
-            return await decide(service, [shown], answer)
+            return await client.decide([shown], answer)
 
         yield found, LocalRecords(settings.paths, runtime.store, runtime.instances), decide_here
 

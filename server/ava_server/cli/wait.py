@@ -378,6 +378,10 @@ class FollowedRuns:
         answer = await terminal.ask_words("Your answer (Enter alone: it continues without one):")
         asking.answered = True
         reply = Reply("accept", own_words(answer)) if answer else Reply("decline")
+        if asked.allowed_by(answer):
+            shown = [Shown("answer", run.row.id, asked.id)]
+            client = LocalApprovals(self._runtime, self._service.session)
+            await client.unlock(shown, "Nothing was allowed; it still waits.")
         questions = PersonQuestions(Access(self._runtime, self._service.session))
         channel = self._service.session.channel
         done = await questions.answer([run.row], asked.asked.question_id, reply, channel)  # no other question

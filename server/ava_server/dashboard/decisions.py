@@ -27,7 +27,6 @@ from ava_server.core.ids import label
 from ava_server.runs.extension import waiting_extension
 from ava_server.runs.lifecycle import awaited
 from ava_server.runs.questions import waiting_question
-from ava_server.service.service import decide
 
 Kind = Literal["approve", "reject", "cancel", "send"]
 
@@ -36,8 +35,8 @@ Kind = Literal["approve", "reject", "cancel", "send"]
 class DecisionQuestion:
     """A question to a person, under `text`: everything that the answer is about.
 
-    `shown` is what is decided on, `declined` what holds if the answer is not yes, and `pin` means that the answer takes
-    the approval PIN too.
+    `shown` is what is decided on, `declined` what holds if the answer is not yes, and `pin` means that a yes takes the
+    approval PIN too.
     """
 
     kind: Kind
@@ -76,7 +75,7 @@ def ask_about(kind: Kind, run_id: str, settings: Settings, user: str, view: View
         case "cancel":
             return _cancellation(run, view)
         case "send":
-            return _message(run, view)
+            return _message(run, settings, user, view)
 
 
 def _approval(kind: Kind, run: RunRow, settings: Settings, user: str, view: View) -> DecisionQuestion:
@@ -98,11 +97,16 @@ def _approval(kind: Kind, run: RunRow, settings: Settings, user: str, view: View
         title = f"{extension.id}: {label(run)} asks for more"
         declines = "Decline it, so that the run hands in what it has?"
         question, done = ("Raise the cap?", "raised") if approves else (declines, "declined")
+    declined, pin = f"Nothing was {done}; it still waits.", approves and _takes_pin(run, settings, user, view)
+    return DecisionQuestion(kind, run, title, text, question, shown, declined, pin)
+
+
+def _takes_pin(run: RunRow, settings: Settings, user: str, view: View) -> bool:
+    """Tell whether an approval takes the PIN; an error if that cannot be given. Blocking."""
     policy, _why = policy_in_force(settings, user, made_under_human=made_under_human(view, [run.id]))
-    if (pin := needed_pin(settings.paths, policy) if approves else None) is not None:
+    if (pin := needed_pin(settings.paths, policy)) is not None:
         pin.ready()
-    declined = f"Nothing was {done}; it still waits."
-    return DecisionQuestion(kind, run, title, text, question, shown, declined, pin is not None)
+    return pin is not None
 
 
 def _cancellation(run: RunRow, view: View) -> DecisionQuestion:
@@ -116,7 +120,7 @@ def _cancellation(run: RunRow, view: View) -> DecisionQuestion:
     return DecisionQuestion("cancel", run, f"Cancel {label(run)}", text, question, shown, "Nothing was cancelled.")
 
 
-def _message(run: RunRow, view: View) -> DecisionQuestion:
+def _message(run: RunRow, settings: Settings, user: str, view: View) -> DecisionQuestion:
     if run.state == WAITING:
         raise Refused(f"{label(run)} waits for approval; to change it, cancel it and propose it again.")
     asked = waiting_question(view, run, now_us())
@@ -127,7 +131,8 @@ def _message(run: RunRow, view: View) -> DecisionQuestion:
         )
         return DecisionQuestion("send", run, f"Send a message to {label(run)}", text, "Message:", Shown("send", run.id))
     shown = Shown("answer", run.id, asked.id, text=asked.message)
-    return DecisionQuestion("send", run, f"{label(run)} asks you a question", asked.message, "Answer:", shown)
+    pin, title = asked.to_allow and _takes_pin(run, settings, user, view), f"{label(run)} asks you a question"
+    return DecisionQuestion("send", run, title, asked.message, "Answer:", shown, pin=pin)
 
 
 async def carry_out(decision: DecisionQuestion, settings: Settings, answer: str, pin: str) -> str:
@@ -151,5 +156,5 @@ async def carry_out(decision: DecisionQuestion, settings: Settings, answer: str,
             return f"{await approve_proposals(client, [now], {})} {await client.describe_start([now], then='')}"
         if shown.kind == "extend":
             return (await client.decide([shown], PersonAnswer(approves))).text
-        decided = await decide(service, [shown], PersonAnswer(True, answer if decision.words else None))
+        decided = await client.decide([shown], PersonAnswer(True, answer if decision.words else None))
     return decided.text or f"{label(decision.run)} has ended: {decided.status}."

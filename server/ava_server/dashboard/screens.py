@@ -255,7 +255,7 @@ class QuestionScreen(TextScreen):
         self._input = Input(compact=True, select_on_focus=False)
         self._asked = (self._question, self._input)
         self._asks_pin = self._busy = False
-        self._note, self._failed = "", False
+        self._note, self._failed, self._answer = "", False, ""
 
     def on_mount(self) -> None:
         """Show what the question is about, and then ask: what was typed before does not count."""
@@ -290,10 +290,10 @@ class QuestionScreen(TextScreen):
         answer = event.value.strip()
         if self._busy:
             return None
-        if self._decision.words:
-            return self._carry_out(answer, "") if answer else self.say("Nothing is typed yet.")
         if self._asks_pin:
-            return self._carry_out("", answer) if answer else self.say("No PIN is typed yet.")
+            return self._carry_out(self._answer, answer) if answer else self.say("No PIN is typed yet.")
+        if self._decision.words and not (self._decision.pin and self._decision.agrees(answer)):
+            return self._carry_out(answer, "") if answer else self.say("Nothing is typed yet.")
         if not self._decision.agrees(answer):
             return self.action_back()
         if self._room.scroll_offset.y < self._room.max_scroll_y:
@@ -301,7 +301,7 @@ class QuestionScreen(TextScreen):
         if self.size.width < LEAST_WIDTH or self._room.size.height < LEAST_ROOM:
             return self.say("Make the terminal larger, so that you can read what you decide.", failed=True)
         if self._decision.pin:
-            self._asks_pin = True
+            self._asks_pin, self._answer = True, answer
             return self._ask()
         return self._carry_out(answer, "")
 

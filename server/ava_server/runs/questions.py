@@ -160,6 +160,10 @@ class WaitingQuestion:
         """Whether it asks if a call may be made; only a person answers that, with yes or no."""
         return bool(self.asked.values)
 
+    def allowed_by(self, text: str | None) -> bool:
+        """Tell whether a text is a yes that allows a call, which takes what an approval does."""
+        return self.to_allow and (text or "").strip().casefold() in _YES
+
     @property
     def untrusted(self) -> str:
         return "\n".join((self.text, *(f"- {option}" for option in self.options)))
@@ -296,6 +300,13 @@ def deliver(
     return command
 
 
+def allows_call(view: View, run_id: str, question_id: str, text: str | None) -> bool:
+    """Tell whether a text is a yes to the question with which a run waits, whether a call may be made."""
+    run = view.run(run_id)
+    found = waiting_question(view, run, now_us()) if run is not None else None
+    return found is not None and found.id == question_id and found.allowed_by(text)
+
+
 def answer_question(
     run_id: str, question_id: str, text: str | None, agent: Who, who: Who, channel: Channel
 ) -> Command[bool]:
@@ -316,7 +327,7 @@ def answer_question(
 
 def _answered(found: WaitingQuestion, text: str | None, agent: Who, who: Who, channel: Channel) -> tuple[Event, ...]:
     word = (text or "no").strip().casefold()
-    allows = word in _YES if found.to_allow else text is not None
+    allows = found.allowed_by(text) if found.to_allow else text is not None
     decided = QuestionAnswered(
         question_id=found.asked.question_id, decision="answered" if allows else "declined", channel=channel
     )

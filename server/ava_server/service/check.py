@@ -11,7 +11,7 @@ import anyio.to_thread
 from ava_audit.rows import INTERRUPTED, QUEUED, RUNNING, UNENDED, WAITING, RunRow
 from ava_audit.units import HOUR_US, now_us
 from ava_audit.view import View
-from ava_server.approval.decide import approval_needs
+from ava_server.approval.decide import ONLY_PERSON, approval_needs
 from ava_server.approval.requests import CancelArgs, CheckArgs, MessageArgs, parse, shown
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label, parse_id
@@ -29,7 +29,7 @@ from ava_server.render.run_view import (
     view_run,
 )
 from ava_server.runs.lifecycle import paused
-from ava_server.runs.questions import WaitingQuestion, deliver
+from ava_server.runs.questions import WaitingQuestion, allows_call, deliver
 from ava_server.service.access import Access, Operations, Progress
 from ava_server.service.current import others_words
 from ava_server.service.fetch import bring_to_repositories
@@ -282,6 +282,8 @@ class RunSteering(Operations):
         run = await self._access.run(args.subagent_id, "subagent_id")
         agent, session = self._access.agent_of(run), self._session
         to = caller.question_id
+        if await self._store.read(lambda view: allows_call(view, run.id, to, args.message)):
+            await self._access.refuse_without_pin(ONLY_PERSON["answer"])
         delivered = await self._store.do(deliver(run.id, args.message, agent, session.who, session.channel, to))
         if delivered == "waiting":
             raise Refused(f"{label(run)} waits for approval; to change it, cancel it and propose it again")

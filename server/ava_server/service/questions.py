@@ -106,7 +106,7 @@ class PersonQuestions(Operations):
         """Send the person to the page of the first of these runs that only the PIN allows more, and wait for that."""
         if pages is None or not await self._access.needs_pin():
             return None
-        found = [one for one in await self._waiting(rows, by_pin=True) if isinstance(one, WaitingExtension)]
+        found = [one for one in await self._waiting(rows, by_pin=True) if _is_approval(one)]
         address = await pages.address() if found else None
         if address is None:
             return None
@@ -129,11 +129,11 @@ class PersonQuestions(Operations):
         left = _UNDECIDED.format(run_id=run_id, page=question.url, how=first.in_a_terminal)
         return self._access.adapt_text(left)
 
-    async def _waits(self, one: WaitingExtension) -> bool:
+    async def _waits(self, one: Waiting) -> bool:
         def query(view: View) -> bool:
-            row = view.run(one.run.id)
-            found = waiting_extension(view, row, now_us()) if row is not None else ""
-            return isinstance(found, WaitingExtension) and found.id == one.id
+            row, at_us = view.run(one.run.id), now_us()
+            found = row and (waiting_question(view, row, at_us) or waiting_extension(view, row, at_us))
+            return isinstance(found, Waiting) and found.id == one.id
 
         return await self._store.read(query)
 
@@ -152,7 +152,7 @@ class PersonQuestions(Operations):
             BadInput: What is in the form cannot be used; the question stays open.
             Refused: It cannot be allowed any more.
         """
-        found = {one.id: one for one in await self._waiting(rows)}
+        found = {one.id: one for one in await self._waiting(rows, by_pin=True)}  # a no takes no PIN
         one = found.get(question_id)
         return await self._carry_out(one, reply, channel) if one is not None else None
 
@@ -169,6 +169,8 @@ class PersonQuestions(Operations):
             answer = parse(MessageArgs, {"subagent_id": one.run.id, "message": one.answer_in(reply)}).message
             self._access.refuse_keys({"answer": answer})
             text = self._access.redact(answer)
+            if one.allowed_by(text):
+                await self._access.refuse_without_pin(ONLY_PERSON["answer"])
         agent, who = self._access.agent_of(one.run), self._session.who
         command = answer_question(one.run.id, one.asked.question_id, text, agent, who, channel)
         if not await self._store.do(command):
@@ -192,8 +194,9 @@ class PersonQuestions(Operations):
             return [one for one in found if not isinstance(one, str)]
 
         found = await self._store.read(query)
-        return [
-            one
-            for one in found
-            if one.id not in self._session.unanswered and not (locked and isinstance(one, WaitingExtension))
-        ]
+        return [one for one in found if one.id not in self._session.unanswered and not (locked and _is_approval(one))]
+
+
+def _is_approval(one: Waiting) -> bool:
+    """Tell whether a yes takes what an approval does."""
+    return isinstance(one, WaitingExtension) or one.to_allow

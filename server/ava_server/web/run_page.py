@@ -190,7 +190,8 @@ class RunPage(PagePart):
 
     async def _with_means(self, values: dict[str, Any], visitor: Visitor) -> dict[str, Any]:
         """Add what an approval takes, where something can be approved."""
-        needed = values["extension"] is not None or values["line"] is not None
+        asked = values["question"]
+        needed = values["extension"] is not None or values["line"] is not None or (asked and asked.to_allow)
         owner = values["row"].user_id
         return {
             **values,
