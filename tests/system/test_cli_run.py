@@ -121,7 +121,7 @@ def test_the_task_comes_from_stdin_and_short_options_mean_the_long_ones(root: Pa
     [task] = [event["content"]["text"] for event in events(root, "--type", "UserMessage")]
     assert task == TASK
     for empty in ("", " \n"):
-        nothing = subprocess.run(given, input=empty, **said)
+        nothing = subprocess.run(given, input=empty, cwd=workspace.parent, **said)
         assert nothing.returncode == 2 and "nothing came from there" in nothing.stderr
     twice = ava(root, "run", "--parallel", "researcher", "-", "-", "--yes", "--max-cost", "0.1")
     assert twice.returncode == 2 and "- is given twice" in twice.stderr
