@@ -282,7 +282,7 @@ class RunSteering(Operations):
         run = await self._access.run(args.subagent_id, "subagent_id")
         agent, session = self._access.agent_of(run), self._session
         to = caller.question_id
-        if await self._store.read(lambda view: allows_call(view, run.id, to, args.message)):
+        if to != "" and await self._store.read(lambda view: allows_call(view, run.id, to, args.message)):
             await self._access.refuse_without_pin(ONLY_PERSON["answer"])
         delivered = await self._store.do(deliver(run.id, args.message, agent, session.who, session.channel, to))
         if delivered == "waiting":
