@@ -1,5 +1,6 @@
 """The tokens of the HTTP server: shown once, stored hashed, gone at the next request, and never half written."""
 
+import ctypes
 import hmac
 import json
 import re
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.sample import sampled
 from support.stdio import logged
-from support.terminal import CONTROLLED, ava, environment, on_terminal
+from support.terminal import CONTROLLED, WITHIN_S, ava, environment, on_terminal
 
 from ava_server.config.tokens import BEGINS, TokenFile, create_token, expiry, read_tokens, revoke_token, scopes_in
 from ava_server.core.errors import BadInput, ConfigError, Refused
@@ -234,4 +235,19 @@ def test_killing_a_password_prompt_restores_the_terminal_echo(
         screen.process.send_signal(number)
         ended = screen.ended()
         assert ended == (130 if number == signal.SIGINT else -number)
+        assert screen.echoes
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a signal to one thread of another process is Linux's")
+def test_ctrl_c_ends_a_prompt_also_where_it_does_not_interrupt_the_event_loops_wait(tmp_path: Path) -> None:
+    with on_terminal(tmp_path / "data", "pin", "set", command=CONTROLLED) as screen:
+        screen.until("(not shown): ")
+        pid = screen.process.pid
+        tasks = Path(f"/proc/{pid}/task")
+        deadline = time.monotonic() + WITHIN_S
+        while (reader := max(int(task.name) for task in tasks.iterdir())) == pid:
+            assert time.monotonic() < deadline, "no thread reads the terminal"
+        time.sleep(0.5)  # by now the main thread waits in its event loop
+        assert ctypes.CDLL(None, use_errno=True).tgkill(pid, reader, signal.SIGINT) == 0
+        assert screen.ended() == 130
         assert screen.echoes

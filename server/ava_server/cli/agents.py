@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import anyio
 import typer
 
 from ava_extras import has_extra, install_command, load, missing
@@ -21,6 +20,7 @@ from ava_server.config.agents import AgentSpec, agents_of
 from ava_server.config.settings import Settings
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import suggestion
+from ava_server.core.threads import run_async
 from ava_server.models.json_text import as_object
 
 _LIST, _CHECK = "list", "check"
@@ -60,7 +60,7 @@ def _row(spec: AgentSpec, settings: Settings, sandbox: Sandbox | Unavailable, *,
     row = _facts(spec, sandbox)
     if checked and row["usable"] and not isinstance(sandbox, Unavailable):
         try:
-            row |= anyio.run(load("agents").check_agent, spec, settings, sandbox)
+            row |= run_async(load("agents").check_agent, spec, settings, sandbox)
         except (AvaError, RolesError, TimeoutError) as error:
             row |= {"works": False, "why_not": str(error) or f"{spec.title} took no turn within 90 s"}
     return row

@@ -250,9 +250,9 @@ def in_event_loop(command: Callable[P, Awaitable[T]]) -> Callable[P, T]:
 
     @wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        import anyio
+        from ava_server.core.threads import run_async
 
-        return anyio.run(partial(command, *args, **kwargs))
+        return run_async(partial(command, *args, **kwargs))
 
     return run
 

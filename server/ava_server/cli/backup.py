@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-import anyio
 import typer
 from pydantic import ValidationError
 
@@ -28,6 +27,7 @@ from ava_server.config.settings import Configured
 from ava_server.core.data_root import DataRoot, in_postgres
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import label
+from ava_server.core.threads import run_async
 from ava_server.service import backup
 
 ASIDE = "from-backup"
@@ -54,7 +54,7 @@ def keep_aside(root: Path, *, yes: bool) -> list[str]:
         )
     tell(f"The backup contains what can loosen limits, run programs or let others in:\n{listed}")
     question = f"Use all of it? Say yes only if the backup is your own. Otherwise, it is kept unused in {ASIDE}/."
-    if anyio.run(agrees, question):
+    if run_async(agrees, question):
         return []
     (root / ASIDE).mkdir(mode=0o700)
     for place in found:

@@ -35,6 +35,7 @@ from ava_server.cli.results import ENDING_CODES, cost_text
 from ava_server.cli.terminal import Progress, agrees, columns, cut, say, someone_there
 from ava_server.core.data_root import DataRoot, home_folder
 from ava_server.core.errors import AvaError, BadInput
+from ava_server.core.threads import run_async
 from ava_server.render.responses import RunAnswer
 from ava_server.render.result import findings_of
 
@@ -122,7 +123,7 @@ def demo_command(
             where = named or Path(shutil.copytree(shipped_docs(), place / "docs", ignore=_TABLES))
             question = question_about(where) if named or task else DOCS_QUESTION
             demo = Demo(root, where, task or question, scripted, keep)
-            code = anyio.run(_run, demo, place)
+            code = run_async(_run, demo, place)
     except KeyboardInterrupt:
         what = f"{demo.started} had been started, and ended with it" if demo and demo.started else "nothing was started"
         say(f"\nStopped; {what}.")

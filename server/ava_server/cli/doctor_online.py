@@ -26,6 +26,7 @@ from ava_server.cli.terminal import ReaderGone, counted, someone_there
 from ava_server.config.search_engines import ask_engine, search_cost
 from ava_server.config.settings import Settings
 from ava_server.core.errors import AvaError, ConfigError
+from ava_server.core.threads import run_async
 from ava_server.models.clients import ClientPool
 from ava_server.models.selection import Choice, configured
 from ava_server.render.responses import RunAnswer, SpawnAnswer
@@ -80,7 +81,7 @@ def ask_providers(setup: Setup, tell: Tell, report: Report) -> None:
         return report(CheckFinding("online", "note", "nothing was asked: no provider can be called"))
     tell(_announcement(choices, _cents(setup.settings)))
     try:
-        return anyio.run(_ask_all, setup.settings, choices, report)
+        return run_async(_ask_all, setup.settings, choices, report)
     except* ReaderGone:
         raise
     except* Exception as group:  # what was found is still shown
@@ -211,7 +212,7 @@ def try_search(setup: Setup, tell: Tell, report: Report) -> None:
     tell(f"Searching once by {engine.title}: {search_cost(engine.cost_micros)}.")
     title = f"online {engine.title}"
     try:
-        results = anyio.run(_search, engine)
+        results = run_async(_search, engine)
     except ToolFailed as failed:
         report(from_error(title, str(failed), _AGAIN))
         return

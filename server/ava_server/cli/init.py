@@ -23,6 +23,7 @@ from ava_server.cli.options import TokenFile, absolute_path, hosts
 from ava_server.cli.terminal import agrees, heading, say, someone_there, tell, write
 from ava_server.core.data_root import find_data_root, home_folder, os_user
 from ava_server.core.errors import AvaError, BadInput, ConfigError, Refused
+from ava_server.core.threads import run_async
 
 if TYPE_CHECKING:
     from ava_server.cli.remote import RemoteServer
@@ -125,7 +126,7 @@ def _connection(
             raise BadInput("--url: the server has its own folders and port; leave out --http and --workspace")
         host = host.connecting_to(f"{server.address}/mcp")
         if not (remove or only_print):
-            say(anyio.run(_check, server))
+            say(run_async(_check, server))
     if port is None:
         return host, started
     if not remove:
@@ -172,7 +173,7 @@ def _permanent(started: Launch, as_it_is: bool) -> Launch:
         return started
     words = shlex.split(install_command())
     say(f"This Ava is in uv's cache, which is cleared from time to time. {shlex.join(words)} installs it permanently.")
-    if not anyio.run(agrees, "Install it first?"):
+    if not run_async(agrees, "Install it first?"):
         return started
     uv = os.environ.get("UV") or shutil.which("uv") or "uv"
     try:
@@ -197,14 +198,14 @@ def _add_to_all(name: str, started: Launch, *, only_print: bool) -> None:
         return
     if not someone_there():
         raise Refused("There is no terminal to ask on, so nothing was changed. Name one host: ava init HOST")
-    if not anyio.run(agrees, f"Change {changes} files?"):
+    if not run_async(agrees, f"Change {changes} files?"):
         say("Nothing was changed.")
         return
     for host, change in planned:
         if not change.nothing:
             _write(change)
             say(f"{host.title}: {host.next}")
-    say(anyio.run(_handshake, started))
+    say(run_async(_handshake, started))
     _offer_pin([host for host, _change in planned])
     _show_lacks(started)
 
@@ -262,8 +263,8 @@ def _offer_pin(added: Sequence[Host]) -> None:
         say(f"In {', '.join(titles)} you approve in Ava, with a PIN: by a link, or `ava approve`.")
         if not someone_there():
             say("Choose it before the first approval: ava pin set")
-        elif anyio.run(agrees, "Choose the PIN now?"):
-            anyio.run(choose_pin, pin)
+        elif run_async(agrees, "Choose the PIN now?"):
+            run_async(choose_pin, pin)
 
 
 def _write(change: Change) -> None:
@@ -309,7 +310,7 @@ def _add_tool_rules(host: Host, change: Change, allow: bool | None, only_print: 
             say(f"But your setting {setting} starts cheap proposals without a question.")
     say(f"{change.path}:")
     write("\n".join(change.lines))
-    if only_print or not (allow or anyio.run(agrees, "Add these rules?")):
+    if only_print or not (allow or run_async(agrees, "Add these rules?")):
         return False
     _write(change)
     return True

@@ -7,7 +7,6 @@ import sys
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-import anyio
 import typer
 from typer.core import TyperCommand
 
@@ -20,6 +19,7 @@ from ava_server.cli.terminal import aligned, columns, confirm, cut, heading, pre
 from ava_server.config.memory_notes import Notebook, note_name, text_of
 from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import BadInput
+from ava_server.core.threads import run_async
 
 memory_command = typer.Typer(invoke_without_command=True)
 
@@ -111,7 +111,7 @@ def remove_command(
     if not os.path.lexists(book.memory.path(name)):
         book.get(name)  # raises that there is none
     if not yes:
-        anyio.run(confirm, f"Remove the note {name} for ever?", "removed")
+        run_async(confirm, f"Remove the note {name} for ever?", "removed")
     book.remove(name)
     say(f"Removed {name}.")
 

@@ -14,6 +14,7 @@ from ava_server.cli.options import Json, providers
 from ava_server.cli.terminal import present, wrapped_lines
 from ava_server.core.errors import AvaError, BadInput
 from ava_server.core.ids import suggestion
+from ava_server.core.threads import run_async
 from ava_server.hosts.launching import key_advice
 from ava_server.models import listing
 from ava_server.models.clients import ClientPool
@@ -237,6 +238,6 @@ def models_command(
     settings = read_settings()
     models = model_settings(settings)
     tiers = resolve_models(models, settings.where)
-    shown = anyio.run(read_providers, models, tiers, provider, search)
+    shown = run_async(read_providers, models, tiers, provider, search)
     whole = provider is not None or search is not None
     present(root, as_json, models_json(tiers, shown), models_screen(tiers, shown, search, whole=whole))

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import anyio
 import typer
 
 from ava_roles import BUILT_IN_SOURCE
@@ -18,6 +17,7 @@ from ava_server.cli.terminal import agrees, counted, heading, present, say, some
 from ava_server.core.data_root import DataRoot, find_data_root, os_user
 from ava_server.core.errors import AvaError, BadInput, ConfigError, Refused
 from ava_server.core.files import create_file
+from ava_server.core.threads import run_async
 
 if TYPE_CHECKING:
     from ava_roles.catalog import Catalog, Remark, UntrustedFile
@@ -233,9 +233,9 @@ def trust_command(
     say(f"Project: {project}")
     places = RolePlaces(root, project, settings.roles.claude_agents, home)
     if withdraw:
-        anyio.run(_withdraw, root, project)
+        run_async(_withdraw, root, project)
     else:
-        anyio.run(_trust, root, project, places, settings)
+        run_async(_trust, root, project, places, settings)
 
 
 async def _trust(root: DataRoot, project: Path, places: RolePlaces, settings: Settings) -> None:

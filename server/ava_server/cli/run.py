@@ -15,7 +15,6 @@ from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 
-import anyio
 import typer
 
 from ava_audit.errors import AuditError
@@ -37,6 +36,7 @@ from ava_server.cli.wait import FollowedRuns, deliver
 from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError, BadInput, Refused, ToolMissing
 from ava_server.core.shutdown import prepare_to_run
+from ava_server.core.threads import run_async
 
 if TYPE_CHECKING:
     from ava_server.approval.proposals import Pending
@@ -212,7 +212,7 @@ def run_command(
         out=out,
         artifacts=artifacts,
     )
-    raise typer.Exit(anyio.run(_run, checked_settings(request), request))
+    raise typer.Exit(run_async(_run, checked_settings(request), request))
 
 
 def _tasks(given: Sequence[str]) -> Sequence[str]:

@@ -16,7 +16,7 @@ from ava_roles.placeholders import label as as_label
 from ava_server.cli.app import refuse_in_subagent
 from ava_server.cli.terminal import heading, say, tell, write
 from ava_server.core.errors import BadInput
-from ava_server.core.threads import run_server
+from ava_server.core.threads import run_async, run_server
 
 if TYPE_CHECKING:
     from ava_audit.store.locks import HeldLock
@@ -107,7 +107,7 @@ def connect_command(port: Annotated[int, typer.Option(min=1, max=65_535, help="T
     root = checked_root(show=False)
     text, made = host_token(root)
     if made is not None:
-        anyio.run(record_setting, root, f"tokens.{made.name}", None, made.on_record())
+        run_async(record_setting, root, f"tokens.{made.name}", None, made.on_record())
     start_http(root, port)
     write(json.dumps({"Authorization": f"Bearer {text}"}))
 

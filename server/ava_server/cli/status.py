@@ -10,7 +10,6 @@ import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-import anyio
 import typer
 
 from ava_extras import load
@@ -19,6 +18,7 @@ from ava_server.cli.options import TokenFile, Url
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.terminal import columns, heading, named_root, place_json, say_json, write
 from ava_server.core.data_root import find_data_root, has_log
+from ava_server.core.threads import run_async
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -46,7 +46,7 @@ def status_command(
     keys. With --url, it prints once.
     """
     if (server := chosen_server(context, url, token_file)) is not None:
-        return anyio.run(_show_server, server, everybody, as_json)
+        return run_async(_show_server, server, everybody, as_json)
 
     has_log(find_data_root())
     settings = read_settings()
@@ -57,7 +57,7 @@ def status_command(
         if as_json or once or not (_can_draw() and sys.stdin.isatty() and sys.stderr.isatty()):
             probe.begin()
             return _show_once(settings, probe, everybody=everybody, as_json=as_json)
-        code: int = anyio.run(load("dashboard").show, OverviewReader(settings, everybody=everybody, most=MOST), probe)
+        code: int = run_async(load("dashboard").show, OverviewReader(settings, everybody=everybody, most=MOST), probe)
     finally:
         probe.end()
     raise typer.Exit(code)

@@ -27,6 +27,7 @@ from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import label, parse_id
 from ava_server.core.shutdown import prepare_to_run
+from ava_server.core.threads import run_async
 from ava_server.render.responses import answers_json
 
 if TYPE_CHECKING:
@@ -187,11 +188,11 @@ def resume_command(
     if (server := chosen_server(context, url, token_file)) is not None:
         if force:
             raise BadInput("--force: only on the server, in a terminal there")
-        raise typer.Exit(anyio.run(_resume_there, server, subagent, as_json))
+        raise typer.Exit(run_async(_resume_there, server, subagent, as_json))
     settings = read_settings()
     if not settings.enabled:
         raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was resumed")
-    raise typer.Exit(anyio.run(_resume, settings, subagent, force, as_json))
+    raise typer.Exit(run_async(_resume, settings, subagent, force, as_json))
 
 
 async def _resume_there(server: RemoteServer, given: str, as_json: bool) -> int:

@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote, urlsplit
 
-import anyio
 import typer
 
 from ava_audit.units import format_usd, iso_second, micros_from_cents, now_us
@@ -31,6 +30,7 @@ from ava_server.config.role_folders import checkout_here
 from ava_server.config.sign_in import Passkeys, passkey_name
 from ava_server.core.data_root import DataRoot, find_data_root, os_user
 from ava_server.core.errors import BadInput
+from ava_server.core.threads import run_async
 
 if TYPE_CHECKING:
     from ava_server.service.users import UnendedRun, UserFacts
@@ -371,7 +371,7 @@ def add_passkey_command(name: _Device, user: _Owner = None, browser: Browser = T
     require("web")
     root = checked_root("ava passkey add")
     name, user = passkey_name(name), None if user is None else tokens.user_name(user)
-    anyio.run(require_person, root, "ava passkey add")
+    run_async(require_person, root, "ava passkey add")
     Passkeys(root.passkeys).check_new(user or os_user(), name)
     root.create()
     code = BrowserSessions(root.browser_sessions).issue_passkey_code(user or os_user(), name)

@@ -38,7 +38,7 @@ from ava_server.cli.service_client import LocalApprovals
 from ava_server.cli.terminal import ReaderGone, say, someone_there, tell
 from ava_server.core.errors import AvaError, BadInput
 from ava_server.core.ids import label
-from ava_server.core.threads import received
+from ava_server.core.threads import received, run_async
 from ava_server.render.responses import RunAnswer, answers_json
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def wait_command(
     the worst. 130: the wait is over, by Ctrl-C or --timeout, and something is still running.
     """
     within_s = parse_seconds("--timeout", timeout)
-    raise typer.Exit(anyio.run(wait_for, chosen_server(context, url, token_file), ids or [], within_s, as_json))
+    raise typer.Exit(run_async(wait_for, chosen_server(context, url, token_file), ids or [], within_s, as_json))
 
 
 async def wait_for(server: RemoteServer | None, ids: list[str], within_s: float | None, as_json: bool) -> int:

@@ -29,6 +29,23 @@ def run_server(main: Callable[..., Awaitable[T]], *args: Any) -> T:
     return anyio.run(main, *args, backend_options={"use_uvloop": True})
 
 
+def run_async(main: Callable[..., Awaitable[T]], *args: Any) -> T:
+    """Run a short command. Its event loop wakes at every signal, also at one that arrives just before it waits.
+
+    For that the loop must have a handler, of whatever signal: then the interpreter writes each to the loop's own socket
+    (`signal.set_wakeup_fd`). Without, asyncio sees only the Ctrl-C that interrupts its wait.
+    """
+
+    async def wakeful() -> T:
+        import asyncio
+
+        if sys.platform != "win32" and threading.current_thread() is threading.main_thread():
+            asyncio.get_running_loop().add_signal_handler(signal.SIGURG, int)  # ignored, as it is by default
+        return await main(*args)
+
+    return anyio.run(wakeful)
+
+
 async def each_at_once(work: Callable[[K], Awaitable[object]], items: Iterable[K]) -> None:
     """Do work with each of some items at the same time, and with all of them; then raise the first error, if any."""
     failed: list[Exception] = []

@@ -22,11 +22,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-import anyio
-
 from ava_audit.errors import AuditError
 from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import BadInput, ConfigError, Refused
+from ava_server.core.threads import run_async
 
 if TYPE_CHECKING:
     from ava_audit.entries import ProgressCallback, VerifyReport
@@ -310,7 +309,7 @@ def restore(manifest: Manifest, source: Path, partial: Path, show: _Show) -> Res
             backend.prepare()  # brings an older schema to this one
         # Before anything is written, which would mend a state that differs from the log instead of finding it.
         _refuse_faults(verify(partial / LOG, head=manifest.head, on_progress=checked), what, then)
-        held, waiting = anyio.run(_hold_runs, partial)
+        held, waiting = run_async(_hold_runs, partial)
         _refuse_faults(verify(partial / LOG, head=manifest.head, on_progress=checked), what, then)
     except AuditError as error:
         raise Refused(f"The log in {source} cannot be restored: {error}. Nothing was restored.") from error

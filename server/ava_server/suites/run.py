@@ -23,6 +23,7 @@ from ava_server.cli.service_client import open_service
 from ava_server.cli.terminal import counted, heading, place_json, say, say_json, tell
 from ava_server.cli.wait import FollowedRuns
 from ava_server.core.errors import BadInput
+from ava_server.core.threads import run_async
 from ava_server.models.selection import OFFLINE
 from ava_server.suites.plan import (
     CAP,
@@ -92,7 +93,7 @@ def run_suite(request: SuiteRequest) -> int:
     if request.html is not None and (request.html.is_dir() or not request.html.parent.is_dir()):
         raise BadInput(f"--html: {request.html} is a folder, or in one that does not exist; give a file")
     settings = checked_settings(RunRequest((), yes=request.yes))
-    return anyio.run(_run, settings, suite, request)
+    return run_async(_run, settings, suite, request)
 
 
 async def _run(settings: Settings, suite: Suite, request: SuiteRequest) -> int:

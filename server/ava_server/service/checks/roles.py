@@ -7,8 +7,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
-import anyio
-
 from ava_roles.catalog import Catalog
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.net.search_engines import Engine
@@ -26,6 +24,7 @@ from ava_server.config.role_folders import places_here
 from ava_server.config.search_engines import without_search
 from ava_server.config.secrets import read_secrets
 from ava_server.core.errors import AvaError, ConfigError
+from ava_server.core.threads import run_async
 from ava_server.models.listing import resolve_models
 from ava_server.models.prices import unknown_price_words
 from ava_server.models.selection import Choice, ProviderSearch, unknown_prices
@@ -204,7 +203,7 @@ def servers(setup: Setup, *, remote: bool = False) -> Iterator[CheckFinding]:
 
     foreign = McpServers(settings, lambda: read_secrets(root.secrets_file), lambda: sandbox_here(settings))
     names = [name for name, entry in foreign.entries.items() if (entry.url is not None) == remote]
-    listings: Mapping[str, ToolListing] = anyio.run(foreign.look, names) if names else {}
+    listings: Mapping[str, ToolListing] = run_async(foreign.look, names) if names else {}
     unconfined = settings.sandbox.mode == "none"
     for name in names:
         yield _check_server(foreign.entries[name], listings[name], unconfined)
