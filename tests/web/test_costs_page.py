@@ -163,6 +163,16 @@ def test_a_long_time_is_shown_by_month_with_the_same_total(ana: Visitor) -> None
     assert [float(cells[0].removeprefix("$")) > 0 for cells in months.values() if cells[0] != "–"] == [True, True]
 
 
+@pytest.mark.parametrize(("until", "unit"), [("2026-03-10", "day"), ("2026-04-15", "month")])
+def test_the_page_and_the_command_go_over_to_months_at_the_same_length(
+    team: There, ana: Visitor, until: str, unit: str
+) -> None:
+    done = ava(team.root, "report", "--since", "2025-12-28", "--until", until, env={"LOGNAME": "ana"})
+    assert f"By {unit} (UTC)" in done.stdout
+    names = tables(ana.get(f"/costs?from=2025-12-28&to={until}").text)["days"]
+    assert {len(name.split()[0]) for name in names} == {len("2026-01" if unit == "month" else "2026-01-01")}
+
+
 @pytest.mark.parametrize("query", [WEEK, f"{WEEK}&all", f"{WEEK}&all&by=model", f"{WEEK}&user=ben"])
 def test_a_user_sees_nothing_of_others(ana: Visitor, query: str) -> None:
     page = ana.get(f"/costs?{query}").text

@@ -239,6 +239,7 @@ def test_hostile_texts_are_text(ana: Visitor) -> None:
         ("agent=nobody", "agent: 'nobody' is not ava"),
         ("since=soon", "since: 'soon' is not a time"),
         ("until=2026-02-30", "until: '2026-02-30' is not a time"),
+        ("since=1h&until=2h", "until: '2h' is before since ('1h'); give a later time"),
         ("before=x", "before: 'x' is not a number of the log"),
         (f"before={'9' * 30}", "is not a number of the log"),
         ("upto=-1", "upto: '-1' is not a number of the log"),

@@ -35,14 +35,14 @@ from ava_server.cli.options import (
     agents,
     all_runs,
     event_types,
-    parse_time_option,
     split_names,
 )
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.terminal import columns, counted, heading, progress_on_terminal, say, styled, write_lines
 from ava_server.core.data_root import find_data_root
 from ava_server.core.errors import BadInput, Refused
-from ava_server.core.ids import AGENT, label, parse_id
+from ava_server.core.ids import AGENT, label, parse_id, read_span
+from ava_server.core.threads import run_async
 
 if TYPE_CHECKING:
     from ava_audit.entries import Entry
@@ -142,7 +142,7 @@ def _run(
         with open_to_look(root) as log:
             if log is not None:
                 return run_at_once(show(nullcontext(LocalRecords(root, log))))
-    return anyio.run(show, open_records(server, find_data_root, make=follow))
+    return run_async(show, open_records(server, find_data_root, make=follow))
 
 
 class _Printer:
@@ -248,9 +248,7 @@ def _query(
         type_filter(types)
     except BadQuery as error:
         raise BadInput(f"--type: {error}") from None
-    since_us, until_us = parse_time_option("--since", since), parse_time_option("--until", until)
-    if since_us is not None and until_us is not None and until_us < since_us:
-        raise BadInput(f"--until: {until!r:.60} is before --since ({since!r:.60}); give a later time")
+    since_us, until_us = read_span(since, until, dashes="--")
     return LogQuery(
         agents=tuple(_agent(name) for name in agent or ()),
         users=tuple(user or ()),

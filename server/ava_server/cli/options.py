@@ -14,9 +14,7 @@ import math
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
-from datetime import tzinfo
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
 
@@ -291,23 +289,6 @@ def parse_group_limits(max_cost: str | None, timeout: str | None) -> dict[str, A
         "group_timeout": parse_seconds("--group-timeout", timeout),
     }
     return {name: value for name, value in limits.items() if value is not None}
-
-
-def parse_time_option(
-    option: str, given: str | None, now_us: int | None = None, zone: tzinfo | None = None
-) -> int | None:
-    """Return microseconds UTC; `zone` is that of a value without one, by default this machine's.
-
-    Raises BadInput: it is not a time; the error lists the forms.
-    """
-    from ava_audit.units import parse_time
-
-    if given is None:
-        return None
-    try:
-        return parse_time(given, time.time_ns() // 1000 if now_us is None else now_us, zone)
-    except ValueError as error:
-        raise BadInput(f"{option}: {error}") from None
 
 
 def parse_any_id(given: str, *, groups: bool = False) -> tuple[str, str]:

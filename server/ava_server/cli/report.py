@@ -20,13 +20,13 @@ import typer
 from ava_audit.units import DAY_US, US_PER_S, cents, day_of, format_duration, format_ts, format_usd, iso_utc, now_us
 from ava_server.cli import terminal
 from ava_server.cli.log_access import ClosedLog, NoLog, run_at_once
-from ava_server.cli.options import Json, TokenFile, Until, Url, groups, parse_time_option
+from ava_server.cli.options import Json, TokenFile, Until, Url, groups
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.terminal import counted, heading, one_line, place_json, say, say_json, write
 from ava_server.core.data_root import find_data_root, os_user
 from ava_server.core.errors import BadInput
-from ava_server.core.ids import parse_id
-from ava_server.render.report import NOT_FAILED, Report, Sum, folded, months_of, report_json, report_of
+from ava_server.core.ids import parse_id, read_span
+from ava_server.render.report import NOT_FAILED, Report, Sum, folded, report_json, report_of
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
@@ -40,8 +40,6 @@ DAYS = 30
 Since = Annotated[str | None, typer.Option(metavar="TIME", help=f"Only from this time on; {DAYS} days ago by default.")]
 TOP = 8
 """Reasons on a screen at most; JSON has all."""
-MANY_DAYS = 62
-"""The screen has months for more days than this; JSON always has days."""
 BAR = 48
 
 
@@ -72,9 +70,9 @@ def _show(server: RemoteServer | None, screen: Screen, *, older: bool) -> None:
     from ava_server.cli.records import LocalRecords, open_remote_records
 
     if server is not None:
-        import anyio
+        from ava_server.core.threads import run_async
 
-        return anyio.run(_show_opened, open_remote_records(server), screen)
+        return run_async(_show_opened, open_remote_records(server), screen)
     root = find_data_root()
     return run_at_once(_show_opened(nullcontext(LocalRecords(root, ClosedLog(root, older=older))), screen))
 
@@ -103,8 +101,7 @@ async def _spending(first: int, last: int, everybody: bool, as_json: bool, recor
 
 def days_of(since: str | None, until: str | None, at_us: int) -> tuple[int, int]:
     """Return the first and the last day that are meant, in days since 1970, UTC. Raises BadInput."""
-    until_us = parse_time_option("--until", until, at_us, UTC)
-    since_us = parse_time_option("--since", since, at_us, UTC)
+    since_us, until_us = read_span(since, until, at_us, UTC, dashes="--")
     last = (at_us if until_us is None else until_us - 1) // DAY_US
     first = last - DAYS + 1 if since_us is None else since_us // DAY_US
     if first > last:
@@ -129,9 +126,8 @@ def _screen(report: Report) -> None:
     say("\n".join(_head(report)))
     if not total.calls and not total.ended:
         return say("\nNothing was spent, and nothing ended.")
-    by_month = len(report.days) > MANY_DAYS
-    days = list(_folded(months_of(report.days) if by_month else report.days))
-    _table(f"By {'month' if by_month else 'day'} (UTC)", ("cost", "calls", "ended", "failed"), days)
+    by = "month" if report.monthly else "day"
+    _table(f"By {by} (UTC)", ("cost", "calls", "ended", "failed"), list(_folded(report.periods)))
     for by, sums in report.by.items():
         last = ("runs",) if by == "ending" else ("ended", "failed")
         _table(f"By {by}", ("cost", "share", *last), [_row(one, total, by) for one in sums])
@@ -353,8 +349,7 @@ def report_approvals_command(
 def _span(since: str | None, until: str | None) -> tuple[int, int]:
     """Return a time, end exclusive; the last `DAYS` by default. Raises BadInput: there is none between."""
     at_us = now_us()
-    until_us = parse_time_option("--until", until, at_us)
-    since_us = parse_time_option("--since", since, at_us)
+    since_us, until_us = read_span(since, until, at_us, dashes="--")
     until_us = at_us + 1 if until_us is None else until_us
     since_us = max(0, until_us - DAYS * DAY_US) if since_us is None else since_us
     if since_us >= until_us:

@@ -1,4 +1,4 @@
-"""Ids and names: ids as people and models write them, labels of runs, and "did you mean …?" suggestions."""
+"""Ids, names and times as people and models write them, labels of runs, and "did you mean …?" suggestions."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import difflib
 import re
 import secrets
 from collections.abc import Iterable
+from datetime import tzinfo
 
 from ava_audit.rows import RunRow
+from ava_audit.units import now_us, parse_time
 from ava_server.core.errors import BadInput
 
 AGENT = "ava"
@@ -22,6 +24,26 @@ _FORMS = {
     "extension_id": ("E-", 8, "an extension id looks like E-5d20c7a1"),
     "question_id": ("Q-", 8, "a question id looks like Q-91ab04ce"),
 }
+
+
+def read_span(
+    since: str | None, until: str | None, at_us: int | None = None, zone: tzinfo | None = None, dashes: str = ""
+) -> tuple[int | None, int | None]:
+    """Return both times in microseconds UTC, from what a person wrote; None where there is none.
+
+    `1h` counts from `at_us`, by default now. `zone` is that of a time without one, by default this machine's. `dashes`
+    stand before the names in errors. Raises BadInput: one is not a time, or the end is before the beginning.
+    """
+    at_us, read = now_us() if at_us is None else at_us, dict[str, int]()
+    for name, given in (("since", since), ("until", until)):
+        if given is not None:
+            try:
+                read[name] = parse_time(given, at_us, zone)
+            except ValueError as error:
+                raise BadInput(f"{dashes}{name}: {error}") from None
+    if len(read) == 2 and read["until"] < read["since"]:
+        raise BadInput(f"{dashes}until: {until!r:.60} is before {dashes}since ({since!r:.60}); give a later time")
+    return read.get("since"), read.get("until")
 
 
 def new_id(field: str) -> str:

@@ -20,6 +20,8 @@ NOT_FAILED = ("success", "cancelled", *NOT_RUN)
 NOT_ENDED = "not ended"
 FOLDED_DAYS = 4
 """So many empty days in a row are one line of a table."""
+MANY_DAYS = 92
+"""For more days than this, screens and pages have months; JSON always has days."""
 ALL_OTHERS = "all others"
 _NUMBERS = re.compile(r"\d+(?:[.,]\d+)*")
 
@@ -107,6 +109,24 @@ class Report:
     errors: tuple[ErrorCount, ...]
     others: int = 0
 
+    @property
+    def monthly(self) -> bool:
+        return len(self.days) > MANY_DAYS
+
+    @property
+    def periods(self) -> Sequence[Sum]:
+        """The days, or the months of a long time."""
+        if not self.monthly:
+            return self.days
+        months: dict[str, Sum] = {}
+        for day in self.days:
+            month = months.setdefault(day.name[:7], Sum(day.name[:7]))
+            month.cost += day.cost
+            month.calls += day.calls
+            month.ended += day.ended
+            month.failed += day.failed
+        return list(months.values())
+
 
 _KEYS: Mapping[str, Callable[[RunFacts], str]] = {
     "role": lambda run: run.role,
@@ -170,17 +190,6 @@ def _reasons(failed: Iterable[RunFacts]) -> list[Reason]:
     return sorted(reasons, key=lambda reason: (-reason.runs, -(reason.newest.ended_us or 0)))
 
 
-def months_of(days: Iterable[Sum]) -> list[Sum]:
-    months: dict[str, Sum] = {}
-    for day in days:
-        month = months.setdefault(day.name[:7], Sum(day.name[:7]))
-        month.cost += day.cost
-        month.calls += day.calls
-        month.ended += day.ended
-        month.failed += day.failed
-    return list(months.values())
-
-
 def folded(periods: Iterable[Sum]) -> Iterator[tuple[str, Sum | None]]:
     """Yield days or months with their names, None in place of an empty one; many empty ones in a row are one."""
     for empty, group in groupby(periods, key=lambda period: period.empty):
@@ -199,7 +208,7 @@ class Share:
     costs: tuple[int, ...]
 
 
-def shares_of(found: Spending, report: Report, what: str, periods: Sequence[Sum], most: int) -> list[Share]:
+def shares_of(found: Spending, report: Report, what: str, most: int) -> list[Share]:
     """Return the parts (`what`: `role`, `model` or `user`) of each period's cost, the largest first.
 
     Those after the first `most` are together.
@@ -207,6 +216,7 @@ def shares_of(found: Spending, report: Report, what: str, periods: Sequence[Sum]
     key = _KEYS[what]
     names = [one.name for one in report.by[what] if one.cost]
     own = names if len(names) <= most else names[: most - 1]
+    periods = report.periods
     of_period = {period.name: index for index, period in enumerate(periods)}
     costs = {name: [0] * len(periods) for name in own}
     others = [0] * len(periods)

@@ -494,7 +494,7 @@ def _not_resumed(run: RunRow, where: Situation) -> str:
         case "asking":
             return f"{label(run)} waits for a person's answer: `ava approve {run.id}`"
         case "awaiting answer":
-            return f'{label(run)} waits for an answer to its question: `ava send {run.id} "…"`'
+            return f"{label(run)} waits for an answer to its question; `ava show {run.id}` has both, to answer it"
         case "queued" | "paused":
             return f"{label(run)} is queued and starts by itself as soon as it can"
         case _:

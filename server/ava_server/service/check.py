@@ -246,7 +246,7 @@ def fit_runs(runs: list[RunAnswer]) -> tuple[list[RunAnswer], str | None]:
         return kept, None
     some = ", ".join(f"{named(run.subagent_id, run.name)} {run.state}" for run in others[:NAMED])
     more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
-    return kept, (f"{len(runs)} in all. Not shown here: {some}{more}. Call check_subagent with the subagent_id of one.")
+    return kept, f"{len(runs)} in all. Not shown here: {some}{more}. Call check_subagent with the subagent_id of one."
 
 
 def _cursor(given: str | None) -> int:

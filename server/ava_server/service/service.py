@@ -17,7 +17,7 @@ from ava_audit.entries import Entry
 from ava_audit.errors import AuditError, BadQuery, SchemaNewer, StoreUnavailable
 from ava_audit.rows import WAITING
 from ava_audit.search import LogQuery, search
-from ava_audit.units import now_us, parse_time
+from ava_audit.units import now_us
 from ava_roles.errors import RolesError
 from ava_roles.wrap import escape_result
 from ava_server.approval.decide import Decided, PersonAnswer, Shown, tool_call
@@ -26,7 +26,7 @@ from ava_server.approval.questions import AnsweredLater
 from ava_server.approval.requests import LogArgs, parse, refuse_deep, shown
 from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput, Refused
-from ava_server.core.ids import AGENT
+from ava_server.core.ids import AGENT, read_span
 from ava_server.core.shortage import shortage_in
 from ava_server.render.entries import entry_line, names_of
 from ava_server.render.host_text import text_of
@@ -65,10 +65,7 @@ class LogReader(Operations):
             agents = (AGENT,)
         # All pages use the times of the first: "1h" would mean another hour on each.
         asked = _mark(args)
-        since_us, until_us = _time("since", args.since, at_us), _time("until", args.until, at_us)
-        if since_us is not None and until_us is not None and until_us < since_us:
-            raise BadInput(f"until: {shown(args.until)} is before since ({shown(args.since)}); give a later time")
-        place = _Place(None, None, since_us, until_us)
+        place = _Place(None, None, *read_span(args.since, args.until, at_us))
         if args.cursor is not None:
             place = _place(args.cursor, asked)
         query = LogQuery(
@@ -143,15 +140,6 @@ def _place(given: str, asked: str) -> _Place:
             "as for the first page"
         )
     return _Place(*(int(part) if part else None for part in parts))
-
-
-def _time(field: str, given: str | None, now_us: int) -> int | None:
-    if given is None:
-        return None
-    try:
-        return parse_time(given, now_us)
-    except ValueError as error:
-        raise BadInput(f"{field}: {error}") from error
 
 
 log = logging.getLogger("ava.service")

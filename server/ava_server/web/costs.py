@@ -23,14 +23,13 @@ from ava_audit.view import View
 from ava_roles.wrap import clean
 from ava_server.core.errors import BadInput
 from ava_server.render.approvals import decisions_of, totals_line
-from ava_server.render.report import Report, Share, Sum, folded, months_of, report_of, shares_of
+from ava_server.render.report import Report, Share, Sum, folded, report_of, shares_of
 from ava_server.service.current import Budget
 from ava_server.web.context import PagePart, reader_of
 from ava_server.web.site import Visitor
 
 SPANS = (7, 30, 90)
 USUAL = 30
-MANY_DAYS = 92
 """A longer time is shown by month."""
 MOST_SHARES = 7
 """Parts of a bar: more colours cannot be told apart."""
@@ -83,13 +82,12 @@ class Line:
 
 @dataclass(frozen=True)
 class FoundCosts:
-    """What the log says; the periods are days, or months of a long time, and `shares` are the parts of their costs.
+    """What the log says. `shares` are the parts of each period's costs, and the budgets are today's.
 
-    The budgets are today's; `empty`: nothing is in the log yet.
+    `empty`: nothing is in the log yet.
     """
 
     report: Report
-    periods: Sequence[Sum]
     shares: Sequence[Share]
     budgets: tuple[Budget, ...]
     empty: bool
@@ -117,7 +115,7 @@ class CostPages(PagePart):
             "chart": chart_of(found) if found.report.total.cost else None,
             "tables": {what: [row_of(one, what, asked) for one in sums] for what, sums in found.report.by.items()},
             "most_reasons": MOST_REASONS,
-            "monthly": len(found.report.days) > MANY_DAYS,
+            "monthly": found.report.monthly,
         }
         return self._context.show(request, "costs.html", values, 400 if problem else 200)
 
@@ -149,10 +147,9 @@ class CostPages(PagePart):
         user = None if asked.everybody else visitor.user
         found = spending(view, asked.first * DAY_US, (asked.last + 1) * DAY_US, user)
         report = report_of(found, asked.first, asked.last, user)
-        periods = months_of(report.days) if len(report.days) > MANY_DAYS else report.days
-        shares = shares_of(found, report, asked.by, periods, MOST_SHARES)
+        shares = shares_of(found, report, asked.by, MOST_SHARES)
         budgets = self._context.budgets(view, visitor, now_us(), everybody=asked.everybody)
-        return FoundCosts(report, periods, shares, budgets, found.first_us is None)
+        return FoundCosts(report, shares, budgets, found.first_us is None)
 
 
 def lenient(request: Request, visitor: Visitor) -> tuple[CostsQuery, str]:
@@ -195,9 +192,9 @@ def _day(field: str, given: str) -> int:
 
 def lines_of(found: FoundCosts, *, everybody: bool) -> list[Line]:
     """Oldest first."""
-    index = {period.name: number for number, period in enumerate(found.periods)}
+    index = {period.name: number for number, period in enumerate(found.report.periods)}
     lines: list[Line] = []
-    for name, period in folded(found.periods):
+    for name, period in folded(found.report.periods):
         if period is None:
             lines.append(Line(name, None))
             continue
@@ -229,8 +226,8 @@ def row_of(one: Sum, what: str, asked: CostsQuery) -> tuple[Sum, str]:
 
 def chart_of(found: FoundCosts) -> dict[str, Any]:
     return {
-        "periods": [period.name for period in found.periods],
-        "totals": [format_usd(period.cost) for period in found.periods],
+        "periods": [period.name for period in found.report.periods],
+        "totals": [format_usd(period.cost) for period in found.report.periods],
         "parts": [
             {
                 "name": clean(share.name)[0],

@@ -18,10 +18,10 @@ from ava_audit.entries import Entry
 from ava_audit.errors import BadQuery
 from ava_audit.events import FACTS, Severity
 from ava_audit.search import SHORT_TYPES, EntryPage, LogQuery, search
-from ava_audit.units import now_us, parse_time
+from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_server.core.errors import BadInput
-from ava_server.core.ids import AGENT, parse_id
+from ava_server.core.ids import AGENT, parse_id, read_span
 from ava_server.render.entries import BOOKKEEPING, EVENT_NAMES, is_trouble, names_of, what_happened
 from ava_server.web.context import NotFound, PagePart, number_in, page, reader_of
 from ava_server.web.site import Visitor
@@ -149,14 +149,15 @@ class Events(PagePart):
         runs: tuple[str, ...] = ()
         if asked["run"]:
             runs, users = (await self._run(asked["run"], visitor),), ()
+        since_us, until_us = read_span(asked["since"] or None, asked["until"] or None, asked.at_us, zone)
         return LogQuery(
             agents=await self._agents(asked, visitor),
             users=users,
             runs=runs,
             types=(asked["type"],) if asked["type"] else (),
             without=() if asked.bookkeeping or asked["type"] else BOOKKEEPING,
-            since_us=_time("since", asked, zone),
-            until_us=_time("until", asked, zone),
+            since_us=since_us,
+            until_us=until_us,
             search=asked["q"] or None,
             level=_level(asked["level"]),
             limit=AT_ONCE,
@@ -259,15 +260,6 @@ def asked_of(query: QueryParams, visitor: Visitor) -> EventsQuery:
 
 def _number(name: str, given: str) -> int:
     return number_in(given, f"{name}: {given[:40]!r} is not a number of the log")
-
-
-def _time(name: str, asked: EventsQuery, zone: Any) -> int | None:
-    if not asked[name]:
-        return None
-    try:
-        return parse_time(asked[name], asked.at_us, zone)
-    except ValueError as error:
-        raise BadInput(f"{name}: {error}") from None
 
 
 def _level(given: str) -> Severity | None:
