@@ -481,7 +481,7 @@ async def test_the_wait_after_a_question_gets_the_remaining_time_of_the_call(
             {"action": "accept", "content": "all of it"},
             {"action": ["accept"]},
         ],
-        3,
+        2,
     ),
 )
 async def test_an_invalid_answer_starts_nothing_and_is_not_an_internal_error(
@@ -673,7 +673,7 @@ async def test_an_answer_about_a_proposal_that_no_longer_exists_starts_nothing(t
             {"requestState": "v1." + "A" * 1_000_000},
             {"requestState": "\ud800", "inputResponses": {"approval": {"action": "accept"}}},
         ],
-        4,
+        2,
     ),
 )
 async def test_extra_data_from_a_hostile_client_starts_nothing(tmp_path: Path, more: dict[str, Any]) -> None:
