@@ -226,7 +226,8 @@ async def test_an_erased_run_stays_in_the_report_without_its_words(
     [
         (("--json", "--csv"), "--csv: leave out --json"),
         (("--user", "ana", "--all"), "--user: leave out --all"),
-        (("--since", "2026-01-10", "--until", "2025-12-28"), "--since is later than --until"),
+        (("--since", "2026-01-10", "--until", "2025-12-28"), "--until: '2025-12-28' is before --since ('2026-01-10')"),
+        (("--since", "2026-01-10", "--until", "2026-01-10"), "no time lies between"),
         (("--since", "never"), "--since: "),
     ],
 )

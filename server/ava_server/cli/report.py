@@ -105,7 +105,7 @@ def days_of(since: str | None, until: str | None, at_us: int) -> tuple[int, int]
     last = (at_us if until_us is None else until_us - 1) // DAY_US
     first = last - DAYS + 1 if since_us is None else since_us // DAY_US
     if first > last:
-        raise BadInput("no day lies in that time: --since is later than --until, or than today")
+        raise BadInput("no day lies in that time: --since is not before --until, or is later than today")
     return max(0, first), last
 
 
@@ -353,7 +353,7 @@ def _span(since: str | None, until: str | None) -> tuple[int, int]:
     until_us = at_us + 1 if until_us is None else until_us
     since_us = max(0, until_us - DAYS * DAY_US) if since_us is None else since_us
     if since_us >= until_us:
-        raise BadInput("no time lies between: --since is later than --until, or than now")
+        raise BadInput("no time lies between: --since is not before --until, or is later than now")
     return since_us, until_us
 
 
