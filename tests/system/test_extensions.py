@@ -1,4 +1,4 @@
-"""A person allows a run more, or declines, from a terminal and over HTTP; the run is another process's."""
+"""A person allows a run more or a call, or declines, from a terminal and over HTTP."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import Any
 import anyio.to_thread
 import pytest
 from mcp import Client
+from support.foreign.origins import ALL, EVIL, SEND, config, sends
+from support.foreign.servers import write_role
 from support.hosts.extensions import CAP, works
 from support.http_server import HttpServer, serving_http, token
 from support.model_server import Say, Step, running_model_server
@@ -220,6 +222,45 @@ def test_ava_run_asks_what_its_run_asks_and_passes_the_answer_on(tmp_path: Path)
     with running_model_server(answers) as model:
         code, text = own_run(root, model.base_url, ("it continues without one):", "Swiss Francs"))
     assert code == 0 and "asks you:" in text and "Which currency?" in text, text
+
+
+@pytest.mark.parametrize(
+    ("answers", "decision"),
+    [
+        ([("yes", ""), (PIN, "has its answer and continues.")], "answered"),
+        ([("yes", ""), ("111111", "That is not the PIN; 4 tries are left. Nothing was allowed; it still waits.")], ""),
+        ([("no", "has its answer and continues.")], "declined"),
+    ],
+    ids=["the PIN", "a wrong PIN", "a no"],
+)
+def test_in_ava_run_a_yes_to_a_call_takes_the_pin(
+    tmp_path: Path, answers: list[tuple[str, str]], decision: str
+) -> None:
+    root = made(tmp_path / "data", config_toml=config(wait_s=300))
+    write_role(root, ALL)
+    steps = iter([Say(calls=[("mcp__lab__inbox", {})]), sends(EVIL)])
+    with running_model_server(lambda _asked: next(steps, hand_over())) as model:
+        env = {**using(model.base_url), "AVA_MODEL": "test"}
+        args = ("run", "guest", "Write to bob@example.org about lunch.")
+        with on_terminal(root, *args, env=env, columns=200, command=CONTROLLED) as screen:
+            screen.until(START[0])
+            screen.type("y\n")
+            screen.until("it continues without one):")
+            PinFile(root / "secrets" / "approval.toml").set(PIN)
+            for words, says in answers:
+                screen.type(f"{words}\n")
+                screen.until(says or "Approval PIN (not shown): ")
+            [asked] = logged(root, "QuestionAsked")
+            assert EVIL in screen.text and PIN not in screen.text
+            if not decision:
+                assert not logged(root, "QuestionAnswered")
+                question = asked.content["question_id"]
+                assert typed(root, "send", asked.run_id or "", "no", "--question", question)[0] == 0
+            assert screen.ended() == 0
+    assert screen.text.count("Approval PIN") == len(answers) - 1 and "Traceback" not in screen.text
+    assert [each.content["decision"] for each in logged(root, "QuestionAnswered")] == [decision or "declined"]
+    results = [each.content for each in logged(root, "ToolResult")]
+    assert [each["success"] for each in results if each["tool"] == SEND] == [decision == "answered"]
 
 
 # -- over HTTP --------------------------------------------------------------------------------------------------------
