@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.pages.browser import PIN, There, open_pages, set_pin
+from support.foreign.origins import ALL, EVIL, SEND, sends
+from support.foreign.servers import stdio_server, write_role
+from support.model_server import Say
+from support.pages.browser import PAID, PIN, There, open_pages, set_pin
+from support.runtime import hand_over
 from support.stdio import logged
 
 from ava_server.config.sign_in import Passkeys
@@ -134,6 +138,52 @@ def test_a_device_that_does_not_recognise_its_owner_approves_nothing(tmp_path: P
         browser.recognises(True)
         browser.press("Approve with passkey")
         browser.page.get_by_text("Approved.").wait_for()
+
+
+def test_a_yes_to_a_call_takes_the_passkey_and_a_no_takes_none(tmp_path: Path) -> None:
+    steps = iter([Say(calls=[("mcp__lab__inbox", {})]), sends(EVIL), sends("ann@example.net")])
+    settings = f"{PAID}\n[limits]\nquestion_wait_s = 300\n{stdio_server('good', 'mail')}"
+    with (
+        open_pages(tmp_path / "data", settings, lambda _asked: next(steps, hand_over())) as there,
+        browsing(there) as browser,
+    ):
+        write_role(there.root, ALL)
+        browser.add_passkey()
+        proposed = there.host.propose(role="guest", task="Write to bob@example.org about lunch.")
+        run_id = proposed["subagent_id"]
+        browser.go(f"/proposals/{proposed['pending_id']}")
+        browser.press("Approve with passkey")
+        browser.page.get_by_text("Approved.").wait_for()
+
+        def asked(times: int) -> None:
+            there.until(lambda: len(logged(there.root, "QuestionAsked", run=run_id)) == times)
+            browser.go(f"/subagents/{run_id}")
+
+        asked(1)
+        assert EVIL in browser.page.locator("#decide").inner_text()
+        browser.recognises(False)
+        browser.press("Allow it")
+        browser.page.get_by_text("The passkey was not used, so nothing was sent.").wait_for()
+        browser.page.evaluate("document.querySelector('#decide [name=passkey]').remove()")  # no script asks for it then
+        browser.press("Allow it")
+        browser.page.get_by_text("Use your passkey").wait_for()
+        assert not logged(there.root, "QuestionAnswered")
+        used = browser.passkeys[0]["signCount"]
+        asked(1)
+        browser.recognises(True)
+        browser.press("Allow it")
+        browser.page.wait_for_url("**?done=sent")
+        assert browser.passkeys[0]["signCount"] == used + 1
+        asked(2)
+        browser.recognises(False)
+        browser.press("Do not allow it")
+        browser.page.wait_for_url("**?done=sent")
+        assert browser.passkeys[0]["signCount"] == used + 1
+        there.host.ended(run_id)
+        answered = logged(there.root, "QuestionAnswered", run=run_id)
+        assert [each.content["decision"] for each in answered] == ["answered", "declined"]
+        results = [each.content for each in logged(there.root, "ToolResult", run=run_id)]
+        assert [each["success"] for each in results if each["tool"] == SEND] == [True, False]
 
 
 def test_the_pin_adds_a_passkey_and_approves_in_its_place_and_the_passkey_removes_itself(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ document.addEventListener("submit", async (event) => {
   const form = event.target;
   const button = event.submitter;
   const field = form.querySelector(FIELD);
-  const rejects = button && button.name === "decision" && button.value !== "approve";
+  const rejects = button && button.formNoValidate; // a no takes nothing
   const pin = field && field.dataset.orPin !== undefined && form.querySelector("input[name=pin]");
   if (!field || field.value || rejects || (pin && pin.value)) return;
   event.preventDefault();
