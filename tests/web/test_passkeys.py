@@ -13,9 +13,13 @@ from typing import Any
 
 import pytest
 from anyio.from_thread import start_blocking_portal
+from support.foreign.origins import ALL, EVIL, SEND, sends
+from support.foreign.servers import stdio_server, write_role
 from support.http_server import serving_http, token
+from support.model_server import Say
 from support.pages.browser import PAGES, PAID, PIN, Host, There, Visitor, finished, open_pages, open_team, set_pin
 from support.pages.passkeys import Authenticator, DecisionForm, added, asked
+from support.runtime import hand_over
 from support.stdio import logged
 
 from ava_server.config.sign_in import Passkeys, new_passkey
@@ -289,6 +293,53 @@ def test_a_damaged_file_of_passkeys_approves_nothing(armed: Armed) -> None:
     DataRoot(armed.there.root).passkeys.write_text("[x]\nname = 1\n")
     answer = armed.visitor.http.get(f"/proposals/{armed.pending}")
     assert answer.status_code == 503 and "passkeys.toml" in answer.text
+
+
+@pytest.mark.slow
+def test_a_use_for_one_answer_to_a_call_is_no_other_answer(tmp_path: Path) -> None:
+    steps = iter([Say(calls=[("mcp__lab__inbox", {})]), sends(EVIL), sends("ann@example.net")])
+    settings = f"{PAID}\n[limits]\nquestion_wait_s = 300\n{stdio_server('good', 'mail')}"
+    with open_pages(tmp_path / "data", settings, lambda _asked: next(steps, hand_over())) as there:
+        write_role(there.root, ALL)
+        visitor = there.signed_in()
+        key = added(there, visitor, HERE)
+        proposed = there.host.propose(role="guest", task="Write to bob@example.org about lunch.")
+        decision, run_id = DecisionForm(visitor, proposed["pending_id"]), proposed["subagent_id"]
+        assert decision.send(key.get(decision.options()))[0] == 303
+        path = f"/subagents/{run_id}/message"
+
+        def question(number: int) -> dict[str, str]:
+            there.until(lambda: len(logged(there.root, "QuestionAsked", run=run_id)) == number)
+            return {"question": logged(there.root, "QuestionAsked", run=run_id)[-1].content["question_id"]}
+
+        def used(fields: dict[str, str], by: Visitor = visitor, to: str = path, **wrong: Any) -> str:
+            status, options = asked(by, "/passkeys/options", {"path": to, "fields": list(fields.items())})
+            assert status == 200, options
+            return key.get(options, **wrong)
+
+        def sent(fields: dict[str, str], passkey: str) -> int:
+            return visitor.post(path, {"csrf": visitor.csrf, **fields, "passkey": passkey}).status_code
+
+        yes = {**question(1), "message": "yes"}
+        for passkey in (
+            "",
+            used({**yes, "message": "no"}),
+            used({**yes, "question": "Q-00000000"}),
+            used(yes, to=f"/subagents/{run_id}/extension"),
+            used(yes, by=there.signed_in()),
+            used(yes, verified=False),
+            used(yes, signed_by=Authenticator(there.base)),
+        ):
+            assert sent(yes, passkey) == 409, visitor.shown
+        assert not logged(there.root, "QuestionAnswered")
+        once = used(yes)
+        assert sent(yes, once) == 303
+        again = {**question(2), "message": "yes"}
+        assert sent(again, once) == 409 and sent(again, used(yes)) == 409
+        assert sent({**again, "message": "no"}, "") == 303
+        there.host.ended(run_id)
+        results = [each.content for each in logged(there.root, "ToolResult", run=run_id)]
+        assert [each["success"] for each in results if each["tool"] == SEND] == [True, False]
 
 
 # -- adding and removing ----------------------------------------------------------------------------------------------
