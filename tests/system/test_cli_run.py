@@ -303,9 +303,10 @@ def test_a_broken_config_exits_with_30_and_names_the_file(root: Path, workspace:
     ],
 )
 def test_a_usage_mistake_prints_one_sentence_and_exits_with_2(
-    root: Path, tmp_path: Path, args: tuple[str, ...], says: str
+    root: Path, workspace: Path, args: tuple[str, ...], says: str
 ) -> None:
-    done = ava(root, "run", *args, cwd=tmp_path)
+    (workspace / ".git").write_text("gitdir: elsewhere")  # in a repository, only its folders are allowed
+    done = ava(root, "run", *args, cwd=workspace)
     assert done.returncode == 2, done.stderr
     assert says in done.stderr
     assert done.stderr.count("\n") == 1
