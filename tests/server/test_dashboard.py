@@ -32,7 +32,7 @@ from ava_audit.store.store import append
 from ava_audit.units import format_bytes
 from ava_server.cli import status_page
 from ava_server.cli.status_overview import Health, Overview, OverviewReader, SandboxProbe, health, overview_json
-from ava_server.cli.status_page import NO_RUNS, Page, bar, both_ends, cap_text, joined, terms
+from ava_server.cli.status_page import NO_RUNS, Page, bar, both_ends, cap_text, fitted, joined, terms
 from ava_server.cli.terminal import cells
 from ava_server.config.settings import Settings, load_settings
 from ava_server.dashboard.app import StatusApp
@@ -320,7 +320,8 @@ def test_a_narrow_page_shows_what_an_ended_run_has_cost(monkeypatch: pytest.Monk
     caps = Cap("seconds", 1, 600), Cap("turns", 1, 20), Cap("tool_calls", 1, 40), Cap("cost", 100_000, 500_000)
     row = cast("Any", SimpleNamespace(ended=True, started_us=1))
     lines = Page("x", cast("Any", None), (), 40)._started(RunView(row, "success", 0, caps, free=False))
-    assert "$0.10/$0.50" in " ".join(plain(list(lines)))
+    shown = plain([fitted(line, 40) for line in lines])
+    assert "$0.10/$0.50" in " ".join(shown) and not any("…" in line for line in shown)
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(45, "45 s"), (100, "100 s"), (600, "10 min")])
