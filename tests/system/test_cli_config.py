@@ -123,3 +123,5 @@ def test_a_byte_order_mark_is_not_read_and_stays(root: Path) -> None:
     assert "false" in config(root, "get", "mirror")
     config(root, "set", "mirror", "true")
     assert (root / "config.toml").read_bytes() == b"\xef\xbb\xbfmirror = true\n"
+    ran = ava(root, "run", "researcher", "x", "--yes", "--max-cost", "1", cwd=Path("/"))
+    assert "no language model is used" in ran.stderr, ran.stderr

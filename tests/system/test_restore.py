@@ -152,12 +152,13 @@ def test_ones_own_backup_is_restored_as_it_was(tmp_path: Path, yes: bool) -> Non
     assert not (root / "from-backup").exists() and verify(root / "ava.db").ok
 
 
-def test_a_backup_with_nothing_that_loosens_asks_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["", "a byte order mark"])
+def test_a_backup_with_nothing_that_loosens_asks_nothing(tmp_path: Path, mark: str) -> None:
     copy = backed_up(tmp_path)
     put(
         copy,
         "config.toml",
-        'approval = "human"\nretention_days = 30\n[limits]\nrunning = 1\n[users.ana]\nrunning = 1\n',
+        f'{mark}approval = "human"\nretention_days = 30\n[limits]\nrunning = 1\n[users.ana]\nrunning = 1\n',
     )
     done = ava(tmp_path / "new", "restore", str(copy))
     assert done.returncode == 0, done.stderr

@@ -263,7 +263,7 @@ def backend_at(log: Path) -> Backend:
 
 @lru_cache(maxsize=8)
 def _setting_in(path: Path, _state: tuple[int, ...]) -> object:
-    return tomllib.loads(path.read_text("utf-8")).get(SETTING, "")
+    return tomllib.loads(path.read_text("utf-8-sig")).get(SETTING, "")
 
 
 def database_url(root: Path) -> str:
