@@ -187,9 +187,9 @@ def _pictographs() -> list[tuple[int, int]]:
     return [(int(each[0], 16), int(each[-1], 16)) for each in ranges]
 
 
-def one_line(text: str, most: int | None = None) -> str:
+def one_line(text: str | None, most: int | None = None) -> str:
     """Return a text on one line without invisible characters, where it is longer than `most` cut with `…`."""
-    line = " ".join(clean(text)[0].split())
+    line = " ".join(clean(text or "")[0].split())
     return line if most is None or len(line) <= most else line[: most - 1] + "…"
 
 

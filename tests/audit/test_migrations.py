@@ -25,12 +25,16 @@ from ava_audit.projections import BUDGETS, GROUPS, PROJECTIONS, PROPOSALS, RUNS
 from ava_audit.rows import RunRow
 from ava_audit.store import schema as migrations
 from ava_audit.store.connection import SqliteDatabase
-from ava_audit.store.schema import MIGRATIONS, SCHEMA_VERSION, migrate, open_in_memory, reducers_changed, schema_version
+from ava_audit.store.schema import MIGRATIONS, SCHEMA_VERSION, migrate, open_in_memory, reducers_changed
 from ava_audit.store.store import Store
 from ava_audit.verify import verify
 from ava_audit.view import View
 
 TESTS = Path(__file__).parent.parent
+
+
+def schema_version(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
 def tables(db: sqlite3.Connection) -> set[str]:

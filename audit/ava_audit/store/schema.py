@@ -108,13 +108,9 @@ MIGRATIONS: tuple[Callable[[Database], None], ...] = (
 SCHEMA_VERSION = len(MIGRATIONS)
 
 
-def schema_version(db: sqlite3.Connection) -> int:
-    return int(db.execute("PRAGMA user_version").fetchone()[0])
-
-
 def migrate(db: SqliteDatabase) -> None:
     """Migrate to the newest version; the caller holds the write lock. Raises SchemaNewer: a newer program did."""
-    version = schema_version(db)
+    version = db.schema_version()
     if version > SCHEMA_VERSION:
         raise SchemaNewer(
             f"the data root has schema {version}, this program knows {SCHEMA_VERSION}: "

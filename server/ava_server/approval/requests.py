@@ -19,7 +19,7 @@ from ava_audit.view import View
 from ava_roles.tools.run import READ_SUBAGENT_RESULT
 from ava_roles.wrap import clean
 from ava_server.budget.run_config import EarlierRun
-from ava_server.core.errors import BadInput
+from ava_server.core.errors import BadInput, key_shapes
 from ava_server.models.json_text import deeper_than
 
 WAIT_LIMIT_S, MOST_WAIT_S = 45, 240
@@ -243,10 +243,8 @@ def refuse_deep(given: dict[str, Any]) -> None:
 
 def shown(value: Any) -> str:
     """Return a value for an error text: short, and without anything that looks like a secret."""
-    from ava_audit.redaction import Redactor
-
     text = json.dumps(value, ensure_ascii=False, default=str) if not isinstance(value, str) else value
-    text, _count = Redactor({}).redact(text)
+    text, _count = key_shapes().redact(text)
     return repr(text if len(text) <= 80 else text[:79] + "…")
 
 

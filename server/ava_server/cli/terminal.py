@@ -24,6 +24,7 @@ import anyio
 import typer
 
 from ava_roles.wrap import BAR, INVISIBLE, clean
+from ava_roles.wrap import one_line as one_line
 from ava_server.core.data_root import DataRoot, default_data_root
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.threads import read_apart, received
@@ -226,10 +227,6 @@ def _pieces(word: str, width: int) -> list[str]:
 
 def counted(count: int, one: str, many: str = "") -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
-
-
-def one_line(text: str | None) -> str:
-    return " ".join(clean(text or "")[0].split())
 
 
 def cells(text: str) -> int:

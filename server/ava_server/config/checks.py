@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from ava_roles.net.addresses import masked, proxy_place, without_login
 from ava_roles.placeholders import PLACEHOLDER
 from ava_server.config.host_placeholders import placeholder_in
-from ava_server.core.errors import ConfigError
+from ava_server.core.errors import ConfigError, key_shapes
 
 PREFIX = "AVA_"
 OWN_NAMES = frozenset({
@@ -193,9 +193,7 @@ def refuse_secrets(data: Mapping[str, Any], origin: str) -> None:
 
 
 def _is_key(value: object) -> bool:
-    from ava_audit.redaction import Redactor  # many commands find no text to look at
-
-    return isinstance(value, str) and bool(Redactor({}).find_shapes(value))
+    return isinstance(value, str) and bool(key_shapes().find_shapes(value))
 
 
 def leaves(data: Mapping[str, object], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
@@ -348,11 +346,9 @@ _KINDS = {
 
 def shown(value: object) -> str:
     """Short, and without what looks like a key."""
-    from ava_audit.redaction import Redactor
-
     if isinstance(value, Mapping):
         return "a table"
     if isinstance(value, tuple | list | set):
         value = [str(item) for item in cast("list[object]", value)]
-    text, _ = Redactor({}).redact(json.dumps(value, ensure_ascii=False, default=str))
+    text, _ = key_shapes().redact(json.dumps(value, ensure_ascii=False, default=str))
     return text if len(text) <= 80 else text[:80] + "…"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ava_roles.net.addresses import bound_host
 from ava_roles.placeholders import SECRET_NAME, has_placeholder
 from ava_roles.wrap import clean
-from ava_server.core.errors import BadInput
+from ava_server.core.errors import BadInput, key_shapes
 from ava_server.core.files import PrivateFile
 
 if TYPE_CHECKING:
@@ -54,9 +54,7 @@ def secret_name(given: str) -> str:
 
 def may_be_secret(name: str) -> bool:
     """Tell whether a name may be a value given by mistake, which must not be repeated."""
-    from ava_audit.redaction import Redactor
-
-    return sum(char.isdigit() for char in name) > MOST_DIGITS or bool(Redactor({}).find_shapes(name))
+    return sum(char.isdigit() for char in name) > MOST_DIGITS or bool(key_shapes().find_shapes(name))
 
 
 def hosts_of(given: Sequence[str]) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel
 
 from ava_audit.units import now_us
+from ava_server.config.tokens import hash_of
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.files import PrivateFile, WatchedFile
 
@@ -112,7 +113,7 @@ class BrowserSessions:
 
     def passkey_code(self, code: str, user: str) -> BrowserSession | None:
         """Return what a code for adding a passkey stands for; None if it is not valid for this user."""
-        found = self._stored(_hash(code)) if _fits(code) else None
+        found = self._stored(hash_of(code)) if _fits(code) else None
         return found if found is not None and _is_passkey_code(found, user) else None
 
     def take_passkey_code(self, code: str, user: str) -> BrowserSession | None:
@@ -141,7 +142,7 @@ class BrowserSessions:
         return None if found is None else self.open(found.user, terminal=found.terminal, only=found.name)
 
     def find(self, cookie: str) -> BrowserSession | None:
-        found = self._stored(_hash(cookie)) if _fits(cookie) else None
+        found = self._stored(hash_of(cookie)) if _fits(cookie) else None
         return found if found is not None and found.kind == "session" and found.is_valid else None
 
     def current(self, hashed: str) -> BrowserSession | None:
@@ -161,7 +162,7 @@ class BrowserSessions:
         return len(ended)
 
     def _take(self, text: str, kind: str) -> BrowserSession | None:
-        hashed = _hash(text) if _fits(text) else ""
+        hashed = hash_of(text) if _fits(text) else ""
         taken: list[BrowserSession] = []
 
         def edit(document: MutableMapping[str, Any]) -> None:
@@ -185,7 +186,7 @@ class BrowserSessions:
         name: str | None = None,
     ) -> str:
         text, now = secrets.token_urlsafe(_BYTES), now_us()
-        made = BrowserSession(_hash(text), kind, user, token, terminal, now, now + life_us, name)
+        made = BrowserSession(hash_of(text), kind, user, token, terminal, now, now + life_us, name)
         self._file.make_folder()
 
         def edit(document: MutableMapping[str, Any]) -> None:
@@ -232,10 +233,6 @@ def _is_passkey_code(found: BrowserSession, user: str) -> bool:
 
 def _fits(text: str) -> bool:
     return 0 < len(text) <= _LONGEST and text.isascii()
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 # -- passkeys ---------------------------------------------------------------------------------------------------------

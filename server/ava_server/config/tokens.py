@@ -103,7 +103,7 @@ class TokenFile:
         stored = self._file.current()
         if len(given) > _LONGEST or not given.isascii():
             return None
-        hashed = _hash(given)
+        hashed = hash_of(given)
         found: Token | None = None
         for token in stored.values():
             if hmac.compare_digest(token.hash, hashed):
@@ -146,7 +146,7 @@ def create_token(
         raise BadInput(f"scope: a token without a scope is useless; give some of {', '.join(SCOPES)}")
     text = BEGINS + secrets.token_urlsafe(_BYTES)
     ordered: tuple[Scope, ...] = tuple(scope for scope in SCOPES if scope in scopes)
-    token = Token(name, user, ordered, _hash(text), now_us(), expires_us)
+    token = Token(name, user, ordered, hash_of(text), now_us(), expires_us)
     _file(path).make_folder()
 
     def edit(document: TOMLDocument) -> None:
@@ -240,7 +240,7 @@ def expiry(given: str | None, now_us: int) -> int | None:
     return now_us + int(match[1]) * _SECONDS[match[2]] * 1_000_000
 
 
-def _hash(text: str) -> str:
+def hash_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 

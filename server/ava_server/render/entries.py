@@ -9,19 +9,15 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from ava_audit import events
 from ava_audit.entries import Entry, mirror_line
 from ava_audit.units import format_duration, format_ts, format_usd, micros_from_cents
 from ava_audit.view import Readable, View, placeholders
 from ava_roles.wrap import clean
+from ava_server.core.errors import key_shapes
 from ava_server.core.ids import AGENT
-
-if TYPE_CHECKING:
-    from ava_audit.redaction import Redactor
-
 
 BOOKKEEPING = (
     "SessionStart", "SessionEnd", "SpawnProposed", "RunClaimed", "RunStarted", "CostReserved", "AgentRequest",
@@ -162,7 +158,7 @@ def _what(entry: Entry) -> str:
             return f"({said.kind}) {said.text}"
         case events.AssistantMessage() as answer:
             names = ", ".join(str(call.get("name")) for call in answer.calls)
-            calls = _shapes().redact(names)[0]  # the model wrote these names
+            calls = key_shapes().redact(names)[0]  # the model wrote these names
             return f"{answer.text}{f' → {calls}' if calls else ''}"
         case fact:
             return fact.search_text()
@@ -189,14 +185,6 @@ def compact(value: Any, limit: int = 200) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
-
-
-@cache
-def _shapes() -> Redactor:
-    """It takes a hundredth of a second to import."""
-    from ava_audit.redaction import Redactor
-
-    return Redactor({})
 
 
 async def mirror_lines(store: Readable, entries: Sequence[Entry]) -> list[bytes]:

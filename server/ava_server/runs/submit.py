@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ava_server.approval.output_schema import embed_schema, find_mismatch
+from ava_server.core.errors import key_shapes
 from ava_server.models.json_text import object_fault
 
 if TYPE_CHECKING:
-    from ava_audit.redaction import Redactor
     from ava_server.models.base import ToolSchema, ToolUse
 
 NAME = "submit_result"
@@ -27,16 +27,8 @@ Hide = Callable[[Any], Any]
 """Returns a JSON-like value with the secrets in its texts replaced. Apply it before anything is cut."""
 
 
-@cache
-def _shapes() -> Redactor:
-    from ava_audit.redaction import Redactor
-
-    return Redactor({})
-
-
 def hide_shapes(value: Any) -> Any:
-    """Hide what looks like a key; for places that do not know the stored keys."""
-    return _shapes().redact_json(value)
+    return key_shapes().redact_json(value)
 
 
 class Finding(BaseModel):
