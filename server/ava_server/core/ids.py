@@ -1,4 +1,4 @@
-"""Ids, names and times as people and models write them, labels of runs, and "did you mean …?" suggestions."""
+"""Ids, numbers and times as people and models write them, labels and states of runs, "did you mean …?"."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterable
 from datetime import tzinfo
 
-from ava_audit.rows import RunRow
+from ava_audit.rows import AWAITING_ANSWER, AWAITING_EXTENSION, WAITING, RunRow
 from ava_audit.units import now_us, parse_time
 from ava_server.core.errors import BadInput
 
@@ -68,8 +68,27 @@ def parse_id(field: str, given: str, argument: str | None = None) -> str:
     return prefix + bare
 
 
+def parse_number(given: str, problem: str, digits: int = 18) -> int:
+    """Return a number of so many digits at most, as an address or a cursor has it. Raises BadInput: `problem`."""
+    if not (given.isascii() and given.isdecimal() and len(given) <= digits):
+        raise BadInput(problem)
+    return int(given)
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:4]))
+
+
 def label(run: RunRow) -> str:
     return f"{run.role} {run.name} ({run.id})" if run.name else f"{run.role} {run.id}"
+
+
+_STATE_WORDS = {WAITING: "to approve", AWAITING_EXTENSION: "asks for more", AWAITING_ANSWER: "asks you"}
+
+
+def state_words(state: str) -> str:
+    """Return a run's state as people read it: `asks you`, `iteration limit`."""
+    return _STATE_WORDS.get(state, state.replace("_", " "))
 
 
 def nearest(given: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:

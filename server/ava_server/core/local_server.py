@@ -7,7 +7,6 @@ could listen on a port that no server of Ava uses: only the lock proves which pr
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from ava_audit.store.locks import hold_within, is_held, try_hold
 from ava_server import MODULE_ARGS
 from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import ConfigError
+from ava_server.core.ids import version_numbers
 
 OUTPUT_BYTES = 256 * 1024
 _LAUNCH = """\
@@ -137,7 +137,7 @@ class LocalServer:
         record = self._record()
         if self.port() is None or len(record) < 2 or not record[1].isdigit():
             return False
-        if len(record) > 2 and _numbers(record[2]) >= _numbers(version(_PACKAGE)):
+        if len(record) > 2 and version_numbers(record[2]) >= version_numbers(version(_PACKAGE)):
             return False
         process, end = int(record[1]), time.monotonic() + ENDS_WITHIN_S
         try:
@@ -235,10 +235,6 @@ def start_pages(root: DataRoot) -> str:
     server.end_older()
     options = ("serve", "--http", "--pages", "--idle", PAGES_IDLE, "--drain", PAGES_DRAIN)
     return f"http://localhost:{server.start(options, within_s=PAGES_READY_S)}"
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", text))
 
 
 def _lives(process: int) -> bool:

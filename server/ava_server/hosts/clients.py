@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from typing import Literal
 from pydantic import TypeAdapter
 
 from ava_server.config.settings import Policy
+from ava_server.core.ids import version_numbers
 
 Prompt = Literal["arguments", "name", "nobody", "unknown"]
 QuestionForm = Literal["form", "yes or no", "none", "unknown"]
@@ -86,14 +86,10 @@ def client_of(name: str | None, version: str | None = None) -> McpClient:
 def _client_of(given: str, version: str) -> McpClient:
     for client in known_clients():
         if given.startswith(tuple(map(str.lower, client.names))):
-            if _numbers(version) >= _numbers(client.since):
+            if version_numbers(version) >= version_numbers(client.since):
                 return client
             return replace(UNKNOWN, id=client.id, title=client.title, names=client.names)
     return UNKNOWN
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", version)[:4]))
 
 
 def connection_of(client_id: str) -> ConnectedHost:

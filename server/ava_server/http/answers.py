@@ -45,7 +45,7 @@ from ava_server.config.settings import Policy, UserSettings
 from ava_server.config.sign_in import Passkeys, passkey_host
 from ava_server.config.tokens import Token, expiry, read_tokens, user_name
 from ava_server.core.errors import AvaError, BadInput, Refused
-from ava_server.core.ids import UNKNOWN_ID, parse_id
+from ava_server.core.ids import UNKNOWN_ID, parse_id, parse_number
 from ava_server.http.limits import error_response, forbidden, invalid_body, json_response, refusal, respond
 from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
 from ava_server.render.run_view import carried
@@ -391,15 +391,12 @@ def _arguments_of(answer: Callable[..., Any], in_path: Mapping[str, str], query:
 
 
 def _day(given: str) -> int:
-    if not given.isdecimal() or len(given) > len(str(sys.maxsize // DAY_US)):
-        raise BadInput(f"{given[:40]!r} is not a day; give days since 1970")
-    return min(int(given), sys.maxsize // DAY_US - 1)
+    most = sys.maxsize // DAY_US
+    return min(parse_number(given, f"{given[:40]!r} is not a day; give days since 1970", len(str(most))), most - 1)
 
 
 def _number(given: str) -> int:
-    if not given.isdecimal() or len(given) >= len(str(sys.maxsize)):
-        raise BadInput(f"{given[:40]!r} is not a number of microseconds since 1970, or of an entry")
-    return int(given)
+    return parse_number(given, f"{given[:40]!r} is not a number of microseconds since 1970, or of an entry")
 
 
 _READERS: Mapping[Any, Callable[[str], Any]] = {
