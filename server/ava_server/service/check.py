@@ -14,7 +14,7 @@ from ava_audit.view import View
 from ava_server.approval.decide import ONLY_PERSON, approval_needs
 from ava_server.approval.requests import CancelArgs, CheckArgs, MessageArgs, parse, shown
 from ava_server.core.errors import BadInput, Refused
-from ava_server.core.ids import label, parse_id
+from ava_server.core.ids import label, parse_id, parse_number
 from ava_server.core.threads import each_at_once
 from ava_server.render.entries import named
 from ava_server.render.responses import Answer, CancelAnswer, CheckAnswer, MessageAnswer, RunAnswer, answers_json
@@ -74,7 +74,10 @@ class RunChecks(Operations):
         Raises BadInput, or AnsweredLater: the client asks the person and calls again.
         """
         args, began = parse(CheckArgs, given), time.monotonic()
-        offset = _cursor(args.cursor)
+        offset = 0
+        if (cursor := args.cursor) is not None:
+            wrong = f"cursor: {shown(cursor)} is not a cursor of a result; give the one of the last answer"
+            offset = parse_number(cursor, wrong, CURSOR_DIGITS)
         if args.subagent_id is None and args.group_id is None:
             if args.wait_seconds:
                 raise BadInput("wait_seconds: give subagent_id or group_id with it; there is nothing else to wait for")
@@ -103,10 +106,7 @@ class RunChecks(Operations):
         return CheckAnswer(status=status, message=message, runs=runs)
 
     async def _list(self, caller: CallContext) -> CheckAnswer:
-        """List everything that waits, is queued, runs, ended in the last 60 minutes or was never fetched.
-
-        Also says how many runs this session is not shown.
-        """
+        """List everything that waits, is queued, runs, ended in the last 60 minutes or was never fetched."""
         at_us = now_us()
         user, processes = self._session.user, self._runtime.processes_now()
         whose = None if self._session.audits else user
@@ -123,7 +123,7 @@ class RunChecks(Operations):
             waiting = sum(run.state == WAITING for run in runs)
             by_pin, brief = waiting > 0 and self._by_pin(), waiting > EXPLAINED
             shown_runs = [self._answer(run, by_pin=by_pin, brief=brief) for run in runs]
-            return shown_runs, "" if whose is None else others_words(view.unended_of_others(user, at_us))
+            return shown_runs, self._others(view, at_us)
 
         listed, others = await self._store.read(query, short=True)  # a thread reads it where there is much to list
         runs, message = fit_runs(listed)
@@ -133,6 +133,11 @@ class RunChecks(Operations):
         if not runs:
             message = "No subagents: none waits, runs, or ended in the last 60 minutes."
         return CheckAnswer(status="list", message=" ".join(filter(None, (message, others))) or None, runs=runs)
+
+    def _others(self, view: View, at_us: int) -> str:
+        """Say how many runs a list leaves out, only on the data root's machine: there, anybody may see them."""
+        hidden = self._session.audits or self._session.remote
+        return "" if hidden else others_words(view.unended_of_others(self._session.user, at_us))
 
     def _named(self, view: View, args: CheckArgs) -> list[RunRow]:
         """Return the runs that a call names. Raises BadInput: there is none."""
@@ -247,14 +252,6 @@ def fit_runs(runs: list[RunAnswer]) -> tuple[list[RunAnswer], str | None]:
     some = ", ".join(f"{named(run.subagent_id, run.name)} {run.state}" for run in others[:NAMED])
     more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
     return kept, f"{len(runs)} in all. Not shown here: {some}{more}. Call check_subagent with the subagent_id of one."
-
-
-def _cursor(given: str | None) -> int:
-    if given is None:
-        return 0
-    if not given.isdecimal() or len(given) > CURSOR_DIGITS:
-        raise BadInput(f"cursor: {shown(given)} is not a cursor of a result; give the one of the last answer")
-    return int(given)
 
 
 _ONLY_YES = (

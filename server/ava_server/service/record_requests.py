@@ -158,7 +158,7 @@ class RecordsHandler:
         def query(view: View) -> "CurrentRuns":
             counts, runs = current_runs(view, user, self._processes, at_us, served=self._served, most=MOST_RUNS)
             budgets = todays_budgets(view, own, own, caps, at_us, everybody=self.reader.audits)
-            others = 0 if user is None else view.unended_of_others(user, at_us)
+            others = view.unended_of_others(user, at_us) if user is not None and self.reader.audits else 0
             return CurrentRuns(at_us, counts, runs, budgets, token, others)
 
         return await self.store.read(query)
@@ -220,7 +220,7 @@ class RecordsHandler:
 
         user = self._whose(all)
         found = await self.store.read(lambda view: spending(view, first * DAY_US, (last + 1) * DAY_US, user))
-        return UserSpending(user, found)
+        return UserSpending(user, found if self.reader.audits else replace(found, others=0))
 
     async def group(self, group: str, all: bool = False) -> "GroupSum":
         from ava_audit.totals import group_sum
