@@ -34,7 +34,8 @@ PIECES = st.sampled_from(
 def ended(**more: Any) -> RunAnswer:
     result = Untrusted(warning="", **{"summary": "Looked up.", **more})
     return RunAnswer(
-        subagent_id="S-7f3a2b", role="researcher", state="success", status_line="researcher S-7f3a2b: success",
+        subagent_id="S-7f3a2b", role="researcher", state="success", cost_cents=1.0,
+        status_line="researcher S-7f3a2b: success",
         quotes_checked=[{"finding": 1, "verdict": "found"}, {"finding": 2, "verdict": "not_found"}],
         untrusted_result=result,
     )  # fmt: skip
@@ -73,7 +74,7 @@ def test_a_piped_result_is_markdown_with_findings_verdicts_and_sources() -> None
         *("# researcher S-7f3a2b: success", "## Summary\n\n> Looked up.", "## Output\n\n> ## Their own\n>\n> text"),
         "> 1. It costs twelve cents.\n>\n>    > # twelve [red]cents[/]\n>\n>    - ✓ quote found word for word",
         "> 2. It is free.\n>\n>    > free\n>\n>    - ✗ quote NOT found\n>    - source: https://",
-        *("## Caveats\n\n> - Only today.", "\n- Cost: $0.00"),
+        *("## Caveats\n\n> - Only today.", "\n- Cost: $0.01"),
     ]
     places = [text.index(block) for block in blocks]
     assert places == sorted(places)
@@ -106,7 +107,7 @@ def test_no_line_of_a_subagent_looks_like_one_of_ours_in_a_pipe() -> None:
             "- Nothing was changed; there is no branch.",
         ),
         *("- NOT VERIFIED by `true`: it was not run on the work; before the work it was not run.",),
-        *("## Figures", "- Cost: $0.00"),
+        *("## Figures", "- Cost: $0.01"),
     ]
     ours = [line for line in drawn_result(run, 80).splitlines() if line and not STYLES.sub("", line).startswith("│")]
     assert sum("Cost:" in line for line in ours) == 1
@@ -136,7 +137,7 @@ def test_on_a_terminal_subagent_text_has_bars_and_only_our_text_starts_at_the_ed
             "Quotes, looked up in what the tools returned: 1 found ✓, 1 NOT found ✗",
             "Caveats",
             "Figures",
-            "Cost: $0.00",
+            "Cost: $0.01",
         ),
     ]
     assert '"# twelve [red]cents[/]"' in plain and "✗ quote NOT found" in plain

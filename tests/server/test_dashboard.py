@@ -100,14 +100,14 @@ async def test_shows_every_state_with_its_activity_and_a_bar_for_each_cap(tmp_pa
     assert [shown.row.name for shown in overview.runs] == ["new", "busy", "patient", "done"]
     text = "\n".join(lines)
     assert re.search(
-        r"^S-\w{6}  awaiting_approval  researcher \(new\)\n  asked \d\d:\d\d: May it\?\n"
+        r"^S-\w{6}  to approve  researcher \(new\)\n  asked \d\d:\d\d: May it\?\n"
         r"  P-\w{8}, at most \$0.50 and 10 min, expires (?:[\d-]+ )?\d\d:\d\d\n"
         r"  ava approve P-\w{8}, or ava reject P-\w{8}$",
         text,
         re.MULTILINE,
     )
     busy = next(number for number, line in enumerate(lines) if "(busy)" in line)
-    assert re.fullmatch(r"S-\w{6}  running            researcher \(busy\)", lines[busy])
+    assert re.fullmatch(r"S-\w{6}  running     researcher \(busy\)", lines[busy])
     assert re.fullmatch(r"  asked \d\d:\d\d: Goes on and on", lines[busy + 1])
     assert lines[busy + 2].startswith("  Thinking")
     figures = [r"\d+/600 s", r"turn 2/20", r"1/40 calls", r"\d+k?/2\.0M tok", r"\$0.\d+/\$0.40"]
@@ -119,7 +119,7 @@ async def test_shows_every_state_with_its_activity_and_a_bar_for_each_cap(tmp_pa
         row = " +".join(f"{figure} +{drawn}" for figure, drawn in zip(figures, bars, strict=True))
         assert re.fullmatch(f"  {row}", lines[busy + 3])
     assert re.search(r"^S-\w{6}  queued +researcher \(patient\)\n.*\n  number 1 in the queue", text, re.MULTILINE)
-    ending = r"^S-\w{6}  success            researcher \(done\)\n  asked \d\d:\d\d, ended \d\d:\d\d: All is done here\n"
+    ending = r"^S-\w{6}  success     researcher \(done\)\n  asked \d\d:\d\d, ended \d\d:\d\d: All is done here\n"
     assert re.search(ending, text, re.MULTILINE)
     assert re.search(r"^  somebody|^  \w+ +█▒*░+ \$0.\d+ of \$10.00 spent, \$0.\d+ reserved$", text, re.MULTILINE)
     assert re.search(r"^  everybody +█▒*░+ \$0.\d+ of \$25.00 spent, \$0.\d+ reserved$", text, re.MULTILINE)
@@ -327,7 +327,7 @@ def test_a_narrow_page_shows_what_an_ended_run_has_cost(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(("seconds", "words"), [(45, "45 s"), (100, "100 s"), (600, "10 min")])
 def test_a_waiting_proposal_has_its_time_in_the_words_of_the_proposal(seconds: int, words: str) -> None:
     run = RunView(cast("Any", None), "awaiting_approval", 0, (Cap("seconds", 0, seconds),), free=True)
-    assert terms(run).startswith(f"free and {words}, expires ")
+    assert terms(run).startswith(f"free, at most {words}, expires ")
 
 
 def test_a_bar_is_empty_only_at_zero_and_full_only_at_the_cap() -> None:

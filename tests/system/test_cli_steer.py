@@ -318,7 +318,7 @@ async def test_wait_shows_what_a_run_is_waiting_for(root: Path, workspace: Path)
         in_queue = await told(root, "wait", queued, "--timeout", "0.5")
         sent = await told(root, "send", run, "Only this year.")
         expired = await told(root, "wait", proposed["pending_id"])
-    assert f"awaiting approval: a person has to approve it ({proposed['pending_id']})" in waiting.stderr
+    assert f"to approve: a person has to approve it ({proposed['pending_id']})" in waiting.stderr
     assert f"researcher {run}: interrupted: no server is running it: the next Ava server" in alone.stderr
     assert "The wait ended after 0.5 s; the runs did not." in alone.stderr
     assert "queued: number 1 in the queue: no Ava server is running" in in_queue.stderr

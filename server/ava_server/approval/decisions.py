@@ -16,7 +16,7 @@ from ava_audit.view import Command, Outcome, View
 from ava_server.approval.decide import OTHER_REFUSED
 from ava_server.approval.proposals import SpawnLimits, close_proposal, day_left, day_refusal, texts_of
 from ava_server.approval.summary import DayLeft, approval_line, group_line, normalize_typography
-from ava_server.budget.run_config import CAPS, COST, TIME, RunCap, RunConfig, Texts, config_of
+from ava_server.budget.run_config import CAPS, COST, TIME, RunCap, RunConfig, Texts, config_of, is_free
 from ava_server.core.ids import label
 
 MINUTE_US = 60_000_000
@@ -302,13 +302,6 @@ def hourly_refusal(
             f" ({limits.spawns_setting}); the next start is possible in {in_minutes} min, at {iso_second(next_us)}"
         )
     return f"{why}; `ava approve {' '.join(pending_ids)}` in a terminal is not limited"
-
-
-def is_free(run: RunRow) -> bool:
-    try:
-        return config_of(run.config).free
-    except ValueError:  # a newer Ava wrote it
-        return False
 
 
 def _changed(member: ProposalChange, given: Mapping[str, Any]) -> ProposalChange | str:

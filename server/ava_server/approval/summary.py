@@ -12,7 +12,7 @@ from ava_audit.units import US_PER_S, format_duration, format_usd, minutes
 from ava_roles import BUILT_IN_SOURCE
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.tool import ToolSpec
-from ava_server.budget.run_config import PLAN_TURNS, Coding, EarlierRun, ForeignUse, RunConfig, Texts
+from ava_server.budget.run_config import PLAN_TURNS, Coding, EarlierRun, ForeignUse, RunConfig, Texts, caps_text
 from ava_server.core.ids import IN_PROCESS
 
 TASK_CHARS = 120
@@ -62,13 +62,10 @@ class DayLeft:
 
 def approval_line(config: RunConfig, texts: Texts) -> str:
     """Return the line that an approval must repeat exactly: role, caps, reach, and the beginning of the task."""
-    cost = "free" if config.free else f"at most {format_usd(config.max_cost_micros, exact=True)}"
-    and_time = (
-        f"{cost}, at most {minutes(config.timeout_s)}" if cost == "free" else f"{cost} and {minutes(config.timeout_s)}"
-    )
+    caps = caps_text(config.cost_cap(), config.timeout_s)
     without = f" without {' and '.join(config.lacks)}" if config.lacks else ""
     by = "" if config.runner == IN_PROCESS else f" by {config.runner}"
-    return _line(f"{config.role}{by}{without}, {and_time}, {config.reach}: {task_excerpt(texts.task)}")
+    return _line(f"{config.role}{by}{without}, {caps}, {config.reach}: {task_excerpt(texts.task)}")
 
 
 def normalize_typography(line: str) -> str:
@@ -235,10 +232,7 @@ def _paths(namespace: Sequence[str]) -> str:
 
 def group_line(count: int, cap_micros: int | None, timeout_s: float | None) -> str:
     """Return the last line of a group's approval: how many subagents under which caps; a cap of None is free."""
-    parts = ["free" if cap_micros is None else f"at most {format_usd(cap_micros, exact=True)}"]
-    if timeout_s is not None:
-        parts.append(f"at most {minutes(timeout_s)}" if cap_micros is None else minutes(timeout_s))
-    return f"{count} subagents together, {(', ' if cap_micros is None else ' and ').join(parts)}"
+    return f"{count} subagents together, {caps_text(cap_micros, timeout_s)}"
 
 
 def task_excerpt(task: str) -> str:
@@ -331,11 +325,10 @@ def proposal_message(config: RunConfig, texts: Texts, day: DayLeft, client: str 
 
 def _first_lines(config: RunConfig, texts: Texts) -> list[str]:
     low, high = config.estimated_minutes
-    free = config.free
     label = f"{config.role} ({config.name.translate(_QUOTES | _BRACKETS)})" if config.name else config.role
     can = config.reach
     sees = config.workspace or config.confinement == "none" or any(use.read_write for use in config.foreign.values())
-    cost = "costs nothing" if free else f"costs at most {format_usd(config.max_cost_micros, exact=True)}"
+    cost = "costs nothing" if config.free else f"costs {caps_text(config.max_cost_micros)}"
     about = f"{low} to {high} minutes" if low < high else minutes(high * 60)
     return [
         f"Ava wants to start a {label}: {quoted(texts.task, SHOWN_CHARS)}.",

@@ -18,6 +18,7 @@ from ava_server.core.ids import IN_PROCESS
 from ava_server.models.prices import Price
 
 if TYPE_CHECKING:
+    from ava_audit.rows import RunRow
     from ava_roles.role import Role
     from ava_server.config.settings import Limits
     from ava_server.models.selection import ProviderSearch
@@ -81,6 +82,13 @@ CAP_OF_ENDING: Mapping[str, RunCap] = {cap.ending: cap for cap in CAPS}
 
 def stored_caps(given: Mapping[str, float]) -> dict[str, Any]:
     return {cap.field: cap.stored(given[cap.argument]) for cap in CAPS if cap.argument in given}
+
+
+def caps_text(cost_micros: int | None, timeout_s: float | None = None) -> str:
+    """`at most $0.50 and 10 min`, or without a cost cap `free, at most 10 min`; without a time only the first part."""
+    cost = "free" if cost_micros is None else f"at most {format_usd(cost_micros, exact=True)}"
+    until = "" if timeout_s is None else f"{', at most' if cost_micros is None else ' and'} {minutes(timeout_s)}"
+    return cost + until
 
 
 def limits_for_model(stored: Callable[[RunCap], float], *, free: bool) -> dict[str, str]:
@@ -299,6 +307,10 @@ class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may 
         """Whether nothing that it does is expected to be billed."""
         return self.price.free and self.search_call is None
 
+    def cost_cap(self, spent_micros: int = 0) -> int | None:
+        """Return the most that it may cost; None for a free run, unless something was billed all the same."""
+        return None if self.free and not spent_micros else self.max_cost_micros
+
     @property
     def limits(self) -> dict[str, float]:
         return {cap.argument: cap.given(cap.of(self)) for cap in CAPS if not (cap is COST and self.free)}
@@ -319,6 +331,18 @@ class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may 
 def config_of(stored: str) -> RunConfig:
     """Return the configuration that a run's row has as JSON; cached, because every reservation needs it."""
     return RunConfig.model_validate_json(stored)
+
+
+def is_free(run: "RunRow") -> bool:
+    try:
+        return config_of(run.config).free
+    except ValueError:  # a newer Ava wrote it
+        return False
+
+
+def spent_text(run: "RunRow") -> str:
+    """Return what a run has cost: `$0.06`; `free` if nothing is expected to be billed, and nothing was."""
+    return "free" if is_free(run) and not run.cost_micros else format_usd(run.cost_micros)
 
 
 _ESTIMATES = {

@@ -29,6 +29,7 @@ from ava_server.cli.terminal import (
 )
 from ava_server.core.data_root import DataRoot, find_data_root, has_log
 from ava_server.core.errors import BadInput
+from ava_server.core.ids import label, state_words
 
 if TYPE_CHECKING:
     from ava_audit.entries import ProgressCallback, VerifyReport
@@ -181,7 +182,6 @@ async def erase_command(
     subagent: EndedRunId, yes: Annotated[bool, typer.Option("-y", "--yes", help="Erase it without asking.")] = False
 ) -> None:
     """Erase a finished run's content from log, files and index, after a question. It cannot be undone."""
-    from ava_server.core.ids import label
     from ava_server.service.runtime import maintain_data_root
 
     root = find_data_root()
@@ -193,7 +193,7 @@ async def erase_command(
         before = await store.read(lambda view: _content(view, run))
         if before is None:
             raise BadInput(
-                f"{label(run)} has not ended ({run.state.replace('_', ' ')}), and still needs its content."
+                f"{label(run)} has not ended ({state_words(run.state)}), and still needs its content."
                 f" Wait for its end, or end it with `ava cancel {run.id}`, then erase it."
             )
         erased_us, with_content = before
@@ -223,7 +223,6 @@ def _content(view: View, run: RunRow) -> tuple[int | None, int] | None:
 
 def _summary(run: RunRow, erased_us: int | None, with_content: int) -> list[str]:
     from ava_audit.units import format_ts
-    from ava_server.core.ids import label
 
     if erased_us is not None:
         erased = f"{label(run)} was already erased, {format_ts(erased_us)}"
@@ -233,7 +232,7 @@ def _summary(run: RunRow, erased_us: int | None, with_content: int) -> list[str]
     if not with_content:
         return [f"{label(run)} has no content: there is nothing to erase."]
     ended = f", ended {format_ts(run.ended_us)}" if run.ended_us is not None else ""
-    state = f"{label(run)}: {run.state.replace('_', ' ')}{ended}; {with_content:,} entries have content."
+    state = f"{label(run)}: {state_words(run.state)}{ended}; {with_content:,} entries have content."
     return [state, _ERASED, _KEPT, _OUT_OF_REACH]
 
 

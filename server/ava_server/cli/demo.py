@@ -31,7 +31,7 @@ from ava_roles.wrap import add_bars
 from ava_server import MODULE_ARGS
 from ava_server.cli.app import INTERRUPTED, NOT_APPROVED
 from ava_server.cli.options import absolute_path
-from ava_server.cli.results import ENDING_CODES, cost_text
+from ava_server.cli.results import ENDING_CODES
 from ava_server.cli.terminal import Progress, agrees, columns, cut, say, someone_there
 from ava_server.core.data_root import DataRoot, home_folder
 from ava_server.core.errors import AvaError, BadInput
@@ -249,7 +249,7 @@ class _DemoHost:
 
         say("\n-- Result --")
         say(add_bars("\n".join(result_lines(run, self._demo.task))))
-        say(f"Ended as {run.state}. Cost: {cost_text(run)}")
+        say(run.status_line)
         entries = await self._call("read_ava_logs", subagent_id=run.subagent_id, last_n=LOG_LINES)
         say("\n-- In the log (read_ava_logs), the last lines --")
         for line in entries["untrusted_entries"]:

@@ -18,6 +18,7 @@ from ava_roles.errors import RolesError, ToolFailed
 from ava_roles.net.search_engines import Engine, SearchResults
 from ava_server.approval.decide import approval_needs
 from ava_server.approval.proposals import agreement
+from ava_server.budget.run_config import spent_text
 from ava_server.budget.user_limits import policy_in_force
 from ava_server.cli.app import leaves_of
 from ava_server.cli.log_access import note_fetched
@@ -182,7 +183,7 @@ async def _wait_for_end(runtime: Runtime, service: Service, run_id: str) -> RunR
 
 
 def _finding(title: str, choice: Choice, run: RunRow, answer: RunAnswer, took_s: float) -> CheckFinding:
-    cost = "free" if choice.price.free and not run.cost_micros else format_usd(run.cost_micros)
+    cost = spent_text(run)
     if run.uncosted_micros:
         cost += " (its worst case: the provider did not report it)"
     about = f"{choice.name}, {cost}, {run.id}"

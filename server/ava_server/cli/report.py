@@ -25,7 +25,7 @@ from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.terminal import counted, heading, one_line, place_json, say, say_json, write
 from ava_server.core.data_root import find_data_root, os_user
 from ava_server.core.errors import BadInput
-from ava_server.core.ids import parse_id, read_span
+from ava_server.core.ids import parse_id, read_span, state_words
 from ava_server.render.report import NOT_FAILED, Report, Sum, folded, report_json, report_of
 
 if TYPE_CHECKING:
@@ -246,6 +246,7 @@ async def _group(group_id: str, everybody: bool, as_json: bool, records: Records
 
 
 def _group_screen(found: GroupSum, at_us: int) -> None:
+    from ava_server.budget.run_config import spent_text
     from ava_server.render.run_view import elapsed_s
 
     group, bucket = found.group, found.bucket
@@ -255,7 +256,9 @@ def _group_screen(found: GroupSum, at_us: int) -> None:
     limit = f" of {format_duration(group.timeout_s)}" if group.timeout_s is not None else ", without a limit of its own"
     took_us = _took_us(found, at_us)
     took = "not started" if took_us is None else format_duration(took_us / US_PER_S)
-    endings = ", ".join(f"{count} {state}" for state, count in Counter(run.state for run in found.runs).most_common())
+    endings = ", ".join(
+        f"{count} {state_words(state)}" for state, count in Counter(run.state for run in found.runs).most_common()
+    )
     say(f"{group.id} of {group.user_id}, approved {format_ts(group.created_us, utc=True)}")
     say(f"Cap: {cap}{share}{held}")
     say(f"Time: {took}{limit}{'' if took_us is None else ', from the start of its first run'}")
@@ -263,7 +266,7 @@ def _group_screen(found: GroupSum, at_us: int) -> None:
 
     def row(run: RunRow) -> TableRow:
         active = format_duration(elapsed_s(run, at_us))
-        figures = (run.state, format_usd(run.cost_micros), f"{run.turns:,}", active)
+        figures = (state_words(run.state), spent_text(run), f"{run.turns:,}", active)
         return TableRow(f"{run.id} {run.name or run.role}", figures, run.cost_micros)
 
     _table("Run", ("state", "cost", "turns", "active"), [row(run) for run in found.runs])
@@ -271,7 +274,8 @@ def _group_screen(found: GroupSum, at_us: int) -> None:
     if failed:
         say("\nWhat failed:")
     for run in failed:
-        say(f"  {run.id} {run.state}: {one_line(run.stop_reason) or 'no reason is known'}\n      ava show {run.id}")
+        why = one_line(run.stop_reason) or "no reason is known"
+        say(f"  {run.id} {state_words(run.state)}: {why}\n      ava show {run.id}")
 
 
 def _group_json(found: GroupSum, at_us: int) -> dict[str, Any]:
@@ -382,7 +386,7 @@ def _decisions_screen(found: Decisions, since_us: int, until_us: int) -> None:
     for one in found.rows:
         cost = "" if one.cost_micros is None else f"; cost {format_usd(one.cost_micros)}"
         cap = f", {one.cap}" if one.cap else ""
-        state = ("ended: " if one.ended else "") + one.state.replace("_", " ")
+        state = ("ended: " if one.ended else "") + state_words(one.state)
         first = f"{one.run_id} {one.name or one.role}: {one.decision}{cap}{cost}; {state}"
         whose = f", for {one.user}" if one.by != one.user else ""
         through = (("client", one.client), ("token", one.token))

@@ -120,7 +120,8 @@ def _parts_of_result(run: RunAnswer, result: Result, brief: bool, saved: SavedFi
         ),
         ResultPart("Caveats", theirs=UntrustedText(caveats)),
         ResultPart("Changes", (*result.changes,), words=(*result.changed,)),
-        ResultPart("Figures", (*figures, f"Cost: {cost_text(run)}")),
+        # Where nothing was spent, the heading alone says so: it also knows whether the run is free.
+        ResultPart("Figures", (*figures, *([f"Cost: {cost_text(run)}"] if run.cost_cents else []))),
     ]
 
 

@@ -19,7 +19,7 @@ from ava_audit.entries import Entry
 from ava_audit.rows import RunRow
 from ava_audit.units import cents, format_ts, format_usd, iso_utc, minutes
 from ava_roles.wrap import add_bars
-from ava_server.budget.run_config import RunConfig, Texts, config_of
+from ava_server.budget.run_config import RunConfig, Texts, caps_text, config_of
 from ava_server.cli.app import in_event_loop
 from ava_server.cli.log_access import checked_root, find_run, open_log, read_settings
 from ava_server.cli.options import EndedRunId, Json, LastRunId, TokenFile, Url, Utc, absolute_path
@@ -29,7 +29,7 @@ from ava_server.cli.results import show_results
 from ava_server.cli.terminal import cells, columns, cut, heading, place_json, present, say_json, wrapped_lines, write
 from ava_server.core.data_root import find_data_root, home_folder
 from ava_server.core.errors import BadInput
-from ava_server.core.ids import label
+from ava_server.core.ids import label, state_words
 from ava_server.models.prices import Price, billed_words, per_call, rates_json
 from ava_server.render.approvals import RunDecision, decisions_in
 from ava_server.render.entries import arguments_text, entry_line, is_trouble
@@ -129,7 +129,7 @@ def run_screen(run: RunRow, answer: RunAnswer, texts: Texts | None, entries: lis
     terminal = sys.stdout.isatty()
     width = columns() if terminal else 200
     names = {run.id: run.name} if run.name else {}
-    lines = [f"{label(run)}: {answer.state}", ""]
+    lines = [f"{label(run)}: {state_words(answer.state)}", ""]
     lines += asked_lines(run, texts, utc, width if terminal else None)
     lines += decided_lines(run, answer.state, entries, utc)
     lines += ["", "What happened:"]
@@ -182,13 +182,8 @@ def _decided(one: RunDecision, utc: bool) -> Iterable[str]:
 
 
 def limits_text(config: RunConfig, run: RunRow) -> str:
-    money = (
-        "free" if config.free and not run.cost_micros else f"at most {format_usd(config.max_cost_micros, exact=True)}"
-    )
-    return (
-        f"{money}, {minutes(config.timeout_s)}, {config.max_tokens:,} tokens, {config.max_iterations} turns, "
-        f"{config.max_tool_calls} tool calls"
-    )
+    figures = f"{config.max_tokens:,} tokens, {config.max_iterations} turns, {config.max_tool_calls} tool calls"
+    return f"{caps_text(config.cost_cap(run.cost_micros))}, {minutes(config.timeout_s)}, {figures}"
 
 
 # -- --cost -----------------------------------------------------------------------------------------------------------
@@ -197,7 +192,7 @@ def limits_text(config: RunConfig, run: RunRow) -> str:
 def cost_screen(run: RunRow, answer: RunAnswer, costs: Costs, utc: bool) -> list[str]:
     """Return lines of at most 80 columns."""
     config = config_of(run.config)
-    lines = [cut(f"{label(run)}: {answer.state}", _COST_COLUMNS)]
+    lines = [cut(f"{label(run)}: {state_words(answer.state)}", _COST_COLUMNS)]
     if run.task_id:
         lines.append(cut(f"task_id: {run.task_id}", _COST_COLUMNS))
     billed = costs.micros - costs.cost_by.get("search", 0) if config.price.free else 0
@@ -311,7 +306,7 @@ def cost_json(run: RunRow, answer: RunAnswer, costs: Costs) -> dict[str, Any]:
         "model": run.model,
         "price": asdict(config.price),
         "cost_cents": cents(costs.micros),
-        "max_cost_cents": None if config.free else cents(config.max_cost_micros),
+        "max_cost_cents": config.limits.get("max_cost_cents"),
         "cost_by": {name: cents(micros) for name, micros in costs.cost_by.items()},
         "attempts": [_attempt_json(attempt, costs.micros) for attempt in costs.attempts],
         "tool_outputs": None

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from ava_audit.rows import AWAITING_ANSWER, AWAITING_EXTENSION, EXPIRED, HELD, WAITING
-from ava_audit.units import format_ts, format_usd, minutes, now_us
+from ava_audit.units import format_ts, format_usd, now_us
 from ava_roles.wrap import add_bars, clean
 from ava_server.cli.status_overview import Health, Overview
 from ava_server.cli.terminal import cells, wrapped_lines
+from ava_server.core.ids import state_words
 from ava_server.service.checks import WORST_FIRST, State
 from ava_server.service.current import Budget, others_words
 
@@ -139,7 +140,7 @@ class Page:
 
     @cached_property
     def _state_width(self) -> int:
-        return max(len(run.state) for run in self.overview.runs)
+        return max(len(state_words(run.state)) for run in self.overview.runs)
 
     def _full(self, run: RunView) -> Iterator[Text]:
         row = run.row
@@ -178,7 +179,7 @@ class Page:
         row = run.row
         name = f" ({row.name})" if row.name else ""
         owner = f" of {row.user_id}" if self.everybody else ""
-        state = run.state.ljust(self._state_width)
+        state = state_words(run.state).ljust(self._state_width)
         return joined((f"{row.id}  ", "bold"), (f"{state}  ", state_style(run)), f"{row.role}{name}{owner}{more}")
 
     def _folded_figures(self, caps: Sequence[Cap]) -> Iterator[Text]:
@@ -278,8 +279,7 @@ def terms(run: RunView) -> str:
         return f"expired {clock(run.expires_us)}"
     if not run.caps:
         return f"expires {clock(run.expires_us)}"
-    most = "free" if run.free else f"at most {format_usd(int(run.caps[-1].most), exact=True)}"
-    return f"{most} and {minutes(run.caps[0].most)}, expires {clock(run.expires_us)}"
+    return f"{run.most}, expires {clock(run.expires_us)}"
 
 
 def why_ended(run: RunView) -> str:

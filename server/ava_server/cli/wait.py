@@ -37,7 +37,7 @@ from ava_server.cli.results import SavedFiles, exit_code, results_text, save_art
 from ava_server.cli.service_client import LocalApprovals
 from ava_server.cli.terminal import ReaderGone, say, someone_there, tell
 from ava_server.core.errors import AvaError, BadInput
-from ava_server.core.ids import label
+from ava_server.core.ids import label, state_words
 from ava_server.core.threads import received, run_async
 from ava_server.render.responses import RunAnswer, answers_json
 
@@ -239,7 +239,7 @@ def lines_of(seen: Sequence[RunView], progress: terminal.Progress) -> list[str]:
         what = terminal.cut(run.row.name or f"{run.row.role}: {run.task}", room)
         doing = run.doing
         if live and run.wait is not None and run.wait.cause not in ("queue", "owner"):
-            doing = run.state.replace("_", " ")  # what a person can do about it is below the table, uncut
+            doing = state_words(run.state)  # what a person can do about it is below the table, uncut
             waits += _fitting(f"{run.row.id}: {run.wait.for_people()}", progress.width)
         rows.append((mark, run.row.id, what, f"{elapsed_s(run.row, run.at_us):.0f} s", turn, cost_of(run), doing))
     ended, spent = sum(run.over for run in seen), sum(run.row.cost_micros for run in seen)

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ava_audit.rows import WAITING, RunRow
-from ava_audit.units import format_usd, now_us
+from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_roles.wrap import add_bars
 from ava_server.approval.decide import PersonAnswer, Shown
 from ava_server.approval.proposals import made_under_human, spawn_limits, texts_of, waiting_proposal
+from ava_server.budget.run_config import spent_text
 from ava_server.budget.user_limits import policy_in_force
 from ava_server.cli.app import refuse_in_subagent
 from ava_server.cli.approve import approve_proposals, reject_proposal
@@ -114,7 +115,7 @@ def _cancellation(run: RunRow, view: View) -> DecisionQuestion:
     task = add_bars(texts.task) if texts is not None else "(erased)"
     proposal = run.state == WAITING
     end = "It was never approved, and costs nothing." if proposal else "What it has so far is kept as its result."
-    text = f"{label(run)}: {run.state}, {format_usd(run.cost_micros)} so far\n{task}\n{end}"
+    text = f"{label(run)}: {run.state}, {spent_text(run)} so far\n{task}\n{end}"
     question = "Withdraw it?" if proposal else "Cancel it?"
     shown = Shown("cancel", run.id)
     return DecisionQuestion("cancel", run, f"Cancel {label(run)}", text, question, shown, "Nothing was cancelled.")

@@ -30,8 +30,8 @@ from ava_server.cli.status_page import (
     why_ended,
 )
 from ava_server.cli.terminal import cut, wrapped_lines
-from ava_server.core.ids import label
-from ava_server.render.run_view import RunView, state_words
+from ava_server.core.ids import label, state_words
+from ava_server.render.run_view import RunView
 from ava_server.service.records import ORDER
 
 if TYPE_CHECKING:
@@ -156,10 +156,9 @@ class LivePage(Page):
         if row.started_us is None:
             queued = run.wait is not None and run.wait.position is not None
             return clock(row.ended_us) if row.ended else f"number {run.wait.position}" if queued and run.wait else ""
-        cost = "free" if run.free else format_usd(row.cost_micros)
         time_s = round(run.caps[0].used if run.caps else row.active_us / 1e6)
         when = clock(row.ended_us) if row.ended else f"{time_s} s" if time_s < 600 else f"{time_s // 60} min"
-        return f"{when} {cost:>7}" if self.width >= WIDE else cost
+        return f"{when} {run.spent:>7}" if self.width >= WIDE else run.spent
 
     # -- the selected run ---------------------------------------------------------------------------------------------
 

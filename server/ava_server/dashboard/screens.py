@@ -28,10 +28,10 @@ from ava_server.cli.results import cost_text, drawn_result
 from ava_server.cli.show import asked_lines, decided_lines
 from ava_server.cli.status_page import both_ends, fitting, folded, joined, why_ended
 from ava_server.core.errors import AvaError
-from ava_server.core.ids import label
+from ava_server.core.ids import label, state_words
 from ava_server.core.threads import read_apart
 from ava_server.render.entries import BOOKKEEPING, Step, compact, entry_words, is_trouble, recent_steps
-from ava_server.render.run_view import Processes, RunView, cost_of, run_answer, state_words, view_run
+from ava_server.render.run_view import Processes, RunView, cost_of, run_answer, view_run
 from ava_server.runs.extension import WaitingExtension, waiting_extension
 
 if TYPE_CHECKING:
@@ -408,7 +408,7 @@ def detail_lines(detail: RunDetail, page: LivePage) -> Iterator[Text]:
     if isinstance(detail.waiting, WaitingExtension):
         yield from _titled("It asks for more", detail.waiting.message, width)
     if row.started_us is not None:
-        cost = cost_text(answer) if row.ended else cost_of(run)
+        cost = cost_text(answer) if row.ended and not run.free else cost_of(run)
         called = ", ".join(f"{tool} {count}" for tool, count in detail.tools.most_common()) or "none"
         yield from folded(f"Cost: {cost}\nTools called: {called}", width)
         yield from _steps(detail, page)

@@ -18,9 +18,10 @@ from ava_audit.totals import DecisionSums, FoundDecision, Period, decision_page,
 from ava_audit.units import MICROS_PER_USD, cents, format_usd, iso_utc, minutes
 from ava_audit.view import View
 from ava_roles.wrap import one_line
-from ava_server.approval.decisions import PERSON_CHANNELS, is_free
+from ava_server.approval.decisions import PERSON_CHANNELS
 from ava_server.approval.proposals import program_of, texts_of
 from ava_server.approval.summary import task_excerpt
+from ava_server.budget.run_config import caps_text, is_free
 
 CHANNELS: Mapping[str, str] = {
     "host_call": "by the host's call or a script's --yes (host_call); the log has no answer of a person",
@@ -94,7 +95,7 @@ def decisions_in(
 
 def changed_words(changes: dict[str, Any]) -> str:
     texts: dict[str, Callable[[Any], str]] = {
-        "max_cost_micros": lambda value: f"at most {format_usd(value, exact=True)}",
+        "max_cost_micros": caps_text,
         "timeout_s": lambda value: f"at most {minutes(value)}",
         "tools": lambda value: f"only the tools {', '.join(value) or 'that every run has'}",
     }  # fmt: skip
@@ -240,7 +241,7 @@ def _decided(fact: SpawnDecided | ExtensionDecided | RunResumed, found: FoundDec
     proposed = found.proposed.fact
     config = proposed.config if isinstance(proposed, SpawnProposed) else {}  # a newer Ava wrote another
     cap = {**config, **fact.changes}.get("max_cost_micros")
-    return fact.decision, "" if cap is None else f"at most {format_usd(cap, exact=True)}", cap
+    return fact.decision, "" if cap is None else caps_text(cap), cap
 
 
 def _kind(channel: str, began: SessionStart | None) -> str:
@@ -325,5 +326,5 @@ def csv_cells(one: MadeDecision) -> list[str]:
 
 
 def _cell(text: str | None) -> str:
-    plain = one_line(text or "")
+    plain = one_line(text)
     return f"'{plain}" if plain.startswith(FORMULAS) else plain

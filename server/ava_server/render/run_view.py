@@ -29,8 +29,8 @@ from ava_audit.view import View
 from ava_roles.wrap import clean, escape_result
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.summary import task_excerpt
-from ava_server.budget.run_config import COST, TIME, TOKENS, TOOL_CALLS, TURNS, config_of
-from ava_server.core.ids import label
+from ava_server.budget.run_config import COST, TIME, TOKENS, TOOL_CALLS, TURNS, caps_text, config_of, spent_text
+from ava_server.core.ids import label, state_words
 from ava_server.render.responses import LastTool, RunAnswer, Untrusted
 from ava_server.runs.extension import asked_of, request_words, wait_words
 from ava_server.runs.lifecycle import awaited, blocker_in, is_held, pause_words, paused, resume_line, waits_for_resume
@@ -149,15 +149,9 @@ def fitting(text: str, room: int) -> int:
     return low
 
 
-_STATE_WORDS = {WAITING: "to approve", AWAITING_EXTENSION: "asks for more", AWAITING_ANSWER: "asks you"}
 ACTIVITY_CHARS, SHOWN_CHARS = 80, 400
 _NO_SERVER = "no Ava server is running; the next one of this user takes it over"
 _NO_OWNER = "no server is running it"
-
-
-def state_words(state: str) -> str:
-    """`asks you`, `iteration limit`."""
-    return _STATE_WORDS.get(state, state.replace("_", " "))
 
 
 class Processes(Protocol):
@@ -304,11 +298,19 @@ class RunView:
         return self.row.ended or self.state == EXPIRED
 
     @property
+    def spent(self) -> str:
+        return "free" if self.free else format_usd(self.row.cost_micros)
+
+    @property
+    def most(self) -> str:
+        return caps_text(None if self.free else int(self.caps[-1].most), self.caps[0].most)
+
+    @property
     def doing(self) -> str:
         """What it does or waits for, in a few words for a terminal; else its state."""
         if self.wait is not None:
-            return f"{self.state.replace('_', ' ')}: {self.wait.for_people()}"
-        return self.activity or self.state
+            return f"{state_words(self.state)}: {self.wait.for_people()}"
+        return self.activity or state_words(self.state)
 
 
 class ProcessesNow:
@@ -403,9 +405,8 @@ def figures(shown: RunView) -> str:
 
 def cost_of(shown: RunView) -> str:
     """`$0.06 of $0.50`, or `free`."""
-    if shown.free or not shown.caps:
-        return "free" if shown.free else format_usd(shown.row.cost_micros)
-    return f"{format_usd(shown.row.cost_micros)} of {format_usd(int(shown.caps[-1].most), exact=True)}"
+    known = shown.caps and not shown.free
+    return f"{shown.spent} of {format_usd(int(shown.caps[-1].most), exact=True)}" if known else shown.spent
 
 
 def limits_of(shown: RunView) -> dict[str, float] | None:
@@ -480,8 +481,7 @@ class Notice:
         if run.question is not None:
             return f"{label(run)} asks the person a question; check_subagent shows it, and who can answer it"
         if self.interrupted_us is None:
-            cost = format_usd(run.cost_micros)
-            return f"{label(run)} ended: {run.state}, {cost}; call check_subagent for its result"
+            return f"{label(run)} ended: {run.state}, {spent_text(run)}; call check_subagent for its result"
         minutes = round(self.interrupted_us / 60_000_000)
         since = f"{minutes} min" if minutes < 120 else f"{round(minutes / 60)} h"
         return f"{label(run)} was interrupted {since} ago. {self._how_to_go_on()}"
@@ -511,15 +511,14 @@ def _caps(view: View, run: RunRow, at_us: int) -> tuple[tuple[Cap, ...], bool]:
         config = config_of(run.config)
     except ValueError:  # a newer Ava wrote it; everything else is shown
         return (), False
-    free = config.free and not run.cost_micros
-    held = view.bucket(run.id).held_micros
+    cap, held = config.cost_cap(run.cost_micros), view.bucket(run.id).held_micros
     return (
         Cap("seconds", elapsed_s(run, at_us), config.timeout_s),
         Cap("turns", run.turns, config.max_iterations),
         Cap("tool_calls", run.tool_calls, config.max_tool_calls),
         Cap("tokens", run.tokens, config.max_tokens),
-        Cap("cost", 0, 0) if free else Cap("cost", run.cost_micros, config.max_cost_micros, held),
-    ), free
+        Cap("cost", 0, 0) if cap is None else Cap("cost", run.cost_micros, cap, held),
+    ), cap is None
 
 
 def _wait(

@@ -29,11 +29,11 @@ from ava_audit.projections import note_progress
 from ava_audit.rows import WAITING, RunRow
 from ava_audit.store.locks import hold_when_free
 from ava_audit.store.store import Store
-from ava_audit.units import cents, format_usd, iso_utc, micros_from_cents, now_us
+from ava_audit.units import cents, iso_utc, micros_from_cents, now_us
 from ava_audit.view import Query, View
 from ava_server.approval.proposals import made_under_human, texts_of
 from ava_server.approval.summary import task_excerpt
-from ava_server.budget.run_config import config_of
+from ava_server.budget.run_config import caps_text, config_of
 from ava_server.config.keys import key_variables
 from ava_server.core.data_root import home_folder
 from ava_server.runs.extension import asked_of, request_words
@@ -81,7 +81,7 @@ def notice_of(event: Mapping[str, Any]) -> tuple[str, str] | None:
     if event["event"] == "ended":
         return None
     cost = event["max_cost_cents"]
-    price = f"at most {format_usd(micros_from_cents(cost), exact=True)}" if cost else "free"
+    price = caps_text(micros_from_cents(cost) if cost else None)
     text = f"{event['role']}, {price}. Open the link in your host, or run: ava approve {event['pending_id']}"
     if event["event"] != "awaiting_approval":
         text = f"{event['role']} asks you something. Run: ava status {event['subagent_id']}"

@@ -17,8 +17,8 @@ from ava_audit.rows import QUEUED, RUNNING, UNENDED
 from ava_audit.store.store import Store
 from ava_audit.units import cents, micros_from_cents, now_us
 from ava_audit.view import View
-from ava_server.approval.decisions import is_free
 from ava_server.budget import user_limits
+from ava_server.budget.run_config import is_free
 from ava_server.config import tokens
 from ava_server.config.changes import change_users, read_users
 from ava_server.config.checks import Place

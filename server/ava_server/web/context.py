@@ -28,8 +28,8 @@ from ava_server.approval.proposals import made_under_human
 from ava_server.config.pin import PinFile
 from ava_server.config.sign_in import SESSION_US
 from ava_server.core.errors import AvaError, BadInput, Refused
+from ava_server.core.ids import state_words
 from ava_server.render.result import UntrustedText
-from ava_server.render.run_view import state_words
 from ava_server.service.access import Access
 from ava_server.service.current import Budget, todays_budgets
 from ava_server.web.markdown import html, is_web_address
@@ -236,13 +236,6 @@ def asked_for(request: Request) -> str:
     """Return the path and query of a request, as an address of this site."""
     path, query = quote(request.scope["path"]), quote(request.scope["query_string"], safe=_IN_ADDRESS)
     return f"{path}?{query}" if query else path
-
-
-def number_in(given: str, problem: str) -> int:
-    """Return a number of the log that an address names. Raises BadInput: it is none; `problem` says so."""
-    if not (given.isascii() and given.isdecimal() and len(given) <= 18):
-        raise BadInput(problem)
-    return int(given)
 
 
 def go_to(path: str) -> Response:

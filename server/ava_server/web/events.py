@@ -21,9 +21,9 @@ from ava_audit.search import SHORT_TYPES, EntryPage, LogQuery, search
 from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_server.core.errors import BadInput
-from ava_server.core.ids import AGENT, parse_id, read_span
+from ava_server.core.ids import AGENT, parse_id, parse_number, read_span
 from ava_server.render.entries import BOOKKEEPING, EVENT_NAMES, is_trouble, names_of, what_happened
-from ava_server.web.context import NotFound, PagePart, number_in, page, reader_of
+from ava_server.web.context import NotFound, PagePart, page, reader_of
 from ava_server.web.site import Visitor
 
 AT_ONCE = 100
@@ -259,7 +259,7 @@ def asked_of(query: QueryParams, visitor: Visitor) -> EventsQuery:
 
 
 def _number(name: str, given: str) -> int:
-    return number_in(given, f"{name}: {given[:40]!r} is not a number of the log")
+    return parse_number(given, f"{name}: {given[:40]!r} is not a number of the log")
 
 
 def _level(given: str) -> Severity | None:

@@ -25,7 +25,7 @@ from ava_server.approval.proposals import texts_of
 from ava_server.budget.run_config import RunConfig, config_of
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import Refused
-from ava_server.core.ids import AGENT
+from ava_server.core.ids import AGENT, parse_number
 from ava_server.render.approvals import decisions_in
 from ava_server.render.responses import RunAnswer
 from ava_server.render.result import cost_notes, result_of
@@ -33,7 +33,7 @@ from ava_server.render.run_view import RunView, run_answer, view_run
 from ava_server.runs.costs import Costs, costs_of
 from ava_server.runs.extension import WaitingExtension, waiting_extension
 from ava_server.service.records import DeliveredFiles, changes_in, diff_of, run_record
-from ava_server.web.context import NotFound, PagePart, found_or_404, go_to, number_in, page, reader_of
+from ava_server.web.context import NotFound, PagePart, found_or_404, go_to, page, reader_of
 from ava_server.web.deciding import DONE
 from ava_server.web.site import HEADERS, Visitor
 from ava_server.web.timeline import Order, Place, describe, place_of, read_newer, read_page
@@ -161,7 +161,7 @@ class RunPage(PagePart):
         assert row is not None
         found = read_newer(view, run_id, place) if newer else read_page(view, run_id, place, row.cost_micros)
         config = _config(row)
-        most = 0 if config is None or config.free else config.max_cost_micros
+        most = (config and config.cost_cap(row.cost_micros)) or 0
         return {"row": row, "timeline": found, "order": place.order, "cap": most, "again": newer}
 
     def _decisions(self, view: View, run_id: str, visitor: Visitor) -> dict[str, Any]:
@@ -202,7 +202,7 @@ class RunPage(PagePart):
 
     async def entry(self, request: Request) -> Response:
         run, given = await self._context.named_run(request), request.path_params["seq"]
-        seq = number_in(given, "there is no such entry")
+        seq = parse_number(given, "there is no such entry")
         entry = await self._context.store.read(lambda view: view.entry(seq))
         shown = describe(entry) if entry is not None and entry.run_id == run.id else None
         if shown is None:

@@ -22,11 +22,12 @@ from ava_audit.search import LogQuery, search
 from ava_audit.units import format_duration, now_us
 from ava_audit.view import RunGroup, View
 from ava_server.approval.proposals import Pending, pending_proposals
+from ava_server.core.ids import parse_number, state_words
 from ava_server.render.result import Text, UntrustedText, result_of
-from ava_server.render.run_view import RunView, cost_of, run_answer, state_words, view_run
+from ava_server.render.run_view import RunView, cost_of, run_answer, view_run
 from ava_server.service.current import Budget
 from ava_server.service.records import current_runs
-from ava_server.web.context import PagePart, found_or_404, number_in, reader_of
+from ava_server.web.context import PagePart, found_or_404, reader_of
 from ava_server.web.run_page import RunPage
 from ava_server.web.site import Visitor
 
@@ -151,7 +152,7 @@ class Runs(PagePart):
         before = None
         if after:
             created, _, run_id = after.partition("-")
-            before = (number_in(created, _NO_PLACE), run_id)
+            before = (parse_number(created, _NO_PLACE), run_id)
         user, role = None if wanted.everybody else visitor.user, wanted.role or None
         rows = await self._context.store.read(
             lambda view: view.newest_runs(
@@ -164,7 +165,7 @@ class Runs(PagePart):
     async def _with_text(self, wanted: Filter, visitor: Visitor, after: str) -> FoundRuns:
         """Search the log for the proposals of runs, and for their tasks."""
         rows: dict[str, RunRow] = {}
-        before = number_in(after, _NO_PLACE) if after else None
+        before = parse_number(after, _NO_PLACE) if after else None
         users = () if wanted.everybody else (visitor.user,)
         for _ in range(_SEARCHES):
             asked = LogQuery(

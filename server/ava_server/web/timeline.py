@@ -18,12 +18,11 @@ from ava_audit import events
 from ava_audit.entries import Entry
 from ava_audit.view import View
 from ava_roles.wrap import clean
-from ava_server.core.ids import AGENT
+from ava_server.core.ids import AGENT, parse_number, state_words
 from ava_server.render.approvals import CHANNELS
 from ava_server.render.entries import EVENT_NAMES, arguments_text, entry_words, unmarked
 from ava_server.runs.changes import describe_command
 from ava_server.runs.extension import cap_amount, cap_name
-from ava_server.web.context import number_in
 
 Order = Literal["newest", "oldest"]
 
@@ -125,7 +124,7 @@ def place_of(query: QueryParams, default: Order) -> Place:
     if "from" not in query:
         return Place(order)
     where = "the address names no place of the timeline"
-    return Place(order, number_in(query["from"], where), number_in(query.get("spent", "0"), where))
+    return Place(order, parse_number(query["from"], where), parse_number(query.get("spent", "0"), where))
 
 
 def read_page(view: View, run_id: str, place: Place, spent: int) -> TimelinePage:
@@ -369,10 +368,10 @@ def _ending(fact: events.Fact) -> Detail:
             return Detail("ask", f"Resumed {CHANNELS[fact.channel]}{', from a live process' if fact.force else ''}")
         case events.SubagentComplete():
             failed = fact.status not in ("success", "cancelled")
-            return Detail("end", f"Result: {fact.status.replace('_', ' ')}", fact.summary, failed)
+            return Detail("end", f"Result: {state_words(fact.status)}", fact.summary, failed)
         case events.RunEnded():
             why = f": {fact.stop_reason}" if fact.stop_reason else ""
-            return Detail("end", f"Ended as {fact.status.replace('_', ' ')}{why}", failed=fact.severity != "info")
+            return Detail("end", f"Ended as {state_words(fact.status)}{why}", failed=fact.severity != "info")
         case events.Unknown():
             return Detail("note", f"{fact.name}, which a newer Ava wrote", json.dumps(fact.content, ensure_ascii=False))
         case _:
