@@ -222,6 +222,9 @@ async def test_the_screen_fits_a_narrow_terminal_and_has_no_bars_in_a_pipe(
     with on_terminal(tmp_path, *asked, columns=80, env={"PYTHONIOENCODING": "ascii"}) as ascii_only:
         assert ascii_only.ended() == 0
     assert "###" in ascii_only.text and "█" not in ascii_only.text
+    with on_terminal(tmp_path, *asked, columns=48) as narrow:
+        assert narrow.ended() == 0
+    assert "\n2025-12-28 " in narrow.text and "\ntimeout " in narrow.text, "each line has its name"
 
 
 async def test_an_empty_report_says_so_and_creates_nothing(tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def _failed(report: Report) -> Iterator[str]:
 def _table(title: str, head: Sequence[str], rows: Sequence[TableRow]) -> None:
     drawn = sys.stdout.isatty()
     width = terminal.columns(sys.stdout) if drawn else 80
-    names = (terminal.cut(one_line(row.name), width - 50 if drawn else 200) for row in rows)
+    names = (terminal.cut(one_line(row.name), max(width - 50, 12) if drawn else 200) for row in rows)
     table = [(title, *head), *((name, *row.figures) for name, row in zip(names, rows, strict=True))]
     lines = terminal.aligned(table, right=range(1, len(head) + 1))
     room = min(width - max(map(terminal.cells, lines)) - 3, BAR)
