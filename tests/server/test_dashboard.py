@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -281,6 +282,9 @@ async def test_the_status_line_shows_the_most_serious_problem_first(tmp_path: Pa
     line = next(line for line in lines if line.startswith("Health: "))
     assert line.startswith("Health: warning · no commands · ")
 
+    for free, state in ((3_000_000, "fault"), (100_000_000, "warning"), (10**10, "ok")):  # as `ava doctor` judges it
+        assert named(health(replace(overview, free_bytes=free), settings, None), "disk").state == state
+
     (tmp_path / "config.toml").write_text("enabled = false\nmirror = false\n")
     found = health(await look(settings), load_settings(tmp_path), "bubblewrap")
     assert named(found, "settings").text == "enabled = false: subagents are switched off"
@@ -294,8 +298,6 @@ async def test_a_lag_is_a_warning_if_running_maintenance_does_not_reduce_it(tmp_
     async with open_lab(tmp_path, [hand_over()]) as lab:
         await lab.outcome()
         settings, overview = lab.runtime.settings, await look(lab)
-    from dataclasses import replace
-
     assert overview.log is not None
     for lag, keeper, state in ((0, True, "ok"), (7, True, "ok"), (7, False, "note"), (20_000, True, "warning")):
         log = replace(overview.log, index_lag=lag, mirror_lag=0)

@@ -29,7 +29,7 @@ from ava_server.core.data_root import in_postgres, os_user
 from ava_server.core.errors import AvaError
 from ava_server.models.selection import configured
 from ava_server.service.checks import State
-from ava_server.service.checks.data import LITTLE_BYTES, free_bytes
+from ava_server.service.checks.data import disk_space, free_bytes
 from ava_server.service.current import Budget, current_rows, todays_budgets
 
 if TYPE_CHECKING:
@@ -283,8 +283,8 @@ def health(overview: Overview, settings: Settings, confined: str | None, trouble
         found.append(Health("settings", "warning", off, "switched off"))
     found += [*_processes(overview), *_log(overview.log, trouble, keeper=overview.keeper)]
     if (free := overview.free_bytes) is not None:
-        little, left = free < LITTLE_BYTES, f"{format_bytes(free)} free"
-        found.append(Health("disk", "warning" if little else "ok", f"{left} for the data root", left if little else ""))
+        disk = disk_space(free)
+        found.append(Health("disk", disk.state, disk.text, "" if disk.state == "ok" else f"{format_bytes(free)} free"))
     why = (confined or "").removeprefix("unavailable: ")
     confinement = _CONFINEMENT.get(confined, ("warning", f"commands are off: {why}", "no commands"))
     found.append(Health("confinement", *confinement))

@@ -92,19 +92,18 @@ def free_bytes(path: Path) -> int | None:
 
 def space(setup: Setup) -> Iterator[CheckFinding]:
     """Report how much room there is for the log."""
-    name, root = "disk space", setup.usable_root
-    if root is None:
-        return
-    free = free_bytes(root.path)
-    if free is None:  # the data root's own check reports this
-        return
-    text = f"{format_bytes(free)} free for the data root"
+    root = setup.usable_root
+    if root is not None and (free := free_bytes(root.path)) is not None:  # else the data root's own check reports this
+        yield disk_space(free)
+
+
+def disk_space(free: int) -> CheckFinding:
+    name, text = "disk space", f"{format_bytes(free)} free for the data root"
     if free < NOTHING_FITS_BYTES:
-        yield CheckFinding(name, "fault", f"{text}: nothing fits", "Free some space, then continue: nothing is lost.")
-    elif free < LITTLE_BYTES:
-        yield CheckFinding(name, "warning", text, "Free some space: on a full disk, no subagent starts.")
-    else:
-        yield CheckFinding(name, "ok", text)
+        return CheckFinding(name, "fault", f"{text}: nothing fits", "Free some space, then continue: nothing is lost.")
+    if free < LITTLE_BYTES:
+        return CheckFinding(name, "warning", text, "Free some space: on a full disk, no subagent starts.")
+    return CheckFinding(name, "ok", text)
 
 
 def settings(setup: Setup) -> Iterator[CheckFinding]:
