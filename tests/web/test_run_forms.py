@@ -152,7 +152,7 @@ async def test_an_interrupted_run_is_resumed_as_it_was_shown(tmp_path: Path, mon
         [resumed] = await lab.facts(run_id, RunResumed)
         assert resumed.channel == "browser"
         again = await browser.post(action, {**await csrf(browser), "pin": PIN, "line": "x"})
-        assert again.status_code == 409, "it does not wait to be resumed"
+        assert again.status_code == 409 and "Not resumed: " in again.text, "it does not wait to be resumed"
 
 
 async def test_a_session_of_a_program_resumes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

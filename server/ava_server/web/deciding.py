@@ -165,9 +165,7 @@ class Deciding(PagePart):
         await self._prove(request.scope["path"], visitor, form, of=run.user_id, ids=[run.id])
         shown = Shown("resume", run.id, line=form.one("line"))
         decided = await decide(self._service(visitor, agreed=True), [shown], PersonAnswer(True))
-        if decided.status != "resumed":
-            why = " ".join(decided.reasons)
-            raise Refused(why or f"{run.id} does not wait to be resumed; nothing was done")
+        decided.expect("resumed", "Not resumed")
         return _done(shown, "resumed")
 
     async def cancel(self, request: Request) -> Response:
