@@ -32,6 +32,7 @@ from ava_server.approval.requests import NAME as READ_RESULT
 from ava_server.approval.requests import SpawnArgs
 from ava_server.approval.scope import (
     confinement_of,
+    excluded,
     git_folder_of,
     git_folder_rule,
     no_sandbox,
@@ -358,11 +359,8 @@ class _Resolution:
         role, known = self._role, self._tools
         if need in found.names:
             return
-        excluded = Refused(
-            f"{role.name} needs {need}, which the call excludes; keep it in tools and out of blocked_tools"
-        )
         if need in role.tools and (need in self._blocked or (self._only is not None and need not in self._only)):
-            raise excluded
+            raise excluded(role, need)
         if need == "web_search" and need not in known:
             if _names_pages(self._args) and "read_webpages" in found.names:
                 return  # the pages are named: no search is needed
@@ -370,7 +368,7 @@ class _Resolution:
                 f"{role.name} needs web_search, which is not set up here: {_TO_SEARCH}", need, needs_key="brave"
             )
         why = self._why_missing(need, found.sandbox)
-        raise excluded if why is None else ToolMissing(f"{role.name} needs {why}", need)
+        raise excluded(role, need) if why is None else ToolMissing(f"{role.name} needs {why}", need)
 
     def _why_missing(self, need: str, sandbox: Sandbox | Unavailable | None) -> str | None:
         """Return which tool, or what for it, is missing and what would help; None where the call has excluded it."""

@@ -158,6 +158,10 @@ MOST_CHARS = 60_000
 """Most MCP tools of one run, and characters of their definitions: every request has them."""
 
 
+def excluded(role: Role, need: str) -> Refused:
+    return Refused(f"{role.name} needs {need}, which the call excludes; keep it in tools and out of blocked_tools")
+
+
 @dataclass(frozen=True)
 class McpScope:
     """The MCP tools that a role gets.
@@ -199,9 +203,7 @@ class McpScope:
             return
         why = self.absent.get(need)
         if why is None:
-            raise Refused(
-                f"{self.role.name} needs {need}, which the call excludes; keep it in tools and out of blocked_tools"
-            )
+            raise excluded(self.role, need)
         raise ToolMissing(f"{self.role.name} needs {need}, and {why}; see `ava doctor`, or use another role", need)
 
     def uses(self, tools: Sequence[str]) -> dict[str, ForeignUse]:
