@@ -18,7 +18,9 @@ from support.model_server import Say, Script
 from support.runtime import PRICED, connect, hand_over
 
 from ava_audit.events import ENDINGS
+from ava_audit.rows import AWAITING_ANSWER, AWAITING_EXTENSION, HELD, WAITING
 from ava_server.core.errors import Refused
+from ava_server.core.ids import state_words
 from ava_server.mcp_server import card, resources
 from ava_server.service.tools import TOOLS
 
@@ -154,6 +156,13 @@ def test_the_page_knows_every_ending() -> None:
 
 
 @pytest.mark.slow
+def test_the_page_calls_states_what_all_surfaces_call_them() -> None:
+    script = (Path(card.__file__).parent / "card.js").read_text()
+    own = {state: state_words(state) for state in (WAITING, AWAITING_EXTENSION, AWAITING_ANSWER)}
+    assert dict(re.findall(r'\["(\w+)", "([^"]+)"\]', script)) == own
+    assert all(state_words(state) == state.replace("_", " ") for state in (*ENDINGS, HELD)), "the page knows no other"
+
+
 async def test_a_run_as_a_resource_has_its_limits_and_last_steps(tmp_path: Path) -> None:
     notes = [Say("x", calls=[("scratchpad", {"note": f"note {number}"})]) for number in range(7)]
     async with host(tmp_path, "auto", {"mimeTypes": [card.MIME]}, [*notes, hand_over()], config=PRICED) as client:

@@ -17,6 +17,7 @@ from support.model_server import Gate, Say
 from support.pages.card_host import WIDTH, CardHost, browser, card_host, needs_browser
 from support.runtime import PRICED, arrived, connect
 
+from ava_server.core.ids import state_words
 from ava_server.mcp_server import card
 
 pytestmark = needs_browser
@@ -157,7 +158,9 @@ async def test_several_runs_are_a_list_that_opens(open_card: Open) -> None:
 async def test_what_waits_for_a_person_has_nothing_to_decide_with(open_card: Open, state: str) -> None:
     waits = "a person to agree; then call confirm_spawn with pending_ids"
     async with open_card() as host:
-        await host.runs(run(1, state=state, waits_for=waits, untrusted_question="May I?"))
+        await host.runs(run(1, state=state, waits_for=waits, untrusted_question="May I?", limits={"timeout": 600}))
+        await host.sees("free · 45 s of 10 min")
+        await host.sees(state_words(state))
         await host.sees("Waits for a person. Decide in your host or a terminal; this page cannot.")
         assert "confirm_spawn" not in await host.text()
         controls = "document.querySelectorAll('button, a, input, form, select, textarea, [onclick]').length"

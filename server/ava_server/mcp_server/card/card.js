@@ -5,7 +5,9 @@
   const ENDED = new Set(["success", "no_answer", "timeout", "cost_exceeded", "token_exceeded", "iteration_limit",
     "tool_limit", "guardrail", "cancelled", "abandoned", "error", "rejected", "expired", "superseded"]);
   const NOT_BAD = new Set(["no_answer", "cancelled", "rejected", "expired", "superseded"]);
-  const PERSON = new Set(["awaiting_approval", "awaiting_extension", "awaiting_answer", "held"]);
+  const WORDS = new Map([["awaiting_approval", "to approve"], ["awaiting_extension", "asks for more"],
+    ["awaiting_answer", "asks you"]]);
+  const PERSON = new Set([...WORDS.keys(), "held"]);
   const REQUEST_MS = 15000, FAST_MS = 3000, SLOW_MS = 15000, FAST_ROUNDS = 100, MOST_FAILURES = 3;
   const MOST_RUNS = 20, MOST_ITEMS = 50, LINE = 300, QUOTE = 1000, TEXT = 4000, OUTPUT = 40000;
   const UNSEEN = new RegExp("[\\p{C}\\u034f\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u3164\\ufe00-\\ufe0d\\uffa0]", "gu");
@@ -158,7 +160,7 @@
     const title = element("summary", "", "",
       element("strong", "name", line(run.name || run.subagent_id)),
       element("span", "dim", line([run.name && run.subagent_id, run.role, run.model].filter(Boolean).join(" · "))),
-      element("span", `state ${PERSON.has(run.state) ? "person" : mood}`, line(run.state).replace(/_/g, " ")),
+      element("span", `state ${PERSON.has(run.state) ? "person" : mood}`, WORDS.get(run.state) || line(run.state).replace(/_/g, " ")),
       element("span", "dim brief", figures(run)));
     return element("details", "run", "", title, bars(run), situation(run), steps(run), result(run));
   }
@@ -167,12 +169,12 @@
     if (typeof run.cost_cents !== "number") return "";
     const limits = run.limits;
     if (!limits) return line(run.status_line);
-    return `${money(run.cost_cents)}${of(limits.max_cost_cents, money, "free")} · ` +
-      `${time(run.elapsed_seconds)}${of(limits.timeout, time, "")} · turn ${Number(run.iteration)}` +
-      `${of(limits.max_iterations, String, "")}`;
+    const cost = limits.max_cost_cents ? `${money(run.cost_cents)}${of(limits.max_cost_cents, money)}` : "free";
+    return `${cost} · ${time(run.elapsed_seconds)}${of(limits.timeout, time)} · turn ${Number(run.iteration)}` +
+      of(limits.max_iterations, String);
   }
 
-  const of = (most, shown, without) => (most ? ` of ${shown(most)}` : without && ` (${without})`);
+  const of = (most, shown) => (most ? ` of ${shown(most)}` : "");
   const money = (cents) => {
     const usd = Number(cents) / 100;
     return `$${usd && usd < 0.01 ? usd.toPrecision(2) : usd.toFixed(2)}`;
