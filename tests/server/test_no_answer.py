@@ -50,8 +50,8 @@ async def test_lists_and_reports_do_not_count_no_answer_as_a_success(lab: Lab) -
     [why] = report["failed"]
     assert (why["ending"], why["reason"], why["runs"]) == ("no_answer", "no passage answers the task", 1)
     status = ava(root, "status", "--once").stdout
-    states = {words[0]: words[1] for line in status.splitlines() if len(words := line.split()) > 1}
-    assert (states[without.subagent_id], states[found.subagent_id]) == ("no_answer", "success")
+    states = {words[0]: words[1:3] for line in status.splitlines() if len(words := line.split()) > 2}
+    assert (states[without.subagent_id], states[found.subagent_id][0]) == (["no", "answer"], "success")
     errors = ava(root, "logs", "--type", "error").stdout
     assert without.subagent_id in errors and found.subagent_id not in errors
     assert ava(root, "wait", without.subagent_id).returncode == 17
