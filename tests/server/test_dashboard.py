@@ -18,7 +18,7 @@ from typing import Any, cast
 import anyio
 import anyio.to_thread
 import pytest
-from support.commands.dashboard import look, plain
+from support.commands.dashboard import by, look, plain
 from support.commands.imports import modules_of
 from support.model_server import Gate, Say
 from support.repository import REPOSITORY
@@ -31,6 +31,7 @@ from ava_audit.store.locks import WriteLock
 from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.store.store import append
 from ava_audit.units import format_bytes
+from ava_roles.sandbox.sandbox import Unavailable
 from ava_server.cli import status_page
 from ava_server.cli.status_overview import Health, Overview, OverviewReader, SandboxProbe, health, overview_json
 from ava_server.cli.status_page import NO_RUNS, Page, bar, both_ends, cap_text, fitted, joined, terms
@@ -41,6 +42,7 @@ from ava_server.dashboard.live import KEYS, LivePage
 from ava_server.render.run_view import Cap, RunView, figures, short_number
 from ava_server.runs import activities
 from ava_server.runs.lifecycle import HELD_UNTIL_US, NotResumed
+from ava_server.service.checks.data import upkeep
 from ava_server.service.current import Budget
 
 ONE_AT_ONCE = "[limits]\nrunning_per_user = 1\n" + PRICED
@@ -49,7 +51,7 @@ EVIL = "[red]owned[/red]\x1b]0;title\x07\x1b[2J\u202e"
 
 
 def page(settings: Settings, overview: Overview, width: int = 80, **more: Any) -> LivePage:
-    found = tuple(health(overview, settings, "bubblewrap", more.get("trouble", "")))
+    found = tuple(health(overview, settings, by("bubblewrap"), more.get("trouble", "")))
     return LivePage(str(settings.data_root), overview, found, width, **more)
 
 
@@ -128,7 +130,7 @@ async def test_shows_every_state_with_its_activity_and_a_bar_for_each_cap(tmp_pa
         r"ok      servers      1 Ava process running",
         r"ok      keeper       running: it keeps text index and mirror up to date",
         r"ok      log          \d+ entries, [\d.]+ [kM]B",
-        r"ok      upkeep       (text index and mirror up to date|.* behind.*)",
+        r"ok      upkeep       (text index and JSONL mirror are up to date|the .* behind.*)",
         r"ok      disk         [\d.]+ .B free for the data root",
         r"ok      confinement  commands run in bubblewrap",
         r"ok      providers    custom \(no key\)",
@@ -247,7 +249,7 @@ async def test_json_has_every_cap_and_the_health(tmp_path: Path) -> None:
         await arrived(gate)
         settings, overview = lab.runtime.settings, await look(lab)
     found = json.loads(
-        json.dumps(overview_json(settings, overview, health(overview, settings, "landlock"), "landlock"))
+        json.dumps(overview_json(settings, overview, health(overview, settings, by("landlock")), by("landlock")))
     )
     (run,) = found["runs"]
     assert (run["state"], run["task"], run["role"]) == ("running", "Goes on", "researcher")
@@ -275,9 +277,9 @@ async def test_the_status_line_shows_the_most_serious_problem_first(tmp_path: Pa
     settings = load_settings(tmp_path)
     overview = await look(settings)
     assert named(health(overview, settings, None), "confinement").text == "not known yet"
-    assert named(health(overview, settings, "none"), "confinement").state == "warning"
-    off = health(overview, settings, "unavailable: nothing here confines")
-    assert named(off, "confinement").text == "commands are off: nothing here confines"
+    assert named(health(overview, settings, by("none")), "confinement").state == "warning"
+    off = health(overview, settings, Unavailable("nothing here confines", "use another"))
+    assert named(off, "confinement").text.endswith("MCP servers are off: nothing here confines")
     lines = plain(list(Page("x", overview, tuple(off), 80).health_lines(brief=True)))
     line = next(line for line in lines if line.startswith("Health: "))
     assert line.startswith("Health: warning · no commands · ")
@@ -286,11 +288,11 @@ async def test_the_status_line_shows_the_most_serious_problem_first(tmp_path: Pa
         assert named(health(replace(overview, free_bytes=free), settings, None), "disk").state == state
 
     (tmp_path / "config.toml").write_text("enabled = false\nmirror = false\n")
-    found = health(await look(settings), load_settings(tmp_path), "bubblewrap")
+    found = health(await look(settings), load_settings(tmp_path), by("bubblewrap"))
     assert named(found, "settings").text == "enabled = false: subagents are switched off"
     (tmp_path / "config.toml").write_text("[limits]\nrunning = 'x'\n")
     overview = await look(settings)
-    assert named(health(overview, settings, "bubblewrap"), "settings").state == "fault"
+    assert named(health(overview, settings, by("bubblewrap")), "settings").state == "fault"
     assert "limits.running" in overview.faults[0]
 
 
@@ -300,13 +302,16 @@ async def test_a_lag_is_a_warning_if_running_maintenance_does_not_reduce_it(tmp_
         settings, overview = lab.runtime.settings, await look(lab)
     assert overview.log is not None
     for lag, keeper, state in ((0, True, "ok"), (7, True, "ok"), (7, False, "note"), (20_000, True, "warning")):
-        log = replace(overview.log, index_lag=lag, mirror_lag=0)
+        log = replace(overview.log, lags={"text index": lag, "JSONL mirror": 0})
         one = named(health(replace(overview, log=log, keeper=keeper), settings, None), "upkeep")
-        assert one.state == state
-        assert one.text == (f"text index {lag:,} behind (entries)" if lag else "text index and mirror up to date")
-    log = replace(overview.log, index_lag=0, mirror_lag=None)
+        judged = upkeep(log.lags, keeper=keeper)  # as `ava doctor` and the page judge it
+        assert (one.state, one.text) == (judged.state, judged.text) and judged.state == state
+        assert bool(judged.what_to_do) == (state == "warning")
+        text = f"the text index is {lag:,} entries behind; " if lag else "text index and JSONL mirror are up to date"
+        assert one.text.startswith(text)
+    log = replace(overview.log, lags={"text index": 0})
     one = named(health(replace(overview, log=log), settings, None), "upkeep")
-    assert one.text == "text index up to date; no mirror is kept"
+    assert one.text == "text index is up to date"
     assert named(health(replace(overview, processes=0), settings, None), "servers").state == "note"
 
 
@@ -436,7 +441,7 @@ async def test_the_jq_examples_of_the_docs_work(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()], config=PRICED) as lab:
         await lab.outcome()
         settings, overview = lab.runtime.settings, await look(lab)
-    text = json.dumps(overview_json(settings, overview, health(overview, settings, "none"), "none"))
+    text = json.dumps(overview_json(settings, overview, health(overview, settings, by("none")), by("none")))
 
     def jq(words: str) -> list[dict[str, Any]]:
         done = subprocess.run(["jq", "-c", words], input=text, capture_output=True, text=True, check=True, timeout=10)

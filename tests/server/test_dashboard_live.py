@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support.commands.dashboard import hides, live_app, look, plain, screen, shows
+from support.commands.dashboard import by, hides, live_app, look, plain, screen, shows
 from support.model_server import Gate, Say
 from support.repository import REPOSITORY
 from support.runtime import PRICED, USER, Lab, arrived, hand_over, open_lab
@@ -137,7 +137,7 @@ async def test_each_size_shows_every_run_within_its_width_and_the_task_gets_what
     async with everything(tmp_path) as (lab, _gate):
         settings, overview, few = lab.runtime.settings, await look(lab), await look(lab, most=2)
         busy = next(run for run in overview.runs if run.row.name == "busy")
-    found = tuple(health(overview, settings, "bubblewrap"))
+    found = tuple(health(overview, settings, by("bubblewrap")))
     for width in range(40, 201, 7):
         page = LivePage("/srv/ava", overview, found, width, selected=busy.row.id)
         for height in (*range(1, 30), 40, 60):

@@ -92,7 +92,8 @@ def _check_log(setup: Setup, path: Path, snapshot: LogSnapshot) -> Iterator[Chec
     if snapshot.partial:
         text += "; a process died while writing, and the last entries are shown after the next start"
     yield CheckFinding("log", "note" if snapshot.partial else "ok", text)
-    yield data.upkeep(data.lags_of(snapshot.view, mirrors=setup.settings is None or setup.settings.mirrors))
+    lags = data.lags_of(snapshot.view, mirrors=setup.settings is None or setup.settings.mirrors)
+    yield data.upkeep(lags, keeper=data.seems_held(path.with_name("keeper.lock")))
 
 
 def budgets(setup: Setup) -> Iterator[CheckFinding]:

@@ -9,17 +9,15 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ava_audit.errors import AuditError, StoreUnavailable
 from ava_audit.events import SubagentComplete
 from ava_audit.rows import AWAITING_ANSWER, AWAITING_EXTENSION, WAITING
 from ava_audit.store.backend import Instances
-from ava_audit.store.locks import is_held
 from ava_audit.store.sqlite import backend_of
 from ava_audit.units import cents, format_bytes, now_us
-from ava_roles.sandbox.sandbox import Unavailable
+from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_server.budget.user_limits import day_caps
 from ava_server.cli.log_access import LogSnapshot, read_log
 from ava_server.cli.terminal import counted
@@ -28,8 +26,7 @@ from ava_server.config.settings import Settings, load_settings
 from ava_server.core.data_root import in_postgres, os_user
 from ava_server.core.errors import AvaError
 from ava_server.models.selection import configured
-from ava_server.service.checks import State
-from ava_server.service.checks.data import disk_space, free_bytes
+from ava_server.service.checks import State, data
 from ava_server.service.current import Budget, current_rows, todays_budgets
 
 if TYPE_CHECKING:
@@ -46,13 +43,12 @@ PROBE_ENDS_S = 5.0
 
 @dataclass(frozen=True)
 class LogFacts:
-    """How large the log is, and how many entries its copies lack; `mirror_lag` is None where no mirror is kept."""
+    """How large the log is, and how many entries each of its copies lacks."""
 
     entries: int
     database_bytes: int
     wal_bytes: int
-    index_lag: int
-    mirror_lag: int | None
+    lags: Mapping[str, int]
     partial: bool
 
 
@@ -134,9 +130,9 @@ class OverviewReader:
         overview = Overview(
             at_us=now_us(),
             budgets=self._budgets(None, now_us()),
-            processes=sum(map(_is_held, root.instances.glob("*.lock"))),
-            keeper=_is_held(root.path / "keeper.lock"),
-            free_bytes=free_bytes(root.path),
+            processes=sum(map(data.seems_held, root.instances.glob("*.lock"))),
+            keeper=data.seems_held(root.path / "keeper.lock"),
+            free_bytes=data.free_bytes(root.path),
             providers=providers,
             faults=tuple(faults),
         )
@@ -174,7 +170,7 @@ class OverviewReader:
 
             processes, most = self._instances, self._most
             counts, runs = current_runs(view, whose, processes, at_us, served=lambda: served, most=most, rows=rows)
-        head, sizes = view.head(), view.sizes()
+        sizes = view.sizes()
         steps, about = self._selected(view, selected)
         return replace(
             overview,
@@ -183,11 +179,10 @@ class OverviewReader:
             others=others,
             budgets=self._budgets(view, at_us),
             log=LogFacts(
-                entries=head,
+                entries=view.head(),
                 database_bytes=sizes["database"],
                 wal_bytes=sizes.get("write_ahead_log", 0),
-                index_lag=head - view.progress("words"),
-                mirror_lag=head - view.progress("mirror") if self.settings.mirrors else None,
+                lags=data.lags_of(view, mirrors=self.settings.mirrors),
                 partial=found.partial,
             ),
             steps_of=selected,
@@ -210,13 +205,6 @@ class OverviewReader:
         return steps, entry.fact.summary if entry is not None and isinstance(entry.fact, SubagentComplete) else ""
 
 
-def _is_held(lock: Path) -> bool:
-    try:
-        return is_held(lock)
-    except OSError:  # another user's file: assume that its process lives
-        return True
-
-
 class SandboxProbe:
     """Finds out, once and in a thread, what confines commands here: trying it takes a moment.
 
@@ -226,7 +214,7 @@ class SandboxProbe:
 
     def __init__(self, mode: Literal["auto", "none"]) -> None:
         self._mode: Literal["auto", "none"] = mode
-        self._found: str | None = None
+        self._found: Sandbox | Unavailable | None = None
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
@@ -235,8 +223,8 @@ class SandboxProbe:
             self._thread = threading.Thread(target=self._try, name="ava-sandbox-probe", daemon=True)
             self._thread.start()
 
-    def found(self, within_s: float = 0.0) -> str | None:
-        """Return the kind of sandbox, or `unavailable: …` with the reason; None where that takes longer."""
+    def found(self, within_s: float = 0.0) -> Sandbox | Unavailable | None:
+        """Return None where that takes longer."""
         if self._thread is not None:
             self._thread.join(within_s)
         return self._found
@@ -249,17 +237,12 @@ class SandboxProbe:
         from ava_roles.sandbox.selection import sandbox_here
 
         try:
-            found = sandbox_here(self._mode)
+            self._found = sandbox_here(self._mode)
         except OSError as error:  # no room for the folder that it is tried in
-            self._found = f"unavailable: it could not be tried ({error.strerror or error})"
-            return
-        self._found = f"unavailable: {found.why}" if isinstance(found, Unavailable) else found.kind
+            self._found = Unavailable(f"it could not be tried ({error.strerror or error})", "correct that")
 
 
 # -- health ------------------------------------------------------------------------------------------------------------
-
-LAGS_MUCH = 10_000
-"""Entries that the keeper should not be behind for long."""
 
 
 @dataclass(frozen=True)
@@ -272,22 +255,22 @@ class Health:
     short: str
 
 
-def health(overview: Overview, settings: Settings, confined: str | None, trouble: str = "") -> list[Health]:
-    """`confined` is the kind of sandbox, or why there is none (`unavailable: …`), None while that is not known.
-
-    `trouble` says why the log could not be read.
-    """
+def health(
+    overview: Overview, settings: Settings, confined: Sandbox | Unavailable | None, trouble: str = ""
+) -> list[Health]:
+    """`confined` is None while it is not known; `trouble` says why the log could not be read."""
     found = [Health("settings", "fault", fault, "settings wrong") for fault in overview.faults]
     if not settings.enabled:
-        off = "enabled = false: subagents are switched off"
-        found.append(Health("settings", "warning", off, "switched off"))
+        found.append(Health("settings", "warning", data.SWITCHED_OFF, "switched off"))
     found += [*_processes(overview), *_log(overview.log, trouble, keeper=overview.keeper)]
     if (free := overview.free_bytes) is not None:
-        disk = disk_space(free)
+        disk = data.disk_space(free)
         found.append(Health("disk", disk.state, disk.text, "" if disk.state == "ok" else f"{format_bytes(free)} free"))
-    why = (confined or "").removeprefix("unavailable: ")
-    confinement = _CONFINEMENT.get(confined, ("warning", f"commands are off: {why}", "no commands"))
-    found.append(Health("confinement", *confinement))
+    if confined is None:
+        found.append(Health("confinement", "note", "not known yet", ""))
+    else:
+        kind = "no commands" if isinstance(confined, Unavailable) else confined.kind.replace("none", "no confinement")
+        found.append(Health("confinement", (one := data.confinement(confined)).state, one.text, kind))
     if overview.providers:
         named = [f"{name} ({'key' if key else 'no key'})" for name, key in overview.providers.items()]
         found.append(Health("providers", "ok", ", ".join(named), ", ".join(overview.providers)))
@@ -320,30 +303,18 @@ def _log(log: LogFacts | None, trouble: str, *, keeper: bool) -> list[Health]:
     text = f"{log.entries:,} entries, {large}"
     if log.partial:
         text += "; a process died while writing, and the next start recovers its last entries"
-    lags = {"text index": log.index_lag, **({} if log.mirror_lag is None else {"mirror": log.mirror_lag})}
-    upkeep = f"{' and '.join(lags)} up to date" + ("" if log.mirror_lag is not None else "; no mirror is kept")
-    copies = Health("upkeep", "ok", upkeep, "up to date")
-    worst = max(lags.values())
-    if worst > 0:
-        behind = [f"{name} {count:,} behind" for name, count in lags.items() if count > 0]
-        state: State = "warning" if keeper and worst > LAGS_MUCH else "ok" if keeper else "note"
-        copies = Health("upkeep", state, f"{', '.join(behind)} (entries)", f"{worst:,} entries behind")
-    return [Health("log", "note" if log.partial else "ok", text, large), copies]
-
-
-_CONFINEMENT: dict[str | None, tuple[State, str, str]] = {
-    None: ("note", "not known yet", ""),
-    "bubblewrap": ("ok", "commands run in bubblewrap", "bubblewrap"),
-    "landlock": ("note", "commands run in Landlock, which hides less than bubblewrap", "landlock"),
-    "none": ("warning", 'commands are not confined (sandbox.mode = "none")', "no confinement"),
-}
+    copies, worst = data.upkeep(log.lags, keeper=keeper), max(log.lags.values())
+    behind = f"{worst:,} entries behind" if worst > 0 else "up to date"
+    logged = Health("log", "note" if log.partial else "ok", text, large)
+    return [logged, Health("upkeep", copies.state, copies.text, behind)]
 
 
 def overview_json(
-    settings: Settings, overview: Overview, findings: Iterable[Health], confined: str | None
+    settings: Settings, overview: Overview, findings: Iterable[Health], confined: Sandbox | Unavailable | None
 ) -> dict[str, Any]:
     """Money is in US cents."""
     log = overview.log
+    kind = f"unavailable: {confined.why}" if isinstance(confined, Unavailable) else confined and confined.kind
     return {
         "data_root": str(settings.data_root),
         "runs": [run_json(run) for run in overview.runs],
@@ -355,10 +326,10 @@ def overview_json(
             "entries": log.entries if log is not None else None,
             "database_bytes": log.database_bytes if log is not None else None,
             "wal_bytes": log.wal_bytes if log is not None else None,
-            "index_lag_entries": log.index_lag if log is not None else None,
-            "mirror_lag_entries": log.mirror_lag if log is not None else None,
+            "index_lag_entries": log.lags[data.INDEX] if log is not None else None,
+            "mirror_lag_entries": log.lags.get(data.MIRROR) if log is not None else None,
             "free_bytes": overview.free_bytes,
-            "confinement": confined,
+            "confinement": kind,
             "providers": [{"name": name, "key": key} for name, key in overview.providers.items()],
             "findings": [{"name": one.name, "state": one.state, "text": one.text} for one in findings],
         },

@@ -104,7 +104,7 @@ class HealthPage:
         runtime = self._context.runtime
         setup = Setup(os.environ, runtime.settings.paths, runtime.settings, visitor.user)
         day_settings = runtime.spawn_limits_of(visitor.user).day_settings
-        found = [data.upkeep(now.lags), data.confinement(sandbox), data.budgets(now.budgets, day_settings)]
+        found = [data.upkeep(now.lags, keeper=True), data.confinement(sandbox), data.budgets(now.budgets, day_settings)]
         if (why := runtime.manager.out_of_reach) is not None:
             found += [CheckFinding("log", "fault", f"this server cannot use the log: {why}", "See the checks below.")]
         try:

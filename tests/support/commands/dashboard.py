@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio.to_thread
 
+from ava_roles.sandbox.sandbox import Sandbox
 from ava_server.cli.status_overview import Overview, OverviewReader, SandboxProbe
 from ava_server.config.settings import Settings
 from ava_server.dashboard.app import StatusApp
@@ -31,6 +33,10 @@ def reader_of(of: Lab | Settings, *, everybody: bool = False, most: int = 100) -
 
 async def look(of: Lab | Settings, *, everybody: bool = False, most: int = 100) -> Overview:
     return await anyio.to_thread.run_sync(reader_of(of, everybody=everybody, most=most).look)
+
+
+def by(kind: str) -> Sandbox:
+    return cast("Sandbox", SimpleNamespace(kind=kind))
 
 
 def plain(lines: list[Any]) -> list[str]:

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 LITTLE_BYTES = 200_000_000
 NOTHING_FITS_BYTES = 4_000_000
 """An entry has at most 2 MB, and is written twice: to the write-ahead log, and into the database."""
+LAGS_MUCH = 10_000
+"""Entries that the keeper should not be behind for long."""
+INDEX, MIRROR = "text index", "JSONL mirror"
+SWITCHED_OFF = "enabled = false: subagents are switched off"
 _OTHER_FOLDER = "Set AVA_DATA_ROOT to a folder that this user may write to."
 _OTHERS = stat.S_IRGRP | stat.S_IXGRP | stat.S_IWGRP | stat.S_IROTH | stat.S_IXOTH
 _BACKGROUND = (
@@ -121,8 +125,7 @@ def settings(setup: Setup) -> Iterator[CheckFinding]:
         text += f"; this process's environment tightens: {', '.join(names)}"
     yield CheckFinding(name, "ok", text)
     if not setup.settings.enabled:
-        off = "enabled = false: subagents are switched off"
-        yield CheckFinding(name, "warning", off, f"Set enabled = true in {file} to switch them on.")
+        yield CheckFinding(name, "warning", SWITCHED_OFF, f"Set enabled = true in {file} to switch them on.")
 
 
 def approval(setup: Setup) -> Iterator[CheckFinding]:
@@ -204,6 +207,13 @@ def processes(setup: Setup) -> Iterator[CheckFinding]:
     yield CheckFinding(name, "ok", f"{running}; {'one' if keeper else 'none'} of them updates index and mirror")
 
 
+def seems_held(lock: Path) -> bool:
+    try:
+        return is_held(lock)
+    except OSError:  # another user's file: assume that its process lives
+        return True
+
+
 def _servers(root: DataRoot) -> Iterator[CheckFinding]:
     if root.local_token.exists():
         up = is_held(root.http_lock)
@@ -234,17 +244,20 @@ def confinement(found: Sandbox | Unavailable, details: str = "") -> CheckFinding
 
 def lags_of(view: View, *, mirrors: bool) -> dict[str, int]:
     """Return how many entries each copy of the log lacks."""
-    copies = {"text index": "words", **({"JSONL mirror": "mirror"} if mirrors else {})}
+    copies = {INDEX: "words", **({MIRROR: "mirror"} if mirrors else {})}
     return {name: view.head() - view.progress(copy) for name, copy in copies.items()}
 
 
-def upkeep(lags: Mapping[str, int]) -> CheckFinding:
-    """Return how many entries each copy of the log lacks."""
+def upkeep(lags: Mapping[str, int], *, keeper: bool) -> CheckFinding:
+    """Return how many entries each copy of the log lacks; `keeper`: a process updates them."""
     behind = [f"the {name} is {count:,} entries behind" for name, count in lags.items() if count > 0]
-    if behind:
-        later = "a running server updates it within seconds, else the next one that starts"
-        return CheckFinding("upkeep", "note", f"{' and '.join(behind)}; {later}")
-    return CheckFinding("upkeep", "ok", f"{' and '.join(lags)} {'are' if len(lags) > 1 else 'is'} up to date")
+    if not behind:
+        return CheckFinding("upkeep", "ok", f"{' and '.join(lags)} {'are' if len(lags) > 1 else 'is'} up to date")
+    text = f"{' and '.join(behind)}; a running server updates it within seconds, else the next one that starts"
+    if keeper and max(lags.values()) > LAGS_MUCH:
+        step = "If the number does not fall, see `ava logs --type error`, then restart Ava's servers."
+        return CheckFinding("upkeep", "warning", text, step)
+    return CheckFinding("upkeep", "ok" if keeper else "note", text)
 
 
 def budgets(found: Sequence[Budget], settings: Sequence[str]) -> CheckFinding:
