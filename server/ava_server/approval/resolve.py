@@ -167,8 +167,7 @@ def resolve_run_config(
         BadInput: An argument is invalid.
         Refused: It may not or cannot be run here; the text says what to do.
     """
-    if not context.settings.enabled:
-        raise Refused("subagents are switched off here (enabled = false in config.toml); set it to true to spawn again")
+    context.settings.refuse_off("set it to true to spawn again")
     try:
         role = context.catalog.get(args.role)
     except RolesError as error:

@@ -190,8 +190,7 @@ def resume_command(
             raise BadInput("--force: only on the server, in a terminal there")
         raise typer.Exit(run_async(_resume_there, server, subagent, as_json))
     settings = read_settings()
-    if not settings.enabled:
-        raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was resumed")
+    settings.refuse_off("nothing was resumed")
     raise typer.Exit(run_async(_resume, settings, subagent, force, as_json))
 
 

@@ -34,7 +34,7 @@ from ava_server.config import checks
 from ava_server.config.host_placeholders import BUNDLE
 from ava_server.core.data_root import DataRoot, absolute_folder, find_data_root
 from ava_server.core.documents import reason, to_do
-from ava_server.core.errors import ConfigError
+from ava_server.core.errors import ConfigError, Refused
 from ava_server.models.providers import PROVIDERS, is_local
 
 if TYPE_CHECKING:
@@ -361,6 +361,11 @@ class Settings(Configured):
     def mirrors(self) -> bool:
         """Tell whether there is a mirror: not with Postgres, where each data root would write all of it."""
         return self.mirror and not self.database_url
+
+    def refuse_off(self, then: str) -> None:
+        """Raises Refused: subagents are switched off; `then` ends the sentence."""
+        if not self.enabled:
+            raise Refused(f"subagents are switched off here (enabled = false in config.toml); {then}")
 
     @property
     def proposal_lifetime_s(self) -> int:

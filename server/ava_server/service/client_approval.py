@@ -82,8 +82,7 @@ class ClientApprovals(Operations):
             Refused: Subagents are switched off, or only the approval PIN approves and this client opens no pages.
             AnsweredLater: The client asks the person and calls again.
         """
-        if not self._runtime.settings.enabled:
-            raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was started")
+        self._runtime.settings.refuse_off("nothing was started")
         if await self._access.needs_pin():
             return await self._on_page(asked, caller)
         if caller.asking.person is None:

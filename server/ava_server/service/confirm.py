@@ -19,7 +19,7 @@ from ava_server.approval.questions import NOT_AGREED, Person, Question
 from ava_server.approval.requests import Changes, ConfirmArgs, parse
 from ava_server.approval.summary import normalize_typography
 from ava_server.budget.run_config import stored_caps
-from ava_server.core.errors import BadInput, Refused
+from ava_server.core.errors import BadInput
 from ava_server.core.ids import label, new_id, parse_id
 from ava_server.render.responses import Answer, ConfirmAnswer, OneDecision, answers_json
 from ava_server.runs.lifecycle import NotResumed, is_held, resume_line
@@ -83,8 +83,7 @@ class Confirmations(Operations):
     async def _resume(self, args: ConfirmArgs, run: RunRow, person: Person | None) -> ConfirmAnswer:
         """Resume a run if `approving` is right, and the person agrees where one can be asked."""
         _refuse_changes_of_started(args, run)
-        if not self._runtime.settings.enabled:
-            raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was resumed")
+        self._runtime.settings.refuse_off("nothing was resumed")
         only_there = ONLY_PERSON["resume"].format(ids=run.id)
         await self._access.refuse_without_pin(only_there, of=run.user_id)
         decision = OneDecision(

@@ -72,8 +72,7 @@ class PersonQuestions(Operations):
         settings, run_id = self._runtime.settings, one.run.id
         if allow is not None:
             self._runtime.closing.refuse_new()
-            if not settings.enabled:
-                raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was raised")
+            settings.refuse_off("nothing was raised")
             await self._access.refuse_without_pin(ONLY_PERSON["extend"].format(ids=run_id))
         limits = extension_limits(settings, self._session.user)
         answer = await self._store.do(decide_extension(run_id, shown, self._session.who, channel, limits, allow=allow))
