@@ -3,13 +3,18 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import portalocker
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ava_roles.memory import Memory
+from ava_server.config.changes import change_settings
 from ava_server.config.keys import Key, find_key, list_keys, remove_key, set_key, why_unused
+from ava_server.config.memory_notes import Notebook
 from ava_server.core import files
 from ava_server.core.errors import AvaError, BadInput, ConfigError
 
@@ -236,6 +241,25 @@ def test_keeps_all_keys_set_by_concurrent_processes(file: Path) -> None:
     assert [process.wait(30) for process in running] == [0] * 6
     assert [key.provider for key in list_keys(file, {})] == [f"p{number}" for number in range(6)]
     assert not list(file.parent.glob(".keys*"))
+
+
+@pytest.mark.parametrize(
+    ("lock", "command", "write"),
+    [
+        ("keys.toml.lock", "ava key", lambda root: set_key("openrouter", VALUE, root / "keys.toml")),
+        ("config.toml.lock", "ava config", lambda root: change_settings(root / "config.toml", {("enabled",): True})),
+        (".lock", "ava memory", lambda root: Notebook(Memory(root)).add("note", "text", append=False)),
+    ],
+    ids=["keys", "settings", "notes"],
+)
+def test_whoever_writes_waits_as_long_for_another_and_says_who_it_is(
+    lock: str, command: str, write: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(files, "LOCK_S", 0.2)
+    with portalocker.Lock(tmp_path / lock), pytest.raises(ConfigError, match=rf"^Another `{command}` has been writing"):
+        write(tmp_path)
+    write(tmp_path)
 
 
 @pytest.mark.parametrize(

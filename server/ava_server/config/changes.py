@@ -21,7 +21,7 @@ from ava_server.config.checks import Place, parse_setting_name, setting_name
 from ava_server.config.settings import Configured, UserSettings, merged, read_config
 from ava_server.core.documents import shared_document
 from ava_server.core.errors import BadInput, ConfigError
-from ava_server.core.files import WatchedFile, reason, replace_file
+from ava_server.core.files import WatchedFile, reason, replace_file, writing_alone
 from ava_server.core.ids import did_you_mean
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from ava_server.config.settings import Settings
     from ava_server.core.data_root import DataRoot
-
-LOCK_S = 10.0
 
 
 def known_settings(configured: Configured) -> dict[Place, Any]:
@@ -91,19 +89,15 @@ def change_settings(path: Path, changes: Mapping[Place, Any]) -> list[Any]:
     Raises BadInput: there is no such setting; ConfigError: a value or the file is invalid or unusable; nothing is
     changed.
     """
-    import portalocker
-
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = path.resolve()  # a link to it stays a link
-        with portalocker.Lock(path.with_name(path.name + ".lock"), timeout=LOCK_S):
+        with writing_alone(path.with_name(path.name + ".lock"), "ava config", path):
             there = path.exists()
             text, before = change_document(path.read_text("utf-8") if there else "", changes, path)
             mode = stat.S_IMODE(path.stat().st_mode) if there else 0o600
             replace_file(path, text.encode(), mode)
             return before
-    except portalocker.LockException:
-        raise ConfigError(f"Another `ava config` has been writing {path} for {LOCK_S:.0f} s; try again.") from None
     except UnicodeDecodeError as wrong:
         raise ConfigError(f"{path} is not valid TOML: {wrong}. Correct it there; nothing was changed.") from None
     except OSError as failed:

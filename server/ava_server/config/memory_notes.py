@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 from ava_roles.errors import ToolFailed
 from ava_roles.memory import MAX_NOTES, NAME_RULE, NOTE_BYTES, Memory, Note, Notes, is_note_name
 from ava_server.core.errors import BadInput, ConfigError
-from ava_server.core.files import make_private_folder, reason, replace_file
+from ava_server.core.files import make_private_folder, reason, replace_file, writing_alone
 
 if TYPE_CHECKING:
     from ava_audit.redaction import Redactor
 
-LOCK_TIMEOUT_S = 10.0
 _MISSING = "There is no note {}. `ava memory` lists the notes."
 
 
@@ -126,19 +125,13 @@ class Notebook:
 
     @contextmanager
     def _locked(self) -> Generator[None]:
-        import portalocker
-
         folder = self.memory.folder
         make_private_folder(folder)
         with self._for_person():
             self.memory.check()
         try:
-            with portalocker.Lock(folder / ".lock", timeout=LOCK_TIMEOUT_S), self._for_person():
+            with writing_alone(folder / ".lock", "ava memory", folder), self._for_person():
                 yield
-        except portalocker.LockException:
-            raise ConfigError(
-                f"Another `ava memory` has been writing in {folder} for {LOCK_TIMEOUT_S:.0f} s. End it and try again."
-            ) from None
         except OSError as failed:
             raise ConfigError(f"{folder} cannot be written: {reason(failed)}.") from failed
 

@@ -10,7 +10,7 @@ import stat
 import sys
 import threading
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -26,11 +26,26 @@ if TYPE_CHECKING:
     from tomlkit import TOMLDocument
 
 T = TypeVar("T")
-LOCK_TIMEOUT_S = 5.0
+LOCK_S = 10.0
+"""Seconds for which a command waits for another one that writes the same file."""
 
 
 class FileChanged(Exception):
     """Raised when a file has changed since it was read."""
+
+
+@contextlib.contextmanager
+def writing_alone(lock: Path, command: str, what: Path) -> Generator[None]:
+    """Let one process at a time write. Blocking. Raises ConfigError: another has held the lock too long; OSError."""
+    import portalocker
+
+    try:
+        with portalocker.Lock(lock, timeout=LOCK_S):
+            yield
+    except portalocker.LockException:
+        raise ConfigError(
+            f"Another `{command}` has been writing {what} for {LOCK_S:.0f} s. End it and try again."
+        ) from None
 
 
 def replace_file(path: Path, data: bytes, mode: int = 0o600, instead_of: bytes | None = None) -> None:
@@ -109,7 +124,6 @@ class PrivateFile:
 
     def change(self, check: Callable[[], object], edit: Callable[[TOMLDocument], None]) -> None:
         """Change an entry and replace the file, under a lock. `check` reads all of it first, and raises if invalid."""
-        import portalocker
         import tomlkit
 
         def edited(text: str) -> str:
@@ -123,12 +137,8 @@ class PrivateFile:
             shared.change(edited)
             return
         try:
-            with portalocker.Lock(path.with_name(path.name + ".lock"), timeout=LOCK_TIMEOUT_S):
+            with writing_alone(path.with_name(path.name + ".lock"), self.command, path):
                 replace_file(path, edited(self._text()).encode())
-        except portalocker.LockException:
-            raise ConfigError(
-                f"Another `{self.command}` has been writing {path} for {LOCK_TIMEOUT_S:.0f} s. End it and try again."
-            ) from None
         except OSError as failed:
             raise unusable(path, failed) from failed
 
