@@ -32,7 +32,6 @@ NEARLY = 0.8
 LEAST_BAR = 10
 """Columns of the narrowest bar: a narrower one could not show a tenth of a cap."""
 GAP, WHOSE_CHARS, MOST_TROUBLE = 2, 12, 3
-NOT_APPROVED = ("rejected", "expired", "superseded")
 _BLOCKS, _PLAIN = ("█", "▒", "░"), ("#", "+", "-")
 _BAD = ("fault", "warning")
 _STATES = {

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import re
 import secrets
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,7 +20,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel
 
 from ava_audit.units import now_us
-from ava_server.config.tokens import hash_of
+from ava_server.config.tokens import NAME, hash_of
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.files import PrivateFile, WatchedFile
 
@@ -244,7 +243,6 @@ COPIED = (
     "This passkey has counted fewer signatures than before, so there may be a copy of it. It was not accepted; remove"
     " it with `ava passkey remove`, and add another."
 )
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 
 
 @dataclass(frozen=True)
@@ -341,7 +339,7 @@ def new_passkey(user: str, name: str, host: str, credential: bytes, public_key: 
 def passkey_name(given: str) -> str:
     """Raises BadInput: it is invalid."""
     name = given.strip()
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise BadInput(
             "A passkey's name has letters, digits, `_`, `.` and `-`, a letter first, and at most 64 characters, such"
             " as laptop or blue-key."
@@ -367,6 +365,6 @@ def _passkey(name: str, stored: object) -> Passkey:
     credential, public_key = (base64.b64decode(text, validate=True) for text in (entry.credential, entry.public_key))
     fields = entry.model_dump(exclude={"credential", "public_key"})
     found = Passkey(credential=credential, public_key=public_key, **fields)
-    if found.id != name or not credential or not _NAME.fullmatch(found.name):
+    if found.id != name or not credential or not NAME.fullmatch(found.name):
         raise ValueError
     return found

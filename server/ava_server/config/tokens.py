@@ -35,7 +35,7 @@ OF_THIS_MACHINE = "local-"
 LOCK_S = 5.0
 """Seconds for which a command waits for another one that makes the token of this machine's hosts."""
 _BYTES = 32
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,63}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LIFE = re.compile(r"([1-9][0-9]{0,4})(m|h|d)")
@@ -202,7 +202,7 @@ def revoke_token(path: Path, name: str) -> Token | None:
 def token_name(given: str) -> str:
     """Raises BadInput: it is invalid, or may be a token itself; it is not shown."""
     name = given.strip()
-    if not _NAME.fullmatch(name) or name.startswith(BEGINS) or may_be_secret(name):
+    if not NAME.fullmatch(name) or name.startswith(BEGINS) or may_be_secret(name):
         raise BadInput(
             "A token's name has letters, digits, `_`, `.` and `-`, a letter first, at most 64 characters and no more"
             " than 6 digits, such as laptop. Ava makes the token itself."
@@ -252,7 +252,7 @@ def _token(name: str, stored: object) -> Token:
     from ava_server.config.entries import TokenEntry
 
     entry = TokenEntry.model_validate(stored)  # a ValidationError is a ValueError
-    if not (_NAME.fullmatch(name) and _USER.fullmatch(entry.user) and _SHA256.fullmatch(entry.sha256)):
+    if not (NAME.fullmatch(name) and _USER.fullmatch(entry.user) and _SHA256.fullmatch(entry.sha256)):
         raise ValueError
     if not set(entry.scopes) <= set(SCOPES):
         raise ValueError

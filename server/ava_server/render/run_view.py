@@ -21,6 +21,7 @@ from ava_audit.rows import (
     QUEUED,
     RUNNING,
     WAITING,
+    ProposalRow,
     RunRow,
 )
 from ava_audit.store.backend import Activities
@@ -337,6 +338,11 @@ def shown_state(run: RunRow, alive: Callable[[str], bool]) -> str:
     return run.state
 
 
+def state_now(run: RunRow, waiting: ProposalRow | None, alive: Callable[[str], bool], now_us: int) -> str:
+    expired = waiting is not None and waiting.expires_us <= now_us
+    return EXPIRED if expired else awaited(run, now_us) or shown_state(run, alive)
+
+
 def elapsed_s(run: RunRow, now_us: int) -> float:
     """Return a run's active time, up to now if it is running."""
     if run.state == RUNNING and run.claimed_us is not None:
@@ -361,13 +367,10 @@ def view_run(
     knows more than the log. With `result` the result of an ended run is read too, with `task` the beginning of its
     task.
     """
-    state = shown_state(run, processes.alive)
+    proposal = view.proposal(run.pending_id) if run.state == WAITING else None
+    state = state_now(run, proposal, processes.alive, now_us)
     # Nobody works on an interrupted run: its clock stands still since its owner's last entry.
     at_us = run.last_us or now_us if state == INTERRUPTED else now_us
-    proposal = view.proposal(run.pending_id) if run.state == WAITING else None
-    if proposal is not None and proposal.expires_us <= now_us:
-        state = EXPIRED
-    state = awaited(run, now_us) or state
     handed_in, erased = _result(view, run) if result else (None, False)
     texts = texts_of(view, run) if task else None
     caps, free = _caps(view, run, at_us)

@@ -23,8 +23,7 @@ from ava_server.budget.run_config import Texts, config_of
 from ava_server.core.errors import Refused
 from ava_server.core.ids import label
 from ava_server.render.responses import RunAnswer
-from ava_server.render.run_view import Processes, ProcessesNow, RunView, run_answer, shown_state, view_run
-from ava_server.runs.lifecycle import awaited
+from ava_server.render.run_view import Processes, ProcessesNow, RunView, run_answer, state_now, view_run
 from ava_server.service.current import Budget, current_rows
 
 if TYPE_CHECKING:
@@ -103,8 +102,7 @@ def current_runs(
 
     def state(row: RunRow) -> str:
         proposal = view.proposal(row.pending_id) if row.state == WAITING else None
-        expired = proposal is not None and proposal.expires_us <= at_us
-        return EXPIRED if expired else awaited(row, at_us) or shown_state(row, processes.alive)
+        return state_now(row, proposal, processes.alive, at_us)
 
     going_on, ended = current_rows(view, user, at_us) if rows is None else rows
     unended = [(state(row), row) for row in going_on]
