@@ -201,24 +201,21 @@ def revoke_token(path: Path, name: str) -> Token | None:
 
 def token_name(given: str) -> str:
     """Raises BadInput: it is invalid, or may be a token itself; it is not shown."""
-    name = given.strip()
-    if not NAME.fullmatch(name) or name.startswith(BEGINS) or may_be_secret(name):
-        raise BadInput(
-            "A token's name has letters, digits, `_`, `.` and `-`, a letter first, at most 64 characters and no more"
-            " than 6 digits, such as laptop. Ava makes the token itself."
-        )
-    return name
+    rule = "letters, digits, `_`, `.` and `-`, a letter first, at most 64 characters and no more than 6 digits"
+    return _checked(given, NAME, f"A token's name has {rule}, such as laptop. Ava makes the token itself.")
 
 
 def user_name(given: str) -> str:
     """Raises BadInput: it is invalid."""
-    user = given.strip()
-    if not _USER.fullmatch(user) or user.startswith(BEGINS) or may_be_secret(user):
-        raise BadInput(
-            "A user's name has letters, digits, `_`, `.`, `@`, `+` and `-`, at most 64 characters and no more than 6"
-            " digits, such as ana or ana@example.org."
-        )
-    return user
+    rule = "letters, digits, `_`, `.`, `@`, `+` and `-`, at most 64 characters and no more than 6 digits"
+    return _checked(given, _USER, f"A user's name has {rule}, such as ana or ana@example.org.")
+
+
+def _checked(given: str, form: re.Pattern[str], otherwise: str) -> str:
+    name = given.strip()
+    if not form.fullmatch(name) or name.startswith(BEGINS) or may_be_secret(name):
+        raise BadInput(otherwise)
+    return name
 
 
 def scopes_in(given: Sequence[str]) -> tuple[Scope, ...]:

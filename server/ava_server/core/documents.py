@@ -287,12 +287,15 @@ def to_do(failed: OSError, otherwise: str) -> str:
 def _check(path: Path, status: os.stat_result, holds: str, remedy: str) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise ConfigError(f"{path} is not a regular file. {remedy}")
+    fix = f"chmod 600 {shlex.quote(str(path))} (and get new {holds} if others use this machine)"
+    refuse_shared(path, status, remedy, f"Others may read {path}. Correct it with: {fix}.")
+
+
+def refuse_shared(path: Path, status: os.stat_result, remedy: str, is_open: str) -> None:
+    """Raises ConfigError: it belongs to another user, or others may use it (`is_open`)."""
     if sys.platform == "win32":  # modes and owner numbers mean nothing there
         return
     if status.st_uid != 0 and not is_own(status):
         raise ConfigError(f"{path} belongs to another user. {remedy}")
     if status.st_mode & 0o077:
-        raise ConfigError(
-            f"Others may read {path}. Correct it with: chmod 600 {shlex.quote(str(path))} (and get new {holds} if"
-            " others use this machine)."
-        )
+        raise ConfigError(is_open)

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import stat
-import sys
 import threading
 import tomllib
 from collections.abc import Callable, Generator, Mapping
@@ -17,7 +16,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ava_server.core.documents import SharedDocument, read_private, shared_document, unusable
+from ava_server.core.documents import SharedDocument, read_private, refuse_shared, shared_document, unusable
 from ava_server.core.documents import is_own as is_own
 from ava_server.core.documents import reason as reason
 from ava_server.core.errors import AvaError, ConfigError
@@ -174,14 +173,8 @@ class PrivateFile:
             raise unusable(folder, failed) from failed
         if not stat.S_ISDIR(status.st_mode):
             raise ConfigError(f"{folder} is not a folder, or is a link to one. {again}")
-        if sys.platform == "win32":  # modes and owner numbers mean nothing there
-            return
-        if status.st_uid != 0 and not is_own(status):
-            raise ConfigError(f"{folder} belongs to another user. {again}")
-        if status.st_mode & 0o077:
-            raise ConfigError(
-                f"The folder {folder} is open to others. Correct it with: chmod 700 {shlex.quote(str(folder))}"
-            )
+        fix = f"chmod 700 {shlex.quote(str(folder))}"
+        refuse_shared(folder, status, again, f"The folder {folder} is open to others. Correct it with: {fix}")
 
     def _text(self) -> str:
         shared = self._shared

@@ -243,7 +243,6 @@ def confinement(found: Sandbox | Unavailable, details: str = "") -> CheckFinding
 
 
 def lags_of(view: View, *, mirrors: bool) -> dict[str, int]:
-    """Return how many entries each copy of the log lacks."""
     copies = {INDEX: "words", **({MIRROR: "mirror"} if mirrors else {})}
     return {name: view.head() - view.progress(copy) for name, copy in copies.items()}
 
