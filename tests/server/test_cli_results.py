@@ -11,17 +11,19 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.runtime import hand_over, open_lab
 
 from ava_server.cli.markdown import drawn
 from ava_server.cli.results import check_folder, drawn_result, result_text, save_artifacts
 from ava_server.cli.run import spawn_requests
 from ava_server.cli.terminal import cells
-from ava_server.core.errors import BadInput
+from ava_server.core.errors import BadInput, Refused
 from ava_server.render.host_text import run_text
 from ava_server.render.responses import RunAnswer, Untrusted
 from ava_server.runs.result import FOUND as SEARCHED
 from ava_server.runs.result import LOOKED_AT
-from ava_server.service.records import DeliveredFiles
+from ava_server.service.fetch import fetch_branch
+from ava_server.service.records import DeliveredFiles, run_record, shown_changes
 
 STYLES = re.compile(r"\x1b\[[\d;]*m")
 PIECES = st.sampled_from(
@@ -305,3 +307,16 @@ def refused() -> Iterator[tuple[str, tuple[Any, ...], bool, dict[str, Any]]]:
 def test_rejects_ambiguous_arguments(says: str, given: tuple[Any, ...], parallel: bool, common: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match=re.escape(says)):
         spawn_requests(*given, parallel=parallel, common=common)
+
+
+async def test_a_diff_and_a_fetch_say_in_the_same_words_why_there_is_no_branch(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over()]) as lab:
+        await lab.outcome()
+        (row,) = await lab.store.read(lambda view: view.runs())
+        found = await lab.store.read(lambda view: run_record(view, row.id, lab.runtime.instances))
+        with pytest.raises(Refused) as compared:
+            shown_changes(row, found.answer)
+        with pytest.raises(Refused) as fetched:
+            await fetch_branch(lab.store, lab.runtime.run_setup.travel, row)
+    assert str(compared.value) == str(fetched.value)
+    assert str(fetched.value).endswith(f" changes no files, so it has no branch; `ava show {row.id}` has its result")

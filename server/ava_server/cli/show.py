@@ -58,14 +58,14 @@ async def show_command(
     if cost and diff:
         raise BadInput("--cost and --diff are two screens; give one of them")
     server = chosen_server(context, url, token_file)
-    from ava_server.service.records import changes_in
+    from ava_server.service.records import shown_changes
 
     async with open_records(server, find_data_root) as records:
         found = await records.find_one(subagent)
         record = await records.record(found.id, shown=not (cost or diff))
         run, answer, texts, place = record.row, record.answer, record.texts, records.place
         if diff:
-            changes = changes_in(run, answer)
+            changes = shown_changes(run, answer)
             text = await records.diff(run)
             if as_json:
                 return say_json({**place_json(place), "subagent_id": run.id, "changes": changes, "diff": text})

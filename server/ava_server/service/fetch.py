@@ -6,26 +6,26 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import anyio.to_thread
 
 from ava_audit.errors import AuditError
-from ava_audit.events import SubagentComplete
 from ava_audit.rows import RunRow
 from ava_audit.store.store import Store
-from ava_audit.view import View
 from ava_roles.errors import RolesError
 from ava_roles.sandbox.git import only
 from ava_roles.sandbox.temporary import temporary_folder
 from ava_roles.worktree.publish import TravelledBranch, bring_branch, has_commit
+from ava_server.approval.requests import stored_result
 from ava_server.budget.run_config import Coding, StoredFile, config_of
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import AvaError, Refused
 from ava_server.core.ids import label
 from ava_server.render.responses import RunAnswer
 from ava_server.runs.travel import Travel, blob_of
+from ava_server.service.records import changes_in
 
 log = logging.getLogger("ava.fetch")
 FETCH_S, BY_ITSELF_S = 300.0, 20.0
@@ -50,15 +50,8 @@ async def fetch_branch(store: Store, travel: Travel, run: RunRow, into: Path | N
     Raises:
         Refused: There is none to bring, or it cannot be brought; says what to do.
     """
-    coding, changes = config_of(run.config).coding, await store.read(lambda view: _changes_of(view, run))
-    if coding is None:
-        raise Refused(f"{label(run)} changes no files, so it has no branch")
-    if not run.ended:
-        raise Refused(f"{label(run)} has not ended; its branch is made at its end")
-    if changes is None:
-        raise Refused(f"{label(run)} never ran, or its content was erased; look for the branch ava/{run.id}")
-    if changes["branch"] is None:
-        raise Refused(f"{label(run)} has no branch: {changes['not_kept'] or 'it changed nothing'}")
+    result = await store.read(lambda view: stored_result(view, run))
+    coding, changes = changes_in(run, run.state, result and result.get("changes"), erased=result is None)
     if "pack" not in changes:
         raise Refused(f"{label(run)} worked in {coding.repository}: its branch {changes['branch']} is there already")
     if into is None and travel.is_elsewhere(config_of(run.config)):
@@ -73,13 +66,6 @@ async def fetch_branch(store: Store, travel: Travel, run: RunRow, into: Path | N
         raise Refused(f"the branch of {label(run)} was not brought within {FETCH_S:.0f} s; try again") from None
     except (RolesError, AuditError, OSError) as error:
         raise Refused(f"the branch of {label(run)} cannot be brought: {error}") from error
-
-
-def _changes_of(view: View, run: RunRow) -> dict[str, Any] | None:
-    entry = view.entry(run.result_seq) if run.result_seq is not None else None
-    if entry is None or not isinstance(entry.fact, SubagentComplete):
-        return None
-    return cast("dict[str, Any] | None", entry.fact.result.get("changes"))
 
 
 def _bring(travel: Travel, run: RunRow, coding: Coding, changes: dict[str, Any], into: Path | None) -> FetchedBranch:

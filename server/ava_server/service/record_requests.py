@@ -181,10 +181,10 @@ class RecordsHandler:
 
     async def diff(self, run_id: str) -> "RunDiff":
         from ava_server.core.data_root import home_folder
-        from ava_server.service.records import RunDiff, changes_in, diff_of
+        from ava_server.service.records import RunDiff, diff_of, shown_changes
 
         found = await self.record(run_id)
-        changes = changes_in(found.row, found.answer)
+        changes = shown_changes(found.row, found.answer)
         known = await anyio.to_thread.run_sync(self._redactor)
         text = await anyio.to_thread.run_sync(diff_of, changes, home_folder(), known, abandon_on_cancel=True)
         return RunDiff(text)

@@ -19,7 +19,7 @@ from ava_audit.view import View
 from ava_roles.errors import RolesError
 from ava_roles.wrap import clean, show_controls
 from ava_server.approval.proposals import texts_of
-from ava_server.budget.run_config import Texts, config_of
+from ava_server.budget.run_config import Coding, Texts, config_of
 from ava_server.core.errors import Refused
 from ava_server.core.ids import label
 from ava_server.render.responses import RunAnswer
@@ -125,21 +125,28 @@ def run_record(view: View, run_id: str, processes: Processes) -> RunRecord:
 # -- what a coder changed ---------------------------------------------------------------------------------------------
 
 
-def changes_in(run: RunRow, answer: RunAnswer) -> Mapping[str, Any]:
-    """Return what the result of a run tells of its branch. Raises Refused: there is none; says why."""
-    who = label(run)
-    if config_of(run.config).coding is None:
-        raise Refused(f"{who} changes no files, so there is nothing to compare; `ava show {run.id}` has its result")
+def changes_in(
+    run: RunRow, state: str, changes: dict[str, Any] | None, *, erased: bool
+) -> tuple[Coding, dict[str, Any]]:
+    """Return how a run changed files, and what its result tells of its branch. Raises Refused: there is none."""
+    who, coding = label(run), config_of(run.config).coding
+    if coding is None:
+        raise Refused(f"{who} changes no files, so it has no branch; `ava show {run.id}` has its result")
     if not run.ended:
-        raise Refused(f"{who} has not ended ({answer.state}); its branch is made at its end")
+        raise Refused(f"{who} has not ended ({state}); its branch is made at its end")
     if run.result_seq is None:
-        raise Refused(f"{who} never ran ({answer.state}), so it has changed nothing")
-    if answer.changes is None:
-        why = "its content was erased" if answer.untrusted_result is None else "its result names no branch"
+        raise Refused(f"{who} never ran ({state}), so it has changed nothing")
+    if changes is None:
+        why = "its content was erased" if erased else "its result names no branch"
         raise Refused(f"the changes of {who} are no longer known: {why}; look for the branch ava/{run.id}")
-    if answer.changes["branch"] is None:
-        raise Refused(f"{who} has no branch: {answer.changes['not_kept'] or 'it changed nothing'}")
-    return {**answer.changes, "git_folder": config_of(run.config).git_folder}
+    if changes["branch"] is None:
+        raise Refused(f"{who} has no branch: {changes['not_kept'] or 'it changed nothing'}")
+    return coding, changes
+
+
+def shown_changes(run: RunRow, answer: RunAnswer) -> Mapping[str, Any]:
+    _coding, changes = changes_in(run, answer.state, answer.changes, erased=answer.untrusted_result is None)
+    return {**changes, "git_folder": config_of(run.config).git_folder}
 
 
 def diff_of(changes: Mapping[str, Any], home: Path, known: Redactor) -> str:

@@ -32,7 +32,7 @@ from ava_server.render.result import cost_notes, result_of
 from ava_server.render.run_view import RunView, run_answer, view_run
 from ava_server.runs.costs import Costs, costs_of
 from ava_server.runs.extension import WaitingExtension, waiting_extension
-from ava_server.service.records import DeliveredFiles, changes_in, diff_of, run_record
+from ava_server.service.records import DeliveredFiles, diff_of, run_record, shown_changes
 from ava_server.web.context import NotFound, PagePart, found_or_404, go_to, page, reader_of
 from ava_server.web.deciding import DONE
 from ava_server.web.site import HEADERS, Visitor
@@ -237,7 +237,7 @@ class RunPage(PagePart):
     async def diff(self, request: Request) -> Response:
         run = await self._context.named_run(request)
         record, known = await self._record(run), self._context.runtime.credentials.redactor
-        changes = changes_in(record.row, record.answer)
+        changes = shown_changes(record.row, record.answer)
         try:
             with anyio.fail_after(DIFF_WITHIN_S):
                 text = await anyio.to_thread.run_sync(diff_of, changes, home_folder(), known, abandon_on_cancel=True)
