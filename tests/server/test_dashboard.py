@@ -42,7 +42,7 @@ from ava_server.dashboard.live import KEYS, LivePage
 from ava_server.render.run_view import Cap, RunView, figures, short_number
 from ava_server.runs import activities
 from ava_server.runs.lifecycle import HELD_UNTIL_US, NotResumed
-from ava_server.service.checks.data import upkeep
+from ava_server.service.checks.data import log_size, upkeep
 from ava_server.service.current import Budget
 
 ONE_AT_ONCE = "[limits]\nrunning_per_user = 1\n" + PRICED
@@ -309,6 +309,10 @@ async def test_a_lag_is_a_warning_if_running_maintenance_does_not_reduce_it(tmp_
         assert bool(judged.what_to_do) == (state == "warning")
         text = f"the text index is {lag:,} entries behind; " if lag else "text index and JSONL mirror are up to date"
         assert one.text.startswith(text)
+    shown = named(health(replace(overview, log=replace(overview.log, partial=True)), settings, None), "log")
+    size = overview.log.database_bytes + overview.log.wal_bytes
+    judged = log_size(overview.log.entries, size, partial=True)
+    assert (shown.state, shown.text) == (judged.state, judged.text)
     log = replace(overview.log, lags={"text index": 0})
     one = named(health(replace(overview, log=log), settings, None), "upkeep")
     assert one.text == "text index is up to date"

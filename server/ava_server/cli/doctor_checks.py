@@ -87,11 +87,8 @@ def _check_log(setup: Setup, path: Path, snapshot: LogSnapshot) -> Iterator[Chec
         for fault in faults:
             yield CheckFinding("log", "fault", fault.text, _BROKEN)
         return
-    head = snapshot.view.head()
-    text = f"{head:,} entries, {size / 1e6:.1f} MB, schema {snapshot.schema}"
-    if snapshot.partial:
-        text += "; a process died while writing, and the last entries are shown after the next start"
-    yield CheckFinding("log", "note" if snapshot.partial else "ok", text)
+    more = f", schema {snapshot.schema}"
+    yield data.log_size(snapshot.view.head(), size, partial=snapshot.partial, more=more)
     lags = data.lags_of(snapshot.view, mirrors=setup.settings is None or setup.settings.mirrors)
     yield data.upkeep(lags, keeper=data.seems_held(path.with_name("keeper.lock")))
 

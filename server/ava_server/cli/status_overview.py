@@ -299,13 +299,11 @@ def _log(log: LogFacts | None, trouble: str, *, keeper: bool) -> list[Health]:
         return [Health("log", "fault", trouble, "log unreadable")]
     if log is None:
         return [Health("log", "note", "none yet; the first start makes it", "no log yet")]
-    large = format_bytes(log.database_bytes + log.wal_bytes)
-    text = f"{log.entries:,} entries, {large}"
-    if log.partial:
-        text += "; a process died while writing, and the next start recovers its last entries"
+    size = log.database_bytes + log.wal_bytes
+    whole = data.log_size(log.entries, size, partial=log.partial)
     copies, worst = data.upkeep(log.lags, keeper=keeper), max(log.lags.values())
     behind = f"{worst:,} entries behind" if worst > 0 else "up to date"
-    logged = Health("log", "note" if log.partial else "ok", text, large)
+    logged = Health("log", whole.state, whole.text, format_bytes(size))
     return [logged, Health("upkeep", copies.state, copies.text, behind)]
 
 

@@ -242,6 +242,12 @@ def confinement(found: Sandbox | Unavailable, details: str = "") -> CheckFinding
     return CheckFinding(name, "ok", f"commands run in bubblewrap{has}")
 
 
+def log_size(entries: int, size: int, *, partial: bool, more: str = "") -> CheckFinding:
+    text = f"{entries:,} entries, {format_bytes(size)}{more}"
+    recovers = "; a process died while writing, and the next start recovers its last entries"
+    return CheckFinding("log", "note", text + recovers) if partial else CheckFinding("log", "ok", text)
+
+
 def lags_of(view: View, *, mirrors: bool) -> dict[str, int]:
     copies = {INDEX: "words", **({MIRROR: "mirror"} if mirrors else {})}
     return {name: view.head() - view.progress(copy) for name, copy in copies.items()}
