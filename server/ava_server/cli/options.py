@@ -232,6 +232,7 @@ GroupMaxCost = Annotated[
 GroupTimeout = Annotated[
     str | None, typer.Option(metavar="TIME", help="For two or more: the longest they take together.")
 ]
+Everybody = Annotated[bool, typer.Option("--all", help="The runs of all users, not only yours.")]
 Json = Annotated[bool, typer.Option("--json", help="As one JSON object.")]
 Until = Annotated[str | None, typer.Option(metavar="TIME", help="Only before this time.")]
 Utc = Annotated[bool, typer.Option("--utc", help="Times in UTC.")]

@@ -20,7 +20,7 @@ import typer
 from ava_audit.units import DAY_US, US_PER_S, cents, day_of, format_duration, format_ts, format_usd, iso_utc, now_us
 from ava_server.cli import terminal
 from ava_server.cli.log_access import ClosedLog, NoLog, run_at_once
-from ava_server.cli.options import Json, TokenFile, Until, Url, groups
+from ava_server.cli.options import Everybody, Json, TokenFile, Until, Url, groups
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.terminal import counted, heading, one_line, place_json, say, say_json, write
 from ava_server.core.data_root import find_data_root, os_user
@@ -49,7 +49,7 @@ def report_command(
         str | None, typer.Option(metavar="TIME", help=f"From the day of this time on; {DAYS} days by default.")
     ] = None,
     until: Until = None,
-    everybody: Annotated[bool, typer.Option("--all", help="The runs of all users, not only yours.")] = False,
+    everybody: Everybody = False,
     group: Annotated[
         str | None, typer.Option(metavar="G-ID", help="The runs of a group: members, cap, time.", autocompletion=groups)
     ] = None,
@@ -331,7 +331,7 @@ def report_approvals_command(
     since: Since = None,
     until: Until = None,
     user: Annotated[str | None, typer.Option(metavar="USER", help="The runs of this user; default: yours.")] = None,
-    everybody: Annotated[bool, typer.Option("--all", help="The runs of all users, not only yours.")] = False,
+    everybody: Everybody = False,
     as_json: Json = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="As a CSV file, for a spreadsheet.")] = False,
     url: Url = None,
@@ -416,7 +416,7 @@ def report_estimates_command(
     context: typer.Context,
     since: Since = None,
     until: Until = None,
-    everybody: Annotated[bool, typer.Option("--all", help="The runs of all users, not only yours.")] = False,
+    everybody: Everybody = False,
     as_json: Json = False,
     url: Url = None,
     token_file: TokenFile = None,

@@ -14,7 +14,7 @@ import typer
 
 from ava_extras import load
 from ava_server.cli.log_access import read_settings
-from ava_server.cli.options import TokenFile, Url
+from ava_server.cli.options import Everybody, Json, TokenFile, Url
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.terminal import columns, heading, named_root, place_json, say_json, write
 from ava_server.core.data_root import find_data_root, has_log
@@ -35,8 +35,8 @@ SHOWN_WITHIN_S, JSON_WITHIN_S = 0.5, 5.0
 def status_command(
     context: typer.Context,
     once: Annotated[bool, typer.Option("--once", help="Show it once; as it also is without a terminal.")] = False,
-    everybody: Annotated[bool, typer.Option("--all", help="The runs of all users, not only yours.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+    everybody: Everybody = False,
+    as_json: Json = False,
     url: Url = None,
     token_file: TokenFile = None,
 ) -> None:

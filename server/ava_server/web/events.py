@@ -22,7 +22,7 @@ from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import AGENT, parse_id, parse_number, read_span
-from ava_server.render.entries import BOOKKEEPING, EVENT_NAMES, is_trouble, names_of, what_happened
+from ava_server.render.entries import BOOKKEEPING, EVENT_NAMES, compact, is_trouble, names_of, what_happened
 from ava_server.web.context import NotFound, PagePart, page, reader_of
 from ava_server.web.site import Visitor
 
@@ -225,7 +225,7 @@ def _row(entry: Entry, names: Mapping[str, str]) -> EventRow:
         entry,
         trouble,
         EVENT_NAMES.get(entry.type, entry.type),
-        text if len(text) <= TEXT_CHARS else text[: TEXT_CHARS - 1] + "…",
+        compact(text, TEXT_CHARS),
         names.get(run, run),
     )
 

@@ -20,7 +20,7 @@ from ava_audit.view import View
 from ava_roles.wrap import clean
 from ava_server.core.ids import AGENT, parse_number, state_words
 from ava_server.render.approvals import CHANNELS
-from ava_server.render.entries import EVENT_NAMES, arguments_text, entry_words, unmarked
+from ava_server.render.entries import EVENT_NAMES, arguments_text, compact, entry_words, unmarked
 from ava_server.runs.changes import describe_command
 from ava_server.runs.extension import cap_amount, cap_name
 
@@ -207,8 +207,7 @@ def _line(entry: Entry) -> str:
             f": {usage.input_tokens:,} in, {usage.cache_read_tokens:,} from the cache, "
             f"{usage.cache_write_tokens:,} to the cache, {usage.output_tokens:,} out"
         )
-    line = f"{text}{who}{tokens}"
-    return line if len(line) <= _LINE_CHARS else f"{line[: _LINE_CHARS - 1]}…"
+    return compact(f"{text}{who}{tokens}", _LINE_CHARS)
 
 
 def _cut(items: Iterable[Item]) -> None:
