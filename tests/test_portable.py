@@ -25,7 +25,8 @@ NAMES = {
     },
     "signal": {
         "SIGALRM", "SIGHUP", "SIGKILL", "SIGCHLD", "SIGUSR1", "SIGUSR2", "SIGPIPE", "SIGQUIT", "SIGSTOP", "SIGCONT",
-        "SIGWINCH", "SIGTSTP", "SIGBREAK", "alarm", "setitimer", "pause", "sigwait", "pthread_kill", "pthread_sigmask",
+        "SIGWINCH", "SIGTSTP", "SIGBREAK", "SIGURG",
+        "alarm", "setitimer", "pause", "sigwait", "pthread_kill", "pthread_sigmask",
     },
     "socket": {"AF_UNIX", "SO_PEERCRED", "SCM_RIGHTS"},
 }  # fmt: skip
@@ -119,6 +120,10 @@ BEHIND: dict[tuple[str, str], str] = {
         "start_new_session",
     ): "Windows passes it over; creationflags do it there",
     ("server/ava_server/core/threads.py", "open_signal_receiver"): "on Windows a handler of the interpreter's does it",
+    **dict.fromkeys(
+        (("server/ava_server/core/threads.py", name) for name in ("add_signal_handler", "signal.SIGURG")),
+        "on Windows the event loop wakes at signals by itself",
+    ),
     (f"{CONFINE}workspace.py", "pwd"): "Windows has no such database, and none of these folders",
     ("server/ava_server/core/shortage.py", "resource"): "on Windows a process has no such limit",
     **dict.fromkeys(
