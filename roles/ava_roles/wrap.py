@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
 
@@ -191,6 +191,11 @@ def one_line(text: str | None, most: int | None = None) -> str:
     """Return a text on one line without invisible characters, where it is longer than `most` cut with `…`."""
     line = " ".join(clean(text or "")[0].split())
     return line if most is None or len(line) <= most else line[: most - 1] + "…"
+
+
+def list_names(names: Sequence[str], most: int = 8) -> str:
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def wrap_tool_output(text: str, *, tool: str, nonce: str, source: str | None = None, removed: int = 0) -> str:

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 import anyio
 
 from ava_roles.errors import ToolFailed
-from ava_roles.wrap import unescape_html
+from ava_roles.wrap import list_names, unescape_html
 
 _LONGEST_S = 31 * 86_400
 
@@ -353,8 +353,7 @@ class Searxng(Engine):
             for each in (cast("list[object]", given) if isinstance(given, list) else [])
             if isinstance(each, list) and each
         ]
-        more = f" and {len(silent) - _SHOWN_FAULTS} more" if len(silent) > _SHOWN_FAULTS else ""
-        return f"engines that did not answer: {', '.join(silent[:_SHOWN_FAULTS])}{more}" if silent else ""
+        return f"engines that did not answer: {list_names(silent, _SHOWN_FAULTS)}" if silent else ""
 
     def fault(self, reply: SearchReply, code: str) -> str | None:
         """Without keys, a 403 is about the format."""

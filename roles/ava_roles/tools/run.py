@@ -18,6 +18,7 @@ from ava_roles.memory import Memory, Note, best_notes
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.threads import run_sync
 from ava_roles.tool import ToolArgs, ToolContext, ToolOutput, ToolSpec, need_artifacts, need_memory
+from ava_roles.wrap import list_names
 
 NOTE_CHARS = 4_000
 
@@ -227,10 +228,8 @@ def _recall(memory: Memory, args: RecallArgs, hide: Callable[[str], str]) -> Too
 def _find_note(memory: Memory, name: str) -> Note:
     note = memory.note(name.strip().removesuffix(".md"))
     if note is None:
-        names = [each.name for each in memory.read().notes]
-        rest = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-        known = ", ".join(names[:_MAX_NAMES]) or "none"
-        raise ToolFailed(f"there is no note {shown(name)[:80]!r}; there are: {known}{rest}")
+        known = list_names([each.name for each in memory.read().notes], _MAX_NAMES) or "none"
+        raise ToolFailed(f"there is no note {shown(name)[:80]!r}; there are: {known}")
     return note
 
 

@@ -16,6 +16,7 @@ from ava_roles.errors import AccessRefused, BadNamespace, ToolFailed
 from ava_roles.sandbox.path_access import remove_tree
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.sandbox.sandbox import Ended
+from ava_roles.wrap import list_names
 
 BYTES_MAX = 2_000_000
 """The largest file that can be edited or written."""
@@ -130,8 +131,7 @@ class Edits:
     def _describe_namespace(self) -> str:
         if any(not _split(each) for each in self._namespace):
             return "the whole worktree"
-        more = len(self._namespace) - _MAX_NAMED
-        return ", ".join(map(shown, self._namespace[:_MAX_NAMED])) + (f" and {more} more" if more > 0 else "")
+        return list_names([*map(shown, self._namespace)], _MAX_NAMED)
 
 
 def belongs_to_git(name: str) -> bool:

@@ -11,7 +11,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -40,8 +40,8 @@ from ava_roles.worktree.state import (
     remove_names,
     remove_unwanted,
 )
+from ava_roles.wrap import list_names
 
-_MAX_SHOWN = 8
 _CLOCK_TOLERANCE_S = 0.05
 """File times lag behind the clock by this much at most."""
 _RULE_FILES = (".gitignore", ".gitattributes")
@@ -152,10 +152,10 @@ class Trees:
         undone += [f"{shown(name)} (removed)" for name in (*rules, *others) if cache_of(name) is None]
         parts: list[str] = []
         if undone:
-            where = ", ".join(map(shown, self.spec.namespace[:_MAX_SHOWN]))
-            parts.append(f"only {where} may be changed, and this was undone: {_some(undone)}")
+            where = list_names([*map(shown, self.spec.namespace)])
+            parts.append(f"only {where} may be changed, and this was undone: {list_names(undone)}")
         if removed:
-            parts.append(f"removed, because it cannot be in a worktree: {_some([shown(name) for name in removed])}")
+            parts.append(f"removed, because it cannot be in a worktree: {list_names([*map(shown, removed)])}")
         return "; ".join(parts)
 
     def free_space(self) -> None:
@@ -248,7 +248,7 @@ class Trees:
             keep = set(self.folder.record().beside)
             remove_names(tree, (name for name in self._untracked(git) if name not in keep), trash)
             if wrong := self._changed(git):
-                raise WorktreeFailed(f"the check tree cannot be written: {_some(list(map(shown, wrong)))}")
+                raise WorktreeFailed(f"the check tree cannot be written: {list_names([*map(shown, wrong)])}")
 
     def reset_check(self, candidate: str) -> None:
         """Empty the check tree and its home of other candidates; the record comes last, so a crash leads here again."""
@@ -275,11 +275,6 @@ class Trees:
 
 def _lines(names: Iterable[str]) -> bytes:
     return b"".join(os.fsencode(name) + b"\0" for name in names)
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
-    return f"{', '.join(names[:_MAX_SHOWN])}{more}"
 
 
 class WorktreeSandboxes:

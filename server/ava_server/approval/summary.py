@@ -12,6 +12,7 @@ from ava_audit.units import US_PER_S, format_duration, format_usd, minutes
 from ava_roles import BUILT_IN_SOURCE
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.tool import ToolSpec
+from ava_roles.wrap import list_names
 from ava_server.budget.run_config import PLAN_TURNS, Coding, EarlierRun, ForeignUse, RunConfig, Texts, caps_text
 from ava_server.core.ids import IN_PROCESS
 
@@ -225,9 +226,7 @@ def _paths(namespace: Sequence[str]) -> str:
     """Return the paths that may be changed, in quotes unless they are plain."""
     if tuple(namespace) == (".",):
         return "everything"
-    named = [path if _PLAIN.fullmatch(path) else quoted(path, PATH_CHARS) for path in namespace[:PATHS]]
-    more = len(namespace) - len(named)
-    return ", ".join(named) + (f" and {more} more" if more else "")
+    return list_names([path if _PLAIN.fullmatch(path) else quoted(path, PATH_CHARS) for path in namespace], PATHS)
 
 
 def group_line(count: int, cap_micros: int | None, timeout_s: float | None) -> str:
@@ -564,8 +563,7 @@ def _server_line(name: str, use: ForeignUse, config: RunConfig) -> str:
     for full, tool in use.tools.items():
         if full in config.tools:
             (changes if tool.changes else reads).append(full.removeprefix(f"mcp__{name}__"))
-    more = f" and {len(reads) - READS_SHOWN} more" if len(reads) > READS_SHOWN else ""
-    has = [f"it says that these only read: {', '.join(reads[:READS_SHOWN])}{more}"] if reads else []
+    has = [f"it says that these only read: {list_names(reads, READS_SHOWN)}"] if reads else []
     has += [f"can change things: {', '.join(changes)}"] if changes else []
     if not has:
         return f"MCP server {name}: none of its tools is left."

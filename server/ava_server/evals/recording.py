@@ -35,6 +35,7 @@ from ava_roles.errors import FolderReplaced, RolesError, ToolFailed
 from ava_roles.role import Role, parse_role
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.tools.registry import tool_specs
+from ava_roles.wrap import list_names
 from ava_server.budget.run_config import RunConfig, Texts
 from ava_server.core.errors import BadInput, ConfigError, Refused
 from ava_server.core.ids import IN_PROCESS
@@ -326,8 +327,7 @@ def _copy(
             path.write_bytes(kept)
             size, count = size + len(data), count + 1
         if unread:
-            others = f" and {len(unread) - MOST_NAMED:,} more" if len(unread) > MOST_NAMED else ""
-            left_out.append(f"the search for secrets in what is not text: {', '.join(unread[:MOST_NAMED])}{others}")
+            left_out.append(f"the search for secrets in what is not text: {list_names(unread, MOST_NAMED)}")
         if not whole and {"run_bash", "python_exec"} & set(recording.config.tools):
             left_out.append("files that only its commands read (--whole keeps all)")
     return count, left_out

@@ -16,6 +16,7 @@ from ava_audit.events import Ending, ToolResult
 from ava_audit.rows import RunRow
 from ava_audit.units import cents
 from ava_roles.tool import WEB_SEARCH
+from ava_roles.wrap import list_names
 from ava_server.budget.run_config import RunConfig, config_of
 from ava_server.models.prices import COST_PARTS, billed_advice
 from ava_server.runs.changes import KeptChanges, build_changes
@@ -329,8 +330,7 @@ def _best_answer(history: History, sources: list[str], hide: Hide) -> SubmitArgs
     words = [text.strip() for text in history.words if text.strip()]
     caveats = ["The run ended before it handed over a result; this is what it had."]
     if sources:
-        more = f" and {len(sources) - SOURCES} more" if len(sources) > SOURCES else ""
-        caveats.append("Read: " + ", ".join(sources[:SOURCES]) + more)
+        caveats.append("Read: " + list_names(sources, SOURCES))
     if history.drafts:
         draft = hide(history.drafts[-1])
         text = draft if isinstance(draft, str) else json.dumps(draft, ensure_ascii=False, default=str)

@@ -11,6 +11,7 @@ import anyio.to_thread
 from ava_audit.rows import INTERRUPTED, QUEUED, RUNNING, UNENDED, WAITING, RunRow
 from ava_audit.units import HOUR_US, now_us
 from ava_audit.view import View
+from ava_roles.wrap import list_names
 from ava_server.approval.decide import ONLY_PERSON, approval_needs
 from ava_server.approval.requests import CancelArgs, CheckArgs, MessageArgs, parse, shown
 from ava_server.core.errors import BadInput, Refused
@@ -249,9 +250,8 @@ def fit_runs(runs: list[RunAnswer]) -> tuple[list[RunAnswer], str | None]:
     others = runs[len(kept) :]
     if not others:
         return kept, None
-    some = ", ".join(f"{named(run.subagent_id, run.name)} {run.state}" for run in others[:NAMED])
-    more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
-    return kept, f"{len(runs)} in all. Not shown here: {some}{more}. Call check_subagent with the subagent_id of one."
+    some = list_names([f"{named(run.subagent_id, run.name)} {run.state}" for run in others], NAMED)
+    return kept, f"{len(runs)} in all. Not shown here: {some}. Call check_subagent with the subagent_id of one."
 
 
 _ONLY_YES = (

@@ -16,6 +16,7 @@ from ava_roles.sandbox.sandbox import Unavailable
 from ava_roles.sandbox.selection import sandbox_here
 from ava_roles.tool import Tool
 from ava_roles.tools.registry import builtin_tools, specs_of
+from ava_roles.wrap import list_names
 from ava_server.approval.coding import lacks_model
 from ava_server.approval.scope import usable_here
 from ava_server.budget.run_config import RUN_TOOLS
@@ -220,7 +221,7 @@ def _check_server(entry: ServerEntry, listing: ToolListing, unconfined: bool) ->
         ("can change things, and are only used by their exact name", [tool.name for tool in usable if tool.changes]),
         *((f"never offered, because {tool.fault}", [tool.name]) for tool in listing.tools if tool.fault),
     )
-    parts = [f"{what}: {_join(tools)}" for what, tools in kinds[: 2 + MOST_NAMED] if tools]
+    parts = [f"{what}: {list_names(tools, MOST_NAMED)}" for what, tools in kinds[: 2 + MOST_NAMED] if tools]
     return CheckFinding(name, "ok", "; ".join([f"{entry.where}, {access}", *(parts or ["it has no tools"])]))
 
 
@@ -234,8 +235,3 @@ def _access(entry: ServerEntry, unconfined: bool) -> str:
         f"may write to {', '.join(map(str, entry.read_write))}" if entry.read_write else "sees none of your folders"
     )
     return f"{network}, {folders}"
-
-
-def _join(tools: list[str]) -> str:
-    more = f" and {len(tools) - MOST_NAMED} more" if len(tools) > MOST_NAMED else ""
-    return ", ".join(tools[:MOST_NAMED]) + more
