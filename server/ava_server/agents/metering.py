@@ -30,6 +30,7 @@ from ava_audit.events import (
     ExtendedThinking,
     Fact,
     LastTurn,
+    Settlement,
     ToolCall,
     ToolResult,
     Usage,
@@ -39,7 +40,7 @@ from ava_audit.view import Outcome, View
 from ava_roles.wrap import clean
 from ava_server.agents.bodies import own_id
 from ava_server.agents.seam import Admitted, AgentCall, Bounds, CallRefused
-from ava_server.budget.caps import CapReached, CapRequest, Reservation, reserve, settlement_event
+from ava_server.budget.caps import CapReached, CapRequest, Reservation, reserve
 from ava_server.models.base import Bound, Completion
 from ava_server.models.json_text import as_object, objects_in
 from ava_server.models.prices import reserve_micros
@@ -371,22 +372,12 @@ class RunMeter:
     # -- settling -----------------------------------------------------------------------------------------------------
 
     def _settlement(
-        self,
-        reserved: Reservation,
-        settlement: Literal["billed", "not_billed", "unknown"],
-        took_ms: int,
-        completion: Completion | None = None,
+        self, reserved: Reservation, settlement: Settlement, took_ms: int, completion: Completion | None = None
     ) -> Event:
         config, held = self._config, reserved.held
         if not held.reported_tokens:  # what a provider adds to a first prompt is of no length here
             held = replace(held, new_bytes=0)
-        return settlement_event(
-            self._log.fence, self._log.run.id, self._log.who, config.model, config.price, held, settlement,
-            duration_ms=took_ms,
-            usage=completion.usage if completion is not None else None,
-            reported_micros=completion.cost_micros if completion is not None else None,
-            request_id=completion.request_id if completion is not None else None,
-        )  # fmt: skip
+        return self._log.settlement(held, settlement, took_ms, completion, config.model, config.price, None)
 
     async def _write(self, events: list[Event], settlement: Event) -> None:
         """Commit a settlement with what belongs to it; an answer that is too large for the log is paid for anyway."""

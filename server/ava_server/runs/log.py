@@ -10,13 +10,15 @@ from functools import partial
 import anyio
 
 from ava_audit.errors import OutcomeUnknown, StaleOwner, StoreUnavailable
-from ava_audit.events import Event, Fact, Fence, RunStarted, ToolResult, Who
+from ava_audit.events import Event, Fact, Fence, RunStarted, Settlement, ToolResult, Who
 from ava_audit.rows import RUNNING, RunRow
 from ava_audit.store.store import Store
 from ava_audit.store.writer import content_within
 from ava_audit.units import steady_s
 from ava_audit.view import Command, Outcome, Query, T, View
-from ava_server.budget.caps import settle_unknown
+from ava_server.budget.caps import HeldCall, Purpose, settle_unknown, settlement_event
+from ava_server.models.base import Completion
+from ava_server.models.prices import Price
 from ava_server.runs.history import UNWRITTEN, History
 
 log = logging.getLogger("ava.run")
@@ -71,6 +73,17 @@ class RunLog:
         """
         settle = partial(settle_unknown, who=self.who, fence=self.fence, purpose=self.history.purpose, only=only)
         await self.append_for(lambda run: () if run is None else settle(run))
+
+    def settlement(
+        self, held: HeldCall, settlement: Settlement, took_ms: int, completion: Completion | None,
+        model: str, price: Price, purpose: Purpose | None,
+    ) -> Event:  # fmt: skip
+        return settlement_event(
+            self.fence, self.run.id, self.who, model, price, held, settlement, duration_ms=took_ms, purpose=purpose,
+            usage=completion.usage if completion is not None else None,
+            reported_micros=completion.cost_micros if completion is not None else None,
+            request_id=completion.request_id if completion is not None else None,
+        )  # fmt: skip
 
     def keep(self, fact: RunStarted | ToolResult, duration_ms: int | None = None) -> None:
         """Fold a fact now, and write it with whatever is written next, which saves a commit in every turn.

@@ -34,7 +34,7 @@ from ava_audit.units import US_PER_S, format_duration, format_usd, iso_second, i
 from ava_roles.errors import ToolFailed
 from ava_roles.net.search_engines import WITHOUT, SearchResults
 from ava_server import telemetry
-from ava_server.budget.caps import CapReached, CapRequest, Reservation, is_in_flight, reserve, settlement_event
+from ava_server.budget.caps import CapReached, CapRequest, Reservation, is_in_flight, reserve
 from ava_server.budget.run_config import config_of
 from ava_server.budget.user_limits import DayCaps
 from ava_server.core.errors import ModelError
@@ -265,13 +265,8 @@ class ModelCalls:
         history = self._log.history
         measures = history.has_report and not history.thought
         held = reserved.held if measures else replace(reserved.held, new_bytes=0)
-        return settlement_event(
-            self._log.fence, self._log.run.id, self._log.who, self._config.model, self._price, held,
-            settlement, duration_ms=took_ms, purpose=self._log.history.purpose,
-            usage=completion.usage if completion is not None else None,
-            reported_micros=completion.cost_micros if completion is not None else None,
-            request_id=completion.request_id if completion is not None else None,
-        )  # fmt: skip
+        model, price = self._config.model, self._price
+        return self._log.settlement(held, settlement, took_ms, completion, model, price, history.purpose)
 
 
 class PaidSearches:
@@ -366,17 +361,9 @@ class PaidSearches:
     ) -> None:
         """Settle a search, unless the run has settled it as lost by now."""
         held, price = reserved.held, self._call.price
-        reported = completion.cost_micros if completion is not None else None
         if completion is not None and completion.usage is not None:
             price = with_fee(price, self._call.fee * (searches_in(completion) - 1))
-            if reported:  # a gateway's figure may leave out the fee of the search: the higher one counts
-                reported = max(reported, cost_micros(price, completion.usage))
-        event = settlement_event(
-            self._log.fence, self._log.run.id, self._log.who, self._call.model, price, held, settlement,
-            usage=completion.usage if completion is not None else None,
-            reported_micros=reported,
-            request_id=completion.request_id if completion is not None else None,
-            duration_ms=ms_since(began), purpose="search",
-        )  # fmt: skip
-
+            if reported := completion.cost_micros:  # a gateway's may leave out the search's fee: the higher one counts
+                completion = replace(completion, cost_micros=max(reported, cost_micros(price, completion.usage)))
+        event = self._log.settlement(held, settlement, ms_since(began), completion, self._call.model, price, "search")
         await self._log.append_for(lambda run: (event,) if is_in_flight(run, held) else ())
