@@ -22,7 +22,8 @@ from support.sandboxes.attacks import needs
 from support.stdio import until
 
 from ava_audit.events import AgentNote, CostReserved, CostUpdate, ToolResult
-from ava_server.budget.user_limits import installation_scope, user_scope, utc_day
+from ava_audit.units import day_of
+from ava_server.budget.user_limits import installation_scope, user_scope
 
 BURST: dict[str, Any] = {"burst": 12, "stream": True, "aside": True, "survives": True}
 ASK: dict[str, Any] = {**BURST, "ask": "look"}
@@ -99,7 +100,7 @@ async def settled(lab: Lab, run_id: str) -> None:
     held, paid = await lab.facts(run_id, CostReserved), await lab.facts(run_id, CostUpdate)
     assert sorted(each.turn for each in held) == sorted(each.turn for each in paid)
     assert (run.in_flight, run.wrap_micros) == (None, 0)
-    day = utc_day(run.ended_us or 0)
+    day = day_of(run.ended_us or 0)
     for scope in (run_id, user_scope(run.user_id, day), installation_scope(day)):
         bucket = await lab.store.read(lambda view, scope=scope: view.bucket(scope))  # type: ignore[misc]
         assert bucket.held_micros == 0, scope
@@ -171,7 +172,7 @@ async def test_runs_at_once_never_pass_the_caps_of_a_day(tmp_path: Path) -> None
             await settled(lab, run_id)
             row = await lab.run(run_id)
             assert row.cost_micros <= 300_000 + past(await lab.facts(run_id, CostUpdate))
-        day = utc_day((await lab.run(runs[0])).ended_us or 0)
+        day = day_of((await lab.run(runs[0])).ended_us or 0)
         for scope, cap in ((user_scope(row.user_id, day), 450_000), (installation_scope(day), 500_000)):
             spent = (await lab.store.read(lambda view, scope=scope: view.bucket(scope))).spent_micros  # type: ignore[misc]
             assert cap // 2 < spent <= cap + beyond, scope

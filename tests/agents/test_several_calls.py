@@ -24,9 +24,10 @@ from ava_audit.events import (
 )
 from ava_audit.rows import RunRow
 from ava_audit.store.store import Outcome, Store
+from ava_audit.units import day_of
 from ava_audit.view import Command, View
 from ava_server.budget.caps import CapRequest, Reservation, reserve, settle_unknown, settlement_event
-from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope, utc_day
+from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
 from ava_server.core.ids import IN_PROCESS
 from ava_server.models.prices import UserPrice, find_price
 from ava_server.runs.history import History
@@ -207,7 +208,7 @@ def _end(runs: list[Run]) -> Command[set[str]]:
             ended = RunEnded(status="cancelled", stop_reason="over", active_us=0)
             events += [*settled, Event(run.who, ended, run_id=run.run_id, fence=run.fence)]
         first = next(iter(view.select("SELECT min(ts_us) FROM events")))[0]
-        return Outcome({utc_day(first), utc_day(now_us)}, tuple(events))
+        return Outcome({day_of(first), day_of(now_us)}, tuple(events))
 
     return command
 

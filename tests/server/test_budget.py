@@ -28,6 +28,7 @@ from ava_audit.events import (
 )
 from ava_audit.store.connection import SqliteDatabase
 from ava_audit.store.store import Outcome, Store
+from ava_audit.units import day_of
 from ava_audit.view import View
 from ava_server.budget.caps import (
     CapReached,
@@ -38,7 +39,7 @@ from ava_server.budget.caps import (
     reserve,
     settlement_event,
 )
-from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope, utc_day
+from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
 from ava_server.models.prices import Price, UserPrice, find_price
 
 PRICE = find_price("far", "model", base_url="https://far.example", overrides={"model": UserPrice(input=1, output=1)})
@@ -263,7 +264,7 @@ async def test_every_reservation_names_all_caps_that_cover_it(tmp_path: Path) ->
         await arrived(gate.arrived)
         [reserved] = await lab.facts(run_id, CostReserved)
         run = await lab.run(run_id)
-        day = utc_day(run.started_us or 0)
+        day = day_of(run.started_us or 0)
         assert set(reserved.scopes) == {run_id, user_scope(run.user_id, day), installation_scope(day)}
         for scope in reserved.scopes:
             bucket = await lab.store.read(lambda view, scope=scope: view.bucket(scope))  # type: ignore[misc]

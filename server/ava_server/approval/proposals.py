@@ -21,7 +21,7 @@ from ava_audit.events import (
     Who,
 )
 from ava_audit.rows import WAITING, ProposalRow, RunRow
-from ava_audit.units import cap_micros, format_usd, minutes
+from ava_audit.units import cap_micros, day_of, format_usd, minutes
 from ava_audit.view import Command, Outcome, View
 from ava_server.approval.decide import PersonAnswer, Shown
 from ava_server.approval.summary import (
@@ -41,7 +41,7 @@ from ava_server.approval.summary import (
 )
 from ava_server.budget import user_limits
 from ava_server.budget.run_config import RunConfig, Texts, config_of, digest
-from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope, utc_day
+from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
 from ava_server.core.ids import AGENT, label
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def _superseded(view: View, who: Who, task_id: str | None) -> tuple[str | None, 
 
 def day_left(view: View, user: str, limits: SpawnLimits, now_us: int) -> DayLeft:
     """Return the user's or the installation's daily budget, whichever has less left."""
-    day, days = utc_day(now_us), limits.days
+    day, days = day_of(now_us), limits.days
     budgets = (
         ("your", user_scope(user, day), days.user_micros),
         ("this installation's", installation_scope(day), days.installation_micros),

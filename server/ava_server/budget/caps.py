@@ -15,9 +15,10 @@ from ava_audit.entries import Entry
 from ava_audit.errors import StaleOwner
 from ava_audit.events import CostReserved, CostUpdate, Event, Fence, Settlement, Usage, Who
 from ava_audit.rows import RUNNING, RunRow
+from ava_audit.units import day_of
 from ava_audit.view import Command, Outcome, T, View, loads
 from ava_server.budget.run_config import config_of
-from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope, utc_day
+from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
 from ava_server.core.ids import IN_PROCESS
 from ava_server.models.prices import COST_PARTS, Price, cost_by, cost_micros
 
@@ -85,7 +86,7 @@ class CapReached:
 
 def scopes_of(run: RunRow, now_us: int) -> tuple[str, ...]:
     """Return the scopes of every cap on a call made now: run, group, user's day, installation's day."""
-    day = utc_day(now_us)
+    day = day_of(now_us)
     group = (run.group_id,) if run.group_id else ()
     return (run.id, *group, user_scope(run.user_id, day), installation_scope(day))
 
@@ -93,7 +94,7 @@ def scopes_of(run: RunRow, now_us: int) -> tuple[str, ...]:
 def money_caps(view: View, run: RunRow, caps: DayCaps, now_us: int) -> list[tuple[CapName, int]]:
     """Return each money cap of a run, its own first, and what is left of it; its own wrap-up does not count."""
     config = config_of(run.config)
-    day = utc_day(now_us)
+    day = day_of(now_us)
     limits: list[tuple[CapName, str, int]] = [("max_cost_cents", run.id, config.max_cost_micros)]
     if run.group_id and (group := view.group(run.group_id)):
         limits.append(("group_max_cost", run.group_id, group.cap_micros))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,11 +42,6 @@ class Slots:
         if running.get(user, 0) >= each:
             return f"all {each} slots of {user} are taken"
         return None
-
-
-def utc_day(now_us: int) -> str:
-    """Return the UTC day of a moment, as `YYYY-MM-DD`."""
-    return time.strftime("%Y-%m-%d", time.gmtime(now_us // 1_000_000))
 
 
 def user_scope(user: str, day: str) -> str:

@@ -49,12 +49,12 @@ from ava_audit.totals import (
     start_waits,
     user_sums,
 )
-from ava_audit.units import now_us
+from ava_audit.units import day_of, now_us
 from ava_audit.view import View
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.sandbox.sandbox import Unavailable
 from ava_server.budget.run_config import RUN_TOOLS
-from ava_server.budget.user_limits import day_cents, installation_scope, user_scope, utc_day
+from ava_server.budget.user_limits import day_cents, installation_scope, user_scope
 from ava_server.http.limits import error_response, forbidden
 from ava_server.mcp_server.app import OF_REQUEST, App
 from ava_server.runs.submit import NAME as SUBMIT
@@ -327,7 +327,7 @@ async def render(runtime: Runtime, *, open_sessions: int | None = None) -> bytes
 
 def _read_log(view: View, now_us: int, entry_counts: EntryCounts, *, by_user: bool) -> LogState:
     users = user_sums(view) if by_user else []
-    day = utc_day(now_us)
+    day = day_of(now_us)
     return LogState(
         head=view.head(),
         sizes=view.sizes(),

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from ava_audit.rows import UNENDED, RunRow
-from ava_audit.units import HOUR_US
+from ava_audit.units import HOUR_US, day_of
 from ava_audit.view import View
-from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope, utc_day
+from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
 
 RECENT_US = HOUR_US
 
@@ -30,7 +30,7 @@ def todays_budgets(
 
     Without a view there is no log yet, so nothing is spent.
     """
-    day = utc_day(at_us)
+    day = day_of(at_us)
     days = [(whose, user_scope(user, day), caps.user_micros)]
     days += [("everybody", installation_scope(day), caps.installation_micros)] if everybody else []
     if view is None:

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from ava_audit.rows import QUEUED, RUNNING, UNENDED
 from ava_audit.store.store import Store
-from ava_audit.units import cents, micros_from_cents, now_us
+from ava_audit.units import cents, day_of, micros_from_cents, now_us
 from ava_audit.view import View
 from ava_server.budget import user_limits
 from ava_server.budget.run_config import is_free
@@ -112,7 +112,7 @@ async def list_users(settings: Settings, store: Store | None) -> list[UserFacts]
 
     def query(view: View) -> dict[str, tuple[float, int, int]]:
         rows = view.runs(states=UNENDED, expired_before_us=at_us, limit=-1)
-        day = user_limits.utc_day(at_us)
+        day = day_of(at_us)
         return {
             name: (
                 view.bucket(user_limits.user_scope(name, day)).committed / micros_from_cents(1),

@@ -17,7 +17,8 @@ import pytest
 
 from ava_audit.events import CostReserved, CostUpdate, Ending, Event, Usage
 from ava_audit.store.store import Store
-from ava_server.budget.user_limits import installation_scope, user_scope, utc_day
+from ava_audit.units import day_of
+from ava_server.budget.user_limits import installation_scope, user_scope
 from ava_server.core.data_root import os_user
 from support.log import Life, write
 
@@ -36,7 +37,7 @@ class Lived(Life):
 
     @property
     def scopes(self) -> tuple[str, ...]:
-        day = utc_day(time.time_ns() // 1000)
+        day = day_of(time.time_ns() // 1000)
         group = (self.group,) if self.group else ()
         return (self.run_id, *group, user_scope(self.user, day), installation_scope(day))
 
