@@ -6,7 +6,6 @@ import base64
 import binascii
 import json
 import re
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from mcp.server.context import ServerRequestContext
 from mcp.shared.exceptions import MCPError
 
 from ava_audit.rows import UNENDED, WAITING, RunRow
-from ava_audit.units import HOUR_US
+from ava_audit.units import HOUR_US, now_us
 from ava_server.core.errors import AvaError, BadInput
 from ava_server.core.ids import label, parse_id
 from ava_server.mcp_server import card
@@ -84,7 +83,7 @@ async def list_resources(ctx: Ctx, params: types.PaginatedRequestParams | None) 
     """List the roles, and the runs of this user that go on or ended in the last hour, the newest first."""
     own = await access_of(ctx)
     cursor = params.cursor if params is not None else None
-    since_us = time.time_ns() // 1000 - HOUR_US
+    since_us = now_us() - HOUR_US
     user = None if own.session.audits else own.session.user
     rows = await own.store.read(
         lambda view: (
@@ -184,7 +183,7 @@ def _run_text(view: View, run: RunRow, processes: Processes) -> str:
     from ava_server.render.responses import RunResource, RunStep
     from ava_server.render.run_view import limits_of, run_answer, view_run
 
-    shown = view_run(view, run, processes, time.time_ns() // 1000)
+    shown = view_run(view, run, processes, now_us())
     steps = [
         RunStep(at=iso_utc(step.at_us), what=step.what, outcome=step.outcome, failed=step.failed)
         for step in recent_steps(view, run.id, STEPS)
@@ -321,10 +320,10 @@ async def _ended(own: Access, _given: Given) -> list[str]:
 
 
 async def _proposals(own: Access, _given: Given) -> list[str]:
-    now_us = time.time_ns() // 1000
+    at_us = now_us()
 
     def waiting(view: View) -> list[str]:
-        rows = view.runs(user=own.session.user, states=(WAITING,), expired_before_us=now_us)
+        rows = view.runs(user=own.session.user, states=(WAITING,), expired_before_us=at_us)
         return [row.pending_id for row in reversed(rows)]
 
     return await own.store.read(waiting)
