@@ -57,8 +57,7 @@ def user_settings(settings: Settings, user: str) -> UserSettings:
 
 
 def day_cents(settings: Settings, user: str) -> int:
-    own, all_users = user_settings(settings, user).daily_cents, settings.limits.user_daily_cents
-    return all_users if own is None else min(own, all_users)
+    return _stricter(user_settings(settings, user).daily_cents, settings.limits.user_daily_cents)
 
 
 def day_caps(settings: Settings, user: str) -> DayCaps:
@@ -73,12 +72,14 @@ def day_setting(settings: Settings, user: str) -> str:
 
 
 def running(settings: Settings, user: str) -> int:
-    own, each = user_settings(settings, user).running, settings.limits.running_per_user
-    return each if own is None else min(own, each)
+    return _stricter(user_settings(settings, user).running, settings.limits.running_per_user)
 
 
 def spawns_per_hour(settings: Settings, user: str) -> int:
-    own, each = user_settings(settings, user).spawns_per_hour, settings.limits.spawns_per_hour
+    return _stricter(user_settings(settings, user).spawns_per_hour, settings.limits.spawns_per_hour)
+
+
+def _stricter(own: int | None, each: int) -> int:
     return each if own is None else min(own, each)
 
 
