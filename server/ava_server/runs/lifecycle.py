@@ -384,7 +384,7 @@ def hold(run_id: str, gone: frozenset[str]) -> Command[bool]:
         if run is None or transition(run, "hold", situation(run, now_us, gone=gone)) is None:
             return Outcome(False)
         fact = RunPaused(not_before_us=HELD_UNTIL_US, why=HELD_WHY, active_us=_active_us(run))
-        return Outcome(True, (Event(_agent(run), fact, run_id=run.id),))
+        return Outcome(True, (Event(agent_of(run), fact, run_id=run.id),))
 
     return command
 
@@ -477,7 +477,7 @@ def resume(
             return Outcome(NotResumed("`approving` is not, letter for letter, the line of this resume", right))
         if not config_of(run.config).free and (why := day_refusal(day_left(view, run.user_id, limits, now_us))):
             return Outcome(NotResumed(why))
-        settled = settle_unknown(run, _agent(run), purpose=in_flight_purpose(view, run))
+        settled = settle_unknown(run, agent_of(run), purpose=in_flight_purpose(view, run))
         forced = where != "held" and run.instance not in gone
         resumed = Event(who, RunResumed(channel=channel, force=forced), run_id=run.id)
         return Outcome(run, (*settled, resumed))
@@ -579,7 +579,7 @@ def end_for_owner(
         run = view.run(run_id)
         if run is None or transition(run, cause, situation(run, now_us, instance=instance)) is None:
             return Outcome(False)
-        claimed = _claimed(run, instance, _agent(run), "cancel")
+        claimed = _claimed(run, instance, agent_of(run), "cancel")
         return Outcome(True, _end_without_owner(view, run, ended, files, claimed, skip_log=skip_log))
 
     return command
@@ -641,7 +641,7 @@ def _end_without_owner(
     A call in flight is settled first, and counts in the result. `claimed` is the claim that takes the run from its
     owner, if it has one.
     """
-    agent = _agent(run)
+    agent = agent_of(run)
     settled = settle_unknown(run, agent, purpose=None if skip_log else in_flight_purpose(view, run))
     from ava_server.runs.history import History  # with all that a run works with
 
@@ -666,7 +666,7 @@ def _end_without_owner(
     return (*settled, *(() if claimed is None else (claimed,)), *ending)
 
 
-def _agent(run: RunRow) -> Who:
+def agent_of(run: RunRow) -> Who:
     return Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
 
 

@@ -37,6 +37,7 @@ from ava_server.runs.context import ConfigNotSupported, RunContext
 from ava_server.runs.control import RunControl
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import (
+    agent_of,
     blocked_note,
     blocker_in,
     cancel_reason,
@@ -640,8 +641,7 @@ class Manager:
         except FolderReplaced as error:
             await self.control.end(run.id, _replaced(error), "give up")
             return None
-        agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
-        return AgentRun(self._store, run, agent, history, context, tasks, self._board.change), run, context
+        return AgentRun(self._store, run, agent_of(run), history, context, tasks, self._board.change), run, context
 
     async def _drive(self, owned: AgentRun, run: RunRow, context: RunContext) -> None:
         try:
