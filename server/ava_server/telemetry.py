@@ -13,13 +13,13 @@ from contextvars import Token
 from functools import lru_cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import anyio
 from opentelemetry.context import Context, attach, detach
 from opentelemetry.trace import Span, SpanKind, StatusCode, get_current_span, get_tracer, set_span_in_context
 
 from ava_roles.errors import ToolFailed
+from ava_roles.net.addresses import server_of_url
 from ava_server.core.errors import ModelError
 
 if TYPE_CHECKING:
@@ -228,7 +228,5 @@ def _word(text: str) -> str:
 @lru_cache(maxsize=64)
 def _address(url: str) -> Mapping[str, Any]:
     """Return host and port of an address, without user, path and query."""
-    parts = urlsplit(url)
-    if not parts.hostname:
-        return {}
-    return {"server.address": parts.hostname, "server.port": parts.port or (443 if parts.scheme == "https" else 80)}
+    server = server_of_url(url)
+    return {"server.address": server[1], "server.port": server[2]} if server is not None else {}

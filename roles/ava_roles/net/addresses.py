@@ -223,8 +223,8 @@ def proxy_place(text: str) -> str:
     return host if parts.port is None else f"{host}:{parts.port}"
 
 
-def without_login(text: str) -> tuple[str, str, int] | None:
-    """Return scheme, host and port of a proxy's address, to compare two; None if it names no host."""
+def server_of_url(text: str) -> tuple[str, str, int] | None:
+    """Return scheme, host and port of an address, without its login and path; None if it names no host."""
     parts = _parts(text)
     if parts is None:
         return None

@@ -11,7 +11,7 @@ from typing import Any, cast, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from ava_roles.net.addresses import masked, proxy_place, without_login
+from ava_roles.net.addresses import masked, proxy_place, server_of_url
 from ava_roles.placeholders import PLACEHOLDER
 from ava_server.config.host_placeholders import placeholder_in
 from ava_server.core.errors import ConfigError, key_shapes
@@ -215,7 +215,7 @@ def refuse_looser(
         if path[0] in FILE_ONLY:
             raise ConfigError(f"{name} is set in the environment, but {path[0]} is only allowed in {config}. Unset it.")
         old, new = _at(before, path), _at(after, path)
-        if path == PROXY and without_login(new) != without_login(old):
+        if path == PROXY and server_of_url(new) != server_of_url(old):
             raise ConfigError(
                 f"{name} names the proxy {proxy_place(new)}, and fetch.proxy in {config} {proxy_place(old) or 'none'}."
                 " Pages go only through a proxy that the file names: set it there, without a password. The variable may"

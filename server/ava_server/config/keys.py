@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
+from ava_roles.net.addresses import server_of_url
 from ava_server.core.errors import BadInput, ConfigError
 from ava_server.core.files import PrivateFile
 from ava_server.models.providers import PROVIDERS
@@ -154,8 +154,8 @@ def why_unused(provider: str, env: Mapping[str, str], address: str | None = None
         return None
     for name in address_variables(provider):
         given = env.get(name, "").strip()
-        if given and _server(given) != _server(address or PROVIDERS[provider].base_url):
-            host = (_server(given) or ("", "", 0))[1] or "another address"
+        if given and server_of_url(given) != server_of_url(address or PROVIDERS[provider].base_url):
+            host = (server_of_url(given) or ("", "", 0))[1] or "another address"
             return f"{variable} is not used: {name} is set, so that key is for {host}"
     fault = "it is a placeholder" if is_placeholder(value) else _fault(value)
     return f"{variable} is not used, because its value is not a key: {fault}" if fault else None
@@ -164,15 +164,6 @@ def why_unused(provider: str, env: Mapping[str, str], address: str | None = None
 def is_placeholder(value: str) -> bool:
     """Tell whether a value is only words, such as `dummy` or `your-api-key-here`; no real key is."""
     return _WORDS.fullmatch(value.strip()) is not None
-
-
-def _server(url: str) -> tuple[str, str, int] | None:
-    try:
-        parts = urlsplit(url)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-    except ValueError:
-        return None
-    return (parts.scheme, parts.hostname, port) if parts.hostname else None
 
 
 def _from_environment(provider: str, env: Mapping[str, str], address: str | None) -> Key | None:
