@@ -13,9 +13,8 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
@@ -29,7 +28,7 @@ from ava_server.core.errors import ModelError
 from ava_server.models.base import NOT_SENT, Completion
 from ava_server.models.errors import may_have_been_billed
 from ava_server.models.wires.stream import READ
-from ava_server.web.http_connection import Connection
+from ava_server.web.http_connection import server_config
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -326,11 +325,7 @@ async def serving(gateway: Gateway, socket: Path) -> AsyncGenerator[None]:
 @asynccontextmanager
 async def listening(app: ASGIApp, socket: Path) -> AsyncGenerator[None]:
     """Serve an application on a unix socket while the body runs. Raises OSError: it cannot listen there."""
-    config = uvicorn.Config(
-        cast("Any", app), uds=str(socket), loop="none", http=cast("Any", partial(Connection, MOST_CONNECTIONS)),
-        ws="none", lifespan="off", log_config=None, access_log=False, proxy_headers=False,
-        server_header=False, timeout_graceful_shutdown=1,
-    )  # fmt: skip
+    config = server_config(app, MOST_CONNECTIONS, uds=str(socket))
     config.load()
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)

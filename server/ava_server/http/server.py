@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import anyio
@@ -32,7 +32,7 @@ from ava_server.http.settings import Reach, inner_url, listen_everywhere, refuse
 from ava_server.mcp_server.app import HTTP, OF_REQUEST, App
 from ava_server.mcp_server.server import build_server
 from ava_server.service.record_requests import PATHS as RECORD_PATHS
-from ava_server.web.http_connection import Connection
+from ava_server.web.http_connection import server_config
 from ava_server.web.site import Site
 
 if TYPE_CHECKING:
@@ -229,22 +229,8 @@ class _Server(uvicorn.Server):
         self, paths: _Paths, reach: Reach, tokens: TokenFile, limits: RequestLimits, pages: Pages | None
     ) -> None:
         authentication = Authentication(paths, reach, tokens, limits, paths, pages)
-        config = uvicorn.Config(
-            cast("Any", authentication),
-            loop="none",
-            http=cast("Any", partial(Connection, most_connections())),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            backlog=AT_ONCE,
-            timeout_keep_alive=cast("int", KEEP_ALIVE_S),
-            timeout_graceful_shutdown=1,
-            h11_max_incomplete_event_size=HEADER_BYTES,
-        )
-        super().__init__(config)
+        more = {"timeout_keep_alive": KEEP_ALIVE_S, "h11_max_incomplete_event_size": HEADER_BYTES}
+        super().__init__(server_config(authentication, most_connections(), backlog=AT_ONCE, **more))
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:

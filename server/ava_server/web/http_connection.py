@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 if TYPE_CHECKING:
@@ -111,6 +113,14 @@ class LimitedConnection(_Protocol):
         if self._header_deadline is not None:
             self._header_deadline.cancel()
             self._header_deadline = None
+
+
+def server_config(app: Any, most: int, **more: Any) -> Config:
+    """Return settings of uvicorn that only parses HTTP, of at most so many connections."""
+    return Config(
+        app, loop="none", http=cast("Any", partial(Connection, most)), ws="none", lifespan="off", log_config=None,
+        access_log=False, proxy_headers=False, server_header=False, timeout_graceful_shutdown=1, **more,
+    )  # fmt: skip
 
 
 class _HeldTransport:
