@@ -6,11 +6,13 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from ava_roles.tools.files import ReadFileArgs
 from ava_server.approval.output_schema import check_schema
 from ava_server.models.base import ToolUse
 from ava_server.runs.result import check_quotes
-from ava_server.runs.submit import NAME, Finding, SubmitArgs, accept, schema
+from ava_server.runs.submit import NAME, Finding, SubmitArgs, accept, arguments_fault, schema
 
 FORM: dict[str, Any] = {"type": "array", "items": {"$ref": "#/$defs/row"}, "$defs": {"row": {"type": "integer"}}}
 
@@ -49,6 +51,14 @@ def test_explains_how_to_fix_an_invalid_result(args: dict[str, Any], fault: str)
     assert isinstance(told, str)
     assert fault in told
     assert len(told) < 600
+
+
+def test_an_unknown_argument_of_any_tool_is_named_in_short() -> None:
+    with pytest.raises(ValidationError) as wrong:
+        ReadFileArgs.model_validate({"path": "a", "x" * 5_000: 1})
+    told = arguments_fault(wrong.value, "read_file", ReadFileArgs)
+    assert "Extra inputs are not permitted; read_file takes path" in told
+    assert len(told) < 300
 
 
 def test_asks_again_for_arguments_that_are_not_an_object() -> None:

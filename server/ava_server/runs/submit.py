@@ -88,6 +88,12 @@ def _free_form() -> dict[str, Any]:
     return SubmitArgs.model_json_schema()
 
 
+def arguments_fault(error: ValidationError, tool: str, takes: type[BaseModel]) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])[:120] or "arguments"  # the model has chosen unknown names
+    return f"{where}: {first['msg']}; {tool} takes {', '.join(takes.model_fields)}"
+
+
 def accept(call: ToolUse, output_schema: dict[str, Any] | None, hide: Hide = hide_shapes) -> SubmitArgs | str:
     """Return what was handed over, with secrets replaced, or what is wrong with it, for the model to fix."""
     if call.args is None:
@@ -95,9 +101,7 @@ def accept(call: ToolUse, output_schema: dict[str, Any] | None, hide: Hide = hid
     try:
         submitted = SubmitArgs.model_validate(hide(dict(call.args)))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])[:120]
-        return f"{where}: {first['msg']}; submit_result takes {', '.join(SubmitArgs.model_fields)}"
+        return arguments_fault(error, NAME, SubmitArgs)
     if output_schema is not None and (wrong := find_mismatch(submitted.output, output_schema)) is not None:
         return wrong
     return _bounded(submitted)

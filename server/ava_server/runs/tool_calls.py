@@ -42,6 +42,7 @@ from ava_server.runs.log import ms_since
 from ava_server.runs.model_call import PaidSearches
 from ava_server.runs.origins import Origins
 from ava_server.runs.questions import Ask, Doubt
+from ava_server.runs.submit import arguments_fault
 
 log = logging.getLogger("ava.run")
 MOST_CALLS = 16
@@ -289,10 +290,7 @@ class ToolCalls:
         try:
             args = tool.spec.args.model_validate(dict(call.args))
         except ValidationError as error:
-            fault = error.errors()[0]
-            where = ".".join(str(part) for part in fault["loc"]) or "arguments"
-            takes = ", ".join(tool.spec.args.model_fields)
-            return f"{where}: {fault['msg']}; {call.name} takes {takes}"
+            return arguments_fault(error, call.name, tool.spec.args)
         return _Ready(tool, args, status_sentence(tool.activity(args), self._hidden))
 
     def _repeats(self, call: ToolUse) -> int:
