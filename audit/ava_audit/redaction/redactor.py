@@ -270,7 +270,6 @@ _PIECE_CHARS = 6
 """The fewest different characters in a piece of a private key: `AAAAAAAA` is in many texts."""
 _MOST_PIECES = 1_000_000
 """The most pieces of private keys that a run learns: about 90 MB, or 500 RSA keys with 2,048 bits."""
-_BASE64_RUN = re.compile(r"[A-Za-z0-9+/]{16,}+={0,2}")
 _NO_BASE64 = re.compile(r"[^A-Za-z0-9+/]+")
 _ENCODED_KEY = re.compile(
     r"LS0tLS1CRUdJTi[A-Za-z0-9+/]{40,}+(?:(?:\\[nr]|\s){1,40}+[A-Za-z0-9+/]{40,}+)*+(?:\s{1,40}+[A-Za-z0-9+/]{1,100}+)?"
@@ -332,7 +331,7 @@ class RunRedactor(Redactor):
         if not (pieces := self._pieces):
             return
         public = [match.span() for match in _PUBLIC_BLOCK.finditer(text)]
-        for run in _BASE64_RUN.finditer(text):
+        for run in _KEY_TOKEN.finditer(text):
             word = run[0]
             if (
                 any(word[at : at + _PIECE] in pieces for at in range(len(word) - _PIECE + 1))
