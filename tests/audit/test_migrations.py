@@ -43,7 +43,7 @@ def tables(db: sqlite3.Connection) -> set[str]:
 
 def test_a_new_database_has_all_tables_and_the_latest_version() -> None:
     with contextlib.closing(open_in_memory()) as db:
-        assert schema_version(db) == SCHEMA_VERSION
+        assert db.schema_version() == SCHEMA_VERSION
         assert {"events", "live", "progress", "words", "mirrored", *PROJECTIONS} <= tables(db)
         columns = [row[1] for row in db.execute("PRAGMA table_info(events)")]
         assert ", ".join(columns) == ENTRY_COLUMNS
@@ -86,8 +86,8 @@ async def test_migrates_an_older_database_and_keeps_its_entries(
     version = newer(monkeypatch, second)
     async with Store.open(tmp_path) as log:
         await write_texts(log, ["b"])
-    with contextlib.closing(sqlite3.connect(tmp_path / "ava.db")) as db:
-        assert (schema_version(db), "novelty" in tables(db)) == (version, True)
+    with contextlib.closing(sqlite3.connect(tmp_path / "ava.db", factory=SqliteDatabase)) as db:
+        assert (db.schema_version(), "novelty" in tables(db)) == (version, True)
         assert db.execute("SELECT count(*) FROM events").fetchone() == (2,)
 
 
@@ -100,7 +100,7 @@ def test_a_failed_migration_leaves_the_previous_version(monkeypatch: pytest.Monk
         newer(monkeypatch, second, broken)
         with pytest.raises(RuntimeError):
             migrate(db)
-        assert schema_version(db) == SCHEMA_VERSION
+        assert db.schema_version() == SCHEMA_VERSION
         assert not {"half", "novelty"} & tables(db)
 
 
@@ -220,8 +220,8 @@ async def test_a_failed_rebuild_names_the_entry_and_leaves_the_database_unchange
     with pytest.raises(StoreUnavailable, match="cannot be rebuilt at entry 5"):
         async with Store.open(tmp_path):
             pass
-    with contextlib.closing(sqlite3.connect(tmp_path / "ava.db")) as db:
-        assert (schema_version(db), "novelty" in tables(db)) == (SCHEMA_VERSION, False)
+    with contextlib.closing(sqlite3.connect(tmp_path / "ava.db", factory=SqliteDatabase)) as db:
+        assert (db.schema_version(), "novelty" in tables(db)) == (SCHEMA_VERSION, False)
     assert rows(tmp_path / "ava.db") == before
 
 
