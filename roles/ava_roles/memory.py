@@ -29,7 +29,7 @@ SUFFIX = ".md"
 NAME_RULE = "lower case letters, digits, - and _, a letter or digit first, at most 64"
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-_DEVICES = re.compile(r"con|prn|aux|nul|com[0-9]|lpt[0-9]")  # Windows takes these for devices, with any suffix
+DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)  # as Windows sees them
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Notes:
 
 def is_note_name(name: str) -> bool:
     """Tell whether a note can have this name on every system."""
-    return bool(_NAME.fullmatch(name)) and not _DEVICES.fullmatch(name)
+    return bool(_NAME.fullmatch(name)) and not DEVICES.fullmatch(name)
 
 
 class Memory:

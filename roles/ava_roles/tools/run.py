@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ava_roles.errors import AccessRefused, ToolFailed
-from ava_roles.memory import Memory, Note, best_notes
+from ava_roles.memory import DEVICES, Memory, Note, best_notes
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.threads import run_sync
 from ava_roles.tool import ToolArgs, ToolContext, ToolOutput, ToolSpec, need_artifacts, need_memory
@@ -100,7 +100,6 @@ RUN_SPECS = (SCRATCHPAD, READ_TOOL_RESULT, ASK, READ_SUBAGENT_RESULT)
 _MAX_BYTES = 1_000_000
 _MAX_FILES = 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,98}[A-Za-z0-9]|[A-Za-z0-9]")
-_RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 
 
 class SaveArtifactArgs(ToolArgs):
@@ -136,7 +135,7 @@ class SaveArtifact:
 
 def is_artifact_name(name: str) -> bool:
     """Tell whether an artifact can have this name: a plain file name that every system accepts."""
-    return _NAME.fullmatch(name) is not None and _RESERVED.fullmatch(name) is None
+    return _NAME.fullmatch(name) is not None and DEVICES.fullmatch(name) is None
 
 
 def _save(folder: Root, args: SaveArtifactArgs, hide: Callable[[str], str]) -> ToolOutput:
