@@ -318,7 +318,7 @@ def read_small(path: Path, most: int) -> bytes:
 
 
 _ALL = stat.S_IRWXU
-_TO_EMPTY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+ONLY_DIR = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 def remove_tree(folder: Path) -> None:
@@ -332,7 +332,7 @@ def remove_tree(folder: Path) -> None:
         return
     try:
         folder.chmod(_ALL)
-        top = os.open(folder, _TO_EMPTY)
+        top = os.open(folder, ONLY_DIR)
     except FileNotFoundError:
         return
     with _closing(top):
@@ -340,7 +340,7 @@ def remove_tree(folder: Path) -> None:
         pending = _empty(top, top, names)
         while pending:
             name = pending.pop()
-            with _closing(os.open(name, _TO_EMPTY, dir_fd=top)) as here:
+            with _closing(os.open(name, ONLY_DIR, dir_fd=top)) as here:
                 pending += _empty(here, top, names)
             os.rmdir(name, dir_fd=top)
     with suppress(FileNotFoundError):

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ava_roles.errors import WorktreeFailed
-from ava_roles.sandbox.path_access import make_folders, remove_tree
+from ava_roles.sandbox.path_access import ONLY_DIR, make_folders, remove_tree
 from ava_roles.worktree.repository import translate_os_errors
 
 _LOCK_TIMEOUT_S = 30.0
@@ -113,7 +113,6 @@ class WorktreeFolder:
             time.sleep(0.05)
 
 
-_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _MAX_DEPTH = 200
 _GIT_NAMES = re.compile(r"(\.git|git~1)[ .]*([\\:].*)?", re.IGNORECASE | re.DOTALL)
 """Names that some system takes for `.git`; git refuses to work with them."""
@@ -152,7 +151,7 @@ def remove_unwanted(tree: Path, trash: Path, check: Callable[[], None] = lambda:
     stack: list[tuple[int, str, list[str]]] = []
 
     def enter(name: str, prefix: str, parent: int | None) -> None:
-        folder = os.open(name, _FOLDER, dir_fd=parent)
+        folder = os.open(name, ONLY_DIR, dir_fd=parent)
         stack.append((folder, prefix, []))
         stack[-1][2].extend(_clean_folder(folder, prefix, len(stack) >= _MAX_DEPTH, trash, removed))
 
@@ -233,10 +232,10 @@ def _remove(name: str, folder: int, trash: Path) -> None:
 
 @contextmanager
 def _open_folder(tree: Path, parts: list[str]) -> Generator[int]:
-    folder = os.open(tree, _FOLDER)
+    folder = os.open(tree, ONLY_DIR)
     try:
         for part in parts:
-            below = os.open(part, _FOLDER, dir_fd=folder)
+            below = os.open(part, ONLY_DIR, dir_fd=folder)
             os.close(folder)
             folder = below
         yield folder
