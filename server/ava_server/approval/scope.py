@@ -18,7 +18,7 @@ from ava_roles import BUILT_IN_SOURCE
 from ava_roles.catalog import Catalog
 from ava_roles.errors import RolesError, WorkspaceRefused
 from ava_roles.mcp_client.run_servers import McpTool, RunMcpServers, ToolListing
-from ava_roles.mcp_client.tools import OfferedTool, ServerEntry, covers, is_wildcard, server_of
+from ava_roles.mcp_client.tools import PREFIX, OfferedTool, ServerEntry, covers, is_wildcard, server_of
 from ava_roles.role import Role, parse_role
 from ava_roles.sandbox.command_workspace import CopiedWorkspace
 from ava_roles.sandbox.git import Accept, find_git_folders, git_program
@@ -296,10 +296,6 @@ def _found(
 # -- users over HTTP --------------------------------------------------------------------------------------------------
 
 
-FOREIGN_TOOL = "mcp__"
-"""Prefix of the tools of MCP servers, which act with the operator's rights."""
-
-
 def roles_over_http(settings: Settings, user: str, *, owner: bool) -> Catalog:
     """Return the roles of a user over HTTP: the built-in ones and the data root's. Blocks.
 
@@ -314,7 +310,8 @@ def roles_over_http(settings: Settings, user: str, *, owner: bool) -> Catalog:
     def theirs(role: Role) -> bool:
         if named is not None:
             return role.name in named
-        foreign = any(name.startswith(FOREIGN_TOOL) for name in (*role.tools, *role.needs))
+        # The tools of MCP servers act with the operator's rights.
+        foreign = any(name.startswith(PREFIX) for name in (*role.tools, *role.needs))
         return owner or role.source == BUILT_IN_SOURCE or not (role.secrets or role.network or foreign)
 
     found = RolePlaces(settings.paths, None, False, None).load()
