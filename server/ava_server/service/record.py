@@ -17,6 +17,7 @@ from ava_server.core.ids import parse_id
 from ava_server.render.host_text import text_of
 from ava_server.render.responses import FAILED, Answer, CancelAnswer, CheckAnswer, ConfirmAnswer, LogAnswer
 from ava_server.render.run_view import Notice, carried
+from ava_server.runs.log import ms_since
 from ava_server.service.access import NOBODY, Access, Asking, News, Progress
 
 When = Literal["before", "with", "meanwhile", "after"]
@@ -101,14 +102,14 @@ class CallRecord:
 
     def end(self, text: str, *, success: bool) -> None:
         """Write an answer, and the call unless it is there, without waiting."""
-        self._post(self._result(text, self._took_ms(), success=success))
+        self._post(self._result(text, ms_since(self._began), success=success))
 
     async def do(self, command: Command[T], answer_of: Callable[[T], Answer | None] | None = None) -> T:
         """Run a command in one transaction with the call, unless it is written, and the answer that follows, if any."""
         mentioned = Mentions(None, frozenset())
         if answer_of is not None:
             mentioned = mentions(self._access, await self._store.look(self._access.news))
-        took_ms, answer = self._took_ms(), None
+        took_ms, answer = ms_since(self._began), None
 
         def result(value: T) -> tuple[Event, ...]:
             nonlocal answer
@@ -147,7 +148,7 @@ class CallRecord:
         text, fetched = text_of(answer), _run_ids(answer, with_result=True)
         if isinstance(answer, LogAnswer) and not failed:  # what was read is in the log already
             text = f"{len(answer.untrusted_entries)} entries"
-        result = self._result(text, self._took_ms(), success=not failed)
+        result = self._result(text, ms_since(self._began), success=not failed)
         # A result that an auditor reads is still news for its user.
         own = [row for row in await self._access.rows(fetched) if self._access.owns(row)] if fetched else []
         if reachable and (fetched or WHEN[self._tool] != "after"):
@@ -155,9 +156,6 @@ class CallRecord:
         else:
             self._post(result)
         self._session.seen.update(states)
-
-    def _took_ms(self) -> int:
-        return round((time.monotonic() - self._began) * 1000)
 
     def _result(self, text: str, took_ms: int, *, success: bool) -> Event:
         fact = ToolResult(tool=self._tool, success=success, output=self._access.redact(text))
