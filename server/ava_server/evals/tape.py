@@ -59,6 +59,7 @@ from ava_server.models.wires.base import tool_use
 from ava_server.runs.changes import KeptChanges
 from ava_server.runs.coding import CodingWork
 from ava_server.runs.context import SecretInjection, SecretRefused
+from ava_server.runs.costs import turn_chars
 from ava_server.runs.history import History, Recipe
 from ava_server.runs.log import RunLog
 from ava_server.runs.loop import AgentRun
@@ -473,11 +474,7 @@ def _filling(fact: ToolResult, chars: int) -> str:
 def _size(request: Request) -> int:
     """Return about how much a request says, in characters, in whatever format it is sent."""
     tools = sum(len(json.dumps(tool.as_dict(), ensure_ascii=False)) for tool in request.tools)
-    turns = sum(
-        len(json.dumps(turn.raw, ensure_ascii=False)) if isinstance(turn, AssistantTurn) else len(turn.text)
-        for turn in request.turns
-    )
-    return len(request.system) + tools + turns
+    return len(request.system) + tools + sum(map(turn_chars, request.turns))
 
 
 @dataclass(frozen=True)

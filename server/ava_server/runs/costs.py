@@ -311,7 +311,7 @@ class _CostFold:
         first = len(prefix.system) + sum(len(json.dumps(tool, ensure_ascii=False)) for tool in prefix.tools)
         parts = [_Part(None, first)]
         for seq, turn in self._history.parts(recipe):
-            parts.append(_Part(seq if isinstance(turn, ToolTurn) else None, _chars(turn)))
+            parts.append(_Part(seq if isinstance(turn, ToolTurn) else None, turn_chars(turn)))
         return parts
 
     def _share(self, usage: Usage, cost: int) -> None:
@@ -326,7 +326,7 @@ class _CostFold:
             before += part.chars
 
 
-def _chars(turn: Turn) -> int:
+def turn_chars(turn: Turn) -> int:
     match turn:
         case UserTurn() | ToolTurn():
             return len(turn.text)
