@@ -22,7 +22,7 @@ from ava_roles.net.addresses import bound_host
 from ava_roles.placeholders import SECRET_NAME, label
 from ava_roles.tool import NEVER_FOR_SUBAGENTS, ToolSpec
 from ava_roles.tools.registry import tool_specs
-from ava_roles.wrap import clean, show_controls
+from ava_roles.wrap import clean, one_line, show_controls
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -423,10 +423,9 @@ def _fault(file: RoleDocument, fault: ErrorDetails, default_name: str) -> RoleFi
 def _shown(value: object) -> str:
     """Return a value for a message: short, on one line, without invisible characters."""
     try:
-        shown = clean(" ".join(json.dumps(value, ensure_ascii=False, default=str).split()))[0]
+        return one_line(json.dumps(value, ensure_ascii=False, default=str), 80)
     except ValueError:  # an integer with thousands of digits
         return "a number that is too long to show"
-    return shown if len(shown) <= 80 else shown[:79] + "…"
 
 
 _RULE = "\n\n---\n\n"
@@ -480,8 +479,7 @@ def _capabilities(tools: Sequence[ToolSpec]) -> str:
 @lru_cache(maxsize=512)
 def _about(description: str) -> str:
     """Return a tool's description as one short line; a foreign MCP server may have written it."""
-    sentence = first_sentence(clean(description)[0])
-    return sentence if len(sentence) <= _SENTENCE_CHARS else sentence[: _SENTENCE_CHARS - 1] + "…"
+    return one_line(first_sentence(clean(description)[0]), _SENTENCE_CHARS)
 
 
 def _limits(limits: Mapping[str, str]) -> str:
