@@ -65,7 +65,8 @@ def adding(host: Host, name: str, launch: Launch, path: Path) -> Change:
             f" name with --name, or remove this one first: ava init {host.name} --remove"
         )
     elif is_remote(old):
-        lines, notes = _moved(file, where, host.entry(launch)), []
+        address = {(*where, key): value for key, value in host.entry(launch).items() if key in _ADDRESSES}
+        lines, notes = _put_changed(file, address), []  # everything else in it stays
         lines += _made_to_ask(file, host, name)
     elif is_ours(old):
         lines, notes = _renewed(file, host, where, launch)
@@ -259,20 +260,15 @@ def _renewed(file: Configuration, host: Host, where: Steps, launch: Launch) -> t
                 lines.append(f"- {named((*where, key))}")
     else:
         notes.append(f"{named(where)} starts Ava with {started_by}: that was left as it is.")
+    return lines + _put_changed(file, wanted), notes
+
+
+def _put_changed(file: Configuration, wanted: Mapping[Steps, Any]) -> list[str]:
+    lines: list[str] = []
     for place, value in wanted.items():
         if file.get(place) != value:
             file.put(place, value)
             lines.append(f"{named(place)} = {json.dumps(value, ensure_ascii=False)}")
-    return lines, notes
-
-
-def _moved(file: Configuration, where: Steps, entry: Mapping[str, Any]) -> list[str]:
-    """Name this address in an entry of a server on another machine; everything else in it stays."""
-    lines: list[str] = []
-    for key in _ADDRESSES:
-        if key in entry and file.get((*where, key)) != entry[key]:
-            file.put((*where, key), entry[key])
-            lines.append(f"{named((*where, key))} = {json.dumps(entry[key], ensure_ascii=False)}")
     return lines
 
 
