@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 from ava_server.models.base import Completion, Delta, Request, ToolUse, Turn
 from ava_server.models.json_text import as_object, as_text, decode_object, join_surrogates
-from ava_server.models.selection import UNKNOWN, Thinking
+from ava_server.models.selection import EFFORT, LOW, UNKNOWN, Thinking
 from ava_server.models.tokens import merge_usage, read_usage
 
 _Call = TypeVar("_Call")
@@ -131,6 +131,12 @@ class Wire(ABC):
 
     def may_think(self, turns: Sequence[Turn]) -> bool:
         return self.thinking.possible
+
+    def effort(self, tokens: int) -> str | None:
+        """Return the effort that tells a model to think, or, with 0, not to; None says nothing of it."""
+        if tokens:
+            return EFFORT if self.thinking.possible else None
+        return {"default": None, "disabled": "none"}.get(self.thinking.off, LOW)
 
     def fault(self, event: Mapping[str, Any]) -> Any:
         """Return the error in an event or in place of a whole answer, or None."""

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Literal
 from ava_server.models import json_text
 from ava_server.models.base import AssistantTurn, Delta, Request, ToolTurn, ToolUse, Turn, UserTurn
 from ava_server.models.json_text import as_list, as_object, as_text, fields_of, grown, objects_in
-from ava_server.models.selection import EFFORT, LOW
 from ava_server.models.wires.base import (
     MOST_CALLS,
     WholeAnswer,
@@ -60,14 +59,11 @@ class ChatWire(Wire):
     def _thinking(self, tokens: int) -> dict[str, Any]:
         """Return what tells the model to think for about so many tokens, or, with 0, not to think."""
         in_table = self.thinking_field == "reasoning"
-        if tokens:
-            if in_table and self.thinking.on == "budget":
-                return {"reasoning": {"max_tokens": tokens}}
-            effort = EFFORT if self.thinking.possible else None
-        elif in_table and self.thinking.off == "disabled":
+        if in_table and tokens and self.thinking.on == "budget":
+            return {"reasoning": {"max_tokens": tokens}}
+        if in_table and not tokens and self.thinking.off == "disabled":
             return {"reasoning": {"enabled": False}}
-        else:
-            effort = {"default": None, "disabled": "none"}.get(self.thinking.off, LOW)
+        effort = self.effort(tokens)
         if effort is None:
             return {}
         return {"reasoning": {"effort": effort}} if in_table else {"reasoning_effort": effort}

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 from ava_server.models import json_text
 from ava_server.models.base import AssistantTurn, Delta, Request, ToolTurn, ToolUse, Turn, UserTurn
 from ava_server.models.json_text import as_list, as_object, as_text, fields_of, objects_in
-from ava_server.models.selection import EFFORT, LOW
 from ava_server.models.wires.base import (
     MOST_CALLS,
     WholeAnswer,
@@ -68,10 +67,7 @@ class ResponsesWire(Wire):
         return {**parts, "stream": self.streaming}
 
     def _thinking(self, tokens: int) -> dict[str, Any]:
-        """Return what tells the model to think, or, with 0, not to; OpenAI gives summaries only to the verified."""
-        if tokens and self.thinking.possible:
-            return {"reasoning": {"effort": EFFORT}}
-        effort = {"default": None, "disabled": "none"}.get(self.thinking.off, LOW)
+        effort = self.effort(tokens)  # OpenAI gives summaries only to the verified
         return {"reasoning": {"effort": effort}} if effort else {}
 
     def answer(self) -> ResponsesAnswer:
