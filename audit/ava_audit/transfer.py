@@ -23,11 +23,10 @@ from ava_audit.store.backend import Backend
 from ava_audit.store.store import Store
 from ava_audit.store.writer import Appender
 from ava_audit.units import now_us
-from ava_audit.verify import verify_backend
+from ava_audit.verify import LONGEST_LINE, verify_backend
 from ava_audit.view import Command, T, View
 
 SLICE = 500
-LONGEST_LINE = 16_000_000
 
 
 class ImportRefused(BadQuery):
