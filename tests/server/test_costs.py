@@ -242,13 +242,13 @@ async def test_names_who_raised_or_lowered_a_cap_and_where(tmp_path: Path) -> No
         whats = [note["what"] for note in found["caps"]]
     assert whats[:4] == [
         "timeout was asked as 3,600, and lowered to the hard cap of 900",
-        "timeout raised from the role's 600 s to 3600 s by the proposal itself",
+        "timeout raised from the role's 10 min to 60 min by the proposal itself",
         "max_cost_cents raised from the role's $0.50 to $0.80 by the proposal itself",
         "max_iterations lowered from the role's 20 to 5 by the proposal itself",
     ]
     assert "max_cost_cents lowered to $0.70 at the approval (host_call)" in whats
     assert "max_tool_calls lowered to 9 at the approval (host_call)" in whats
-    assert f"{answer.group_id} set at most $0.90 and 300 s for all of its runs at the approval (host_call)" in whats
+    assert f"{answer.group_id} set at most $0.90 and 5 min for all of its runs at the approval (host_call)" in whats
     assert "limits.user_daily_cents in config.toml was $0.60, below the run's own cap of $0.70" in whats
     assert "Who raised or lowered a cap:" in text
     assert all(what.split(" ")[0] in text for what in whats)

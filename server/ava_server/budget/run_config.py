@@ -66,7 +66,7 @@ class RunCap:
             return format_usd(int(stored), exact=exact)
         if self is TIME:
             return minutes(stored if exact else round(stored))
-        return f"{stored:,}"
+        return f"{stored:,.0f}"
 
 
 TIME = RunCap("timeout", "timeout_s", "max_timeout_s", "time", "time", "timeout")

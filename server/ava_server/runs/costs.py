@@ -25,10 +25,10 @@ from ava_audit.events import (
     Usage,
 )
 from ava_audit.rows import RunRow
-from ava_audit.units import cap_micros, format_usd, micros_from_cents
+from ava_audit.units import micros_from_cents
 from ava_roles.errors import RolesError
 from ava_roles.role import parse_role
-from ava_server.budget.run_config import CAPS, COST, RunConfig, config_of
+from ava_server.budget.run_config import CAPS, COST, TIME, RunConfig, config_of
 from ava_server.config.settings import Configured, limits_of
 from ava_server.models.base import AssistantTurn, ToolTurn, Turn, UserTurn
 from ava_server.models.prices import COST_PARTS, Price, nanos_of, rate_for
@@ -56,8 +56,8 @@ def cap_notes(run: RunRow, config: RunConfig, entries: Iterable[Entry], changed:
                 how = f"at the approval ({decided.channel})"
                 notes += _changes(entry, decided.changes, "lowered", how, free=config.free)
                 if decided.group_id is not None and decided.group_max_cost_micros is not None:
-                    clock = f" and {decided.group_timeout_s:g} s" if decided.group_timeout_s is not None else ""
-                    most = f"at most {format_usd(decided.group_max_cost_micros, exact=True)}{clock}"
+                    clock = f" and {TIME.text(decided.group_timeout_s)}" if decided.group_timeout_s is not None else ""
+                    most = f"at most {COST.text(decided.group_max_cost_micros)}{clock}"
                     notes.append(CapNote(entry.ts_us, f"{decided.group_id} set {most} for all of its runs {how}"))
             case ExtensionDecided() as decided:
                 notes += _changes(entry, decided.changes, "raised", f"by a person near the cap ({decided.channel})")
@@ -80,7 +80,7 @@ def _at_the_proposal(entry: Entry, config: RunConfig) -> list[CapNote]:
         if asked is None or asked == default or (cap is COST and config.free):
             continue
         how = "raised" if asked > default else "lowered"
-        before, after = _cap(cap.argument, default), _cap(cap.argument, asked)
+        before, after = (cap.text(cap.stored(each)) for each in (default, asked))
         text = f"{cap.argument} {how} from the role's {before} to {after} by the proposal itself"
         notes.append(CapNote(entry.ts_us, text))
     return notes
@@ -88,7 +88,7 @@ def _at_the_proposal(entry: Entry, config: RunConfig) -> list[CapNote]:
 
 def _changes(entry: Entry, changes: Mapping[str, float], what: str, how: str, *, free: bool = False) -> list[CapNote]:
     return [
-        CapNote(entry.ts_us, f"{cap.argument} {what} to {_cap(cap.argument, cap.given(changes[cap.field]))} {how}")
+        CapNote(entry.ts_us, f"{cap.argument} {what} to {cap.text(changes[cap.field])} {how}")
         for cap in CAPS
         if cap.field in changes and not (free and cap is COST)
     ]
@@ -107,22 +107,14 @@ def _days(run: RunRow, config: RunConfig, changed: Iterable[Entry]) -> list[CapN
         if entry.ts_us <= began:
             days[fact.setting] = int(fact.after)
         elif run.ended_us is None or entry.ts_us <= run.ended_us:
-            from_to = f"from {_cap('cents', fact.before)} to {_cap('cents', fact.after)}"
-            how = "raised" if fact.after > fact.before else "lowered"
-            notes.append(CapNote(entry.ts_us, f"{fact.setting} was {how} {from_to} in config.toml while it ran"))
+            before, after = (COST.text(COST.stored(each)) for each in (fact.before, fact.after))
+            how = f"{'raised' if fact.after > fact.before else 'lowered'} from {before} to {after}"
+            notes.append(CapNote(entry.ts_us, f"{fact.setting} was {how} in config.toml while it ran"))
     for setting, cents in days.items():
         if micros_from_cents(cents) < config.max_cost_micros:
-            own = format_usd(config.max_cost_micros, exact=True)
-            notes.append(
-                CapNote(began, f"{setting} in config.toml was {_cap('cents', cents)}, below the run's own cap of {own}")
-            )
+            day, own = COST.text(COST.stored(cents)), COST.text(config.max_cost_micros)
+            notes.append(CapNote(began, f"{setting} in config.toml was {day}, below the run's own cap of {own}"))
     return notes
-
-
-def _cap(name: str, value: float) -> str:
-    if name.endswith("cents"):
-        return format_usd(cap_micros(value), exact=True)
-    return f"{value:g} s" if name == "timeout" else f"{value:,.0f}"
 
 
 DEAREST = 3
