@@ -296,10 +296,7 @@ class RunMeter:
         measured = measured_byte_tokens(self._run)
 
         def fits(output: int, ratio: float | None) -> bool:
-            asked = self._request(call, output, ratio)
-            if reached.cap == "max_tokens":
-                return asked.tokens + asked.wrap_tokens <= reached.left
-            return asked.fact.micros + asked.fact.wrap_micros <= reached.left
+            return self._request(call, output, ratio).needs(reached.cap) <= reached.left
 
         for ratio in (None,) if measured is None else (None, measured):
             found = largest(lambda output, each=ratio: fits(output, each), min(LEAST_OUTPUT, most), most)  # type: ignore[misc]

@@ -47,6 +47,10 @@ class CapRequest:
     wrap_tokens: int
     model: str | None = None
 
+    def needs(self, cap: CapName) -> int:
+        """Return the worst case of the call and its wrap-up under a cap: tokens, or money."""
+        return self.tokens + self.wrap_tokens if cap == "max_tokens" else self.fact.micros + self.fact.wrap_micros
+
 
 @dataclass(frozen=True)
 class Reservation:
@@ -129,7 +133,7 @@ def reserve(fence: Fence, who: Who, asked: CapRequest, caps: DayCaps) -> Command
             return Outcome(CapReached(cap, max(left, 0)))
         config = config_of(run.config)
         tokens_left = config.max_tokens - run.tokens - sum(map(_tokens, run.calls_in_flight if fact.beside else ()))
-        if asked.tokens + asked.wrap_tokens > tokens_left:
+        if asked.needs("max_tokens") > tokens_left:
             return Outcome(CapReached("max_tokens", max(tokens_left, 0)))
         event = Event(who=who, fact=fact, fence=fence, model=asked.model or config.model)
         return Outcome(Reservation(fact, asked.tokens, view.head() + 1), (event,))

@@ -204,10 +204,8 @@ class CapExtensions:
 
     async def more_of(self, reached: CapReached, asked: CapRequest, active_s: float) -> Paused | None:
         """Return the pause in which a person is asked for more money or tokens, or None where the run wraps up."""
-        if reached.cap == "max_cost_cents":
-            return await self._more(Shortage(reached.cap, asked.fact.micros + asked.fact.wrap_micros, active_s))
-        if reached.cap == "max_tokens":
-            return await self._more(Shortage(reached.cap, asked.tokens + asked.wrap_tokens, active_s))
+        if reached.cap == "max_cost_cents" or reached.cap == "max_tokens":
+            return await self._more(Shortage(reached.cap, asked.needs(reached.cap), active_s))
         return None
 
     async def more_time(self, active_s: float) -> Paused | None:

@@ -437,10 +437,9 @@ def cap_words(reached: CapReached, asked: CapRequest, log: RunLog) -> str:
         "installation_daily_cents": "the installation's budget of the day",
     }
     if reached.cap == "max_tokens":
-        need, left = f"{asked.tokens + asked.wrap_tokens:,} tokens", f"{reached.left:,} are"
+        need, left = f"{asked.needs(reached.cap):,} tokens", f"{reached.left:,} are"
     else:
-        need = format_usd(asked.fact.micros + asked.fact.wrap_micros)
-        left = f"{format_usd(reached.left)} is"
+        need, left = format_usd(asked.needs(reached.cap)), f"{format_usd(reached.left)} is"
     return f"{caps[reached.cap]} was reached: the next call and a last one can take {need}, and {left} left"
 
 
