@@ -13,6 +13,7 @@ from ava_roles.wrap import (
     _is_picture,
     clean,
     escape_result,
+    list_names,
     show_controls,
     shown_offsets,
     unescape_html,
@@ -276,3 +277,10 @@ def test_a_text_to_decide_about_keeps_what_an_escape_sequence_would_hide(hides: 
         char for char in shown[len("one\n\ttwo ") : -len(" end")] if char in hides
     ]
     assert show_controls("plain \u6f22\n") == "plain \u6f22\n"
+
+
+def test_a_list_of_names_says_how_many_are_left_out() -> None:
+    names = [f"folder-{number}" for number in range(1_010)]
+    assert list_names(names[:8]) == ", ".join(names[:8])
+    assert list_names(names).endswith(", folder-7 and 1,002 more")
+    assert list_names([]) == ""
