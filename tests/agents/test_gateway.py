@@ -624,7 +624,7 @@ async def test_a_connection_that_sends_no_request_is_closed_and_so_is_one_too_ma
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parser: type[http_connection.LimitedConnection]
 ) -> None:
     """Each holds a file of the server's, which others' runs need."""
-    monkeypatch.setattr(gateways, "Connection", parser)
+    monkeypatch.setattr(http_connection, "Connection", parser)
     monkeypatch.setattr(http_connection, "HEADERS_WITHIN_S", 0.5)
     async with place(tmp_path, [Say("on")]) as at, AsyncExitStack() as lines:
         opened: list[anyio.abc.SocketStream] = []

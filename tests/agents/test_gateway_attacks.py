@@ -25,7 +25,6 @@ from support.stdio import until
 from support.threads import listening
 
 from ava_audit.redaction import Redactor
-from ava_server.agents import gateway as gateways
 from ava_server.agents.bodies import Bodies
 from ava_server.agents.gateway import Gateway, serving
 from ava_server.models.base import Completion
@@ -316,7 +315,7 @@ IN_C = {"a folded secret": 0, "elsewhere": 0, "elsewhere, with a name": 0, "a ba
 async def test_what_an_agent_sends_by_hand_goes_nowhere_but_to_the_runs_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, parser: type[http_connection.LimitedConnection]
 ) -> None:
-    monkeypatch.setattr(gateways, "Connection", parser)
+    monkeypatch.setattr(http_connection, "Connection", parser)
     sent, most = BY_HAND[case]
     if parser is not http_connection.H11Connection:
         most = IN_C.get(case, most)
