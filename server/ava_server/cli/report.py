@@ -126,8 +126,8 @@ def _screen(report: Report) -> None:
     say("\n".join(_head(report)))
     if not total.calls and not total.ended:
         return say("\nNothing was spent, and nothing ended.")
-    by = "month" if report.monthly else "day"
-    _table(f"By {by} (UTC)", ("cost", "calls", "ended", "failed"), list(_folded(report.periods)))
+    unit = "month" if report.monthly else "day"
+    _table(f"By {unit} (UTC)", ("cost", "calls", "ended", "failed"), list(_folded(report.periods)))
     for by, sums in report.by.items():
         last = ("runs",) if by == "ending" else ("ended", "failed")
         _table(f"By {by}", ("cost", "share", *last), [_row(one, total, by) for one in sums])

@@ -154,8 +154,8 @@ def why_unused(provider: str, env: Mapping[str, str], address: str | None = None
         return None
     for name in address_variables(provider):
         given = env.get(name, "").strip()
-        if given and server_of_url(given) != server_of_url(address or PROVIDERS[provider].base_url):
-            host = (server_of_url(given) or ("", "", 0))[1] or "another address"
+        if given and (server := server_of_url(given)) != server_of_url(address or PROVIDERS[provider].base_url):
+            host = server[1] if server is not None else "another address"
             return f"{variable} is not used: {name} is set, so that key is for {host}"
     fault = "it is a placeholder" if is_placeholder(value) else _fault(value)
     return f"{variable} is not used, because its value is not a key: {fault}" if fault else None

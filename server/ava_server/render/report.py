@@ -6,6 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +114,7 @@ class Report:
     def monthly(self) -> bool:
         return len(self.days) > MANY_DAYS
 
-    @property
+    @cached_property
     def periods(self) -> Sequence[Sum]:
         """The days, or the months of a long time."""
         if not self.monthly:
@@ -216,10 +217,9 @@ def shares_of(found: Spending, report: Report, what: str, most: int) -> list[Sha
     key = _KEYS[what]
     names = [one.name for one in report.by[what] if one.cost]
     own = names if len(names) <= most else names[: most - 1]
-    periods = report.periods
-    of_period = {period.name: index for index, period in enumerate(periods)}
-    costs = {name: [0] * len(periods) for name in own}
-    others = [0] * len(periods)
+    of_period = {period.name: index for index, period in enumerate(report.periods)}
+    costs = {name: [0] * len(of_period) for name in own}
+    others = [0] * len(of_period)
     for spent in found.spent:
         name = key(found.runs[spent.run_id])
         day = day_of(spent.day * DAY_US)

@@ -30,7 +30,6 @@ from ava_server.web.site import Visitor
 
 SPANS = (7, 30, 90)
 USUAL = 30
-"""A longer time is shown by month."""
 MOST_SHARES = 7
 """Parts of a bar: more colours cannot be told apart."""
 MOST_REASONS = 8
