@@ -77,14 +77,14 @@ NAMES = {
     }.items()
     for literal in literals
 }
-_KEY_OF = re.compile(r"(?:api|access|secret|private|auth|account|signing|encryption|master)[_ -]?\Z", re.IGNORECASE)
-_NO_TOKEN_OF = re.compile(r"(?:next|page|continuation|csrf|xsrf|sync|nextpage|cursor)[_-]?t?\Z", re.IGNORECASE)
+_KEY_OF = ("api", "access", "secret", "private", "auth", "account", "signing", "encryption", "master")
+_NO_TOKEN_OF = ("next", "page", "continuation", "csrf", "xsrf", "sync", "cursor")
 _ASSIGNED = re.compile(
     r"(?:[sS]|_?[0-9]{1,2}|[_-](?:value|base|prod|dev|test|live))?(?:\"\"|\\?[\"'`])?\]?"
     r"(?:\s{0,5}(?::\s{0,3}(?:str|string|bytes|SecretStr)(?:\s?\|\s?None)?\s{0,3}=|=>|:=|=|:)\s{0,5}|( |,\s{0,3}))"
     r"(?:[fbruFBRU]{0,2}\\?(\"\"|[\"'`])([^\s\"'`\\]{8,}+)\\?\2|([A-Za-z0-9_+/=.~!@#%^&*-]{8,128}+)(?![(\[{]))"
 )
-_FLAG = re.compile(r"--[A-Za-z-]{0,24}\Z")
+_FLAG = re.compile(r"--[A-Za-z-]{0,24}")
 _QUERY = re.compile(r"[?&][A-Za-z_-]{0,15}\Z")
 
 
@@ -92,7 +92,7 @@ _PHRASE = re.compile(
     r"(?:\"\"|\\?[\"'`])?\]?\s{0,5}(=>|:=|=|:)\s{0,5}[fbruFBRU]{0,2}\\?(\"\"|[\"'`])"
     r"((?:[^\s\"'`\\]{1,64}+ ){1,7}+[^\s\"'`\\]{1,64}+)\\?\2"
 )
-_ELEMENT_NAME = re.compile(r"<[A-Za-z0-9_:.-]{0,40}(?:\s(?:key|name)=([\"'])[A-Za-z0-9_:.-]{0,30})?\Z")
+_ELEMENT_NAME = re.compile(r"<[A-Za-z0-9_:.-]{0,40}(?:\s(?:key|name)=([\"'])[A-Za-z0-9_:.-]{0,30})?")
 _ELEMENT = re.compile(
     r"s?(?:[\s\"'][^<>\n]{0,120}+)?>\s{0,40}(?:<!\[CDATA\[)?"
     r"([^\s<>\[\]]{3,300}+(?: [^\s<>\[\]]{1,64}+){0,7}+)(?:\]\]>)?\s{0,40}</"
@@ -107,10 +107,12 @@ def find_assignments(text: str) -> Iterator[SecretSpan]:
         for at, after in places_of(text, literal):
             if at < done:
                 continue
-            place = None
             before = text[max(0, at - 40) : at]
+            if not _may_name(name, before):
+                continue
+            place = None
             if (match := _ASSIGNED.match(text, after)) is not None:
-                place = _assigned(text, match, before, literal, name) if _may_name(name, before) else None
+                place = _assigned(text, match, before, literal, name)
             if place is None and "<" in before:
                 place = _element(text, after, before, name)
             if place is None and name in ("password", "pass"):
@@ -123,30 +125,31 @@ def find_assignments(text: str) -> Iterator[SecretSpan]:
 def _may_name(name: str, before: str) -> bool:
     """Tell whether a name means a secret, by the text before it: `api_key` does, and `next_token` does not."""
     if name == "key":
-        return _KEY_OF.search(before) is not None
+        return (before[:-1] if before[-1:] in ("_", " ", "-") else before).lower().endswith(_KEY_OF)
     if name == "token":
-        return _NO_TOKEN_OF.search(before) is None
+        word = before.lower().removesuffix("t")
+        return not (word[:-1] if word[-1:] in ("_", "-") else word).endswith(_NO_TOKEN_OF)
     return name not in ("jwt", "salt") or not before[-1:].isalpha()  # not a part of another word
 
 
 def _assigned(text: str, match: re.Match[str], before: str, literal: str, name: str) -> tuple[int, int] | None:
     # After a space without `=` or `:`, only the value of a command-line flag counts.
-    if match[1] is not None and _FLAG.search(before) is None:
+    if match[1] is not None and not ("--" in before and _FLAG.fullmatch(before, before.rindex("--"))):
         return None
     if literal == "PWD" and (match[3] or match[4]).startswith("/"):  # the working folder
         return None
     shortest = 8 if name in ("password", "pass", "salt") else 12
     if match[3] is not None:
         return match.span(3) if is_random(match[3], max(shortest, 16 if name == "token" else 0)) else None
-    if not is_mixed(match[4]) or not is_random(match[4], shortest) or is_code(match[4]):
+    if not is_random(match[4], shortest) or not is_mixed(match[4]) or is_code(match[4]):
         return None
     start, end = match.start(4), _unquoted_end(text, match, before)
     return (start, end) if end > start else None  # `?password=&user=…` has none
 
 
 def _element(text: str, after: int, before: str, name: str) -> tuple[int, int] | None:
-    element = _ELEMENT_NAME.search(before)
-    if element is None or not _may_name(name, before):
+    element = _ELEMENT_NAME.fullmatch(before, before.rindex("<"))
+    if element is None:
         return None
     match = _ELEMENT.match(text, after) or (_VALUE.match(text, after) if element[1] else None)
     if match is None:
@@ -178,7 +181,8 @@ def _unquoted_end(text: str, match: re.Match[str], before: str) -> int:
     return _end(_TOKEN_REST, text, match.end(4))
 
 
-_ENVIRONMENT_NAME = re.compile(r"(?<![^\s\"'])[A-Z0-9_]{0,40}+\Z")
+_IN_ENVIRONMENT_NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_"
+_LONGEST_NAME = 40
 _LETTERS = re.compile(r"=([\"']?)((?=.{8})[A-Za-z]{1,64}+(?:[&!][A-Za-z]{1,64}+(?!=)){0,4}+)\1(?=[\s\"';,]|\Z)")
 _LETTERS_IN_YAML = re.compile(r"[\"']?:[ \t]{1,4}([\"']?)([A-Za-z]{8,64}+)\1(?=[\s\"',}]|\Z)")
 _WITH_DOLLAR = re.compile(r"=([^\s\"'`;$<>]{1,64}+\$(?![A-Z_({])[^\s\"'`;<>(){}]{1,64}+)")
@@ -200,9 +204,21 @@ def find_plain_passwords(text: str) -> Iterator[SecretSpan]:
     """Find passwords without digits or with `$` in variables: `DB_PASSWORD=correcthorse`, `SMTP_PASS: correcthorse`."""
     for literal in ("PASSWORD", "_PASS", "PASSPHRASE"):
         for at, after in places_of(text, literal):
-            name = _ENVIRONMENT_NAME.search(text, max(0, at - 41), at) if text[after : after + 1] in "=:\"'" else None
-            if name is not None and (place := _plain_password(text, after, name[0].split("_"), literal)):
+            if text[after : after + 1] not in ("=", ":", '"', "'"):
+                continue
+            name = _environment_name(text, at)
+            if name is not None and (place := _plain_password(text, after, name.split("_"), literal)):
                 yield SecretSpan("password", *place)
+
+
+def _environment_name(text: str, end: int) -> str | None:
+    """Return what of a variable's name stands before a place; None where it is a part of another word."""
+    before = text[max(0, end - _LONGEST_NAME - 1) : end]
+    rest = before.rstrip(_IN_ENVIRONMENT_NAMES)
+    name = before[len(rest) :]
+    if len(name) > _LONGEST_NAME or not (rest[-1:] in ("", '"', "'") or rest[-1].isspace()):
+        return None
+    return name
 
 
 def _plain_password(text: str, after: int, words: list[str], literal: str) -> tuple[int, int] | None:
@@ -222,28 +238,62 @@ def _plain_password(text: str, after: int, words: list[str], literal: str) -> tu
 
 
 _CURL = re.compile(r"[ =]?[\"']?([^\s:\"'$<{]{1,100}+):([^\s\"'`]{3,200}+)")
-_JOINED_FLAGS = re.compile(r" -[A-Za-z#]{1,12}\Z")
-_LINE_BREAK = re.compile(r"(?<![\\^`])\r?\n")
-_NEXT_COMMAND = re.compile(r"[|;&]|(?<![\\^`])\r?\n")
+_JOINED_FLAGS = re.compile(r" -[A-Za-z#]{1,12}")
+_COMMAND_END = re.compile(r"[|;&\n]")
+_CONTINUES = ("\\", "^", "`")
+"""What continues a command on the next line, as the last character of this one."""
 _COMMAND_CHARS = 400
+
+
+class _Commands:
+    """Finds the command to which an option belongs; ask it about places in the order of the text.
+
+    A command ends after 400 characters, with its line unless that is continued, and at one of `ends`.
+    """
+
+    def __init__(self, text: str, starts: list[int], ends: str) -> None:
+        self._text = text
+        self._starts = starts
+        self._ends = ends
+        self._next = 0  # of the starts: the first one behind the last place asked about
+        self._open_until = 0  # from the last start to here, nothing ends the command
+
+    def includes(self, at: int) -> bool:
+        """Tell whether a place belongs to a command."""
+        starts, first = self._starts, self._next
+        while self._next < len(starts) and starts[self._next] < at:
+            self._next += 1
+        if not self._next or at - starts[self._next - 1] > _COMMAND_CHARS:
+            return False
+        if self._next != first:
+            self._open_until = starts[self._next - 1]
+        while (end := _COMMAND_END.search(self._text, self._open_until, at)) is not None:
+            if end[0] in self._ends and not (end[0] == "\n" and self._is_continued(end.start())):
+                self._open_until = end.start()
+                return False
+            self._open_until = end.end()
+        self._open_until = at
+        return True
+
+    def _is_continued(self, line_end: int) -> bool:
+        last = line_end - 2 if self._text[line_end - 1] == "\r" else line_end - 1
+        return self._text[last] in _CONTINUES
 
 
 def find_curl_passwords(text: str) -> Iterator[SecretSpan]:
     """Find the password in `curl -u user:password`, also after joined flags and for a proxy."""
-    if "curl" not in text:
+    starts = [at for at, _after in places_of(text, "curl")]
+    if not starts:
         return
     for literal in (" -u", " -U", " --user", " --proxy-user", "u ", "U "):
+        commands = _Commands(text, starts, "\n")
         for at, after in places_of(text, literal):
-            flag = literal[0] == " " or _JOINED_FLAGS.search(text, max(0, at - 14), at) is not None
+            if not commands.includes(at):
+                continue
+            flag = literal[0] == " " or _JOINED_FLAGS.fullmatch(text, max(0, text.rfind(" ", max(0, at - 14), at)), at)
             match = _CURL.match(text, after) if flag else None
-            if match is not None and is_password(match[2], match[1]) and _in_curl(text, at):
+            if match is not None and is_password(match[2], match[1]):
                 yield SecretSpan("password", match.start(2), match.end(2))
-
-
-def _in_curl(text: str, at: int) -> bool:
-    """Tell whether an option belongs to a curl command, which may span several lines."""
-    start = text.rfind("curl", max(0, at - _COMMAND_CHARS), at)
-    return start >= 0 and _LINE_BREAK.search(text, start, at) is None
 
 
 _SPACE = r"(?:\s|\\[nrt]){1,8}"
@@ -308,15 +358,18 @@ _ARGUMENT = (
 )
 _LISTED = re.compile(r",\s{0,3}[\"']([^\"'\n]{4,200}+)[\"']")
 _LISTED_JOINED = re.compile(r"([^\"'\s,][^\"'\n]{3,200}+)[\"']")
+_LOGIN = re.compile(r"[ \"',]{1,5}login")
 _OPTIONS = {
-    " -p": (r"mysql|mariadb|7z|sshpass", re.compile(_ARGUMENT)),
-    " -p ": (r"sshpass|mongo|(?:docker|podman|registry|oc)[ \"',]{1,5}login", re.compile(_ARGUMENT)),
-    " -P": (r"zip|unzip|sqlcmd", re.compile(" ?" + _ARGUMENT)),
-    " -w": (r"ldap", re.compile(" ?" + _ARGUMENT)),
-    " -a ": (r"redis-cli", re.compile(_ARGUMENT)),
-    " -U": (r"smbclient", re.compile(r" ?[\"']?[^\s%]{1,100}+%" + _ARGUMENT)),
-    " pass:": (r"openssl", re.compile(_ARGUMENT)),
+    " -p": ("mysql mariadb 7z sshpass", re.compile(_ARGUMENT)),
+    " -p ": ("sshpass mongo docker podman registry oc", re.compile(_ARGUMENT)),
+    " -P": ("zip unzip sqlcmd", re.compile(" ?" + _ARGUMENT)),
+    " -w": ("ldap", re.compile(" ?" + _ARGUMENT)),
+    " -a ": ("redis-cli", re.compile(_ARGUMENT)),
+    " -U": ("smbclient", re.compile(r" ?[\"']?[^\s%]{1,100}+%" + _ARGUMENT)),
+    " pass:": ("openssl", re.compile(_ARGUMENT)),
 }
+_LOGIN_FIRST = ("docker", "podman", "registry", "oc")
+"""Commands whose `-p` is a password only after their word `login`."""
 _SEPARATE = {option.strip(): _OPTIONS[option][0] for option in (" -p ", " -P", " -w", " -a ")}
 PASSWORD_OPTIONS = {
     **_OPTIONS,
@@ -332,17 +385,32 @@ Also as items of a list: `["redis-cli", "-a", "…"]`.
 def find_option_passwords(text: str) -> Iterator[SecretSpan]:
     """Find passwords in command-line options: `mysql -p…`, `sshpass -p …`, `redis-cli -a …`."""
     lists = [quote for quote in ('"-', "'-") if quote in text]  # two quick searches save ten
-    for option, (commands, value) in PASSWORD_OPTIONS.items():
-        if option[0] != " " and option[:2] not in lists:
+    for option, (names, value) in PASSWORD_OPTIONS.items():
+        if (option[0] != " " and option[:2] not in lists) or option not in text:
             continue
+        starts = _command_starts(text, names)
+        if not starts:
+            continue
+        commands = _Commands(text, starts, "|;&\n")
         for at, after in places_of(text, option):
-            match = value.match(text, after)
+            match = value.match(text, after) if commands.includes(at) else None
             given = match[match.lastindex or 0] if match is not None else ""
-            if match is None or given.isdigit() or not is_password(given, ""):
-                continue
-            begins = list(re.finditer(rf"(?<![A-Za-z0-9_-])(?:{commands})", text[max(0, at - _COMMAND_CHARS) : at]))
-            if begins and not _NEXT_COMMAND.search(text, max(0, at - _COMMAND_CHARS) + begins[-1].start(), at):
+            if match is not None and not given.isdigit() and is_password(given, ""):
                 yield SecretSpan("password", *match.span(match.lastindex or 0))
+
+
+_IN_COMMAND_NAMES = re.compile(r"[A-Za-z0-9_-]")
+
+
+def _command_starts(text: str, names: str) -> list[int]:
+    starts = [
+        at
+        for name in names.split()
+        for at, after in places_of(text, name)
+        if (name not in _LOGIN_FIRST or _LOGIN.match(text, after))
+        and (at == 0 or not _IN_COMMAND_NAMES.match(text, at - 1))
+    ]
+    return sorted(starts)
 
 
 _DIGEST = re.compile(r"\\?(?:[\"']{0,2}|&quot;)([0-9a-fA-F]{32,128}+)")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from math import log2
@@ -56,6 +55,7 @@ random read redis root same scott secure senha server service staging stdin stro
 unused vault very wachtwoord web wordpress yes
 """
 STOCK_WORDS = _PLACEHOLDER_WORDS | frozenset(_STOCK_PHRASES.split())
+_STOCK_LENGTHS = tuple(sorted(set(map(len, STOCK_WORDS))))
 _REFERENCE = ("$", "{", "<", "%", "[", "(", "#", "*", "&lt;", "@")
 _SPLIT = re.compile(r"[^A-Za-z0-9]+")
 
@@ -72,10 +72,12 @@ def is_placeholder(value: str) -> bool:
 def is_stock_phrase(value: str) -> bool:
     """Tell whether letters are only stock words of passwords and examples: `mysecretpassword`, `postgres`."""
     word = value.lower()
-    reached = {0}
-    for end in range(1, len(word) + 1):
-        if any(word[start:end] in STOCK_WORDS for start in reached):
-            reached.add(end)
+    reached = [0]
+    for start in reached:  # it grows while it is read
+        for length in _STOCK_LENGTHS:
+            end = start + length
+            if word[start:end] in STOCK_WORDS and end <= len(word) and end not in reached:
+                reached.append(end)
     return len(word) in reached or len(set(word)) == 1
 
 
@@ -103,11 +105,9 @@ def is_mixed_case(value: str) -> bool:
 
 def is_random(value: str, shortest: int) -> bool:
     """Tell whether a value looks random: long, mixed, with many different characters, and no placeholder."""
-    if (
-        len(value) < shortest
-        or not (is_mixed(value) or is_mixed_case(value))
-        or len(set(value)) < min(10, shortest - 2)
-    ):
+    if len(value) < shortest or len(set(value)) < min(10, shortest - 2):
+        return False
+    if not is_mixed(value) and not is_mixed_case(value):
         return False
     return not is_placeholder(value) and "://" not in value and not _IDENTIFIER.fullmatch(value)
 
@@ -209,21 +209,42 @@ def key_patterns() -> tuple[KeyPattern, ...]:
     return (*_OWN, *others)
 
 
+_Shapes = dict[str, list[tuple[int, KeyPattern, re.Pattern[str]]]]
+
+
+class _Beginnings(NamedTuple):
+    """Patterns that find where a key can begin, and the shapes by what begins so."""
+
+    here: re.Pattern[str]
+    inside: re.Pattern[str]
+    """The same behind one of the signs after which a key may begin in a longer word."""
+    shapes: _Shapes
+    """By the beginning: the length of its literal, the shape, and the pattern of its rest."""
+
+
 @cache
-def _beginnings() -> tuple[re.Pattern[str], dict[str, list[tuple[int, KeyPattern]]]]:
-    """Return a pattern that finds each beginning, and the shapes that begin so, with the length of their literals."""
-    shapes: dict[str, list[tuple[int, KeyPattern]]] = {}
+def _beginnings() -> _Beginnings:
+    shapes: _Shapes = {}
     literals = {literal for pattern in key_patterns() for literal in pattern.literals}
     for found in literals:
         shapes[found] = [
-            (len(literal), pattern)
+            (len(literal), pattern, re.compile(pattern.rest))
             for pattern in key_patterns()
             for literal in pattern.literals
             if found.startswith(literal)
         ]
-    ordered = "|".join(re.escape(literal) for literal in sorted(literals, key=len, reverse=True))
     inside = "|".join(f"(?P<m{number}>{mark})" for number, (_name, mark, _rest) in enumerate(_MARKED_INSIDE))
-    return re.compile(f"{ordered}|{inside}"), shapes
+    begins = f"(?:(?P<literal>{_longest_of(sorted(literals))})|{inside})"
+    return _Beginnings(re.compile(begins), re.compile(f"[.~+/=](?={begins})"), shapes)
+
+
+def _longest_of(literals: list[str]) -> str:
+    """Return a pattern for the longest of some texts; it looks at each character once, however many texts there are."""
+    branches: list[str] = []
+    for first in sorted({literal[0] for literal in literals if literal}):
+        rests = [literal[1:] for literal in literals if literal[:1] == first]
+        branches.append(re.escape(first) + (_longest_of(rests) if rests != [""] else ""))
+    return f"(?:{'|'.join(branches)}){'?+' if '' in literals else ''}"
 
 
 _RUN = b"x" * 20
@@ -242,42 +263,50 @@ def find_prefixed(text: str) -> Iterator[SecretSpan]:
     while start >= 0:
         end = mask.find(b" ", start)
         end = len(mask) if end < 0 else end
-        done = start
-        for at in _word_starts(text, start, end):
-            if at >= done and (key := _key_at(text, at, end)) is not None:
-                done = key.end
-                yield key
+        yield from _keys_in_run(text, start, end)
         start = mask.find(_RUN, end)
 
 
-def _word_starts(text: str, start: int, end: int) -> Iterator[int]:
-    r"""Yield where a key could begin in a run of its characters, also in `\nsk-…`, `\u003csk-…`, `%3Dsk-…`, `-sk-…`."""
-    yield start
+def _keys_in_run(text: str, start: int, end: int) -> Iterator[SecretSpan]:
+    r"""Yield the keys in a run of their characters, also in `\nsk-…`, `\u003csk-…`, `%3Dsk-…`, `-sk-…`."""
+    begins = _beginnings()
+    done = start
     before = _BEFORE.match(text, start - 1 if text[start - 1 : start] in ("\\", "%") else start, end)
-    if before is not None:
-        yield before.end()
-    for boundary in _BOUNDARY.finditer(text, start, end):
-        yield boundary.end()
+    for at in (start, before.end() if before is not None else start):
+        match = begins.here.match(text, at, end) if at >= done else None
+        key = _key_at(text, at, match, begins.shapes) if match is not None else None
+        if key is not None:
+            done = key.end
+            yield key
+    for match in begins.inside.finditer(text, start, end):
+        at = match.end()
+        key = _key_at(text, at, match, begins.shapes) if at >= done else None
+        if key is not None:
+            done = key.end
+            yield key
 
 
-def _key_at(text: str, start: int, end: int) -> SecretSpan | None:
-    begins, shapes = _beginnings()
-    match = begins.match(text, start, end)
-    if match is None:
-        return None
-    if match.lastgroup:
-        name, _mark, rest = _MARKED_INSIDE[int(match.lastgroup[1:])]
-        found = [(len(match[0]), KeyPattern(name, (), rest))]
-    else:
-        found = shapes[match[0]]
-    for length, shape in found:
-        key = re.compile(shape.rest).match(text, start + length)
-        if key is not None and entropy_of(text[start : key.end()]) >= shape.entropy:
-            # A longer key than the shape says is one key too.
-            word = _REST.match(text, key.end()) if shape.entropy else None
-            return SecretSpan(shape.name, start, word.end() if word else key.end())
+def _key_at(text: str, start: int, match: re.Match[str], shapes: _Shapes) -> SecretSpan | None:
+    begun = match.lastgroup or ""
+    if begun != "literal":
+        name, _mark, marked_rest = _MARKED_INSIDE[int(begun[1:])]
+        key = re.compile(marked_rest).match(text, match.end(begun))
+        return SecretSpan(name, start, key.end()) if key is not None else None
+    for length, shape, rest in shapes[match["literal"]]:
+        key = rest.match(text, start + length)
+        if key is None or (shape.entropy and entropy_of(text[start : key.end()]) < shape.entropy):
+            continue
+        # A longer key than the shape says is one key too.
+        word = _REST.match(text, key.end()) if shape.entropy else None
+        return SecretSpan(shape.name, start, word.end() if word else key.end())
     return None
 
 
+_ENTROPY_CHARS = 64
+
+
 def entropy_of(text: str) -> float:
-    return -sum(count / len(text) * log2(count / len(text)) for count in Counter(text).values())
+    """Return the bits a character of the beginning of a text."""
+    text = text[:_ENTROPY_CHARS]
+    shares = [text.count(char) / len(text) for char in set(text)]
+    return -sum(share * log2(share) for share in shares)
