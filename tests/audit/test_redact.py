@@ -616,6 +616,59 @@ def test_hides_values_learned_by_several_threads_without_disturbing_redaction() 
     assert redactor.redact_values(" ".join(values.values()))[1] == len(values)
 
 
+def line_up(secret: str, reaches: int) -> str:
+    """Return a long text in which a secret begins before the end of the first piece, and reaches behind it."""
+    filler = "An ordinary line of a text that is long enough.\n" * (2 * redactor.PIECE_CHARS // 48)
+    at = filler.rindex("\n", 0, redactor.PIECE_CHARS - len(secret) + reaches) + 1
+    return filler[:at] + secret + "\n" + filler[at:]
+
+
+@pytest.mark.parametrize("reaches", [-100, 0, 20, 5_000])
+def test_no_secret_is_lost_where_a_long_text_is_cut(reaches: int) -> None:
+    known = Redactor({"mine": "the-value-of-mine"})
+    secrets = [key for _name, key in KEYS] + [frame.format(value) for _name, frame, value in PLACED]
+    for secret in [*secrets, "the-value-of-mine", *map(private_key, BEGINNINGS)]:
+        text = line_up(secret, min(reaches, len(secret)))
+        shown, _count = known.redact(text)
+        assert known.redact(secret)[0].strip() in shown
+        assert shown.count("An ordinary line of a text that is long enough.\n") == text.count("An ordinary line")
+
+
+@pytest.mark.parametrize("kind", BEGINNINGS)
+def test_the_end_of_a_private_key_is_found_behind_the_end_of_a_piece(kind: str) -> None:
+    rest = "\n".join(private_key(kind).split("\n")[2:])
+    for reaches in range(30, len(rest), 200):
+        assert leaked(Redactor({}).redact(line_up(rest, reaches))[0], body_of(kind)[3:], 20) == []
+
+
+@pytest.mark.parametrize("chars", [20_000, 70_000, 200_000])
+def test_a_secret_that_is_longer_than_a_piece_is_hidden_to_its_end(chars: int) -> None:
+    some = Random(7)
+    value = "".join(some.choices("abcdefghijkmnopqrstuvwxyz0123456789", k=chars))
+    for frame in ("API_KEY={}", "Authorization: Bearer {}", "sk-ant-{}"):
+        shown, _count = Redactor({}).redact(line_up(frame.format(value), max(500, chars - 60_000)))
+        assert not any(value[at : at + 20] in shown for at in range(0, chars - 20, 1_000))
+        assert shown.rstrip().endswith("long enough.")
+
+
+def test_a_long_text_is_searched_in_pieces_between_which_the_search_can_be_given_up() -> None:
+    pauses: list[int] = []
+
+    def pause() -> None:
+        pauses.append(1)
+        if len(pauses) == 3:
+            raise TimeoutError
+
+    one = Redactor({}, pause)
+    one.redact("x" * redactor.PIECE_CHARS)
+    assert pauses == []
+    RunRedactor(one).redact("words and words " * (redactor.PIECE_CHARS // 12))
+    assert pauses == [1]
+    with pytest.raises(TimeoutError):
+        one.redact_json({"a": ["words and words " * redactor.PIECE_CHARS]})
+    assert len(pauses) == 3
+
+
 @given(st.lists(st.sampled_from([key for _, key in KEYS] + [f.format(v) for _, f, v in PLACED] + HARMLESS), max_size=8))
 def test_a_second_pass_finds_nothing_more(lines: list[str]) -> None:
     once, _ = Redactor({}).redact("\n\n".join(lines))

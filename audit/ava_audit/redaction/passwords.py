@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from ava_audit.redaction.shapes import (
     STOCK_WORDS,
     SecretSpan,
+    Verdicts,
     is_code,
     is_mixed,
     is_mixed_case,
@@ -23,7 +25,7 @@ _USERINFO = re.compile(r"([^\s/?#@:\"'<>`]{0,100}+):([^\s/@\"'<>`]{3,300}+)@")
 
 
 def find_url_passwords(text: str) -> Iterator[SecretSpan]:
-    for match in matches_after(text, "://", _USERINFO):
+    for _at, match in matches_after(text, "://", _USERINFO):
         if match[2] != match[1] and not is_placeholder(match[2]):
             yield SecretSpan("url-password", match.start(2), match.end(2))
 
@@ -34,7 +36,10 @@ _AUTHORIZATION = re.compile(
     + r"(?:([Bb]earer|[Bb]asic|[Tt]oken|[Dd]igest|[Aa]pi[Kk]ey)\s{1,3})?"
     + r"([A-Za-z0-9._~+/=-]{8,128}+)(?![(\[{])"
 )
-_COOKIE = re.compile(r"(?:\"\"|\\?[\"'])?:\s{0,3}(?:\"\"|\\?[\"'])?([A-Za-z0-9_.-]{1,64}+=[^\r\n\"'`<>{}\\]{8,128}+)")
+_COOKIE = re.compile(
+    r"(?:\"\"|\\?[\"'])?:\s{0,3}(?:\"\"|\\?[\"'])?(?=[^\r\n\"'`<>{}\\0-9]{0,192}+[0-9])"
+    r"([A-Za-z0-9_.-]{1,64}+=[^\r\n\"'`<>{}\\]{8,128}+)"
+)
 
 
 _TOKEN_REST = re.compile(r"[A-Za-z0-9_+/=.~-]*+")
@@ -44,16 +49,16 @@ _COOKIE_REST = re.compile(r"[^\r\n\"'`<>{}\\]*+")
 def find_headers(text: str) -> Iterator[SecretSpan]:
     for literal in ("uthorization", "UTHORIZATION"):
         done = 0
-        for match in matches_after(text, literal, _AUTHORIZATION):
+        for at, match in matches_after(text, literal, _AUTHORIZATION):
             scheme, value = match[1], match[2]
             secret = is_mixed(value) or (scheme is not None and is_mixed_case(value))
-            if match.start() >= done and secret and not is_placeholder(value) and (scheme or not is_code(value)):
+            if at >= done and secret and not is_placeholder(value) and (scheme or not is_code(value)):
                 done = _end(_TOKEN_REST, text, match.end(2))
                 yield SecretSpan("authorization", match.start(2), done)
     for literal in ("ookie", "OOKIE"):
         done = 0
-        for match in matches_after(text, literal, _COOKIE):
-            if match.start() >= done and is_mixed(match[1]):
+        for at, match in matches_after(text, literal, _COOKIE):
+            if at >= done and is_mixed(match[1]):
                 done = _end(_COOKIE_REST, text, match.end(1))
                 yield SecretSpan("cookie", match.start(1), done)
 
@@ -82,15 +87,18 @@ _NO_TOKEN_OF = ("next", "page", "continuation", "csrf", "xsrf", "sync", "cursor"
 _ASSIGNED = re.compile(
     r"(?:[sS]|_?[0-9]{1,2}|[_-](?:value|base|prod|dev|test|live))?(?:\"\"|\\?[\"'`])?\]?"
     r"(?:\s{0,5}(?::\s{0,3}(?:str|string|bytes|SecretStr)(?:\s?\|\s?None)?\s{0,3}=|=>|:=|=|:)\s{0,5}|( |,\s{0,3}))"
-    r"(?:[fbruFBRU]{0,2}\\?(\"\"|[\"'`])([^\s\"'`\\]{8,}+)\\?\2|([A-Za-z0-9_+/=.~!@#%^&*-]{8,128}+)(?![(\[{]))"
+    r"(?:[fbruFBRU]{0,2}\\?(?P<quote>\"\"|[\"'`])([^\s\"'`\\]{8,}+)\\?(?P=quote)|"
+    # without quotes, only with a digit and a letter
+    r"(?=[A-Za-z_+/=.~!@#%^&*-]{0,127}+[0-9])(?=[0-9_+/=.~!@#%^&*-]{0,127}+[A-Za-z])"
+    r"([A-Za-z0-9_+/=.~!@#%^&*-]{8,128}+)(?![(\[{]))"
 )
 _FLAG = re.compile(r"--[A-Za-z-]{0,24}")
 _QUERY = re.compile(r"[?&][A-Za-z_-]{0,15}\Z")
 
 
 _PHRASE = re.compile(
-    r"(?:\"\"|\\?[\"'`])?\]?\s{0,5}(=>|:=|=|:)\s{0,5}[fbruFBRU]{0,2}\\?(\"\"|[\"'`])"
-    r"((?:[^\s\"'`\\]{1,64}+ ){1,7}+[^\s\"'`\\]{1,64}+)\\?\2"
+    r"(?:\"\"|\\?[\"'`])?\]?\s{0,5}(=>|:=|=|:)\s{0,5}[fbruFBRU]{0,2}\\?(?P<phrase_quote>\"\"|[\"'`])"
+    r"((?:[^\s\"'`\\]{1,64}+ ){1,7}+[^\s\"'`\\]{1,64}+)\\?(?P=phrase_quote)"
 )
 _ELEMENT_NAME = re.compile(r"<[A-Za-z0-9_:.-]{0,40}(?:\s(?:key|name)=([\"'])[A-Za-z0-9_:.-]{0,30})?")
 _ELEMENT = re.compile(
@@ -99,27 +107,54 @@ _ELEMENT = re.compile(
 )
 _VALUE = re.compile(r"[\"']\s{1,4}value=[\"']([^\s\"'<>]{8,300}+)[\"']")
 
+_MAY_FOLLOW = re.compile(f"(?:{_ASSIGNED.pattern}|{_ELEMENT.pattern}|{_VALUE.pattern})")
+_MAY_FOLLOW_PASSWORD = re.compile(f"(?:{_MAY_FOLLOW.pattern}|{_PHRASE.pattern})")
+
 
 def find_assignments(text: str) -> Iterator[SecretSpan]:
     """Find the values of names such as `api_key`, `password` or `client_secret`: assigned, or in an XML element."""
+    elements = "<" in text
     for literal, name in NAMES.items():
+        password = name in ("password", "pass")
+        values = _Values(name)
         done = 0
-        for at, after in places_of(text, literal):
+        for at, match in matches_after(text, literal, _MAY_FOLLOW_PASSWORD if password else _MAY_FOLLOW):
             if at < done:
+                continue
+            if match[4] is not None and not values.unquoted[match[4]] and not (elements and _in_element(text, at)):
                 continue
             before = text[max(0, at - 40) : at]
             if not _may_name(name, before):
                 continue
+            after = at + len(literal)
             place = None
-            if (match := _ASSIGNED.match(text, after)) is not None:
-                place = _assigned(text, match, before, literal, name)
+            if match[3] is not None or match[4] is not None:
+                place = _assigned(text, match, before, literal, values)
             if place is None and "<" in before:
                 place = _element(text, after, before, name)
-            if place is None and name in ("password", "pass"):
-                place = _phrase(text, after)
+            if place is None and password:
+                place = _phrase(text, after, values.phrases)
             if place is not None:
                 done = place[1]
                 yield SecretSpan(name, *place)
+
+
+class _Values:
+    """Which values of a name are secrets."""
+
+    def __init__(self, name: str) -> None:
+        shortest = 8 if name in ("password", "pass", "salt") else 12
+        self.unquoted = Verdicts(partial(_is_value, shortest=shortest))
+        self.quoted = Verdicts(partial(is_random, shortest=16 if name == "token" else shortest))
+        self.phrases = Verdicts(_is_phrase)
+
+
+def _in_element(text: str, at: int) -> bool:
+    return text.rfind("<", max(0, at - 40), at) >= 0
+
+
+def _is_value(value: str, shortest: int) -> bool:
+    return is_random(value, shortest) and is_mixed(value) and not is_code(value)
 
 
 def _may_name(name: str, before: str) -> bool:
@@ -132,16 +167,16 @@ def _may_name(name: str, before: str) -> bool:
     return name not in ("jwt", "salt") or not before[-1:].isalpha()  # not a part of another word
 
 
-def _assigned(text: str, match: re.Match[str], before: str, literal: str, name: str) -> tuple[int, int] | None:
+def _assigned(text: str, match: re.Match[str], before: str, literal: str, values: _Values) -> tuple[int, int] | None:
     # After a space without `=` or `:`, only the value of a command-line flag counts.
     if match[1] is not None and not ("--" in before and _FLAG.fullmatch(before, before.rindex("--"))):
         return None
-    if literal == "PWD" and (match[3] or match[4]).startswith("/"):  # the working folder
+    quoted, unquoted = match[3], match[4]
+    if literal == "PWD" and (quoted or unquoted).startswith("/"):  # the working folder
         return None
-    shortest = 8 if name in ("password", "pass", "salt") else 12
-    if match[3] is not None:
-        return match.span(3) if is_random(match[3], max(shortest, 16 if name == "token" else 0)) else None
-    if not is_random(match[4], shortest) or not is_mixed(match[4]) or is_code(match[4]):
+    if quoted is not None:
+        return match.span(3) if values.quoted[quoted] else None
+    if not values.unquoted[unquoted]:
         return None
     start, end = match.start(4), _unquoted_end(text, match, before)
     return (start, end) if end > start else None  # `?password=&user=…` has none
@@ -161,17 +196,21 @@ def _element(text: str, after: int, before: str, name: str) -> tuple[int, int] |
     return match.span(1) if password or is_random(match[1], 12) else None
 
 
-def _phrase(text: str, after: int) -> tuple[int, int] | None:
+def _phrase(text: str, after: int, is_phrase: Verdicts) -> tuple[int, int] | None:
     match = _PHRASE.match(text, after)
-    if match is None:
+    if match is None or not is_phrase[f"{match[1]} {match[3]}"]:
         return None
-    words = match[3].split(" ")
+    return match.span(3)
+
+
+def _is_phrase(given: str) -> bool:
+    """Tell whether several words are a password, by the sign before them and the words."""
+    sign, *words = given.split(" ")
     letters = all(len(word) >= 3 and word.isascii() and word.isalpha() for word in words)
     stock = any(word.lower() in STOCK_WORDS or word.upper() in _NO_ACCOUNTS for word in words)
     # After a colon, words are as often a label: `"password": "Mot de passe"`.
-    plain = letters and not stock and match[1] != ":"
-    random = any(len(word) >= 6 and is_mixed(word) and not is_placeholder(word) for word in words)
-    return match.span(3) if plain or random else None
+    plain = letters and not stock and sign != ":"
+    return plain or any(len(word) >= 6 and is_mixed(word) and not is_placeholder(word) for word in words)
 
 
 def _unquoted_end(text: str, match: re.Match[str], before: str) -> int:
@@ -183,9 +222,14 @@ def _unquoted_end(text: str, match: re.Match[str], before: str) -> int:
 
 _IN_ENVIRONMENT_NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_"
 _LONGEST_NAME = 40
-_LETTERS = re.compile(r"=([\"']?)((?=.{8})[A-Za-z]{1,64}+(?:[&!][A-Za-z]{1,64}+(?!=)){0,4}+)\1(?=[\s\"';,]|\Z)")
-_LETTERS_IN_YAML = re.compile(r"[\"']?:[ \t]{1,4}([\"']?)([A-Za-z]{8,64}+)\1(?=[\s\"',}]|\Z)")
+_LETTERS = re.compile(
+    r"=(?P<quote>[\"']?)((?=.{8})[A-Za-z]{1,64}+(?:[&!][A-Za-z]{1,64}+(?!=)){0,4}+)(?P=quote)(?=[\s\"';,]|\Z)"
+)
+_LETTERS_IN_YAML = re.compile(
+    r"[\"']?:[ \t]{1,4}(?P<yaml_quote>[\"']?)([A-Za-z]{8,64}+)(?P=yaml_quote)(?=[\s\"',}]|\Z)"
+)
 _WITH_DOLLAR = re.compile(r"=([^\s\"'`;$<>]{1,64}+\$(?![A-Z_({])[^\s\"'`;<>(){}]{1,64}+)")
+_MAY_BE_PLAIN = re.compile(f"(?:{_LETTERS.pattern}|{_LETTERS_IN_YAML.pattern}|{_WITH_DOLLAR.pattern})")
 _CAMEL_CASE = re.compile(r"[a-z]{1,30}(?:[A-Z][a-z]{1,30}){1,4}")
 _ACCOUNTS = frozenset({
     "ADMIN", "DATABASE", "DB", "EMAIL", "FTP", "IMAP", "LDAP", "MAIL", "MAILER", "MARIADB", "MONGO", "MONGODB", "MYSQL",
@@ -203,11 +247,11 @@ _NO_ACCOUNTS = frozenset({
 def find_plain_passwords(text: str) -> Iterator[SecretSpan]:
     """Find passwords without digits or with `$` in variables: `DB_PASSWORD=correcthorse`, `SMTP_PASS: correcthorse`."""
     for literal in ("PASSWORD", "_PASS", "PASSPHRASE"):
-        for at, after in places_of(text, literal):
-            if text[after : after + 1] not in ("=", ":", '"', "'"):
-                continue
+        is_no_label = Verdicts(_is_no_label)
+        for at, _found in matches_after(text, literal, _MAY_BE_PLAIN):
+            after = at + len(literal)
             name = _environment_name(text, at)
-            if name is not None and (place := _plain_password(text, after, name.split("_"), literal)):
+            if name is not None and (place := _plain_password(text, after, name, literal, is_no_label)):
                 yield SecretSpan("password", *place)
 
 
@@ -221,7 +265,15 @@ def _environment_name(text: str, end: int) -> str | None:
     return name
 
 
-def _plain_password(text: str, after: int, words: list[str], literal: str) -> tuple[int, int] | None:
+def _is_no_label(assignment: str) -> bool:
+    name, value = assignment.split("=")
+    given = value.lower()
+    repeats = any(len(word) > 3 and word.lower() in given for word in (*name.split("_"), "password", "passwort"))
+    return not repeats and not _CAMEL_CASE.fullmatch(value) and not is_stock_phrase(value)
+
+
+def _plain_password(text: str, after: int, name: str, literal: str, is_no_label: Verdicts) -> tuple[int, int] | None:
+    words = name.split("_")
     account = not _ACCOUNTS.isdisjoint(words)
     match = _WITH_DOLLAR.match(text, after)
     if match is not None and is_random(match[1], 8):
@@ -230,11 +282,7 @@ def _plain_password(text: str, after: int, words: list[str], literal: str) -> tu
     match = match or (_LETTERS_IN_YAML.match(text, after) if account else None)
     if match is None or not _NO_ACCOUNTS.isdisjoint(words):
         return None
-    value = match[2]
-    repeats = any(len(word) > 3 and word.lower() in value.lower() for word in (*words, "password", "passwort"))
-    if repeats or _CAMEL_CASE.fullmatch(value) or is_stock_phrase(value):
-        return None
-    return match.span(2)
+    return match.span(2) if is_no_label[f"{name}={match[2]}"] else None
 
 
 _CURL = re.compile(r"[ =]?[\"']?([^\s:\"'$<{]{1,100}+):([^\s\"'`]{3,200}+)")
@@ -285,19 +333,22 @@ def find_curl_passwords(text: str) -> Iterator[SecretSpan]:
     starts = [at for at, _after in places_of(text, "curl")]
     if not starts:
         return
+    is_pair = Verdicts(lambda pair: is_password(pair.partition(":")[2], pair.partition(":")[0]))
     for literal in (" -u", " -U", " --user", " --proxy-user", "u ", "U "):
         commands = _Commands(text, starts, "\n")
         for at, after in places_of(text, literal):
+            if literal[0] != " " and text[at - 1] in " -":
+                continue
             if not commands.includes(at):
                 continue
             flag = literal[0] == " " or _JOINED_FLAGS.fullmatch(text, max(0, text.rfind(" ", max(0, at - 14), at)), at)
             match = _CURL.match(text, after) if flag else None
-            if match is not None and is_password(match[2], match[1]):
+            if match is not None and is_pair[f"{match[1]}:{match[2]}"]:
                 yield SecretSpan("password", match.start(2), match.end(2))
 
 
-_SPACE = r"(?:\s|\\[nrt]){1,8}"
-_WORD = r"(?:[^\s\\]|\\(?![nrt\"])){1,200}+"
+_SPACE = r"(?:\s|\\[nrt]){1,8}+"
+_WORD = r"(?:[^\s\\]{1,200}+|\\(?![nrt\"])){1,20}+"
 _NETRC_HOST = re.compile(f"{_SPACE}({_WORD})({_SPACE})(?=login|password)")
 _NETRC_LOGIN = re.compile(f"(?:{_SPACE})?(?:login{_SPACE}({_WORD}){_SPACE}(?:account{_SPACE}{_WORD}{_SPACE})?)?")
 _NETRC_PASSWORD = re.compile(
@@ -308,13 +359,12 @@ _NETRC_BEGINS = re.compile(r"(?:\A|[\"'\n]|\\n)[\"'> \t]{0,40}+\Z")
 
 
 def find_netrc_passwords(text: str) -> Iterator[SecretSpan]:
-    for match in matches_after(text, "machine", _NETRC_HOST):
-        at = match.start() - len("machine")
+    for at, match in matches_after(text, "machine", _NETRC_HOST):
         begins_line = _NETRC_BEGINS.search(text, max(0, at - 42), at) is not None
         # `machine learning login …` is prose, and so is most that is not a line of its own.
         plain = begins_line and match[1] != "learning"
         if plain or "." in match[1] or match[1] == "localhost" or not match[2].isspace() or "\n" in match[2]:
-            yield from _netrc_password(text, match.end())
+            yield from _netrc_password(text, match.end(2))
     for at, after in places_of(text, "default"):
         if text[at - 1 : at] in ("", "\n"):
             yield from _netrc_password(text, after)
@@ -339,14 +389,17 @@ _JDBC_ORACLE = re.compile(r"oracle:(?:thin|oci8?):([^/@]{1,100}+)/([^@]{3,200}+)
 
 def find_jdbc_passwords(text: str) -> Iterator[SecretSpan]:
     end = 0
-    for address in matches_after(text, "jdbc:", _JDBC):
-        if address.start() < end:  # an address inside an address
+    is_value = Verdicts(lambda value: is_password(value, ""))
+    for _at, after in places_of(text, "jdbc:"):
+        address = _JDBC.match(text, after) if after >= end else None
+        if address is None:  # an address inside an address is not one
             continue
         start, end = address.span()
         user = _JDBC_USER.search(text, start, end)
         oracle = _JDBC_ORACLE.match(text, start, end)
         for match in _JDBC_PASSWORD.finditer(text, start, end):
-            if is_password(match[1] or match[2], user[1] if user else ""):
+            value = match[1] or match[2]
+            if is_value[value] and not (user and value == user[1]):
                 yield SecretSpan("password", *match.span(match.lastindex or 0))
         if oracle is not None and is_password(oracle[2], oracle[1]):
             yield SecretSpan("password", oracle.start(2), oracle.end(2))
@@ -385,6 +438,7 @@ Also as items of a list: `["redis-cli", "-a", "…"]`.
 def find_option_passwords(text: str) -> Iterator[SecretSpan]:
     """Find passwords in command-line options: `mysql -p…`, `sshpass -p …`, `redis-cli -a …`."""
     lists = [quote for quote in ('"-', "'-") if quote in text]  # two quick searches save ten
+    is_given = Verdicts(lambda given: not given.isdigit() and is_password(given, ""))
     for option, (names, value) in PASSWORD_OPTIONS.items():
         if (option[0] != " " and option[:2] not in lists) or option not in text:
             continue
@@ -394,8 +448,7 @@ def find_option_passwords(text: str) -> Iterator[SecretSpan]:
         commands = _Commands(text, starts, "|;&\n")
         for at, after in places_of(text, option):
             match = value.match(text, after) if commands.includes(at) else None
-            given = match[match.lastindex or 0] if match is not None else ""
-            if match is not None and not given.isdigit() and is_password(given, ""):
+            if match is not None and is_given[match[match.lastindex or 0]]:
                 yield SecretSpan("password", *match.span(match.lastindex or 0))
 
 
@@ -418,8 +471,8 @@ _DIGEST = re.compile(r"\\?(?:[\"']{0,2}|&quot;)([0-9a-fA-F]{32,128}+)")
 
 def find_digest_responses(text: str) -> Iterator[SecretSpan]:
     """Find the `response=` of a Digest authorization: with it, the password can be guessed offline."""
-    for match in matches_after(text, "response=", _DIGEST):
-        if "nonce=" in text[max(0, match.start() - 600) : match.end() + 400]:
+    for at, match in matches_after(text, "response=", _DIGEST):
+        if "nonce=" in text[max(0, at - 600) : at + 500]:
             yield SecretSpan("authorization", match.start(1), match.end(1))
 
 
@@ -428,6 +481,6 @@ _SIGNATURE = re.compile(r"((?:[A-Za-z0-9+/]|%2[BbFf]){43}(?:=|%3[Dd]))(?![A-Za-z
 
 def find_signatures(text: str) -> Iterator[SecretSpan]:
     """Find the signatures of Azure shared access: `&sig=…`, 32 bytes in base64."""
-    for match in matches_after(text, "sig=", _SIGNATURE):
-        if text[match.start() - 5 : match.start() - 4] in ("?", "&", ";"):
-            yield SecretSpan("signature", match.start(), match.end())
+    for at, match in matches_after(text, "sig=", _SIGNATURE):
+        if at and text[at - 1] in "?&;":
+            yield SecretSpan("signature", *match.span(1))

@@ -7,7 +7,7 @@ import html
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote, quote_plus
@@ -192,14 +192,47 @@ SHORTEST_VALUE = 8
 """A shorter configured value is not replaced, because it may be part of ordinary words."""
 
 
+PIECE_CHARS = 65_536
+"""The most characters that are searched at once."""
+_OVERLAP_CHARS = 8_192
+_BEFORE_CHARS = 1_024
+"""The most characters before a secret that say what it is."""
+_CUT_CHARS = 256
+"""A secret that ends so near to the end of a piece may go on behind it."""
+_WORD_REST = re.compile(r"[^\s\"'`<>]*+")
+
+
+def _shifted(spans: Iterator[SecretSpan], start: int, seen: int) -> Iterator[SecretSpan]:
+    """Yield spans of a piece as spans of the text, except what begins in the part that only says what stands before."""
+    for name, first, last in spans:
+        if first + start >= seen:
+            yield SecretSpan(name, first + start, last + start)
+
+
+def _next_piece(text: str, start: int, end: int, cut: list[SecretSpan]) -> int:
+    """Return where the piece after one begins: so early that each secret that reaches its end is whole in it."""
+    before = end - _OVERLAP_CHARS
+    word = max(text.rfind(" ", start, end), text.rfind("\n", start, end))
+    before = min([before, word - _BEFORE_CHARS, *(span.start - 2 * _BEFORE_CHARS for span in cut)])
+    if text.find(PEM_END, end, end + _PEM_LONGEST) >= 0:
+        before = min(before, end - _PEM_LONGEST)
+    before = max(before, start + PIECE_CHARS // 4)
+    line = text.rfind("\n", before - _BEFORE_CHARS, before)
+    return line + 1 if line >= 0 else before
+
+
 class Redactor:
     """Replaces configured values, and everything that looks like a key, by `[redacted:NAME]`.
 
     It may learn further values at any time, from any thread, and forgets none: a key that was removed may still be in a
     later text. `too_short` names values that are not replaced because they have fewer than 8 characters.
+
+    A long text is searched in pieces. `between_pieces` is called after each: it may let others have their turn, and
+    raise to give the search up.
     """
 
-    def __init__(self, values: Mapping[str, str]) -> None:
+    def __init__(self, values: Mapping[str, str], between_pieces: Callable[[], None] = lambda: None) -> None:
+        self.between_pieces = between_pieces
         self.too_short: tuple[str, ...] = ()
         self._names: dict[str, str] = {}
         self._forms: dict[str, str] = {}
@@ -243,19 +276,43 @@ class Redactor:
 
     def redact_values(self, text: str) -> tuple[str, int]:
         """Return the text with only the configured values replaced, and the number of replacements."""
-        return _replace_spans(text, _merge_spans(self._configured(text)))
+        return _replace_spans(text, _merge_spans(self._in_pieces(text, self._configured)))
 
     def find_shapes(self, text: str) -> list[SecretSpan]:
         """Return in order what looks like a key and is not a configured value; a task with one is refused."""
-        configured = _merge_spans(self._configured(text))
+        configured = _merge_spans(self._in_pieces(text, self._configured))
         return [
             found
-            for found in _merge_spans(_find_by_pattern(text))
+            for found in _merge_spans(self._in_pieces(text, _find_by_pattern))
             if not any(known.start < found.end and found.start < known.end for known in configured)
         ]
 
     def _all(self, text: str) -> list[SecretSpan]:
-        return _merge_spans(chain(self._configured(text), _find_by_pattern(text)))
+        return _merge_spans(self._in_pieces(text, self._everything))
+
+    def _everything(self, text: str) -> Iterator[SecretSpan]:
+        return chain(self._configured(text), _find_by_pattern(text))
+
+    def _in_pieces(self, text: str, find: Callable[[str], Iterator[SecretSpan]]) -> Iterator[SecretSpan]:
+        """Yield what is found in a text, searched in pieces that overlap, so that each secret is whole in one of them.
+
+        What reaches the end of a piece is looked at again in the next one, from a place before it. Where it is longer
+        than a piece, it goes on to the end of its word.
+        """
+        start = seen = 0
+        while start + PIECE_CHARS < len(text):
+            end = start + PIECE_CHARS
+            spans = list(_shifted(find(text[start:end]), start, seen))
+            cut = [span for span in spans if span.end > end - _CUT_CHARS]
+            following = _next_piece(text, start, end, cut)
+            for span in spans:
+                if span not in cut:
+                    yield span
+                elif span.start < following + _BEFORE_CHARS:
+                    yield span._replace(end=_WORD_REST.match(text, span.end).end())  # type: ignore[union-attr]
+            start, seen = following, following + _BEFORE_CHARS
+            self.between_pieces()
+        yield from _shifted(find(text[start:]), start, seen)
 
     def _configured(self, text: str) -> Iterator[SecretSpan]:
         for form, name in self._forms.items():
@@ -297,7 +354,7 @@ class RunRedactor(Redactor):
         self._shared = shared
         self._pieces: set[str] = set()
         self._learned: set[int] = set()
-        super().__init__({})
+        super().__init__({}, shared.between_pieces)
 
     def learn(self, values: Mapping[str, str]) -> None:
         """Replace these values too from now on, also wherever the shared redactor is used."""

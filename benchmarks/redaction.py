@@ -1,0 +1,120 @@
+"""What the search for secrets costs: words, mixed text, and the texts that are made to be slow, side by side.
+
+    python benchmarks/redaction.py [--found N] [--seed N] [--json FILE]
+
+Processor time of one thread. Words, mixed text (this repository's documents and code) and each shape are timed by
+turns in one run, and the least of five counts; so a ratio hardly depends on what else the machine does. A shape is one
+text of 64 kB: a mark of a secret that is repeated, alone and with values, commands and signs around it, or one
+character in one piece. `--found` adds shapes that are put together at random. Goals: no shape takes more than ten
+times as long as words, and mixed text at most three times as long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from figures import Figure, write_json
+
+from ava_audit.redaction import Redactor
+from ava_audit.redaction.passwords import NAMES, PASSWORD_OPTIONS
+from ava_audit.redaction.shapes import key_patterns
+
+HERE = Path(__file__).resolve().parent
+CHARS = 65_536
+TURNS = 5
+SHOWN = 12
+WORDS = "The quick brown fox jumps over the lazy dog and then it goes home to sleep until the morning. "
+MARKS = (
+    *("-----BEGIN PRIVATE KEY-----", "-----END PRIVATE KEY-----", "://a:", "Authorization: Bearer ", "Cookie: a="),
+    *("mysql ", "curl ", "curl -u ", "curl -sSLu ", "machine ", "login ", "default ", "jdbc:", "sig=", "response="),
+    *("nonce=", "PASSWORD=", "DB_PASSWORD: ", "_PASS=", "<password>", "</password>", "password='"),
+    "machine a login b ",
+    *NAMES,
+    *PASSWORD_OPTIONS,
+)
+VALUES = ("", "=", "=1", ": ", "=a1b2c3d4", " a1b2c3d4 ", "a1b2c3d4", "='a b ", '="', "=abcdefgh\n", "=a$", "@", "<")
+LONG = ("A", "a1", "=", "/", ".", "-", "_", "\n", "\\n", " ", "'", "<", "password", "a1B2c3D4e5F6g7H8", "/" * 19 + "a")
+
+
+def repeated(piece: str) -> str:
+    return (piece * (CHARS // len(piece) + 1))[:CHARS]
+
+
+def mixed_text() -> str:
+    """Return documents, code and settings, as a run reads them."""
+    texts = [
+        path.read_text("utf-8") for folder in ("docs", "roles") for path in sorted((HERE.parent / folder).rglob("*.md"))
+    ]
+    texts += [path.read_text("utf-8") for path in sorted((HERE.parent / "audit").rglob("*.py"))]
+    texts += [(HERE.parent / "tests" / "data" / "benign_lines.txt").read_text("utf-8")]
+    parts = [text[at : at + 2_000] for text in texts for at in range(0, len(text), 2_000)]
+    random.Random(7).shuffle(parts)
+    return "".join(parts)[: 4 * CHARS]
+
+
+def shapes(found: int, seed: int) -> Iterator[str]:
+    """Yield what is repeated."""
+    yield from LONG
+    yield from ("mysql " * 60 + " -pa1b2c3d4", "mysql" + " -pa1b2c3d4" * 36, "curl" + " -u a:b1c2d3" * 32)
+    for mark in MARKS:
+        for value in VALUES:
+            yield mark + value
+    literals = sorted({literal for pattern in key_patterns() for literal in pattern.literals})
+    for literal in literals:
+        for before in ("", "/", " "):
+            yield before + literal
+            yield before + literal + "a1B2c3D4e5F6g7H8" * 2
+    some = random.Random(seed)
+    for _ in range(found):
+        yield "".join(some.choice(some.choice((MARKS, VALUES, LONG, literals))) for _ in range(some.randint(2, 5)))
+
+
+def spent_s(work: Callable[[], object]) -> float:
+    began = time.thread_time()
+    work()
+    return time.thread_time() - began
+
+
+def measure(found: int, seed: int) -> tuple[float, float, list[tuple[float, str]]]:
+    """Return the seconds of a character of words, and how many times as long mixed text and each shape take."""
+    redactor, words, mixed = Redactor({}), repeated(WORDS), mixed_text()
+
+    def least(text: str) -> tuple[float, float]:
+        """Return the least time of a character of words and of a text, by turns."""
+        redactor.redact(text)
+        took = [(spent_s(lambda: redactor.redact(words)), spent_s(lambda: redactor.redact(text))) for _ in range(TURNS)]
+        return min(each for each, _ in took) / len(words), min(each for _, each in took) / len(text)
+
+    word_s, mixed_s = least(mixed)
+    ratios = []
+    for piece in shapes(found, seed):
+        beside_s, shape_s = least(repeated(piece))
+        ratios.append((shape_s / beside_s, piece))
+    return word_s, mixed_s / word_s, sorted(ratios, reverse=True)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--found", type=int, default=0, metavar="N", help="how many random shapes to add")
+    options.add_argument("--seed", type=int, default=7)
+    options.add_argument("--json", type=Path)
+    chosen = options.parse_args()
+    word_s, mixed, ratios = measure(chosen.found, chosen.seed)
+    print(f"words {word_s * 1e6:.3f} s/MB   mixed text {mixed:.2f} times   {len(ratios)} shapes, the slowest:")
+    for ratio, piece in ratios[:SHOWN]:
+        print(f"  {ratio:6.1f} times  {piece[:60]!r}")
+    figures = [
+        Figure("redaction: words", word_s * 1e6, "s/MB", 0.1),
+        Figure("redaction: mixed text", mixed, "times words", 3),
+        Figure("redaction: the slowest shape", ratios[0][0], "times words", 10),
+    ]
+    if chosen.json:
+        write_json(chosen.json, figures)
+
+
+if __name__ == "__main__":
+    main()
