@@ -514,7 +514,7 @@ class AgentRequest(Fact):
 
     `items` are the messages that no earlier request of the run has shown; `known` messages before them are those of the
     request of turn `after`. `head` is what stands before the conversation (instructions, tools), where no earlier
-    request had the same (`head_sha`). `dropped` lists what Ava took out.
+    request had the same (`head_sha`). `dropped` lists what Ava took out and no earlier request names.
     """
 
     transcript = True

@@ -1,8 +1,6 @@
 """Bodies of model requests that another agent makes: read, checked and rewritten, closed to what is not known.
 
-Only fields and kinds of content that this file knows pass. What changes a price, what the provider runs itself, and
-what Ava cannot see (a file's id, an address, an earlier answer's id) does not. Images and documents become a sentence:
-how many tokens they are does not follow from their bytes.
+Only fields and kinds of content that `forms.py` knows pass, at every depth, and secrets are replaced in all of them.
 """
 
 from __future__ import annotations
@@ -10,89 +8,22 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from ava_audit.redaction import Redactor
+from ava_server.agents.forms import FORMS, Closing, unseen
 from ava_server.agents.seam import AgentCall, CallRefused
 from ava_server.models.json_text import as_list, as_object, as_text, decode, deeper_than, encode, objects_in
 
 log = logging.getLogger("ava.agents")
 
 
-@dataclass(frozen=True)
-class BodyForm:
-    """What a wire's bodies may have.
-
-    `passed` are fields that pass as they are, `head` those before the conversation, `items` the field with that.
-    `output` are the names of the limit on an answer, the first one where the agent gives none. `refused` fields end the
-    call. `tools` are the types of tools that the agent itself runs; "" is a tool without a type.
-    """
-
-    items: str
-    head: tuple[str, ...]
-    passed: frozenset[str]
-    output: tuple[str, ...]
-    tools: frozenset[str]
-    refused: frozenset[str] = frozenset()
-    forced: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
-FORMS: Mapping[str, BodyForm] = {
-    "messages": BodyForm(
-        items="messages",
-        head=("system", "tools"),
-        passed=frozenset(
-            ("tool_choice", "stream", "temperature", "top_p", "top_k", "stop_sequences", "thinking", "output_config")
-        ),
-        output=("max_tokens",),
-        tools=frozenset(("", "custom")),
-        refused=frozenset(("mcp_servers", "container")),
-    ),
-    "responses": BodyForm(
-        items="input",
-        head=("instructions", "tools", "text"),
-        passed=frozenset(
-            ("tool_choice", "parallel_tool_calls", "reasoning", "include", "stream", "temperature", "top_p")
-        ).union(("prompt_cache_key", "truncation")),
-        output=("max_output_tokens",),
-        tools=frozenset(("function", "custom", "namespace")),
-        refused=frozenset(("previous_response_id", "conversation", "prompt", "background")),
-        forced={"store": False},
-    ),
-    "chat_completions": BodyForm(
-        items="messages",
-        head=("tools", "response_format"),
-        passed=frozenset(
-            ("tool_choice", "parallel_tool_calls", "reasoning_effort", "reasoning", "stream", "stop", "seed")
-        ).union(("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty")),
-        output=("max_tokens", "max_completion_tokens"),
-        tools=frozenset(("function",)),
-        refused=frozenset(("functions", "web_search_options", "plugins")),
-    ),
-}
 _IDS = frozenset(("id", "call_id", "tool_use_id", "tool_call_id"))
 _FREE = frozenset(("input", "input_schema", "parameters", "arguments", "schema", "json_schema", "metadata"))
 """Fields whose content an agent is free to choose: nothing in them goes as it came."""
-_PARTS = frozenset(("text", "input_text", "output_text", "summary_text", "reasoning_text", "refusal")).union(
-    ("tool_use", "tool_result", "tool_reference", "function", "custom"),
-    ("thinking", "redacted_thinking", "reasoning", "compaction"),
-)
-"""Types of the parts of messages that stand for nothing but themselves."""
-_MEDIA = frozenset(("image", "document", "input_image", "input_file", "image_url", "file", "input_audio", "audio"))
-_REFERENCES = frozenset(("file_id", "file_url", "file_data", "image_url", "video_url", "input_audio", "audio")).union(
-    ("source", "server_url", "container_id")
-)
-"""Fields of content that stand for something else, where the content's type does not say so."""
-_AS_GIVEN = _FREE.union(("cache_control", "citations", "annotations", "caller"))
-"""Fields without parts: what an agent is free to choose, and what only describes a part."""
-_NO_MEDIA = "[Ava has taken out {kind}: what it costs cannot be known before it is sent. Read it as text, if you can.]"
-_ITEMS = frozenset(
-    ("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
-)
-"""Types of items of the responses format that stand for nothing but themselves."""
+_SEALED = frozenset(("signature", "data", "encrypted_content", "thought_signature"))
+"""Fields that the provider checks, so that nothing in them can be replaced."""
 _REMEMBERED_BYTES = 16 * 1024 * 1024
-_INCLUDED = frozenset(("reasoning.encrypted_content",))
 
 
 class Bodies:
@@ -140,23 +71,24 @@ class Bodies:
 
     def _read(self, given: dict[str, Any]) -> AgentCall:
         self._refuse_unapproved(given)
-        model, form = as_text(given.get("model")), self._form
-        dropped: list[str] = []
+        model, form, closing = as_text(given.get("model")), self._form, Closing(self._form)
         items = given.get(form.items)
         if isinstance(items, str):  # the short form of responses
-            items = [{"type": "message", "role": "user", "content": items}]
-        seen = {name: given[name] for name in form.head if given.get(name) is not None}
-        if "tools" in seen:
-            seen["tools"] = self._tools(seen["tools"], dropped)
-        seen[form.items] = [self._known(item, dropped) for item in objects_in(items)]
-        seen |= {name: given[name] for name in sorted(form.passed & given.keys()) if given[name] is not None}
-        body: dict[str, Any] = {
-            "model": self._models[model],
-            **{name: self._cleaned(value) for name, value in seen.items()},
-        }
-        self._adjust(body, dropped)
-        taken = {"model", "n", form.items, *form.head, *form.passed, *form.output, *form.refused, *form.forced}
-        dropped += sorted(given.keys() - taken - {"stream_options"})
+            given = {**given, form.items: [{"type": "message", "role": "user", "content": items}]}
+        body: dict[str, Any] = {"model": self._models[model]}
+        for name in (*form.head, form.items, *sorted(form.fields.keys() - {*form.head, form.items})):
+            value = given.get(name)
+            if name == "tools":
+                value = self._tools(value, closing)
+            elif value is not None:
+                value = closing.close(name, value)
+            if value is not None:
+                body[name] = self._cleaned(value)
+        body.setdefault(form.items, [])
+        self._adjust(body, closing)
+        known = {"model", "n", "tools", "stream_options", *form.fields, *form.output, *form.refused, *form.forced}
+        for name in sorted(given.keys() - known):
+            closing.take(name[:_NAME_CHARS])
         outputs = [given[name] for name in form.output if isinstance(given.get(name), int) and given[name] > 0]
         return AgentCall(
             model=model,
@@ -164,7 +96,7 @@ class Bodies:
             head=encode({name: body[name] for name in sorted(body.keys() - _NOT_SHOWN - {form.items})}),
             items=tuple(encode(_unmarked(item)) for item in body[form.items]),
             asked_output=min(outputs, default=None),
-            dropped=tuple(map(self._hidden, dropped)),
+            dropped=tuple(map(self._hidden, closing.taken)),
         )
 
     def limited(self, call: AgentCall, output: int) -> bytes:
@@ -185,44 +117,23 @@ class Bodies:
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
-    def _tools(self, given: Any, dropped: list[str]) -> list[dict[str, Any]]:
+    def _tools(self, given: Any, closing: Closing) -> list[dict[str, Any]] | None:
+        """Return the tools that the agent itself runs. Raises CallRefused: there is one of an unknown kind."""
+        if given is None:
+            return None
         kept: list[dict[str, Any]] = []
         for tool in objects_in(given):
-            name, kind = _tool_name(tool), as_text(tool.get("type"))
-            if kind in self._form.tools and name not in self._off:
-                inner = {"tools": self._tools(tool.get("tools"), dropped)} if kind == "namespace" else {}
-                kept.append({**tool, **inner})
+            name, kind = _tool_name(tool), tool.get("type") or ""
+            if name in self._off or (isinstance(kind, str) and closing.is_taken_tool(kind)):
+                closing.take(f"tool {name or kind}"[:100])
+            elif isinstance(kind, str) and kind in self._form.tools.known:
+                closed = closing.close_tool(tool, kind)
+                if kind == "namespace":
+                    closed["tools"] = self._tools(tool.get("tools"), closing) or []
+                kept.append(closed)
             else:
-                dropped.append(f"tool {name or kind}"[:100])
+                raise unseen(f"the tool {name!r} of type {kind!r}")
         return kept
-
-    def _known(self, item: dict[str, Any], dropped: list[str]) -> dict[str, Any]:
-        """Return a message without media. Raises CallRefused: something in it may stand for what Ava does not see."""
-        if self._wire == "responses":
-            kind = item.get("type", "message" if "role" in item else "an item without a type")
-            if kind not in _ITEMS:
-                raise _unseen(kind)
-        return self._inner(item, dropped)
-
-    def _inner(self, fields: dict[str, Any], dropped: list[str]) -> dict[str, Any]:
-        if reference := next((name for name in _REFERENCES if fields.get(name)), None):
-            raise _unseen(reference)
-        return {name: each if name in _AS_GIVEN else self._content(each, dropped) for name, each in fields.items()}
-
-    def _content(self, value: Any, dropped: list[str], *, listed: bool = False) -> Any:
-        if isinstance(value, list):
-            return [self._content(each, dropped, listed=True) for each in as_list(value)]
-        fields = as_object(value)
-        if fields is None:
-            return value
-        kind = fields.get("type") if listed else None  # what is in a list is a part, of a known type
-        if kind in _MEDIA:
-            dropped.append(str(kind))
-            text = "input_text" if self._wire == "responses" else "text"
-            return {"type": text, "text": _NO_MEDIA.format(kind=f"a part of type {kind}")}
-        if kind is not None and kind not in _PARTS:
-            raise _unseen(kind)
-        return self._inner(fields, dropped)
 
     def _refuse_unapproved(self, given: Mapping[str, Any]) -> None:
         model = as_text(given.get("model"))
@@ -235,18 +146,16 @@ class Bodies:
         if given.get("n", 1) not in (1, None):
             raise CallRefused("form", "n must be 1: each answer costs")
 
-    def _adjust(self, body: dict[str, Any], dropped: list[str]) -> None:
+    def _adjust(self, body: dict[str, Any], closing: Closing) -> None:
         choice = as_object(body.get("tool_choice")) or {}
-        name, kind = _tool_name(choice), as_text(choice.get("type"))
+        name = _tool_name(choice)
         offered = {_tool_name(each) for each in objects_in(body.get("tools"))}
-        if not offered or (name and name not in offered) or kind == "allowed_tools":
+        if not offered or (name and name not in offered):
             if body.pop("tool_choice", None) is not None:
-                dropped.append("tool_choice")
+                closing.take("tool_choice")
             if not offered:
                 body.pop("tools", None)
                 body.pop("parallel_tool_calls", None)
-        if "include" in body:
-            body["include"] = [each for each in as_list(body["include"]) if each in _INCLUDED]
         if self._wire == "chat_completions" and body.get("stream") is True:
             body["stream_options"] = {"include_usage": True}
 
@@ -271,6 +180,7 @@ class Bodies:
 _NOT_SHOWN = frozenset(("model", "stream", "stream_options", "store"))
 """Fields that reach no prompt; all others count in its bound."""
 _MOST_DEEP = 100
+_NAME_CHARS = 60
 _MOST_PARTS = 200_000
 _LEAST_BUDGET = 1_024
 """The smallest budget for thinking that Anthropic's API takes."""
@@ -278,10 +188,6 @@ _LEAST_BUDGET = 1_024
 
 def _tool_name(tool: Mapping[str, Any]) -> str:
     return as_text(tool.get("name")) or as_text((as_object(tool.get("function")) or {}).get("name"))
-
-
-def _unseen(what: Any) -> CallRefused:
-    return CallRefused("form", f"{str(what)[:60]} cannot be sent: Ava does not see what it stands for")
 
 
 def _each_text(value: Any, hide: Callable[[str], str], *, free: bool = False) -> Any:
@@ -294,8 +200,13 @@ def _each_text(value: Any, hide: Callable[[str], str], *, free: bool = False) ->
     if fields is None:
         return value
     made: dict[str, Any] = {}
+    sealed = _SEALED if not free else frozenset[str]()
+    if sealed and fields.get("type") == "thinking" and fields.get("signature"):
+        sealed = sealed | {"thinking"}
     for name, each in fields.items():
         text = as_text(each)
+        if text and name in sealed:
+            _refuse_secret(text, name, hide)
         if free or not (text or name == "cache_control"):
             made[hide(name)] = _each_text(each, hide, free=free or name in _FREE)
         elif name == "cache_control":
@@ -305,6 +216,14 @@ def _each_text(value: Any, hide: Callable[[str], str], *, free: bool = False) ->
         else:
             made[hide(name)] = _in_json(text, hide) if name == "arguments" else hide(text)
     return made
+
+
+def _refuse_secret(text: str, name: str, hide: Callable[[str], str]) -> None:
+    if hide(text) != text:
+        raise CallRefused(
+            "form",
+            f"a secret stands in the {name} of earlier thinking, which cannot be changed: begin a new conversation",
+        )
 
 
 def _in_json(text: str, hide: Callable[[str], str]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import re
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -53,16 +54,11 @@ HUNG_UP_S = 5.0
 """Seconds for which an answer is read on for its usage, once the agent has hung up."""
 SETTLE_S = 3.0
 _PASSED = ("content-type", "request-id", "x-request-id", "retry-after")
-_BETAS = (
-    "claude-code-",
-    "interleaved-thinking-",
-    "fine-grained-tool-streaming-",
-    "effort-",
-    "structured-outputs-",
-    "mid-conversation-system-",
-    "thinking-token-count-",
+_BETA = re.compile(
+    r"(?:claude-code|interleaved-thinking|fine-grained-tool-streaming|effort|structured-outputs|mid-conversation-system"
+    r"|thinking-token-count)-(?:\d{8}|\d{4}-\d\d-\d\d)"
 )
-"""Beginnings of the names of Anthropic's beta features that change no price and store nothing."""
+"""Names of Anthropic's beta features that change no price and store nothing, with their dates."""
 _STATUS: Mapping[Refusal, tuple[int, str]] = {
     "cap": (400, "billing_error"),
     "model": (404, "not_found_error"),
@@ -224,7 +220,7 @@ class Gateway:
     async def _forward(self, forwarded: _Forwarded, headers: Headers) -> None:
         call, bodies = forwarded.admitted.call, self._bodies
         betas = [each.strip() for each in headers.get("anthropic-beta", "").split(",")]
-        passed = ",".join(each for each in betas if each.startswith(_BETAS))
+        passed = ",".join(each for each in betas if _BETA.fullmatch(each))
         with forwarded.reading:
             try:
                 async with self._model.exchange(

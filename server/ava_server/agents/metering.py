@@ -70,6 +70,7 @@ HAND_OVER_CALLS = 4
 """Calls after a cap, for what hands the work over: the agent calls a tool, reads its answer, and may repeat that."""
 MOST_NEW_BYTES = 1_800_000  # of a request that no earlier one had: it is one entry of the log, which takes little more
 MOST_REFUSED = 50  # refusals that are recorded: an agent can think of ever new ones, and they cost nothing
+MOST_TAKEN_NAMES = 1_000  # of what was taken out of the requests of a run
 SHOWN_CHARS = 2_000
 """Characters of a tool's result that its own entry has; the request that shows it has all of it."""
 _OWN_TOOL = re.compile(r"(?:(?:mcp_{1,2})?ava_{1,2})?(\w+)")
@@ -112,6 +113,7 @@ class RunMeter:
         self._heads: set[str] = set()
         self._wraps: dict[str, int] = {}
         self._results: set[str] = set()
+        self._taken: set[str] = set()  # the names of what was taken out that the log has
         self._refused: set[str] = set()
         self._left_to_hand_over: int | None = None  # the calls that may still be sent after a cap; None before that
         self._open: set[int] = set()  # the turns of calls in flight
@@ -338,14 +340,20 @@ class RunMeter:
         request = AgentRequest(
             turn=turn, model=call.model, head_sha=call.chain[0], head=shown.get("head"), after=seen.after,
             known=seen.known, items=tuple(shown["items"]),
-            dropped=(*call.dropped, *(f"in the log alone: {each}" for each in cut)),
+            dropped=(*self._newly_taken(call), *(f"in the log alone: {each}" for each in cut)),
         )  # fmt: skip
         return [request, *self._new_results(seen, turn)]
+
+    def _newly_taken(self, call: AgentCall) -> tuple[str, ...]:
+        """Return the names of what was taken out of a call, but for those that the log has by now."""
+        new = [name for name in call.dropped if name not in self._taken]
+        return tuple(new[: max(MOST_TAKEN_NAMES - len(self._taken), 0)])
 
     def _remember(self, call: AgentCall, shown: list[Fact], asked: CapRequest) -> None:
         self._turn = asked.fact.turn
         for link in call.chain:
             self._shown.setdefault(link, self._turn)
+        self._taken.update(self._newly_taken(call))
         self._wraps[call.chain[0]] = asked.fact.prompt_tokens + asked.fact.max_output + WRAP_PROMPT
         self._results.update(str(fact.call_id) for fact in shown if isinstance(fact, ToolResult))
 

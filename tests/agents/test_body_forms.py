@@ -1,0 +1,273 @@
+"""Bodies of an agent's requests are closed at every depth, and what agents send today passes with nothing lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agents.test_gateway import PLANTED, place, request
+from support.agents.lab import USAGE, agent_lab, agent_run
+from support.model_server import Say
+
+from ava_audit.events import AgentRequest
+from ava_audit.redaction import Redactor
+from ava_server.agents.bodies import Bodies
+from ava_server.agents.forms import FORMS, MOST_TAKEN, Choice, Content, Fields, Kinds, Leaf, Listed, Shape
+from ava_server.agents.seam import AgentCall, CallRefused
+
+SCHEMA = {"type": "object", "properties": {"file_id": {"type": "string", "const": {"source": "x"}}}, "mode": "pro"}
+CACHED = {"cache_control": {"type": "ephemeral"}}
+
+
+def read(wire: str, redactor: Redactor | None = None, **more: Any) -> AgentCall:
+    bodies = Bodies(wire, {"sonnet": "far-sonnet"}, frozenset(), redactor or Redactor({}))
+    return bodies.read(json.dumps({**request(wire), **more}).encode())
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": list(parts)}]}
+
+
+SESSIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Claude Code": ("messages", {
+        "stream": True, "thinking": {"type": "adaptive"}, "output_config": {"effort": "high"},
+        "system": [{"type": "text", "text": "You are an agent."}, {"type": "text", "text": "Be brief.", **CACHED}],
+        "tools": [{"name": "Bash", "description": "Runs.", "input_schema": SCHEMA, "eager_input_streaming": True}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "<system-reminder>x</system-reminder>", **CACHED}]},
+            {"role": "system", "content": "These skills are available."},
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "Look.", "signature": "EqQBCkYIBxgCKkA="},
+                {"type": "redacted_thinking", "data": "EmwKAhgBEgy3va3pzix="},
+                {"type": "text", "text": "I look."},
+                {"type": "tool_use", "id": "toolu_1", "name": "Bash", "caller": {"type": "direct"},
+                 "input": {"command": "ls", "source": {"type": "url"}, "mode": "pro"}}]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "toolu_1", "is_error": False, "content": "a.py", **CACHED},
+                {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "b.py"}]}]}]}),
+    "Codex": ("responses", {
+        "stream": True, "store": False, "tool_choice": "auto", "parallel_tool_calls": True,
+        "reasoning": {"effort": "medium", "summary": "auto"}, "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "01a21fdc", "text": {"verbosity": "low", "format": {
+            "type": "json_schema", "name": "answer", "strict": True, "schema": SCHEMA}},
+        "tools": [
+            {"type": "function", "name": "exec", "description": "Runs.", "strict": False, "parameters": SCHEMA},
+            {"type": "custom", "name": "apply_patch", "description": "Patches.", "format": {
+                "type": "grammar", "syntax": "lark", "definition": "start: x"}},
+            {"type": "namespace", "name": "mcp__ava", "description": "Tools.", "tools": [
+                {"type": "function", "name": "hand", "description": "x", "strict": False, "parameters": SCHEMA}]}],
+        "input": [
+            {"type": "message", "role": "developer", "id": "msg_1", "content": [{"type": "input_text", "text": "x"}]},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Look."}], "encrypted_content": "gAA="},
+            {"type": "message", "role": "assistant", "status": "completed", "phase": "commentary", "content": [
+                {"type": "output_text", "text": "I look.", "annotations": [], "logprobs": []}]},
+            {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "exec", "namespace": "mcp__ava",
+             "arguments": '{"image_url": "x"}', "status": "completed"},
+            {"type": "function_call_output", "id": "fco_1", "call_id": "c1", "output": "a.py"},
+            {"type": "custom_tool_call", "call_id": "c2", "name": "apply_patch", "input": "*** Begin Patch"},
+            {"type": "custom_tool_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "b"}]}]}),
+    "opencode": ("chat_completions", {
+        "tool_choice": "auto", "reasoning_effort": "high", "temperature": 0.2, "stop": ["END"],
+        "tools": [{"type": "function", "function": {"name": "bash", "description": "Runs.", "parameters": SCHEMA}}],
+        "messages": [
+            {"role": "system", "content": "You are an agent."},
+            {"role": "user", "content": [{"type": "text", "text": "Do it.", **CACHED}]},
+            {"role": "assistant", "content": None, "reasoning_content": "Look.", "reasoning_details": [
+                {"type": "reasoning.encrypted", "id": "r", "format": "x", "index": 0, "data": "gAA="}],
+             "tool_calls": [{"id": "c1", "index": 0, "type": "function", "function": {
+                "name": "bash", "arguments": '{"file_id": 1}'},
+                "extra_content": {"google": {"thought_signature": "gAA="}}}]},
+            {"role": "tool", "tool_call_id": "c1", "name": "bash", "content": "a.py"}]}),
+}  # fmt: skip
+"""As these agents send them, shortened: every field of theirs, and some in which they choose the form."""
+
+
+@pytest.mark.parametrize("agent", SESSIONS)
+def test_a_session_of_a_known_agent_passes_whole(agent: str) -> None:
+    wire, session = SESSIONS[agent]
+    call = read(wire, **session)
+    assert call.dropped == ()
+    assert {name: call.body[name] for name in session} == session
+
+
+OUT: list[tuple[str, dict[str, Any], str]] = [
+    ("messages", {"thinking": {"type": "enabled", "budget_tokens": 2_000, "mode": "pro"}}, "thinking.mode"),
+    ("messages", {"thinking": {"type": "pro", "budget_tokens": 2_000}}, "thinking"),
+    ("messages", {"thinking": {"type": "adaptive", "display": {"prompt": "pro"}}}, "thinking.display"),
+    ("messages", {"output_config": {"effort": "pro"}}, "output_config.effort"),
+    ("messages", {"output_config": {"task_budget": {"total": 9}}}, "output_config.task_budget"),
+    ("messages", {"output_config": {"format": {"type": "pro"}}}, "output_config.format"),
+    ("messages", {"tool_choice": {"type": "any", "mode": "pro"}}, "tool_choice.mode"),
+    ("messages", {"tools": [{"name": "Read", "input_schema": {}, "mode": "pro"}]}, "tools.mode"),
+    ("messages", {"tools": [{"name": "Read", "input_schema": {}, "input_examples": [
+        {"a": {"type": "image", "source": {"type": "url", "url": "pro"}}}]}]}, "tools.input_examples"),
+    ("messages", {"tools": [{"name": "Read", "input_schema": {}, "defer_loading": "pro"}]}, "tools.defer_loading"),
+    ("messages", {"system": [{"type": "text", "text": "x", "mode": "pro"}]}, "system.mode"),
+    ("messages", {"system": [{"type": "image", "source": {"type": "file", "file_id": "pro"}}]}, "image"),
+    ("messages", {"messages": [{"role": "user", "content": "x", "mode": "pro"}]}, "messages.mode"),
+    ("messages", user({"type": "text", "text": "x", "citations": [{"url": "pro"}]}), "messages.content.citations"),
+    ("messages", user({"type": "tool_result", "tool_use_id": "t", "content": "x", "mode": "pro"}),
+     "messages.content.mode"),
+    ("messages", user({"type": "tool_result", "tool_use_id": "t", "content": [
+        {"type": "tool_reference", "tool_name": "Read", "mode": "pro"}]}), "tool_reference"),
+    ("responses", {"reasoning": {"effort": "low", "mode": "pro"}}, "reasoning.mode"),
+    ("responses", {"reasoning": {"context": "pro"}}, "reasoning.context"),
+    ("responses", {"reasoning": {"effort": ["pro"]}}, "reasoning.effort"),
+    ("responses", {"reasoning": "pro"}, "reasoning"),
+    ("responses", {"text": {"verbosity": "pro"}}, "text.verbosity"),
+    ("responses", {"text": {"mode": "pro"}}, "text.mode"),
+    ("responses", {"text": {"format": {"type": "text", "mode": "pro"}}}, "text.format.mode"),
+    ("responses", {"tool_choice": {"type": "function", "name": "Read", "mode": "pro"}}, "tool_choice.mode"),
+    ("responses", {"tool_choice": {"type": "web_search", "mode": "pro"}}, "tool_choice"),
+    ("responses", {"tool_choice": {"type": "allowed_tools", "mode": "pro", "tools": []}}, "tool_choice"),
+    ("responses", {"truncation": {"type": "pro"}}, "truncation"),
+    ("responses", {"tools": [{"type": "function", "name": "Read", "parameters": {}, "mode": "pro"}]}, "tools.mode"),
+    ("responses", {"tools": [{"type": "namespace", "name": "n", "mode": "pro", "tools": [
+        {"type": "function", "name": "Read", "parameters": {}}]}]}, "tools.mode"),
+    ("responses", {"tools": [{"type": "namespace", "name": "n", "tools": [
+        {"type": "function", "name": "Read", "parameters": {}, "mode": "pro"}]}]}, "tools.mode"),
+    ("responses", {"input": [{"type": "message", "role": "user", "content": "x", "mode": "pro"}]}, "input.mode"),
+    ("responses", {"input": [{"type": "reasoning", "id": "pro"}]}, "input: a reasoning without content"),
+    ("responses", {"input": [{"type": "reasoning", "id": "pro", "summary": []}]}, "input: a reasoning without content"),
+    ("responses", {"input": [{"type": "message", "role": "user", "id": "pro"}]}, "input: a message without content"),
+    ("responses", {"input": [{"role": "assistant", "content": [
+        {"type": "output_text", "text": "x", "annotations": [{"file": "pro"}]}]}]}, "input.content.annotations"),
+    ("chat_completions", {"reasoning": {"effort": "low", "mode": "pro"}}, "reasoning.mode"),
+    ("chat_completions", {"reasoning_effort": "pro"}, "reasoning_effort"),
+    ("chat_completions", {"tool_choice": {"type": "pro"}}, "tool_choice"),
+    ("chat_completions", {"response_format": {"type": "text", "mode": "pro"}}, "response_format.mode"),
+    ("chat_completions", {"tools": [{"type": "function", "function": {"name": "Read", "mode": "pro"}}]},
+     "tools.function.mode"),
+    ("chat_completions", {"messages": [{"role": "user", "content": "x", "mode": "pro"}]}, "messages.mode"),
+    ("chat_completions", {"messages": [{"role": "assistant", "tool_calls": [
+        {"id": "c", "type": "function", "mode": "pro", "function": {"name": "R", "arguments": "{}"}}]}]},
+     "messages.tool_calls.mode"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wire", "more", "name"), OUT)
+def test_what_the_table_does_not_have_is_taken_out_and_named(wire: str, more: dict[str, Any], name: str) -> None:
+    call = read(wire, **more)
+    assert call.dropped == (name,)
+    assert b"pro" not in call.head.replace(b'"properties"', b"") and not any(b"pro" in item for item in call.items)
+    assert '"pro"' not in json.dumps(call.body)
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("messages", {"system": [{"type": "search_result", "content": "x"}]}, "search_result"),
+    ("messages", {"system": [{"text": "x"}]}, "without a type"),
+    ("messages", {"system": [{"type": "text", "text": "x", "file_id": "f"}]}, "file_id"),
+    ("messages", {"tools": [{"type": "made_up_20270101", "name": "x"}]}, "made_up"),
+    ("messages", {"tools": [{"type": ["custom"], "name": "x"}]}, "custom"),
+    ("messages", {"tools": [{"name": "x", "source": {"type": "url"}}]}, "source"),
+    ("messages", user({"type": "tool_use", "id": "t", "name": "x", "input": {}, "caller": {"type": "code_execution"}}),
+     "code_execution"),
+    ("messages", user({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "search_result"}]}),
+     "search_result"),
+    ("messages", user({"type": "tool_result", "tool_use_id": "t", "content": {"type": "made_up", "file_id": "f"}}),
+     "made_up"),
+    ("messages", {"messages": ["x"]}, "a str"),
+    ("responses", {"instructions": [{"type": "input_text", "file_id": "f"}]}, "input_text"),
+    ("responses", {"input": [{"type": "made_up", "content": "x"}]}, "made_up"),
+    ("responses", {"input": [{"type": "reasoning", "content": [{"type": "made_up"}]}]}, "made_up"),
+    ("responses", {"tools": [{"type": "made_up"}]}, "made_up"),
+    ("responses", {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "made_up"}]}]}, "made_up"),
+    ("chat_completions", {"tools": [{"type": "made_up"}]}, "made_up"),
+    ("chat_completions", {"messages": [{"role": "assistant", "tool_calls": [{"type": "made_up"}]}]}, "made_up"),
+    ("chat_completions", {"messages": [{"role": "user", "content": "x", "audio": {"id": "a"}}]}, "audio"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wire", "more", "said"), REFUSED)
+def test_an_unknown_kind_of_content_item_or_tool_is_refused(wire: str, more: dict[str, Any], said: str) -> None:
+    with pytest.raises(CallRefused, match=said) as refused:
+        read(wire, **more)
+    assert refused.value.reason == "form"
+
+
+SEALED: list[tuple[str, dict[str, Any]]] = [
+    ("messages", {"messages": [{"role": "assistant", "content": [{"type": "thinking", "signature": PLANTED}]}]}),
+    ("messages", {"messages": [{"role": "assistant", "content": [
+        {"type": "thinking", "thinking": f"The key is {PLANTED}.", "signature": "EqQB"}]}]}),
+    ("messages", {"messages": [{"role": "assistant", "content": [{"type": "redacted_thinking", "data": PLANTED}]}]}),
+    ("responses", {"input": [{"type": "reasoning", "summary": [], "encrypted_content": PLANTED}]}),
+    ("chat_completions", {"messages": [{"role": "assistant", "reasoning_details": [
+        {"type": "reasoning.encrypted", "data": PLANTED}]}]}),
+    ("chat_completions", {"messages": [{"role": "assistant", "extra_content": {
+        "google": {"thought_signature": PLANTED}}}]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wire", "more"), SEALED)
+def test_a_secret_in_what_a_provider_has_sealed_or_signed_is_not_sent(wire: str, more: dict[str, Any]) -> None:
+    """Replaced, it would break the seal: the provider would refuse the call, again and again."""
+    with pytest.raises(CallRefused, match="earlier thinking") as refused:
+        read(wire, **more)
+    assert PLANTED not in str(refused.value)
+
+
+def test_a_secret_in_thinking_that_nobody_has_signed_is_replaced() -> None:
+    said = {"role": "assistant", "content": [{"type": "thinking", "thinking": f"The key is {PLANTED}."}]}
+    (item,) = read("messages", messages=[said]).items
+    assert b"[redacted:" in item and PLANTED.encode() not in item
+
+
+def test_new_names_of_one_request_are_bounded() -> None:
+    call = read("messages", tools=[{"name": "Read", **{f"new {number}": 1 for number in range(10_000)}}])
+    assert len(call.dropped) == MOST_TAKEN
+
+
+def shapes(shape: Shape) -> list[Shape]:
+    match shape:
+        case Fields(known) | Kinds(known):
+            inner = list(known.values())
+        case Listed(of):
+            inner = [of]
+        case Content(parts):
+            inner = [parts]
+        case Choice(words, objects):
+            inner = [words, objects]
+        case _:
+            inner = []
+    return [shape, *(each for one in inner for each in shapes(one))]
+
+
+def test_only_schemas_and_arguments_are_left_to_the_agent() -> None:
+    free: set[str] = set()
+    for form in FORMS.values():
+        for shape in [each for one in (*form.fields.values(), form.tools) for each in shapes(one)]:
+            if isinstance(shape, Fields):
+                free |= {name for name, inner in shape.known.items() if inner is Leaf.FREE}
+        assert form.items in form.fields and set(form.head) <= {*form.fields, "tools"} and form.output
+    assert free == {"input", "input_schema", "parameters", "arguments", "schema", "tools"}, "`tools` of a namespace"
+
+
+BETAS = {
+    "claude-code-20250219,effort-2025-11-24": "claude-code-20250219,effort-2025-11-24",
+    "effort-1 context-1m-2025-08-07": "",
+    "effort-2025-11-24 context-1m-2025-08-07": "",
+    "effort-2025-11-24;context-1m-2025-08-07,interleaved-thinking-2025-05-14": "interleaved-thinking-2025-05-14",
+    "claude-code-20250219-context-1m": "",
+    "effort-": "",
+}
+
+
+@pytest.mark.parametrize("given", BETAS)
+async def test_a_beta_feature_is_compared_whole(tmp_path: Path, given: str) -> None:
+    async with place(tmp_path, [Say("ok")]) as at:
+        assert (await at.ask(request("messages"), **{"anthropic-beta": given})).status_code == 200
+        assert at.far.requests[0].headers.get("anthropic-beta", "") == BETAS[given]
+
+
+async def test_what_is_taken_out_is_logged_once_for_a_run(tmp_path: Path) -> None:
+    system = [{"type": "text", "text": "You are the scripted agent.", "mode": "pro"}]
+    more = [{"type": "text", "text": "You are the scripted agent.", "mode": "pro", "speed": "fast"}]
+    asks = [{"ask": "one", "system": system}, {"ask": "two", "system": system}, {"ask": "three", "system": more}]
+    answers = [Say("Done.", usage=USAGE)] * 3
+    async with agent_lab(tmp_path, answers, [[*asks, {"say": "Done."}]]) as lab:
+        run_id = await lab.start(**agent_run())
+        assert (await lab.ended(run_id)).state == "success"
+        dropped = [each.dropped for each in await lab.facts(run_id, AgentRequest)]
+    assert dropped == [("system.mode",), (), ("system.speed",)]
