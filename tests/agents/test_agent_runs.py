@@ -29,6 +29,7 @@ from ava_audit.events import (
     AssistantMessage,
     CostReserved,
     CostUpdate,
+    RunEnded,
     ToolCall,
     ToolResult,
     WorkChecked,
@@ -270,7 +271,9 @@ async def test_permission_is_given_only_within_what_was_approved_and_only_once(t
         assert answers[53] == {"outcome": "cancelled"}
         notes = [note for note in await lab.facts(run_id, AgentNote) if note.kind == "permission"]
         assert len(notes) == 54 and sum(note.detail["allowed"] for note in notes) == 4
-        assert "handed nothing over" in str(result["untrusted_result"]["caveats"])
+        assert "did not call submit_result" in str(result["untrusted_result"]["caveats"])
+        [ended] = await lab.facts(run_id, RunEnded)
+        assert ended.stop_reason == "the agent ended its turn, and its last message is the result"
 
 
 @pytest.mark.parametrize("obeys", [True, False], ids=["obeys", "ignores"])
@@ -299,13 +302,13 @@ async def test_a_cancel_ends_the_whole_tree_within_two_seconds(tmp_path: Path, o
         ([], {"auth": True}, "error", "wants a sign-in"),
         ([{"raw": "x" * 9_000_000}], {}, "error", "a message of more than"),
         ([{"raw": "no message\n" * 300}, {"hang": True}], {}, "error", "not a message of the Agent Client Protocol"),
-        ([{"say": "twelve cents"}, {"flood": 3_000}], {}, "success", "handed nothing over"),
+        ([{"say": "twelve cents"}, {"flood": 3_000}], {}, "success", "did not call submit_result"),
         ([{"raw": '{"id":2,"error":"text"}\n'}, {"hang": True}], {}, "error", "no form of the protocol"),
         ([{"raw": '{"id":2,"result":[]}\n'}, {"hang": True}], {}, "error", "no form of the protocol"),
         ([{"raw": '{"id":[2],"result":{}}\n'}, {"hang": True}], {}, "error", "no form of the protocol"),
         ([{"question": "Which currency?"}], {}, "success", "Method not found"),
-        ([{"say": "twelve \ud800 cents"}], {}, "success", "handed nothing over"),
-        ([{"say": "twelve cents"}], {"http": False}, "success", "handed nothing over"),
+        ([{"say": "twelve \ud800 cents"}], {}, "success", "did not call submit_result"),
+        ([{"say": "twelve cents"}], {"http": False}, "success", "did not call submit_result"),
         ([], {}, "error", "handed nothing over"),
         ([{"say": "No."}, {"stop": "refusal"}], {}, "error", "refused the task"),
         ([{"ask": "look"}], {}, "error", "model failed"),

@@ -251,8 +251,12 @@ async def test_at_its_own_machine_a_run_works_in_the_repository_as_before(machin
     async with machines.at("owner", runs=True) as lab:
         await lab.ended(run_id, 60)
         result = await lab.result(run_id)
-        with pytest.raises(Refused, match="is there already"):
-            await fetch_branch(lab.store, lab.runtime.run_setup.travel, await lab.run(run_id))
+        travel, run = lab.runtime.run_setup.travel, await lab.run(run_id)
+        with pytest.raises(Refused, match=f"made its branch ava/{run_id} in {machines.repository}, where it worked"):
+            await fetch_branch(lab.store, travel, run)
+        clone = machines.tmp / "clone"
+        with pytest.raises(Refused, match=f"nothing was brought into {clone}: .*git -C {clone} fetch"):
+            await fetch_branch(lab.store, travel, run, clone)
     assert result["status"] == "success" and "pack" not in result["changes"]
     assert branches(machines.repository) == {f"ava/{run_id}": result["changes"]["head"]}
 

@@ -69,7 +69,8 @@ LAST_WORDS = (
     " in its caveats what is missing. Do nothing else."
 )
 UNFINISHED = "You have not handed over anything. Call `submit_result` with what you have, or write the result."
-NO_TOOL = "Its last message: it handed nothing over with submit_result."
+NO_TOOL = "This is the agent's last message: it did not call submit_result."
+BY_LAST_MESSAGE = "the agent ended its turn, and its last message is the result"
 _SAFE_KINDS = frozenset(("read", "search", "think", "execute"))
 _CHANGES = frozenset(("edit", "delete", "move"))
 
@@ -269,6 +270,8 @@ class AgentWork:
                 self._tools.submitted = None
                 given_up = self._coding.given_up(checked, submitted)
                 return given_up if given_up is not None else checked.told
+        if call_id is None:
+            return RunResult("success", BY_LAST_MESSAGE, submitted)
         return RunResult("success", "the agent handed over its result", submitted, call_id=call_id)
 
     async def _wrap_up(self, agent: AcpAgent, cap: LastTurn) -> RunResult:

@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 from ava_audit.errors import AuditError, BadQuery, DataRootRefused, SchemaNewer, StoreUnavailable
 from ava_extras import ExtraMissing
 from ava_roles.errors import RoleFileError, RolesError, UnknownRole, WorkspaceRefused
-from ava_server.core.errors import AvaError, BadInput, ConfigError, ModelError, Refused
+from ava_server.core.errors import AvaError, BadInput, ConfigError, ModelError, Refused, with_advice
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -371,7 +371,7 @@ def _explained(error: BaseException) -> str:
         return str(error)
     from ava_server.hosts.launching import key_advice
 
-    return f"{error} {key_advice(provider, None)}"
+    return with_advice(str(error), key_advice(provider, None))
 
 
 def leaves_of(error: BaseException) -> Iterator[BaseException]:

@@ -12,7 +12,7 @@ import typer
 from ava_server.cli.log_access import checked_root, read_settings
 from ava_server.cli.options import Json, providers
 from ava_server.cli.terminal import present, wrapped_lines
-from ava_server.core.errors import AvaError, BadInput
+from ava_server.core.errors import AvaError, BadInput, with_advice
 from ava_server.core.ids import suggestion
 from ava_server.core.threads import run_async
 from ava_server.hosts.launching import key_advice
@@ -66,7 +66,7 @@ async def read_providers(
             try:
                 ids += await listing.ask_endpoint(seller, clients)
             except AvaError as error:
-                problem = f"{error} {getattr(error, 'what_to_do', '')}".strip()
+                problem = with_advice(str(error), getattr(error, "what_to_do", ""))
         every = listing.offers(seller, dict.fromkeys(ids), models, tiers)
         shown = [offer for offer in every if word in offer.model_id.lower()]
         found[seller.name] = ProviderModels(seller, shown, problem)
@@ -140,7 +140,7 @@ def models_screen(
 
 def _tier(names: str, meant: ResolvedModel) -> list[str]:
     if meant.choice is None:
-        about = f"cannot be used: {meant.error} {_advice(meant.error)}".rstrip().split("\n")
+        about = with_advice(f"cannot be used: {meant.error}", _advice(meant.error)).split("\n")
     else:
         price = meant.choice.price
         window = [f"window {price.window:,} tokens"] if price.window else []

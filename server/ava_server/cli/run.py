@@ -34,7 +34,7 @@ from ava_server.cli.service_client import LocalApprovals, open_service, propose
 from ava_server.cli.terminal import ReaderGone, agrees, heading, someone_there, tell, unless_interrupted
 from ava_server.cli.wait import FollowedRuns, deliver
 from ava_server.core.data_root import os_user
-from ava_server.core.errors import AvaError, BadInput, Refused, ToolMissing
+from ava_server.core.errors import AvaError, BadInput, Refused, ToolMissing, with_advice
 from ava_server.core.shutdown import prepare_to_run
 from ava_server.core.threads import run_async
 
@@ -63,6 +63,7 @@ class RunRequest:
         most_micros: The most that several may cost together, where their own caps come to more; micro-USD.
         degraded: Accept that tools which the roles need are missing.
         yes: Start without asking.
+        capped: The person has named a cap; with `yes`, only what is free starts without one.
         as_json: Print the results as one JSON object.
         out: A file for the results.
         artifacts: A folder for the runs' files.
@@ -73,6 +74,7 @@ class RunRequest:
     most_micros: int | None = None
     degraded: bool = False
     yes: bool = False
+    capped: bool = True
     as_json: bool = False
     out: Path | None = None
     artifacts: Path | None = None
@@ -184,7 +186,9 @@ def run_command(
     artifacts: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Copy the files that it delivers to a folder.")
     ] = None,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Start without asking; requires --max-cost.")] = False,
+    yes: Annotated[
+        bool, typer.Option("-y", "--yes", help="Start without asking; if not free, with --max-cost.")
+    ] = False,
     **spawn: Any,
 ) -> None:
     """Propose a subagent, ask whether to start it, and wait for its result.
@@ -195,8 +199,6 @@ def run_command(
     """
     prepare_to_run()
     refuse_in_subagent("ava run")
-    if yes and spawn["max_cost_cents"] is None:
-        raise BadInput("--yes skips the question, so --max-cost is required; such as --max-cost 0.50")
     degraded = bool(spawn.pop("degraded"))
     for argument, value in spawn.items():
         if value is not None and (read := _OPTIONS[argument].read) is not None:
@@ -208,6 +210,7 @@ def run_command(
         options.parse_group_limits(group_max_cost, group_timeout),
         degraded=degraded,
         yes=yes,
+        capped=spawn["max_cost_cents"] is not None,
         as_json=as_json,
         out=out,
         artifacts=artifacts,
@@ -372,6 +375,8 @@ async def _chosen(
     """
     limits = dict(request.group)
     try:
+        if request.yes and not request.capped and not all(one.free for one in proposals):
+            raise BadInput("--yes skips the question, so --max-cost is required; such as --max-cost 0.50")
         if len(proposals) > 1:
             limits = _limits_of(request, sum(one.max_cost_micros for one in proposals))
             show_table(proposals, limits, err=True)
@@ -418,10 +423,10 @@ async def _propose_all(service: Service, client: LocalApprovals, request: RunReq
                 which = f" (of {spawn.get('role')}: {short}; nothing was started)"
             if isinstance(error, BadInput):
                 raise BadInput(options.name_options(str(error)) + which) from error
-            hint = " To run without it: --degraded." if isinstance(error, ToolMissing) else ""
             if isinstance(error, Refused):
-                said = options.name_options(str(error))
-                raise Refused(f"{said}{hint}{which}", needs_key=error.needs_key) from error
+                hint = "To run without it: --degraded." if isinstance(error, ToolMissing) else ""
+                said = with_advice(options.name_options(str(error)), hint)
+                raise Refused(said + which, needs_key=error.needs_key) from error
             raise
     return made
 

@@ -22,7 +22,7 @@ from ava_server.cli.remote import Connection, RemoteServer, connected
 from ava_server.cli.secret_input import ReadPin, ask_pin, needed_pin, read_pin
 from ava_server.cli.terminal import tell
 from ava_server.core.data_root import working_folder
-from ava_server.core.errors import AvaError, BadInput, Refused
+from ava_server.core.errors import AvaError, BadInput, Refused, with_advice
 
 if TYPE_CHECKING:
     from ava_audit.events import CancelledBy
@@ -181,7 +181,7 @@ class LocalApprovals:
             try:
                 await ask_pin(pin, self._read_pin, choosing=True)
             except AvaError as error:
-                raise Refused(f"{error} {outcome}") from error
+                raise Refused(with_advice(str(error), outcome)) from error
             self._session.pin_given = True
 
     async def _needed_pin(self, shown: Sequence[Shown]) -> PinFile | None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterable
@@ -38,6 +39,7 @@ from ava_server.service.record_requests import COSTS
 
 if TYPE_CHECKING:
     from ava_server.runs.costs import Attempt, Costs
+    from ava_server.service.fetch import FetchedBranch
 
 
 @in_event_loop
@@ -112,9 +114,16 @@ async def fetch_command(
     fields = {"branch": branch.name, "repository": str(branch.repository), "base": branch.base, "head": branch.head}
     lines = [
         f"Branch {branch.name} is in {branch.repository}: commit {branch.head[:12]} on {branch.base[:12]}.",
-        f"See it: ava show {run.id} --diff",
+        f"See it: {_diff_command(run, branch, into)}",
     ]
     present(root, as_json, {"subagent_id": run.id, **fields}, lines)
+
+
+def _diff_command(run: RunRow, branch: FetchedBranch, into: Path | None) -> str:
+    """`ava show --diff` reads the repository where the run was proposed, so a clone is read by git."""
+    if into is None:
+        return f"ava show {run.id} --diff"
+    return shlex.join(["git", "-C", str(branch.repository), "diff", branch.base[:12], branch.name])
 
 
 # -- the screens -------------------------------------------------------------------------------------------------------

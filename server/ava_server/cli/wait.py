@@ -40,6 +40,7 @@ from ava_server.core.errors import AvaError, BadInput
 from ava_server.core.ids import label, state_words
 from ava_server.core.threads import received, run_async
 from ava_server.render.responses import RunAnswer, answers_json
+from ava_server.service.checks.data import seems_held
 
 if TYPE_CHECKING:
     from ava_server.render.run_view import RunView
@@ -410,8 +411,7 @@ class FollowedRuns:
                 which, them = f"{len(running)} of {len(self._run_ids)} subagents are still running", "them"
                 they = "they"
             tell(f"{which}. Cancel {them} (the results so far are kept), or leave {them}?")
-            resumed = f"be interrupted until an Ava server of this user resumes {them}"
-            tell(f"If left, {they} will {resumed if ours else 'go on'}.")
+            tell(f"If left, {they} will {await self._when_left(them) if ours else 'go on'}.")
             tell("Ctrl-C again cancels.")
             while (answer := await terminal.ask("[c]ancel or [l]eave:")) not in ("c", "cancel", "l", "leave", ""):
                 tell("c or l.")
@@ -422,6 +422,13 @@ class FollowedRuns:
                 self._left = INTERRUPTED
                 tasks.cancel_scope.cancel()
         self._question = None
+
+    async def _when_left(self, them: str) -> str:
+        """Return what becomes of runs that this process drives, once it has left them."""
+        worker = await anyio.to_thread.run_sync(seems_held, self._runtime.settings.paths.worker_lock)
+        if worker:
+            return f"be interrupted, and the worker that is running takes {them} over"
+        return f"be interrupted until an Ava server of this user takes {them} over; one that is running does so at once"
 
     async def _cancel(self, tasks: anyio.abc.TaskGroup) -> None:
         from ava_server.service.service import decide

@@ -37,6 +37,15 @@ def key_shapes() -> Redactor:
     return Redactor({})
 
 
+def with_advice(problem: str, advice: str) -> str:
+    """Return a text about a problem, and the sentence that says what to do, as two sentences."""
+    problem = problem.rstrip()
+    if not advice or not problem:
+        return problem or advice
+    ends = problem.endswith((".", "!", "?", ":", ";", "…")) or problem.endswith((".)", ".`", '."'))
+    return f"{problem}{'' if ends else '.'} {advice}"
+
+
 class AvaError(Exception):
     """Base of every error that this package raises on purpose; its text says what to do.
 

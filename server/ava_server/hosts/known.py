@@ -275,9 +275,9 @@ HOSTS: Mapping[str, Host] = {
             key="Or set {variable} before you start Claude Code, which passes all variables on.",
             tool_rules=ToolRules(Json(), _claude_settings, _claude_rules),
             quiet=(
-                "With these rules, a start takes one question: Ava's, with the whole proposal. For several subagents"
-                " together, Claude Code asks about confirm_spawn first; Ava's question always comes, so you may answer"
-                ' the first with "don\'t ask again".'
+                "With these rules, a start takes two questions: Claude Code's about confirm_spawn, and Ava's, with the"
+                " whole proposal. Where the model proposes with ask, only Ava's comes. Ava's question always comes, so"
+                ' you may answer the first with "don\'t ask again".'
             ),
         ),
         Host(

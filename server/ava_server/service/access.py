@@ -18,7 +18,7 @@ from ava_audit.view import View, loads
 from ava_server.approval.decide import approval_needs
 from ava_server.approval.requests import WAIT_LIMIT_S
 from ava_server.config.tokens import Scope
-from ava_server.core.errors import AvaError, BadInput, Refused
+from ava_server.core.errors import AvaError, BadInput, Refused, with_advice
 from ava_server.core.ids import AGENT, parse_id
 from ava_server.hosts import launching
 from ava_server.hosts.clients import ConnectedHost, client_of
@@ -254,7 +254,7 @@ class Access:
     def explained(self, error: Exception) -> str:
         """Return an error's text; where a key would help, with how this host takes one."""
         provider = error.needs_key if isinstance(error, AvaError) else None
-        text = f"{error} {self.key_advice(provider)}" if provider else str(error)
+        text = with_advice(str(error), self.key_advice(provider)) if provider else str(error)
         return text if isinstance(error, BadInput) else self.adapt_text(text)  # it repeats only the call
 
     def adapt_text(self, text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,7 @@ async def fetch_branch(store: Store, travel: Travel, run: RunRow, into: Path | N
     result = await store.read(lambda view: stored_result(view, run))
     coding, changes = changes_in(run, run.state, result and result.get("changes"), erased=result is None)
     if "pack" not in changes:
-        raise Refused(f"{label(run)} worked in {coding.repository}: its branch {changes['branch']} is there already")
+        raise Refused(_made_there(travel, run, coding, str(changes["branch"]), into))
     if into is None and travel.is_elsewhere(config_of(run.config)):
         raise Refused(
             f"{label(run)} was proposed on another machine, for {coding.repository} there: run ava fetch on that one,"
@@ -66,6 +67,17 @@ async def fetch_branch(store: Store, travel: Travel, run: RunRow, into: Path | N
         raise Refused(f"the branch of {label(run)} was not brought within {FETCH_S:.0f} s; try again") from None
     except (RolesError, AuditError, OSError) as error:
         raise Refused(f"the branch of {label(run)} cannot be brought: {error}") from error
+
+
+def _made_there(travel: Travel, run: RunRow, coding: Coding, branch: str, into: Path | None) -> str:
+    """Return why there is nothing to bring: the run made its branch in its own repository."""
+    elsewhere = " on another machine" if travel.is_elsewhere(config_of(run.config)) else ""
+    made = f"{label(run)} made its branch {branch} in {coding.repository}{elsewhere}, where it worked"
+    if into is None:
+        return f"{made}; there is nothing to bring"
+    command = shlex.join(["git", "-C", str(into), "fetch", coding.repository, branch])
+    where = ", with the address of that repository" if elsewhere else ""
+    return f"{made}, and nothing was brought into {into}: git can do that{where}: {command}"
 
 
 def _bring(travel: Travel, run: RunRow, coding: Coding, changes: dict[str, Any], into: Path | None) -> FetchedBranch:
