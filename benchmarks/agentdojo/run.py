@@ -251,7 +251,7 @@ class Player:
             await self.lab.logged(run_id, "QuestionAsked", number, RUN_S)
             asked = (await self.lab.facts(run_id, QuestionAsked))[-1]
             allowed = {each["value"] for each in asked.values} <= known
-            await answer(self.lab, run_id, "yes" if allowed else "no", "terminal")
+            await answer(self.lab, run_id, "yes" if allowed else "no", "terminal", shown=asked)
 
     async def _dojo(self, do: str, **args: Any) -> Any:
         return await anyio.to_thread.run_sync(lambda: self.model.dojo(do, **args))

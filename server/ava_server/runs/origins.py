@@ -5,8 +5,10 @@ answers, and the sources that its role names in `effects`. A call that only read
 machine, must not carry what the run has read from files and other servers. Everything else is asked of a person.
 
 Compared is the text as the model was shown it, without case and with equal spaces: a whole value, or each word of it.
-Numbers are compared as numbers. What a model encodes or rewrites is in no approved text, so it is asked. Nothing here
-takes much longer for a long text than its length: a hostile one must not hold up the other runs.
+Numbers are compared as numbers, and an IBAN, card or telephone number also without its blanks. What a model encodes or
+rewrites is in no approved text, so it is asked. What leaves is also compared by its letters and digits alone, forwards
+and backwards, so that signs between them hide nothing. Nothing here takes much longer for a long text than its length:
+a hostile one must not hold up the other runs.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain, groupby, islice
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import unquote_plus
+from urllib.parse import unquote, unquote_plus
 
 import anyio.to_thread
 import pydantic_core
@@ -62,6 +64,12 @@ DATA_CHARS, DATA_WORDS = 8, 5
 """Characters of a word with a digit or an `@`, and words in a row, from which they count as data."""
 DATA_DIGITS, GLUED_CHARS = 11, 12
 """Digits, and characters of words without a space, from which they count as data whatever stands between them."""
+NUMBER_DIGITS = 7
+"""Digits from which a number may be written with blanks in one text and without in another, as accounts are."""
+SPELLED_CHARS = 3
+"""Characters of a word up to which several in a row count as one that signs have split."""
+MOST_UNQUOTED = 10
+"""How often percent signs are decoded; what is encoded more often counts as hidden."""
 _AROUND = "()[]{}<>\"'`,.;:!?“”‘’«»、。，；：！？「」『』（）《》"
 _SPLIT = re.compile(r"[\s,;|、。，；：！？]+")
 _GLUED = re.compile(f"[{UNSPACED}\uac00-\ud7a3]+")
@@ -79,6 +87,10 @@ _SPACE = re.compile(r"\s*")
 _WORD = re.compile(r"[^\W_]+")
 _SIGNS = re.compile(r"[\W_]+")
 _DATA = re.compile(r"[\w@.+-]+|[^\s/?&=#:,;|\"'<>()]+")
+_GROUPED = re.compile(r"(\+?)([0-9a-z(][0-9a-z ()/-]*)")
+"""A number in groups, as accounts, cards and telephones have it."""
+_IBAN = re.compile(r"[a-z]{2}\d{2}[a-z0-9]{11,30}")
+_OTHER_DIGIT = re.compile(r"[^\D0-9]")
 _SHORT_NUMBER = re.compile(r"[\d.:-]{,10}")
 """A version, a date, an amount: it tells little, and searches are full of them."""
 _BASE64 = re.compile(r"[A-Za-z0-9+_-]{11,}")
@@ -254,11 +266,13 @@ class _Approved:
         if isinstance(leaf, bool) or leaf is None or leaf == "":
             return True
         if isinstance(leaf, int | float):
-            return self._counts({Decimal(repr(leaf))})
+            return self._counts({Decimal(repr(leaf))}) or self._has_grouped(repr(leaf))
         given, hidden = _plain(leaf), clean(leaf)[1]
         if hidden or (given.isascii() and not any(char.isalnum() for char in given)):  # `..` is a place, too
             return False
         if not given.isdecimal() and self._has_within(given):
+            return True
+        if self._has_grouped(given):
             return True
         words = _words(given) - filler_words()
         if not words:  # "everything" says little, and means much
@@ -268,7 +282,16 @@ class _Approved:
         return all(map(self._has_word, words))
 
     def _has_word(self, word: str) -> bool:
-        return (not word.isdecimal() and self._has_within(word)) or self._counts(_readings(word))
+        stands = not word.isdecimal() and self._has_within(word)
+        return stands or self._counts(_readings(word)) or self._has_grouped(word)
+
+    def _has_grouped(self, given: str) -> bool:
+        """Tell whether an IBAN, card or telephone number stands in it as a whole, however both are grouped."""
+        form = _grouped_form(given)
+        if form is None or self._left <= 0:
+            return False
+        self._left -= len(self._text)
+        return form.search(self._text) is not None
 
     def _has_within(self, value: str) -> bool:
         if self._left <= 0:
@@ -312,6 +335,28 @@ def _plain(text: str) -> str:
 
 def _words(plain: str) -> set[str]:
     return {word.strip(_AROUND) for word in _SPLIT.split(plain)} - {""}
+
+
+def _grouped_form(given: str) -> re.Pattern[str] | None:
+    """Return what finds a number with any blanks in it; None for what is no IBAN, card or telephone number.
+
+    It is not found as a part of a longer number, nor of one that goes on after a blank.
+    """
+    found = _GROUPED.fullmatch(given)
+    chars = "".join(filter(str.isalnum, found[2])) if found is not None else ""
+    if found is None or len(chars) > NUMBER_CHARS or sum(map(str.isdigit, chars)) < NUMBER_DIGITS:
+        return None
+    if not chars.isdecimal() and not _is_iban(chars):
+        return None
+    first = r"(?<![\w@+])(?<!\d[ .,/-])" + (r"\+" if found[1] else "") + r"\(?"
+    return re.compile(first + "[ ()/-]{0,2}".join(chars) + r"(?![\w@])(?![ .,/-]\d)")
+
+
+def _is_iban(chars: str) -> bool:
+    """Tell whether the check digits of an IBAN (ISO 13616) hold, so that no other word counts as one."""
+    if not _IBAN.fullmatch(chars):
+        return False
+    return int("".join(str(int(char, 36)) for char in chars[4:] + chars[:4])) % 97 == 1
 
 
 def _within(value: str, text: str) -> bool:
@@ -435,27 +480,43 @@ def _under(value: Any, key: str) -> Iterator[str]:
 class _Data:
     """What may be data in a value that leaves the machine, also in what base64 or hex encodes in it.
 
-    Rows of words; words with digits; and, whatever stands between them, digits and the letters of glued words.
+    Rows of words; words with digits; and, whatever stands between them, digits, the letters of glued or spelled words,
+    and windows of words with digits. Rows and windows count backwards, too.
     """
 
     def __init__(self, given: str = "") -> None:
-        self.hidden = clean(unquote_plus(given))[1] > 0  # what nobody sees can hold anything
+        plain, is_whole = _unquoted(given)
+        self.hidden = clean(plain)[1] > 0 or not is_whole  # what nobody sees can hold anything
         self._rows: set[tuple[str, ...]] = set()
         self._pieces: set[str] = set()
         self._close: set[str] = set()
-        for text in _decoded(given):
-            plain = _plain(text)
-            words = _WORD.findall(plain)
-            self._rows.update(_rows(words))
-            self._pieces.update(
-                filter(_is_data, (each for found in _DATA.findall(plain) for each in (found, *_SIGNS.split(found))))
-            )
-            for digits in re.findall(rf"\d{{{DATA_DIGITS},}}", "".join(words)):
-                self._close.update(digits[at : at + DATA_DIGITS] for at in range(len(digits) - DATA_DIGITS + 1))
-            for word in words:
-                last = len(word) - GLUED_CHARS
-                starts = {*range(0, last, GLUED_CHARS // 2), last} if last >= 0 else set[int]()
-                self._close.update(word[at : at + GLUED_CHARS] for at in starts)
+        self._windows: set[str] = set()
+        for text in _decoded(plain):
+            self._take_digits("".join(self._take(_folded(_plain(text)))))
+        words = _WORD.findall(_folded(_plain(plain)))
+        backwards = [word[::-1] for word in reversed(words)]
+        self._rows.update(_rows(backwards))
+        self._take_digits("".join(backwards))
+        for joined in ("".join(words), "".join(backwards)):
+            for chars in (DATA_CHARS, GLUED_CHARS):
+                self._windows.update(joined[at : at + chars] for at in range(len(joined) - chars + 1))
+
+    def _take(self, plain: str) -> list[str]:
+        """Take what a text has, and return its words."""
+        words = _WORD.findall(plain)
+        self._rows.update(_rows(words))
+        self._pieces.update(
+            filter(_is_data, (each for found in _DATA.findall(plain) for each in (found, *_SIGNS.split(found))))
+        )
+        for word in (*words, *_spelled(words)):
+            last = len(word) - GLUED_CHARS
+            starts = {*range(0, last, GLUED_CHARS // 2), last} if last >= 0 else set[int]()
+            self._close.update(word[at : at + GLUED_CHARS] for at in starts)
+        return words
+
+    def _take_digits(self, joined: str) -> None:
+        for digits in re.findall(rf"\d{{{DATA_DIGITS},}}", joined):
+            self._close.update(digits[at : at + DATA_DIGITS] for at in range(len(digits) - DATA_DIGITS + 1))
 
     @classmethod
     def union(cls, several: Iterable[_Data]) -> _Data:
@@ -464,6 +525,7 @@ class _Data:
             found._rows |= each._rows
             found._pieces |= each._pieces
             found._close |= each._close
+            found._windows |= each._windows
         return found
 
     @property
@@ -472,16 +534,48 @@ class _Data:
         return len(self._pieces) + len(self._close)
 
     def __iter__(self) -> Iterator[Any]:
-        return chain(self._rows, self._pieces, self._close)
+        return chain(self._rows, self._pieces, self._close, ((window,) for window in self._windows))
 
     def found_in(self, text: str) -> set[Any]:
         """Return what of it stands in a text."""
+        text = _folded(text)
         found: set[Any] = {each for each in self._pieces if each in text}
         words = _WORD.findall(text) if self._rows or self._close else []
         if self._close:
             close = "".join(words)
             found |= {each for each in self._close if each in close and (each not in text or _is_data(each))}
+        found |= {(window,) for word in _data_words(text) for window in self._windows_of(word)}
         return found | self._rows.intersection(_rows(words))
+
+    def _windows_of(self, word: str) -> Iterator[str]:
+        """Yield the windows of a word that the value has; a short word counts if all of it is there."""
+        if len(word) < GLUED_CHARS:
+            windows = [word[at : at + DATA_CHARS] for at in range(len(word) - DATA_CHARS + 1)]
+            if self._windows.issuperset(windows):
+                yield from windows
+            return
+        for at in range(len(word) - GLUED_CHARS + 1):
+            window = word[at : at + GLUED_CHARS]
+            if window in self._windows and any(map(str.isdigit, window)):
+                yield window
+
+
+def _data_words(text: str) -> Iterator[str]:
+    """Yield the letters and digits of each word of a text that counts as data."""
+    if not any(map(str.isdigit, text)):
+        return
+    for found in _DATA.findall(text):
+        if _is_data(found):
+            word = "".join(_WORD.findall(found))
+            if len(word) >= DATA_CHARS and any(map(str.isdigit, word)):
+                yield word
+
+
+def _spelled(words: Sequence[str]) -> Iterator[str]:
+    """Yield what words make that are so short that signs may have split a longer one."""
+    for is_short, several in groupby(words, lambda word: len(word) <= SPELLED_CHARS):
+        if is_short:
+            yield "".join(several)
 
 
 def _rows(words: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -493,8 +587,26 @@ def _is_data(word: str) -> bool:
     return is_long and any(char.isdigit() or char == "@" for char in word)
 
 
-def _decoded(given: str) -> Iterable[str]:
+def _folded(plain: str) -> str:
+    """Return a text with one form for letters and digits that look alike, such as fullwidth ones."""
+    if plain.isascii():
+        return plain
+    folded = unicodedata.normalize("NFKC", plain).lower()
+    return _OTHER_DIGIT.sub(lambda found: str(unicodedata.decimal(found[0])), folded)
+
+
+def _unquoted(given: str) -> tuple[str, bool]:
+    """Return a text without percent encoding, and whether that was all of it: it may be encoded several times."""
     plain = unquote_plus(given)
+    for _each in range(MOST_UNQUOTED):
+        again = unquote(plain)
+        if again == plain:
+            return plain, True
+        plain = again
+    return plain, False
+
+
+def _decoded(plain: str) -> Iterable[str]:
     yield plain
     for found in {*_BASE64.findall(plain), *_BASE64.findall(plain.replace("/", "_"))}:
         body = found.replace("-", "+").replace("_", "/")
