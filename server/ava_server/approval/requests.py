@@ -18,6 +18,7 @@ from ava_audit.rows import RunRow
 from ava_audit.view import View
 from ava_roles.tools.run import READ_SUBAGENT_RESULT
 from ava_roles.wrap import clean
+from ava_server.approval.host_habits import DEEPEST, read_habits
 from ava_server.budget.run_config import EarlierRun
 from ava_server.core.errors import BadInput, key_shapes
 from ava_server.models.json_text import deeper_than
@@ -26,8 +27,6 @@ WAIT_LIMIT_S, MOST_WAIT_S = 45, 240
 """Hosts end a call after 60 s: a question and a wait share this many seconds."""
 MOST_GROUP_S = 30 * 86_400
 """The longest time of a group, in seconds."""
-DEEPEST = 100
-"""Most levels of nested lists and objects in arguments; no tool needs ten."""
 CHANGES_FORM = '{"P-…": {"caps": {…}, "blocked_tools": […]}}'
 EARLIER_MOST = 10
 """Most results of earlier runs that one spawn may name."""
@@ -60,11 +59,6 @@ _UNSTORABLE = re.compile("[\ud800-\udfff\x00]")
 ShortText = Annotated[str, Field(min_length=1), AfterValidator(_storable)]
 GroupTime = Annotated[float, Field(gt=0, le=MOST_GROUP_S), _no_bool("float_type")]
 Wait = Annotated[float, Field(ge=0, le=MOST_WAIT_S), _no_bool("float_type")]
-
-
-def _listed(given: Any) -> Any:
-    """Accept a single text in place of a list of one, as models often give it."""
-    return [given] if isinstance(given, str) else given
 
 
 def _one_line(name: str | None) -> str | None:
@@ -121,7 +115,7 @@ class SpawnArgs(Arguments):
     context: str | None = Field(
         default=None, max_length=200_000, description="Background, constraints, file paths. No credentials."
     )
-    context_from: Annotated[list[str] | None, BeforeValidator(_listed)] = Field(
+    context_from: list[str] | None = Field(
         default=None, max_length=EARLIER_MOST, description="Ended runs whose results it may read."
     )
     retry_of: str | None = Field(
@@ -140,7 +134,7 @@ class SpawnArgs(Arguments):
     plan: bool | None = None
     tools: list[str] | None = Field(default=None, description="Only these of the role's.")
     blocked_tools: list[str] | None = None
-    namespace: Annotated[list[str] | None, BeforeValidator(_listed)] = Field(
+    namespace: list[str] | None = Field(
         default=None, max_length=200, description="Coder: paths in the repository that it may change."
     )
     verify: str | None = Field(default=None, max_length=2_000, description="Coder: command that must pass.")
@@ -162,11 +156,11 @@ class ConfirmArgs(Arguments):
     tool = "confirm_spawn"
 
     # Must stay first: some hosts show a person only the start of a call's arguments, and this has price and reach.
-    approving: Annotated[list[str] | None, BeforeValidator(_listed)] = Field(
+    approving: list[str] | None = Field(
         default=None,
         description="To approve, first: each approval_line, letter for letter, in the order of pending_ids.",
     )
-    pending_ids: Annotated[list[str], BeforeValidator(_listed)] = Field(min_length=1, max_length=20)
+    pending_ids: list[str] = Field(min_length=1, max_length=20)
     decision: Literal["approve", "reject"] = "approve"
     changes: dict[str, Changes] | None = Field(
         default=None, description=f"Only lower: {CHANGES_FORM.replace(chr(34), '')}; caps as in spawn_subagent."
@@ -228,9 +222,12 @@ A = TypeVar("A", bound=Arguments)
 
 
 def parse(model: type[A], given: dict[str, Any]) -> A:
-    """Return a tool's arguments as its model. Raises BadInput: names the first invalid one, and one next step."""
+    """Return a tool's arguments as its model, however a host writes them.
+
+    Raises BadInput: names the first invalid one, and one next step.
+    """
     try:
-        return model.model_validate(given)
+        return model.model_validate(read_habits(model, given))
     except ValidationError as error:
         raise BadInput(_sentence(model, error.errors()[0])) from None
 

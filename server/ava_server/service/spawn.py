@@ -27,6 +27,7 @@ from ava_server.approval.decisions import (
     auto_approve,
     hourly_refusal,
 )
+from ava_server.approval.host_habits import read_habits
 from ava_server.approval.proposals import Proposal, proposal_in, propose, texts_of
 from ava_server.approval.questions import AnsweredLater
 from ava_server.approval.requests import SpawnArgs, check_context_from, parse
@@ -109,6 +110,7 @@ class Spawns(Operations):
     async def spawn(self, given: dict[str, Any], caller: CallContext) -> Answer:
         """Do `spawn_subagent`. Raises BadInput, Refused, or AnsweredLater: the client asks and calls again."""
         retry_of: str | None = None
+        given = read_habits(SpawnArgs, given)  # what says nothing must not replace what the earlier run has
         if isinstance(given.get("retry_of"), str):
             retry_of, given = await self._retry(given)
         args = parse(SpawnArgs, given)
