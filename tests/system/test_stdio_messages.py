@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -60,6 +61,51 @@ async def test_ignores_an_empty_line(root: Path, line: bytes) -> None:
     async with serving(root) as wire:
         await wire.send(line + b"\n")
         assert (await wire.tool("check_subagent"))["status"] == "list"
+
+
+@pytest.mark.parametrize("pieces", [1, 2], ids=["in one piece", "in two pieces"])
+async def test_a_byte_order_mark_before_the_first_message_is_no_part_of_it(root: Path, pieces: int) -> None:
+    """In two pieces, the server itself answers; in one, what answers before the server is loaded."""
+    hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    line = b"\xef\xbb\xbf" + json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}).encode()
+    async with serving(root, initialize=False) as wire:
+        if pieces == 2:
+            await wire.send(b"\xef\xbb\xbf\n")
+        await wire.send(line)
+        assert (await wire.next_answer())["result"]["serverInfo"]["name"] == "ava"
+        await wire.notify("notifications/initialized")
+        wire._next = 1
+        assert (await wire.tool("check_subagent"))["status"] == "list"
+
+
+ODD_TOKENS = [None, 1.5, 2.0, True, [], {}]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_progress_token_that_is_none_does_not_cost_the_call(root: Path, mode: str) -> None:
+    meta: dict[str, Any] = {}
+    if mode == "auto":
+        meta = {
+            "io.modelcontextprotocol/protocolVersion": MODERN,
+            "io.modelcontextprotocol/clientInfo": {"name": "wire", "version": "1.0"},
+            "io.modelcontextprotocol/clientCapabilities": {},
+        }
+    hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    async with serving(root, initialize=False) as wire:
+        first = {**meta, "progressToken": None}
+        if mode == "legacy":
+            answer = await wire.request("initialize", {**hello, "_meta": first})
+            assert answer["result"]["protocolVersion"] == "2025-11-25"
+            await wire.notify("notifications/initialized", {"_meta": first})
+        else:
+            answer = await wire.request("server/discover", {"_meta": first})
+            assert MODERN in answer["result"]["supportedVersions"]
+        for token in ODD_TOKENS:
+            odd = {**meta, "progressToken": token}
+            listed = await wire.request("tools/list", {"_meta": odd})
+            assert len(listed["result"]["tools"]) == 6, token
+            called = await wire.request("tools/call", {"name": "check_subagent", "arguments": {}, "_meta": odd})
+            assert called["result"]["structuredContent"]["status"] == "list", token
 
 
 async def test_accepts_windows_line_endings(root: Path) -> None:

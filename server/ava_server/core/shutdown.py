@@ -37,12 +37,16 @@ class Shutdown:
             deadline.daemon = True
             deadline.start()
 
+    async def leave(self, code: int) -> None:
+        """Begin the shutdown; a server that lets some calls finish waits here for them."""
+        self.begin(code)
+
     async def watch(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         """Stop serving at the first signal. Later ones, which some hosts send within 0.1 s, change nothing."""
         with received(*ending_signals()) as signals:
             task_status.started()
             async for number in signals:
-                self.begin(128 + number if number == signal.SIGINT else 0)
+                await self.leave(128 + number if number == signal.SIGINT else 0)
                 self.serving.cancel()
 
 

@@ -47,6 +47,8 @@ class Early:
 
 
 EARLY = Early()
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""What some hosts begin their stream with; it is no part of a message."""
 
 
 def answer_first() -> bool:
@@ -69,7 +71,8 @@ def answer_to(line: bytes, known: dict[str, Any]) -> tuple[int | str, bytes] | N
     if b"\\u" in line or line.count(b"{") + line.count(b"[") > _MOST_NESTED:
         return None
     try:
-        message: Any = json.loads(line.decode(), parse_constant=_refuse_constant)
+        text = line.removeprefix(BYTE_ORDER_MARK).decode()
+        message: Any = json.loads(text, parse_constant=_refuse_constant)
     except ValueError:
         return None
     request = _members(message)

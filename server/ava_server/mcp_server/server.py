@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import mcp_types as types
@@ -91,6 +92,7 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
     server.extensions[card.EXTENSION] = {}
     # Hide the text of errors from the present middleware, which records them in spans.
     server.middleware.insert(0, _restore_text)
+    server.middleware.insert(0, _drop_odd_token)
     server.middleware.append(_hide_text)
     server.middleware.append(_open_after_answer)
     server.middleware.append(QuestionSeal())
@@ -165,6 +167,22 @@ def _explained(error: Exception) -> Exception:
     if isinstance(error, AvaError | AuditError | RolesError):
         return MCPError(code=INTERNAL_ERROR, message=str(error))
     return error
+
+
+async def _drop_odd_token(ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
+    """Serve a request whose progress token is null or a fraction without progress: the SDK would refuse it.
+
+    The message itself is changed: the SDK reads the parameters of `initialize` a second time.
+    """
+    given = ctx.params.get("_meta") if ctx.params is not None else None
+    if not isinstance(given, dict):
+        return await call_next(ctx)
+    meta = cast("dict[str, Any]", given)
+    token = meta.get("progressToken", "")
+    if isinstance(token, str | int) and not isinstance(token, bool):
+        return await call_next(ctx)
+    del meta["progressToken"]
+    return await call_next(replace(ctx, meta=types.RequestParams.model_validate(ctx.params, by_name=False).meta))
 
 
 class _HiddenError(MCPError):

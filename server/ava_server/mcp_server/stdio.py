@@ -1,5 +1,8 @@
 """The stdio transport: it ends with stdin, SIGTERM or SIGINT, each within 5 s and with everything recorded.
 
+A host may ask to cancel or message a subagent and close its end at once. Such a call is carried out first, even while
+the server is still starting, for at most 10 s more.
+
 The SDK's own `run()` ends at SIGTERM without cleaning up, hangs at SIGINT on the thread that reads stdin, and does not
 answer a line that is not JSON-RPC. Here the event loop reads and writes where the system allows it, signals end the one
 task that serves, and an unreadable line gets the answer that JSON-RPC prescribes.
@@ -23,7 +26,7 @@ from mcp.shared.message import SessionMessage
 
 from ava_server.core.shutdown import Shutdown, ignore_signals, log_to_stderr
 from ava_server.core.threads import read_apart
-from ava_server.mcp_server.first_answer import EARLY
+from ava_server.mcp_server.first_answer import BYTE_ORDER_MARK, EARLY
 from ava_server.mcp_server.server import build_server
 
 if TYPE_CHECKING:
@@ -33,6 +36,10 @@ LINE_BYTES = 16 * 1024 * 1024
 """A longer message than any host sends is refused; it is never held as a whole."""
 LAST_WORDS_S = 1.0
 """Seconds for the last answers to reach a host that has closed stdin and may no longer read."""
+CARRY_OUT_S = 10.0
+"""Seconds for calls that are carried out although their host has gone: most of it is a start on a busy machine."""
+CARRIED_OUT = frozenset(("cancel_subagent", "message_subagent"))
+"""The tools whose calls need no host that waits: they steer a run, and their host may have come for that alone."""
 _EDGE = 300
 _ID = rb'"id"\s*:\s*(-?\d{1,18}|"[^"\\]{1,200}")\s*'
 _ID_FIRST = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?' + _ID)
@@ -50,6 +57,58 @@ class TooLong:
         self.id: str | int | None = json.loads(match[1]) if match else None
 
 
+class LastCalls:
+    """The calls that have been read and not answered yet, of those that are carried out although the host has gone."""
+
+    def __init__(self) -> None:
+        self._open: set[str | int] = set()
+        self._none = anyio.Event()
+        self._none.set()
+
+    def take(self, message: types.JSONRPCMessage) -> None:
+        """Note a message of the host's, before the server gets it."""
+        params = message.params or {} if isinstance(message, types.JSONRPCRequest | types.JSONRPCNotification) else {}
+        if isinstance(message, types.JSONRPCRequest):
+            if message.method == "tools/call" and params.get("name") in CARRIED_OUT:
+                if not self._open:
+                    self._none = anyio.Event()
+                self._open.add(message.id)
+        elif isinstance(message, types.JSONRPCNotification) and message.method == "notifications/cancelled":
+            self._end(params.get("requestId"))  # nothing answers it any more
+
+    def answer(self, message: types.JSONRPCMessage) -> None:
+        """Note a message of the server's."""
+        if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
+            self._end(message.id)
+
+    @property
+    def are_over(self) -> bool:
+        return not self._open
+
+    async def wait(self) -> None:
+        """Wait until all are answered, or their time is over."""
+        with anyio.move_on_after(CARRY_OUT_S):
+            await self._none.wait()
+
+    def _end(self, request_id: Any) -> None:
+        if isinstance(request_id, str | int):
+            self._open.discard(request_id)
+        if not self._open:
+            self._none.set()
+
+
+class _Ending(Shutdown):
+    """The end of the server, which lets the last calls be carried out first, whichever way the host leaves."""
+
+    def __init__(self, calls: LastCalls) -> None:
+        super().__init__()
+        self._calls = calls
+
+    async def leave(self, code: int) -> None:
+        self.begin(code, after_s=0.0 if self._calls.are_over else CARRY_OUT_S)
+        await self._calls.wait()
+
+
 def serve(load: Callable[[], Settings]) -> int:
     """Serve one host over stdin and stdout until it goes away; returns the exit code."""
     log_to_stderr("ava: %(message)s")
@@ -58,7 +117,8 @@ def serve(load: Callable[[], Settings]) -> int:
 
 async def _serve(load: Callable[[], Settings]) -> int:
     server = build_server(load)
-    ending = Shutdown()
+    calls = LastCalls()
+    ending = _Ending(calls)
     async with anyio.create_task_group() as tasks:
         await tasks.start(ending.watch)
         with ending.serving:
@@ -67,9 +127,9 @@ async def _serve(load: Callable[[], Settings]) -> int:
             incoming, read = anyio.create_memory_object_stream[SessionMessage | Exception]()
             answers, outgoing = anyio.create_memory_object_stream[SessionMessage]()
             async with anyio.create_task_group() as writing:
-                writing.start_soon(_write, outgoing, write, answered)
+                writing.start_soon(_write, outgoing, write, answered, calls)
                 async with anyio.create_task_group() as reading:
-                    reading.start_soon(_read, lines, incoming, answers.clone(), ending)
+                    reading.start_soon(_read, lines, incoming, answers.clone(), ending, calls)
                     await server.run(cast("Any", read), cast("Any", answers), server.create_initialization_options())
                     reading.cancel_scope.cancel()
                 writing.cancel_scope.deadline = anyio.current_time() + LAST_WORDS_S
@@ -87,20 +147,24 @@ async def _read(
     incoming: MemoryObjectSendStream[SessionMessage | Exception],
     answers: MemoryObjectSendStream[SessionMessage],
     ending: Shutdown,
+    calls: LastCalls,
 ) -> None:
     async with incoming, answers:
         try:
             async for line in lines:
-                if isinstance(line, bytes) and not line.strip():
-                    continue
+                if isinstance(line, bytes):
+                    line = line.removeprefix(BYTE_ORDER_MARK)
+                    if not line.strip():
+                        continue
                 message = _message(line)
                 if isinstance(message, types.JSONRPCError):
                     await answers.send(SessionMessage(message))
                 else:
+                    calls.take(message)
                     await incoming.send(SessionMessage(message))
         except (ConnectionError, anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass  # the host, or the server, has gone meanwhile
-        ending.begin(0)
+        await ending.leave(0)
 
 
 def _message(line: bytes | TooLong) -> Any:
@@ -123,12 +187,15 @@ def _refusal(code: int, why: str, request_id: str | int | None) -> types.JSONRPC
     return types.JSONRPCError(jsonrpc="2.0", id=request_id, error=types.ErrorData(code=code, message=why))
 
 
-async def _write(outgoing: MemoryObjectReceiveStream[SessionMessage], write: Write, answered: str | int | None) -> None:
+async def _write(
+    outgoing: MemoryObjectReceiveStream[SessionMessage], write: Write, answered: str | int | None, calls: LastCalls
+) -> None:
     """Write the server's messages until the last one, or until the host is gone; not what was answered before."""
     gone = False
     async with outgoing:
         async for item in outgoing:
             message = item.message
+            calls.answer(message)
             if (
                 answered is not None
                 and isinstance(message, types.JSONRPCResponse | types.JSONRPCError)
