@@ -31,7 +31,7 @@ REQUIRED_TEXTS = [(SpawnArgs, "role"), (SpawnArgs, "task"), (MessageArgs, "messa
 
 
 def named(given: Any) -> str:
-    return given.tool if isinstance(given, type) else str(given)
+    return given.tool if isinstance(given, type) and issubclass(given, Arguments) else str(given)
 
 
 def least(model: type[Arguments]) -> dict[str, Any]:

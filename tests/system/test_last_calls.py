@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,10 @@ def call(tool: str, request_id: int, **arguments: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": request_id, "method": "tools/call", "params": params}
 
 
+def has_calls(root: Path, count: int) -> bool:
+    return len(logged(root, "ToolCall")) >= count
+
+
 def in_one_piece(*messages: Mapping[str, Any]) -> bytes:
     """Return what a host writes that comes only for this: the handshake and its calls, without waiting."""
     hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": HELLO}
@@ -120,7 +125,7 @@ async def test_a_call_to_a_warm_server_is_carried_out_each_time(root: Path) -> N
             proposed = await wire.tool("spawn_subagent", **task)
             await wire.send(call("cancel_subagent", 77, pending_id=proposed["pending_id"]))
             if leave in SIGNALS:
-                await until(lambda asked=2 * number + 2: len(logged(root, "ToolCall")) >= asked)
+                await until(partial(has_calls, root, 2 * number + 2))
             await leave(wire)
             assert await wire.exited() in (0, 130)
         assert state_of(root, proposed["subagent_id"]) == "cancelled", number

@@ -78,7 +78,7 @@ async def test_a_byte_order_mark_before_the_first_message_is_no_part_of_it(root:
         assert (await wire.tool("check_subagent"))["status"] == "list"
 
 
-ODD_TOKENS = [None, 1.5, 2.0, True, [], {}]
+ODD_TOKENS: list[Any] = [None, 1.5, 2.0, True, [], {}]
 
 
 @pytest.mark.parametrize("mode", MODES)
