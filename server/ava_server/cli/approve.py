@@ -18,7 +18,14 @@ from ava_server.cli.app import NOT_APPROVED, in_event_loop, refuse_in_subagent
 from ava_server.cli.log_access import read_settings
 from ava_server.cli.options import GroupMaxCost, GroupTimeout, TokenFile, Url, parse_group_limits, proposals
 from ava_server.cli.remote import RemoteServer, chosen_server
-from ava_server.cli.service_client import LocalApprovals, RemoteApprovals, names_run, open_remote, open_service
+from ava_server.cli.service_client import (
+    LocalApprovals,
+    RemoteApprovals,
+    names_run,
+    open_remote,
+    open_service,
+    unless_decided,
+)
 from ava_server.cli.terminal import YES, agrees, ask, heading, one_line, say, someone_there, tell
 from ava_server.core.errors import AvaError, BadInput, Refused
 
@@ -208,15 +215,38 @@ async def _approve_together(client: ApprovalClient, waiting: list[Pending], limi
     check_group_cap(limits, sum(one.max_cost_micros for one in waiting))
     if len(waiting) > 1:
         show_table(waiting, limits)
-        chosen, limits = await choose(waiting, limits)
     else:
         _show(waiting[0], f"{waiting[0].pending_id}:")
-        chosen = waiting if await agrees("Start it?") else []
+
+    async def choice() -> tuple[list[Pending], dict[str, Any]]:
+        if len(waiting) > 1:
+            return await choose(waiting, limits)
+        return (waiting if await agrees("Start it?") else []), limits
+
+    shown = [one.shown for one in waiting]
+    answer = await unless_decided(client, shown, choice)
+    elsewhere = await client.decided_elsewhere(shown)
+    if elsewhere:
+        return await _say_elsewhere(client, waiting, elsewhere, withdrawn=answer is None)
+    chosen, limits = answer or ([], limits)
     if not chosen:
-        say("Nothing was approved; it still waits.")
+        say("Nothing was approved; it still waits." if len(waiting) == 1 else "Nothing was approved; they still wait.")
         return NOT_APPROVED
     await _start(client, chosen, limits)
     return 0
+
+
+async def _say_elsewhere(
+    client: ApprovalClient, waiting: Sequence[Pending], elsewhere: Mapping[str, str], *, withdrawn: bool
+) -> int:
+    """Say what was decided while a question about these stood here, and return the exit code."""
+    if withdrawn:
+        tell()  # the question stands on the line
+    say("\n".join(elsewhere.values()))
+    if rest := [one.pending_id for one in waiting if one.pending_id not in elsewhere]:
+        say(f"Nothing was approved here. Still waiting: {', '.join(rest)}; to decide, ava approve {' '.join(rest)}")
+        return NOT_APPROVED
+    return 0 if len(await client.approved(list(elsewhere))) == len(waiting) else NOT_APPROVED
 
 
 def _close(waiting: Sequence[Pending | PendingExtension], ids: list[str], advice: str) -> None:

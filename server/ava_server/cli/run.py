@@ -30,7 +30,7 @@ from ava_server.cli.approve import check_group_cap, choose, show_table
 from ava_server.cli.log_access import find_run, open_log, read_settings
 from ava_server.cli.options import ended_runs, roles, runs_with_result, tiers
 from ava_server.cli.results import check_folder
-from ava_server.cli.service_client import LocalApprovals, open_service, propose
+from ava_server.cli.service_client import LocalApprovals, open_service, propose, unless_decided
 from ava_server.cli.terminal import ReaderGone, agrees, heading, someone_there, tell, unless_interrupted
 from ava_server.cli.wait import FollowedRuns, deliver
 from ava_server.core.data_root import os_user
@@ -351,19 +351,46 @@ async def approve(runtime: Runtime, service: Service, request: RunRequest) -> li
         tell(made[0].approval_line or "")
     proposals = await client.waiting([proposal.pending_id or "" for proposal in made])
     chosen, limits = await _chosen(client, proposals, request)
+    elsewhere = await client.decided_elsewhere([one.shown for one in proposals])
+    if elsewhere:  # what was decided there holds, and the others are not started in part
+        chosen = []
     if left := [one.shown for one in proposals if one not in chosen]:
         await client.decide(left, PersonAnswer(False))
     if not chosen:
-        tell("Not approved; nothing was started.")
-        return []
+        return await _decided_meanwhile(client, proposals, elsewhere)
     from ava_server.approval.proposals import agreement
 
     decided = await client.decide([one.shown for one in chosen], agreement(chosen, limits))
+    if decided.status != "approved" and (going := await _decided_meanwhile(client, chosen, None)):
+        return going
     decided.expect("approved", "Not started")
     if (group_id := decided.fields.get("group_id")) is not None:
         with suppress(ReaderGone):  # who follows the runs finds out, and cancels them
             tell(f"Approved, as the group {group_id}.")
     return [proposal.subagent_id for proposal in chosen]
+
+
+async def _decided_meanwhile(
+    client: LocalApprovals, proposals: Sequence[Pending], elsewhere: Mapping[str, str] | None
+) -> list[str]:
+    """Say what became of proposals that were not started here, and return the runs that were approved elsewhere.
+
+    `elsewhere`: what was decided elsewhere before the answer here, which has rejected the others. None: an approval
+    here was refused, whose own reason is left to say unless something was approved elsewhere.
+    """
+    going = await client.approved([one.pending_id for one in proposals])
+    if not going and elsewhere is None:
+        return []
+    started = await client.decided_elsewhere([one.shown for one in proposals if one.subagent_id in going])
+    if reasons := {**(elsewhere or {}), **started}:
+        tell("\n".join(reasons.values()))
+    if not going:
+        tell("Not approved; nothing was started.")
+        return []
+    if others := [one.pending_id for one in proposals if one.pending_id not in reasons]:
+        tell(f"Not started: {', '.join(others)}.")
+    tell("Waiting for what was approved; Ctrl-C asks whether to cancel.")
+    return going
 
 
 async def _chosen(
@@ -400,7 +427,10 @@ async def _asked(
             await client.unlock([one.shown for one in chosen], "Nothing was started.")
         return chosen, together
 
-    chosen = await unless_interrupted(choice, None)
+    async def choice_here() -> tuple[list[Pending], dict[str, Any]] | None:
+        return await unless_decided(client, [one.shown for one in proposals], choice)
+
+    chosen = await unless_interrupted(choice_here, None)
     if chosen is None:
         tell()
         return [], limits

@@ -6,13 +6,14 @@ token and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import anyio
 import anyio.to_thread
 
+from ava_audit.errors import AuditError
 from ava_audit.rows import QUEUED
 from ava_audit.units import now_us
 from ava_server.approval.decide import Decided, Kind, PersonAnswer, Shown, tool_call
@@ -27,7 +28,7 @@ from ava_server.core.errors import AvaError, BadInput, Refused, with_advice
 if TYPE_CHECKING:
     from ava_audit.events import CancelledBy
     from ava_audit.view import View
-    from ava_server.approval.proposals import Pending
+    from ava_server.approval.proposals import Pending, SpawnLimits
     from ava_server.config.pin import PinFile
     from ava_server.config.settings import Settings
     from ava_server.render.responses import SpawnAnswer
@@ -40,6 +41,8 @@ T = TypeVar("T")
 
 STARTS_WITHIN_S = 3.0
 """How long to watch whether an approved run starts."""
+DECIDED_EVERY_S, THERE_EVERY_S = 1.0, 2.0
+"""How often to look whether a proposal still waits while its question is open: here, and on another server."""
 PATH = "/approvals"
 _MAY_BE_DECIDED = "The decision may still have been made; without an id, this command shows what still waits."
 
@@ -114,6 +117,49 @@ async def propose(service: Service, spawn: dict[str, Any], *, degraded: bool = F
 
 _DONE: Mapping[Kind, str] = {"start": "started", "extend": "raised", "answer": "allowed"}
 """What a yes does that takes the PIN."""
+
+
+def outcome_of(view: View, pending_id: str, limits: SpawnLimits, now_us: int) -> str | None:
+    """Return what became of a proposal that no longer waits, or None while it does."""
+    from ava_server.approval.proposals import waiting_proposal
+    from ava_server.core.ids import label
+
+    row = view.proposal(pending_id)
+    run = view.run(row.run_id) if row is not None else None
+    if row is None or run is None:
+        return f"{pending_id} is not known any more."
+    found = waiting_proposal(view, run, limits, now_us)
+    if not isinstance(found, str):
+        return None
+    if row.state == "approved":
+        return f"{pending_id} was approved elsewhere: {label(run)} is {run.state}."
+    if row.state == "rejected":
+        return f"{pending_id} was rejected elsewhere; it did not start."
+    return found
+
+
+async def unless_decided(
+    client: LocalApprovals | RemoteApprovals, shown: Sequence[Shown], work: Callable[[], Awaitable[T]]
+) -> T | None:
+    """Return what a question gives; None if one of the proposals was decided elsewhere first, which withdraws it."""
+    result: T | None = None
+    failed: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+
+        async def watch() -> None:
+            with suppress(AuditError, AvaError):  # without news, the question stays open
+                await client.until_decided(shown)
+                tasks.cancel_scope.cancel()
+
+        tasks.start_soon(watch)
+        try:
+            result = await work()
+        except Exception as error:  # the task group would wrap it
+            failed = error
+        tasks.cancel_scope.cancel()
+    if failed is not None:
+        raise failed
+    return result
 
 
 class LocalApprovals:
@@ -192,6 +238,29 @@ class LocalApprovals:
         human = await self._runtime.store.read(lambda view: made_under_human(view, [one.id for one in shown]))
         return needed_pin(self._runtime.settings.paths, await self._runtime.policy(made_under_human=human))
 
+    async def decided_elsewhere(self, shown: Sequence[Shown]) -> dict[str, str]:
+        """Return what became of those proposals that no longer wait, as a sentence for each, by their ids."""
+        limits, at_us = self._runtime.spawn_limits_of(self._session.user), now_us()
+
+        def query(view: View) -> dict[str, str]:
+            return {one.id: why for one in shown if (why := outcome_of(view, one.id, limits, at_us)) is not None}
+
+        return await self._runtime.store.read(query)
+
+    async def until_decided(self, shown: Sequence[Shown]) -> None:
+        """Return when one of these proposals no longer waits."""
+        while True:
+            seen = self._runtime.store.head
+            if await self.decided_elsewhere(shown):
+                return
+            with anyio.move_on_after(DECIDED_EVERY_S):  # it may also expire, which writes no entry
+                await self._runtime.store.wait_for_entry_after(seen)
+
+    async def approved(self, ids: Sequence[str]) -> list[str]:
+        """Return the runs of those proposals that were approved, wherever that was."""
+        rows = await self._runtime.store.read(lambda view: [view.proposal(pending_id) for pending_id in ids])
+        return [row.run_id for row in rows if row is not None and row.state == "approved"]
+
     async def describe_start(
         self, waiting: Sequence[Pending], *, then: str = "; `ava status` shows the progress"
     ) -> str:
@@ -264,6 +333,21 @@ class RemoteApprovals:
         if answer.agrees:
             body["digests"] = {one.id: one.digest for one in shown}
         return Decided(self._valid(ConfirmAnswer, await self._post(body)).structured())
+
+    async def decided_elsewhere(self, shown: Sequence[Shown]) -> dict[str, str]:
+        """Return which proposals no longer wait there; this token cannot read what became of them."""
+        found = {one.pending_id for one in await self.waiting([])}
+        there = self._connection.address
+        return {one.id: f"{one.id} no longer waits at {there}." for one in shown if one.id not in found}
+
+    async def until_decided(self, shown: Sequence[Shown]) -> None:
+        """Return when one of these proposals no longer waits."""
+        while not await self.decided_elsewhere(shown):  # noqa: ASYNC110 - it is on another machine
+            await anyio.sleep(THERE_EVERY_S)
+
+    async def approved(self, ids: Sequence[str]) -> list[str]:
+        """This token cannot read what became of them."""
+        return []
 
     async def check_can_approve(self, shown: Sequence[Shown]) -> None:
         """The token replaces the PIN, and the server says what is missing."""

@@ -1,0 +1,80 @@
+"""A question whose proposal is decided elsewhere withdraws itself, and says what was decided; real terminals."""
+
+import re
+from pathlib import Path
+
+import pytest
+from support.terminal import Screen, ava, on_terminal
+
+pytestmark = pytest.mark.slow
+
+TASK = "What is the transcription price of Otter?"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "notes.md").write_text("The transcription price of Otter is twelve cents a minute.\n")
+    return tmp_path / "data"
+
+
+def proposal(root: Path) -> str:
+    [waiting] = re.findall(r"P-[0-9a-f]{8}", ava(root, "approve").stdout)[:1]
+    return str(waiting)
+
+
+def decide(root: Path, what: str) -> None:
+    """Decide in another terminal."""
+    with on_terminal(root, what, proposal(root)) as other:
+        if what == "approve":
+            other.until("Start it? [y/N]")
+            other.type("y\n")
+        assert other.ended() == 0, other.text
+
+
+def words(screen: Screen) -> str:
+    return " ".join(screen.text.split())
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "says"),
+    [("approve", 0, "was approved elsewhere:"), ("reject", 10, "was rejected elsewhere; it did not start.")],
+)
+def test_the_question_of_ava_run_withdraws_and_goes_on_with_the_decision(
+    root: Path, tmp_path: Path, what: str, code: int, says: str
+) -> None:
+    with on_terminal(root, "run", "researcher", TASK, "-w", str(tmp_path / "work")) as screen:
+        screen.until("Start it? [y/N]")
+        decide(root, what)
+        assert screen.ended() == code, screen.text
+        seen = words(screen)
+    assert says in seen
+    assert ("nothing was started" in seen) == (what == "reject")
+    assert ("twelve cents a minute" in seen) == (what == "approve")
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "says"),
+    [("approve", 0, "was approved elsewhere:"), ("reject", 10, "was rejected elsewhere; it did not start.")],
+)
+def test_the_question_of_ava_approve_withdraws_and_says_what_was_decided(
+    root: Path, tmp_path: Path, what: str, code: int, says: str
+) -> None:
+    with on_terminal(root, "run", "researcher", TASK, "-w", str(tmp_path / "work")) as proposer:
+        proposer.until("Start it? [y/N]")
+        with on_terminal(root, "approve", proposal(root)) as screen:
+            screen.until("Start it? [y/N]")
+            decide(root, what)
+            assert screen.ended() == code, screen.text
+            seen = words(screen)
+        assert proposer.ended() == code
+    assert says in seen and "still waits" not in seen
+
+
+def test_a_no_that_nobody_has_overtaken_still_starts_nothing(root: Path, tmp_path: Path) -> None:
+    with on_terminal(root, "run", "researcher", TASK, "-w", str(tmp_path / "work")) as screen:
+        screen.until("Start it? [y/N]")
+        screen.type("n\n")
+        assert screen.ended() == 10
+        seen = words(screen)
+    assert "Not approved; nothing was started." in seen and "elsewhere" not in seen
