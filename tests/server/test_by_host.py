@@ -42,7 +42,10 @@ def policy(settings: Settings, name: str | None, version: str = "1.0", **more: A
 @pytest.mark.parametrize(
     ("name", "forms", "expected"),
     [
-        ("gemini-cli-mcp-client", False, "ask"),
+        ("gemini-cli-mcp-client", False, "human"),
+        ("Visual Studio Code", False, "human"),
+        ("Visual Studio Code", True, "ask"),
+        ("ava-command-line", False, "ask"),
         ("claude-code", True, "ask"),
         ("claude-ai", False, "human"),
         ("opencode", False, "human"),
@@ -69,6 +72,7 @@ def test_every_row_is_complete_and_each_host_of_ava_init_has_one() -> None:
     for client in rows:
         assert client.seen is not None and client.names, client
         assert client.seen.how == "driven" or client.seen.source, f"{client.id}: where was it read?"
+        assert client.seen.how == "driven" or not client.shows_approval, f"{client.id}: who has seen its prompt?"
         assert client_of(client.names[0], client.seen.version) is client
     names = [name.lower() for client in known_clients() for name in client.names]
     assert len(names) == len(set(names)) > 40
@@ -105,9 +109,11 @@ def test_a_general_policy_is_respected_and_a_variable_only_tightens(tmp_path: Pa
 def test_a_terminal_asks_for_the_pin_only_for_what_such_a_host_proposed(tmp_path: Path) -> None:
     settings = settings_of(tmp_path / "data")
     assert policy_in_force(settings, os_user())[0] == "ask"
-    assert policy_in_force(settings, os_user(), made_under_human=True)[0] == "human"
+    proposed_under_human = ("human", 'it was proposed under approval = "human"')
+    assert policy_in_force(settings, os_user(), made_under=["human"]) == proposed_under_human
     settings = settings_of(tmp_path / "data", 'approval = "ask"\n')
-    assert policy_in_force(settings, os_user(), made_under_human=True)[0] == "ask", "the person has decided since"
+    assert policy_in_force(settings, os_user(), made_under=["ask", "human"]) == proposed_under_human
+    assert policy_in_force(settings, os_user(), made_under=["auto"])[0] == "ask", "it loosens nothing"
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
@@ -117,9 +123,9 @@ async def test_two_clients_of_one_data_root_each_have_their_own_row(tmp_path: Pa
 
     config = f'approval = "by_host"\n{PRICED}'
     with running_model_server([hand_over()]) as models:
-        opened = connect(tmp_path, config=config, mode=mode, server=models, name="gemini-cli-mcp-client")
-        async with opened as (gemini, _models):
-            made = told(await gemini.call_tool("spawn_subagent", SPAWN))[0]
+        opened = connect(tmp_path, config=config, mode=mode, server=models, name="ava-command-line")
+        async with opened as (shows, _models):
+            made = told(await shows.call_tool("spawn_subagent", SPAWN))[0]
             assert "when they agree, call confirm_spawn" in made["next"]
         async with connect(tmp_path, config=config, mode=mode, server=models, name="nobody knows") as (other, _models):
             refused = told(await other.call_tool("spawn_subagent", SPAWN))[0]

@@ -20,7 +20,18 @@ from mcp_types import (
     InputRequiredResult,
 )
 from mcp_types.jsonrpc import jsonrpc_message_adapter
-from support.hosts.elicitation import ERAS, Answering, Host, Person, accept, approval, cancel, decline, host
+from support.hosts.elicitation import (
+    ERAS,
+    Answering,
+    Host,
+    Person,
+    accept,
+    approval,
+    cancel,
+    decline,
+    host,
+    read_and_accept,
+)
 from support.model_server import Gate, Say, running_model_server
 from support.runtime import PRICED, connect, hand_over, settings_of, with_workspace
 from support.sample import sampled
@@ -351,7 +362,7 @@ async def test_the_form_of_a_free_run_has_no_cost_field(tmp_path: Path, era: str
 
 
 async def test_the_question_mentions_no_form_where_the_host_shows_none(tmp_path: Path, era: str) -> None:
-    async with host(tmp_path, era, accept(decision="Yes"), name="codex-mcp-client") as at:
+    async with host(tmp_path, era, read_and_accept(decision="Yes"), name="codex-mcp-client") as at:
         made = await at.propose()
         assert (await at.confirm(made))["status"] == "approved"
         [asked] = at.person.asked
@@ -361,6 +372,29 @@ async def test_the_question_mentions_no_form_where_the_host_shows_none(tmp_path:
         }
         assert asked.message.endswith("Start it? To lower limits, decline and tell your assistant which.")
         assert (await at.started_once(made)).changes == {}
+
+
+@pytest.mark.parametrize("too_fast", [1, elicitation.ASKED_AGAIN + 1])
+async def test_a_yes_that_nobody_can_have_read_is_asked_again(tmp_path: Path, era: str, too_fast: int) -> None:
+    """Codex marks the yes when it asks: a key that was meant for something else would start the run."""
+    answered: list[str] = []
+
+    async def presses_enter(asked: ElicitRequestFormParams) -> ElicitResult:
+        answered.append(asked.message)
+        if len(answered) > too_fast:
+            await anyio.sleep(elicitation.READ_S + 0.1)
+        return ElicitResult(action="accept", content={"decision": "Yes"})
+
+    async with host(tmp_path, era, presses_enter, name="codex-mcp-client") as at:
+        made = await at.propose()
+        status = (await at.confirm(made))["status"]
+        assert [asked.startswith("A yes came less than a second") for asked in answered[:2]] == [False, True]
+        if too_fast == 1:
+            assert status == "approved" and len(answered) == 2
+            await at.started_once(made)
+        else:
+            assert status == "refused" and len(answered) == elicitation.ASKED_AGAIN + 1
+            await at.nothing_started()
 
 
 @pytest.mark.parametrize("content", [{}, {"decision": "No"}, {"decision": True}, {"max_minutes": 1}])
@@ -382,7 +416,7 @@ async def test_the_person_has_longer_where_the_host_waits_longer(
     monkeypatch.setattr(elicitation, "ASK_S", 0.2)
 
     async def thinks(_question: ElicitRequestFormParams) -> ElicitResult:
-        await anyio.sleep(1)
+        await anyio.sleep(elicitation.READ_S + 0.1)
         return ElicitResult(action="accept", content={"decision": "Yes"})
 
     async with host(tmp_path, "legacy", thinks, name=name) as at:

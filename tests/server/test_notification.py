@@ -24,7 +24,7 @@ with open(sys.argv[1], "a") as file:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "more", "shown"), [
-    ("a host", "", True), ("gemini-cli-mcp-client", "", False), ("a host", "desktop_notifications = false\n", False),
+    ("a host", "", True), ("ava-command-line", "", False), ("a host", "desktop_notifications = false\n", False),
 ])  # fmt: skip
 async def test_a_person_hears_of_what_they_approve_in_ava(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, more: str, shown: bool

@@ -11,7 +11,7 @@ import anyio
 import anyio.to_thread
 import pytest
 from mcp_types import ElicitRequestFormParams, ElicitResult
-from support.hosts.elicitation import ERAS, Person, accept, decline, host
+from support.hosts.elicitation import ERAS, Person, accept, decline, host, read_and_accept
 from support.hosts.tasks import Host, hosting
 from support.model_server import Raw, Say, Step, whole
 from support.runtime import PRICED, Lab, hand_over, open_lab
@@ -291,7 +291,7 @@ async def test_a_form_that_comes_back_empty_is_asked_again(tmp_path: Path, era: 
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_host_with_only_yes_and_no_leaves_the_question_to_its_model(tmp_path: Path, era: str) -> None:
-    async with host(tmp_path, era, accept(decision="Yes"), asks(), name="codex-mcp-client") as at:
+    async with host(tmp_path, era, read_and_accept(decision="Yes"), asks(), name="codex-mcp-client") as at:
         made = await at.propose()
         await at.confirm(made)
         run: dict[str, Any] = {"state": ""}

@@ -108,6 +108,8 @@ class Wire:
         """What a host sends with each request; in the stateless era it says there who it is."""
         self.replies: dict[str, Callable[[], Mapping[str, Any]]] = {}
         """What a host answers when the server asks it something, by method."""
+        self.reads_s = 0.0
+        """How long its person reads before that."""
         self._in = process.stdin
         self._out = BufferedByteReceiveStream(process.stdout)
         self._stderr = stderr
@@ -143,6 +145,7 @@ class Wire:
             while request_id not in self._answers:
                 message = await self.receive()
                 if "id" in message and message.get("method") in self.replies:
+                    await anyio.sleep(self.reads_s)
                     reply = self.replies[message["method"]]()
                     await self.send({"jsonrpc": "2.0", "id": message["id"], "result": reply})
                 elif "method" in message:

@@ -370,12 +370,20 @@ def pending_proposals(view: View, user: str, limits: SpawnLimits, now_us: int) -
     return [one for one in found if isinstance(one, Pending)]
 
 
-def made_under_human(view: View, ids: Sequence[str]) -> bool:
-    """Tell whether the policy was `human` for the client that proposed one of these proposals or runs."""
-    proposals = {given: view.proposal(given) for given in ids}
-    runs = [given if proposal is None else proposal.run_id for given, proposal in proposals.items()]
-    facts = (entry.fact for run_id in runs for entry in view.entries(run_id, 0, ("SpawnProposed",)))
-    return any(isinstance(fact, SpawnProposed) and fact.policy == "human" for fact in facts)
+def made_under(view: View, ids: Sequence[str]) -> list[Policy]:
+    """Return the policies in force where these proposals or runs were proposed; older logs do not have them.
+
+    One that this version does not know counts as the strictest.
+    """
+    found: list[Policy] = []
+    for given in ids:
+        proposal = view.proposal(given)
+        run_id = given if proposal is None else proposal.run_id
+        for entry in view.entries(run_id, 0, ("SpawnProposed",)):
+            if isinstance(entry.fact, SpawnProposed) and entry.fact.policy is not None:
+                known = [policy for policy in user_limits.STRICTEST_FIRST if policy == entry.fact.policy]
+                found.extend(known or ["human"])
+    return found
 
 
 def changed_since(view: View, user: str, shown: Mapping[str, str]) -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-from ava_audit.units import MICROS_PER_CENT, MICROS_PER_USD, entered_micros, format_usd
+from ava_audit.units import MICROS_PER_CENT, MICROS_PER_USD, entered_micros, format_usd, now_us
 from ava_server.approval.decisions import (
     Approval,
     CheckedApproval,
@@ -175,8 +175,9 @@ class AnsweredLater(Exception):
 
     @property
     def state(self) -> str:
-        """What the client keeps until then: the question's hash, with a + for each time, and the proposal."""
-        return f"{self.question.sha()}{'+' * self.again} {self.proposal or ''}".rstrip()
+        """What the client keeps until then: the question's hash, with a + for each time, its time, and the proposal."""
+        asked = f"{self.question.sha()}{'+' * self.again}@{now_us()}"
+        return asked if self.proposal is None else f"{asked} {self.proposal}"
 
 
 class Person(Protocol):

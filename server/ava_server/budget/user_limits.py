@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -100,7 +100,7 @@ def policy_in_force(
     *users: str,
     pin: bool | None = None,
     through: ConnectedHost | None = None,
-    made_under_human: bool = False,
+    made_under: Iterable[Policy] = (),
 ) -> tuple[Policy, str]:
     """Return who may approve, and what says so, such as `approval = "human"`. Blocking.
 
@@ -109,9 +109,9 @@ def policy_in_force(
     to show. Nothing else says who may approve. A decision about another user's run names both users.
 
     `pin`: whether there is one, where the caller knows that and the users' limits; None looks both up. `through` is the
-    client's connection through which the approval would come; None is a person's own terminal or browser. With
-    `made_under_human` (the policy for the client that has proposed it) these ask for the PIN under `by_host` too,
-    because that client's model may use them. Raises ConfigError: the PIN's file or the limits of users cannot be read.
+    client's connection through which the approval would come; None is a person's own terminal or browser. `made_under`
+    are the policies under which the decided was proposed: none of them is ever loosened, whatever holds where the
+    approval comes from. Raises ConfigError: the PIN's file or the limits of users cannot be read.
     """
     if pin is None:
         from ava_server.config.changes import with_shared_users
@@ -121,12 +121,17 @@ def policy_in_force(
     if pin:
         return "human", "there is an approval PIN"
     policies = [_general_policy(settings, through)]
-    if made_under_human and settings.approval == "by_host":
-        policies.append(("human", 'approval = "by_host", and its host is not known to show you what it starts'))
+    for proposed_under in made_under:
+        policies.append((proposed_under, f'it was proposed under approval = "{proposed_under}"'))
     for user in users:
         if (own := user_settings(settings, user).approval) is not None:
             policies.append((own, f'[{setting_name(("users", user))}] approval = "{own}"'))
-    return min(policies, key=lambda each: STRICTEST_FIRST.index(each[0]))
+    strict = strictest([policy for policy, _why in policies])
+    return next(each for each in policies if each[0] == strict)
+
+
+def strictest(policies: Iterable[Policy]) -> Policy:
+    return min(policies, key=STRICTEST_FIRST.index)
 
 
 def _general_policy(settings: Settings, through: ConnectedHost | None) -> tuple[Policy, str]:

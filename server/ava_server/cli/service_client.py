@@ -231,12 +231,10 @@ class LocalApprovals:
             self._session.pin_given = True
 
     async def _needed_pin(self, shown: Sequence[Shown]) -> PinFile | None:
-        from ava_server.approval.proposals import made_under_human
-
         if self._session.channel != "terminal":  # no person decides here, so none could give it
             return None
-        human = await self._runtime.store.read(lambda view: made_under_human(view, [one.id for one in shown]))
-        return needed_pin(self._runtime.settings.paths, await self._runtime.policy(made_under_human=human))
+        policy = await self._runtime.policy_on([one.id for one in shown])
+        return needed_pin(self._runtime.settings.paths, policy)
 
     async def decided_elsewhere(self, shown: Sequence[Shown]) -> dict[str, str]:
         """Return what became of those proposals that no longer wait, as a sentence for each, by their ids."""

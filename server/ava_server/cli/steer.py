@@ -208,11 +208,16 @@ async def _resume_there(server: RemoteServer, given: str, as_json: bool) -> int:
 
 
 async def _resume(settings: Settings, given: str, force: bool, as_json: bool) -> int:
+    from ava_server.approval.proposals import made_under
     from ava_server.budget.user_limits import policy_in_force
 
     async with open_log(settings.paths) as log:  # a wrong id is an error before anything is opened
         run = await find_run(log, given)
-    policy, why = await anyio.to_thread.run_sync(policy_in_force, settings, os_user(), run.user_id)
+        assert log is not None  # the run was found in it
+        proposed_under = await log.read(lambda view: made_under(view, [run.id]))
+    policy, why = await anyio.to_thread.run_sync(
+        lambda: policy_in_force(settings, os_user(), run.user_id, made_under=proposed_under)
+    )
     pin = needed_pin(settings.paths, policy)
     if pin is not None and not someone_there():
         raise Refused(f"{why}, so only a person at a terminal, with the approval PIN, resumes a subagent")

@@ -14,7 +14,7 @@ from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_roles.wrap import add_bars
 from ava_server.approval.decide import PersonAnswer, Shown
-from ava_server.approval.proposals import made_under_human, spawn_limits, texts_of, waiting_proposal
+from ava_server.approval.proposals import made_under, spawn_limits, texts_of, waiting_proposal
 from ava_server.budget.run_config import spent_text
 from ava_server.budget.user_limits import policy_in_force
 from ava_server.cli.app import refuse_in_subagent
@@ -104,7 +104,7 @@ def _approval(kind: Kind, run: RunRow, settings: Settings, user: str, view: View
 
 def _takes_pin(run: RunRow, settings: Settings, user: str, view: View) -> bool:
     """Tell whether an approval takes the PIN; an error if that cannot be given. Blocking."""
-    policy, _why = policy_in_force(settings, user, made_under_human=made_under_human(view, [run.id]))
+    policy, _why = policy_in_force(settings, user, made_under=made_under(view, [run.id]))
     if (pin := needed_pin(settings.paths, policy)) is not None:
         pin.ready()
     return pin is not None

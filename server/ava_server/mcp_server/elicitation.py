@@ -29,6 +29,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.methods import is_input_required
 from pydantic import ValidationError
 
+from ava_audit.units import now_us
 from ava_server.core.errors import AvaError, BadInput, ConfigError
 from ava_server.mcp_server.app import can_ask, can_open
 from ava_server.render.responses import FAILED, Answer
@@ -51,7 +52,13 @@ LEAST_ASK_S = 15.0
 ANSWER_S = 600.0
 """Seconds that a client may keep a question: as long as a proposal waits."""
 ASKED_AGAIN = 2
-"""How often an empty or unusable form is asked again within one question."""
+"""How often an empty or unusable form, or one that was answered too fast, is asked again within one question."""
+READ_S = 1.0
+"""A yes within these seconds of the question counts as a key that was meant for something else."""
+TOO_FAST = (
+    "A yes came less than a second after the question, before anybody could read it, so nothing was decided. Please"
+    " read it and answer again."
+)
 LINK_S = 8.0
 """Seconds that a proposal waits for the server of the pages to start."""
 TOLD_S = 1.0
@@ -87,6 +94,7 @@ class ClientPerson:
         self._began = anyio.current_time()
         self._client = client_of_call(ctx)
         self.fills_forms = self._client.question != "yes or no"
+        self._answered_s = READ_S
         self.opens = can_open(ctx) and self._client.pages
 
     @property
@@ -95,21 +103,39 @@ class ClientPerson:
         return (self._params.request_state or "").partition(" ")[2] or None
 
     async def ask(self, question: Question, use: Callable[[Reply], object]) -> Reply:
-        """Ask, and again where the form cannot be used."""
+        """Ask, and again where the form cannot be used or was answered before anybody could read it."""
         from ava_server.approval.questions import CHOICE, YES, Reply
 
         asked = question if self.fills_forms else question.as_yes_or_no()
         reply = await self._ask(asked)
         for again in range(1, ASKED_AGAIN + 1):
-            try:
-                if reply.action == "accept":
-                    use(reply)
+            wrong = self._refusal(reply, use)
+            if wrong is None:
                 break
-            except BadInput as error:
-                reply = await self._ask(replace(asked, wrong=f"{error}."), again)
+            reply = await self._ask(replace(asked, wrong=wrong), again)
+        if self._is_too_fast(reply):
+            return Reply("cancel")
         # An answer without the choice is the client's own.
         chosen = self.fills_forms or reply.action != "accept" or reply.content.get(CHOICE) == YES
         return reply if chosen else Reply("decline")
+
+    def _refusal(self, reply: Reply, use: Callable[[Reply], object]) -> str | None:
+        """Return why the person is asked again, in a sentence, or None."""
+        if self._is_too_fast(reply):
+            return TOO_FAST
+        try:
+            if reply.action == "accept":
+                use(reply)
+        except BadInput as error:
+            return f"{error}."
+        return None
+
+    def _is_too_fast(self, reply: Reply) -> bool:
+        """Tell whether a yes came too soon from a client that has the yes marked when it asks (Codex 0.169 does)."""
+        from ava_server.approval.questions import CHOICE, YES
+
+        says_yes = reply.action == "accept" and reply.content.get(CHOICE) == YES
+        return says_yes and not self.fills_forms and self._answered_s < READ_S
 
     async def _ask(self, question: Question, again: int = 0) -> Reply:
         from ava_server.approval.questions import AnsweredLater, Reply
@@ -118,9 +144,12 @@ class ClientPerson:
             closing = self._ctx.lifespan_context.runtime.closing
             left_s = self._began + self._question_s - anyio.current_time()
             least_s = min(LEAST_ASK_S, self._question_s)
+            asked_s = anyio.current_time()
             with anyio.move_on_after(max(left_s, least_s)) as asking, closing.question(asking):
                 form = self._ctx.session.elicit_form(question.message, question.schema(), self._ctx.request_id)
-                return reply_of(await _answer_to(form))
+                given = await _answer_to(form)
+                self._answered_s = anyio.current_time() - asked_s
+                return reply_of(given)
             return Reply("silent")
         answer = self._answer(question, again)
         if answer is None:
@@ -247,7 +276,10 @@ class ClientPerson:
     def _answer(self, question: Question | PageQuestion, again: int = 0) -> types.ElicitResult | None:
         """Return the answer that the call came with, if it is to this question, asked again so often or more."""
         answer = (self._params.input_responses or {}).get(_ANSWER)
-        asked, _, _proposal = (self._params.request_state or "").partition(" ")
+        kept, _, _proposal = (self._params.request_state or "").partition(" ")
+        asked, _, asked_us = kept.partition("@")
+        if asked_us.isdecimal():
+            self._answered_s = (now_us() - int(asked_us)) / 1_000_000
         known = asked.rstrip("+") == question.sha() and asked.count("+") >= again
         return answer if known and isinstance(answer, types.ElicitResult) else None
 

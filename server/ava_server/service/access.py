@@ -139,22 +139,23 @@ class Access:
         self.session = session
         self.store = runtime.store
 
-    async def refuse_without_pin(self, why: str, *, of: str | None = None) -> None:
+    async def refuse_without_pin(self, ids: Sequence[str], why: str, *, of: str | None = None) -> None:
         """Refuse a decision with the text `why`, where only the approval PIN may decide and this session lacks it.
 
         Raises Refused, or ConfigError as `needs_pin` does.
         """
-        if await self.needs_pin(of):
+        if await self.needs_pin(ids, of):
             raise Refused(why)
 
-    async def needs_pin(self, of: str | None = None) -> bool:
-        """Tell whether only the approval PIN may decide and this session lacks it, also by the policy of a run's user.
+    async def needs_pin(self, ids: Sequence[str], of: str | None = None) -> bool:
+        """Tell whether only the approval PIN may decide on these proposals or runs, and this session lacks it.
 
-        Raises ConfigError: it is not known whether there is a PIN.
+        The policy under which they were proposed counts, and that of a run's user (`of`). Raises ConfigError: it is not
+        known whether there is a PIN.
         """
         users = self.session.user, of or self.session.user
         # An unreadable PIN blocks also where it was given before.
-        policy = await self.runtime.policy(*users, through=self.session.through)
+        policy = await self.runtime.policy_on(ids, *users, through=self.session.through)
         return not (approval_needs("host", policy).nothing or self.session.pin_given)
 
     def refuse_without(self, scope: Scope, *, admin: bool = False) -> None:

@@ -13,6 +13,7 @@ from ava_audit.units import HOUR_US, now_us
 from ava_audit.view import View
 from ava_roles.wrap import list_names
 from ava_server.approval.decide import ONLY_PERSON, approval_needs
+from ava_server.approval.proposals import made_under
 from ava_server.approval.requests import CancelArgs, CheckArgs, MessageArgs, parse, shown
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label, parse_id, parse_number
@@ -122,8 +123,8 @@ class RunChecks(Operations):
             rows += [row for row in news.ended if row.ended_us and row.ended_us < at_us - HOUR_US]
             runs = [view_run(view, row, processes, at_us, result=False) for row in rows]
             waiting = sum(run.state == WAITING for run in runs)
-            by_pin, brief = waiting > 0 and self._by_pin(), waiting > EXPLAINED
-            shown_runs = [self._answer(run, by_pin=by_pin, brief=brief) for run in runs]
+            brief = waiting > EXPLAINED
+            shown_runs = [self._answer(run, by_pin=self._by_pin(view, run), brief=brief) for run in runs]
             return shown_runs, self._others(view, at_us)
 
         listed, others = await self._store.read(query, short=True)  # a thread reads it where there is much to list
@@ -157,8 +158,7 @@ class RunChecks(Operations):
         at_us = now_us()
         runs = [view_run(view, row, processes, at_us, manager=self._runtime.manager) for row in rows]
         room = room_for(sum(row.ended for row in rows))
-        by_pin = any(run.state == WAITING for run in runs) and self._by_pin()
-        answers = [self._answer(run, by_pin=by_pin, offset=offset, room=room) for run in runs]
+        answers = [self._answer(run, by_pin=self._by_pin(view, run), offset=offset, room=room) for run in runs]
         for answer in answers:
             if answer.error and answer.error.get("kind") == "auth" and answer.model:  # its log knows of no host
                 answer.error["what_to_do"] = self._access.key_advice(answer.model.partition(":")[0])
@@ -185,8 +185,12 @@ class RunChecks(Operations):
         if self._store.blobs is not None and own:
             await bring_to_repositories(self._store, self._runtime.run_setup.travel, own)
 
-    def _by_pin(self) -> bool:
-        policy = self._runtime.policy_now(self._session.user, through=self._session.through)
+    def _by_pin(self, view: View, run: RunView) -> bool:
+        """Tell whether a run waits for an approval that this session cannot give. Blocking."""
+        if run.state != WAITING:
+            return False
+        proposed_under = made_under(view, [run.row.id])
+        policy = self._runtime.policy_now(self._session.user, through=self._session.through, made_under=proposed_under)
         return not approval_needs("host", policy).nothing
 
     async def wait(self, run_ids: list[str], wait_s: float, progress: Progress) -> list[RunRow]:
@@ -280,7 +284,7 @@ class RunSteering(Operations):
         agent, session = self._access.agent_of(run), self._session
         to = caller.question_id
         if to != "" and await self._store.read(lambda view: allows_call(view, run.id, to, args.message)):
-            await self._access.refuse_without_pin(ONLY_PERSON["answer"])
+            await self._access.refuse_without_pin([run.id], ONLY_PERSON["answer"])
         delivered = await self._store.do(deliver(run.id, args.message, agent, session.who, session.channel, to))
         if delivered == "waiting":
             raise Refused(f"{label(run)} waits for approval; to change it, cancel it and propose it again")

@@ -83,7 +83,7 @@ class ClientApprovals(Operations):
             AnsweredLater: The client asks the person and calls again.
         """
         self._runtime.settings.refuse_off("nothing was started")
-        if await self._access.needs_pin():
+        if await self._access.needs_pin(asked.pending_ids):
             return await self._on_page(asked, caller)
         if caller.asking.person is None:
             return None
@@ -98,7 +98,7 @@ class ClientApprovals(Operations):
                 return now
             refused = tuple(member.refused(NOT_AGREED[reply.action]) for member in checked.members)
             return ConfirmOutcome(refused, not_agreed=reply.action)
-        if await self._access.needs_pin():  # it was set while the question was open
+        if await self._access.needs_pin(asked.pending_ids):  # it was set while the question was open
             return await self._on_page(asked, caller)
         agreed = apply_reply(checked, asked, reply)
         limits = self._runtime.spawn_limits_of(self._session.user)
@@ -166,7 +166,7 @@ class ClientApprovals(Operations):
         link, at_us = caller.asking.link, now_us()
         rows = await self._proposals(ids) if ids and link is not None and caller.asking.pages is None else []
         waiting = [row.pending_id for row in rows if row.state == WAITING and row.expires_us > at_us]
-        if link is not None and waiting and await self._access.needs_pin():
+        if link is not None and waiting and await self._access.needs_pin(waiting):
             with suppress(AvaError, OSError):  # the way in a terminal is left
                 caller.links.extend(filter(None, [await link(waiting, True)]))
 

@@ -85,7 +85,7 @@ class Confirmations(Operations):
         _refuse_changes_of_started(args, run)
         self._runtime.settings.refuse_off("nothing was resumed")
         only_there = ONLY_PERSON["resume"].format(ids=run.id)
-        await self._access.refuse_without_pin(only_there, of=run.user_id)
+        await self._access.refuse_without_pin([run.id], only_there, of=run.user_id)
         decision = OneDecision(
             pending_id=run.pending_id, subagent_id=run.id, name=run.name, task_id=run.task_id, status="resumed"
         )
@@ -112,7 +112,7 @@ class Confirmations(Operations):
                 return refused(NOT_AGREED[reply.action], self._access.adapt_text(following))
             channel = "elicitation"
             # A PIN may have been set while the question was open.
-            await self._access.refuse_without_pin(only_there, of=run.user_id)
+            await self._access.refuse_without_pin([run.id], only_there, of=run.user_id)
         found = await self._runtime.manager.control.resume(
             run.id,
             self._session.who,

@@ -31,7 +31,7 @@ from ava_audit.store.locks import hold_when_free
 from ava_audit.store.store import Store
 from ava_audit.units import cents, iso_utc, micros_from_cents, now_us
 from ava_audit.view import Query, View
-from ava_server.approval.proposals import made_under_human, texts_of
+from ava_server.approval.proposals import made_under, texts_of
 from ava_server.approval.summary import task_excerpt
 from ava_server.budget.run_config import caps_text, config_of
 from ava_server.config.keys import key_variables
@@ -153,7 +153,7 @@ def _events(after: int, upto: int) -> Query[list[tuple[dict[str, Any], bool]]]:
                 log.warning("on_event: entry %d cannot be read: %s", entry.seq, type(error).__name__)
                 continue
             if event is not None:
-                found.append((event, made_under_human(view, [event["subagent_id"]])))
+                found.append((event, "human" in made_under(view, [event["subagent_id"]])))
         return found
 
     return query

@@ -73,7 +73,7 @@ class PersonQuestions(Operations):
         if allow is not None:
             self._runtime.closing.refuse_new()
             settings.refuse_off("nothing was raised")
-            await self._access.refuse_without_pin(ONLY_PERSON["extend"].format(ids=run_id))
+            await self._access.refuse_without_pin([run_id], ONLY_PERSON["extend"].format(ids=run_id))
         limits = extension_limits(settings, self._session.user)
         answer = await self._store.do(decide_extension(run_id, shown, self._session.who, channel, limits, allow=allow))
         if answer.status == "refused":
@@ -103,9 +103,12 @@ class PersonQuestions(Operations):
 
     async def send(self, rows: Sequence[RunRow], pages: PageOpener | None) -> str | None:
         """Send the person to the page of the first of these runs that only the PIN allows more, and wait for that."""
-        if pages is None or not await self._access.needs_pin():
+        if pages is None:
             return None
-        found = [one for one in await self._waiting(rows, by_pin=True) if _is_approval(one)]
+        found: list[Waiting] = []
+        for one in await self._waiting(rows, by_pin=True):
+            if _is_approval(one) and await self._access.needs_pin([one.run.id]):
+                found.append(one)
         address = await pages.address() if found else None
         if address is None:
             return None
@@ -169,7 +172,7 @@ class PersonQuestions(Operations):
             self._access.refuse_keys({"answer": answer})
             text = self._access.redact(answer)
             if one.allowed_by(text):
-                await self._access.refuse_without_pin(ONLY_PERSON["answer"])
+                await self._access.refuse_without_pin([one.run.id], ONLY_PERSON["answer"])
         agent, who = self._access.agent_of(one.run), self._session.who
         command = answer_question(one.run.id, one.asked.question_id, text, agent, who, channel)
         if not await self._store.do(command):
@@ -186,14 +189,19 @@ class PersonQuestions(Operations):
         if not owned or not self._session.may("spawn"):
             return []
         at_us = now_us()
-        locked = not by_pin and await self._access.needs_pin()
 
         def query(view: View) -> list[Waiting]:
             found = (waiting_question(view, row, at_us) or waiting_extension(view, row, at_us) for row in owned)
             return [one for one in found if not isinstance(one, str)]
 
-        found = await self._store.read(query)
-        return [one for one in found if one.id not in self._session.unanswered and not (locked and _is_approval(one))]
+        answerable: list[Waiting] = []
+        for one in await self._store.read(query):
+            if one.id in self._session.unanswered:
+                continue
+            if not by_pin and _is_approval(one) and await self._access.needs_pin([one.run.id]):
+                continue
+            answerable.append(one)
+        return answerable
 
 
 def _is_approval(one: Waiting) -> bool:

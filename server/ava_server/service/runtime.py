@@ -30,7 +30,7 @@ from ava_roles.sandbox.sandbox import Unavailable
 from ava_roles.sandbox.temporary import remove_leftovers, temporary_files_in
 from ava_roles.sandbox.workspace import Workspace
 from ava_server.approval.estimates import COUNTED, SIMILAR
-from ava_server.approval.proposals import SpawnLimits, spawn_limits
+from ava_server.approval.proposals import SpawnLimits, made_under, spawn_limits
 from ava_server.approval.resolve import ResolveContext
 from ava_server.approval.scope import remove_workbenches, roles_over_http, sandbox_over_http
 from ava_server.budget import user_limits
@@ -128,18 +128,24 @@ class Runtime(RunResources):
                 log.warning("the limits of users stay as they were: %s", error)
             await anyio.sleep(USERS_EVERY_S)
 
-    async def policy(self, *users: str, through: ConnectedHost | None = None, made_under_human: bool = False) -> Policy:
-        """Return the policy in force for users; without any, for the operating system's user. Raises ConfigError."""
-        return await anyio.to_thread.run_sync(
-            lambda: self.policy_now(*users, through=through, made_under_human=made_under_human)
-        )
+    async def policy_on(self, ids: Sequence[str], *users: str, through: ConnectedHost | None = None) -> Policy:
+        """Return the policy in force for a decision on these proposals or runs; see `policy`."""
+        proposed_under = await self.store.look(lambda view: made_under(view, ids))
+        return await self.policy(*users, through=through, made_under=proposed_under)
 
-    def policy_now(self, *users: str, through: ConnectedHost | None = None, made_under_human: bool = False) -> Policy:
+    async def policy(
+        self, *users: str, through: ConnectedHost | None = None, made_under: Sequence[Policy] = ()
+    ) -> Policy:
+        """Return the policy in force for users; without any, for the operating system's user. Raises ConfigError."""
+        return await anyio.to_thread.run_sync(lambda: self.policy_now(*users, through=through, made_under=made_under))
+
+    def policy_now(
+        self, *users: str, through: ConnectedHost | None = None, made_under: Sequence[Policy] = ()
+    ) -> Policy:
         """Return the same as `policy`. Blocking. Raises ConfigError: as for `policy`."""
         users, pin = users or (self.user,), self._has_pin.current()
-        return user_limits.policy_in_force(
-            self.settings, *users, pin=pin, through=through, made_under_human=made_under_human
-        )[0]
+        found = user_limits.policy_in_force(self.settings, *users, pin=pin, through=through, made_under=made_under)
+        return found[0]
 
     def processes_now(self) -> ProcessesNow:
         return ProcessesNow(self.instances, self.membership.name)

@@ -28,11 +28,12 @@ from ava_server.approval.decisions import (
     hourly_refusal,
 )
 from ava_server.approval.host_habits import read_habits
-from ava_server.approval.proposals import Proposal, proposal_in, propose, texts_of
+from ava_server.approval.proposals import Proposal, made_under, proposal_in, propose, texts_of
 from ava_server.approval.questions import AnsweredLater
 from ava_server.approval.requests import SpawnArgs, check_context_from, parse
 from ava_server.approval.resolve import ResolveContext, resolve_run_config
 from ava_server.budget.run_config import COST, RUN_TOOLS, RunConfig, Texts, config_of
+from ava_server.budget.user_limits import strictest
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import label, new_id
 from ava_server.models.selection import OFFLINE, is_configured
@@ -124,13 +125,13 @@ class Spawns(Operations):
         made = await self._store.look(lambda view: self._proposal_in(view, pending_id))
         if made is None:
             raise Refused(f"{pending_id} was erased; propose it again")
-        answerer = caller.asking.answerer(await self._policy())
+        answerer = caller.asking.answerer(await self._policy_on(made))
         answer = _proposal(made)
         self._advise(answer, answerer, as_task=caller.asking.as_task)
         return await self._ask(answer, caller) if answerer == "client" else answer
 
-    async def _policy(self) -> Policy:
-        return await self._runtime.policy(self._session.user, through=self._session.through)
+    async def _policy_on(self, made: Proposal) -> Policy:
+        return await self._runtime.policy_on([made.pending_id], self._session.user, through=self._session.through)
 
     def _proposal_in(self, view: View, pending_id: str) -> Proposal | None:
         user = self._session.user
@@ -203,16 +204,20 @@ class Spawns(Operations):
         config, texts = await self._resolved(args, context, caller.degraded)
         candidates = tuple((new_id("pending_id"), new_id("subagent_id")) for _ in range(CANDIDATES))
         config = await self._packed(config, candidates, record)
-        answerer = caller.asking.answerer(context.policy)
         as_task = caller.asking.as_task and not fresh
-        asks_now = args.ask and answerer == "client"
+        may_ask_now = args.ask and caller.asking.answerer(context.policy) == "client"
         # A terminal asks anyway.
         starts = context.policy == "auto" and session.transport != "terminal" and not fresh
         limits = self._runtime.limits_under(context.policy, session.user)
         proposing = propose(config, texts, session.who, candidates, limits, policy=context.policy, retry_of=retry_of)
         needs_key = config.model == OFFLINE and not is_configured(context.models)
 
+        def answerer_of(view: View, made: Proposal) -> Answerer:
+            # The same task_id may have been proposed before, under a stricter policy.
+            return caller.asking.answerer(strictest([context.policy, *made_under(view, [made.pending_id])]))
+
         def advise(view: View, at_us: int, made: Proposal, answer: SpawnAnswer) -> None:
+            answerer = answerer_of(view, made)
             limited = self._limited(view, made, at_us) if answerer == "host" else None
             self._advise(answer, answerer, limited, as_task=as_task)
             if answerer == "link" and made.state == WAITING and _approved_only_in_hosts(view, session.user, at_us):
@@ -234,7 +239,7 @@ class Spawns(Operations):
         def whole(value: tuple[Proposal, SpawnAnswer] | str) -> SpawnAnswer | None:
             return None if isinstance(value, str) else value[1]
 
-        value = await record.do(command, None if starts or asks_now or fresh else whole)
+        value = await record.do(command, None if starts or may_ask_now or fresh else whole)
         if isinstance(value, str):
             await self._release(config, candidates, "")
             raise Refused(value)
@@ -244,8 +249,9 @@ class Spawns(Operations):
         if starts:
             await self._start_automatically(made, answer)
             await self._store.look(lambda view: advise(view, now_us(), made, answer))
+        answerer = await self._store.look(lambda view: answerer_of(view, made))
         await self._show_link(answer, caller.asking.link if answerer == "link" and not fresh else None)
-        return await self._ask(answer, caller) if asks_now else answer
+        return await self._ask(answer, caller) if may_ask_now and answerer == "client" else answer
 
     async def _resolved(self, args: SpawnArgs, context: ResolveContext, degraded: bool) -> tuple[RunConfig, Texts]:
         named = [await self._access.run(run_id, "context_from") for run_id in dict.fromkeys(args.context_from or ())]
@@ -324,8 +330,9 @@ class Spawns(Operations):
             micros_from_cents(settings.auto_approve_cents), micros_from_cents(settings.auto_approve_daily_cents)
         )
         why = auto_start_refusal(made.config, self._runtime.tools)
-        if why is None and await self._policy() != "auto":  # a PIN may have been set since
-            why = "the policy has changed"
+        policy = await self._policy_on(made)
+        if policy != "auto":  # it was proposed before, or a PIN was set since
+            why = f'approval = "{policy}" held when it was proposed, or holds now'
         if why is None:
             limits = self._runtime.spawn_limits_of(self._session.user)
             command = auto_approve(made.pending_id, self._session.who, limits, ceilings)

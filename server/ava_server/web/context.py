@@ -24,7 +24,6 @@ from ava_audit.units import format_duration, format_usd, iso_utc, now_us
 from ava_audit.view import View, append
 from ava_roles.wrap import clean
 from ava_server.approval.decide import Needs, approval_needs
-from ava_server.approval.proposals import made_under_human
 from ava_server.config.pin import PinFile
 from ava_server.config.sign_in import SESSION_US
 from ava_server.core.errors import AvaError, BadInput, Refused
@@ -62,10 +61,9 @@ class Authority:
         approved.
         """
         proof = await self.proof(visitor)
-        human = bool(ids) and await self._app.runtime.store.read(lambda view: made_under_human(view, ids))
         return approval_needs(
             "browser",
-            await self._app.runtime.policy(visitor.user, of or visitor.user, made_under_human=human),
+            await self._app.runtime.policy_on(ids, visitor.user, of or visitor.user),
             pin=proof.pin,
             passkey=proof.passkey,
             scope=None if visitor.token is None else visitor.may("approve"),

@@ -31,6 +31,7 @@ from ava_audit.store.store import Store
 from ava_audit.view import View
 from ava_server.core.data_root import DataRoot
 from ava_server.core.local_server import pages_server
+from ava_server.mcp_server.elicitation import READ_S
 from support.model_server import ModelServer, Script
 from support.processes import end_started_pages
 from support.runtime import PRICED, connect, hand_over
@@ -43,6 +44,16 @@ Answering = Callable[[ElicitRequestFormParams], ElicitResult | ErrorData | Await
 
 def accept(**content: Any) -> Answering:
     return lambda _question: ElicitResult(action="accept", content=content)
+
+
+def read_and_accept(**content: Any) -> Answering:
+    """Accept as a person does who reads the question first."""
+
+    async def answer(_question: ElicitRequestFormParams) -> ElicitResult:
+        await anyio.sleep(READ_S + 0.1)
+        return ElicitResult(action="accept", content=content)
+
+    return answer
 
 
 def decline(_question: ElicitRequestFormParams) -> ElicitResult:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import anyio
 
+from ava_server.mcp_server.elicitation import READ_S
 from support.stdio import MODERN, Wire, serving
 
 OTHERS_KEYS = {
@@ -193,6 +194,7 @@ class Host:
         wire.replies["roots/list"] = lambda: {"roots": [{"uri": workspace.as_uri(), "name": "project"}]}
         if "elicitation" in profile.capabilities:  # its person says yes to everything
             wire.replies["elicitation/create"] = lambda: YES
+            wire.reads_s = READ_S + 0.1
 
     async def greet(self) -> None:
         profile, wire = self.profile, self.wire

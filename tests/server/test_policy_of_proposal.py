@@ -1,0 +1,109 @@
+"""The policy under which something was proposed counts wherever it is decided on: to start, extend and resume it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.hosts.extensions import CAP, works
+from support.model_server import Gate, Say, running_model_server
+from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
+
+from ava_audit.events import ExtensionDecided, RunResumed, SpawnDecided
+from ava_audit.rows import WAITING
+from ava_server.approval.decide import Shown, approval_needs
+from ava_server.approval.proposals import agreement, pending_proposals
+from ava_server.core.errors import Refused
+from ava_server.dashboard.decisions import _takes_pin
+from ava_server.runs import lifecycle
+from ava_server.service.access import Session
+from ava_server.service.service import Service, decide
+
+HUMAN = {"AVA_APPROVAL": "human"}
+"""What one server of the data root is started with, and the other is not."""
+ASK, BY_HOST = f'approval = "ask"\n{PRICED}', f'approval = "by_host"\n{PRICED}'
+SPAWN = {"role": "custom", "system_prompt": "Look.", "task": "Look it up", "task_id": "T-1", "max_cost_cents": 20}
+
+
+def terminal(lab: Lab, *, pin_given: bool = False) -> Service:
+    session = Session(user=lab.session.user, transport="terminal", channel="terminal", pin_given=pin_given)
+    return Service(lab.runtime, session)
+
+
+async def start_under_human(lab: Lab, **more: Any) -> str:
+    """Start a run as a person with the PIN does."""
+    made = await lab.propose(**more)
+    lab.session.channel, lab.session.pin_given = "terminal", True
+    answer = await lab.approve(made)
+    assert answer.status == "approved", answer
+    return str(made.subagent_id)
+
+
+@pytest.mark.parametrize("config", [ASK, BY_HOST], ids=["ask", "by_host"])
+async def test_no_door_starts_what_another_server_proposed_under_human(tmp_path: Path, config: str) -> None:
+    with running_model_server([hand_over()]) as models:
+        async with open_lab(tmp_path, server=models, config=config, env=HUMAN, runs=False) as strict:
+            made = await strict.propose()
+        async with open_lab(tmp_path, server=models, config=config) as lab:
+            for_host = await lab.approve(made)
+            assert for_host.status == "failed" and f"ava approve {made.pending_id}" in for_host.message
+            checked = await lab.call("check_subagent", subagent_id=made.subagent_id)
+            assert "confirm_spawn" not in checked.runs[0].waits_for, "the host is not told to try"
+            limits = lab.runtime.spawn_limits_of(lab.session.user)
+            [waiting] = await lab.store.read(lambda view: pending_proposals(view, lab.session.user, limits, 0))
+            with pytest.raises(Refused, match="only the approval PIN approves"):
+                await decide(terminal(lab), [waiting.shown], agreement([waiting], {}))
+            policy = await lab.runtime.policy_on([made.pending_id], lab.session.user)
+            assert approval_needs("browser", policy, from_terminal=True).new_pin, "the pages ask for it"
+            run, settings = await lab.run(made.subagent_id), lab.runtime.settings
+            with pytest.raises(Refused, match="no approval PIN"):
+                await lab.store.read(lambda view: _takes_pin(run, settings, lab.session.user, view))
+            assert await lab.facts(made.subagent_id, SpawnDecided) == []
+            answer = await decide(terminal(lab, pin_given=True), [waiting.shown], agreement([waiting], {}))
+            assert answer.status == "approved"
+            assert (await lab.ended(made.subagent_id)).state == "success"
+
+
+async def test_auto_starts_nothing_that_was_proposed_under_a_stricter_policy(tmp_path: Path) -> None:
+    with running_model_server([hand_over()]) as models:
+        async with open_lab(tmp_path, server=models, config=ASK, runs=False) as asks:
+            made = await asks.call("spawn_subagent", **SPAWN)
+        async with open_lab(tmp_path, server=models, config=f'approval = "auto"\n{PRICED}') as lab:
+            again = await lab.call("spawn_subagent", **SPAWN)
+            assert again.pending_id == made.pending_id and 'approval = "ask" held' in again.message
+            assert (await lab.run(made.subagent_id)).state == WAITING
+
+
+async def test_no_door_extends_what_was_proposed_under_human(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, works, config=ASK) as lab:
+        strict = lab.runtime.settings.model_copy(update={"approval": "human"})
+        loose, lab.runtime.settings = lab.runtime.settings, strict
+        run_id = await start_under_human(lab, **CAP)
+        lab.runtime.settings = loose
+        lab.session.channel, lab.session.pin_given = "host_call", False
+        await lab.logged(run_id, "ExtensionAsked")
+        [asked] = await lab.service.extensions.waiting()
+        for service in (lab.service, terminal(lab)):
+            with pytest.raises(Refused, match="only the approval PIN allows a run more"):
+                await decide(service, [Shown("extend", run_id, asked.digest)], agreement([], {}))
+        assert await lab.facts(run_id, ExtensionDecided) == []
+        checked = await lab.call("check_subagent", subagent_id=run_id)
+        assert "ava approve" in checked.runs[0].waits_for
+        await lab.call("cancel_subagent", subagent_id=run_id)
+        await lab.ended(run_id)
+
+
+async def test_a_host_does_not_resume_what_was_proposed_under_human(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+    with running_model_server([Say("lost", gate=gate), hand_over()]) as models:
+        async with open_lab(tmp_path, server=models, config=ASK, env=HUMAN, check=False) as strict:
+            run_id = await start_under_human(strict)
+            await arrived(gate.arrived)
+        monkeypatch.setattr(lifecycle, "TAKEOVER_WITHIN_US", 0)
+        async with open_lab(tmp_path, server=models, config=ASK, check=False) as lab:
+            answer = await lab.call("confirm_spawn", pending_ids=[run_id])
+            assert answer.status == "failed" and f"ava resume {run_id}" in answer.message
+            assert await lab.facts(run_id, RunResumed) == []
