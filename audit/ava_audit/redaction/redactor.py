@@ -276,19 +276,19 @@ class Redactor:
 
     def redact_values(self, text: str) -> tuple[str, int]:
         """Return the text with only the configured values replaced, and the number of replacements."""
-        return _replace_spans(text, _merge_spans(self._in_pieces(text, self._configured)))
+        return _replace_spans(text, _joined(self._in_pieces(text, self._configured)))
 
     def find_shapes(self, text: str) -> list[SecretSpan]:
         """Return in order what looks like a key and is not a configured value; a task with one is refused."""
-        configured = _merge_spans(self._in_pieces(text, self._configured))
+        configured = _joined(self._in_pieces(text, self._configured))
         return [
             found
-            for found in _merge_spans(self._in_pieces(text, _find_by_pattern))
+            for found in _joined(self._in_pieces(text, _find_by_pattern))
             if not any(known.start < found.end and found.start < known.end for known in configured)
         ]
 
     def _all(self, text: str) -> list[SecretSpan]:
-        return _merge_spans(self._in_pieces(text, self._everything))
+        return _joined(self._in_pieces(text, self._everything))
 
     def _everything(self, text: str) -> Iterator[SecretSpan]:
         return chain(self._configured(text), _find_by_pattern(text))
@@ -302,17 +302,18 @@ class Redactor:
         start = seen = 0
         while start + PIECE_CHARS < len(text):
             end = start + PIECE_CHARS
-            spans = list(_shifted(find(text[start:end]), start, seen))
+            spans = _merge_spans(_shifted(find(text[start:end]), start, seen))
             cut = [span for span in spans if span.end > end - _CUT_CHARS]
             following = _next_piece(text, start, end, cut)
+            seen = following + _BEFORE_CHARS
             for span in spans:
-                if span not in cut:
-                    yield span
-                elif span.start < following + _BEFORE_CHARS:
-                    yield span._replace(end=_WORD_REST.match(text, span.end).end())  # type: ignore[union-attr]
-            start, seen = following, following + _BEFORE_CHARS
+                if span.start >= seen:  # the next piece has it too
+                    break
+                rest = _WORD_REST.match(text, span.end) if span in cut else None
+                yield span if rest is None else span._replace(end=rest.end())
+            start = following
             self.between_pieces()
-        yield from _shifted(find(text[start:]), start, seen)
+        yield from _merge_spans(_shifted(find(text[start:]), start, seen))
 
     def _configured(self, text: str) -> Iterator[SecretSpan]:
         for form, name in self._forms.items():
@@ -450,10 +451,22 @@ def _find_by_pattern(text: str) -> Iterator[SecretSpan]:
     return chain(find_prefixed(text), *[find(text) for find in _FINDERS])
 
 
+def _joined(spans: Iterator[SecretSpan]) -> list[SecretSpan]:
+    """Return spans that are in order as a list, without overlaps."""
+    joined: list[SecretSpan] = []
+    for span in spans:
+        if joined and span.start < joined[-1].end:
+            joined[-1] = joined[-1]._replace(end=max(joined[-1].end, span.end))
+        else:
+            joined.append(span)
+    return joined
+
+
 def _merge_spans(places: Iterator[SecretSpan]) -> list[SecretSpan]:
     """Merge overlapping places, in order of the text; the one found first gives the name."""
     merged: list[SecretSpan] = []
-    ranked = sorted([(found.start, order, found) for order, found in enumerate(places)])
+    ranked = [(found.start, order, found) for order, found in enumerate(places)]
+    ranked.sort()
     rank = 0
     for _start, order, found in ranked:
         if merged and found.start < merged[-1].end:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ava_audit.redaction import Redactor
 from ava_server.agents.forms import FORMS, Closing, unseen
-from ava_server.agents.seam import AgentCall, CallRefused
+from ava_server.agents.seam import MOST_NEW_BYTES, AgentCall, CallRefused
 from ava_server.models.json_text import as_list, as_object, as_text, decode, deeper_than, encode, objects_in
 
 log = logging.getLogger("ava.agents")
@@ -24,6 +24,25 @@ _FREE = frozenset(("input", "input_schema", "parameters", "arguments", "schema",
 _SEALED = frozenset(("signature", "data", "encrypted_content", "thought_signature"))
 """Fields that the provider checks, so that nothing in them can be replaced."""
 _REMEMBERED_BYTES = 16 * 1024 * 1024
+
+
+MOST_FRESH_BYTES = 8_000_000
+"""Of one request, that are searched for secrets: what earlier ones had is not searched again. More than any prompt."""
+
+
+class _Fresh:
+    """Counts what a request has that no earlier one had."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    def take(self, size: int) -> None:
+        """Count bytes before they are searched. Raises CallRefused: they are too many."""
+        self._bytes += size
+        if size > MOST_NEW_BYTES:
+            raise CallRefused("form", f"a message has more than {MOST_NEW_BYTES:,} bytes")
+        if self._bytes > MOST_FRESH_BYTES:
+            raise CallRefused("form", f"it has more than {MOST_FRESH_BYTES:,} bytes that no earlier request had")
 
 
 class Bodies:
@@ -76,6 +95,7 @@ class Bodies:
         if isinstance(items, str):  # the short form of responses
             given = {**given, form.items: [{"type": "message", "role": "user", "content": items}]}
         body: dict[str, Any] = {"model": self._models[model]}
+        fresh = _Fresh()
         for name in (*form.head, form.items, *sorted(form.fields.keys() - {*form.head, form.items})):
             value = given.get(name)
             if name == "tools":
@@ -83,7 +103,7 @@ class Bodies:
             elif value is not None:
                 value = closing.close(name, value)
             if value is not None:
-                body[name] = self._cleaned(value)
+                body[name] = self._cleaned(value, fresh)
         body.setdefault(form.items, [])
         self._adjust(body, closing)
         known = {"model", "n", "tools", "stream_options", *form.fields, *form.output, *form.refused, *form.forced}
@@ -159,13 +179,14 @@ class Bodies:
         if self._wire == "chat_completions" and body.get("stream") is True:
             body["stream_options"] = {"include_usage": True}
 
-    def _cleaned(self, value: Any) -> Any:
+    def _cleaned(self, value: Any, fresh: _Fresh) -> Any:
         """Return what a request has in a field, without secrets, and with cache marks for five minutes only."""
         if isinstance(value, list):
-            return [self._cleaned(each) for each in as_list(value)]
+            return [self._cleaned(each, fresh) for each in as_list(value)]
         known = encode(value)
         found = self._clean.get(known)
         if found is None:
+            fresh.take(len(known))
             found = _each_text(value, self._hidden)
             self._clean_bytes += len(known)
             if self._clean_bytes > _REMEMBERED_BYTES:

@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,15 +27,17 @@ from starlette.responses import JSONResponse, Response
 from ava_audit.errors import AuditError
 from ava_server.agents.seam import Admitted, CallRefused, Meter, Refusal
 from ava_server.core.errors import ModelError
+from ava_server.core.untrusted import HIDE_WITHIN_S, hide_apart
 from ava_server.models.base import NOT_SENT, Completion
 from ava_server.models.errors import may_have_been_billed
 from ava_server.models.wires.stream import READ
 from ava_server.web.http_connection import server_config
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from ava_server.agents.bodies import Bodies
+    from ava_server.agents.seam import AgentCall
     from ava_server.models.http_model import HttpModel
     from ava_server.models.wires.stream import AnswerStream
 
@@ -49,7 +52,8 @@ MOST_BYTES = 64 * 1024 * 1024
 """Bytes of the bodies of these calls together."""
 MOST_CONNECTIONS = 2 * MOST_CALLS
 """Of one run; a further one is closed, for each holds a file of the server's."""
-LONG_BODY = 128 * 1024  # bytes from which a body is read in a thread
+MCP_BYTES = 256 * 1024
+"""Bytes of one request to the run's own tools."""
 HUNG_UP_S = 5.0
 """Seconds for which an answer is read on for its usage, once the agent has hung up."""
 SETTLE_S = 3.0
@@ -100,8 +104,13 @@ class Gateway:
         elif not self._is_theirs(headers):
             answer = self._error(401, "authentication_error", "the secret of this run is missing or wrong")
         elif path == "/mcp" and self._mcp is not None:
-            await self._mcp(scope, receive, send)
-            return
+            try:
+                content = await _body(receive, most=MCP_BYTES)
+            except CallRefused as why:
+                answer = self._error(413, "request_too_large", str(why))
+            else:
+                await self._mcp(scope, _replayed(content, receive), send)
+                return
         elif method == "GET" and path.endswith("/models"):
             models = [{"id": name, "object": "model", "type": "model"} for name in self._bodies.models]
             answer = JSONResponse({"object": "list", "data": models, "has_more": False})
@@ -164,10 +173,7 @@ class Gateway:
 
         try:
             content = await _body(receive, take)
-            if len(content) > LONG_BODY:
-                call = await anyio.to_thread.run_sync(self._bodies.read, content)
-            else:
-                call = self._bodies.read(content)
+            call = await self._read(content)
         except CallRefused as why:
             with anyio.CancelScope(shield=True), anyio.move_on_after(SETTLE_S):
                 await self._meter.refuse(why)
@@ -192,6 +198,13 @@ class Gateway:
             return self._over()
         status, kind = _FAILED.get(failed.kind, (502, "api_error"))
         return self._error(status, kind, str(failed), failed.again_after_s)
+
+    async def _read(self, content: bytes) -> AgentCall:
+        try:
+            return await hide_apart(partial(self._bodies.read, content), len(content))
+        except TimeoutError:
+            sentence = f"its secrets could not be looked for within {HIDE_WITHIN_S:g} s; send less at once"
+            raise CallRefused("form", sentence) from None
 
     async def _answered(self, forwarded: _Forwarded, headers: Headers, *, gone: bool) -> None:
         """Have an admitted call answered, unless the agent has `gone` by now, and settle it."""
@@ -285,7 +298,7 @@ async def _watch(receive: Receive, waiting: anyio.CancelScope, reading: anyio.Ca
     reading.deadline = anyio.current_time() + HUNG_UP_S
 
 
-async def _body(receive: Receive, take: Callable[[int], None]) -> bytes:
+async def _body(receive: Receive, take: Callable[[int], None] = lambda _size: None, most: int = BODY_BYTES) -> bytes:
     """Return a whole body; `take` counts it as it comes. Raises CallRefused: it is too long, or does not arrive."""
     pieces: list[bytes] = []
     size = 0
@@ -297,11 +310,21 @@ async def _body(receive: Receive, take: Callable[[int], None]) -> bytes:
             pieces.append(message.get("body", b""))
             size += len(pieces[-1])
             take(len(pieces[-1]))
-            if size > BODY_BYTES:
-                raise CallRefused("form", f"the body has more than {BODY_BYTES:,} bytes")
+            if size > most:
+                raise CallRefused("form", f"the body has more than {most:,} bytes")
             if not message.get("more_body"):
                 return b"".join(pieces)
     raise CallRefused("form", f"the body did not arrive within {BODY_S:g} s")
+
+
+def _replayed(content: bytes, receive: Receive) -> Receive:
+    """Return what gives a body that was read once more, and then what comes."""
+    given: list[Message] = [{"type": "http.request", "body": content, "more_body": False}]
+
+    async def receive_again() -> Message:
+        return given.pop() if given else await receive()
+
+    return receive_again
 
 
 @asynccontextmanager

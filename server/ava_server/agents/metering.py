@@ -39,7 +39,7 @@ from ava_audit.sanitize import sanitize_json
 from ava_audit.view import Outcome, View
 from ava_roles.wrap import clean
 from ava_server.agents.bodies import own_id
-from ava_server.agents.seam import Admitted, AgentCall, Bounds, CallRefused
+from ava_server.agents.seam import MOST_NEW_BYTES, Admitted, AgentCall, Bounds, CallRefused
 from ava_server.budget.caps import CapReached, CapRequest, Reservation, reserve
 from ava_server.models.base import Bound, Completion
 from ava_server.models.json_text import as_object, objects_in
@@ -68,7 +68,6 @@ FAILED_CALLS = 6
 """Calls in a row without an answer after which the agent is stopped: some agents try for ever."""
 HAND_OVER_CALLS = 4
 """Calls after a cap, for what hands the work over: the agent calls a tool, reads its answer, and may repeat that."""
-MOST_NEW_BYTES = 1_800_000  # of a request that no earlier one had: it is one entry of the log, which takes little more
 MOST_REFUSED = 50  # refusals that are recorded: an agent can think of ever new ones, and they cost nothing
 MOST_TAKEN_NAMES = 1_000  # of what was taken out of the requests of a run
 SHOWN_CHARS = 2_000

@@ -57,6 +57,10 @@ Refusal = Literal["cap", "model", "form", "over"]
 """Why a call is not sent: a cap, a model that was not approved, something that cannot be sent, the run's end."""
 
 
+MOST_NEW_BYTES = 1_800_000
+"""Of a request that no earlier one had: it is one entry of the log, which takes little more."""
+
+
 class CallRefused(Exception):
     """Raised for a call that is not sent; the text goes to the agent."""
 

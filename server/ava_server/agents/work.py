@@ -15,6 +15,7 @@ import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from itertools import count
 from pathlib import PurePosixPath
@@ -36,6 +37,7 @@ from ava_server.agents.command import API_TYPES, PORT, start_command
 from ava_server.agents.command import check_agent as check_agent
 from ava_server.agents.gateway import Gateway, serving
 from ava_server.agents.metering import CountedBounds, RunMeter
+from ava_server.core.untrusted import hide_apart
 from ava_server.models.base import ToolUse
 from ava_server.runs.invalid_answers import REPAIRS
 from ava_server.runs.result import RunResult
@@ -428,7 +430,7 @@ class RunTools:
         if self.submitted is not None:
             return HANDED, False
         history = run.log.history
-        args = hide(dict(call.args or {}))
+        args = await hide_apart(partial(hide, dict(call.args or {})), len(call.raw_args))
         await run.log.record(ToolCall(tool=SUBMIT, args=args, call_id=call.call_id, turn=history.turn))
         accepted = await anyio.to_thread.run_sync(accept, call, run.config.output_schema, hide)
         if isinstance(accepted, str):

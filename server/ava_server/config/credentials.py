@@ -28,8 +28,9 @@ class Credentials:
 
     def __init__(self, settings: Settings) -> None:
         from ava_audit.redaction import Redactor
+        from ava_server.core.threads import stop_if_cancelled
 
-        self.redactor = Redactor({})
+        self.redactor = Redactor({}, stop_if_cancelled)
         for name, value in _in_environment(settings, os.environ):
             self.redactor.learn({name: value})
         self._settings = settings

@@ -13,11 +13,32 @@ from typing import Any, TypeVar
 
 import anyio
 import anyio.abc
+import anyio.from_thread
 
 T = TypeVar("T")
 K = TypeVar("K")
-computing = threading.Lock()
-"""Held by a thread that computes for long: each further one would slow all runs down."""
+_computing = threading.Lock()
+_LOOK_EVERY_S = 0.1
+
+
+@contextmanager
+def compute_alone() -> Generator[None]:
+    """Compute for long in a thread, one thread at a time: each further one would slow all runs down.
+
+    Raises the cancellation of whoever waits for the thread.
+    """
+    while not _computing.acquire(timeout=_LOOK_EVERY_S):
+        stop_if_cancelled()
+    try:
+        yield
+    finally:
+        _computing.release()
+
+
+def stop_if_cancelled() -> None:
+    """Raise the cancellation of the task that waits for this thread; does nothing in other threads."""
+    with suppress(RuntimeError):  # not a worker thread of anyio
+        anyio.from_thread.check_cancelled()
 
 
 def run_server(main: Callable[..., Awaitable[T]], *args: Any) -> T:

@@ -241,7 +241,8 @@ class AgentRun:
         if self._coding is not None and (unfit := await self._coding.begin()) is not None:
             return unfit
         await self._log.write_kept()
-        work = load("agents").AgentWork(self._run, self._tool_calls, self._coding)
+        module = await anyio.to_thread.run_sync(load, "agents")  # seconds, for the first agent's run
+        work = module.AgentWork(self._run, self._tool_calls, self._coding)
         took = time.monotonic() - began  # with what the first agent's run has imported
         ended: RunResult = await work.work(max(work_s - took, 0.0), left_s - took, cap)
         return ended

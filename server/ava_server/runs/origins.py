@@ -32,7 +32,7 @@ import pydantic_core
 from ava_roles.passages import UNSPACED, filler_words
 from ava_roles.role import ANY
 from ava_roles.wrap import clean, one_line
-from ava_server.core.threads import computing
+from ava_server.core.threads import compute_alone
 from ava_server.runs.history import SCRATCHPAD
 from ava_server.runs.questions import MOST_VALUES, VALUE_CHARS, Doubt
 from ava_server.runs.result import unwrap_output
@@ -123,7 +123,7 @@ class Origins:
         """Return what `doubts` does, from a thread."""
 
         def alone() -> tuple[Doubt, ...]:
-            with computing:
+            with compute_alone():
                 return self.doubts(tool, args)
 
         return await anyio.to_thread.run_sync(alone)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -30,7 +31,8 @@ from ava_roles.tools.run import ASK
 from ava_roles.wrap import clean, wrap_tool_output
 from ava_server import telemetry
 from ava_server.core.shortage import shortage_in
-from ava_server.core.threads import computing, run_apart
+from ava_server.core.threads import compute_alone, run_apart
+from ava_server.core.untrusted import SHORT_CHARS, hide_apart
 from ava_server.models.base import ToolUse
 from ava_server.models.json_text import object_fault
 from ava_server.runs.coding import learn_private_keys
@@ -93,7 +95,7 @@ class _Redaction:
 
     def hide_in_lines(self, text: str) -> str:
         """Return a whole text with its secrets hidden; lines without a secret stay unchanged. Blocks."""
-        with computing if len(text) > _LONG_TEXT else contextlib.nullcontext():
+        with compute_alone() if len(text) > _LONG_TEXT else contextlib.nullcontext():
             seen, removed = clean(text)
             if self.learns:
                 self.redactor.learn_private_keys(seen)
@@ -198,7 +200,7 @@ class ToolCalls:
         if asked is None:
             return None
         if call.call_id not in self._history.started:
-            await self._log.record(Activity(activity=found.sentence), self._begins(call))
+            await self._log.record(Activity(activity=found.sentence), await self._begins(call))
         return Paused(asked)
 
     async def _doubts(self, call: ToolUse) -> tuple[Doubt, ...]:
@@ -264,6 +266,7 @@ class ToolCalls:
                 isinstance(found, str)
                 or not found.tool.spec.read_only
                 or has_placeholder(call.args)
+                or len(call.raw_args) > SHORT_CHARS  # it is searched for secrets in a thread
                 or self._repeats(call)
                 or self._origins.is_long(found.tool, len(call.raw_args))
                 or self._origins.doubts(found.tool, call.args or {})
@@ -272,7 +275,7 @@ class ToolCalls:
             ready[call.call_id] = found
             if not facts:
                 facts.append(Activity(activity=found.sentence))
-            facts.append(self._begins(call))
+            facts.append(self._begins_with(call, self._hide_args(call)))
         self._ready = ready
         return facts
 
@@ -298,8 +301,15 @@ class ToolCalls:
         seen = self._history.repeats.get(call_key(call))
         return seen.count + 1 if seen is not None and seen.count + 1 >= REFUSED_FROM else 0
 
-    def _begins(self, call: ToolUse) -> ToolCall:
-        args = self._context.redactor.redact_json(dict(call.args or {}))  # the tool itself gets what the model wrote
+    async def _begins(self, call: ToolUse) -> ToolCall:
+        return self._begins_with(call, await hide_apart(partial(self._hide_args, call), len(call.raw_args)))
+
+    def _hide_args(self, call: ToolUse) -> dict[str, Any]:
+        """Return the arguments that are recorded; the tool itself gets what the model wrote."""
+        hidden: dict[str, Any] = self._context.redactor.redact_json(dict(call.args or {}))
+        return hidden
+
+    def _begins_with(self, call: ToolUse, args: dict[str, Any]) -> ToolCall:
         return ToolCall(tool=call.name, args=args, call_id=call.call_id, turn=self._history.turn)
 
     async def _together(self, calls: Sequence[ToolUse]) -> None:
@@ -346,7 +356,7 @@ class ToolCalls:
         self._run.say(found.sentence)
         if call.call_id not in self._history.started:
             before: tuple[Fact, ...] = (Activity(activity=found.sentence),) if first else ()
-            await self._log.record(*before, self._begins(call))
+            await self._log.record(*before, await self._begins(call))
         began = time.monotonic()
         hide = _Redaction(self._context.redactor, learns=tool.spec.files)
         output = await self._work(call, tool, found.args, injected, hide)

@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ava_audit.entries import Entry
@@ -28,6 +29,7 @@ from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import AGENT, read_span
 from ava_server.core.shortage import shortage_in
+from ava_server.core.untrusted import HIDE_WITHIN_S, count_chars, hide_apart, shorten
 from ava_server.render.entries import entry_line, names_of
 from ava_server.render.host_text import text_of
 from ava_server.render.responses import FAILED, Answer, LogAnswer
@@ -45,6 +47,8 @@ from ava_server.service.tools import TOOLS, ServiceTool
 if TYPE_CHECKING:
     from ava_audit.view import Readable
 
+MOST_CHARS = 1_000_000
+"""Characters of a call's arguments: more than the schema of any tool allows."""
 LOG_CHARS = 9_000
 """Characters of entries in one answer; with everything around them it stays under 10,000."""
 LINE_CHARS = 900
@@ -202,15 +206,16 @@ class Service:
         spec, handler = TOOLS[tool], self._handlers[tool]
         refuse_deep(given)
         await self._runtime.credentials.refresh()
-        redacted = self._runtime.credentials.redactor.redact_json(given)
+        refused, redacted = await self._let_in(spec, given)
         record = CallRecord(self._access, tool, given, redacted)
         caller = CallContext(progress, record, asking, degraded, question_id)
         mistake: Exception | None = None
         try:
             await record.start()
-            self._access.refuse_without(spec.scope, admin=spec.admin)
+            if refused is not None:
+                raise refused
             if redacted != given:  # else nothing in them looks like a key
-                self._access.refuse_keys(given)
+                await hide_apart(partial(self._access.refuse_keys, given), count_chars(given))
             answer = await handler(redacted, caller)
             if record.answer is not None:
                 return answer
@@ -242,6 +247,25 @@ class Service:
         if mistake is None:
             await self._spawns.show_new_link(answer, caller)
         return answer
+
+    async def _let_in(self, spec: ServiceTool, given: dict[str, Any]) -> tuple[AvaError | None, dict[str, Any]]:
+        """Return why a call is refused as it is, if it is, and its arguments without secrets; of that one, a part."""
+        hide = self._runtime.credentials.redactor.redact_json
+        refused: AvaError
+        try:
+            self._access.refuse_without(spec.scope, admin=spec.admin)
+            chars = count_chars(given)
+            if chars > MOST_CHARS:
+                raise BadInput(
+                    f"the arguments have {chars:,} characters, at most {MOST_CHARS:,} are allowed; send less"
+                )
+            return None, await hide_apart(partial(hide, given), chars)
+        except TimeoutError:
+            sentence = f"the arguments could not be searched for secrets within {HIDE_WITHIN_S:g} s; shorten them"
+            refused = Refused(f"{sentence}, or call again when this server does less")
+        except AvaError as error:
+            refused = error
+        return refused, hide(shorten(given))
 
     def _failed(self, spec: ServiceTool, error: Exception) -> Answer:
         return spec.answer(status=FAILED, message=self._access.redact(self._access.explained(error)))
