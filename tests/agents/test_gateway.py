@@ -697,5 +697,5 @@ async def test_every_field_that_reaches_the_prompt_counts_in_its_bound() -> None
 async def test_what_is_remembered_of_bodies_is_bounded() -> None:
     bodies = Bodies("messages", {"sonnet": "far-sonnet"}, frozenset(), Redactor({}))
     for number in range(16):
-        bodies.read(json.dumps(request("messages", f"{number}" * 1_500_000)).encode())
+        bodies.read(json.dumps(request("messages", f"{number:x}" * 1_500_000)).encode())
     assert sum(map(len, bodies._clean)) < 17_000_000  # pyright: ignore[reportPrivateUsage]

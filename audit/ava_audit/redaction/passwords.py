@@ -107,7 +107,11 @@ _ELEMENT = re.compile(
 )
 _VALUE = re.compile(r"[\"']\s{1,4}value=[\"']([^\s\"'<>]{8,300}+)[\"']")
 
-_MAY_FOLLOW = re.compile(f"(?:{_ASSIGNED.pattern}|{_ELEMENT.pattern}|{_VALUE.pattern})")
+_PAIR = re.compile(
+    r"[A-Za-z0-9_]{0,20}(?:\\?[\"'])?(?:\s{0,3},\s{0,40}|\s{0,3}\n\s{0,40})\\?[\"']?[vV]alue\\?[\"']?\s{0,3}[:=]\s{0,3}"
+    r"(?:\\?(?P<pair_quote>[\"'])([^\s\"'`\\]{8,300}+)\\?(?P=pair_quote)|([A-Za-z0-9_+/=.~!@#%^&*-]{8,128}+)(?=\s|\Z))"
+)
+_MAY_FOLLOW = re.compile(f"(?:{_ASSIGNED.pattern}|{_ELEMENT.pattern}|{_VALUE.pattern}|{_PAIR.pattern})")
 _MAY_FOLLOW_PASSWORD = re.compile(f"(?:{_MAY_FOLLOW.pattern}|{_PHRASE.pattern})")
 
 
@@ -132,6 +136,8 @@ def find_assignments(text: str) -> Iterator[SecretSpan]:
                 place = _assigned(text, match, before, literal, values)
             if place is None and "<" in before:
                 place = _element(text, after, before, name)
+            if place is None and (pair := _PAIR.match(text, after)) is not None:
+                place = _pair(pair, values)
             if place is None and password:
                 place = _phrase(text, after, values.phrases)
             if place is not None:
@@ -180,6 +186,13 @@ def _assigned(text: str, match: re.Match[str], before: str, literal: str, values
         return None
     start, end = match.start(4), _unquoted_end(text, match, before)
     return (start, end) if end > start else None  # `?password=&user=…` has none
+
+
+def _pair(match: re.Match[str], values: _Values) -> tuple[int, int] | None:
+    """Return the value of a pair such as `{"name": "DB_PASSWORD", "value": "…"}`, or as two lines of YAML."""
+    if match[2] is not None:
+        return match.span(2) if values.quoted[match[2]] else None
+    return match.span(3) if values.unquoted[match[3]] else None
 
 
 def _element(text: str, after: int, before: str, name: str) -> tuple[int, int] | None:

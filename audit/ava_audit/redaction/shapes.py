@@ -228,6 +228,32 @@ _OWN = (
     _shape("xai-key", "xai-", r"[A-Za-z0-9]{60,}+"),
     _shape("replicate-token", "r8_", r"[A-Za-z0-9]{37}" + _END),
     _shape("age-key", "AGE-SECRET-KEY-", r"(?:PQ-)?1[QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L]{58,}+"),
+    _shape("supabase-key", "sbp_", r"(?:oauth_)?[a-f0-9]{40}" + _END),
+    _shape("supabase-key", "sb_secret_", r"[A-Za-z0-9_-]{20,}+"),
+    _shape("neon-key", "napi_", r"[a-z0-9]{40,}+"),
+    _shape("vercel-token", "vcp_ vci_ vca_ vcr_ vck_", r"(?=[A-Za-z]{0,40}[0-9])[A-Za-z0-9]{24,}+"),
+    _shape("netlify-token", "nfp_ nfc_ nfo_ nfu_", r"[A-Za-z0-9]{36}" + _END),
+    _shape("render-key", "rnd_", r"(?=[A-Za-z]{0,30}[0-9])[A-Za-z0-9]{28,}+"),
+    _shape("cerebras-key", "csk-", r"[a-z0-9]{40,}+"),
+    _shape("fireworks-key", "fw_", r"(?=[A-Za-z]{0,22}[0-9])[A-Za-z0-9]{22,24}" + _END),
+    _shape("elevenlabs-key", "sk_", r"[a-f0-9]{48}" + _END),
+    _shape("together-key", "tgp_v1_", r"[A-Za-z0-9_-]{40,}+"),
+    _shape("posthog-key", "phx_ phs_", r"[A-Za-z0-9]{40,}+"),
+    _shape("notion-token", "secret_", r"(?=[A-Za-z]{0,42}[0-9])[A-Za-z0-9]{43}" + _END),
+    _shape("square-token", "EAAA", r"(?=[A-Za-z_-]{0,50}[0-9])[A-Za-z0-9_-]{60}(?![A-Za-z0-9_-])"),
+    _shape("square-token", "sq0csp- sq0atp- sq0idp-", r"[A-Za-z0-9_-]{22,}+"),
+    _shape("resend-key", "re_", r"[A-Za-z0-9]{8}_(?=[A-Za-z]{0,23}[0-9])[A-Za-z0-9]{24}" + _END),
+    _shape("tavily-key", "tvly-", r"(?:dev-|prod-)?(?=[A-Za-z-]{0,30}[0-9])[A-Za-z0-9-]{32,}+"),
+    _shape("firecrawl-key", "fc-", r"[a-f0-9]{32}" + _END),
+    _shape("langsmith-key", "lsv2_pt_ lsv2_sk_", r"[a-f0-9]{32}_[a-f0-9]{10}" + _END),
+    _shape("langfuse-key", "sk-lf-", r"[a-f0-9]{8}(?:-[a-f0-9]{4}){3}-[a-f0-9]{12}" + _END),
+    _shape("pinecone-key", "pcsk_", r"[A-Za-z0-9_]{40,}+"),
+    _shape("jina-key", "jina_", r"[A-Za-z0-9_-]{40,}+"),
+    _shape("e2b-key", "e2b_", r"[a-f0-9]{40}" + _END),
+    _shape("wandb-key", "wandb_v1_", r"[A-Za-z0-9_]{40,}+"),
+    _shape(
+        "discord-webhook", "discord.com/api/webhooks/ discordapp.com/api/webhooks/", r"[0-9]{17,20}/[A-Za-z0-9_-]{60,}+"
+    ),
     # The beginning of the data of a private key whose BEGIN line is missing: RSA, DSA and EC; EC; Ed25519; OpenSSH.
     _shape(
         "private-key",
@@ -247,6 +273,11 @@ _OWN = (
 _MARKED_INSIDE = (
     ("terraform-token", r"[A-Za-z0-9]{14}\.atlasv1\.", r"[A-Za-z0-9_=-]{60,}+"),
     ("azure-secret", r"[A-Za-z0-9_~.]{3}[0-9]Q~", r"[A-Za-z0-9_~.-]{31,}+"),
+    (
+        "discord-token",
+        r"[MNO][A-Za-z0-9_-]{23,25}\.[A-Za-z0-9_-]{6}\.",
+        r"(?=[A-Za-z_-]{0,26}[0-9])[A-Za-z0-9_-]{27,40}",
+    ),
     ("maxmind-key", r"[A-Za-z0-9]{6}_[A-Za-z0-9]{29}_mmk", ""),
 )
 """Keys whose mark is not at their beginning: the name, the pattern to the mark's end, and the pattern that follows."""
