@@ -11,6 +11,7 @@ from support.tool_examples import must_list
 from ava_audit.events import Usage
 from ava_server.core.errors import Refused
 from ava_server.models.base import Bound
+from ava_server.models.price_units import NOT_USED, READ, TOOLS, UNBOUNDED, own_action, unbounded_units
 from ava_server.models.prices import (
     Price,
     PriceStep,
@@ -21,6 +22,7 @@ from ava_server.models.prices import (
     find_price,
     look_up,
     nanos,
+    price_words,
     reserve_micros,
 )
 from ava_server.models.providers import PROVIDERS, is_local
@@ -164,6 +166,88 @@ def test_rejects_a_model_without_a_known_price_and_shows_the_settings_to_add(
     assert isinstance(refused.value, Refused)
     assert f'[prices."{provider}:{model_id}"]\ninput = …\noutput = …' in str(refused.value)
     assert why in str(refused.value)
+
+
+def test_reads_the_fee_for_each_call_from_the_table() -> None:
+    url = "https://api.perplexity.ai"
+    sonar, pro = find("perplexity", "sonar", url), find("perplexity", "sonar-pro", url)
+    assert (sonar.per_request, pro.per_request) == (12_000_000, 14_000_000)
+    assert reserve_micros(pro, Bound(1000, 100)) == 14_000 + (1000 * 3000 + 116 * 15_000) // 1000
+    assert cost_micros(pro, Usage(input_tokens=10, output_tokens=1)) == 14_000 + 45
+    assert "$0.014 a call" in price_words(pro)
+
+
+ACT_ALONE = [
+    ("openai", "gpt-4o-search-preview"),
+    ("openai", "gpt-4o-mini-search-preview-2025-03-11"),
+    ("openai", "gpt-5-search-api"),
+    ("openai", "o3-deep-research"),
+    ("openrouter", "perplexity/sonar"),
+    ("openrouter", "perplexity/sonar-pro-search"),
+    ("openrouter", "perplexity/sonar-deep-research"),
+    ("openrouter", "x-ai/grok-4.20-multi-agent"),
+    ("openrouter", "openai/gpt-5:online"),
+    ("openrouter", "meta-llama/llama-3.3-70b-instruct:free:online"),
+    ("openrouter", "meta-llama/llama-3.3-70b-instruct:online:free"),
+    ("openrouter", "openrouter/auto"),
+    ("openrouter", "openai/gpt-5@preset/web"),
+    ("groq", "groq/compound"),
+    ("groq", "compound-beta-mini"),
+    ("groq", "Groq/Compound-Mini"),
+]
+
+
+@pytest.mark.parametrize(("provider", "model_id"), ACT_ALONE)
+def test_a_model_that_acts_by_itself_needs_a_fee_for_each_call(provider: str, model_id: str) -> None:
+    url, name = KNOWN_URLS[provider], f"{provider}:{model_id}"
+    with pytest.raises(Unpriced, match="cannot be capped by its tokens, because it ") as refused:
+        find(provider, model_id, url)
+    assert f'[prices."{name}"]\ninput = …\noutput = …\nper_request = …' in str(refused.value)
+    without_fee = (UserPrice(1, 1), UserPrice(1, 1, per_request=0), UserPrice(0, 0), UserPrice(0, 1, per_request=0))
+    for key in (name, model_id):
+        for price in without_fee:
+            with pytest.raises(Unpriced, match="cannot be capped by its tokens"):
+                find_price(provider, model_id, base_url=url, overrides={key: price})
+        bounded = find_price(provider, model_id, base_url=url, overrides={key: UserPrice(1, 2, per_request=0.03)})
+        assert (bounded.input, bounded.output, bounded.per_request) == (1000, 2000, 30_000_000)
+        free = find_price(provider, model_id, base_url=url, overrides={key: UserPrice(0, 0, per_request=0)})
+        assert free.free
+
+
+def test_no_default_model_and_no_ordinary_one_counts_as_acting_by_itself() -> None:
+    for ids in default_tiers().values():
+        assert [own_action(model_id) for model_id in ids.values()] == [None] * len(ids)
+    for model_id in ("nousresearch/hermes-4-70b", "perplexity/r1-1776", "relace/relace-search", "compounder", "qwen3"):
+        assert own_action(model_id) is None
+
+
+def test_each_unit_of_the_price_table_is_read_or_decided() -> None:
+    from genai_prices.data_snapshot import get_snapshot
+    from genai_prices.data_units import unit_data
+    from genai_prices.types import ModelPrice
+
+    units = {unit["price_key"] for unit in unit_data.values()}
+    for provider in get_snapshot().providers:
+        for model in provider.models:
+            entries = [model.prices] if isinstance(model.prices, ModelPrice) else [one.prices for one in model.prices]
+            for entry in entries:
+                units |= set(vars(entry))
+    read = [unit for names in READ.values() for unit in names]
+    decided = [*read, *NOT_USED, *TOOLS, *UNBOUNDED]
+    assert len(decided) == len(set(decided)), "each unit has one meaning"
+    assert units - set(decided) == set(), "say in price_units.py what these units of the price table mean for a call"
+    assert set(decided) - units == set(), "the price table no longer has these units of price_units.py"
+
+
+def test_a_model_billed_by_a_unit_that_no_limit_holds_has_no_price() -> None:
+    url = "https://generativelanguage.googleapis.com/v1beta/openai"
+    with pytest.raises(Unpriced, match="also bills images in its answers, which no limit of a call bounds"):
+        find("google", "gemini-2.5-flash-image", url)
+    assert find("google", "gemini-2.5-flash", url).per_request == 0  # its searches are a tool that nobody asks for
+    assert unbounded_units({"input_mtok", "web_searches_kcount"}, acts_alone=False) == []
+    assert unbounded_units({"input_mtok", "web_searches_kcount"}, acts_alone=True) == ["web searches"]
+    unknown = unbounded_units({"input_mtok", "moons_kcount"}, acts_alone=False)
+    assert unknown == ["moons_kcount, a unit that Ava does not know"]
 
 
 def test_a_model_id_with_a_date_suffix_matches_the_table() -> None:

@@ -113,7 +113,6 @@ def test_reads_a_file_with_settings_of_every_kind(tmp_path: Path) -> None:
         "input": 3.0,
         "output": 15.0,
         "cache_read": 0.3,
-        "per_request": 0.0,
     }
     assert settings.workspace.roots == (Path("/srv/code"),)
     assert settings.sandbox.mode == "none"

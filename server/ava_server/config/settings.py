@@ -155,7 +155,7 @@ class PriceSettings(Table):
     output: Usd
     cache_read: Usd | None = None
     cache_write: Usd | None = None
-    per_request: Usd = 0.0
+    per_request: Usd | None = None
 
 
 class WorkspaceSettings(Table):

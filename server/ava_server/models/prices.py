@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ava_audit.events import Usage
 from ava_audit.units import format_usd
 from ava_server.core.errors import Refused
+from ava_server.models.price_units import READ, TOKEN_KINDS, own_action, unbounded_units
 from ava_server.models.providers import is_local
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 
 _DATED = re.compile(r"[-@](?:\d{4}-?\d{2}-?\d{2}|latest)")
-_KINDS = ("input_mtok", "output_mtok", "cache_read_mtok", "cache_write_mtok")
 
 
 def look_up(provider: str, model_id: str, *, base_url: str | None, now: datetime | None = None) -> Price | str:
@@ -48,7 +48,15 @@ def look_up(provider: str, model_id: str, *, base_url: str | None, now: datetime
     prices = _prices_at(model, now or datetime.now(UTC))
     if any(price.input_mtok is None or price.output_mtok is None for price in prices):  # the table counts that as 0
         return f"the table's entry {model.id} lacks an input or output price"
-    return _dearest([_Rates(price) for price in prices], model, f"genai-prices {__version__}")
+    found = _dearest([_Rates(price) for price in prices], model, f"genai-prices {__version__}")
+    does = own_action(model_id)
+    if does is not None and not found.per_request:
+        return f"it {does}, and the table has no fee for each call that would bound what that costs"
+    units = {unit for price in prices for unit, value in vars(price).items() if value is not None}
+    unbounded = unbounded_units(units, acts_alone=does is not None)
+    if unbounded:
+        return f"the table's entry {model.id} also bills {' and '.join(unbounded)}, which no limit of a call bounds"
+    return found
 
 
 def _model_named(models: Sequence[ModelInfo], wanted: str) -> ModelInfo | None:
@@ -105,26 +113,36 @@ def _prices_at(model: ModelInfo, now: datetime) -> list[ModelPrice]:
 
 
 class _Rates:
-    """Prices by prompt length: `at` gives the four of them in nano-USD per token."""
+    """Prices by prompt length, `at` in nano-USD per token, and `per_request`, the fee of a call in nano-USD."""
 
     def __init__(self, price: ModelPrice) -> None:
-        values: dict[str, Decimal | TieredPrices | None] = {kind: getattr(price, kind) for kind in _KINDS}
-        # Cache prices that the table lacks are billed as plain input. The price of a one-hour cache is not read,
-        # because no request asks for one.
-        self.values = {kind: value if value is not None else values["input_mtok"] for kind, value in values.items()}
-        self.thinking: Decimal | TieredPrices | None = getattr(price, "output_reasoning_mtok", None)
+        self.units: dict[str, list[Decimal | TieredPrices]] = {}
+        for kind, names in READ.items():
+            values = [getattr(price, name, None) for name in names]
+            self.units[kind] = [value for value in values if value is not None]
+        fees = [fee for value in self.units.pop("per_request") for fee in _all_prices(value)]
+        self.per_request = nanos(max(fees, default=Decimal(0)) * 1000)  # the table has USD per thousand calls
         self.limits: set[int] = {
-            tier.start for value in (*self.values.values(), self.thinking) for tier in getattr(value, "tiers", ())
+            tier.start for values in self.units.values() for value in values for tier in getattr(value, "tiers", ())
         }
 
     def at(self, prompt: int) -> tuple[int, int, int, int]:
-        fresh, output, read, write = (_at(self.values[kind], prompt) for kind in _KINDS)
-        return fresh, max(output, _at(self.thinking, prompt)), read, write
+        fresh, output, read, write = (self._dearest_unit(kind, prompt) for kind in TOKEN_KINDS)
+        return fresh, output, read, write
+
+    def _dearest_unit(self, kind: str, prompt: int) -> int:
+        # Cache prices that the table lacks are billed as plain input.
+        values = self.units[kind] or self.units["input"]
+        return max(_at(value, prompt) for value in values)
 
 
-def _at(value: Decimal | TieredPrices | None, prompt: int) -> int:
-    if value is None:
-        return 0
+def _all_prices(value: Decimal | TieredPrices) -> list[Decimal]:
+    if isinstance(value, Decimal):
+        return [value]
+    return [value.base, *(tier.price for tier in value.tiers)]
+
+
+def _at(value: Decimal | TieredPrices, prompt: int) -> int:
     if isinstance(value, Decimal):
         return nanos(value)
     tier = next((tier for tier in reversed(value.tiers) if prompt > tier.start), None)
@@ -142,7 +160,9 @@ def _dearest(candidates: list[_Rates], model: ModelInfo, source: str) -> Price:
 
     top = highest([*limits, (limits[-1] if limits else 0) + 1])
     steps = tuple(PriceStep(limit, *highest([limit])) for limit in limits)
-    return Price(*top, source=source, free=not any(top), window=model.context_window, steps=steps)
+    fee = max(rates.per_request for rates in candidates)
+    free = not any(top) and not fee
+    return Price(*top, per_request=fee, source=source, free=free, window=model.context_window, steps=steps)
 
 
 COST_PARTS = ("input", "cache", "output", "thinking", "retries", "plan", "search", "uncosted")
@@ -159,13 +179,16 @@ class Unpriced(Refused):
 
 @dataclass(frozen=True)
 class UserPrice:
-    """A price in the settings, in USD per million tokens (`per_request`: in USD); a cache costs as input by default."""
+    """A price in the settings, in USD per million tokens; a cache costs as input by default.
+
+    `per_request` is the fee of each call in USD, besides its tokens; None says nothing about one.
+    """
 
     input: float
     output: float
     cache_read: float | None = None
     cache_write: float | None = None
-    per_request: float = 0.0
+    per_request: float | None = None
 
 
 @dataclass(frozen=True)
@@ -220,17 +243,38 @@ def find_price(provider: str, model_id: str, *, base_url: str | None, overrides:
     name = f"{provider}:{model_id}"
     for key in (name, model_id):
         if key in overrides:
+            _check_fee(name, model_id, overrides[key])
             return _user_price(key, overrides[key])
-    if model_id.endswith(":free"):
+    does = own_action(model_id)
+    if model_id.endswith(":free") and does is None:
         return Price(0, 0, 0, 0, source="free (:free)", free=True)
     if base_url is not None and is_local(base_url):
         return FREE_LOCAL
     found = look_up(provider, model_id, base_url=base_url)
     if isinstance(found, Price):
         return found
+    if does is not None:
+        raise Unpriced(_fee_words(name, does))
     raise Unpriced(
         f"No price is known for {name} ({found}), so its cost cannot be capped. Choose another model, or add "
         f"{_lines_to_add(name, ' (0 for what costs nothing)')}"
+    )
+
+
+def _check_fee(name: str, model_id: str, price: UserPrice) -> None:
+    """Raise Unpriced for a user's price that leaves out what the model does by itself."""
+    does = own_action(model_id)
+    if does is None or price.per_request:
+        return
+    costs_nothing = price.per_request is not None and not price.input and not price.output
+    if not costs_nothing:
+        raise Unpriced(_fee_words(name, does))
+
+
+def _fee_words(name: str, does: str) -> str:
+    return (
+        f"The cost of {name} cannot be capped by its tokens, because it {does}. Choose another model, or add what "
+        f"that can cost in one call at most, in USD, as per_request, with {_lines_to_add(name)}\nper_request = …"
     )
 
 
@@ -291,7 +335,7 @@ def nanos(usd_per_million: float | Decimal) -> int:
 
 def _user_price(key: str, price: UserPrice) -> Price:
     read, write = (price.input if cache is None else cache for cache in (price.cache_read, price.cache_write))
-    per_request = nanos(Decimal(str(price.per_request)) * 1_000_000)
+    per_request = nanos(Decimal(str(price.per_request or 0)) * 1_000_000)
     rates = nanos(price.input), nanos(price.output), nanos(read), nanos(write), per_request
     return Price(*rates, source=f"{FROM_SETTINGS}{price_table(key)}", free=not any(rates))
 
@@ -354,7 +398,7 @@ def _rates_text(price: Price | PriceStep) -> str:
 
 
 def per_call(price: Price) -> str:
-    return f"{format_usd(price.per_request // 1000)} a call"
+    return f"{format_usd(-(-price.per_request // 1000), exact=True)} a call"
 
 
 def rates_json(price: Price | PriceStep) -> dict[str, float]:
