@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 from support.model_server import Say
+from support.repositories.coding import PROJECT, RIGHT, asked, project, says
+from support.repositories.projects import git
 from support.runtime import Lab, hand_over, open_lab
+from support.sandboxes.attacks import needs_confinement
 
 from ava_audit.redaction import Redactor
 from ava_server.core.errors import BadInput, Refused
 from ava_server.evals.case import Case, SuiteFaults, load_cases, write_case
 from ava_server.evals.recording import Recording, freeze, read_recording, recording_of
+from ava_server.suites.plan import frozen_copy
 
 READ = Say(calls=[("read_file", {"path": "plant/report.md"})])
 QUOTE = "The reactor cost 4.2 million in 2031"
@@ -188,3 +192,100 @@ def test_a_case_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert load_cases(tmp_path) == [case]
     with pytest.raises(FileExistsError):
         write_case(case)
+
+
+# -- coders -----------------------------------------------------------------------------------------------------------
+
+
+async def coder_run(tmp_path: Path, files: dict[str, str] | None = None, **more: Any) -> Recording:
+    """Return a coder's run that mends `adding.py` of a project with a history and a remote."""
+    needs_confinement(tmp_path)
+    repository = project(tmp_path, **(files or {}))
+    git(repository, "remote", "add", "origin", "https://git.example/secret-name.git")
+    (repository / "not-tracked.txt").write_text("private")
+    async with open_lab(tmp_path, says(RIGHT)) as lab:
+        run_id = await lab.start(**{**asked(), "workspace": str(repository), **more})
+        await lab.ended(run_id, 60)
+        return recording_of(run_id, await lab.entries(run_id))
+
+
+async def test_a_case_of_a_coder_has_the_files_of_its_base_commit_alone(tmp_path: Path) -> None:
+    recording = await coder_run(tmp_path, {"settings.py": f'KEY = "{KEY}"\n', "run.sh": "echo\n"})
+    suite = tmp_path / "suite"
+    made = freeze(recording, suite, "adds", Redactor({}))
+    kept = {path.name: path.read_text() for path in (suite / "adds").iterdir()}
+    assert kept == {**PROJECT, "run.sh": "echo\n", "settings.py": kept["settings.py"]}
+    assert KEY not in kept["settings.py"] and made.left_out == ("keys, which were replaced in settings.py",)
+    assert made.files == len(kept) and made.bytes == sum(len(text.encode()) for text in kept.values())
+    assert made.base == recording.config.coding.base if recording.config.coding is not None else False
+    [case] = load_cases(suite)
+    assert [check.kind for check in case.checks] == ["verify"]
+    assert case.failures(recording.result) == []
+    copy, _sha = frozen_copy(case.path("adds"), repository=True)
+    assert git(copy, "log", "--format=%s").splitlines() == ["The case"]
+    assert git(copy, "remote") == "" and git(copy, "status", "--porcelain") == ""
+    assert git(copy, "show", "HEAD:adding.py") == PROJECT["adding.py"]
+
+
+async def test_a_coder_that_changed_nothing_solves_nothing(tmp_path: Path) -> None:
+    recording = await coder_run(tmp_path)
+    freeze(recording, tmp_path / "suite", "adds", Redactor({}), contains=["the answer"])
+    [case] = load_cases(tmp_path / "suite")
+    result = {**recording.result, "untrusted_result": {"output": "the answer"}}
+    assert case.failures(result) == []
+    assert case.failures({**result, "changes": {**result["changes"], "files": 0}}) == ["the coder changed nothing"]
+
+
+async def test_a_verify_command_that_passes_on_the_untouched_base_is_no_check(tmp_path: Path) -> None:
+    recording = await coder_run(tmp_path, verify="true")
+    assert recording.result["changes"]["verified"]
+    with pytest.raises(Refused, match=r"passed before the work already.*--contains.*a new test outside its namespace"):
+        freeze(recording, tmp_path / "suite", "adds", Redactor({}))
+    assert not (tmp_path / "suite").exists()
+    case = Case.model_validate({"id": "one", "folder": tmp_path, "task": "x", "checks": [{"kind": "verify"}]})
+    assert case.failures(recording.result) == [
+        "the verify command passes without any work; add a check of the answer, or a test that fails"
+    ]
+
+
+async def test_a_repository_with_a_key_in_what_is_no_text_or_too_large_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording = await coder_run(tmp_path, {"told.bin": "\x00\x01\x02" + KEY + "\x03"})
+    suite = tmp_path / "suite"
+    with pytest.raises(Refused, match=r"told\.bin has a key in it and is no text"):
+        freeze(recording, suite, "adds", Redactor({}))
+    monkeypatch.setattr("ava_server.evals.recording.MOST_BYTES", 100)
+    with pytest.raises(Refused, match=r"cannot be kept: commit .* at most 20,000 files and 100 bytes"):
+        freeze(recording, suite, "adds", Redactor({}))
+    assert list(suite.iterdir()) == []
+    made = freeze(recording, suite, "adds", Redactor({}), workspace=False)
+    assert made.files == 0 and made.left_out[0].startswith("its repository ")
+
+
+async def test_a_case_keeps_programs_and_links_of_its_own_and_names_what_leads_elsewhere(tmp_path: Path) -> None:
+    needs_confinement(tmp_path)
+    repository = project(tmp_path)
+    (repository / "docs").mkdir()
+    (repository / "docs" / "readme").symlink_to("../README.md")
+    (repository / "docs" / "passwords").symlink_to("/etc/passwd")
+    (repository / "docs" / "up").symlink_to("../../elsewhere")
+    (repository / "check.sh").write_text("echo\n")
+    (repository / "check.sh").chmod(0o755)
+    git(repository, "add", "-A")
+    git(repository, "commit", "-qm", "more")
+    async with open_lab(tmp_path, says(RIGHT)) as lab:
+        run_id = await lab.start(**{**asked(), "workspace": str(repository)})
+        await lab.ended(run_id, 60)
+        recording = recording_of(run_id, await lab.entries(run_id))
+    git(repository, "rm", "-qf", "README.md", "check.sh")  # what the checkout has meanwhile does not matter
+    git(repository, "commit", "-qm", "less")
+    made = freeze(recording, tmp_path / "suite", "adds", Redactor({}))
+    kept = tmp_path / "suite" / "adds"
+    assert (
+        str((kept / "docs" / "readme").readlink()) == "../README.md"
+        and (kept / "docs" / "readme").read_text() == "Adds.\n"
+    )
+    assert [path.name for path in (kept / "docs").iterdir()] == ["readme"]
+    assert os.access(kept / "check.sh", os.X_OK) and not os.access(kept / "README.md", os.X_OK)
+    assert made.left_out == ("submodules, and links to other places: docs/passwords, docs/up",)

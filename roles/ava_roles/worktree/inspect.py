@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
+from ava_roles.errors import WorktreeFailed
 from ava_roles.sandbox.git import NOTHING_OUTSIDE, Accept, copy_file
 from ava_roles.sandbox.paths import shown
 from ava_roles.worktree.repository import (
@@ -186,3 +187,52 @@ _LEVELS: tuple[tuple[Callable[[_Project], VerifyCommand | None], ...], ...] = (
 def _table(value: object, key: str) -> Mapping[str, Any]:
     inner: object = cast("dict[str, Any]", value).get(key) if isinstance(value, dict) else None
     return cast("dict[str, Any]", inner) if isinstance(inner, dict) else {}
+
+
+@dataclass(frozen=True)
+class TrackedFile:
+    """A file of a commit, with `data` that is the target for a link. A submodule has no data."""
+
+    name: str
+    kind: Literal["file", "program", "link", "submodule"]
+    data: bytes
+
+
+_TREE_KINDS: Mapping[str, Literal["file", "program", "link", "submodule"]] = {
+    "100644": "file",
+    "100755": "program",
+    "120000": "link",
+    "160000": "submodule",
+}
+
+
+def read_commit(checkout: UserRepository, commit: str, most_files: int, most_bytes: int) -> list[TrackedFile]:
+    """Return all that a commit tracks: neither history nor attributes nor filters have a say in it. Blocking.
+
+    Raises WorktreeFailed: it has more files or bytes than this, or git cannot read it.
+    """
+    with checkout.joined() as git:
+        rows: list[tuple[str, str, str, int]] = []
+        for line in git("ls-tree", "-r", "-z", "-l", "--full-tree", commit).names():
+            about, _tab, name = line.partition("\t")
+            mode, _type, sha, size = about.split()
+            rows.append((name, mode, sha, int(size) if size.isdecimal() else 0))
+        total = sum(size for _name, _mode, _sha, size in rows)
+        if len(rows) > most_files or total > most_bytes:
+            raise WorktreeFailed(
+                f"commit {commit[:12]} has {len(rows):,} files with {total:,} bytes; at most {most_files:,} files and"
+                f" {most_bytes:,} bytes are copied"
+            )
+        wanted = [sha for _name, mode, sha, _size in rows if _TREE_KINDS.get(mode) != "submodule"]
+        content = git("cat-file", "--batch", stdin="".join(f"{sha}\n" for sha in wanted).encode()).out
+    found: list[TrackedFile] = []
+    at = 0
+    for name, mode, _sha, length in rows:
+        kind = _TREE_KINDS.get(mode, "file")
+        data = b""
+        if kind != "submodule":
+            at = content.index(b"\n", at) + 1
+            data = content[at : at + length]
+            at += length + 1
+        found.append(TrackedFile(name, kind, data))
+    return found

@@ -85,15 +85,29 @@ async def add_command(
     checks = [check.model_dump(mode="json", by_alias=True) for check in made.case.checks]
     lines = [
         f"Case {made.case.id}: {made.path}",
-        f"Kept: the recording, {counted(made.files, 'file')} of the workspace.",
+        f"Kept: the recording, {_kept(made)}.",
         *(f"Left out: {what}." for what in made.left_out),
         *(
             f"Check: {check['kind']} {', '.join(map(str, next(iter([*check.values()][1:]), ())))}".rstrip()
             for check in checks
         ),
     ]
-    fields = {"case": str(made.path), "files": made.files, "left_out": made.left_out, "checks": checks}
+    fields = {
+        "case": str(made.path),
+        "files": made.files,
+        "bytes": made.bytes,
+        "left_out": made.left_out,
+        "checks": checks,
+    }
     present(root, as_json, fields, lines)
+
+
+def _kept(made: Frozen) -> str:
+    """Return what of the run's files is with a case, and that it is source code where it is."""
+    files = f"{counted(made.files, 'file')} ({made.bytes:,} bytes)"
+    if made.base is None:
+        return f"{files} of the workspace"
+    return f"{files} that commit {made.base[:12]} tracks. The case holds this source code: read it before you share it"
 
 
 @eval_command.command("replay", short_help="Run recorded runs again: no call, no cost.")

@@ -203,7 +203,23 @@ class Case(TomlFile):
         """Return why a stored result (`SubagentComplete.result`) does not pass, a sentence for each check."""
         ending = any(isinstance(check, Endings) for check in self.checks)
         checks = self.checks if ending else (Endings(any=("success",)), *self.checks)
-        return [why for check in checks if (why := check.failure(result)) is not None]
+        found = [why for check in checks if (why := check.failure(result)) is not None]
+        if (why := self._untouched(result)) is not None:
+            found.append(why)
+        return found
+
+    def _untouched(self, result: Mapping[str, Any]) -> str | None:
+        """Return why a coder's result shows no work: nothing was changed, or what passes has passed before."""
+        changes: Mapping[str, Any] | None = result.get("changes")
+        if changes is None:
+            return None
+        if not changes.get("files"):
+            return "the coder changed nothing"
+        before: Mapping[str, Any] = (changes.get("verify") or {}).get("before") or {}
+        tells = any(not isinstance(check, Verify | Absent | Endings) for check in self.checks)
+        if before.get("passed") and not tells:
+            return "the verify command passes without any work; add a check of the answer, or a test that fails"
+        return None
 
     def faults(self) -> list[tuple[tuple[str | int, ...], str]]:
         """Return what is wrong with it; checks that can never fail are, too."""

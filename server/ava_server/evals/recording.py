@@ -8,6 +8,8 @@ from __future__ import annotations
 import codecs
 import io
 import json
+import os
+import posixpath
 import re
 import shutil
 import tempfile
@@ -15,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from ava_audit.entries import GENESIS, Entry, content_sha, entry_of_line, mirror_line
@@ -35,8 +37,10 @@ from ava_roles.errors import FolderReplaced, RolesError, ToolFailed
 from ava_roles.role import Role, parse_role
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.tools.registry import tool_specs
+from ava_roles.worktree.inspect import TrackedFile, read_commit
+from ava_roles.worktree.repository import UserRepository
 from ava_roles.wrap import list_names
-from ava_server.budget.run_config import RunConfig, Texts
+from ava_server.budget.run_config import Coding, RunConfig, Texts
 from ava_server.core.errors import BadInput, ConfigError, Refused
 from ava_server.core.ids import IN_PROCESS
 from ava_server.evals.case import (
@@ -166,6 +170,8 @@ def _without_secrets(entry: Entry, redactor: Redactor) -> Entry:
 
 MOST_FILES, MOST_FILE_BYTES, MOST_BYTES = 1_000, 10_000_000, 50_000_000
 """What is kept of a workspace: so many files, so many bytes of each, and in all."""
+MOST_TRACKED = 20_000
+"""Files of a commit that are kept, of at most `MOST_BYTES` in all."""
 MOST_FIGURES = 5
 MOST_NAMED = 10
 _FIGURE = re.compile(r"\w*\d[\w.,:%/€$£-]*\d%?|\d%")
@@ -182,12 +188,18 @@ _KEPT = ("context_from", "role", "workspace", "name", "task_id", "rationale")
 
 @dataclass(frozen=True)
 class Frozen:
-    """A new case: its file, how many files of the workspace are with it, and what was left out, in sentences."""
+    """A new case: its file, how many files with how many bytes are with it, and what was left out, in sentences.
+
+    Attributes:
+        base: The commit whose tracked files are with it; None unless a coder made the run.
+    """
 
     case: Case
     path: Path
     files: int
     left_out: tuple[str, ...]
+    bytes: int = 0
+    base: str | None = None
 
 
 def freeze(
@@ -202,12 +214,14 @@ def freeze(
 ) -> Frozen:
     """Write a run as a case into a folder, which is made where it is missing. Blocking.
 
-    With `workspace` the files that the run read are kept, with `whole` all of its workspace. Its output has to contain
+    With `workspace` the files that the run read are kept, with `whole` all of its workspace; of a coder's run, all that
+    its base commit tracks. Its output has to contain
     the texts of `contains`, or pass the checks that are proposed from its result.
 
     Raises:
         BadInput: The name is taken or none.
-        Refused: Its workspace is gone, or no check that could fail follows from its result.
+        Refused: Its workspace or base commit is gone or too large, a file with a key in it is no text, or no check that
+            could fail follows from its result.
         SuiteFaults: The check that was given can never fail.
     """
     if not re.fullmatch(r"[\w.-]{1,80}", case_id) or case_id.startswith(".") or f"{case_id}.toml".lower() == SUITE:
@@ -217,7 +231,9 @@ def freeze(
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as made:
         files, left_out = 0, list[str]()
-        if config.coding is not None:
+        if config.coding is not None and workspace:
+            files, left_out = _copy_base(recording.run_id, config.coding, Path(made), redactor)
+        elif config.coding is not None:
             left_out.append(f"its repository {config.coding.repository} (commit {config.coding.base[:12]})")
         elif config.workspace is not None and workspace:
             files, left_out = _copy(recording, Path(config.workspace), Path(made), redactor, whole=whole)
@@ -238,7 +254,10 @@ def freeze(
                 type(check).model_validate(hide(check.model_dump(mode="json", by_alias=True))) for check in checks
             ),
         )
-        return Frozen(case, _write(case, recording.lines(redactor), made), files, tuple(left_out))
+        size = sum(path.lstat().st_size for path in Path(made).rglob("*") if path.is_file() or path.is_symlink())
+        base = config.coding.base if config.coding is not None and files else None
+        path = _write(case, recording.lines(redactor), made)
+        return Frozen(case, path, files, tuple(left_out), size, base)
 
 
 def _write(case: Case, recording: bytes, workspace: str) -> Path:
@@ -250,7 +269,7 @@ def _write(case: Case, recording: bytes, workspace: str) -> Path:
     lines.write_bytes(recording)
     try:
         if case.workspace:
-            shutil.copytree(workspace, folder / case.id)
+            shutil.copytree(workspace, folder / case.id, symlinks=True)
         return write_case(case)
     except BaseException:
         lines.unlink()
@@ -267,7 +286,7 @@ def propose_checks(recording: Recording) -> tuple[Check, ...]:
     verify: Mapping[str, Any] = changes.get("verify") or {}
     before: Mapping[str, Any] = verify.get("before") or {}
     found: list[Check] = []
-    if changes.get("verified") and not before.get("passed"):
+    if changes.get("verified") and before.get("passed") is False and changes.get("files"):
         found.append(Verify())
     if config.output_schema is not None and Schema(schema=config.output_schema).fault() is None:
         found.append(Schema(schema=config.output_schema))
@@ -276,6 +295,12 @@ def propose_checks(recording: Recording) -> tuple[Check, ...]:
         found.append(Contains(texts=figures))
     if sources := dict.fromkeys(str(one["source_url"]) for one in quoted if one.get("source_url")):
         found.append(Sources(paths=tuple(sources)[:MOST_FIGURES]))
+    if not found and before.get("passed"):
+        raise Refused(
+            f"{recording.run_id}: its verify command passed before the work already, so it cannot tell whether the work"
+            ' was done. Say what its answer has to contain (--contains "TEXT"), or run the coder again with a --verify'
+            " that fails until the work is done, such as a new test outside its namespace"
+        )
     if result["status"] != "success" or not found:
         raise Refused(
             f"{recording.run_id}: from its result ({result['status']}) follows no check that could fail: no quote was"
@@ -331,6 +356,52 @@ def _copy(
         if not whole and {"run_bash", "python_exec"} & set(recording.config.tools):
             left_out.append("files that only its commands read (--whole keeps all)")
     return count, left_out
+
+
+def _copy_base(run_id: str, coding: Coding, target: Path, redactor: Redactor) -> tuple[int, list[str]]:
+    """Copy what the base commit of a coder's run tracks; return how many files, and what was left out or replaced."""
+    left_out, replaced, outside = list[str](), list[str](), list[str]()
+    try:
+        checkout = UserRepository.at(Path(coding.repository), Path.home(), coding.identity)
+        tracked = read_commit(checkout, coding.base, MOST_TRACKED, MOST_BYTES)
+    except (RolesError, OSError) as error:
+        raise Refused(
+            f"{run_id}: the files of its repository {coding.repository} cannot be kept: {error}. --no-workspace makes a"
+            " case of the recording alone"
+        ) from error
+    count = 0
+    for file in tracked:
+        path = target.joinpath(*PurePosixPath(file.name).parts)
+        if file.kind == "submodule" or (file.kind == "link" and not _stays_inside(file)):
+            outside.append(shown(file.name))
+            continue
+        data, is_text = _hidden(file.data, redactor)
+        if data != file.data and (not is_text or file.kind == "link"):
+            raise Refused(
+                f"{run_id}: {shown(file.name)} has a key in it and is no text, so it cannot be replaced there; take it"
+                " out of the repository and run the coder again, or --no-workspace makes a case of the recording alone"
+            )
+        if data != file.data:
+            replaced.append(shown(file.name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if file.kind == "link":
+            path.symlink_to(os.fsdecode(data))
+        else:
+            path.write_bytes(data)
+            path.chmod(0o755 if file.kind == "program" else 0o644)
+        count += 1
+    if outside:
+        left_out.append(f"submodules, and links to other places: {list_names(outside, MOST_NAMED)}")
+    if replaced:
+        left_out.append(f"keys, which were replaced in {list_names(replaced, MOST_NAMED)}")
+    return count, left_out
+
+
+def _stays_inside(link: TrackedFile) -> bool:
+    """Tell whether a link leads to a place beneath the root of its tree."""
+    target = PurePosixPath(os.fsdecode(link.data))
+    place = posixpath.normpath(PurePosixPath(link.name).parent / target)
+    return not target.is_absolute() and place.split("/")[0] not in ("..", ".git")
 
 
 def _open(recording: Recording, workspace: Path) -> Root:
