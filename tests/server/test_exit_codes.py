@@ -63,7 +63,8 @@ async def test_other_endings_and_each_kind_of_error_have_an_exit_code(tmp_path: 
         assert exit_code(await lab.run(rejected.subagent_id)) == 10
     others = {"expired": 10, "superseded": 10, "abandoned": 16}
     assert {state: exit_code(replace(cancelled, state=state)) for state in others} == others
-    kinds = {"verification": 21, "workshop": 30, "internal": 70, "store": 70, "overloaded": 20, "refusal": 20}
+    ours = {"verification": 21, "unread": 22, "workshop": 30, "internal": 70, "store": 70}
+    kinds = {**ours, "overloaded": 20, "refusal": 20}
     errors = {kind: exit_code(replace(cancelled, state="error", error_kind=kind)) for kind in kinds}
     assert errors == kinds
     assert {*ENDS, *others, "cancelled", "rejected"} == set(ENDINGS)

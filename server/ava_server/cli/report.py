@@ -141,7 +141,7 @@ def _head(report: Report) -> Iterator[str]:
     yield f"{span}, of {report.user if report.user is not None else 'all users'}"
     yield (
         f"Spent {format_usd(total.cost)} in {counted(total.calls, 'model call')} by "
-        f"{counted(len(total.spenders), 'run')}; {total.ended:,} ended, {total.failed:,} of them failed."
+        f"{counted(len(total.spenders), 'run')}; {total.ended_words}."
     )
     parts = {
         "retries": total.retries,

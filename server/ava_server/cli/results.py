@@ -41,7 +41,7 @@ ENDING_CODES = {
     "no_answer": 17,
 }
 """Exit codes by ending; that of an error depends on its kind."""
-_ERROR_CODES, _MODEL = {"verification": 21, "workshop": 30, "internal": 70, "store": 70}, 20
+_ERROR_CODES, _MODEL = {"verification": 21, "unread": 22, "workshop": 30, "internal": 70, "store": 70}, 20
 WIDEST = 100
 """Columns of running text at most: longer lines are hard to read."""
 _MARKDOWN_BAR = "> "

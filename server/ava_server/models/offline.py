@@ -44,11 +44,13 @@ from ava_server.models.offline_passages import (
     best_passages,
     best_sentences,
     failures,
+    has_read,
     left_out,
     passages,
     pieces,
     spread_of,
     spread_out,
+    unfinished,
 )
 from ava_server.models.selection import SCRIPTED, SET_A_MODEL
 from ava_server.models.wires import chat
@@ -164,6 +166,8 @@ _NAMED_MOST = 5
 _FILES_MOST = 10
 _QUERY_CHARS = 1_000
 NO_CONFIDENCE = 0.1
+NOT_FINISHED = "Not everything was read, so it is not known whether there is an answer:"
+NOT_ALL_READ = "Not everything was read:"
 THE_BEST = "The best is from"
 """Begins a summary's last part: where the best passage stands, and its best sentence."""
 _SUMMARY_CHARS, _BEST_CHARS = 500, 120
@@ -258,21 +262,25 @@ def _found_answer(chosen: Sequence[Passage], query: Query, spread: Spread, resul
     had = query.found_in("\n\n".join(piece.text for piece in chosen))
     why = f"with words of the task ({_listing(had)})" if query.telling else "from the beginning of what the task names"
     missing = _missing(query, spread) if query.telling else []
+    unread = _unread(results)
+    first = f"{NOT_ALL_READ} {unread[0]}" if unread else ""
     head = f"{counts} {why}, found without a language model."
     lacks = f"Found nowhere: {_listing(missing)}." if missing else ""
     best = best_sentences(chosen[0].text, query, spread, _BEST_CHARS, _SUMMARY_CHARS)
     where = f"{THE_BEST} {chosen[0].location}"
     return {
-        "summary": _fitting(head, lacks, f"{where}: {best}" if best else f"{where}."),
+        "summary": _fitting(first, head, lacks, f"{where}: {best}" if best else f"{where}."),
         "output": _listed(chosen),
         "confidence": None,
-        "caveats": [f"{NOT_READ} {FOR_A_MODEL}", *_lacking(missing), *_failures(results)],
+        "caveats": [*unread, f"{NOT_READ} {FOR_A_MODEL}", *_lacking(missing), *_failures(results)],
         "findings": [_finding(piece, query) for piece in chosen],
     }
 
 
 def _nothing(chosen: Sequence[Passage], query: Query, spread: Spread, results: list[ToolTurn]) -> dict[str, Any]:
     missing = _missing(query, spread)
+    if unread := _unread(results):
+        return _not_finished(chosen, unread, results)
     if not results:
         why = "the offline reader had no tool to read with"
     elif missing:
@@ -296,6 +304,26 @@ def _nothing(chosen: Sequence[Passage], query: Query, spread: Spread, results: l
         ],
         "findings": [],
     }
+
+
+def _not_finished(chosen: Sequence[Passage], unread: list[str], results: list[ToolTurn]) -> dict[str, Any]:
+    near = f"What was read has no answer; these passages come closest.\n\n{_listed(chosen)}" if chosen else None
+    return {
+        "summary": _fitting(f"{NOT_FINISHED} {unread[0]}", "No language model read this.", FOR_A_MODEL),
+        "output": near,
+        "confidence": None,
+        "caveats": [*unread, f"No language model read this. {FOR_A_MODEL}", *_failures(results)],
+        "findings": [],
+    }
+
+
+def _unread(results: Sequence[ToolTurn]) -> list[str]:
+    """Return what the tools did not come to; where they have read nothing at all, what they failed with."""
+    found = [note for result in results for note in unfinished(result.name, result.text)]
+    reading = [result for result in results if result.name != SUBMIT]
+    if found or not reading or any(has_read(result.name, result.text) for result in reading):
+        return found
+    return [f"{line.rstrip('.')}." for result in reading for line in failures(result.name, result.text)][:_NAMED_MOST]
 
 
 def _listing(words: Sequence[str]) -> str:

@@ -37,6 +37,8 @@ _WEB_HEAD = re.compile(
     re.MULTILINE,
 )
 _FAILED_PAGE = re.compile(r"^# (\S+)\nNot read: ([^\n]*)$", re.MULTILINE)
+_TIMED_OUT = re.compile(r"\s*(?:Failed\.\s*)?Timed out after ([\d.]+) s\.")
+_BEYOND = re.compile(r"beyond the limits|all after the first")
 _MORE_BELOW = re.compile(r"\n\n\[[\d,]+ more characters of this page follow below\]\s*$")
 
 
@@ -88,6 +90,27 @@ def left_out(tool: str, output: str) -> list[str]:
         if read and _GOES_ON.search(body):
             notes.append(f"{read['path']} was not read to its end: only {read['place']}.")
     return notes
+
+
+def unfinished(tool: str, output: str) -> list[str]:
+    """Return what a tool was to read and did not come to, as far as its output says: its time or its limits were over.
+
+    What cannot be read at all, such as a picture, is no such thing.
+    """
+    notes: list[str] = []
+    for body in _bodies(output):
+        if timed_out := _TIMED_OUT.match(body):
+            notes.append(f"{tool} did not finish within {timed_out[1]} s, and returned nothing.")
+        searched = _FOUND_HEAD.match(body) if tool == SEARCH else None
+        if searched and searched["left"] and _BEYOND.search(searched["left"]):
+            notes.append(f"Files searched: {searched['searched']}. Not searched: {searched['left']}.")
+    return notes
+
+
+def has_read(tool: str, output: str) -> bool:
+    """Tell whether a tool's output has a passage, or a search came to its end."""
+    searches = tool == SEARCH and any(_FOUND_HEAD.match(body) for body in _bodies(output))
+    return searches or bool(passages(tool, output))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 NOT_RUN = ("rejected", "expired", "superseded")
 """Endings of what never started."""
-NOT_FAILED = ("success", "cancelled", *NOT_RUN)
+NOT_FAILED = ("success", "no_answer", "cancelled", *NOT_RUN)
 NOT_ENDED = "not ended"
 FOLDED_DAYS = 4
 """So many empty days in a row are one line of a table."""
@@ -41,12 +41,19 @@ class Sum:
     over: int = 0
     ended: int = 0
     failed: int = 0
+    found_nothing: int = 0
     spenders: set[str] = field(default_factory=set[str])
     enders: set[str] = field(default_factory=set[str])
 
     @property
     def empty(self) -> bool:
         return not self.calls and not self.ended
+
+    @property
+    def ended_words(self) -> str:
+        """How many runs ended, and how many of them failed or found nothing."""
+        nothing = f", {self.found_nothing:,} found nothing" if self.found_nothing else ""
+        return f"{self.ended:,} ended, {self.failed:,} of them failed{nothing}"
 
     @property
     def runs(self) -> int:
@@ -67,6 +74,7 @@ class Sum:
         self.enders.add(run.id)
         self.ended += run.state not in NOT_RUN
         self.failed += run.state not in NOT_FAILED
+        self.found_nothing += run.state == "no_answer"
 
     def as_json(self, what: str | None = None) -> dict[str, Any]:
         """Under its name as `what`; money in US cents."""
@@ -77,6 +85,7 @@ class Sum:
             "runs_that_spent": len(self.spenders),
             "runs_ended": self.ended,
             "runs_failed": self.failed,
+            "runs_that_found_nothing": self.found_nothing,
             "retries_cents": cents(self.retries),
             "plan_cents": cents(self.plan),
             "uncosted_cents": cents(self.uncosted),
@@ -126,6 +135,7 @@ class Report:
             month.calls += day.calls
             month.ended += day.ended
             month.failed += day.failed
+            month.found_nothing += day.found_nothing
         return list(months.values())
 
 

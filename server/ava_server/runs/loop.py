@@ -338,6 +338,14 @@ class AgentRun:
         if last is not None:
             return RunResult(last.status, last.reason, submitted, call_id=call_id)
         if self._config.model in (OFFLINE, SCRIPTED) and not submitted.findings:  # they can only quote
+            from ava_server.models.offline import NOT_FINISHED  # loaded by then
+
+            if submitted.summary.startswith(NOT_FINISHED):
+                return RunResult(
+                    "error", "not everything was read, so it is not known whether there is an answer",
+                    submitted, call_id=call_id, error_kind="unread", error_message=submitted.summary,
+                    what_to_do="Ask about fewer files: name a folder or the files in the task; or set a model.",
+                )  # fmt: skip
             return RunResult("no_answer", "no passage answers the task", submitted, call_id=call_id)
         return RunResult("success", "the subagent handed over its result", submitted, call_id=call_id)
 
