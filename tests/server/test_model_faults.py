@@ -179,6 +179,11 @@ ROWS: dict[str, tuple[list[Step], str, str]] = {
     "broken arguments": ([BROKEN] * 3, "3 tool calls that could not be made in a row", "another model"),
     "arguments that do not fit": ([WRONG] * 3, "3 tool calls that could not be made in a row", "another model"),
     "printed calls": ([UNREADABLE] * 3, "3 tool calls printed as text in a row", "--tool-call-parser"),
+    "paused": (
+        [Say("Half of", finish_reason="pause_turn")] * 3,
+        "3 answers that the provider paused in a row",
+        "another model",
+    ),
     "nothing": ([Say()] * 3, "3 empty answers in a row", "another model"),
     "cut answers": ([CUT] * 3, "3 answers cut at their length in a row", "shorter answer"),
     "one of each": (

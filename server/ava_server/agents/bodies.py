@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ava_audit.redaction import Redactor
 from ava_server.agents.forms import FORMS, Closing, unseen
 from ava_server.agents.seam import MOST_NEW_BYTES, AgentCall, CallRefused
 from ava_server.models.json_text import as_list, as_object, as_text, decode, deeper_than, encode, objects_in
+from ava_server.models.tokens import shown_bytes
 
 log = logging.getLogger("ava.agents")
 
@@ -131,9 +132,9 @@ class Bodies:
                 del body["thinking"]
         return encode(body)
 
-    def unseen(self, call: AgentCall) -> int:
-        """Return the bytes of a call that the model may not have been shown: earlier thinking, in plain or sealed."""
-        return sum(len(encode(part)) for part in _parts(call.body[self._form.items]) if _is_thought(part))
+    def seen(self, call: AgentCall) -> int:
+        """Return the bytes of text of a call that the model is certainly shown: no earlier thinking, no envelope."""
+        return shown_bytes(call.body[self._form.items])
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
@@ -272,16 +273,3 @@ def _unmarked(item: Any) -> Any:
     return {
         name: each if name in _FREE else _unmarked(each) for name, each in fields.items() if name != "cache_control"
     }
-
-
-def _parts(items: Any) -> Iterator[dict[str, Any]]:
-    """Yield each JSON object in messages, outer ones first."""
-    for item in objects_in(items):
-        yield item
-        for name, value in item.items():
-            if name not in _FREE:
-                yield from _parts(value if isinstance(value, list) else [value])
-
-
-def _is_thought(part: Mapping[str, Any]) -> bool:
-    return part.get("type") in ("thinking", "redacted_thinking", "reasoning")

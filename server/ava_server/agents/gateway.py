@@ -239,8 +239,9 @@ class Gateway:
                 async with self._model.exchange(
                     lambda: bodies.limited(call, forwarded.admitted.output),
                     self._meter.check,
-                    lambda: bodies.unseen(call),
+                    lambda: bodies.seen(call),
                     {"anthropic-beta": passed} if passed else None,
+                    most_output=forwarded.admitted.output,
                 ) as stream:
                     await forwarded.take(stream)
             except anyio.get_cancelled_exc_class() as cancelled:

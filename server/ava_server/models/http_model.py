@@ -17,7 +17,6 @@ from ava_server.models import json_text
 from ava_server.models import tokens as bounds
 from ava_server.models.base import (
     NOT_SENT,
-    AssistantTurn,
     Bound,
     ReportedUsage,
     Request,
@@ -89,20 +88,23 @@ class HttpModel:
         return self.wire.assistant_message(text, calls)
 
     def stream(self, request: Request, check: SendCheck = unchecked) -> AbstractAsyncContextManager[AnswerStream]:
-        def unseen() -> int:
-            return sum(self.wire.unseen(turn.raw) for turn in request.turns if isinstance(turn, AssistantTurn))
+        def seen() -> int:
+            own = (request.system, *(tool.description for tool in request.tools))
+            return bounds.shown_bytes([*own, *map(self.wire.message, request.turns)])
 
-        return self.exchange(lambda: self._take_encoded(request), check, unseen)
+        return self.exchange(lambda: self._take_encoded(request), check, seen, most_output=request.max_output)
 
     @asynccontextmanager
     async def exchange(
         self,
         encode: Callable[[], bytes],
         check: SendCheck,
-        unseen: Callable[[], int],
+        seen: Callable[[], int],
         headers: Mapping[str, str] | None = None,
+        *,
+        most_output: int | None = None,
     ) -> AsyncGenerator[AnswerStream]:
-        """Send a body once. `unseen` returns how many of its bytes the model may not have seen.
+        """Send a body once. `seen` returns how many bytes of its text the model is certainly shown.
 
         Raises AuditError: `check` has raised it, and nothing was sent; ModelError: no connection, an error status, or
         (while iterating) no valid answer.
@@ -133,7 +135,9 @@ class HttpModel:
                     raise endpoint.error("no certificates", cause=endpoint.clean(str(error))) from error
                 log.exception("calling %s failed", endpoint.place)
                 raise endpoint.fault(error, "Calling", sent=sending, answered=False) from error
-            yield AnswerStream(response, self.wire, endpoint, self.deadlines, end, size, unseen, self.most_bytes)
+            yield AnswerStream(
+                response, self.wire, endpoint, self.deadlines, end, size, seen, self.most_bytes, most_output
+            )
         finally:
             try:
                 if response is not None:

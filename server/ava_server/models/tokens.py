@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,32 +23,53 @@ FLOOR_BYTES = 16
 
 
 def read_usage(
-    usage: Mapping[str, Any] | None, *, sent_bytes: int, has_content: bool, unseen: Callable[[], int] = int
+    usage: Mapping[str, Any] | None,
+    *,
+    sent_bytes: int,
+    has_content: bool,
+    seen: Callable[[], int] | None = None,
+    most_output: int | None = None,
 ) -> tuple[Usage | None, int | None, tuple[str, ...]]:
     """Read a provider's usage; a count that is too small to be true makes it unusable.
 
-    `unseen` returns how many of the `sent_bytes` the model may not have seen; called only where the prompt looks too
-    small. Returns tokens by class (None without a plausible report), the cost in micro-USD rounded up (None when it is
-    not reported), and a note for each value that cannot be true.
+    `seen` returns how many bytes of text the model was certainly shown, at most the `sent_bytes` of the body, which
+    count without it; it is called only where the prompt looks too small. `most_output` is the answer's own limit.
+    Returns tokens by class (None without a plausible report), the cost in micro-USD rounded up (None when it is not
+    reported), and a note for each value that cannot be true.
     """
     if usage is None:
         return None, None, ("the provider reported no usage",)
     cost, odd = _cost_micros(usage)
     reported = _counts_in(usage)
     for name, value in reported.items():
-        if not _is_number(value) or not 0 <= value <= MOST_TOKENS or value != int(value):
+        if not _is_count(value):
             why = "is missing" if value is None else f"is {_shown(value)}, which cannot be"
             return None, cost, (*odd, f"usage not counted: {name} {why}")
     prompt, output, cached, written, thinking = map(int, reported.values())
-    if cached + written > prompt:
-        odd = (*odd, "cached tokens reported beside the prompt, not in it")
-        prompt += cached + written
+    total = int(usage["total_tokens"]) if _is_count(usage.get("total_tokens")) else None
     # Some providers count thinking beside the answer; the total tells.
-    if thinking > output or (thinking and usage.get("total_tokens") == prompt + output + thinking):
+    beside = _beside_prompt(prompt, output, (cached, written), thinking, total)
+    if beside:
+        odd = (*odd, "cached tokens reported beside the prompt, not in it")
+        prompt += beside
+    elif cached + written > prompt:
+        odd = (*odd, "the same tokens reported as read from the cache and as written to it")
+        cached, written = max(cached - written, 0), min(written, prompt)
+    if total == prompt + output:
+        output = max(output, thinking)  # a part is never more than the whole
+    elif thinking > output or (thinking and total == prompt + output + thinking):
         output += thinking
+    only_total = (total or 0) - prompt - output
+    if only_total > 0:
+        most = only_total if most_output is None else max(min(only_total, most_output - output), 0)
+        output += most
+        thinking += most
+        odd = (*odd, _total_note(only_total, most))
     # Servers that do not count say 0, and some count only what their cache lacked: no bound may rest on that.
-    if prompt < max(sent_bytes // FLOOR_BYTES, 1) and prompt < max((sent_bytes - unseen()) // FLOOR_BYTES, 1):
-        return None, cost, (*odd, f"usage not counted: a prompt of {prompt} tokens for {sent_bytes:,} bytes sent")
+    if prompt < max(sent_bytes // FLOOR_BYTES, 1):
+        shown = sent_bytes if seen is None else min(seen(), sent_bytes)
+        if prompt < max(shown // FLOOR_BYTES, 1):
+            return None, cost, (*odd, f"usage not counted: a prompt of {prompt} tokens for {shown:,} bytes of text")
     if output == 0 and has_content:
         return None, cost, (*odd, "usage not counted: 0 tokens for an answer that is not empty")
     counted = Usage(
@@ -60,16 +82,67 @@ def read_usage(
     return counted, cost, odd
 
 
+def _beside_prompt(prompt: int, output: int, classes: tuple[int, int], thinking: int, total: int | None) -> int:
+    """Return the tokens of the cache that the provider counts beside its prompt, as Anthropic does; 0 for none.
+
+    The total tells, unless the same difference is thinking. Where it leaves nothing over, both classes may be the same
+    tokens of the prompt. Without a total, a prompt smaller than its cached part is without that.
+    """
+    cache = sum(classes)
+    difference = None if total is None else total - prompt - output
+    if max(classes) > prompt:
+        return cache
+    if difference is not None and difference != thinking and difference in (cache, cache + thinking):
+        return cache
+    return cache if cache > prompt and difference != 0 else 0
+
+
+def _total_note(only_total: int, counted: int) -> str:
+    said = f"the reported total has {only_total:,} more tokens than its parts"
+    if counted == only_total:
+        return f"{said}: counted as output"
+    return f"{said}: {counted:,} counted as output, which is all that the answer's limit allows"
+
+
 def _counts_in(usage: Mapping[str, Any]) -> dict[str, Any]:
     prompt_details = fields_of(usage.get("prompt_tokens_details"))
     output_details = fields_of(usage.get("completion_tokens_details"))
+    cached = (prompt_details.get("cached_tokens"), *(usage.get(name) for name in _CACHED))
     return {
         "prompt_tokens": usage.get("prompt_tokens"),
         "completion_tokens": usage.get("completion_tokens"),
-        "cached_tokens": prompt_details.get("cached_tokens", usage.get("prompt_cache_hit_tokens")) or 0,
+        "cached_tokens": next((count for count in cached if count is not None), None) or 0,
         "cache_write_tokens": prompt_details.get("cache_write_tokens") or 0,
         "reasoning_tokens": output_details.get("reasoning_tokens") or 0,
     }
+
+
+_CACHED = ("prompt_cache_hit_tokens", "num_cached_tokens", "cached_tokens")
+"""Where DeepSeek, Mistral and Moonshot say how much of the prompt they had in their cache."""
+
+
+_TEXTS = ("content", "text", "output", "system", "instructions", "description")
+"""The fields of requests whose texts a model is shown."""
+_HIDDEN = ("thinking", "redacted_thinking", "reasoning")
+"""Types of parts that a provider need not show to the model again."""
+_THOUGHT_END = re.compile(r"</think(?:ing)?>|</seed:think>|\[/THINK\]|◁/think▷")
+"""Templates leave out an answer's text up to here."""
+
+
+def shown_bytes(value: Any, *, answer: bool = False) -> int:
+    """Return how many bytes of text a model is certainly shown of a part of a request, without names, ids, thinking."""
+    if isinstance(value, str):
+        text = _THOUGHT_END.split(value)[-1] if answer else value
+        return len(text.encode("utf-8", "replace"))
+    if isinstance(value, list | tuple):
+        return sum(shown_bytes(each, answer=answer) for each in cast("Sequence[Any]", value))
+    if not isinstance(value, Mapping):
+        return 0
+    fields = cast("Mapping[str, Any]", value)
+    if fields.get("type") in _HIDDEN:
+        return 0
+    answer = answer or fields.get("role") == "assistant"
+    return sum(shown_bytes(fields[name], answer=answer) for name in _TEXTS if name in fields)
 
 
 def merge_usage(known: dict[str, Any] | None, later: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,6 +174,10 @@ def _cost_micros(usage: Mapping[str, Any]) -> tuple[int | None, tuple[str, ...]]
             return None, (f"reported cost not counted: {_shown(part)}",)
         total += Decimal(repr(part))
     return int((total * 1_000_000).to_integral_value(ROUND_CEILING)), ()
+
+
+def _is_count(value: Any) -> bool:
+    return _is_number(value) and 0 <= value <= MOST_TOKENS and value == int(value)
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:

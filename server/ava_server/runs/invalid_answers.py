@@ -23,10 +23,12 @@ CUT = frozenset({"length", "max_tokens", "max_output_tokens", "model_context_win
 """Stop reasons of an answer that was cut at its token limit."""
 REFUSED = frozenset({"content_filter", "refusal"})
 """Stop reasons of an answer that the model or a filter refused."""
+PAUSED = frozenset({"pause_turn"})
+"""Stop reasons of an answer that the provider will go on with when it is sent back."""
 SHOWN = 1_000
 """Characters of an answer that an ending shows."""
 
-InvalidKind = Literal["calls", "draft", "printed", "cut", "empty", "refusal"]
+InvalidKind = Literal["calls", "draft", "printed", "cut", "empty", "refusal", "paused"]
 
 _TAIL = 4_000
 _REPEATS, _REPEATED = 5, 120
@@ -54,6 +56,8 @@ def check_answer(said: AssistantMessage, tokens: int, printed: TextToolCalls | N
         return InvalidAnswer("refusal", declined[:SHOWN], _declined(said))
     if said.stop_reason in CUT:
         return InvalidAnswer("cut", said.text[-SHOWN:], _cut(said.text, tokens))
+    if said.stop_reason in PAUSED:
+        return InvalidAnswer("paused", said.text[-SHOWN:], _texts()["paused"])
     if not said.text.strip():
         return InvalidAnswer("empty", "", _texts()["empty"])
     if printed is not None:

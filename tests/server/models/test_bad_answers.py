@@ -5,6 +5,7 @@ import re
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 import anyio
 import pytest
@@ -227,7 +228,6 @@ def usage_case(usage: str, said: str) -> tuple[bytes, str]:
         usage_case('{"prompt_tokens": "many", "completion_tokens": 1}', "prompt_tokens is many"),
         usage_case('{"completion_tokens": 1}', "prompt_tokens is missing"),
         usage_case('{"prompt_tokens": 0, "completion_tokens": 1}', "a prompt of 0 tokens for"),
-        usage_case('{"prompt_tokens": 3, "completion_tokens": 1}', "a prompt of 3 tokens for"),
         usage_case('{"prompt_tokens": 100, "completion_tokens": 0}', "0 tokens for an answer that is not empty"),
         usage_case("null", "reported no usage"),
     ],
@@ -287,3 +287,77 @@ async def test_reports_unreadable_certificates_and_sends_nothing(
     assert (error.kind, error.sent, error.retryable) == ("connection", False, False)
     assert "SSL_CERT_FILE" in error.what_to_do
     assert not may_have_been_billed(error)
+
+
+def sent(*chunks: Any) -> Raw:
+    texts = [each if isinstance(each, str) else json.dumps(each) for each in chunks]
+    return Raw([f"data: {text}\n\n".encode() for text in texts])
+
+
+def piece(**delta: object) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": delta}]}
+
+
+USED = {"choices": [], "usage": {"prompt_tokens": 22, "completion_tokens": 5, "total_tokens": 27}}
+CALL = {"index": 0, "id": "a", "function": {"name": "search", "arguments": '{"q": "x"}'}}
+HALF_CALL = {"index": 0, "id": "a", "function": {"name": "search", "arguments": '{"q": '}}
+
+
+@pytest.mark.parametrize("chunks", [(piece(content="4"), USED), (piece(tool_calls=[CALL]), USED)])
+async def test_a_whole_stream_without_a_finish_reason_is_an_answer(chunks: Any, clients: ClientPool) -> None:
+    with running_model_server([sent(*chunks, "[DONE]")]) as server:
+        completion = await ask(server.base_url, clients)
+    assert completion.text == "4" or completion.calls[0].args == {"q": "x"}
+    assert completion.usage is not None and completion.usage.output_tokens == 5
+    assert any("without a finish reason" in note for note in completion.notes)
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        (piece(content="4"), USED),
+        (piece(content="4"), "[DONE]"),
+        (USED, "[DONE]"),
+        (piece(tool_calls=[HALF_CALL]), USED, "[DONE]"),
+    ],
+)
+async def test_a_cut_stream_without_a_finish_reason_stays_dropped(chunks: Any, clients: ClientPool) -> None:
+    with running_model_server([sent(*chunks)]) as server:
+        assert (await failure(server.base_url, clients)).kind == "dropped"
+
+
+async def test_events_that_are_no_json_are_skipped(clients: ClientPool) -> None:
+    end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    with running_model_server([sent("", "pong", "[]", piece(content="4"), end, USED, "[DONE]")]) as server:
+        completion = await ask(server.base_url, clients)
+    assert completion.text == "4"
+    assert "skipped 2 event(s) that are no JSON object" in completion.notes
+
+
+async def test_usage_in_an_event_with_an_error_counts(clients: ClientPool) -> None:
+    end = {"choices": [{"index": 0, "delta": {"content": "4"}, "finish_reason": "length"}]}
+    error = {"error": {"code": 400, "message": "Token limit reached"}, **USED}
+    with running_model_server([sent(end, error, "[DONE]")]) as server:
+        completion = await ask(server.base_url, clients)
+    assert completion.usage is not None and completion.usage.prompt_tokens == 22
+
+
+@pytest.mark.parametrize(
+    ("step", "kind", "says"),
+    [
+        (Fail(204), "bad_answer", "comes without an answer"),
+        (Fail(418), "bad_request", "Do what the provider says"),
+        (
+            Fail(400, b'{"error": {"code": "content_filter", "message": "no"}}'),
+            "bad_request",
+            "did not let the content through its filter",
+        ),
+        (Fail(400, b'{"error": {"message": "Budget has been exceeded!"}}'), "usage_limit", "has no budget left"),
+    ],
+)
+async def test_the_advice_fits_the_refusal(step: Step, kind: str, says: str, clients: ClientPool) -> None:
+    with running_model_server([step]) as server:
+        error = await failure(server.base_url, clients)
+    assert error.kind == kind
+    assert says in f"{error} {error.what_to_do}"
+    assert "supports tools" not in error.what_to_do

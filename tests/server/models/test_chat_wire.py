@@ -252,3 +252,68 @@ def test_a_stream_with_every_kind_of_chunk_parses_the_same_wherever_it_is_split(
         assert read_all([stream[:at], stream[at:]]) == plain
     assert read_all([bytes([byte]) for byte in stream]) == plain
     assert read_all([stream.replace(b"\n", b"\r\n")]) == plain
+
+
+def calls_of(*calls: dict[str, Any]) -> list[tuple[str, Any]]:
+    growing = ChatAnswer()
+    for call in calls:
+        growing.add({"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]})
+    return [(call.name, call.args) for call in growing.complete(request_id=None, sent_bytes=0).calls]
+
+
+def test_two_calls_without_ids_on_one_index_stay_two() -> None:
+    first = {"index": 0, "id": "", "function": {"name": "get_time", "arguments": "{}"}}
+    second = {"index": 0, "id": "", "function": {"name": "get_date", "arguments": '{"a": 1}'}}
+    again = {"index": 0, "id": "", "function": {"name": "get_date", "arguments": '{"a": 2}'}}
+    assert calls_of(first, second, again) == [("get_time", {}), ("get_date", {"a": 1}), ("get_date", {"a": 2})]
+
+
+def test_arguments_that_come_cumulatively_are_read_once() -> None:
+    pieces = ['{"q"', '{"q": "x', '{"q": "xy"}', '{"q": "xy"}']
+    calls = [{"index": 0, "id": "a", "function": {"name": "search", "arguments": text}} for text in pieces]
+    assert calls_of(*calls) == [("search", {"q": "xy"})]
+
+
+def test_the_old_form_of_a_call_is_a_call() -> None:
+    growing = ChatAnswer()
+    for old in ({"name": "search", "arguments": ""}, {"arguments": '{"q": '}, {"arguments": '"x"}'}):
+        growing.add({"choices": [{"index": 0, "delta": {"function_call": old}}]})
+    (call,) = growing.complete(request_id=None, sent_bytes=0).calls
+    assert (call.name, call.args) == ("search", {"q": "x"})
+
+
+def test_of_two_choices_the_first_is_the_answer() -> None:
+    growing = ChatAnswer()
+    for text, index in (("one", 0), ("two", 1), (" and", 0), (" more", 1)):
+        growing.add({"choices": [{"index": index, "delta": {"content": text}}]})
+    done = growing.complete(request_id=None, sent_bytes=0)
+    assert done.text == "one and"
+    assert "the answer came as several choices" in done.notes
+
+
+def test_a_text_and_its_calls_as_two_choices_are_one_answer() -> None:
+    growing = ChatAnswer()
+    call = {"id": "a", "function": {"name": "search", "arguments": "{}"}}
+    growing.add(
+        {
+            "choices": [
+                {"finish_reason": "tool_calls", "message": {"content": "I look."}},
+                {"finish_reason": "tool_calls", "message": {"tool_calls": [call]}},
+            ]
+        }
+    )
+    done = growing.complete(request_id=None, sent_bytes=0)
+    assert (done.text, [one.name for one in done.calls]) == ("I look.", ["search"])
+
+
+def test_thinking_parts_and_signatures_are_kept_and_read() -> None:
+    growing = ChatAnswer()
+    thoughts = [[{"type": "thinking", "thinking": [{"type": "text", "text": text}]}] for text in ("Hm", "m.")]
+    for content in (*thoughts, "Yes."):
+        growing.add({"choices": [{"index": 0, "delta": {"content": content}}]})
+    seal = {"extra_content": {"google": {"thought_signature": "abc="}}, "thought_signature": "abc="}
+    growing.add({"choices": [{"index": 0, "delta": seal, "finish_reason": "stop"}]})
+    done = growing.complete(request_id=None, sent_bytes=0)
+    assert (done.text, done.thinking) == ("Yes.", "Hmm.")
+    assert {name: done.raw[name] for name in seal} == seal
+    assert len(done.raw["content"]) == 2

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from ava_audit.events import Usage
-from ava_server.models.tokens import merge_usage, read_usage
+from ava_server.models.tokens import merge_usage, read_usage, shown_bytes
 
 PLAIN = {"prompt_tokens": 100, "completion_tokens": 20}
 
@@ -86,9 +86,9 @@ def test_ignores_an_impossible_cost_and_notes_it(cost: object) -> None:
 @pytest.mark.parametrize(
     ("reported", "sent_bytes", "said"),
     [
-        ({"prompt_tokens": 0, "completion_tokens": 20}, 9, "a prompt of 0 tokens for 9 bytes sent"),
-        ({"prompt_tokens": 1, "completion_tokens": 20}, 8_000, "a prompt of 1 tokens for 8,000 bytes sent"),
-        ({"prompt_tokens": 499, "completion_tokens": 20}, 8_000, "a prompt of 499 tokens for 8,000 bytes sent"),
+        ({"prompt_tokens": 0, "completion_tokens": 20}, 9, "a prompt of 0 tokens for 9 bytes of text"),
+        ({"prompt_tokens": 1, "completion_tokens": 20}, 8_000, "a prompt of 1 tokens for 8,000 bytes of text"),
+        ({"prompt_tokens": 499, "completion_tokens": 20}, 8_000, "a prompt of 499 tokens for 8,000 bytes of text"),
         ({"prompt_tokens": 500, "completion_tokens": 0}, 8_000, "0 tokens for an answer that is not empty"),
         ({"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, 9, "a prompt of 0 tokens"),
     ],
@@ -145,3 +145,72 @@ def test_merging_two_usage_reports_never_lowers_a_figure(
     known: dict[str, Any] | None, said: dict[str, Any], both: dict[str, Any]
 ) -> None:
     assert merge_usage(known and {**known}, said) == both
+
+
+@pytest.mark.parametrize(
+    ("reported", "usage", "said"),
+    [
+        (
+            {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 105},
+            Usage(input_tokens=9, output_tokens=96, thinking_tokens=93),
+            "93 more tokens than its parts: counted as output",
+        ),
+        (
+            {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 5_009},
+            Usage(input_tokens=9, output_tokens=256, thinking_tokens=253),
+            "4,997 more tokens than its parts: 253 counted as output",
+        ),
+        (
+            {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 10},
+            Usage(input_tokens=9, output_tokens=3),
+            None,
+        ),
+        (
+            {
+                "prompt_tokens": 100,
+                "completion_tokens": 20,
+                "total_tokens": 180,
+                "prompt_tokens_details": {"cached_tokens": 60},
+            },
+            Usage(input_tokens=100, cache_read_tokens=60, output_tokens=20),
+            "beside the prompt",
+        ),
+        (
+            {
+                "prompt_tokens": 100,
+                "completion_tokens": 20,
+                "total_tokens": 120,
+                "prompt_tokens_details": {"cached_tokens": 90, "cache_write_tokens": 90},
+            },
+            Usage(input_tokens=10, cache_write_tokens=90, output_tokens=20),
+            "the same tokens",
+        ),
+        (
+            {
+                "prompt_tokens": 43,
+                "completion_tokens": 10,
+                "total_tokens": 53,
+                "completion_tokens_details": {"reasoning_tokens": 11},
+            },
+            Usage(input_tokens=43, output_tokens=11, thinking_tokens=11),
+            None,
+        ),
+        ({**PLAIN, "num_cached_tokens": 64}, Usage(input_tokens=36, cache_read_tokens=64, output_tokens=20), None),
+        ({**PLAIN, "cached_tokens": 64}, Usage(input_tokens=36, cache_read_tokens=64, output_tokens=20), None),
+    ],
+)
+def test_parts_that_do_not_add_up_follow_the_total(reported: dict[str, Any], usage: Usage, said: str | None) -> None:
+    found, _, notes = read_usage(reported, sent_bytes=100, has_content=True, most_output=256)
+    assert found == usage
+    assert (said is None and not notes) or (said is not None and said in " ".join(notes))
+
+
+def test_the_envelope_and_earlier_thinking_count_as_no_prompt() -> None:
+    thought = "<think>" + "so " * 500 + "</think>"
+    parts = [{"role": "assistant", "content": f"{thought}Hi."}, {"role": "user", "content": "hello"}]
+    assert shown_bytes(parts) == len("Hi.hello")
+    few = {"prompt_tokens": 3, "completion_tokens": 1}
+    found, _, notes = read_usage(few, sent_bytes=2_000, has_content=True, seen=lambda: shown_bytes(parts))
+    assert (found, notes) == (Usage(input_tokens=3, output_tokens=1), ())
+    found, _, notes = read_usage(few, sent_bytes=2_000, has_content=True, seen=lambda: 1_600)
+    assert found is None and "1,600 bytes of text" in notes[0]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from ava_server.models.base import Completion, Delta, Request, ToolUse, Turn
-from ava_server.models.json_text import as_object, as_text, decode_object, join_surrogates
+from ava_server.models.json_text import NotJsonError, as_object, as_text, decode, decode_object, join_surrogates
 from ava_server.models.selection import EFFORT, LOW, UNKNOWN, Thinking
 from ava_server.models.tokens import merge_usage, read_usage
 
@@ -37,12 +37,14 @@ class WireAnswer(ABC):
     """An answer that grows with every event of a stream, or is taken whole.
 
     `stop_reason` is the provider's word for why it ended; what goes wrong after that does not spoil the answer. `over`:
-    the stream has said that nothing more comes. `usage` is the provider's as it came. `_let_go` is how many calls are
-    counted but no longer held, `_room` how many parts an answer may have before that is looked for.
+    the stream has said that nothing more comes. `closed`: an answer without such a word was taken. `usage` is the
+    provider's as it came. `_let_go` is how many calls are counted but no longer held, `_room` how many parts an answer
+    may have before that is looked for.
     """
 
     stop_reason: str | None = None
     over: bool = False
+    closed: bool = False
     request_id: str | None = None
     usage: dict[str, Any] | None = None
     _let_go: int = 0
@@ -50,7 +52,17 @@ class WireAnswer(ABC):
 
     @property
     def ended(self) -> bool:
-        return self.stop_reason is not None
+        return self.stop_reason is not None or self.closed
+
+    def close(self) -> bool:
+        """Take an answer whose stream came to its own end without a word why; tell whether it is one.
+
+        It has content and usage, and the arguments of each call are whole JSON.
+        """
+        whole = self.whole()
+        self.closed = self.usage is not None and bool(whole.text.strip() or whole.calls)
+        self.closed = self.closed and all(call.name and is_whole_object(call.raw_args) for call in whole.calls)
+        return self.closed
 
     @abstractmethod
     def add(self, event: Mapping[str, Any], /) -> Delta:
@@ -67,15 +79,25 @@ class WireAnswer(ABC):
         return in_headers or self.request_id
 
     def complete(
-        self, *, request_id: str | None, sent_bytes: int, unseen: Callable[[], int] = int, notes: tuple[str, ...] = ()
+        self,
+        *,
+        request_id: str | None,
+        sent_bytes: int,
+        seen: Callable[[], int] | None = None,
+        most_output: int | None = None,
+        notes: tuple[str, ...] = (),
     ) -> Completion:
         """Return the answer as it is to be stored. `sent_bytes` is the size of the request's body.
 
-        `unseen` returns how many of those the model may not have seen: earlier thinking, signatures.
+        `seen` returns how many bytes of text in it the model was certainly shown; `most_output` is the answer's limit.
         """
         whole = self.whole()
         usage, cost_micros, odd = read_usage(
-            self.chat_usage(), sent_bytes=sent_bytes, has_content=not whole.is_empty, unseen=unseen
+            self.chat_usage(),
+            sent_bytes=sent_bytes,
+            has_content=not whole.is_empty,
+            seen=seen,
+            most_output=most_output,
         )
         return Completion(
             text=whole.text,
@@ -88,6 +110,12 @@ class WireAnswer(ABC):
             request_id=one_line(self.final_request_id(request_id)),
             notes=(*notes, *whole.notes, *odd),
         )
+
+    def read_usage_of(self, event: Mapping[str, Any]) -> None:
+        """Take the usage from an event that is otherwise an error."""
+        for holder in (event, event.get("response"), event.get("message")):
+            if (fields := as_object(holder)) is not None:
+                self._read_id_and_usage(fields)
 
     def _read_id_and_usage(self, fields: Mapping[str, Any]) -> None:
         self.request_id = as_text(fields.get("id")) or self.request_id
@@ -158,11 +186,15 @@ class Wire(ABC):
         """Tell whether JSON that came in one piece is an answer."""
 
     @abstractmethod
-    def unseen(self, raw: Mapping[str, Any]) -> int:
-        """Return how many bytes of an earlier answer a provider need not show to the model again."""
-
-    @abstractmethod
     def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> dict[str, Any]: ...
+
+
+def is_whole_object(text: str) -> bool:
+    """Tell whether a text is a JSON object to its end, without a repair."""
+    try:
+        return as_object(decode(text)) is not None
+    except NotJsonError:
+        return False
 
 
 def tool_use(call_id: str, name: str, raw_args: str) -> ToolUse:

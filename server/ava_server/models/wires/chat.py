@@ -17,14 +17,19 @@ from ava_server.models.wires.base import (
     Wire,
     WireAnswer,
     dropped_calls_note,
+    is_whole_object,
     set_unique_ids,
     tool_use,
 )
 
 _THINKING = ("reasoning_content", "reasoning", "reasoning_details")
 """Parts of an earlier answer that templates and providers leave out of the next prompt."""
-_KEPT = (*_THINKING, "refusal")
+_SIGNED = ("thought_signature", "extra_content")
+"""Google's seals of an answer's thinking, which come whole."""
+_KEPT = (*_THINKING, "refusal", *_SIGNED)
 """Parts of an answer besides text and calls that a provider wants back as it sent them."""
+_MOST_CHOICES = 8
+_STOPPED_TO_CALL = ("tool_calls", "function_call")
 _CALL_FIELDS = ("id", "index", "type", "function")
 _JOINED = ("text", "summary", "data")
 """Fields of a piece of reasoning that a stream splits."""
@@ -45,7 +50,10 @@ class ChatWire(Wire):
         """Return a turn's message; an answer is the provider's own, without thinking that it would not accept."""
         sent = message(turn)
         if isinstance(turn, AssistantTurn) and (turn.without_thinking or (turn.edited_before and self.thinking.bound)):
-            return {name: value for name, value in sent.items() if name not in _THINKING}
+            kept = {name: value for name, value in sent.items() if name not in _THINKING}
+            if isinstance(kept.get("content"), list):
+                kept["content"] = [part for part in as_list(kept["content"]) if not _is_thought(part)] or None
+            return kept
         return sent
 
     def body(self, request: Request) -> dict[str, Any]:
@@ -74,9 +82,6 @@ class ChatWire(Wire):
     def is_answer(self, whole: Mapping[str, Any]) -> bool:
         choices = as_list(whole.get("choices"))
         return bool(choices and fields_of(choices[0]).get("message"))
-
-    def unseen(self, raw: Mapping[str, Any]) -> int:
-        return sum(len(json_text.encode(raw[key])) for key in _THINKING if key in raw)
 
     def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> dict[str, Any]:
         return assistant_message(text, calls)
@@ -122,13 +127,25 @@ class ChatAnswer(WireAnswer):
     _dropped: dict[str, None] = field(default_factory=dict[str, None])
     _calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     _known: dict[int | str, dict[str, Any]] = field(default_factory=dict[int | str, dict[str, Any]])
+    _first: int | None = None
+    _other: ChatAnswer | None = None
 
     def add(self, chunk: Mapping[str, Any]) -> Delta:
+        """Take in a chunk; of several choices the first counts, and the calls of another where it lacks its own."""
         self._read_id_and_usage(chunk)
-        choices = as_list(chunk.get("choices"))
-        choice = as_object(choices[0]) if choices else None
-        if choice is None:
-            return Delta()
+        delta = Delta()
+        for place, choice in enumerate(objects_in(as_list(chunk.get("choices"))[:_MOST_CHOICES])):
+            index = choice.get("index")
+            number = place if choice.get("message") is not None or not isinstance(index, int) else index
+            if self._first is None:
+                self._first = number
+            if number == self._first:
+                delta = self._add_choice(choice)
+            else:
+                self._add_other(choice)
+        return delta
+
+    def _add_choice(self, choice: Mapping[str, Any]) -> Delta:
         self.stop_reason = as_text(choice.get("finish_reason")) or self.stop_reason
         if (delta := as_object(choice.get("delta"))) is not None:
             return self._grow(delta)
@@ -137,16 +154,28 @@ class ChatAnswer(WireAnswer):
         calls = [{**fields_of(call), "index": n} for n, call in enumerate(as_list(whole.get("tool_calls")))]
         return self._grow({**whole, "tool_calls": calls})
 
+    def _add_other(self, choice: Mapping[str, Any]) -> None:
+        """Keep the calls of another choice: some gateways give a text and its calls as two."""
+        self._other = self._other or ChatAnswer(_first=0)
+        part = {name: value for name, value in choice.items() if name != "index"}
+        self._other.add({"choices": [part]})
+
+    def _calls_of_answer(self) -> list[dict[str, Any]]:
+        if self._other is None or self._calls or self.stop_reason not in _STOPPED_TO_CALL:
+            return self._calls
+        return self._other._calls
+
     def whole(self) -> WholeAnswer:
         raw: dict[str, Any] = {"role": "assistant", "content": _joined(self._content), **self._kept}
-        if self._calls:
-            raw["tool_calls"] = self._calls[:MOST_CALLS]
+        if found := self._calls_of_answer():
+            raw["tool_calls"] = found[:MOST_CALLS]
         raw, changed = json_text.storable(raw)
         asked = raw.get("tool_calls", [])
         set_unique_ids(asked, "id")
         text = raw["content"] if isinstance(raw["content"], str) else _words(raw["content"])
         calls = tuple(tool_use(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in asked)
-        notes = (*self._dropped, *dropped_calls_note(len(self._calls) + self._let_go), *changed)
+        several = ("the answer came as several choices",) if self._other is not None else ()
+        notes = (*several, *self._dropped, *dropped_calls_note(len(found) + self._let_go), *changed)
         return WholeAnswer(raw, text, calls, _readable(raw), not (text or calls or self._kept), notes)
 
     def final_request_id(self, in_headers: str | None) -> str | None:
@@ -161,16 +190,22 @@ class ChatAnswer(WireAnswer):
             text = content
         elif parts := as_list(content):
             self._content.extend(parts)
-            text = _words(parts)
+            text, thinking = _words(parts), _thoughts(parts)
         for key in _KEPT:
             if value := piece.get(key):
                 thinking = self._keep(key, value) or thinking
-        arguments = "".join([self._add_fragment(fragment) for fragment in objects_in(piece.get("tool_calls"))])
+        fragments = objects_in(piece.get("tool_calls"))
+        if (old_form := as_object(piece.get("function_call"))) is not None and not fragments:
+            fragments = [{"function": old_form}]
+        arguments = "".join([self._add_fragment(fragment) for fragment in fragments])
         return Delta(json_text.join_surrogates(text)[0], json_text.join_surrogates(thinking)[0], arguments)
 
     def _keep(self, key: str, value: Any) -> str:
         """Keep a part that a provider wants back, while its type stays the same; return what of it is thinking."""
         known = self._kept.get(key)
+        if key in _SIGNED and isinstance(value, str | dict):
+            self._kept[key] = {**fields_of(known), **value} if isinstance(value, dict) else value
+            return ""
         if isinstance(value, str) and (known is None or isinstance(known, StringIO)):
             self._kept[key] = grown(known, value)
             return value if key in _THINKING else ""
@@ -196,24 +231,64 @@ class ChatAnswer(WireAnswer):
         """Add a fragment to its tool call, found by index, else by id, else the last one; return new arguments."""
         identity, index = as_text(fragment.get("id")), fragment.get("index")
         call = self._known.get(index if isinstance(index, int) else identity)
-        # Some servers number every call 0: another id is another call.
-        if call is None or (identity and call["id"] and identity != call["id"]):
+        # Some servers number every call 0: another id is another call, and so is what follows a whole one.
+        other_id = bool(identity) and call is not None and bool(call["id"]) and identity != call["id"]
+        function = fields_of(fragment.get("function"))
+        if call is None or other_id or (not identity and _begins_another(call["function"], function)):
             call = self._begin()
         if isinstance(index, int):
             self._known[index] = call
         call["id"] = call["id"] or identity
         self._known.setdefault(call["id"], call)
         call.update({key: value for key, value in fragment.items() if key not in _CALL_FIELDS and value is not None})
-        function = fields_of(fragment.get("function"))
         name, arguments = as_text(function.get("name")), function.get("arguments")
         known = call["function"]["name"]
         if len(name) != known.tell() or name != known.getvalue():  # some servers repeat it
             known.write(name)
         if isinstance(arguments, dict):  # some local servers send an object instead of its text
             arguments = json_text.encode(json_text.storable(arguments)[0]).decode()
-        if text := as_text(arguments):
-            call["function"]["arguments"] = grown(call["function"]["arguments"], text)
+        text = as_text(arguments)
+        if not text:
+            return ""
+        before = call["function"]["arguments"]
+        if isinstance(before, StringIO) and _repeats(before, text):  # some servers send all of it so far each time
+            text = text[before.tell() :]
+        call["function"]["arguments"] = grown(before, text)
         return text
+
+
+def _begins_another(known: Mapping[str, Any], function: Mapping[str, Any]) -> bool:
+    """Tell whether a fragment without an id begins another call: it has a name, and this call has its arguments."""
+    name, arguments = as_text(function.get("name")), known["arguments"]
+    if not name or not isinstance(arguments, StringIO) or not arguments.tell():
+        return False
+    if name != known["name"].getvalue():
+        return True
+    piece = function.get("arguments")
+    new = isinstance(piece, dict) or (as_text(piece).strip() and not _repeats(arguments, as_text(piece)))
+    return bool(new) and is_whole_object(arguments.getvalue())
+
+
+def _repeats(known: StringIO, piece: str) -> bool:
+    """Tell whether a piece of arguments begins with all that came before; no next piece of JSON can do that."""
+    return 1 < known.tell() <= len(piece) and piece.lstrip().startswith("{") and piece.startswith(known.getvalue())
+
+
+def _is_thought(part: Any) -> bool:
+    return fields_of(part).get("type") == "thinking"
+
+
+def _own_thought(part: Any) -> Any:
+    """Return a thinking part with a list of its own, to which more can be added."""
+    fields = fields_of(part)
+    known = fields.get("thinking")
+    return {**fields, "thinking": as_list(known)} if _is_thought(part) and isinstance(known, list) else part
+
+
+def _thoughts(parts: Any) -> str:
+    """Return the text of Mistral's thinking parts, which are lists of text parts."""
+    found = (part.get("thinking") for part in objects_in(parts) if _is_thought(part))
+    return "".join(text if isinstance(text, str) else _words(text) for text in found)
 
 
 def _words(parts: Any) -> str:
@@ -227,7 +302,13 @@ def _joined(pieces: Sequence[Any]) -> Any:
     parts: list[Any] = []
     for is_text, group in groupby(pieces, lambda piece: isinstance(piece, str)):
         if not is_text:
-            parts += group
+            for part in group:
+                last = fields_of(parts[-1]) if parts else {}
+                before, more = last.get("thinking"), fields_of(part).get("thinking")
+                if _is_thought(part) and _is_thought(last) and isinstance(before, list) and isinstance(more, list):
+                    before.extend(as_list(more))
+                else:
+                    parts.append(_own_thought(part))
         elif text := "".join(group):
             parts.append({"type": "text", "text": text})
     return parts
@@ -237,6 +318,8 @@ def _readable(raw: Mapping[str, Any]) -> str:
     for key in ("reasoning_content", "reasoning"):
         if text := as_text(raw.get(key)):
             return text
+    if thoughts := _thoughts(raw.get("content")):
+        return thoughts
     texts = (piece.get("text") or piece.get("summary") for piece in objects_in(raw.get("reasoning_details")))
     return "\n".join(text for text in texts if isinstance(text, str))
 

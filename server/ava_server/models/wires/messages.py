@@ -100,9 +100,6 @@ class MessagesWire(Wire):
     def is_answer(self, whole: Mapping[str, Any]) -> bool:
         return isinstance(whole.get("content"), list)
 
-    def unseen(self, raw: Mapping[str, Any]) -> int:
-        return sum(len(json_text.encode(block)) for block in as_list(raw.get("content")) if _is_thought(block))
-
     def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> dict[str, Any]:
         content: list[dict[str, Any]] = [{"type": "text", "text": text}] if text else []
         content += [

@@ -85,9 +85,6 @@ class ResponsesWire(Wire):
     def is_answer(self, whole: Mapping[str, Any]) -> bool:
         return isinstance(whole.get("output"), list)
 
-    def unseen(self, raw: Mapping[str, Any]) -> int:
-        return sum(len(json_text.encode(item)) for item in objects_in(raw.get("output")) if item.get("type") == THOUGHT)
-
     def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> dict[str, Any]:
         part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": []}
         output: list[dict[str, Any]] = [{"type": "message", "role": "assistant", "content": [part]}] if text else []

@@ -112,17 +112,20 @@ class AnswerStream:
         deadlines: Deadlines,
         end: float,
         sent_bytes: int,
-        unseen: Callable[[], int],
+        seen: Callable[[], int] | None,
         most_bytes: int = MOST_BYTES,
+        most_output: int | None = None,
     ) -> None:
         """Take over a response with status 200, read up to its headers.
 
         `end` is the call's deadline on the event loop's clock. `sent_bytes`, the size of the request's body, bounds the
-        usage from below; `unseen` returns how many of those the model may not have seen.
+        usage from below; `seen` returns how many bytes of text in it the model was certainly shown, and `most_output`
+        is the answer's own limit.
         """
         self._most_bytes = most_bytes
         self._sent_bytes = sent_bytes
-        self._unseen = unseen
+        self._seen = seen
+        self._most_output = most_output
         self._wire = wire
         self.headers = response.headers
         self.tap: Callable[[bytes], object] = bytes
@@ -136,6 +139,9 @@ class AnswerStream:
         self._answer = wire.answer()
         self._notes: list[str] = []
         self._late_error = False
+        self._odd: ModelError | None = None  # the first event that is no JSON object
+        self._skipped = 0
+        self._any_usable = False
         self._completion: Completion | None = None
 
     @property
@@ -169,7 +175,11 @@ class AnswerStream:
             yield self._whole(b"".join([piece async for piece in self._pieces()]), content_type)
         request_id = self.headers.get("x-request-id") or self.headers.get("request-id")
         self._completion = self._answer.complete(
-            request_id=request_id, sent_bytes=self._sent_bytes, unseen=self._unseen, notes=tuple(self._notes)
+            request_id=request_id,
+            sent_bytes=self._sent_bytes,
+            seen=self._seen,
+            most_output=self._most_output,
+            notes=tuple(self._notes),
         )
 
     async def _events(self) -> AsyncGenerator[Delta]:
@@ -180,6 +190,7 @@ class AnswerStream:
                     if not (over := data.strip() == "[DONE]"):
                         yield self._event(data)
                     if over or self._answer.over:
+                        self._close()
                         self._check_ended(reader)
                         await self._drain()
                         return
@@ -188,11 +199,22 @@ class AnswerStream:
             raise self._endpoint.error("too large", what=error) from None
         self._check_tail()
         for data in reader.finish():
-            if data.strip() != "[DONE]":
+            if data.strip() == "[DONE]":
+                self._close()
+            else:
                 yield self._event(data)
         self._check_ended(reader)
 
+    def _close(self) -> None:
+        """Take an answer that came to its end without a finish reason, if it is whole."""
+        if not self._answer.ended and self._answer.close():
+            self._notes.append("the stream ended without a finish reason; the answer looks whole")
+
     def _check_ended(self, reader: EventReader) -> None:
+        if not self._answer.ended and self._odd is not None and not self._any_usable:
+            raise self._odd
+        if self._skipped:
+            self._notes.append(f"skipped {self._skipped} event(s) that are no JSON object")
         if not self._answer.ended:
             raise self._dropped(f"ended without a finish reason after {self._received:,} bytes")
         self._note_replaced(reader.replaced)
@@ -221,16 +243,27 @@ class AnswerStream:
             return Delta()
 
     def _chunk(self, data: str) -> Delta:
+        """Take in one event; one that is no JSON object is skipped, as servers send those to keep a stream alive."""
+        if not data.strip():
+            return Delta()
         try:
             chunk = json_text.decode(data)
         except json_text.NotJsonError:
-            raise self._endpoint.error("event not JSON", begins=repr(self._endpoint.clean(data[:80]))) from None
+            begins = repr(self._endpoint.clean(data[:80]))
+            return self._skip(self._endpoint.error("event not JSON", begins=begins))
         fields = json_text.as_object(chunk)
         if fields is None:
-            raise self._endpoint.error("event not an object", what=type(chunk).__name__)
+            return self._skip(self._endpoint.error("event not an object", what=type(chunk).__name__))
+        self._any_usable = True
         if error := self._wire.fault(fields):
+            self._answer.read_usage_of(fields)
             raise self._endpoint.error_in_body(error, self.headers)
         return self._answer.add(fields)
+
+    def _skip(self, why: ModelError) -> Delta:
+        self._odd = self._odd or why
+        self._skipped += 1
+        return Delta()
 
     def _whole(self, content: bytes, content_type: str) -> Delta:
         head = content[:64].lstrip().lower()
@@ -259,9 +292,13 @@ class AnswerStream:
         reader = EventReader()
         pieces = (content[at : at + _FED_BYTES] for at in range(0, len(content), _FED_BYTES))
         for data in chain(*map(reader.feed, pieces), reader.finish()):
-            if data.strip() != "[DONE]":
+            if data.strip() == "[DONE]":
+                self._close()
+            else:
                 self._event(data)
         self._check_tail()
+        if not self._answer.ended and self._odd is not None and not self._any_usable:
+            raise self._odd
         if not self._answer.ended:
             raise self._dropped("(a stream sent as plain text) ended before its finish reason")
         return Delta()
