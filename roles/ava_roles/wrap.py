@@ -126,6 +126,16 @@ def shown_offsets(text: str) -> list[int]:
     return offsets + kept[done:]
 
 
+_LONE_RETURN = re.compile(r"\r(?!\n)")
+
+
+def seen_offsets(text: str) -> list[int] | None:
+    """Return the offset of each character of a text that is seen; None if nothing in it is hidden."""
+    if not clean(text)[1]:
+        return None
+    return shown_offsets(_LONE_RETURN.sub("\n", text))
+
+
 def _joins(text: str, at: int) -> bool:
     found = _joins_between(text[at - 1 : at], text[at : at + 2]) if at else False
     if found is None:

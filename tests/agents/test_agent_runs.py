@@ -17,6 +17,7 @@ from support.agents.lab import USAGE, agent_config, agent_lab, agent_run
 from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Say, Step, running_model_server
 from support.models.search_formats import FORMATS
 from support.processes import lives, marked
+from support.redaction import body_of, leaked, private_key
 from support.repositories.coding import Untouched, asked, branches, project
 from support.runtime import Lab, arrived, check_budgets, open_lab, with_workspace
 from support.sample import sampled
@@ -274,6 +275,89 @@ async def test_permission_is_given_only_within_what_was_approved_and_only_once(t
         assert "did not call submit_result" in str(result["untrusted_result"]["caveats"])
         [ended] = await lab.facts(run_id, RunEnded)
         assert ended.stop_reason == "the agent ended its turn, and its last message is the result"
+
+
+ELSEWHERE: list[dict[str, Any]] = [
+    {"kind": "edit", "rawInput": {"file_path": "/etc/passwd"}, "locations": [{"path": "/agent/a.md"}]},
+    {"kind": "edit", "rawInput": {"changes": {"/etc/passwd": {"type": "update"}}}},
+    {"kind": "move", "rawInput": {"from": "/agent/a.md", "destination": "/root/a.md"}},
+    {"kind": "edit", "rawInput": {"edits": [{"filePath": "../../etc/passwd"}]}},
+    {"kind": "edit", "rawInput": {"uri": "https://evil.example/a"}},
+    {"kind": "delete", "rawInput": {"paths": ["/agent/a.md", "~/b"]}},
+    {"kind": "edit", "content": [{"type": "diff", "path": "/etc/passwd", "newText": "x"}]},
+    {"kind": "read", "content": [{"type": "diff", "path": "/etc/passwd", "newText": "x"}]},
+    {"kind": "edit"},
+    {"kind": "delete", "rawInput": {"content": "x"}},
+]
+WITHIN: list[dict[str, Any]] = [
+    {"kind": "edit", "rawInput": {"file_path": "/agent/a.md", "content": "see /etc/passwd"}},
+    {"kind": "edit", "rawInput": {"path": "notes/a.md"}},
+    {"kind": "edit", "content": [{"type": "diff", "path": "/agent/a.md", "oldText": "/etc", "newText": "x"}]},
+]
+
+
+async def test_permission_is_judged_by_every_path_that_is_named_and_logged_with_it(tmp_path: Path) -> None:
+    needs("bubblewrap")
+    steps = [
+        {"permit": {"title": "Edit a.md", **each, "toolCallId": f"t{number}"}}
+        for number, each in enumerate([*ELSEWHERE, *WITHIN])
+    ]
+    async with agent_lab(tmp_path, [], [steps]) as lab:
+        run_id, _result = await outcome(lab)
+        notes = [note for note in await lab.facts(run_id, AgentNote) if note.kind == "permission"]
+    assert [note.detail["allowed"] for note in notes] == [False] * len(ELSEWHERE) + [True] * len(WITHIN)
+    assert notes[0].text == "refused: edit Edit a.md: /agent/a.md and 1 more"
+    assert notes[0].detail["paths"] == ["/agent/a.md", "/etc/passwd"]
+    assert notes[-1].text == "allowed once: edit Edit a.md: /agent/a.md"
+
+
+async def test_an_agent_sends_no_piece_of_a_key_of_the_workspace(tmp_path: Path) -> None:
+    """Not in its first request either: what it has read is in it."""
+    needs("bubblewrap")
+    body = body_of()
+    ask = {"ask": f"The log says: {body[5]}, and {body[9][:30]}."}
+    async with agent_lab(tmp_path, [priced()], [[ask, {"say": "It costs twelve cents."}]]) as lab:
+        (lab.workspace / "server.key").write_text(private_key())
+        await outcome(lab)
+        (request,) = lab.server.requests
+    assert b"[redacted:private-key]" in request.body and leaked(request.body.decode(), body) == []
+
+
+async def test_arguments_that_are_too_large_are_answered_and_stay_out_of_the_log(tmp_path: Path) -> None:
+    needs("bubblewrap")
+    large = {"ava": "submit_result", "args": {"summary": "x", "output": "y" * 300_000}}
+    async with agent_lab(tmp_path, [], [[large, {"ava": "z" * 300_000}, {"say": "It costs twelve cents."}]]) as lab:
+        run_id, result = await outcome(lab)
+        assert result["untrusted_result"]["output"].count("HTTP Error 413") == 2
+        assert await lab.facts(run_id, ToolCall) == []
+
+
+async def test_what_nobody_pays_for_is_bounded_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("bubblewrap")
+    monkeypatch.setattr("ava_server.agents.metering.MOST_UNPAID_BYTES", 50_000)
+    calls = [{"ava": "submit_result", "args": {"summary": "x", "nothing": f"{number}" * 20_000}} for number in range(9)]
+    async with agent_lab(tmp_path, [], [[*calls, {"say": "It costs twelve cents."}]]) as lab:
+        run_id, result = await outcome(lab)
+        assert result["untrusted_result"]["output"].count("too much in their arguments") == 7
+        assert len(await lab.facts(run_id, ToolCall)) == 2
+
+
+async def test_requests_that_are_never_billed_are_bounded_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs("bubblewrap")
+    monkeypatch.setattr("ava_server.agents.metering.MOST_UNPAID_BYTES", 50_000)
+    monkeypatch.setattr("ava_server.agents.metering.MOST_NEW_BYTES", 50_000)
+    monkeypatch.setattr("ava_server.agents.metering.FAILED_CALLS", 1_000)
+    asks = [{"ask": f"{number}" * 20_000, "survives": True, "aside": True} for number in range(9)]
+    refusal = Fail(400, {"error": {"type": "invalid_request_error", "message": "no"}})
+    async with agent_lab(tmp_path, [refusal] * 9, [[*asks, {"say": "It costs twelve cents."}]]) as lab:
+        run_id = await lab.start(**agent_run())
+        await lab.ended(run_id, 60)
+        logged = sum(len(each.model_dump_json()) for each in await lab.facts(run_id, AgentRequest))
+        said = [note.text for note in await lab.facts(run_id, AgentNote) if note.kind == "refused"]
+    assert logged < 130_000 and len(lab.server.requests) < 9
+    assert any("never answered" in text for text in said)
 
 
 @pytest.mark.parametrize("obeys", [True, False], ids=["obeys", "ignores"])

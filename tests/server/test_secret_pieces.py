@@ -81,6 +81,20 @@ async def test_reading_and_searching_return_no_piece_of_a_private_key(tmp_path: 
         assert MARK in shown[0]
 
 
+async def test_a_role_that_only_reads_shows_no_piece_of_a_key_that_another_file_has(tmp_path: Path) -> None:
+    """The keys of the workspace are learnt before its first text goes anywhere, not only where a command can run."""
+    calls: list[Call] = [
+        ("read_file", {"path": "debug.log"}),
+        ("search_codebase", {"query": "loaded"}),
+        ("search_and_read", {"query": "loaded key bytes"}),
+    ]
+    async with lab_with_keys(tmp_path, calls) as lab:
+        coloured = f"{BODY[8][:20]}\x1b[31m{BODY[8][20:]}"
+        checkout(lab.workspace, {"debug.log": f"loaded key bytes {BODY[4]} of server.key\nloaded {coloured}\n"})
+        shown = await outputs(lab)
+    assert all(MARK in output for output in shown)
+
+
 async def test_line_numbers_and_totals_stay_those_of_the_file(tmp_path: Path) -> None:
     calls: list[Call] = [
         ("read_file", {"path": "settings.ini", "offset": LINES + 2}),

@@ -7,7 +7,7 @@ import html
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote, quote_plus
@@ -229,10 +229,19 @@ class Redactor:
 
     A long text is searched in pieces. `between_pieces` is called after each: it may let others have their turn, and
     raise to give the search up.
+
+    `seen_offsets` returns the places of the characters of a text that are seen, None if all are: colour codes and
+    zero-width characters split a secret for a search, and not for who reads it. They stay where no secret is.
     """
 
-    def __init__(self, values: Mapping[str, str], between_pieces: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, str],
+        between_pieces: Callable[[], None] = lambda: None,
+        seen_offsets: Callable[[str], Sequence[int] | None] = lambda _text: None,
+    ) -> None:
         self.between_pieces = between_pieces
+        self.seen_offsets = seen_offsets
         self.too_short: tuple[str, ...] = ()
         self._names: dict[str, str] = {}
         self._forms: dict[str, str] = {}
@@ -291,7 +300,16 @@ class Redactor:
         return _joined(self._in_pieces(text, self._everything))
 
     def _everything(self, text: str) -> Iterator[SecretSpan]:
-        return chain(self._configured(text), _find_by_pattern(text))
+        return chain(self._configured(text), _find_by_pattern(text), self._behind_marks(text))
+
+    def _behind_marks(self, text: str) -> Iterator[SecretSpan]:
+        """Find what only who reads the text finds: a search sees the marks between the characters of a secret."""
+        offsets = self.seen_offsets(text)
+        if offsets is None:
+            return
+        seen = "".join([text[at] for at in offsets])
+        for found in chain(self._configured(seen), _find_by_pattern(seen)):
+            yield SecretSpan(found.name, offsets[found.start], offsets[found.end - 1] + 1)
 
     def _in_pieces(self, text: str, find: Callable[[str], Iterator[SecretSpan]]) -> Iterator[SecretSpan]:
         """Yield what is found in a text, searched in pieces that overlap, so that each secret is whole in one of them.
@@ -355,7 +373,7 @@ class RunRedactor(Redactor):
         self._shared = shared
         self._pieces: set[str] = set()
         self._learned: set[int] = set()
-        super().__init__({}, shared.between_pieces)
+        super().__init__({}, shared.between_pieces, shared.seen_offsets)
 
     def learn(self, values: Mapping[str, str]) -> None:
         """Replace these values too from now on, also wherever the shared redactor is used."""

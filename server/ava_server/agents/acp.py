@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, TypeVar, cast
@@ -40,6 +41,7 @@ MOST_OPEN = 32
 _MOST_SESSION = 1_000
 _MOST_TITLE, _MOST_PATH = 10_000, 4_096
 """Characters of a title that are looked at, far more than are shown, and of a path that permission is asked for."""
+_MOST_PATHS = 1_000
 _SIGN_IN = -32_000
 """The protocol's code of an error for who has not signed in."""
 _STDERR_CHARS = 300
@@ -71,13 +73,17 @@ class Update:
 
 @dataclass(frozen=True)
 class PermissionRequest:
-    """What an agent asks permission for."""
+    """What an agent asks permission for.
+
+    `paths` are all that it names: as places, in the call's own arguments, and in the changes that it shows. `changes`
+    tells whether it shows any, whatever kind it says.
+    """
 
     call_id: str
     kind: str
     title: str
     paths: tuple[str, ...]
-    input: Any
+    changes: bool
 
 
 class AcpAgent:
@@ -102,6 +108,7 @@ class AcpAgent:
         self._connection = Connection(self._handle, cast("Any", self._transport), listening=True)
         self._can = schema.AgentCapabilities()
         self._session = ""
+        self._folder = ""
         self._hide = hide
         self._asks = 0
         self.name = self.version = ""
@@ -161,6 +168,7 @@ class AcpAgent:
 
     async def open_session(self, folder: str, mcp: tuple[str, str] | None) -> str:
         """Begin a session in a folder, with a server of tools (address, secret); return its id. Raises AgentFailed."""
+        self._folder = folder
         asked = {"cwd": folder, "mcpServers": _servers(mcp)}
         said = await self._request("session/new", asked, schema.NewSessionResponse, START_S)
         if len(said.session_id) > _MOST_SESSION or self._hide(said.session_id) != said.session_id:
@@ -170,6 +178,7 @@ class AcpAgent:
 
     async def resume_session(self, session: str, folder: str, mcp: tuple[str, str] | None) -> None:
         """Go on with a session of an earlier process. Raises AgentFailed: it cannot."""
+        self._folder = folder
         asked = {"sessionId": session, "cwd": folder, "mcpServers": _servers(mcp)}
         can = self._can.session_capabilities
         method = "session/resume" if can is not None and can.resume is not None else "session/load"
@@ -251,6 +260,12 @@ class AcpAgent:
             case _:
                 pass
 
+    def _absolute(self, path: str) -> str:
+        """Return a path of a call's arguments, which may begin in the session's folder; places have to be absolute."""
+        if path.startswith(("/", "~")) or "://" in path:
+            return path
+        return f"{self._folder}/{path}"
+
     async def _permission(self, given: Any) -> dict[str, Any]:
         """Answer by the option's kind, whatever its place and its name; never for more than once."""
         try:
@@ -258,17 +273,45 @@ class AcpAgent:
         except ValidationError:
             return {"outcome": {"outcome": "cancelled"}}
         self._asks += 1
-        if self._asks > MOST_ASKS or any(len(str(each.path)) > _MOST_PATH for each in asked.tool_call.locations or ()):
-            return {"outcome": {"outcome": "cancelled"}}
         call = asked.tool_call
+        shown = [str(each.path) for each in call.content or () if isinstance(each, schema.FileEditToolCallContent)]
+        given = [self._absolute(path) for path in _paths_in(call.raw_input)]
+        found = [*(str(each.path) for each in call.locations or ()), *shown, *given]
+        paths = tuple(dict.fromkeys(found))
+        if self._asks > MOST_ASKS or len(paths) > _MOST_PATHS or any(len(path) > _MOST_PATH for path in paths):
+            return {"outcome": {"outcome": "cancelled"}}
         title = self._line(call.title or "", 300)
-        paths = tuple(str(each.path) for each in call.locations or ())
-        ask = PermissionRequest(call.tool_call_id, str(call.kind or "other"), title, paths, call.raw_input)
+        ask = PermissionRequest(call.tool_call_id, str(call.kind or "other"), title, paths, bool(shown))
         wanted = "allow_once" if await self._permit(ask) else "reject_once"
         option = next((each.option_id for each in asked.options if str(each.kind) == wanted), None)
         if option is None:
             return {"outcome": {"outcome": "cancelled"}}
         return {"outcome": {"outcome": "selected", "optionId": option}}
+
+
+_NAMES_A_PATH = re.compile(
+    r"path|file|dir(?:ectory)?(?:\b|_|\Z)|folder|\Acwd\Z|destination|target|source|\Afrom\Z|\Ato\Z|\Auri\Z|location",
+    re.I,
+)
+"""Names of arguments that hold a path, as agents call them: file_path, filePath, notebook_path, destination."""
+_HOLD_PATHS = frozenset(("changes", "edits", "files"))
+"""Arguments whose keys are paths, as Codex has its changes."""
+
+
+def _paths_in(given: Any, name: str = "") -> Iterator[str]:
+    """Yield what stands in a call's arguments for a path."""
+    if isinstance(given, str):
+        if _NAMES_A_PATH.search(name) and "\n" not in given:
+            yield given
+        return
+    if isinstance(given, list):
+        for each in cast("list[Any]", given):
+            yield from _paths_in(each, name)
+        return
+    for key, each in (as_object(given) or {}).items():
+        if name in _HOLD_PATHS and isinstance(each, dict):
+            yield key
+        yield from _paths_in(each, key)
 
 
 class _Anything(BaseModel, extra="allow"): ...

@@ -68,6 +68,8 @@ FAILED_CALLS = 6
 """Calls in a row without an answer after which the agent is stopped: some agents try for ever."""
 HAND_OVER_CALLS = 4
 """Calls after a cap, for what hands the work over: the agent calls a tool, reads its answer, and may repeat that."""
+MOST_UNPAID_BYTES = 16_000_000
+"""Bytes of a run in the log that no provider was paid for: arguments of Ava's tools, calls that were not billed."""
 MOST_REFUSED = 50  # refusals that are recorded: an agent can think of ever new ones, and they cost nothing
 MOST_TAKEN_NAMES = 1_000  # of what was taken out of the requests of a run
 SHOWN_CHARS = 2_000
@@ -115,6 +117,8 @@ class RunMeter:
         self._taken: set[str] = set()  # the names of what was taken out that the log has
         self._refused: set[str] = set()
         self._left_to_hand_over: int | None = None  # the calls that may still be sent after a cap; None before that
+        self._unpaid_bytes = 0
+        self._open_bytes: dict[int, int] = {}  # what the log has of calls in flight, by turn
         self._open: set[int] = set()  # the turns of calls in flight
         self._settled = anyio.Event()
         self.called: dict[str, str] = {}
@@ -131,6 +135,13 @@ class RunMeter:
         self.cap = self.cap or why
         if self._left_to_hand_over is None:
             self._left_to_hand_over = HAND_OVER_CALLS
+
+    def may_write(self, size: int) -> bool:
+        """Count bytes that go into the log and that nobody pays for; False: they are too many, and stay out."""
+        if self._unpaid_bytes + size > MOST_UNPAID_BYTES:
+            return False
+        self._unpaid_bytes += size
+        return True
 
     # -- the seam -----------------------------------------------------------------------------------------------------
 
@@ -197,6 +208,8 @@ class RunMeter:
         reserved = cast("Reservation", admitted.key)
         settled = self._settlement(reserved, settlement, took_ms)
         events = [settled]
+        if settlement == "not_billed":
+            self._unpaid_bytes += self._open_bytes.get(reserved.fact.turn, 0)
         if error is not None:
             self.fault, self._failed_in_a_row = error, self._failed_in_a_row + 1
             if self._failed_in_a_row >= FAILED_CALLS:
@@ -217,6 +230,11 @@ class RunMeter:
             why = CallRefused("form", f"it has more than {MOST_NEW_BYTES:,} bytes that no earlier request had")
             await self.refuse(why)
             raise why
+        size = sum(map(len, seen.fresh), len(call.head) if call.chain[0] not in self._shown else 0)
+        if self._unpaid_bytes + size > MOST_UNPAID_BYTES:
+            why = CallRefused("form", f"requests of this run with {MOST_UNPAID_BYTES:,} bytes were never answered")
+            await self.refuse(why)
+            raise why
         shown = await anyio.to_thread.run_sync(self._shown_by, call, seen, self._turn + 1)
         most = self._most_output(call)
         tries, output = 0, most
@@ -227,6 +245,7 @@ class RunMeter:
             if isinstance(answer, Reservation):
                 self._remember(call, shown, asked)
                 self._open.add(answer.fact.turn)
+                self._open_bytes[answer.fact.turn] = size
                 if self._left_to_hand_over is not None:
                     self._left_to_hand_over -= 1
                 return Admitted(call, output, answer.fact.turn, answer)
@@ -396,6 +415,7 @@ class RunMeter:
         finally:
             if isinstance(settlement.fact, CostUpdate):
                 self._open.discard(settlement.fact.turn)
+                self._open_bytes.pop(settlement.fact.turn, None)
             self._settled.set()
             self._settled = anyio.Event()
 

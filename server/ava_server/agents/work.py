@@ -31,6 +31,7 @@ from ava_audit.errors import AuditError
 from ava_audit.events import AgentNote, LastTurn, ToolCall, UserMessage, WorkChecked
 from ava_roles.errors import RolesError
 from ava_roles.sandbox.path_access import make_folders
+from ava_roles.wrap import one_line
 from ava_server.agents.acp import AcpAgent, AgentFailed, PermissionRequest, TurnFailed, Update
 from ava_server.agents.bodies import Bodies, own_id
 from ava_server.agents.command import API_TYPES, PORT, start_command
@@ -39,6 +40,7 @@ from ava_server.agents.gateway import Gateway, serving
 from ava_server.agents.metering import CountedBounds, RunMeter
 from ava_server.core.untrusted import hide_apart
 from ava_server.models.base import ToolUse
+from ava_server.runs.coding import learn_private_keys
 from ava_server.runs.invalid_answers import REPAIRS
 from ava_server.runs.result import RunResult
 from ava_server.runs.submit import NAME as SUBMIT
@@ -73,6 +75,8 @@ LAST_WORDS = (
 UNFINISHED = "You have not handed over anything. Call `submit_result` with what you have, or write the result."
 NO_TOOL = "This is the agent's last message: it did not call submit_result."
 BY_LAST_MESSAGE = "the agent ended its turn, and its last message is the result"
+SHOWN_PATHS, SHOWN_PATH_CHARS = 20, 300
+"""Paths of a request for permission that the log has, and characters of each."""
 _SAFE_KINDS = frozenset(("read", "search", "think", "execute"))
 _CHANGES = frozenset(("edit", "delete", "move"))
 
@@ -99,7 +103,7 @@ class AgentWork:
         self._place = calls.place if coding is None else coding.place(calls.place)
         self._calls = calls
         self._stop = anyio.Event()
-        self._tools = RunTools(run, calls, self._interrupt, self._news)
+        self._tools = RunTools(run, calls, self._interrupt, self._news, lambda size: self._meter.may_write(size))
         self._meter = RunMeter(
             run, CountedBounds(), self._tools.names, self._interrupt, lambda: self._tools.submitted is not None
         )
@@ -160,6 +164,8 @@ class AgentWork:
         socket = parts.home.parent / "gateway"
         await anyio.to_thread.run_sync(make_folders, socket.parent, socket.parent.parent.parent)
         async with self._tools.serving(), serving(gateway, socket):
+            if self._coding is None and self._place.files is not None:  # else the worktree's are known
+                await learn_private_keys(run.context.redactor, self._place.files)
             made, _new = await bench.ready()
             scratch, project = parts.home.parent, parts.project
             command = await start_command(spec, parts.wire, model.model_id, secret, made, scratch, parts.host, project)
@@ -319,22 +325,33 @@ class AgentWork:
 
     async def _permit(self, ask: PermissionRequest) -> bool:
         """Answer a request from what was approved: what stays in the sandbox's own folders is, the rest is not."""
-        inside = all(
-            any(PurePosixPath(path).is_relative_to(folder) for folder in self._folders) and ".." not in path.split("/")
-            for path in ask.paths
-        )
+        inside = bool(ask.paths) and all(map(self._is_inside, ask.paths))
+        kind = "edit" if ask.changes and ask.kind not in _CHANGES else ask.kind
         own = ask.title.startswith(("mcp__ava__", "ava_")) and self._meter.is_own(ask.title.split("(")[0].strip())
-        allowed = (
-            ask.kind in _SAFE_KINDS or (ask.kind in _CHANGES and inside) or (ask.kind == "other" and own)
-        ) and not any(name == ask.title.split("(")[0].strip() for name in self._parts.spec.off)
+        allowed = (kind in _SAFE_KINDS or (kind in _CHANGES and inside) or (kind == "other" and own)) and not any(
+            name == ask.title.split("(")[0].strip() for name in self._parts.spec.off
+        )
+        paths = [one_line(self._hidden(path), SHOWN_PATH_CHARS) for path in ask.paths[:SHOWN_PATHS]]
         what = self._hidden(f"{'allowed once' if allowed else 'refused'}: {ask.kind} {ask.title}")
-        detail = {"kind": ask.kind, "allowed": allowed, "paths": [self._hidden(path) for path in ask.paths[:20]]}
+        if paths:
+            more = f" and {len(ask.paths) - 1} more" if len(ask.paths) > 1 else ""
+            what = f"{what}: {paths[0]}{more}"
+        if not self._meter.may_write(len(what) + sum(map(len, paths))):
+            return False
+        detail = {"kind": ask.kind, "allowed": allowed, "paths": paths}
         try:
             await self._log.record(AgentNote(kind="permission", text=what, detail=detail))
         except AuditError as error:  # the run is no longer this process's: its turn ends, and nothing is allowed
             self._meter.fail(error)
             return False
         return allowed
+
+    def _is_inside(self, path: str) -> bool:
+        """Tell whether a path is in a folder that the agent may write; one that is relative is in none."""
+        plain = path.removeprefix("file://")
+        return ".." not in plain.split("/") and any(
+            PurePosixPath(plain).is_relative_to(folder) for folder in self._folders
+        )
 
     async def _note_unreported(self) -> None:
         """Note the tool calls that have passed the gateway and that the agent has not told of."""
@@ -372,12 +389,18 @@ class RunTools:
     """
 
     def __init__(
-        self, run: ActiveRun, calls: ToolCalls, on_submit: Callable[[], None], news: Callable[[], Awaitable[str]]
+        self,
+        run: ActiveRun,
+        calls: ToolCalls,
+        on_submit: Callable[[], None],
+        news: Callable[[], Awaitable[str]],
+        may_write: Callable[[int], bool],
     ) -> None:
         self._run = run
         self._calls = calls
         self._on_submit = on_submit
         self._news = news
+        self._may_write = may_write
         self._numbers = count(1)
         prefix = run.log.history.prefix or run.context.started
         self._tools = [
@@ -411,10 +434,13 @@ class RunTools:
         args = params.arguments or {}
         number = next(self._numbers)
         if number > self._run.config.max_tool_calls + MOST_REFUSED:
-            over = types.TextContent(type="text", text="Not taken: far more calls than this run may make.")
-            return types.CallToolResult(content=[over], is_error=True)
+            return _not_taken("far more calls than this run may make.")
+        given = json.dumps(args, ensure_ascii=False)
+        size = len(params.name) + len(given.encode(errors="replace"))
+        if not self._may_write(size):
+            return _not_taken("the calls of this run have too much in their arguments. Hand over what you have.")
         call_id = f"ava-{self._run.log.fence.generation}-{number}"
-        call = ToolUse(call_id, params.name, args, json.dumps(args, ensure_ascii=False))
+        call = ToolUse(call_id, params.name, args, given)
         text, failed = await (self._submit(call) if params.name == SUBMIT else self._other(call))
         if news := await self._news():
             text = f"{text}\n\n{news}"
@@ -440,3 +466,7 @@ class RunTools:
         self.submitted = accepted, call.call_id
         self._on_submit()
         return HANDED, False
+
+
+def _not_taken(why: str) -> types.CallToolResult:
+    return types.CallToolResult(content=[types.TextContent(type="text", text=f"Not taken: {why}")], is_error=True)

@@ -28,9 +28,10 @@ class Credentials:
 
     def __init__(self, settings: Settings) -> None:
         from ava_audit.redaction import Redactor
+        from ava_roles.wrap import seen_offsets
         from ava_server.core.threads import stop_if_cancelled
 
-        self.redactor = Redactor({}, stop_if_cancelled)
+        self.redactor = Redactor({}, stop_if_cancelled, seen_offsets)
         for name, value in _in_environment(settings, os.environ):
             self.redactor.learn({name: value})
         self._settings = settings

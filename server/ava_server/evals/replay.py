@@ -54,6 +54,7 @@ from ava_roles.tool import Tool, ToolContext
 from ava_roles.tools.registry import builtin_tools, tool_specs
 from ava_roles.tools.run import ASK
 from ava_roles.tools.shell import RunBash
+from ava_roles.wrap import seen_offsets
 from ava_server.budget.caps import SHARED_CAPS, settle_unknown
 from ava_server.budget.run_config import CAPS, RunConfig, config_of
 from ava_server.budget.user_limits import DayCaps
@@ -274,7 +275,7 @@ class Replayer:
             started=fresh.model_copy(update={"nonce": prefix.nonce}),
             tools=tools,
             place=ToolContext(),
-            redactor=RunRedactor(Redactor({})),
+            redactor=RunRedactor(Redactor({}, seen_offsets=seen_offsets)),
             secret_injection=TapeSecrets(tape),
             scratch=scratch,
             caps=DayCaps(UNLIMITED, UNLIMITED),

@@ -38,6 +38,7 @@ from ava_audit.events import (
 from ava_audit.redaction import Redactor, RunRedactor
 from ava_roles.placeholders import InjectedSecret, has_placeholder
 from ava_roles.tool import Source, Tool, ToolContext, ToolOutput, ToolSpec
+from ava_roles.wrap import seen_offsets
 from ava_server.budget.run_config import Coding
 from ava_server.core.errors import ModelError, ModelErrorKind
 from ava_server.evals.recording import Recording
@@ -605,7 +606,7 @@ class TapeCoding(CodingWork):
         self._coding = coding
         self._log = run_log
         self._history = run_log.history
-        self._redactor = RunRedactor(Redactor({}))
+        self._redactor = RunRedactor(Redactor({}, seen_offsets=seen_offsets))
         self._nonce = tape.recording.first(RunStarted).nonce
         self._say = say
 

@@ -386,7 +386,8 @@ class ToolCalls:
             search=partial(searches.search, call.call_id) if searches is not None else self.place.search,
         )
         await self._context.secret_injection.refresh()  # for what the tool hides itself, and for the rest below
-        if (tool.spec.commands or tool.spec.foreign is not None) and not self._keys_known and place.files is not None:
+        reads = tool.spec.files or tool.spec.commands or tool.spec.foreign is not None
+        if reads and not self._keys_known and place.files is not None:
             await learn_private_keys(self._context.redactor, place.files)
             self._keys_known = True
         try:
