@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -14,7 +15,7 @@ from mcp.shared.inbound import X_MCP_HEADER_KEY
 from mcp_types import TextResourceContents
 from support.http_server import HttpServer, serving_http, token
 from support.model_server import ModelServer, Say, Script, running_model_server
-from support.stdio import MODES, assert_intact, logged, made, told, using
+from support.stdio import MODERN, MODES, assert_intact, logged, made, told, using
 
 from ava_server.config.settings import load_settings
 from ava_server.mcp_server.server import build_server
@@ -146,3 +147,35 @@ async def test_two_clients_of_one_user_work_at_the_same_time(tmp_path: Path) -> 
                 asked = {"subagent_id": run_id, "wait_seconds": 20}
                 found, _spoken = told(await client.call_tool("check_subagent", asked))
                 assert found["status"] == "success"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("odd", [None, 1.5])
+async def test_a_progress_token_that_is_none_does_not_cost_a_call_over_http(tmp_path: Path, odd: object) -> None:
+    root = made(tmp_path / "data")
+    text = token(root, "ana")
+    client = {"name": "wire", "version": "1.0"}
+    modern = {
+        "io.modelcontextprotocol/protocolVersion": MODERN,
+        "io.modelcontextprotocol/clientInfo": client,
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+    accept = {"Accept": "application/json, text/event-stream"}
+    async with http(root) as (server, _model):
+
+        async def post(method: str, params: dict[str, Any], meta: dict[str, Any], **headers: str) -> str:
+            params = {**params, "_meta": {**meta, "progressToken": odd}}
+            message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+            answer = await server.post("/mcp", text, json=message, headers={**accept, **headers})
+            session.update({key: answer.headers[key] for key in ("mcp-session-id",) if key in answer.headers})
+            return answer.text
+
+        session: dict[str, str] = {}
+        call = {"name": "check_subagent", "arguments": {}}
+        named = {"MCP-Protocol-Version": MODERN, "Mcp-Method": "tools/call", "Mcp-Name": "check_subagent"}
+        assert '"status":"list"' in await post("tools/call", call, modern, **named)
+        hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": client}
+        assert '"protocolVersion":"2025-11-25"' in await post("initialize", hello, {})
+        known = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+        await server.post("/mcp", text, json=known, headers={**accept, **session})
+        assert '"status":"list"' in await post("tools/call", call, {}, **session)
