@@ -128,7 +128,7 @@ async def test_nothing_is_decided_on_a_terminal_too_small_to_read_it(tmp_path: P
 
 
 @pytest.mark.parametrize("other", ["approve", "reject"])
-async def test_a_proposal_decided_meanwhile_is_refused_with_a_sentence(tmp_path: Path, other: str) -> None:
+async def test_a_question_whose_proposal_is_decided_elsewhere_withdraws_itself(tmp_path: Path, other: str) -> None:
     async with proposed(tmp_path) as (lab, proposal, app, pilot):
         await pilot.press("a")
         await shows(app, "Start it? [y/N]")
@@ -136,8 +136,8 @@ async def test_a_proposal_decided_meanwhile_is_refused_with_a_sentence(tmp_path:
             "confirm_spawn", pending_ids=[proposal.pending_id], decision=other,
             **({"approving": [proposal.approval_line]} if other == "approve" else {}),
         )  # fmt: skip
-        await pilot.press("y", "enter")
         await shows(app, f"{proposal.pending_id} no longer waits")
+        assert not isinstance(app.screen, QuestionScreen) and "still waits" not in app.said[0]
         assert len(await lab.facts(proposal.subagent_id, SpawnDecided)) == 1
 
 

@@ -71,6 +71,25 @@ def test_the_question_of_ava_approve_withdraws_and_says_what_was_decided(
     assert says in seen and "still waits" not in seen
 
 
+@pytest.mark.parametrize("command", ["approve", "reject"])
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [("approve", "was approved elsewhere:"), ("reject", "was rejected elsewhere; it did not start.")],
+)
+def test_the_questions_about_all_that_wait_withdraw(
+    root: Path, tmp_path: Path, command: str, what: str, says: str
+) -> None:
+    with on_terminal(root, "run", "researcher", TASK, "-w", str(tmp_path / "work")) as proposer:
+        proposer.until("Start it? [y/N]")
+        with on_terminal(root, command) as screen:
+            screen.until("Start it? [y = yes" if command == "approve" else "Reject it? [y/N]")
+            decide(root, what)
+            assert screen.ended() == 0, screen.text
+            seen = words(screen)
+        proposer.ended()
+    assert says in seen
+
+
 def test_a_no_that_nobody_has_overtaken_still_starts_nothing(root: Path, tmp_path: Path) -> None:
     with on_terminal(root, "run", "researcher", TASK, "-w", str(tmp_path / "work")) as screen:
         screen.until("Start it? [y/N]")

@@ -12,7 +12,7 @@ import typer
 from ava_audit.errors import AuditError
 from ava_audit.units import cap_micros, format_usd
 from ava_roles.wrap import clean
-from ava_server.approval.decide import PersonAnswer
+from ava_server.approval.decide import PersonAnswer, Shown
 from ava_server.cli import terminal
 from ava_server.cli.app import NOT_APPROVED, in_event_loop, refuse_in_subagent
 from ava_server.cli.log_access import read_settings
@@ -92,7 +92,7 @@ async def reject_command(
         async def reject(one: Pending | PendingExtension, title: str, question: str) -> None:
             if not ids:
                 _show(one, title)
-                if not someone_there() or not await agrees(question):
+                if not someone_there() or await _ask_while_open(client, [one.shown], f"{question} [y/N]") not in YES:
                     return
             await _decide(client, one, False)
 
@@ -136,13 +136,19 @@ async def _all_waiting(client: ApprovalClient, waiting: list[Pending], asking: l
 
     async def ask_about(one: Pending | PendingExtension, title: str, question: str) -> None:
         _show(one, title)
-        if someone_there() and (answer := await ask(question)) in (*YES, *REJECT):
+        if someone_there() and (answer := await _ask_while_open(client, [one.shown], question)) in (*YES, *REJECT):
             done.append(await _attempt(_decide(client, one, answer in YES)))
 
-    answer = "o"
+    answer: str | None = "o"
     if _fits_table(waiting) and someone_there():
         show_table(waiting, {})
-        answer = await ask("Start them? [y = all, r = reject all, o = one by one, Enter = later]")
+        shown = [one.shown for one in waiting]
+        question = "Start them? [y = all, r = reject all, o = one by one, Enter = later]"
+        answer = await _ask_while_open(client, shown, question)
+        if answer is None:
+            gone = await client.decided_elsewhere(shown)
+            rest = [one for one in waiting if one.pending_id not in gone]
+            return await _all_waiting(client, rest, asking) if rest or asking else 0
         if answer in YES:
             done += await _start_each(client, waiting)
         elif answer in REJECT:
@@ -155,6 +161,23 @@ async def _all_waiting(client: ApprovalClient, waiting: list[Pending], asking: l
         await ask_about(more, _asks_for_more(more), question)
     _close([*waiting, *asking], [], "Approve in a terminal: ava approve P-ID")
     return 0 if all(done) else NOT_APPROVED
+
+
+async def _ask_while_open(client: ApprovalClient, shown: Sequence[Shown], question: str) -> str | None:
+    """Return the answer to a question; None, once it is said, where one of these was decided elsewhere.
+
+    A clear answer that comes too late is returned: carrying it out says why that is refused.
+    """
+    answer = await unless_decided(client, shown, lambda: ask(question))
+    if answer in (*YES, *REJECT):
+        return answer or ""
+    elsewhere = await client.decided_elsewhere(shown)
+    if not elsewhere:
+        return answer or ""
+    if answer is None:
+        tell()  # the question stands on the line
+    say("\n".join(elsewhere.values()))
+    return None
 
 
 async def _attempt(decision: Awaitable[object]) -> bool:
@@ -202,7 +225,10 @@ async def reject_proposal(client: ApprovalClient, one: Pending) -> str:
 
 async def _extend(client: ApprovalClient, one: PendingExtension) -> int:
     _show(one, _asks_for_more(one))
-    if not await agrees("Raise the cap?"):
+    answer = await _ask_while_open(client, [one.shown], "Raise the cap? [y/N]")
+    if answer is None:
+        return NOT_APPROVED
+    if answer not in YES:
         say(f"Nothing was raised; it still waits. To have it hand in what it has: ava reject {one.subagent_id}")
         return NOT_APPROVED
     await _decide(client, one, True)

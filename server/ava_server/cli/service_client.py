@@ -119,11 +119,22 @@ _DONE: Mapping[Kind, str] = {"start": "started", "extend": "raised", "answer": "
 """What a yes does that takes the PIN."""
 
 
-def outcome_of(view: View, pending_id: str, limits: SpawnLimits, now_us: int) -> str | None:
-    """Return what became of a proposal that no longer waits, or None while it does."""
+def outcome_of(view: View, shown: Shown, limits: SpawnLimits, now_us: int) -> str | None:
+    """Return what became of a proposal, or of a request for more, that no longer waits; None while it does."""
     from ava_server.approval.proposals import waiting_proposal
     from ava_server.core.ids import label
+    from ava_server.runs.extension import waiting_extension
 
+    if shown.kind == "extend":
+        asking = view.run(shown.id)
+        if asking is None:
+            return f"{shown.id} is not known any more."
+        request = waiting_extension(view, asking, now_us)
+        if isinstance(request, str):
+            return f"{request}."
+        same = request.asked.digest == shown.digest
+        return None if same else f"{label(asking)} asks for something else by now; look at it again."
+    pending_id = shown.id
     row = view.proposal(pending_id)
     run = view.run(row.run_id) if row is not None else None
     if row is None or run is None:
@@ -237,11 +248,11 @@ class LocalApprovals:
         return needed_pin(self._runtime.settings.paths, policy)
 
     async def decided_elsewhere(self, shown: Sequence[Shown]) -> dict[str, str]:
-        """Return what became of those proposals that no longer wait, as a sentence for each, by their ids."""
+        """Return what became of those proposals and requests that no longer wait: a sentence for each, by their ids."""
         limits, at_us = self._runtime.spawn_limits_of(self._session.user), now_us()
 
         def query(view: View) -> dict[str, str]:
-            return {one.id: why for one in shown if (why := outcome_of(view, one.id, limits, at_us)) is not None}
+            return {one.id: why for one in shown if (why := outcome_of(view, one, limits, at_us)) is not None}
 
         return await self._runtime.store.read(query)
 
@@ -333,8 +344,9 @@ class RemoteApprovals:
         return Decided(self._valid(ConfirmAnswer, await self._post(body)).structured())
 
     async def decided_elsewhere(self, shown: Sequence[Shown]) -> dict[str, str]:
-        """Return which proposals no longer wait there; this token cannot read what became of them."""
+        """Return what no longer waits there; this token cannot read what became of it."""
         found = {one.pending_id for one in await self.waiting([])}
+        found |= {one.subagent_id for one in await self.extensions([])}
         there = self._connection.address
         return {one.id: f"{one.id} no longer waits at {there}." for one in shown if one.id not in found}
 

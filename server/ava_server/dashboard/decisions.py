@@ -79,6 +79,30 @@ def ask_about(kind: Kind, run_id: str, settings: Settings, user: str, view: View
             return _message(run, settings, user, view)
 
 
+def why_withdrawn(decision: DecisionQuestion, settings: Settings, view: View) -> str | None:
+    """Return what became of the subject of an open question that was decided elsewhere, or None while it stands."""
+    run, now = view.run(decision.run.id), now_us()
+    if run is None:
+        return f"There is no subagent {decision.run.id} in this data root any more."
+    match decision.shown.kind:
+        case "start":
+            proposal = waiting_proposal(view, run, spawn_limits(settings, run.user_id), now)
+            return proposal if isinstance(proposal, str) else None
+        case "extend":
+            extension = waiting_extension(view, run, now)
+            return f"{extension}." if isinstance(extension, str) else None
+        case "answer":
+            asked = waiting_question(view, run, now)
+            same = asked is not None and asked.id == decision.shown.digest
+            return None if same else f"{label(run)} no longer waits for this answer."
+        case _:
+            if run.ended:
+                return f"{label(run)} has ended ({run.state})."
+            if decision.run.state == WAITING and run.state != WAITING:
+                return f"{run.pending_id} was approved meanwhile: {label(run)} is {run.state}."
+            return None
+
+
 def _approval(kind: Kind, run: RunRow, settings: Settings, user: str, view: View) -> DecisionQuestion:
     """Return the question whether a proposal starts, or a run near a cap gets more; or whether neither happens."""
     now, approves = now_us(), kind == "approve"

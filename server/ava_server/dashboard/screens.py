@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -262,6 +263,31 @@ class QuestionScreen(TextScreen):
         super().on_mount()
         self._input.focus()
         self.call_after_refresh(self._begin)
+        self._watch()
+
+    @work
+    async def _watch(self) -> None:
+        """Withdraw the question when it is decided elsewhere; words that were typed stay, and are refused if sent."""
+        from ava_server.dashboard.decisions import why_withdrawn
+
+        reader, decision = self.status.reader, self._decision
+        while True:
+            await anyio.sleep(LOOK_EVERY_S)
+            why: str | None = None
+            with suppress(AvaError, AuditError):  # the question stays; an answer says what is wrong
+                why = await read_apart(
+                    lambda: reader.read(lambda view, _processes: why_withdrawn(decision, reader.settings, view))
+                )
+            if why is None or self._busy:
+                continue
+            if decision.words:
+                if not self._note:  # else what it says is about the answer
+                    self.say(why, failed=True)
+                return
+            if self.status.screen is self:
+                self.status.said = (why, True)
+                self.dismiss()
+            return
 
     def _begin(self) -> None:
         """Ask once the text is on the terminal, also where that reads slowly."""
