@@ -108,10 +108,12 @@ class AssistantMessage(Fact):
     `raw` is the provider's message, stored and sent back unchanged. `calls` lists its tool calls in order, each with
     `call_id`, `name` and `raw_args`, also unchanged. In `text`, secrets are replaced. If `printed` is set, the model
     had written the calls into its text; they were parsed from there, and `raw` is the message built from them.
+    `rejected` is what the provider said of an answer that it refused itself, and what the model had written; such an
+    answer has no text.
     """
 
     transcript = True
-    text_fields = ("text",)
+    text_fields = ("text", "rejected")
 
     text: str
     turn: int | None = None
@@ -122,6 +124,7 @@ class AssistantMessage(Fact):
     request_id: str | None = None
     notes: tuple[str, ...] = ()
     printed: bool | None = None
+    rejected: str | None = None
 
 
 class ToolCall(Fact):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from ava_roles.errors import ToolFailed
 from ava_roles.placeholders import InjectedSecret
@@ -31,9 +31,22 @@ WEB_SEARCH = "web_search"
 
 
 class ToolArgs(BaseModel):
-    """Base of every tool's arguments; unknown arguments are refused."""
+    """Base of every tool's arguments; unknown arguments are refused, and null stands for any default."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        fields = cls.model_fields
+        args = cast("dict[str, Any]", given)
+        return {
+            name: value
+            for name, value in args.items()
+            if value is not None or name not in fields or fields[name].is_required()
+        }
 
 
 @dataclass(frozen=True)
@@ -164,7 +177,20 @@ class Tool(Protocol):
 def _schema(args: type[ToolArgs]) -> Mapping[str, Any]:
     schema: dict[str, Any] = _untitled(args.model_json_schema())
     schema.pop("description", None)  # of the class: the tool's own says more
+    required = schema.get("required", ())
+    properties: dict[str, Any] = schema.get("properties", {})
+    schema["properties"] = {name: each if name in required else _or_null(each) for name, each in properties.items()}
     return schema
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a property's schema that takes null too: models send it, and some providers check what they send."""
+    kinds = cast("list[dict[str, Any]]", schema.get("anyOf", []))
+    if {"type": "null"} in kinds:
+        return schema
+    outer = {name: value for name, value in schema.items() if name in ("description", "default")}
+    inner = {name: value for name, value in schema.items() if name not in outer}
+    return {"anyOf": [*(kinds or [inner]), {"type": "null"}], **outer}
 
 
 def _untitled(schema: Any) -> Any:

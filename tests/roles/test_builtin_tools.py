@@ -42,3 +42,16 @@ def test_creating_the_tools_imports_no_heavy_modules() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", tool_specs())
+def test_each_optional_argument_takes_null_in_its_schema_and_in_fact(name: str) -> None:
+    spec = tool_specs()[name]
+    schema = spec.schema()
+    optional = schema.get("properties", {}).keys() - set(schema.get("required", ()))
+    for each in optional:
+        assert {"type": "null"} in schema["properties"][each]["anyOf"], f"a provider refuses null for {each} of {name}"
+        field = spec.args.model_fields[each]
+        assert not field.is_required()
+    if spec.foreign is None and not schema.get("required"):
+        assert spec.args.model_validate(dict.fromkeys(optional)) == spec.args.model_validate({})

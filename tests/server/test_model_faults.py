@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.logs.cutting import all_entries, left_behind
-from support.model_server import Gate, ModelServer, Raw, Say, Step, running_model_server, whole
+from support.model_server import Fail, Gate, ModelServer, Raw, Say, Step, running_model_server, whole
 from support.runtime import Lab, arrived, check_requests, hand_over, open_lab, submits
 
 from ava_audit.events import AssistantMessage, CostReserved, RunClaimed, SubagentComplete, ToolCall, ToolResult
@@ -27,6 +27,15 @@ DRAFT = Say(calls=[("submit_result", {"outcome": 1})])
 UNREADABLE = Say('<tool_call>{"name": "read_file", "arguments": {"path": </tool_call>')
 CUT = Say("It is a long story, and", finish_reason="length")
 NO = "I can't help with that."
+REJECTED = json.dumps(
+    {
+        "error": {
+            "message": "Tool call validation failed",
+            "code": "tool_use_failed",
+            "failed_generation": '{"name": "read_file", "arguments": {"foo": "bar"}}',
+        }
+    }
+).encode()
 
 
 def refusing(words: str = NO, *, stop: str = "stop") -> Raw:
@@ -183,6 +192,11 @@ ROWS: dict[str, tuple[list[Step], str, str]] = {
         [Say("Half of", finish_reason="pause_turn")] * 3,
         "3 answers that the provider paused in a row",
         "another model",
+    ),
+    "rejected": (
+        [Fail(400, REJECTED)] * 3,
+        "3 answers that the provider refused in a row",
+        "do not fit its tools",
     ),
     "nothing": ([Say()] * 3, "3 empty answers in a row", "another model"),
     "cut answers": ([CUT] * 3, "3 answers cut at their length in a row", "shorter answer"),
@@ -391,3 +405,17 @@ def test_the_most_frequent_fault_determines_the_error_kind() -> None:
     assert error_of(("refusal", "empty", "refusal"))[1] == "refusal"
     assert error_of(("refusal", "empty", "empty"))[1] == "bad_output"
     assert "shorter" in error_of(("calls", "empty", "cut"))[2], "of as many of each the last counts"
+
+
+async def test_a_call_that_the_provider_refused_is_asked_for_again_with_what_was_written(tmp_path: Path) -> None:
+    files(tmp_path)
+    inside = Raw([b"data: " + REJECTED + b"\n\n"])
+    async with open_lab(tmp_path, [Fail(400, REJECTED), inside, hand_over()]) as lab:
+        run_id = await lab.start()
+        await lab.ended(run_id)
+        result = await lab.result(run_id)
+        rejected = [said for said in await lab.facts(run_id, AssistantMessage) if said.rejected]
+        asked = lab.server.requests[1].json["messages"]
+    assert result["status"] == "success"
+    assert len(rejected) == 2 and all('"foo": "bar"' in (said.rejected or "") for said in rejected)
+    assert "refused your last answer" in asked[-1]["content"] and 'tool="provider"' in asked[-1]["content"]

@@ -76,6 +76,7 @@ _FAILED: Mapping[str, tuple[int, str]] = {
     "auth": (401, "authentication_error"),
     "usage_limit": (402, "billing_error"),
     "bad_request": (400, "invalid_request_error"),
+    "rejected": (400, "invalid_request_error"),
     "timeout": (504, "timeout_error"),
 }
 """The same for what a provider answered, by the kind of error; else 502."""

@@ -88,6 +88,7 @@ ModelErrorKind = Literal[
     "timeout",
     "usage_limit",
     "thinking",
+    "rejected",
 ]
 
 
@@ -96,7 +97,8 @@ class ModelError(AvaError):
 
     `sent`: the request may have reached the provider. `answered`: a byte of an answer (a 200's body) arrived, so it may
     have been billed. `retryable`: sending the same request again can help, after `again_after_s` seconds if the
-    provider said so. `what_to_do` is one next step for a person.
+    provider said so. `what_to_do` is one next step for a person. `written` is what the model wrote, where the provider
+    refused that (`rejected`).
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class ModelError(AvaError):
         again_after_s: float | None = None,
         request_id: str | None = None,
         what_to_do: str = "",
+        written: str = "",
     ) -> None:
         super().__init__(message)
         self.kind = kind
@@ -119,6 +122,7 @@ class ModelError(AvaError):
         self.again_after_s = again_after_s
         self.request_id = request_id
         self.what_to_do = what_to_do
+        self.written = written
 
 
 class ModelTimeout(ModelError):

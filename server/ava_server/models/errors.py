@@ -259,6 +259,7 @@ class ProviderError:
     codes: frozenset[str] = frozenset()  # every type and code in it, in lower case
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     request_id: str = ""
+    written: str = ""  # what the model wrote, where that is refused (Groq)
 
 
 def _status_in(error: ProviderError, table: ErrorTable) -> int:
@@ -303,7 +304,7 @@ def read_error(error: Any, request_id: Any = None) -> ProviderError:
     if fields is None:
         return ProviderError(str(error)[:_MOST_CHARS])
     metadata, details = fields_of(fields.get("metadata")), fields_of(fields.get("details"))
-    words = fields.get("message") or fields.get("detail") or ""
+    words = fields.get("message") or _detail_words(fields.get("detail"))
     if raw := metadata.get("raw"):  # from the provider behind OpenRouter; its own message is "Provider returned error"
         words = f"{words}: {raw}"
     code = details.get("error_code") or fields.get("code") or fields.get("type")
@@ -317,7 +318,17 @@ def read_error(error: Any, request_id: Any = None) -> ProviderError:
         codes=frozenset(str(one).lower() for one in codes if isinstance(one, str | int)),
         headers={name.lower(): str(value) for name, value in headers.items() if isinstance(value, str | int | float)},
         request_id=as_text(fields.get("request_id") or request_id),
+        written=as_text(fields.get("failed_generation"))[:_MOST_CHARS],
     )
+
+
+def _detail_words(detail: Any) -> Any:
+    """Return the words of a `detail`, which FastAPI gives as text, as an object, or as a list of faults."""
+    if isinstance(detail, list):
+        words = [as_text(fields_of(each).get("msg")) for each in as_list(detail)]
+        return "; ".join(filter(None, words)) or str(detail)
+    fields = as_object(detail)
+    return detail or "" if fields is None else fields.get("message") or fields.get("error") or str(detail)
 
 
 @dataclass(frozen=True)
@@ -440,11 +451,12 @@ class Endpoint:
             f"{self.place} {text.format_map(fields)}{': ' if words else ''}{words}.",
             kind=case.kind,
             sent=True,
-            answered=status is None,
+            answered=status is None or case.answered,
             retryable=case.retry,
             again_after_s=wait,
             request_id=request_id,
             what_to_do=case.advice(dated=wait is not None).format_map(fields),
+            written=error.written,
         )
 
     def _request_id(self, given: str | None) -> str | None:

@@ -489,6 +489,10 @@ class History:
             for each in one.values
         }
 
+    @property
+    def _nonce(self) -> str:
+        return self.prefix.nonce if self.prefix is not None else ""
+
     def open_calls(self) -> tuple[ToolUse, ...]:
         """Return the last answer's tool calls that have no result yet."""
         return tuple(call for call in self.calls if call.call_id not in self.results)
@@ -611,11 +615,13 @@ class History:
         self.calls = tuple(tool_use(call["call_id"], call["name"], call["raw_args"]) for call in fact.calls)
         self.invalid_answer = None
         if not self.calls:
-            self._set_invalid(check_answer(fact, self.answer_tokens, self.printed(fact.text)))
+            self._set_invalid(check_answer(fact, self.answer_tokens, self.printed(fact.text), self._nonce))
         if self.invalid_answer is None or self.invalid_answer.kind != "refusal":  # a refusal is not part of the answer
             self.words.append(fact.text)
         self.results, self.started, self.questions, self._arrived = {}, {}, {}, {}
         self._results_in = False
+        if fact.rejected is not None:  # there is no message to send back
+            return
         # An answer that printed its calls was counted as text, and is sent back as calls.
         written = None if fact.printed else self._written
         self._items.append(_Item(seq, AssistantTurn(fact.raw or {}), written=written))

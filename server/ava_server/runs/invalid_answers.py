@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ava_audit.events import AssistantMessage, ToolResult
+from ava_roles.wrap import wrap_tool_output
 from ava_server.models.base import ToolUse
 from ava_server.models.text_tool_calls import EXAMPLE, TextToolCalls
 from ava_server.runs import prompts
@@ -28,7 +29,7 @@ PAUSED = frozenset({"pause_turn"})
 SHOWN = 1_000
 """Characters of an answer that an ending shows."""
 
-InvalidKind = Literal["calls", "draft", "printed", "cut", "empty", "refusal", "paused"]
+InvalidKind = Literal["calls", "draft", "printed", "cut", "empty", "refusal", "paused", "rejected"]
 
 _TAIL = 4_000
 _REPEATS, _REPEATED = 5, 120
@@ -49,8 +50,13 @@ class InvalidAnswer:
     notice: str = ""
 
 
-def check_answer(said: AssistantMessage, tokens: int, printed: TextToolCalls | None) -> InvalidAnswer | None:
-    """Return what is wrong with an answer without tool calls, or None."""
+def check_answer(
+    said: AssistantMessage, tokens: int, printed: TextToolCalls | None, nonce: str = ""
+) -> InvalidAnswer | None:
+    """Return what is wrong with an answer without tool calls, or None. `nonce` is of the run's wrapped texts."""
+    if said.rejected is not None:
+        shown = wrap_tool_output(said.rejected, tool="provider", nonce=nonce) if nonce else ""
+        return InvalidAnswer("rejected", said.rejected[:SHOWN], _texts()["rejected"].format(shown=shown))
     declined = refusal_text(said)
     if declined is not None:
         return InvalidAnswer("refusal", declined[:SHOWN], _declined(said))

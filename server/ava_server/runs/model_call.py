@@ -33,6 +33,7 @@ from ava_audit.events import (
 from ava_audit.units import US_PER_S, format_duration, format_usd, iso_second, iso_utc, now_us
 from ava_roles.errors import ToolFailed
 from ava_roles.net.search_engines import WITHOUT, SearchResults
+from ava_roles.wrap import clean
 from ava_server import telemetry
 from ava_server.budget.caps import CapReached, CapRequest, Reservation, is_in_flight, reserve
 from ava_server.budget.run_config import config_of
@@ -207,8 +208,10 @@ class ModelCalls:
             )
         return completion
 
-    async def _failed(self, reserved: Reservation, error: ModelError, took_ms: int) -> RunResult | Paused | None:
-        """Settle a failed attempt, and wait for the next one where that can help."""
+    async def _failed(
+        self, reserved: Reservation, error: ModelError, took_ms: int
+    ) -> Completion | RunResult | Paused | None:
+        """Settle a failed attempt, and wait for the next one where that can help; empty where an answer was refused."""
         settlement: Settlement = "unknown" if may_have_been_billed(error) else "not_billed"
         held = reserved.fact
         thinking_dropped = self._log.history.thinking_dropped  # before this error is folded, which may set it
@@ -217,7 +220,14 @@ class ModelCalls:
             error=said, kind=error.kind, what_to_do=error.what_to_do, turn=held.turn, attempt=held.attempt,
             request_id=error.request_id,
         )  # fmt: skip
-        await self._log.append([self._settlement(reserved, settlement, took_ms), self._log.event(fact)])
+        events = [self._settlement(reserved, settlement, took_ms), self._log.event(fact)]
+        if error.kind == "rejected":  # an answer all the same: the model is told, as of an invalid call
+            written = self._hidden(clean(error.written)[0])
+            refused = "\n".join(filter(None, (said, written)))
+            answer = AssistantMessage(text="", turn=held.turn, attempt=held.attempt, rejected=refused)
+            await self._log.append([*events, self._log.event(answer, model=self._config.model)])
+            return Completion(text="", calls=(), raw={}, usage=None)
+        await self._log.append(events)
         turn, tries = self._tried
         self._tried = (held.turn, tries + 1 if turn == held.turn else 1)
         wait_s = error.again_after_s

@@ -361,3 +361,34 @@ async def test_the_advice_fits_the_refusal(step: Step, kind: str, says: str, cli
     assert error.kind == kind
     assert says in f"{error} {error.what_to_do}"
     assert "supports tools" not in error.what_to_do
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Raw([b'{"object": "error", "message": "no such luck", "code": 400}'], "application/json"),
+        Raw([b'{"detail": "no such luck"}'], "application/json"),
+        Raw([b'{"detail": [{"loc": ["body"], "msg": "no such luck"}]}'], "application/json"),
+        Raw([b'data: {"object": "error", "message": "no such luck"}\n\n']),
+        Raw([b'event: error\ndata: {"message": "no such luck"}\n\n']),
+        Raw([b"event: error\ndata: no such luck\n\n"]),
+    ],
+)
+async def test_an_error_in_a_200_keeps_its_words(step: Step, clients: ClientPool) -> None:
+    with running_model_server([step]) as server:
+        error = await failure(server.base_url, clients)
+    assert "no such luck" in str(error)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Fail(500, b'{"error": "error parsing tool call: raw=x"}'),
+        Fail(400, b'{"error": {"code": "output_parse_failed", "message": "no"}}'),
+    ],
+)
+async def test_what_the_model_wrote_and_the_provider_refused_may_be_billed(step: Step, clients: ClientPool) -> None:
+    with running_model_server([step]) as server:
+        error = await failure(server.base_url, clients)
+    assert error.kind == "rejected"
+    assert may_have_been_billed(error)

@@ -168,7 +168,9 @@ class Wire(ABC):
 
     def fault(self, event: Mapping[str, Any]) -> Any:
         """Return the error in an event or in place of a whole answer, or None."""
-        return event.get("error")
+        if event.get("object") == "error":  # vLLM
+            return event.get("error") or event
+        return event.get("error") or (event if event.get("detail") and self.part not in event else None)
 
     @abstractmethod
     def message(self, turn: Turn) -> Mapping[str, Any]:

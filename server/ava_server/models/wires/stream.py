@@ -49,7 +49,10 @@ class LineTooLongError(ValueError):
 
 
 class EventReader:
-    """Turns pieces of a stream, cut anywhere, into its events' data; counts `replaced` invalid UTF-8 sequences."""
+    """Turns pieces of a stream, cut anywhere, into its events' data; counts `replaced` invalid UTF-8 sequences.
+
+    `errors` is the data of events that are named `error`.
+    """
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -57,6 +60,8 @@ class EventReader:
         self._data: list[str] = []
         self._first = True
         self.replaced = 0
+        self._name = ""
+        self.errors: set[str] = set()
 
     def feed(self, piece: bytes) -> list[str]:
         """Return the data of each event that `piece` completes; lines end as in SSE. Raises LineTooLongError."""
@@ -85,9 +90,16 @@ class EventReader:
                 text, replaced = json_text.decode_text(line[5:].removeprefix(b" "))
                 self.replaced += replaced
                 self._data.append(text)
+            elif line.startswith(b"event:"):
+                self._name = line[6:].strip().decode("utf-8", "replace")
             elif not line and self._data:
-                events.append("\n".join(self._data))
+                event = "\n".join(self._data)
+                if self._name == "error":
+                    self.errors.add(event)
+                events.append(event)
                 self._data = []
+            if not line:
+                self._name = ""
         return events
 
 
@@ -188,7 +200,7 @@ class AnswerStream:
             async for piece in self._pieces():
                 for data in reader.feed(piece):
                     if not (over := data.strip() == "[DONE]"):
-                        yield self._event(data)
+                        yield self._event(data, is_error=data in reader.errors)
                     if over or self._answer.over:
                         self._close()
                         self._check_ended(reader)
@@ -202,7 +214,7 @@ class AnswerStream:
             if data.strip() == "[DONE]":
                 self._close()
             else:
-                yield self._event(data)
+                yield self._event(data, is_error=data in reader.errors)
         self._check_ended(reader)
 
     def _close(self) -> None:
@@ -230,10 +242,10 @@ class AnswerStream:
         if replaced:
             self._notes.append(f"replaced {replaced} invalid UTF-8 sequence(s) by U+FFFD")
 
-    def _event(self, data: str) -> Delta:
+    def _event(self, data: str, *, is_error: bool = False) -> Delta:
         """Take in one event; an error after the finish reason is only noted, because the answer is complete."""
         try:
-            return self._chunk(data)
+            return self._chunk(data, is_error=is_error)
         except ModelError as error:
             if not self._answer.ended:
                 raise
@@ -242,20 +254,22 @@ class AnswerStream:
                 self._notes.append(f"after the answer: {error}")
             return Delta()
 
-    def _chunk(self, data: str) -> Delta:
+    def _chunk(self, data: str, *, is_error: bool) -> Delta:
         """Take in one event; one that is no JSON object is skipped, as servers send those to keep a stream alive."""
         if not data.strip():
             return Delta()
         try:
             chunk = json_text.decode(data)
         except json_text.NotJsonError:
+            if is_error:
+                raise self._endpoint.error_in_body(data, self.headers) from None
             begins = repr(self._endpoint.clean(data[:80]))
             return self._skip(self._endpoint.error("event not JSON", begins=begins))
         fields = json_text.as_object(chunk)
         if fields is None:
             return self._skip(self._endpoint.error("event not an object", what=type(chunk).__name__))
         self._any_usable = True
-        if error := self._wire.fault(fields):
+        if error := self._wire.fault(fields) or (fields if is_error else None):
             self._answer.read_usage_of(fields)
             raise self._endpoint.error_in_body(error, self.headers)
         return self._answer.add(fields)
