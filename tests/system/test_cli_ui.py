@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import stat
@@ -270,6 +271,14 @@ def test_a_server_without_an_open_page_ends(ui: Ui) -> None:
     done = ava(ui.path, "serve", "--http", "--pages", "--port", "0", "--idle", "2s")
     assert done.returncode == 0 and "Serving the pages at http://localhost:" in done.stdout
     assert pages_server(ui.root).port() is None and len(ui.record) == 3
+
+
+def test_a_server_whose_data_root_is_removed_ends(ui: Ui) -> None:
+    ui.opened()
+    pid = ui.process
+    shutil.rmtree(ui.path)
+    until(lambda: not lives(pid))
+    assert not ui.path.exists()
 
 
 def test_doctor_says_whether_the_pages_are_served(ui: Ui) -> None:

@@ -12,10 +12,12 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import anyio
+import anyio.to_thread
 import uvicorn
 
 from ava_extras import has_extra, missing
@@ -56,6 +58,8 @@ def most_connections() -> int:
 
 
 log = logging.getLogger("ava.http")
+ROOT_EVERY_S = 1.0
+"""How often a server that ends when it is idle sees whether its data root is still there."""
 KEEP_ALIVE_S = 75.0
 """Longer than proxies keep an idle connection, so that they close it and never use a closed one."""
 LAST_WORDS_S = 1.0
@@ -103,7 +107,7 @@ async def _serve(load: Callable[[], Settings], reach: Reach, tokens: TokenFile, 
                     serving.start_soon(http.serve, found)
                     serving.start_soon(limits.watch_tokens, partial(sessions.end_without, tokens.holds_id))
                     if reach.idle_s is not None:
-                        serving.start_soon(_end_when_idle, limits, reach.idle_s, ending)
+                        serving.start_soon(_end_when_idle, limits, reach.idle_s, load().paths.path, ending)
                     async with (
                         sessions.forwarder.announced(inner_url(reach)),
                         _announced(load().paths, reach) as first,  # it ends before another user can have the port
@@ -161,12 +165,13 @@ async def _announced(root: DataRoot, reach: Reach) -> AsyncGenerator[bool]:
         yield first
 
 
-async def _end_when_idle(limits: RequestLimits, idle_s: float, ending: GracefulShutdown) -> None:
-    while True:
+async def _end_when_idle(limits: RequestLimits, idle_s: float, root: Path, ending: GracefulShutdown) -> None:
+    """End after so long without a request, or when there is no data root: it was removed or moved."""
+    while await anyio.to_thread.run_sync(root.is_dir):
         left_s = idle_s - limits.idle_s()
         if left_s <= 0:
             break
-        await anyio.sleep(left_s)
+        await anyio.sleep(min(left_s, ROOT_EVERY_S))
     ending.begin(0)
     ending.hurry()
     ending.asked.set()
