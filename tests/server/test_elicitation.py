@@ -129,7 +129,7 @@ async def test_the_answer_names_what_the_call_lowered_and_what_the_person_lowere
         answer = await at.confirm(made, changes=changes, wait_seconds=20)
         [asked] = at.person.asked
         assert asked.requested_schema["properties"]["max_cost_dollars"]["description"].startswith(
-            "From $0.15 to $0.325"
+            "From $0.16 to $0.325"
         )
         assert answer["message"].split("\n")[0] == (
             "`changes` lowered the cost cap from $0.50 to $0.325."
@@ -216,7 +216,7 @@ async def test_a_form_that_cannot_be_used_is_asked_again_and_says_why(tmp_path: 
         assert (await at.started_once(made)).changes == {"max_cost_micros": 250_000}
         first, second, third = (asked.message for asked in at.person.asked)
         assert second == f"max_cost_dollars: the form did not return a number; nothing was started. \n \n{first}"
-        assert third.startswith("max_cost_dollars: the form returned 9, which is not between $0.15 and $0.50")
+        assert third.startswith("max_cost_dollars: the form returned 9, which is not between $0.16 and $0.50")
         assert third.endswith(first)
 
 
@@ -266,9 +266,10 @@ async def test_asks_nobody_without_the_exact_line(tmp_path: Path, era: str, appr
 
 
 async def test_an_expired_proposal_asks_nothing_and_returns_a_new_one(tmp_path: Path, era: str) -> None:
-    async with host(tmp_path, era, accept(), config=f"proposal_ttl_s = 1\n{PRICED}") as at:
+    life_s = 3  # longer than the person of these tests reads the new one
+    async with host(tmp_path, era, accept(), config=f"proposal_ttl_s = {life_s}\n{PRICED}") as at:
         made = await at.propose()
-        await anyio.sleep_until(anyio.current_time() + 1.05)  # the time that it has to live
+        await anyio.sleep_until(anyio.current_time() + life_s + 0.05)
         answer = await at.confirm(made)
         assert "expired" in reason(answer)
         fresh = answer["decisions"][0]["fresh"]
@@ -589,7 +590,7 @@ async def test_a_tampered_state_asks_again(tmp_path: Path, how: str) -> None:
             "the bare hash": _bare(form),
             "another root's": AESGCMRequestStateCodec(["another root's key" * 4]).seal(inside),
         }[how]
-        assert json.loads(inside)["s"] == _bare(form)
+        assert json.loads(inside)["s"].partition("@")[0] == _bare(form)
         assert isinstance(await at.by_hand(given, tampered, YES), InputRequiredResult)
         await at.nothing_started()
 

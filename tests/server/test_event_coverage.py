@@ -124,6 +124,7 @@ CUT = Raw(events(Say("some words", usage=None))[:3], chunked=True, cut=True)
 DEAR = {"prompt_tokens": 5_000, "completion_tokens": 900, "total_tokens": 5_900}
 NOTE = Say(calls=[("scratchpad", {"note": "remember this"})])
 UNTAKEN = Fail(400, {"error": {"message": "messages.1.content.0: Invalid `signature` in `thinking` block."}})
+UNFIT = Fail(400, {"error": {"message": "no such argument", "code": "tool_use_failed", "failed_generation": "{}"}})
 ERRORS: dict[str, Sequence[Step]] = {
     "connection": [HangUp(), hand_over()],
     "auth": [Fail(401)],
@@ -135,6 +136,7 @@ ERRORS: dict[str, Sequence[Step]] = {
     "timeout": [Say("too late", gate=Gate()), hand_over()],
     "usage_limit": [Fail(402)],
     "thinking": [UNTAKEN, UNTAKEN],
+    "rejected": [UNFIT, hand_over()],
 }
 """What brings each kind of error that a model call can end in."""
 ENDED: dict[str, tuple[Mapping[str, Any], Sequence[Step]]] = {

@@ -50,7 +50,9 @@ class Case:
 SPENT = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "1795233660000"}
 CASES = {
     # Anthropic
-    "invalid request": Case(400, anthropic("invalid_request_error"), "bad_request", "refused the request", "tools"),
+    "invalid request": Case(
+        400, anthropic("invalid_request_error"), "bad_request", "refused the request", "the provider says"
+    ),
     "wrong key": Case(401, anthropic("authentication_error"), "auth", "refused the key sk-…", "ava key set"),
     "no billing": Case(402, anthropic("billing_error"), "usage_limit", "has no credit left", "Add credit"),
     "not permitted": Case(403, anthropic("permission_error"), "auth", "refused the key sk-…", "what it may do"),
@@ -108,7 +110,7 @@ CASES = {
         {"retry-after": "7", "x-should-retry": "false"},
     ),
     "retry all the same": Case(
-        400, openai(None), "bad_request", "refused the request", "tools", 2.0, True,
+        400, openai(None), "bad_request", "refused the request", "the provider says", 2.0, True,
         {"retry-after": "2", "x-should-retry": "true"},
     ),
     "no retry of a failure": Case(
