@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from base64 import b64decode
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 
 from ava_audit.redaction.shapes import (
@@ -74,7 +76,7 @@ NAMES = {
         "key": ("key", "Key", "KEY"),
         "token": ("oken", "OKEN"),
         "secret": ("ecret", "ECRET"),
-        "password": ("assword", "ASSWORD", "asswd", "ASSWD", "assphrase", "ASSPHRASE", "pwd", "PWD"),
+        "password": ("assword", "ASSWORD", "asswd", "ASSWD", "assphrase", "ASSPHRASE", "pwd", "Pwd", "PWD"),
         "credential": ("redential", "REDENTIAL"),
         "pass": ("_PASS",),
         "jwt": ("JWT",),
@@ -111,7 +113,16 @@ _PAIR = re.compile(
     r"[A-Za-z0-9_]{0,20}(?:\\?[\"'])?(?:\s{0,3},\s{0,40}|\s{0,3}\n\s{0,40})\\?[\"']?[vV]alue\\?[\"']?\s{0,3}[:=]\s{0,3}"
     r"(?:\\?(?P<pair_quote>[\"'])([^\s\"'`\\]{8,300}+)\\?(?P=pair_quote)|([A-Za-z0-9_+/=.~!@#%^&*-]{8,128}+)(?=\s|\Z))"
 )
-_MAY_FOLLOW = re.compile(f"(?:{_ASSIGNED.pattern}|{_ELEMENT.pattern}|{_VALUE.pattern}|{_PAIR.pattern})")
+_BLOCK = re.compile(
+    r"[sS]?[\"']?:[ \t]{0,3}(?:[|>][+-]?[ \t]{0,3}\n[ \t]{1,40}|\n[ \t]{0,40}- )"
+    r"[\"']?([^\s\"'<>{}\[\]]{8,300}+)[\"']?[ \t]{0,3}(?=\n|\Z)"
+)
+_DEFAULT = re.compile(
+    r"[A-Za-z0-9_]{0,20}\"\s{0,3}\{\s{0,3}(?:(?!default)[^{}\n]{0,99}+\n\s{0,9}){0,8}+default\s{0,9}=\s{0,3}\"([^\s\"\\]{8,300}+)\""
+)
+_MAY_FOLLOW = re.compile(
+    f"(?:{_ASSIGNED.pattern}|{_ELEMENT.pattern}|{_VALUE.pattern}|{_PAIR.pattern}|{_BLOCK.pattern}|{_DEFAULT.pattern})"
+)
 _MAY_FOLLOW_PASSWORD = re.compile(f"(?:{_MAY_FOLLOW.pattern}|{_PHRASE.pattern})")
 
 
@@ -136,8 +147,8 @@ def find_assignments(text: str) -> Iterator[SecretSpan]:
                 place = _assigned(text, match, before, literal, values)
             if place is None and "<" in before:
                 place = _element(text, after, before, name)
-            if place is None and (pair := _PAIR.match(text, after)) is not None:
-                place = _pair(pair, values)
+            if place is None:
+                place = _further_on(text, after, values)
             if place is None and password:
                 place = _phrase(text, after, values.phrases)
             if place is not None:
@@ -174,8 +185,8 @@ def _may_name(name: str, before: str) -> bool:
 
 
 def _assigned(text: str, match: re.Match[str], before: str, literal: str, values: _Values) -> tuple[int, int] | None:
-    # After a space without `=` or `:`, only the value of a command-line flag counts.
-    if match[1] is not None and not ("--" in before and _FLAG.fullmatch(before, before.rindex("--"))):
+    # After a space without `=` or `:`, only the value of a command-line flag or of a line of a Dockerfile counts.
+    if match[1] is not None and not _takes_next_word(before):
         return None
     quoted, unquoted = match[3], match[4]
     if literal == "PWD" and (quoted or unquoted).startswith("/"):  # the working folder
@@ -188,11 +199,31 @@ def _assigned(text: str, match: re.Match[str], before: str, literal: str, values
     return (start, end) if end > start else None  # `?password=&user=…` has none
 
 
-def _pair(match: re.Match[str], values: _Values) -> tuple[int, int] | None:
-    """Return the value of a pair such as `{"name": "DB_PASSWORD", "value": "…"}`, or as two lines of YAML."""
-    if match[2] is not None:
-        return match.span(2) if values.quoted[match[2]] else None
-    return match.span(3) if values.unquoted[match[3]] else None
+def _further_on(text: str, after: int, values: _Values) -> tuple[int, int] | None:
+    """Return a value that stands apart from its name.
+
+    `{"name": "DB_PASSWORD", "value": "…"}`, also in YAML; a block or the first item of a list of YAML; a default of
+    Terraform.
+    """
+    for pattern in (_PAIR, _BLOCK, _DEFAULT):
+        match = pattern.match(text, after)
+        if match is None:
+            continue
+        group = match.lastindex or 0
+        strict = pattern is _BLOCK or (pattern is _PAIR and match["pair_quote"] is None)
+        known = values.unquoted if strict else values.quoted
+        return match.span(group) if known[match[group]] else None
+    return None
+
+
+_DOCKERFILE = re.compile(r"(?:ENV|ARG) [A-Za-z0-9_]{0,30}")
+
+
+def _takes_next_word(before: str) -> bool:
+    if "--" in before and _FLAG.fullmatch(before, before.rindex("--")):
+        return True
+    line = before.rfind("\n") + 1
+    return _DOCKERFILE.fullmatch(before, line) is not None
 
 
 def _element(text: str, after: int, before: str, name: str) -> tuple[int, int] | None:
@@ -448,14 +479,18 @@ Also as items of a list: `["redis-cli", "-a", "…"]`.
 """
 
 
+_OPTION_LETTER = re.compile(r" -([pPwaU])")
+
+
 def find_option_passwords(text: str) -> Iterator[SecretSpan]:
     """Find passwords in command-line options: `mysql -p…`, `sshpass -p …`, `redis-cli -a …`."""
     lists = [quote for quote in ('"-', "'-") if quote in text]  # two quick searches save ten
-    is_given = Verdicts(lambda given: not given.isdigit() and is_password(given, ""))
+    is_given = Verdicts(lambda value: not value.isdigit() and is_password(value, ""))
+    given = set(_OPTION_LETTER.findall(text))  # one search saves six
     for option, (names, value) in PASSWORD_OPTIONS.items():
-        if (option[0] != " " and option[:2] not in lists) or option not in text:
+        if (option[0] != " " and option[:2] not in lists) or (option[:2] == " -" and option[2] not in given):
             continue
-        starts = _command_starts(text, names)
+        starts = _command_starts(text, names) if option in text else []
         if not starts:
             continue
         commands = _Commands(text, starts, "|;&\n")
@@ -497,3 +532,68 @@ def find_signatures(text: str) -> Iterator[SecretSpan]:
     for at, match in matches_after(text, "sig=", _SIGNATURE):
         if at and text[at - 1] in "?&;":
             yield SecretSpan("signature", *match.span(1))
+
+
+_CRYPT = re.compile(
+    r"\$(?:2[aby]\$[0-9]{2}\$[./A-Za-z0-9]{53}"
+    r"|6\$(?:rounds=[0-9]{1,9}\$)?[./A-Za-z0-9]{1,16}\$[./A-Za-z0-9]{86}"
+    r"|5\$(?:rounds=[0-9]{1,9}\$)?[./A-Za-z0-9]{1,16}\$[./A-Za-z0-9]{43}"
+    r"|(?:1|apr1)\$[./A-Za-z0-9]{1,8}\$[./A-Za-z0-9]{22}"
+    r"|y\$[./A-Za-z0-9]{1,9}\$[./A-Za-z0-9]{1,86}\$[./A-Za-z0-9]{43}"
+    r"|argon2(?:id|i|d)\$v=[0-9]{1,3}\$m=[0-9]{1,9},t=[0-9]{1,5},p=[0-9]{1,4}"
+    r"\$[A-Za-z0-9+/]{8,99}\$[A-Za-z0-9+/]{16,99})"
+)
+
+
+def find_password_hashes(text: str) -> Iterator[SecretSpan]:
+    """Find hashes of passwords by crypt and Argon2: they can be guessed offline."""
+    for match in _CRYPT.finditer(text):
+        yield SecretSpan("password-hash", *match.span())
+
+
+_DOCKER_AUTH = re.compile(r"\\?\"\s{0,3}:\s{0,3}\\?\"([A-Za-z0-9+/]{12,400}+={0,2})\\?\"")
+_JWK_KEY = re.compile(r"\\?\"\s{0,3}:\s{0,3}\\?\"([A-Za-z0-9_-]{40,900}+)\\?\"")
+_BOT_TOKEN = re.compile(r"([A-Za-z0-9_-]{33})(?![A-Za-z0-9_-])")
+
+
+def find_by_member(text: str) -> Iterator[SecretSpan]:
+    """Find the `auth` of Docker's configuration, the private part `d` of a JWK, and tokens of Telegram's bots."""
+    for _at, match in matches_after(text, '"auth', _DOCKER_AUTH):
+        with suppress(ValueError):
+            if b":" in b64decode(match[1] + "=" * (-len(match[1]) % 4)):
+                yield SecretSpan("password", *match.span(1))
+    for _at, match in matches_after(text, '"d', _JWK_KEY):
+        if is_random(match[1], 40) and "kty" in text:
+            yield SecretSpan("private-key", *match.span(1))
+    for at, match in matches_after(text, ":AA", _BOT_TOKEN):
+        number = text[max(0, at - 11) : at]
+        digits = len(number) - len(number.rstrip("0123456789"))
+        if 8 <= digits <= 10 and is_mixed(match[1]):
+            yield SecretSpan("telegram-token", at - digits, match.end(1))
+
+
+_DSN = re.compile(r"([^\s:\"'`@/]{1,64}+):([^\s\"'`]{3,100}+)")
+_PGPASS = re.compile(
+    r":(?:5432|5433|6432|\*):[^:\s]{1,63}+:([^:\s]{1,63}+):((?:[^\s:\\\"']|\\[:\\]){4,200}+)(?=\r?\n|\Z)"
+)
+_PGPASS_HOST = re.compile(r"(?:[A-Za-z0-9.*-]{1,80}|/[A-Za-z0-9/._-]{1,80})")
+
+
+def find_addresses(text: str) -> Iterator[SecretSpan]:
+    """Find passwords in data source names of Go (`user:password@tcp(host)/db`) and in the lines of `.pgpass`."""
+    for literal in ("@tcp(", "@unix(") if "@" in text else ():
+        for at, _after in places_of(text, literal):
+            start = at - len(_last_word(text, at))
+            match = _DSN.fullmatch(text, start, at)
+            if match is not None and is_password(match[2], match[1]):
+                yield SecretSpan("password", *match.span(2))
+    for match in _PGPASS.finditer(text):
+        at = match.start()
+        line = text.rfind("\n", max(0, at - 90), at) + 1
+        if (line or at <= 80) and _PGPASS_HOST.fullmatch(text, line, at) and is_password(match[2], match[1]):
+            yield SecretSpan("password", *match.span(2))
+
+
+def _last_word(text: str, end: int) -> str:
+    before = text[max(0, end - 170) : end]
+    return before[max(before.rfind(sign) for sign in " \n\t\"'`=") + 1 :]

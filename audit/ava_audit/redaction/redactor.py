@@ -7,7 +7,7 @@ import html
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote, quote_plus
@@ -15,13 +15,16 @@ from urllib.parse import quote, quote_plus
 from ava_audit.redaction.passwords import (
     NAMES,
     PASSWORD_OPTIONS,
+    find_addresses,
     find_assignments,
+    find_by_member,
     find_curl_passwords,
     find_digest_responses,
     find_headers,
     find_jdbc_passwords,
     find_netrc_passwords,
     find_option_passwords,
+    find_password_hashes,
     find_plain_passwords,
     find_signatures,
     find_url_passwords,
@@ -289,14 +292,14 @@ class Redactor:
 
     def find_shapes(self, text: str) -> list[SecretSpan]:
         """Return in order what looks like a key and is not a configured value; a task with one is refused."""
-        configured = _joined(self._in_pieces(text, self._configured))
+        configured = list(_joined(self._in_pieces(text, self._configured)))
         return [
             found
             for found in _joined(self._in_pieces(text, _find_by_pattern))
             if not any(known.start < found.end and found.start < known.end for known in configured)
         ]
 
-    def _all(self, text: str) -> list[SecretSpan]:
+    def _all(self, text: str) -> Iterator[SecretSpan]:
         return _joined(self._in_pieces(text, self._everything))
 
     def _everything(self, text: str) -> Iterator[SecretSpan]:
@@ -451,11 +454,31 @@ _FINDERS = (
     find_jdbc_passwords,
     find_digest_responses,
     find_signatures,
+    find_password_hashes,
+    find_by_member,
+    find_addresses,
 )
 
 
 _MARKS = (
     *(*NAMES, PEM_BEGIN, PEM_END, "://", "uthorization", "UTHORIZATION", "ookie", "OOKIE", "PASSWORD", "_PASS"),
+    *(
+        "$2",
+        "$1$",
+        "$5$",
+        "$6$",
+        "$y$",
+        "$apr1$",
+        "$argon2",
+        '"auth',
+        '"d',
+        ":AA",
+        "@tcp(",
+        "@unix(",
+        ":5",
+        ":6432:",
+        ":*:",
+    ),
     *("PASSPHRASE", "curl", "machine", "default", "jdbc:", "response=", "sig=", *PASSWORD_OPTIONS),
 )
 """Each finder finds something only in a text with one of these."""
@@ -469,15 +492,18 @@ def _find_by_pattern(text: str) -> Iterator[SecretSpan]:
     return chain(find_prefixed(text), *[find(text) for find in _FINDERS])
 
 
-def _joined(spans: Iterator[SecretSpan]) -> list[SecretSpan]:
-    """Return spans that are in order as a list, without overlaps."""
-    joined: list[SecretSpan] = []
+def _joined(spans: Iterable[SecretSpan]) -> Iterator[SecretSpan]:
+    """Yield spans that are in order, without overlaps; it keeps one of them, for a long text may have very many."""
+    last: SecretSpan | None = None
     for span in spans:
-        if joined and span.start < joined[-1].end:
-            joined[-1] = joined[-1]._replace(end=max(joined[-1].end, span.end))
-        else:
-            joined.append(span)
-    return joined
+        if last is not None and span.start < last.end:
+            last = last._replace(end=max(last.end, span.end))
+            continue
+        if last is not None:
+            yield last
+        last = span
+    if last is not None:
+        yield last
 
 
 def _merge_spans(places: Iterator[SecretSpan]) -> list[SecretSpan]:
@@ -498,17 +524,18 @@ def _merge_spans(places: Iterator[SecretSpan]) -> list[SecretSpan]:
     return merged
 
 
-def _replace_spans(text: str, places: list[SecretSpan], *, lines: bool = False) -> tuple[str, int]:
-    if not places:
-        return text, 0
+def _replace_spans(text: str, places: Iterable[SecretSpan], *, lines: bool = False) -> tuple[str, int]:
     parts: list[str] = []
     done = 0
     for name, start, end in places:
         mark = f"[redacted:{name}]"
         parts += (text[done:start], "\n".join([mark] * (text.count("\n", start, end) + 1)) if lines else mark)
         done = end
+    if not parts:
+        return text, 0
+    count = len(parts) // 2
     parts.append(text[done:])
-    return "".join(parts), len(places)
+    return "".join(parts), count
 
 
 def written_forms(value: str) -> Iterator[str]:

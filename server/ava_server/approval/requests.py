@@ -241,8 +241,11 @@ def refuse_deep(given: dict[str, Any]) -> None:
 def shown(value: Any) -> str:
     """Return a value for an error text: short, and without anything that looks like a secret."""
     text = json.dumps(value, ensure_ascii=False, default=str) if not isinstance(value, str) else value
-    text, _count = key_shapes().redact(text)
+    text, _count = key_shapes().redact(text[:_SHOWN_FROM])  # of a long text only what may be shown is searched
     return repr(text if len(text) <= 80 else text[:79] + "…")
+
+
+_SHOWN_FROM = 4_096
 
 
 def _sentence(model: type[Arguments], error: Any) -> str:
