@@ -116,7 +116,6 @@ def invoke_agent(run: RunRow) -> _Block:
         {
             "gen_ai.operation.name": "invoke_agent",
             "gen_ai.agent.name": run.role,
-            "gen_ai.agent.id": run.id,
             **_of_run(run),
             "ava.run.claim": run.generation,
         },
