@@ -20,6 +20,8 @@ KEEP_ALIVE_S = 30.0
 """Longer than most tool calls take, so that a run's next turn finds its connection open."""
 CLOSE_S = 2.0
 """Closing notifies servers; the app's end does not wait for one that does not answer."""
+THIS_MACHINE = ("all://localhost", "all://127.0.0.0/8", "all://[::1]")
+"""URL patterns of the HTTP client."""
 
 
 @dataclass(slots=True)
@@ -111,12 +113,14 @@ def _proxy_transports(tls: ssl.SSLContext) -> dict[str, httpx2.AsyncBaseTranspor
     """Return the transports by URL pattern; None connects directly.
 
     The HTTP client decides what goes through a proxy (NO_PROXY, the system's settings). The transports are ours: they
-    limit the time to connect, and name the proxy in errors.
+    limit the time to connect, and name the proxy in errors. A model on this machine is never called through a proxy,
+    which would look for it on its own machine.
     """
-    return {
+    transports = {
         pattern: None if proxy is None else _proxy_transport(pattern.removesuffix("://"), proxy, tls)
         for pattern, proxy in get_environment_proxies().items()
     }
+    return transports | dict.fromkeys(THIS_MACHINE)
 
 
 def _proxy_transport(scheme: str, proxy: str, tls: ssl.SSLContext) -> httpx2.AsyncBaseTransport:

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
+import httpx2
 import pytest
+from httpx2._utils import URLPattern
 from support.model_server import Fail, Gate, ModelServer, Say, running_model_server
 from support.network.certificates import Issued, issue
 from support.network.proxy import Proxy, running_proxy
 
 from ava_server.core.errors import ModelError
 from ava_server.models.base import Completion, Request, UserTurn
-from ava_server.models.clients import ClientPool
+from ava_server.models.clients import THIS_MACHINE, ClientPool
 from ava_server.models.errors import may_have_been_billed
 from ava_server.models.http_model import HttpModel
 from ava_server.models.wires.chat import ChatWire
@@ -119,13 +121,30 @@ async def test_supports_a_proxy_that_uses_tls_itself(
     assert len(proxy.logins) == 1
 
 
-@pytest.mark.parametrize("around", [HOST, "127.0.0.1", "127.0.0.0/8", "*"])
+@pytest.mark.parametrize("around", [HOST, ".example.com", "*"])
 async def test_no_proxy_bypasses_the_proxy(
-    around: str, proxy: Proxy, server: ModelServer, clients: ClientPool, monkeypatch: pytest.MonkeyPatch
+    around: str, proxy: Proxy, clients: ClientPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NO_PROXY", f"elsewhere.example.com, {around}")
-    assert (await ask(server.base_url, clients)).text == "here"
-    assert bool(proxy.tunnels) is (around == HOST)
+    monkeypatch.setenv("NO_PROXY", f"elsewhere.example.org, {around}")
+    await failure(URL, clients)  # the name does not exist outside the proxy
+    assert proxy.tunnels == []
+
+
+@pytest.mark.parametrize("variable", ["HTTP_PROXY", "ALL_PROXY"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_a_model_on_this_machine_is_called_without_a_proxy(
+    host: str, variable: str, clients: ClientPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_model_server([Say("here")]) as server, running_proxy({host: server.port}) as proxy:
+        monkeypatch.setenv(variable, proxy.url)
+        assert (await ask(f"http://{host}:{server.port}/v1", clients)).text == "here"
+    assert [*proxy.tunnels, *proxy.requests] == []
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "localhost", "[::1]"])
+def test_addresses_of_this_machine_are_matched(host: str) -> None:
+    url = httpx2.URL(f"http://{host}:11434/v1")
+    assert any(URLPattern(pattern).matches(url) for pattern in THIS_MACHINE)
 
 
 async def test_an_untrusted_certificate_is_reported_and_nothing_is_sent(
