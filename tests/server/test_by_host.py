@@ -117,7 +117,11 @@ def test_a_terminal_asks_for_the_pin_only_for_what_such_a_host_proposed(tmp_path
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
-async def test_two_clients_of_one_data_root_each_have_their_own_row(tmp_path: Path, mode: str) -> None:
+async def test_two_clients_of_one_data_root_each_have_their_own_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setattr(local_server, "start_pages", lambda _root: "http://localhost:8643")
+
     async def yes(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
         return ElicitResult(action="accept", content={})
 

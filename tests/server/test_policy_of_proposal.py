@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.hosts.extensions import CAP, works
 from support.model_server import Gate, Say, running_model_server
-from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
+from support.runtime import PRICED, Lab, arrived, connect, hand_over, open_lab
+from support.stdio import told
 
 from ava_audit.events import ExtensionDecided, RunResumed, SpawnDecided
 from ava_audit.rows import WAITING
 from ava_server.approval.decide import Shown, approval_needs
 from ava_server.approval.proposals import agreement, pending_proposals
+from ava_server.core import local_server
+from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import Refused
 from ava_server.dashboard.decisions import _takes_pin
 from ava_server.runs import lifecycle
+from ava_server.service import access
 from ava_server.service.access import Session
 from ava_server.service.service import Service, decide
 
 HUMAN = {"AVA_APPROVAL": "human"}
 """What one server of the data root is started with, and the other is not."""
 ASK, BY_HOST = f'approval = "ask"\n{PRICED}', f'approval = "by_host"\n{PRICED}'
+ASKS_NOBODY = "opencode"
 SPAWN = {"role": "custom", "system_prompt": "Look.", "task": "Look it up", "task_id": "T-1", "max_cost_cents": 20}
 
 
@@ -63,6 +69,45 @@ async def test_no_door_starts_what_another_server_proposed_under_human(tmp_path:
             answer = await decide(terminal(lab, pin_given=True), [waiting.shown], agreement([waiting], {}))
             assert answer.status == "approved"
             assert (await lab.ended(made.subagent_id)).state == "success"
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_a_host_with_prompts_does_not_confirm_for_one_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setattr(access, "WAIT_LIMIT_S", 0.2)
+    monkeypatch.setattr(local_server, "start_pages", lambda _root: "http://localhost:8643")
+    with running_model_server([]) as models:
+        async with connect(tmp_path, config=BY_HOST, mode=mode, server=models, name=ASKS_NOBODY) as (host, _models):
+            made = told(await host.call_tool("spawn_subagent", SPAWN))[0]
+        async with connect(tmp_path, config=BY_HOST, mode=mode, server=models, name="ava-command-line") as (other, _):
+            again = told(await other.call_tool("spawn_subagent", SPAWN))[0]
+            assert again["pending_id"] == made["pending_id"] and "no tool can" in " ".join(again["next"].split())
+            given = {"pending_ids": [made["pending_id"]], "approving": [made["approval_line"]]}
+            answer = told(await other.call_tool("confirm_spawn", given))[0]
+            assert answer["status"] == "refused" and answer["decisions"][0]["status"] == "refused", answer
+        assert models.requests == []
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_the_answer_to_a_proposal_does_not_wait_for_the_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    started = threading.Event()
+
+    def start_pages(_root: DataRoot) -> str:
+        assert started.wait(60)
+        return "http://localhost:8643"
+
+    monkeypatch.setattr(local_server, "start_pages", start_pages)
+    with running_model_server([]) as models:
+        async with connect(tmp_path, config=BY_HOST, mode=mode, server=models, name=ASKS_NOBODY) as (host, _models):
+            made = told(await host.call_tool("spawn_subagent", SPAWN))[0]
+            assert f"ava approve {made['pending_id']}" in made["next"] and "/enter?code=" not in made["next"]
+            assert f'check_subagent with subagent_id "{made["subagent_id"]}" gives a link' in made["next"]
+            started.set()
+            checked = told(await host.call_tool("check_subagent", {"subagent_id": made["subagent_id"]}))[0]
+            assert "/enter?code=" in checked["message"]
 
 
 async def test_auto_starts_nothing_that_was_proposed_under_a_stricter_policy(tmp_path: Path) -> None:

@@ -100,11 +100,17 @@ class BrowserSessions:
         """Return a one-time code for this machine's user, who asked at a `terminal`; `only` as in its session."""
         return self._make("code", user, CODE_US, terminal=terminal, name=" ".join(only) or None)
 
-    def linked(self) -> frozenset[str]:
-        """Return the proposals with a link that can be used, or that was opened a short time ago."""
-        since_us = now_us() - CODE_US
-        recent = (each for each in self._read().values() if each.sort == "link" and each.created_us > since_us)
-        return frozenset(proposal for each in recent for proposal in (each.name or "").split())
+    def linked(self, *, opened: bool) -> frozenset[str]:
+        """Return the proposals with a link that can be used; with `opened`, or that was opened a short time ago.
+
+        Whoever opened it may have been a program that shows a preview, and not the person.
+        """
+        since_us, found = now_us() - CODE_US, set[str]()
+        for each in self._read().values():
+            counts = each.kind == "code" or opened
+            if each.sort == "link" and counts and each.created_us > since_us:
+                found.update((each.name or "").split())
+        return frozenset(found)
 
     def issue_passkey_code(self, user: str, name: str) -> str:
         """Return a one-time code with which a user can add one passkey."""

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ava_server.approval.questions import AnsweredLater, PageQuestion, Question, Reply
     from ava_server.hosts.clients import McpClient
     from ava_server.mcp_server.app import App
+    from ava_server.service.access import LinkNeed
 
 log = logging.getLogger("ava.eliciting")
 ASK_S = 45.0
@@ -59,8 +60,10 @@ TOO_FAST = (
     "A yes came less than a second after the question, before anybody could read it, so nothing was decided. Please"
     " read it and answer again."
 )
-LINK_S = 8.0
-"""Seconds that a proposal waits for the server of the pages to start."""
+LINK_S = 0.5
+"""Seconds that a proposal waits for the server of the pages to start: its answer comes within a second."""
+LATER_LINK_S = 8.0
+"""Seconds that a later call waits for that, which gives the link."""
 TOLD_S = 1.0
 """Seconds for telling a client that a page is no longer needed."""
 _ANSWER = "approval"
@@ -178,18 +181,22 @@ class ClientPerson:
             log.warning("the pages could not be served: %s", error)
         return None
 
-    async def link(self, ids: Sequence[str], again: bool) -> str | None:
-        """Return the page for proposals, which signs in who opens it first; `again`: None while a link is good."""
+    async def link(self, ids: Sequence[str], need: LinkNeed) -> str | None:
+        """Return the page for proposals, which signs in who opens it first; None while the last link is good."""
         from ava_extras import has_extra
         from ava_server.config.sign_in import BrowserSessions
         from ava_server.service.client_approval import page_of
 
         app, address = self._ctx.lifespan_context, None
         sessions = BrowserSessions(app.runtime.settings.paths.browser_sessions)
-        if again and (await anyio.to_thread.run_sync(sessions.linked)).issuperset(ids):
-            return None
+        again = need != "first"
+        if again:
+            linked = await anyio.to_thread.run_sync(lambda: sessions.linked(opened=need == "expired"))
+            if linked.issuperset(ids):
+                return None
         if has_extra("web"):
-            with anyio.move_on_after(LINK_S):  # without it, the way in a terminal is left
+            # The pages go on starting after that; until then, the way in a terminal is left.
+            with anyio.move_on_after(LATER_LINK_S if again else LINK_S):
                 address = await self.address()
         if address is None or address == app.url:
             return None if address is None or again else page_of(address, ids)

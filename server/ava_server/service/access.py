@@ -354,10 +354,12 @@ Answerer = Literal["host", "client", "page", "link", "terminal"]
 """Who answers a proposal: the host's model with its call, once the person has agreed in the conversation; the person in
 a form of the client; or who has the PIN, on a page that the client opens or whose link the model shows, or only in a
 terminal."""
-Link = Callable[[Sequence[str], bool], Awaitable[str | None]]
-"""Returns the address of the page for proposals; on this machine it works once. None where pages cannot be served.
+LinkNeed = Literal["first", "expired", "used"]
+"""For a new proposal; where its last link has expired; or also where somebody, perhaps a preview, has opened it."""
+Link = Callable[[Sequence[str], LinkNeed], Awaitable[str | None]]
+"""Returns the address of the page for proposals; on this machine it works once.
 
-Asked for again (True), there is only one where the last one can no longer be used."""
+None where pages cannot be served yet, or the last link is still good."""
 
 
 @dataclass(frozen=True)

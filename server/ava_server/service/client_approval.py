@@ -34,7 +34,7 @@ from ava_server.approval.decisions import (
 from ava_server.approval.questions import NOT_AGREED, PageQuestion, apply_reply, question
 from ava_server.budget.run_config import CAP_OF_FIELD, COST, RunConfig
 from ava_server.core.errors import AvaError, BadInput, Refused
-from ava_server.service.access import Operations, Progress
+from ava_server.service.access import LinkNeed, Operations, Progress
 from ava_server.service.check import LOOK_EVERY_S, PROGRESS_EVERY_S
 from ava_server.service.record import CallContext
 
@@ -155,20 +155,21 @@ class ClientApprovals(Operations):
         checked = await self._store.read(lambda view: check_approval(view, asked, who, "browser", limits, at_us))
         if isinstance(checked, Outcome) and any(row.state == WAITING for row in await self._proposals(ids)):
             return await self._store.do(refuse(asked, who, "browser", limits))
-        await self.renew_link(ids, caller)
+        await self.renew_link(ids, caller, "expired")
         if not caller.links:  # a person who has no link that works cannot decide with it
             with anyio.move_on_after(self._session.wait_s) as waiting, self._runtime.closing.wait(waiting):
                 await self._decided(ids, caller.progress)
+            await self.renew_link(ids, caller, "used")
         return await self._outcome(ids, "silent", "")
 
-    async def renew_link(self, ids: Sequence[str], caller: CallContext) -> None:
-        """Make a new link for the answer, where proposals wait for the person and their last link has expired."""
+    async def renew_link(self, ids: Sequence[str], caller: CallContext, need: LinkNeed) -> None:
+        """Make a new link for the answer, where proposals wait for the person and their last one is of no use."""
         link, at_us = caller.asking.link, now_us()
         rows = await self._proposals(ids) if ids and link is not None and caller.asking.pages is None else []
         waiting = [row.pending_id for row in rows if row.state == WAITING and row.expires_us > at_us]
         if link is not None and waiting and await self._access.needs_pin(waiting):
             with suppress(AvaError, OSError):  # the way in a terminal is left
-                caller.links.extend(filter(None, [await link(waiting, True)]))
+                caller.links.extend(filter(None, [await link(waiting, need)]))
 
     async def _proposals(self, ids: Sequence[str]) -> list[ProposalRow]:
         rows = await self._store.read(lambda view: [view.proposal(pending_id) for pending_id in ids])

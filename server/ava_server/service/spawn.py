@@ -16,6 +16,7 @@ from ava_audit.errors import AuditError, OutcomeUnknown
 from ava_audit.rows import WAITING, RunRow
 from ava_audit.units import DAY_US, iso_utc, micros_from_cents, now_us
 from ava_audit.view import Outcome, View
+from ava_extras import has_extra
 from ava_roles.errors import RolesError
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.tool import Tool, ToolSpec
@@ -81,9 +82,11 @@ _SINCE_NOW = (
     " `ava hosts` lists them, and [hosts.NAME] in config.toml changes that for one."
 )
 _LINK = ", or this link, which works once, within 10 minutes: {link}"
-_NEW_LINK = (
-    "The link of the proposal has expired; show the person this new one, which works once, within 10 minutes: {}"
+_LATER_LINK = (
+    '. Ava\'s pages are still starting: check_subagent with subagent_id "{subagent_id}" gives a link once they have'
+    " started"
 )
+_NEW_LINK = "Show the person this new link to the proposal, which works once, within 10 minutes: {}"
 _AS_TASK = (
     "Your host then shows it as a task ({subagent_id}; several approved together have one task, G-…) and gives you the"
     " result when it ends: do not poll."
@@ -284,15 +287,17 @@ class Spawns(Operations):
         if make is None or answer.status != WAITING:
             return
         with suppress(AvaError, OSError):  # the way in a terminal is left
-            link = await make([str(answer.pending_id)], False)
+            link = await make([str(answer.pending_id)], "first")
             if link is not None:
                 answer.next = f"{answer.next}{_LINK.format(link=link)}"
+            elif has_extra("web"):
+                answer.next = f"{answer.next}{_LATER_LINK.format(subagent_id=answer.subagent_id)}"
 
     async def show_new_link(self, answer: Answer, caller: CallContext) -> None:
-        """Add a new link to an answer about proposals whose last one has expired; the log has it without, see above."""
+        """Add a new link for proposals whose last one is of no use to an answer; the log has it without it."""
         if isinstance(answer, CheckAnswer) and answer.status != "list":
             with suppress(AvaError, AuditError, OSError):  # the way in a terminal is left
-                await self._client.renew_link([run.pending_id for run in answer.runs if run.pending_id], caller)
+                await self._client.renew_link([run.pending_id for run in answer.runs if run.pending_id], caller, "used")
         for said in map(_NEW_LINK.format, caller.links):
             if isinstance(answer, ConfirmAnswer):
                 answer.next = f"{answer.next or ''} {said}".lstrip()
