@@ -346,6 +346,27 @@ class RunPaused(Fact):
         return f"paused: {self.why}"
 
 
+class MoneyAwaited(Fact):
+    """A run waits for money that other runs hold (`over`: it no longer waits). It keeps its slot, and its clock stops.
+
+    `scope` is the shared cap's scope in which the next call does not fit, `limit` that cap, `micros` the worst case of
+    the call and the last turn after it, and `least` that of the smallest form in which the call is still useful.
+    `missing` is what was missing when the wait began, and `runs` how many other runs held money then. A wait also ends
+    with a reservation, a pause, a new owner, and the run's end.
+    """
+
+    scope: str = ""
+    limit: int = 0
+    micros: int = 0
+    least: int = 0
+    missing: int = 0
+    runs: int = 0
+    over: bool = False
+
+    def search_text(self) -> str:
+        return "waits for money no longer" if self.over else f"waits for money in {self.scope}"
+
+
 class ExtensionAsked(Fact):
     """A run near a cap waits for a person to raise the cap. It is queued without a slot, and its clock stops.
 

@@ -24,6 +24,7 @@ from ava_audit.events import (
     ExtensionAsked,
     ExtensionDecided,
     Fact,
+    MoneyAwaited,
     QuestionAnswered,
     QuestionAsked,
     RunClaimed,
@@ -242,6 +243,8 @@ def _claimed(state: State, run: RunRow, header: Header, fact: RunClaimed) -> Non
 
 def _leave(run: RunRow) -> None:
     """Take a run from its owner. Its active time ends with its last entry; a clock that was set back adds nothing."""
+    if run.last_us is not None:
+        _end_money_wait(run, run.last_us)
     if run.last_us is not None and run.claimed_us is not None:
         run.active_us += max(0, run.last_us - run.claimed_us)
     run.state = QUEUED
@@ -254,6 +257,24 @@ def _pause(run: RunRow, active_us: int, until_us: int) -> None:
     run.active_us = max(run.active_us, active_us)
     _leave(run)
     run.not_before_us = until_us
+
+
+def _money_awaited(_state: State, run: RunRow, header: Header, fact: MoneyAwaited) -> None:
+    if fact.over:
+        _end_money_wait(run, header.ts_us)
+        return
+    since_us = header.ts_us if run.money_wait is None else from_json(run.money_wait)["since_us"]
+    wait = {"since_us": since_us, "scope": fact.scope, "limit": fact.limit, "micros": fact.micros, "least": fact.least}
+    run.money_wait = to_json(wait).decode()
+
+
+def _end_money_wait(run: RunRow, now_us: int) -> None:
+    """End a run's wait for money; it was not active meanwhile."""
+    if run.money_wait is None:
+        return
+    if run.claimed_us is not None:
+        run.claimed_us += max(0, now_us - from_json(run.money_wait)["since_us"])
+    run.money_wait = None
 
 
 def _paused(_state: State, run: RunRow, _header: Header, fact: RunPaused) -> None:
@@ -296,6 +317,7 @@ def _reserved(state: State, header: Header, fact: CostReserved) -> None:
         _hold(state, scopes, -micros)
     _hold(state, fact.scopes, fact.micros + fact.wrap_micros)
     if run is not None:
+        _end_money_wait(run, header.ts_us)
         run.turns = max(run.turns, fact.turn)
         call = {
             "turn": fact.turn,
@@ -363,6 +385,7 @@ def _ended(state: State, run: RunRow, header: Header, fact: RunEnded) -> None:
     run.stop_reason = fact.stop_reason
     run.error_kind = fact.error_kind
     run.ended_us = header.ts_us
+    _end_money_wait(run, header.ts_us)
     run.extension = run.question = None
     run.wrap_micros, run.wrap_scopes = 0, None
     run.active_us = max(run.active_us, fact.active_us)
@@ -431,6 +454,7 @@ _BY_FACT: dict[str, Callable[[State, Header, Any], None]] = {
 _BY_RUN: dict[str, Callable[[State, RunRow, Header, Any], None]] = {
     "RunClaimed": _claimed,
     "RunPaused": _paused,
+    "MoneyAwaited": _money_awaited,
     "ExtensionAsked": _extension_asked,
     "ExtensionDecided": _extension_decided,
     "QuestionAsked": _question_asked,

@@ -29,6 +29,7 @@ class RunRow:
     model call that is not settled, or a list of several. `tokens` counts the tokens that count against `max_tokens`.
     `not_before_us` is the end of a pause; nobody may claim the run before. `extension` and `question` are the
     `ExtensionAsked` and the `QuestionAsked` that the run waits for. `message_seq` is the newest message to the run.
+    `money_wait` says what a running run waits for that other runs hold (`MoneyWait`); None while it does not wait.
     """
 
     id: str
@@ -76,6 +77,7 @@ class RunRow:
     fetched_us: int | None = None
     extension: str | None = None
     question: str | None = None
+    money_wait: str | None = None
     terms: str | None = None
 
     @property

@@ -38,6 +38,36 @@ class PastRun:
     config: str
 
 
+@dataclass(frozen=True)
+class MoneyHolder:
+    """A running run as a claim on money that others wait for: what it holds in each scope, and what it waits for.
+
+    Attributes:
+        order: The order of age: when it was approved, and its id.
+        calls: Its calls in flight, each with its scopes and its worst case in micro-USD.
+        wait: What it waits for itself (`MoneyAwaited`); None for one that works.
+    """
+
+    id: str
+    instance: str | None
+    order: tuple[int, str]
+    wrap_micros: int
+    wrap_scopes: frozenset[str]
+    calls: tuple[tuple[frozenset[str], int], ...]
+    wait: Mapping[str, Any] | None
+
+    def wrap_in(self, scope: str) -> int:
+        """Return what it holds in a scope for its last turn."""
+        return self.wrap_micros if scope in self.wrap_scopes else 0
+
+    def calls_in(self, scope: str) -> int:
+        """Return what it holds in a scope for its calls in flight."""
+        return sum(micros for scopes, micros in self.calls if scope in scopes)
+
+    def held_in(self, scope: str) -> int:
+        return self.wrap_in(scope) + self.calls_in(scope)
+
+
 _PAST = ", ".join(field.name for field in fields(PastRun)[:-1])
 RunGroup = Literal["waiting", "running", "ended"]
 _UNEXPIRED = f"SELECT run_id FROM proposals WHERE state = '{WAITING}' AND expires_us > ?"  # noqa: S608
@@ -240,6 +270,33 @@ class View:
     def bucket(self, scope: str) -> Bucket:
         """Return what a scope has spent and held; an empty bucket for an unused scope."""
         return self._rows.budgets.copy(scope) or Bucket(scope)
+
+    def is_money_awaited(self) -> bool:
+        """Tell whether a running run waits for money that others hold."""
+        sql = "SELECT 1 FROM runs WHERE state = 'running' AND money_wait IS NOT NULL LIMIT 1"
+        return next(self.select(sql), None) is not None
+
+    def money_holders(self) -> list[MoneyHolder]:
+        """Return the running runs with what they hold and wait for."""
+        found: list[MoneyHolder] = []
+        columns = "id, instance, queued_us, wrap_micros, wrap_scopes, in_flight, money_wait"
+        for row in self.select(f"SELECT {columns} FROM runs WHERE state = 'running'"):  # noqa: S608
+            run_id, instance, queued_us, wrap_micros, wrap_scopes, in_flight, money_wait = row
+            calls = loads(in_flight) or []
+            if isinstance(calls, dict):
+                calls = [calls]
+            found.append(
+                MoneyHolder(
+                    id=run_id,
+                    instance=instance,
+                    order=(queued_us or 0, run_id),
+                    wrap_micros=wrap_micros,
+                    wrap_scopes=frozenset(loads(wrap_scopes) or ()),
+                    calls=tuple((frozenset(call["scopes"]), int(call["micros"])) for call in calls),
+                    wait=loads(money_wait),
+                )
+            )
+        return found
 
     def approved_over(self, channel: str, user: str, since_us: int) -> list[RunRow]:
         """Return this user's runs that were approved over a channel from `since_us` on, oldest first."""

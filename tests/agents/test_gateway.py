@@ -208,6 +208,17 @@ async def test_what_does_not_fit_is_refused_in_the_providers_form_and_not_sent(t
         assert at.far.requests == [] and at.meter.settled == []
 
 
+@pytest.mark.parametrize("wire", WIRES)
+async def test_an_agent_is_asked_to_repeat_what_waited_in_vain_for_money_of_others(tmp_path: Path, wire: str) -> None:
+    async with place(tmp_path, [Say("no")], wire) as at:
+        at.meter.refuses = CallRefused("busy", "this run waits for $0.12 that 2 other runs hold")
+        answer = await at.ask(request(wire))
+        assert answer.status_code == 429 and answer.headers["x-should-retry"] == "true"
+        assert int(answer.headers["retry-after"]) >= 1
+        assert "that 2 other runs hold" in answer.json()["error"]["message"]
+        assert at.far.requests == [] and at.meter.settled == []
+
+
 @pytest.mark.parametrize(
     ("wire", "more", "said"),
     [

@@ -68,7 +68,7 @@ async def test_refuses_a_run_for_which_too_little_of_the_day_is_left(tmp_path: P
         await lab.approve(first)
         assert (await lab.ended(first.subagent_id)).cost_micros == 300_000
         whose = DAYS[day][1].partition(" (")[0]
-        says = f"$0.04 is left of {whose} ($0.30 of $0.34 are spent or reserved), which buys no useful work"
+        says = f"$0.04 is left of {whose} ($0.30 of $0.34 are spent), which buys no useful work"
         answer = await lab.call("spawn_subagent", role="researcher", task="t", workspace=str(lab.workspace))
         assert says in answer.message and answer.status == "failed"
         assert re.search(r"that takes \$0\.\d\d; it is renewed at 00:00 UTC, or raise limits\.", answer.message)

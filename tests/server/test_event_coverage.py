@@ -33,7 +33,7 @@ from support.stdio import using
 from support.tool_examples import EXAMPLES, HERE, HOST, example_of, must_list
 
 from ava_audit.entries import HEADER
-from ava_audit.events import ENDINGS, FACTS, Channel, Who
+from ava_audit.events import ENDINGS, FACTS, Channel, CostReserved, Who
 from ava_audit.retention import erase_run
 from ava_roles.sandbox.sandbox import Unavailable
 from ava_roles.sandbox.selection import find_sandbox
@@ -204,6 +204,7 @@ def plays() -> dict[str, Sequence[Step]]:
         "whole": [Say("Twelve.", stream=False)],
         "planned": [Say("It is about a price."), Say("1. read_file a.md."), Say("KEEP"), hand_over()],
         "told": TOLD,
+        "holds": [Say(calls=hand_over().calls, gate=HOLDS)],
         "steered": [Say(calls=NOTE.calls, gate=STEERED), hand_over()],
         "left": [*(Say("x", gate=gate) for gate in LEFT), hand_over(), hand_over(), hand_over()],
         "ratio": [
@@ -247,6 +248,7 @@ async def everything_at_once(lab: Lab) -> None:
             agreed,
             on_a_page,
             grouped,
+            waited,
             everything,
             steered,
             misused,
@@ -323,7 +325,7 @@ PAGES = {
     "/long": Page("one line of many\n" * 3_000, content_type="text/plain"),
 }
 TOLD = [Say(calls=[("scratchpad", {"note": f"n{number}"})]) for number in range(9)] + [submits()]
-STEERED, LEFT = Gate(), tuple(Gate() for _ in range(6))
+STEERED, HOLDS, LEFT = Gate(), Gate(), tuple(Gate() for _ in range(6))
 
 
 async def ended(lab: Lab, status: str) -> None:
@@ -468,6 +470,27 @@ async def grouped(lab: Lab) -> None:
     for each in proposals:
         await lab.ended(each.subagent_id)
     await lab.call("check_subagent", subagent_id=first)
+
+
+async def waited(lab: Lab) -> None:
+    """Two runs of a group: one waits for the money that the other's call holds, and is cancelled."""
+    alone = await lab.start(task=play("group"), max_cost_cents=50)
+    await lab.ended(alone)
+    [reserved, *_] = await lab.facts(alone, CostReserved)
+    cap = (reserved.micros + reserved.wrap_micros) * 19 // 100_000
+    proposals = [await lab.propose(task=play("holds"), max_cost_cents=50) for _ in range(2)]
+    lines = [each.approval_line for each in proposals]
+    ids = [each.pending_id for each in proposals]
+    answer = await lab.call("confirm_spawn", pending_ids=ids, approving=lines, group_max_cost_cents=cap)
+    await lab.call("confirm_spawn", pending_ids=ids, approving=answer.approval_lines, group_max_cost_cents=cap)
+    await arrived(HOLDS.arrived)
+    runs = [each.subagent_id for each in proposals]
+    [waiter] = [run_id for run_id in runs if not await lab.facts(run_id, CostReserved)]
+    await lab.logged(waiter, "MoneyAwaited")
+    await lab.call("cancel_subagent", subagent_id=waiter)
+    HOLDS.released.set()
+    for run_id in runs:
+        await lab.ended(run_id)
 
 
 async def everything(lab: Lab) -> None:

@@ -102,6 +102,7 @@ MIGRATIONS: tuple[Callable[[Database], None], ...] = (
     partial(_execute, ["DROP INDEX runs_role", _OWN_RUNS, "ALTER TABLE configs ADD COLUMN terms TEXT"]),
     _newest_messages,
     partial(_execute, _GROWTH_INDEXES),
+    partial(_execute, ["ALTER TABLE runs ADD COLUMN money_wait TEXT"]),  # what a run waits for that others hold
 )
 """In order; the schema's version is the number of applied migrations. From the fourth on, Postgres runs them too."""
 

@@ -68,8 +68,11 @@ _STATUS: Mapping[Refusal, tuple[int, str]] = {
     "model": (404, "not_found_error"),
     "form": (400, "invalid_request_error"),
     "over": (403, "permission_error"),
+    "busy": (429, "rate_limit_error"),
 }
-"""The status and the type of a refusal. The SDKs of agents repeat 408, 409, 429 and 500 upwards, and none of these."""
+"""The status and the type of a refusal. The SDKs of agents repeat 408, 409, 429 and 500 upwards: here only `busy`."""
+BUSY_S = 5.0
+"""Seconds after which an agent is to repeat a request that waited in vain for money that other runs hold."""
 _FAILED: Mapping[str, tuple[int, str]] = {
     "rate_limit": (429, "rate_limit_error"),
     "overloaded": (529, "overloaded_error"),
@@ -226,7 +229,7 @@ class Gateway:
 
     def _refused(self, why: CallRefused) -> Response:
         status, kind = _STATUS[why.reason]
-        return self._error(status, kind, str(why))
+        return self._error(status, kind, str(why), BUSY_S if why.reason == "busy" else None)
 
     def _over(self) -> Response:
         return self._error(403, "permission_error", "this run is over")

@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -36,15 +37,17 @@ from ava_audit.events import (
     Usage,
 )
 from ava_audit.sanitize import sanitize_json
-from ava_audit.view import Outcome, View
+from ava_audit.view import Command, Outcome, View
 from ava_roles.wrap import clean
 from ava_server.agents.bodies import own_id
 from ava_server.agents.seam import MOST_NEW_BYTES, Admitted, AgentCall, Bounds, CallRefused
-from ava_server.budget.caps import CapReached, CapRequest, Reservation, reserve
+from ava_server.budget.caps import CapReached, CapRequest, Reservation, reserve_in_line
+from ava_server.budget.money_line import MoneyWait, Patience
 from ava_server.models.base import Bound, Completion
 from ava_server.models.json_text import as_object, objects_in
 from ava_server.models.prices import reserve_micros
 from ava_server.models.tokens import FIXED_TOKENS, MESSAGE_TOKENS, TOOL_TOKENS, TOOLS_TOKENS, escaped_bound, text_bound
+from ava_server.runs.money_wait import MoneyQueue
 from ava_server.runs.reservation import (
     GOOD_OUTPUT,
     LEAST_OUTPUT,
@@ -64,6 +67,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("ava.agents")
 TRIES = 4
 """How often a call is made smaller until it fits what other runs leave of a cap."""
+MONEY_WAIT_S = 60.0
+"""Seconds for which a request waits for money that other runs hold; then its agent is asked to repeat it."""
+_BUSY = "Ava has not sent this request yet: {what}. Repeat it in a few seconds."
 FAILED_CALLS = 6
 """Calls in a row without an answer after which the agent is stopped: some agents try for ever."""
 HAND_OVER_CALLS = 4
@@ -109,6 +115,7 @@ class RunMeter:
         self._bounds = bounds
         self._own_tools = frozenset(own_tools)
         self._one = anyio.Lock()
+        self._line = MoneyQueue(run)
         self._turn = run.log.history.turn
         self._shown: dict[str, int] = {}  # a chain of messages, and the turn whose request had it first
         self._heads: set[str] = set()
@@ -147,9 +154,16 @@ class RunMeter:
 
     async def admit(self, call: AgentCall) -> Admitted:
         """Reserve a call. Raises CallRefused: it does not fit, or the run is over."""
+        until = time.monotonic() + MONEY_WAIT_S
+        with anyio.move_on_after(MONEY_WAIT_S) as waiting:
+            await self._one.acquire()  # so that each is compared with all that were shown before
+        if waiting.cancelled_caught:
+            raise CallRefused("busy", _BUSY.format(what="an earlier request of this run waits for money"))
         try:
-            async with self._one:  # so that each is compared with all that were shown before
-                return await self._admitted(call)
+            try:
+                return await self._admitted(call, until)
+            finally:
+                self._one.release()
         except AuditError as error:
             self.fail(error)
             raise CallRefused("over", "this run is over") from error
@@ -223,7 +237,7 @@ class RunMeter:
 
     # -- reserving ----------------------------------------------------------------------------------------------------
 
-    async def _admitted(self, call: AgentCall) -> Admitted:
+    async def _admitted(self, call: AgentCall, until: float) -> Admitted:
         await self._refuse_at_end()
         seen = self._compared(call)
         if sum(map(len, seen.fresh), len(call.head)) > MOST_NEW_BYTES:
@@ -241,7 +255,9 @@ class RunMeter:
         ratio: float | None = None
         while True:
             asked = self._request(call, output, ratio)
-            answer = await self._reserve(asked, shown)
+            answer = await self._reserve(asked, shown, until)
+            if isinstance(answer, MoneyWait):
+                raise CallRefused("busy", _BUSY.format(what=f"this run {answer.words}"))
             if isinstance(answer, Reservation):
                 self._remember(call, shown, asked)
                 self._open.add(answer.fact.turn)
@@ -250,7 +266,8 @@ class RunMeter:
                     self._left_to_hand_over -= 1
                 return Admitted(call, output, answer.fact.turn, answer)
             tries += 1
-            smaller = self._fitting(answer, call, most) if tries < TRIES and answer.cap != "overrun" else None
+            ends = answer.cap == "overrun" or answer.gives_way
+            smaller = self._fitting(answer, call, most) if tries < TRIES and not ends else None
             if smaller is None and answer.cap != "overrun" and self._open:  # what they hold may be more than they cost
                 await self._settled.wait()
                 tries, output, ratio = 0, most, None
@@ -324,22 +341,29 @@ class RunMeter:
                 return found, ratio
         return None
 
-    async def _reserve(self, asked: CapRequest, shown: list[Fact]) -> Reservation | CapReached:
-        """Reserve a call and record what it shows, in one transaction."""
-        command = reserve(self._log.fence, self._log.who, asked, self._run.context.caps)
+    async def _reserve(
+        self, asked: CapRequest, shown: list[Fact], until: float
+    ) -> Reservation | CapReached | MoneyWait:
+        """Reserve a call and record what it shows, in one transaction; wait for money of others, at most `until`."""
         events = [self._log.event(fact) for fact in shown]
 
-        def both(view: View, now_us: int) -> Outcome[Reservation | CapReached]:
-            outcome = command(view, now_us)
-            more = events if isinstance(outcome.value, Reservation) else ()
-            return Outcome(outcome.value, (*outcome.events, *more))
+        def command(patience: Patience) -> Command[Reservation | CapReached | MoneyWait]:
+            in_line = reserve_in_line(self._log.fence, self._log.who, asked, self._run.context.caps, patience)
 
-        def granted(answer: Reservation | CapReached) -> None:
+            def both(view: View, now_us: int) -> Outcome[Reservation | CapReached | MoneyWait]:
+                outcome = in_line(view, now_us)
+                more = events if isinstance(outcome.value, Reservation) else ()
+                return Outcome(outcome.value, (*outcome.events, *more))
+
+            return both
+
+        def granted(answer: Reservation | CapReached | MoneyWait) -> None:
             if isinstance(answer, Reservation):
                 for number, fact in enumerate((answer.fact, *(event.fact for event in events))):
                     self._log.history.add(answer.seq + number, fact)
 
-        return await self._log.do(both, granted)
+        least = asked.fact.micros + asked.fact.wrap_micros
+        return await self._line.ask(command, granted, lambda: least, most_s=max(until - time.monotonic(), 0.0))
 
     # -- what a request shows -----------------------------------------------------------------------------------------
 

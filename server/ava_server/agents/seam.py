@@ -53,8 +53,9 @@ class Admitted:
     key: object
 
 
-Refusal = Literal["cap", "model", "form", "over"]
-"""Why a call is not sent: a cap, a model that was not approved, something that cannot be sent, the run's end."""
+Refusal = Literal["cap", "model", "form", "over", "busy"]
+"""Why a call is not sent: a cap, a model that was not approved, something that cannot be sent, the run's end, or (for
+now) money that other runs hold."""
 
 
 MOST_NEW_BYTES = 1_800_000

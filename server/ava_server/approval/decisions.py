@@ -14,7 +14,7 @@ from ava_audit.rows import WAITING, ProposalRow, RunRow
 from ava_audit.units import DAY_US, HOUR_US, MICROS_PER_CENT, format_usd, iso_second
 from ava_audit.view import Command, Outcome, View
 from ava_server.approval.decide import OTHER_REFUSED
-from ava_server.approval.proposals import SpawnLimits, close_proposal, day_left, day_refusal, texts_of
+from ava_server.approval.proposals import SpawnLimits, close_proposal, day_left, day_refusal, day_unspent, texts_of
 from ava_server.approval.summary import DayLeft, approval_line, group_line, normalize_typography
 from ava_server.budget.run_config import CAPS, COST, TIME, RunCap, RunConfig, Texts, config_of, is_free
 from ava_server.core.ids import label
@@ -149,7 +149,8 @@ def check_approval(
     lines = approval_lines(checked)
     if why_not := _wrong_lines(view, asked.approving, lines, checked, now_us):
         return refused(f"{why_not}; show the person approval_lines and give exactly these", lines=lines)
-    if not checked.free and (why_not := day_refusal(checked.day, checked.least_micros)):
+    unspent = day_unspent(view, who.user_id, limits, now_us)
+    if not checked.free and (why_not := day_refusal(unspent, checked.least_micros)):
         return refused(why_not)
     changed: list[ProposalChange] = []
     for member in members:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
@@ -119,7 +119,8 @@ def propose(
         if first is not None:
             row, run = first
             return Outcome(Proposal(row.pending_id, run.id, run.state, config, line, message, row.expires_us))
-        if not config.free and (why := day_refusal(day, config.least_micros)):
+        unspent = day_unspent(view, who.user_id, limits, now_us)
+        if not config.free and (why := day_refusal(unspent, config.least_micros)):
             return Outcome(why)
         superseded, ends = _superseded(view, who, config.task_id)
         waiting = view.runs(user=who.user_id, states=(WAITING,), expired_before_us=now_us, limit=MOST_WAITING)
@@ -184,20 +185,32 @@ def _superseded(view: View, who: Who, task_id: str | None) -> tuple[str | None, 
 
 def day_left(view: View, user: str, limits: SpawnLimits, now_us: int) -> DayLeft:
     """Return the user's or the installation's daily budget, whichever has less left."""
+    return min(_day_budgets(view, user, limits, now_us), key=lambda each: each.micros)
+
+
+def day_unspent(view: View, user: str, limits: SpawnLimits, now_us: int) -> DayLeft:
+    """Return the daily budget that has less left if nothing were held: what is held refuses no approval."""
+    budgets = _day_budgets(view, user, limits, now_us)
+    unspent = (replace(each, micros=each.micros + each.held_micros, held_micros=0) for each in budgets)
+    return min(unspent, key=lambda each: each.micros)
+
+
+def _day_budgets(view: View, user: str, limits: SpawnLimits, now_us: int) -> Iterator[DayLeft]:
     day, days = day_of(now_us), limits.days
     budgets = (
         ("your", user_scope(user, day), days.user_micros),
         ("this installation's", installation_scope(day), days.installation_micros),
     )
-    left = (
-        DayLeft(cap - view.bucket(scope).committed, cap, whose, setting)
-        for (whose, scope, cap), setting in zip(budgets, limits.day_settings, strict=True)
-    )
-    return min(left, key=lambda each: each.micros)
+    for (whose, scope, cap), setting in zip(budgets, limits.day_settings, strict=True):
+        bucket = view.bucket(scope)
+        yield DayLeft(cap - bucket.committed, cap, whose, setting, bucket.held_micros)
 
 
 def day_refusal(day: DayLeft, least_micros: int = 1) -> str | None:
-    """Return why today's remaining budget is too small, or None; a run needs `least_micros` to do useful work."""
+    """Return why what is unspent of today's budget is too small, or None.
+
+    A run needs `least_micros` to do useful work.
+    """
     if day.cap_micros == 0:  # tomorrow it is still 0
         return f"{day.whose} daily budget is $0.00, so only free runs can start; raise {day.setting}"
     of = f"{format_usd(day.cap_micros - day.micros)} of {format_usd(day.cap_micros)}"
@@ -206,7 +219,7 @@ def day_refusal(day: DayLeft, least_micros: int = 1) -> str | None:
         return f"{day.whose} budget for today is used up ({of}); {renewed}"
     if day.micros < least_micros:
         return (
-            f"{format_usd(day.micros)} is left of {day.whose} budget for today ({of} are spent or reserved), which buys"
+            f"{format_usd(day.micros)} is left of {day.whose} budget for today ({of} are spent), which buys"
             f" no useful work: that takes {format_usd(least_micros)}; {renewed}, choose a cheaper model, or give a"
             " shorter task or context"
         )

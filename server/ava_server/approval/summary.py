@@ -47,18 +47,21 @@ class DayLeft:
     """The user's or the installation's daily budget, whichever has less left.
 
     Attributes:
-        micros: What is left, in micro-USD.
+        micros: What is left, in micro-USD, without what runs hold.
         whose: Whose it is: `your`, `this installation's`.
+        held_micros: What runs hold of it: most of that comes back.
     """
 
     micros: int
     cap_micros: int
     whose: str
     setting: str
+    held_micros: int = 0
 
     @property
     def words(self) -> str:
-        return f"{format_usd(max(self.micros, 0))} is left of {self.whose} budget for today ({self.setting})"
+        held = f"; runs hold {format_usd(self.held_micros)} more" if self.held_micros > 0 else ""
+        return f"{format_usd(max(self.micros, 0))} is left of {self.whose} budget for today ({self.setting}{held})"
 
 
 def approval_line(config: RunConfig, texts: Texts) -> str:
@@ -474,7 +477,10 @@ def _day_lines(config: RunConfig, day: DayLeft) -> list[str]:
     if config.free or day.micros >= config.max_cost_micros:
         return []
     less = f"Only {day.words}, less than its cost cap"
-    if day.micros < max(config.least_micros, 1):
+    least = max(config.least_micros, 1)
+    if day.micros < least <= day.micros + day.held_micros:
+        return [f"{less}: it starts when {format_usd(least)} is free."]
+    if day.micros < least:
         return [f"{less}: it cannot start before 00:00 UTC."]
     return [f"{less}.", *_bought(config, "That", day.micros)]
 

@@ -13,10 +13,11 @@ from typing import Any, Literal
 
 from ava_audit.entries import Entry
 from ava_audit.errors import StaleOwner
-from ava_audit.events import CostReserved, CostUpdate, Event, Fence, Settlement, Usage, Who
+from ava_audit.events import CostReserved, CostUpdate, Event, Fence, MoneyAwaited, Settlement, Usage, Who
 from ava_audit.rows import RUNNING, RunRow
-from ava_audit.units import day_of
+from ava_audit.units import day_of, format_usd
 from ava_audit.view import Command, Outcome, T, View, loads
+from ava_server.budget.money_line import CapLeft, MoneyCapName, MoneyLine, MoneyWait, NoRoom, Patience
 from ava_server.budget.run_config import config_of
 from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
 from ava_server.core.ids import IN_PROCESS
@@ -81,6 +82,8 @@ class CapReached:
 
     cap: CapName
     left: int
+    gives_way: bool = False
+    """Other runs wait for the same money, and this is the youngest: it hands in what it has."""
 
     @property
     def status(self) -> Literal["cost_exceeded", "token_exceeded"]:
@@ -95,21 +98,38 @@ def scopes_of(run: RunRow, now_us: int) -> tuple[str, ...]:
     return (run.id, *group, user_scope(run.user_id, day), installation_scope(day))
 
 
-def money_caps(view: View, run: RunRow, caps: DayCaps, now_us: int) -> list[tuple[CapName, int]]:
+def money_caps(view: View, run: RunRow, caps: DayCaps, now_us: int) -> list[CapLeft]:
     """Return each money cap of a run, its own first, and what is left of it; its own wrap-up does not count."""
     config = config_of(run.config)
     day = day_of(now_us)
-    limits: list[tuple[CapName, str, int]] = [("max_cost_cents", run.id, config.max_cost_micros)]
+    limits: list[tuple[MoneyCapName, str, int]] = [("max_cost_cents", run.id, config.max_cost_micros)]
     if run.group_id and (group := view.group(run.group_id)):
         limits.append(("group_max_cost", run.group_id, group.cap_micros))
     limits.append(("user_daily_cents", user_scope(run.user_id, day), caps.user_micros))
     limits.append(("installation_daily_cents", installation_scope(day), caps.installation_micros))
     own = set[str](loads(run.wrap_scopes) or ())
-    left: list[tuple[CapName, int]] = []
+    left: list[CapLeft] = []
     for name, scope, cap in limits:
         committed = view.bucket(scope).committed - (run.wrap_micros if scope in own else 0)
-        left.append((name, cap - committed))
+        left.append(CapLeft(name, scope, cap, cap - committed))
     return left
+
+
+def start_wait(view: View, run: RunRow, caps: DayCaps, now_us: int) -> str | None:
+    """Return what an approved run waits for before it starts: money that other runs hold; None where it can start.
+
+    One that would not fit with nothing held starts too: its first call says so, and it ends.
+    """
+    config = config_of(run.config)
+    if config.free:
+        return None
+    least = max(config.least_micros, 1)
+    waits = False
+    for each in money_caps(view, run, caps, now_us):
+        if each.left + view.bucket(each.scope).held_micros < least:
+            return None
+        waits = waits or each.left < least
+    return f"starts when {format_usd(least)} is free" if waits else None
 
 
 def reserve(fence: Fence, who: Who, asked: CapRequest, caps: DayCaps) -> Command[Reservation | CapReached]:
@@ -118,25 +138,76 @@ def reserve(fence: Fence, who: Who, asked: CapRequest, caps: DayCaps) -> Command
     A call for a tool keeps what is held for the wrap-up. A call beside others counts with what those hold. The command
     itself raises StaleOwner for an older claim: a refusal appends nothing, so the store would not notice.
     """
+    in_line = reserve_in_line(fence, who, asked, caps, None)
 
     def command(view: View, now_us: int) -> Outcome[Reservation | CapReached]:
+        outcome = in_line(view, now_us)
+        assert not isinstance(outcome.value, MoneyWait), "without patience it does not wait"
+        return Outcome(outcome.value, outcome.events)
+
+    return command
+
+
+def reserve_in_line(
+    fence: Fence, who: Who, asked: CapRequest, caps: DayCaps, patience: Patience | None
+) -> Command[Reservation | CapReached | MoneyWait]:
+    """Reserve a call, as `reserve` does, or answer that it has to wait for money that other runs hold.
+
+    A wait is recorded once, not each time that the call is asked for again. Without patience nothing waits.
+    """
+
+    def command(view: View, now_us: int) -> Outcome[Reservation | CapReached | MoneyWait]:
         run = view.run(fence.run_id)
         assert run is not None, "a claim is of a run that exists"
         if run.generation != fence.generation or run.state != RUNNING:
             raise StaleOwner(f"{run.id} is no longer owned by this claim (generation {fence.generation})")
         if run.overrun:
             return Outcome(CapReached("overrun", 0))
-        cap, left = min(money_caps(view, run, caps, now_us), key=lambda item: item[1])
+        lefts = [replace(each, left=max(each.left, 0)) for each in money_caps(view, run, caps, now_us)]
         wrap_micros = asked.fact.wrap_micros if asked.fact.tool_call is None else run.wrap_micros
         fact = asked.fact.model_copy(update={"scopes": scopes_of(run, now_us), "wrap_micros": wrap_micros})
-        if fact.micros + fact.wrap_micros > max(left, 0):
-            return Outcome(CapReached(cap, max(left, 0)))
+        need = fact.micros + fact.wrap_micros
+        tightest = min(lefts, key=lambda each: each.left)
+        if patience is None and need > tightest.left:
+            return Outcome(CapReached(tightest.cap, tightest.left))
         config = config_of(run.config)
         tokens_left = config.max_tokens - run.tokens - sum(map(_tokens, run.calls_in_flight if fact.beside else ()))
         if asked.needs("max_tokens") > tokens_left:
             return Outcome(CapReached("max_tokens", max(tokens_left, 0)))
+        if patience is not None and (need > tightest.left or view.is_money_awaited()):
+            answer = MoneyLine(view, run, need, lefts, patience).decide()
+            if isinstance(answer, NoRoom):
+                reached = CapReached(answer.cap, answer.left, answer.gives_way)
+                return Outcome(reached, _end_of_wait(run, who, fence))
+            if answer is not None:
+                known = patience.least is None or _is_noted(run, answer)
+                return Outcome(answer, () if known else (Event(who=who, fact=answer.fact, fence=fence),))
         event = Event(who=who, fact=fact, fence=fence, model=asked.model or config.model)
         return Outcome(Reservation(fact, asked.tokens, view.head() + 1), (event,))
+
+    return command
+
+
+def _is_noted(run: RunRow, wait: MoneyWait) -> bool:
+    """Tell whether the log has this wait already."""
+    noted = loads(run.money_wait)
+    fact = wait.fact
+    now = (fact.scope, fact.limit, fact.micros, fact.least)
+    return noted is not None and now == (noted["scope"], noted["limit"], noted["micros"], noted["least"])
+
+
+def _end_of_wait(run: RunRow, who: Who, fence: Fence) -> tuple[Event, ...]:
+    if run.money_wait is None:
+        return ()
+    return (Event(who=who, fact=MoneyAwaited(over=True), fence=fence),)
+
+
+def end_money_wait(fence: Fence, who: Who) -> Command[None]:
+    """Record that a run waits for money no longer, if it does."""
+
+    def command(view: View, _now_us: int) -> Outcome[None]:
+        run = view.run(fence.run_id)
+        return Outcome(None, () if run is None else _end_of_wait(run, who, fence))
 
     return command
 

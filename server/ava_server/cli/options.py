@@ -34,10 +34,10 @@ EVENT_TYPES = (
     "error", "tool", "cost", "thinking", "spawn", "complete", "message", "session",
     "UserMessage", "AssistantMessage", "ToolCall", "ToolResult", "SubagentSpawn", "SubagentComplete",
     "ExtendedThinking", "CostUpdate", "ErrorOccurred", "SessionStart", "SessionEnd", "SpawnProposed", "SpawnDecided",
-    "RunClaimed", "RunPaused", "ExtensionAsked", "ExtensionDecided", "QuestionAsked", "QuestionAnswered", "RunResumed",
-    "RunStarted", "CostReserved", "AgentRequest", "AgentNote", "Activity", "GuardrailTripped", "PlanReady",
-    "WorktreeReady", "WorkChecked",
-    "CancelRequested", "RunEnded", "SettingsChanged", "LogErased",
+    "RunClaimed", "RunPaused", "MoneyAwaited", "ExtensionAsked", "ExtensionDecided", "QuestionAsked",
+    "QuestionAnswered", "RunResumed", "RunStarted", "CostReserved", "AgentRequest", "AgentNote", "Activity",
+    "GuardrailTripped", "PlanReady", "WorktreeReady", "WorkChecked", "CancelRequested", "RunEnded", "SettingsChanged",
+    "LogErased",
 )  # fmt: skip
 """Short names, then exact ones. Importing these and the tiers would take too long; a test compares them."""
 _SAFE_WORD = re.compile(r"[A-Za-z0-9_./:@+-]+")

@@ -40,6 +40,7 @@ EVENT_NAMES: Mapping[str, str] = {
     "SpawnDecided": "Decision",
     "RunClaimed": "Taken by a server",
     "RunPaused": "Paused",
+    "MoneyAwaited": "Wait for money",
     "ExtensionAsked": "Request for more",
     "ExtensionDecided": "Decision on more",
     "QuestionAsked": "Question",

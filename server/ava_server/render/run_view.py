@@ -26,7 +26,7 @@ from ava_audit.rows import (
 )
 from ava_audit.store.backend import Activities
 from ava_audit.units import format_usd, iso_utc, local_second
-from ava_audit.view import View
+from ava_audit.view import View, loads
 from ava_roles.wrap import clean, escape_result
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.summary import task_excerpt
@@ -346,6 +346,8 @@ def state_now(run: RunRow, waiting: ProposalRow | None, alive: Callable[[str], b
 def elapsed_s(run: RunRow, now_us: int) -> float:
     """Return a run's active time, up to now if it is running."""
     if run.state == RUNNING and run.claimed_us is not None:
+        if run.money_wait is not None:  # its clock stands still
+            now_us = int(loads(run.money_wait)["since_us"])
         return (run.active_us + max(0, now_us - run.claimed_us)) / 1e6
     return run.active_us / 1e6
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from ava_server.budget.user_limits import DayCaps
 from ava_server.core.errors import AvaError
 from ava_server.models.base import Model
 from ava_server.models.selection import search_terms
+from ava_server.runs.clock import RunClock
 from ava_server.runs.coding import Worktrees
 from ava_server.runs.extension import ExtensionLimits
 from ava_server.runs.log import RunLog
@@ -45,6 +46,10 @@ WRAP_S = 30.0
 
 class ConfigNotSupported(Exception):
     """Raised when this instance cannot run a run as it was approved; says what the run waits for."""
+
+
+class RunLeft(Exception):
+    """Raised when a run is left to another process, between two model calls."""
 
 
 class SecretRefused(Exception):
@@ -203,27 +208,35 @@ class RunContext:
     clock: Callable[[], float] = time.monotonic
 
 
+async def nobody_gone() -> frozenset[str]:
+    return frozenset()
+
+
 @dataclass(frozen=True, slots=True)
 class ActiveRun:
     """What the parts of a run share while its owner drives it.
 
     Attributes:
-        began: When it would have begun without interruptions, on the context's clock.
+        clock: How long it has been active.
         say: Shows a sentence in the status line; does not wait.
         tasks: Where a tool works; one that ignores its cancellation is left behind there.
+        gone: Returns the instances that own running runs and are no longer alive.
+        leaves: Whether the run is to be left to another process before its next model call.
     """
 
     log: RunLog
     config: RunConfig
     context: RunContext
-    began: float
+    clock: RunClock
     say: Callable[[str], None]
     tasks: anyio.abc.TaskGroup
+    gone: Callable[[], Awaitable[frozenset[str]]] = nobody_gone
+    leaves: Callable[[], bool] = lambda: False
 
     @property
     def active_s(self) -> float:
         """Seconds for which the run has been active, over all its claims."""
-        return self.context.clock() - self.began
+        return self.clock.active_s
 
     @property
     def left_s(self) -> float:

@@ -176,9 +176,9 @@ def most_now(
         "installation_daily_cents": "the installation's budget of the day",
     }
     shared = [
-        (run.cost_micros + left, names[name])
-        for name, left in money_caps(view, run, limits.days, now_us)
-        if name in names
+        (run.cost_micros + each.left, names[each.cap])
+        for each in money_caps(view, run, limits.days, now_us)
+        if each.cap in names
     ]
     return min(hard, *shared)
 

@@ -57,7 +57,7 @@ from ava_audit.rows import (
 from ava_audit.sanitize import sanitize_json
 from ava_audit.units import HOUR_US, format_usd, iso_utc
 from ava_audit.view import Command, Outcome, View, loads
-from ava_server.approval.proposals import SpawnLimits, close_proposal, day_left, day_refusal, texts_of
+from ava_server.approval.proposals import SpawnLimits, close_proposal, day_refusal, day_unspent, texts_of
 from ava_server.approval.summary import approval_line, normalize_typography
 from ava_server.budget.caps import in_flight_purpose, settle_unknown
 from ava_server.budget.run_config import config_of
@@ -411,7 +411,8 @@ def _active_us(run: RunRow) -> int:
     """Return how long a run has worked, up to its owner's last entry; a clock that was set back adds nothing."""
     if run.claimed_us is None or run.last_us is None:
         return run.active_us
-    return run.active_us + max(0, run.last_us - run.claimed_us)
+    until_us = run.last_us if run.money_wait is None else int(loads(run.money_wait)["since_us"])
+    return run.active_us + max(0, until_us - run.claimed_us)
 
 
 # -- resuming ---------------------------------------------------------------------------------------------------------
@@ -475,7 +476,7 @@ def resume(
             return Outcome(NotResumed(f"a newer Ava has proposed {label(run)}, so it cannot be resumed with this one"))
         if line is not None and normalize_typography(line) != normalize_typography(right):
             return Outcome(NotResumed("`approving` is not, letter for letter, the line of this resume", right))
-        if not config_of(run.config).free and (why := day_refusal(day_left(view, run.user_id, limits, now_us))):
+        if not config_of(run.config).free and (why := day_refusal(day_unspent(view, run.user_id, limits, now_us))):
             return Outcome(NotResumed(why))
         settled = settle_unknown(run, agent_of(run), purpose=in_flight_purpose(view, run))
         forced = where != "held" and run.instance not in gone

@@ -123,6 +123,21 @@ class RunLog:
 
         return (await self._hold(lambda: self._store.do(_after(kept, command), self.run.id), written))[1]
 
+    @property
+    def head(self) -> int:
+        """The newest `seq` that this process knows."""
+        return self._store.head
+
+    async def wait_for(self, types: Sequence[str], after: int, within_s: float) -> None:
+        """Wait for an entry after `after` of one of these types, at most so many seconds."""
+        with anyio.move_on_after(within_s):
+            while True:
+                await self._store.wait_for_entry_after(after)
+                head = self._store.head
+                if await self._hold(partial(self._store.any_after, after, types), None):
+                    return
+                after = head
+
     async def read(self, query: Query[T]) -> T:
         return await self._hold(lambda: self._store.look(query), None)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
@@ -32,8 +33,9 @@ from ava_server.budget.run_config import config_of
 from ava_server.core.shortage import shortage_in
 from ava_server.models.base import Completion
 from ava_server.models.selection import OFFLINE, SCRIPTED
+from ava_server.runs.clock import RunClock
 from ava_server.runs.coding import CodingWork, fail_unkept
-from ava_server.runs.context import ActiveRun, RunContext
+from ava_server.runs.context import ActiveRun, RunContext, RunLeft, nobody_gone
 from ava_server.runs.extension import in_vain, request_words
 from ava_server.runs.history import History
 from ava_server.runs.invalid_answers import REPAIRS, cut_caveat, error_of, explain_cut_call
@@ -57,10 +59,6 @@ OVERDUE_S = 3.0
 ON_REQUEST = "cancelled on request"
 
 
-class _Left(Exception):
-    """The run is left to another process, between two model calls."""
-
-
 class AgentRun:
     """One run, as its owner drives it.
 
@@ -77,6 +75,7 @@ class AgentRun:
         context: RunContext,
         tasks: anyio.abc.TaskGroup,
         on_activity: Callable[[], None],
+        gone: Callable[[], Awaitable[frozenset[str]]] = nobody_gone,
     ) -> None:
         self.id = run.id
         self.user = run.user_id
@@ -92,8 +91,10 @@ class AgentRun:
         self._log = RunLog(store, run, who, history)
         self._log.on_hold = self.say
         self._on_activity = on_activity
-        began = context.clock() - run.active_us / 1_000_000
-        self._run = active = ActiveRun(self._log, self._config, context, began, self.say, tasks)
+        self._clock = RunClock(run.active_us / 1_000_000, context.clock)
+        self._run = active = ActiveRun(
+            self._log, self._config, context, self._clock, self.say, tasks, gone, lambda: self._leaves
+        )
         self._planner = Planner(self._log, wanted=self._config.plans)
         self._reservations = Reservations(active, self._planner)
         self._tool_calls = ToolCalls(active)
@@ -109,7 +110,8 @@ class AgentRun:
                 self._tool_calls.nonce,
                 self.say,
             )
-        self._due: float | None = None  # of the monotonic clock
+        self._due: float | None = None  # of the monotonic clock, without what its own clock stands still
+        self._group_ends = math.inf  # on anyio's clock
         self._working = anyio.CancelScope()
         self._cap = LastTurn(status="timeout", reason=f"timeout of {self._config.timeout_s:g} s")
         self._cancelled_at: float | None = None
@@ -133,7 +135,7 @@ class AgentRun:
                     self.done = True
         except StaleOwner as stale:
             log.info("%s: %s; left to its new owner", self.id, stale)
-        except _Left:
+        except RunLeft:
             log.info("%s: left to another process", self.id)
 
     def cancel(self, reason: str | None) -> None:
@@ -156,7 +158,7 @@ class AgentRun:
         now = time.monotonic()
         if self._cancelled_at is not None and now > self._cancelled_at + OVERDUE_S:
             return RunResult("cancelled", ON_REQUEST, reason=self._cancel_reason)
-        if self._due is not None and now > self._due + OVERDUE_S:
+        if self._due is not None and now > self._due + self._clock.stopped_s + OVERDUE_S:
             return RunResult(self._cap.status, self._cap.reason)
         return None
 
@@ -171,6 +173,8 @@ class AgentRun:
         cap = LastTurn(status="timeout", reason=f"timeout of {timeout:g} s")
         if seconds_left is not None and seconds_left < left:
             left, cap = seconds_left, LastTurn(status="timeout", reason=GROUP_TIMEOUT)
+        if seconds_left is not None:
+            self._group_ends = anyio.current_time() + seconds_left
         self._due, self._cap = time.monotonic() + left, cap
         work_s = self._run.work_s(left)
         with self.scope:
@@ -180,7 +184,7 @@ class AgentRun:
                     return refused
                 took = time.monotonic() - before
                 return await self._work_within(max(work_s - took, 0.0), left - took, cap)
-            except (StaleOwner, OutcomeUnknown, SchemaNewer, _Left):
+            except (StaleOwner, OutcomeUnknown, SchemaNewer, RunLeft):
                 raise
             except Exception as error:  # an internal error ends this run, on the record, and no other
                 if shortage_in(error):  # this run can continue later, or with another owner
@@ -219,7 +223,8 @@ class AgentRun:
                 await self._log.write_kept()
         if self._context.agent is not None:
             return await self._work_of_agent(work_s, left_s, cap)
-        with anyio.move_on_after(work_s) as self._working:
+        wrap_s = left_s - work_s
+        with self._clock.limit(work_s, max(self._group_left_s() - wrap_s, 0.0)) as self._working:
             return await self._work()
         own = self._reservations.last_turn() is None and cap.reason != GROUP_TIMEOUT
         own = own and self._history.unknown_attempts < UNKNOWN_ATTEMPTS
@@ -228,13 +233,16 @@ class AgentRun:
             return RunResult(last.status, last.reason)
         if (ended := await self._finish_handover()) is not None:
             return ended
-        with anyio.move_on_after(max(left_s - work_s, 0.0)) as self._working:
+        with self._clock.limit(max(wrap_s, 0.0), self._group_left_s()) as self._working:
             if own and (waits := await self._reservations.extensions.more_time(self._run.active_s)) is not None:
                 return waits
             if self._history.answered:
                 await self._refuse_open("the time for tools is over")
             return await self._turns()
         return RunResult(last.status, last.reason)
+
+    def _group_left_s(self) -> float:
+        return self._group_ends - anyio.current_time()
 
     async def _work_of_agent(self, work_s: float, left_s: float, cap: LastTurn) -> RunResult:
         began = time.monotonic()
@@ -244,7 +252,7 @@ class AgentRun:
         module = await anyio.to_thread.run_sync(load, "agents")  # seconds, for the first agent's run
         work = module.AgentWork(self._run, self._tool_calls, self._coding)
         took = time.monotonic() - began  # with what the first agent's run has imported
-        ended: RunResult = await work.work(max(work_s - took, 0.0), left_s - took, cap)
+        ended: RunResult = await work.work(max(work_s - took, 0.0), left_s - took, cap, self._group_left_s())
         return ended
 
     async def _finish_handover(self) -> RunResult | Paused | None:
@@ -273,7 +281,7 @@ class AgentRun:
     async def _turns(self) -> RunResult | Paused:
         while True:
             if self._leaves:
-                raise _Left
+                raise RunLeft
             asked = await self._reservations.next()
             answer = asked if isinstance(asked, RunResult | Paused) else await self._model_calls.attempt(*asked)
             if isinstance(answer, Paused):

@@ -24,11 +24,13 @@ from ava_audit.errors import AuditError, SchemaNewer, StoreUnavailable
 from ava_audit.events import CancelledBy, Who
 from ava_audit.rows import QUEUED, RUNNING, GroupRow, RunRow
 from ava_audit.store.backend import Instances, Membership
+from ava_audit.store.store import Store
 from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_roles.errors import FolderReplaced
 from ava_server import telemetry
 from ava_server.budget import user_limits
+from ava_server.budget.caps import start_wait
 from ava_server.core.ids import AGENT
 from ava_server.core.shortage import find_shortage, shortage_in
 from ava_server.core.threads import each_at_once
@@ -83,6 +85,8 @@ TRY_AGAIN_S = (1.0, 60.0)
 """Seconds until a run that cannot be run here is tried again: the first wait, and the longest."""
 CLOSE_S = 3.0
 """Seconds that removing a run's folders may take; a copy of a workspace has many files."""
+GONE_EVERY_S = 0.5
+"""Seconds between two looks at which owners are gone, for runs that wait for what others hold."""
 NO_WORKER = "no worker is running: start one with `ava worker --stay`"
 WORKERS_EVERY_S = 5.0
 """How often a process that leaves all runs to workers looks whether there are any."""
@@ -177,6 +181,23 @@ class _RunNotes:
     cancel_reason: str | None = None
 
 
+class GoneOwners:
+    """The owners of running runs that are no longer alive, looked up at most every `GONE_EVERY_S`."""
+
+    def __init__(self, store: Store, control: RunControl) -> None:
+        self._store = store
+        self._control = control
+        self._gone = frozenset[str]()
+        self._looked_s = float("-inf")
+
+    async def now(self) -> frozenset[str]:
+        if anyio.current_time() - self._looked_s >= GONE_EVERY_S:
+            self._looked_s = anyio.current_time()
+            rows = await self._store.look(lambda view: view.runs(states=(RUNNING,), limit=-1))
+            self._gone = await anyio.to_thread.run_sync(self._control.gone, rows)
+        return self._gone
+
+
 class Manager:
     """Claims and drives the runs of one process.
 
@@ -207,7 +228,9 @@ class Manager:
         self._user = resources.user
         self.slots = user_limits.slots(settings)
         self._setup = setup
+        self._day_caps = resources.day_caps
         self._start_worker = WorkerProcesses(settings.paths)
+        self._gone_owners = GoneOwners(store, self.control)
         self._where = f"on {socket.gethostname()}: " if mode.one_of_many else ""
         self._instances = instances
         self._membership = membership
@@ -218,6 +241,7 @@ class Manager:
         self._board = ActivityBoard(membership, lambda: {run.id: run.activity for run in self._driven()})
         self._notes: defaultdict[str, _RunNotes] = defaultdict(_RunNotes)
         self._full: set[str] = set()
+        self._short = frozenset[str]()
         self._woken = anyio.Event()
         self._unended: Unended | None = None
         self._settled_s = float("-inf")
@@ -320,7 +344,7 @@ class Manager:
             self._look_in_s = max(LOOK_AFTER_S, min((LOOK_EVERY_S, *self.control.lasts_s(rows, gone))))
         if whole:
             self._tidy_notes(found.runs, gone)
-        free = await self._free(others, found.groups, gone)
+        free = await self._affordable(await self._free(others, found.groups, gone))
         self._settle_s = settle_s(began)
         if whole and len(rows) > AHEAD:
             self._whole_from_s = began + max(LOOK_EVERY_S, WHOLE_TIMES * (anyio.current_time() - began))
@@ -339,10 +363,34 @@ class Manager:
                 free.append(row)
         return free
 
-    def _has_due(self, rows: Sequence[RunRow]) -> bool:
-        """Tell whether one of these runs goes on by itself: after a pause, or once a slot is free."""
+    async def _affordable(self, free: Sequence[RunRow]) -> list[RunRow]:
+        """Leave out runs that have not begun and wait for money that others hold."""
         now = now_us()
-        return any((paused(row, now) and not is_held(row)) or row.id in self._full for row in rows)
+
+        def query(view: View) -> dict[str, str]:
+            waits: dict[str, str] = {}
+            for row in free:
+                if row.generation > 0:
+                    continue
+                try:
+                    why = start_wait(view, row, self._day_caps(row.user_id), now)
+                except ValueError:  # a newer Ava wrote its configuration; taking it says so
+                    continue
+                if why is not None:
+                    waits[row.id] = why
+            return waits
+
+        begun = all(row.generation > 0 for row in free)
+        waits = {} if begun else await self._store.look(query)
+        for run_id, why in waits.items():
+            self._waits(run_id, why)
+        self._short = frozenset(waits)
+        return [row for row in free if row.id not in waits]
+
+    def _has_due(self, rows: Sequence[RunRow]) -> bool:
+        """Tell whether one of these runs goes on by itself: after a pause, or once a slot or money is free."""
+        now = now_us()
+        return any((paused(row, now) and not is_held(row)) or row.id in self._full | self._short for row in rows)
 
     def _front(self, rows: Sequence[RunRow]) -> list[RunRow]:
         """Leave out runs that wait behind many others of their user."""
@@ -641,7 +689,10 @@ class Manager:
         except FolderReplaced as error:
             await self.control.end(run.id, _replaced(error), "give up")
             return None
-        return AgentRun(self._store, run, agent_of(run), history, context, tasks, self._board.change), run, context
+        owned = AgentRun(
+            self._store, run, agent_of(run), history, context, tasks, self._board.change, self._gone_owners.now
+        )
+        return owned, run, context
 
     async def _drive(self, owned: AgentRun, run: RunRow, context: RunContext) -> None:
         try:

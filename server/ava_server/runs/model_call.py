@@ -31,13 +31,20 @@ from ava_audit.events import (
     Settlement,
 )
 from ava_audit.units import US_PER_S, format_duration, format_usd, iso_second, iso_utc, now_us
+from ava_audit.view import Command
 from ava_roles.errors import ToolFailed
 from ava_roles.net.search_engines import WITHOUT, SearchResults
 from ava_roles.wrap import clean
 from ava_server import telemetry
-from ava_server.budget.caps import CapReached, CapRequest, Reservation, is_in_flight, reserve
+from ava_server.budget.caps import (
+    CapReached,
+    CapRequest,
+    Reservation,
+    is_in_flight,
+    reserve_in_line,
+)
+from ava_server.budget.money_line import MoneyWait, Patience
 from ava_server.budget.run_config import config_of
-from ava_server.budget.user_limits import DayCaps
 from ava_server.core.errors import ModelError
 from ava_server.core.ids import IN_PROCESS
 from ava_server.models.base import NOT_SENT, Bound, Completion, Delta, Request, ToolUse
@@ -49,7 +56,8 @@ from ava_server.models.text_tool_calls import with_calls
 from ava_server.runs.context import ActiveRun, SearchModel
 from ava_server.runs.invalid_answers import CUT, REFUSED
 from ava_server.runs.lifecycle import Paused
-from ava_server.runs.log import RunLog, ms_since
+from ava_server.runs.log import ms_since
+from ava_server.runs.money_wait import MoneyQueue
 from ava_server.runs.reservation import DOING, UNKNOWN_ATTEMPTS, WRAP_PROMPT
 from ava_server.runs.result import RunResult
 
@@ -282,11 +290,12 @@ class ModelCalls:
 class PaidSearches:
     """Makes the web searches of one run."""
 
-    def __init__(self, search: SearchModel, run_log: RunLog, caps: DayCaps) -> None:
+    def __init__(self, search: SearchModel, run: ActiveRun) -> None:
         self._search = search
         self._call = search.call
-        self._log = run_log
-        self._caps = caps
+        self._log = run.log
+        self._caps = run.context.caps
+        self._line = MoneyQueue(run)
         self._one = anyio.Lock()
 
     async def search(self, call_id: str, query: str, count: int) -> SearchResults:
@@ -322,12 +331,19 @@ class PaidSearches:
         if wrap:  # the last prompt and its answer, the notice of the wrap-up, and its own answer
             wrap += WRAP_PROMPT + config.wrap_output
         asked = CapRequest(fact, bound.prompt_tokens + bound.output_tokens, wrap, call.model)
-        answer = await self._log.do(reserve(self._log.fence, self._log.who, asked, self._caps), self._granted)
+
+        def command(patience: Patience) -> Command[Reservation | CapReached | MoneyWait]:
+            return reserve_in_line(self._log.fence, self._log.who, asked, self._caps, patience)
+
+        least = fact.micros + self._log.run.wrap_micros
+        answer = await self._line.ask(command, self._granted, lambda: least)
+        if isinstance(answer, MoneyWait):
+            answer = CapReached(answer.cap, answer.left)
         if isinstance(answer, CapReached):
             raise ToolFailed(self._refusal(answer, asked))
         return answer
 
-    def _granted(self, answer: Reservation | CapReached) -> None:
+    def _granted(self, answer: Reservation | CapReached | MoneyWait) -> None:
         if isinstance(answer, Reservation):
             self._log.history.add(answer.seq, answer.fact)
 

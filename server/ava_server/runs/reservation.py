@@ -11,7 +11,16 @@ from dataclasses import dataclass, replace
 
 from ava_audit.events import Activity, CostReserved, LastTurn, PlanPhase
 from ava_audit.units import format_usd
-from ava_server.budget.caps import CapReached, CapRequest, Reservation, UnreadMessages, messages_first, reserve
+from ava_audit.view import Command
+from ava_server.budget.caps import (
+    CapReached,
+    CapRequest,
+    Reservation,
+    UnreadMessages,
+    messages_first,
+    reserve_in_line,
+)
+from ava_server.budget.money_line import MoneyWait, Patience
 from ava_server.budget.run_config import config_of
 from ava_server.models.base import Bound, Completion, Request
 from ava_server.models.prices import billed_words, reserve_micros
@@ -21,6 +30,7 @@ from ava_server.runs.extension import CapExtensions
 from ava_server.runs.history import Recipe
 from ava_server.runs.lifecycle import Paused
 from ava_server.runs.log import RunLog
+from ava_server.runs.money_wait import MoneyQueue
 from ava_server.runs.result import RunResult
 
 DOING: Mapping[PlanPhase, str] = {"analysis": "Analysing the task", "plan": "Planning", "review": "Reviewing the plan"}
@@ -139,6 +149,7 @@ class Reservations:
         self._price = run.config.price
         self._model = run.context.model
         self._planner = planner
+        self._line = MoneyQueue(run)
         self.cap = self._history.last  # a run that was resumed in its wrap-up stays there
         self.extensions = CapExtensions(run.log, run.config, run.context.extensions)
         self._looked = self._history.last_message_seq  # up to here, messages to the run have been read
@@ -171,15 +182,15 @@ class Reservations:
             shape = shape or _Shape(most)
             call = self._call(shape, last, notice)
             asked = self._ask_for(turn, attempt, shape, call, last, notice)
-            command = reserve(self._log.fence, self._log.who, asked, self._run.context.caps)
-            answer = await self._log.do(messages_first(self._log.run.id, self._looked, command), self._granted)
+            answer = await self._reserve(asked, shape, last, notice)
             if isinstance(answer, UnreadMessages):
                 continue
             if isinstance(answer, Reservation):
                 if notice.phase is not None and attempt == 1:
                     await self._log.record(Activity(activity=DOING[notice.phase]))
                 return answer, call.request
-            shape = None if answer.cap == "overrun" else self._fitting(answer, last, notice, shape)
+            ends = answer.cap == "overrun" or (answer.gives_way and last is None)
+            shape = None if ends else self._fitting(answer, last, notice, shape)
             if shape is None and last is not None:  # not even the wrap-up fits: the run ends with what it has
                 return RunResult(last.status, last.reason)
             if shape is None:
@@ -188,6 +199,33 @@ class Reservations:
                 self.cap = LastTurn(status=answer.status, reason=cap_words(answer, asked, self._log))
                 if history.planning.on:  # the plan so far is used, and the wrap-up is a turn of its own
                     return await self.next()
+
+    async def _reserve(
+        self, asked: CapRequest, shape: _Shape, last: LastTurn | None, notice: _Notice
+    ) -> Reservation | CapReached | UnreadMessages:
+        """Reserve a call, or return the cap that it does not fit; wait for money that other runs hold."""
+
+        def command(patience: Patience) -> Command[Reservation | CapReached | MoneyWait | UnreadMessages]:
+            in_line = reserve_in_line(self._log.fence, self._log.who, asked, self._run.context.caps, patience)
+            return messages_first(self._log.run.id, self._looked, in_line)
+
+        def least() -> int:
+            return self._least(asked, shape, last, notice)
+
+        answer = await self._line.ask(command, self._granted, least, may_leave=True)
+        if isinstance(answer, MoneyWait):  # it has waited as long as it may
+            return CapReached(answer.cap, answer.left, gives_way=True)
+        return answer
+
+    def _least(self, asked: CapRequest, shape: _Shape, last: LastTurn | None, notice: _Notice) -> int:
+        """Return what a call can take, in micro-USD, with a shorter answer and its bytes as measured."""
+        need = asked.fact.micros + asked.fact.wrap_micros
+        if last is not None:
+            return need
+        ratio = shape.byte_tokens if shape.byte_tokens is not None else measured_byte_tokens(self._run)
+        smaller = replace(shape, output=min(GOOD_OUTPUT, shape.output), byte_tokens=ratio)
+        call = self._call(smaller, last, notice)
+        return min(need, sum(reserve_micros(self._price, part) for part in (call.bound, call.wrap) if part))
 
     def _next_turn(self) -> int:
         return self._history.turn + 1 if self._history.answered else self._history.turn
@@ -262,7 +300,7 @@ class Reservations:
             return 0
         return output // 2 if self._model.may_think(request.turns) else 0
 
-    def _granted(self, answer: Reservation | CapReached | UnreadMessages) -> None:
+    def _granted(self, answer: Reservation | CapReached | MoneyWait | UnreadMessages) -> None:
         """Fold what the log has now: the reservation, or the messages to the run that have to go first."""
         if isinstance(answer, Reservation):
             self._looked = answer.seq
@@ -440,7 +478,8 @@ def cap_words(reached: CapReached, asked: CapRequest, log: RunLog) -> str:
         need, left = f"{asked.needs(reached.cap):,} tokens", f"{reached.left:,} are"
     else:
         need, left = format_usd(asked.needs(reached.cap)), f"{format_usd(reached.left)} is"
-    return f"{caps[reached.cap]} was reached: the next call and a last one can take {need}, and {left} left"
+    others = "; other runs hold the rest" if reached.gives_way else ""
+    return f"{caps[reached.cap]} was reached: the next call and a last one can take {need}, and {left} left{others}"
 
 
 def byte_tokens(tokens_per_byte: float) -> float:

@@ -120,7 +120,7 @@ class ToolCalls:
         self.place = replace(context.place, say=run.say, run_id=run.log.run.id)
         self.nonce = (self._history.prefix or context.started).nonce
         self._max_calls = run.config.max_tool_calls
-        self._searches = PaidSearches(context.search, run.log, context.caps) if context.search is not None else None
+        self._searches = PaidSearches(context.search, run) if context.search is not None else None
         self._ready: dict[str, _Ready] = {}
         self._taken = set[str]()
         self._keys_known = False

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from ava_audit.rows import UNENDED, RunRow
-from ava_audit.units import HOUR_US, day_of
+from ava_audit.units import HOUR_US, day_of, format_usd
 from ava_audit.view import View
 from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
 
@@ -21,6 +21,12 @@ class Budget:
     spent: int
     held: int
     cap: int
+
+    @property
+    def words(self) -> str:
+        """What is spent of it, and what runs hold besides: `$0.80 of $10.00 ($0.07 held for calls and last turns)`."""
+        held = f" ({format_usd(self.held)} held for calls and last turns)" if self.held else ""
+        return f"{format_usd(self.spent)} of {format_usd(self.cap)}{held}"
 
 
 def todays_budgets(

@@ -18,6 +18,7 @@ from ava_audit import events
 from ava_audit.entries import Entry
 from ava_audit.view import View
 from ava_roles.wrap import clean
+from ava_server.budget.money_line import money_wait_words
 from ava_server.core.ids import AGENT, parse_number, state_words
 from ava_server.render.approvals import CHANNELS
 from ava_server.render.entries import EVENT_NAMES, arguments_text, compact, entry_words, unmarked
@@ -363,6 +364,9 @@ def _ending(fact: events.Fact) -> Detail:
     match fact:
         case events.RunPaused():
             return Detail("ask", f"Paused: {fact.why}")
+        case events.MoneyAwaited():
+            words = "waits for money no longer" if fact.over else money_wait_words(fact.missing, fact.runs)
+            return Detail("ask", words.capitalize())
         case events.RunResumed():
             return Detail("ask", f"Resumed {CHANNELS[fact.channel]}{', from a live process' if fact.force else ''}")
         case events.SubagentComplete():

@@ -100,8 +100,7 @@ class Ledger:
     def exhausted(self, user: str, now_us: int) -> bool:
         """Whether nothing may be proposed or approved any more today."""
         return any(
-            cap == 0 or self.accounts.get(scope, Account()).committed >= cap
-            for scope, cap in self.day_scopes(user, now_us)
+            cap == 0 or self.accounts.get(scope, Account()).spent >= cap for scope, cap in self.day_scopes(user, now_us)
         )
 
     def fits(self, run: Run, micros: int, tokens: int, now_us: int) -> bool:

@@ -54,6 +54,7 @@ from ava_server.models.base import Bound, Completion, Request
 from ava_server.models.offline import LocalModel, complete
 from ava_server.models.prices import Price, reserve_micros
 from ava_server.runs import extension
+from ava_server.runs.clock import RunClock
 from ava_server.runs.context import ActiveRun, RunContext
 from ava_server.runs.extension import ExtensionLimits, Shortage, asked_of, decide_extension, extension_request
 from ava_server.runs.history import History
@@ -662,7 +663,7 @@ class Processes(RuleBasedStateMachine):
             owner.log,
             config(1, 1),
             cast("RunContext", context),
-            time.monotonic(),
+            RunClock(),
             lambda _doing: None,
             cast("Any", None),
         )

@@ -267,9 +267,9 @@ def upkeep(lags: Mapping[str, int], *, keeper: bool) -> CheckFinding:
 
 def budgets(found: Sequence[Budget], settings: Sequence[str]) -> CheckFinding:
     """Return what is spent and held of today's budgets, and what to do if one is used up: each setting has a cap."""
-    shown = [f"{each.whose} {format_usd(each.spent + each.held)} of {format_usd(each.cap)}" for each in found]
+    shown = [f"{each.whose} {each.words}" for each in found]
     text = f"spent today (UTC): {', '.join(shown)}"
-    full = [(each, name) for each, name in zip(found, settings, strict=False) if each.spent + each.held >= each.cap]
+    full = [(each, name) for each, name in zip(found, settings, strict=False) if each.spent >= each.cap]
     if not full:
         return CheckFinding("budget", "ok", text)
     step = f"raise {', and '.join(name for _each, name in full)}"
