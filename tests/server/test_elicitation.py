@@ -129,7 +129,7 @@ async def test_the_answer_names_what_the_call_lowered_and_what_the_person_lowere
         answer = await at.confirm(made, changes=changes, wait_seconds=20)
         [asked] = at.person.asked
         assert asked.requested_schema["properties"]["max_cost_dollars"]["description"].startswith(
-            "From $0.16 to $0.325"
+            "From $0.15 to $0.325"
         )
         assert answer["message"].split("\n")[0] == (
             "`changes` lowered the cost cap from $0.50 to $0.325."
@@ -216,7 +216,7 @@ async def test_a_form_that_cannot_be_used_is_asked_again_and_says_why(tmp_path: 
         assert (await at.started_once(made)).changes == {"max_cost_micros": 250_000}
         first, second, third = (asked.message for asked in at.person.asked)
         assert second == f"max_cost_dollars: the form did not return a number; nothing was started. \n \n{first}"
-        assert third.startswith("max_cost_dollars: the form returned 9, which is not between $0.16 and $0.50")
+        assert third.startswith("max_cost_dollars: the form returned 9, which is not between $0.15 and $0.50")
         assert third.endswith(first)
 
 

@@ -158,9 +158,7 @@ def test_a_cursor_works_only_with_its_own_query(other: dict[str, Any], bench: Be
     assert bench.page(search="word", types=["message"], last_n=3, cursor=cursor)[0], "how many is free"
 
 
-@pytest.mark.parametrize(
-    "cursor", ["", "1", "1.2", "a.b.c.d.e", "1.2.3.4.5.6", "-1.2...x", "1" * 30 + ".2...x", "١.٢...x"]
-)
+@pytest.mark.parametrize("cursor", ["1", "1.2", "a.b.c.d.e", "1.2.3.4.5.6", "-1.2...x", "1" * 30 + ".2...x", "١.٢...x"])
 def test_rejects_an_invalid_cursor(cursor: str, bench: Bench) -> None:
     answer = bench.read(cursor=cursor)
     assert answer.is_error

@@ -208,10 +208,10 @@ async def test_the_token_cap_leads_to_the_wrap_up(tmp_path: Path) -> None:
         return Say(calls=[("scratchpad", {"note": f"n{turn}"})], usage=PROVIDER_COUNT)
 
     async with open_lab(tmp_path, step) as lab:
-        run_id = await lab.start(max_tokens=32_000)
+        run_id = await lab.start(max_tokens=30_000)
         await lab.ended(run_id)
         result = await lab.result(run_id)
-        assert (await lab.run(run_id)).tokens <= 32_000
+        assert (await lab.run(run_id)).tokens <= 30_000
     assert result["status"] == "token_exceeded"
     assert result["untrusted_result"]["output"] == "as far as the tokens went"
 

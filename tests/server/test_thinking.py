@@ -64,7 +64,7 @@ async def test_requests_extended_thinking_and_logs_it(tmp_path: Path, name: str,
     assert thought(second) == ["thought 0"], "it goes back as it came, or the API would have refused it"
 
 
-@pytest.mark.parametrize(("cents", "thinks"), [(26, True), (18, False)])
+@pytest.mark.parametrize(("cents", "thinks"), [(26, True), (17, False)])
 async def test_thinking_counts_toward_every_cap_and_turns_off_when_it_does_not_fit(
     tmp_path: Path, cents: int, thinks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,7 +113,7 @@ async def test_thinking_stays_off_once_turned_off(tmp_path: Path, name: str, mon
         for number in range(3):
             (lab.workspace / f"{number}.md").write_text("twelve cents\n")
         # The first call's bound is loose: it fits only without thinking, and the later ones would fit with it.
-        run_id = await lab.start(extended_thinking=True, max_cost_cents=23, context="More. " * 1_500)
+        run_id = await lab.start(extended_thinking=True, max_cost_cents=22, context="More. " * 1_500)
         run = await lab.ended(run_id)
         reserved = await lab.facts(run_id, CostReserved)
         assert run.state == "success", run.stop_reason
