@@ -416,6 +416,9 @@ async def test_a_call_that_the_provider_refused_is_asked_for_again_with_what_was
         result = await lab.result(run_id)
         rejected = [said for said in await lab.facts(run_id, AssistantMessage) if said.rejected]
         asked = lab.server.requests[1].json["messages"]
+        log = await lab.call("read_ava_logs", subagent_id=run_id)
+        drawn = [line for line in log.untrusted_entries if "refused by the provider" in line]
+    assert len(drawn) == 2 and all('had written: {"name": "read_file"' in line for line in drawn)
     assert result["status"] == "success"
     assert len(rejected) == 2 and all('"foo": "bar"' in (said.rejected or "") for said in rejected)
     assert "refused your last answer" in asked[-1]["content"] and 'tool="provider"' in asked[-1]["content"]

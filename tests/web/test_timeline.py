@@ -31,7 +31,7 @@ from ava_audit.store.schema import open_in_memory
 from ava_audit.view import View
 from ava_server.core.errors import BadInput
 from ava_server.render.approvals import decisions_in
-from ava_server.render.entries import EVENT_NAMES
+from ava_server.render.entries import EVENT_NAMES, recent_steps
 from ava_server.web import timeline
 from ava_server.web.timeline import Item, Order, Place, TimelinePage, place_of, read_newer, read_page
 
@@ -162,6 +162,19 @@ def test_money_and_bookkeeping_are_folded_into_the_model_call(log: Log) -> None:
     ]
     assert activity.shown is not None and activity.text == "Reading"
     assert held.shown is None and len(held.folded) == 1
+
+
+def test_an_answer_that_the_provider_refused_is_a_row_with_its_words_and_what_the_model_wrote(log: Log) -> None:
+    log.write(settled(), cost=40)
+    seq = log.write(AssistantMessage(text="", turn=1, rejected='Tool call validation failed\n{"foo": "bar"}'))
+    step, answer = log.page(Place("oldest")).items
+    assert step.shown is not None and answer.shown is not None and answer.seq == seq
+    assert answer.shown.failed and answer.text.split("\n") == [
+        "refused by the provider, so nothing of it was used: Tool call validation failed",
+        'The model had written: {"foo": "bar"}',
+    ]
+    [drawn] = recent_steps(log.view, RUN, 5)
+    assert drawn.failed and "Tool call validation failed" in drawn.outcome and "foo" in drawn.outcome
 
 
 def test_a_failed_tool_shows_its_reason_whole_where_other_texts_are_cut(log: Log) -> None:

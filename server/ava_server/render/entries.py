@@ -157,12 +157,21 @@ def _what(entry: Entry) -> str:
             return f"{error.kind}: {error.error}"
         case events.UserMessage() as said:
             return f"({said.kind}) {said.text}"
+        case events.AssistantMessage(rejected=str(refused)):
+            return refused_words(refused)
         case events.AssistantMessage() as answer:
             names = ", ".join(str(call.get("name")) for call in answer.calls)
             calls = key_shapes().redact(names)[0]  # the model wrote these names
             return f"{answer.text}{f' → {calls}' if calls else ''}"
         case fact:
             return fact.search_text()
+
+
+def refused_words(refused: str) -> str:
+    """Return what became of an answer that the provider refused: the provider's words, and what the model wrote."""
+    said, _, written = refused.partition("\n")
+    words = f"refused by the provider, so nothing of it was used: {said}"
+    return f"{words}\nThe model had written: {written}" if written else words
 
 
 def unmarked(output: str) -> str:
@@ -203,7 +212,7 @@ REASON_CHARS = 300
 
 @dataclass(frozen=True)
 class Step:
-    """A tool call: when, what, and its outcome (empty while it runs)."""
+    """A tool call, or an answer that the provider refused: when, what, and its outcome (empty while it runs)."""
 
     at_us: int
     what: str
@@ -217,8 +226,8 @@ class Step:
 
 
 def recent_steps(view: View, run_id: str, most: int) -> tuple[Step, ...]:
-    """Oldest first."""
-    entries = view.newest_entries(run_id, ("ToolCall", "ToolResult"), 2 * most)
+    """Oldest first: tool calls, and answers that the provider refused."""
+    entries = view.newest_entries(run_id, ("ToolCall", "ToolResult", "AssistantMessage"), 3 * most)
     return tuple(_steps(entries))[-most:]
 
 
@@ -230,11 +239,15 @@ def _steps(entries: Iterable[Entry]) -> Iterable[Step]:
         if isinstance(fact, events.ToolCall):
             what = f"{compact(fact.tool, 40)} {arguments_text(fact.args)}".strip()
             steps[fact.call_id or str(entry.seq)] = Step(entry.ts_us, what)
+        elif isinstance(fact, events.AssistantMessage):
+            if fact.rejected is not None:
+                outcome = compact(refused_words(fact.rejected), REASON_CHARS)
+                steps[str(entry.seq)] = Step(entry.ts_us, "Answer of the model", outcome, failed=True)
         elif isinstance(fact, events.ToolResult):
             key = fact.call_id or str(entry.seq)
             called = steps.get(key, Step(entry.ts_us, compact(fact.tool, 40)))
             steps[key] = Step(called.at_us, called.what, _outcome(fact, entry.duration_ms), not fact.success)
-        else:
+        elif entry.type != "AssistantMessage":
             steps[str(entry.seq)] = Step(entry.ts_us, "(erased)", "(erased)")
     return steps.values()
 

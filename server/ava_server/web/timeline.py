@@ -21,7 +21,7 @@ from ava_roles.wrap import clean
 from ava_server.budget.money_line import money_wait_words
 from ava_server.core.ids import AGENT, parse_number, state_words
 from ava_server.render.approvals import CHANNELS
-from ava_server.render.entries import EVENT_NAMES, arguments_text, compact, entry_words, unmarked
+from ava_server.render.entries import EVENT_NAMES, arguments_text, compact, entry_words, refused_words, unmarked
 from ava_server.runs.changes import describe_command
 from ava_server.runs.extension import cap_amount, cap_name
 
@@ -268,7 +268,7 @@ def _is_bookkeeping(entry: Entry, fact: events.Fact) -> bool:
     """Tell whether an entry is folded: money, what the page shows elsewhere, and calls that hosts made."""
     match fact:
         case events.AssistantMessage():
-            return entry.who.agent_id == AGENT or not fact.text.strip()
+            return entry.who.agent_id == AGENT or not (fact.text.strip() or fact.rejected)
         case events.ToolCall() | events.ToolResult():
             return entry.who.agent_id == AGENT
         case events.UserMessage():
@@ -281,6 +281,8 @@ def _work(fact: events.Fact) -> Detail | None:
     match fact:
         case events.CostUpdate():
             return _cost(fact)
+        case events.AssistantMessage(rejected=str(refused)):
+            return Detail("say", "Answer of the model", refused_words(refused), failed=True)
         case events.AssistantMessage():
             return Detail("say", "Answer of the model", fact.text)
         case events.ExtendedThinking():
