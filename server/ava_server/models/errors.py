@@ -304,7 +304,7 @@ def read_error(error: Any, request_id: Any = None) -> ProviderError:
     if fields is None:
         return ProviderError(str(error)[:_MOST_CHARS])
     metadata, details = fields_of(fields.get("metadata")), fields_of(fields.get("details"))
-    words = fields.get("message") or _detail_words(fields.get("detail"))
+    words = fields.get("message") or _detail_words(fields.get("detail")) or _other_words(fields)
     if raw := metadata.get("raw"):  # from the provider behind OpenRouter; its own message is "Provider returned error"
         words = f"{words}: {raw}"
     code = details.get("error_code") or fields.get("code") or fields.get("type")
@@ -329,6 +329,13 @@ def _detail_words(detail: Any) -> Any:
         return "; ".join(filter(None, words)) or str(detail)
     fields = as_object(detail)
     return detail or "" if fields is None else fields.get("message") or fields.get("error") or str(detail)
+
+
+def _other_words(fields: Mapping[str, Any]) -> str:
+    """Return an error of a shape that is not known as it came, so that its words are not lost."""
+    told = {name: value for name, value in fields.items() if value not in (None, "", [], {})}
+    known = {"type", "code", "status", "object", "param", "request_id", "metadata", "details"}
+    return json_text.encode(told).decode() if told.keys() - known else ""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,10 @@ from ava_server.models.base import Completion, Request, UserTurn
 from ava_server.models.clients import ClientPool
 from ava_server.models.errors import Endpoint, may_have_been_billed
 from ava_server.models.http_model import HttpModel
+from ava_server.models.wires.base import Wire
 from ava_server.models.wires.chat import ChatWire
 from ava_server.models.wires.messages import MessagesWire
+from ava_server.models.wires.responses import ResponsesWire
 from ava_server.models.wires.stream import Deadlines
 
 PATIENT = Deadlines()
@@ -111,8 +113,10 @@ async def clients() -> AsyncIterator[ClientPool]:
         yield clients
 
 
-async def ask(base_url: str, clients: ClientPool, deadlines: Deadlines = PATIENT) -> Completion:
-    model = HttpModel("custom", "acme/model-1", base_url, KEY, clients, ChatWire(), deadlines)
+async def ask(
+    base_url: str, clients: ClientPool, deadlines: Deadlines = PATIENT, wire: Wire | None = None
+) -> Completion:
+    model = HttpModel("custom", "acme/model-1", base_url, KEY, clients, wire or ChatWire(), deadlines)
     with anyio.fail_after(20):
         async with model.stream(ASK) as stream:
             async for _ in stream:
@@ -120,9 +124,11 @@ async def ask(base_url: str, clients: ClientPool, deadlines: Deadlines = PATIENT
         return stream.completion
 
 
-async def failure(base_url: str, clients: ClientPool, deadlines: Deadlines = PATIENT) -> ModelError:
+async def failure(
+    base_url: str, clients: ClientPool, deadlines: Deadlines = PATIENT, wire: Wire | None = None
+) -> ModelError:
     with pytest.raises(ModelError) as caught:
-        await ask(base_url, clients, deadlines)
+        await ask(base_url, clients, deadlines, wire)
     return caught.value
 
 
@@ -375,9 +381,10 @@ async def test_the_advice_fits_the_refusal(step: Step, kind: str, says: str, cli
     ],
 )
 async def test_an_error_in_a_200_keeps_its_words(step: Step, clients: ClientPool) -> None:
-    with running_model_server([step]) as server:
-        error = await failure(server.base_url, clients)
-    assert "no such luck" in str(error)
+    for wire in (ChatWire(), MessagesWire(), ResponsesWire()):
+        with running_model_server([step]) as server:
+            error = await failure(server.base_url, clients, wire=wire)
+        assert "no such luck" in str(error), wire
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,66 @@ def test_maps_each_provider_error_to_its_meaning_for_that_provider(name: str) ->
     assert "{" not in error.what_to_do
 
 
+NOT_TAKEN = {
+    ("does not take the roles of the messages", "chat template"): (
+        "Unsupported value: 'messages[0].role' does not support 'system' with this model.",
+        "After the optional system message, conversation roles must alternate user/assistant/...",
+        "Unexpected role 'tool' after role 'user'",
+        "Developer instruction is not enabled for models/a",
+        "System role not supported",
+    ),
+    ("misses the result of a tool call", "look for a gateway before 'acme/model-1'"): (
+        "messages.3: `tool_use` ids were found without `tool_result` blocks immediately after: call_1.",
+        "An assistant message with 'tool_calls' must be followed by tool messages",
+        "Messages with role 'tool' must be a response to a preceeding message with 'tool_calls'",
+        "No tool output found for function call call_1.",
+        "the number of function response parts is equal to the number of function call parts of the turn.",
+        "Not the same number of function calls and responses",
+    ),
+    ("does not take what is attached", "Leave it out"): (
+        "This model doesn't support the video content block that you provided.",
+        "Invalid 'messages[3]'. Content blocks are expected to be either text or image_url type.",
+        "Expected a base64-encoded data URL, but got unsupported MIME type 'audio/mpeg'.",
+        "The file type you uploaded is not supported. Please try again with a pdf",
+    ),
+    ("does not take the request's content type", "Content-Type"): ("Unsupported Media Type",),
+}
+"""By what is said and advised: what providers write about a request that they do not take."""
+
+
+@pytest.mark.parametrize(("says", "to_do"), NOT_TAKEN)
+def test_a_request_that_is_not_taken_gets_advice_of_its_own(says: str, to_do: str) -> None:
+    for words in NOT_TAKEN[says, to_do]:
+        for body in (openai(None, words), {"object": "error", "message": words}, {"detail": words}):
+            error = refused(Case(400, body, "bad_request", says, to_do))
+            assert says in str(error) and words in str(error) and to_do in error.what_to_do
+            assert error.kind == "bad_request" and not error.retryable
+            within = ENDPOINT.error_in_body(body.get("error", body), {}, NOW)
+            assert words in str(within) and to_do in within.what_to_do
+
+
+OWN_SHAPES = (
+    {"object": "error", "message": "no such blue thing"},
+    {"detail": "no such blue thing"},
+    {"detail": [{"loc": ["body"], "msg": "no such blue thing"}]},
+    {"title": "Bad", "reason": "no such blue thing"},
+    {"errors": [{"text": "no such blue thing"}]},
+    "no such blue thing",
+)
+
+
+@pytest.mark.parametrize("body", OWN_SHAPES)
+def test_a_status_that_is_not_known_is_told_with_the_providers_own_words(body: Any) -> None:
+    known = {401, 402, 403, 404, 408, 409, 413, 415, 425, 429, 498}
+    for status in (*range(201, 207), *sorted(set(range(400, 500)) - known)):
+        error = ENDPOINT.status_error(httpx2.Response(status), json_text.encode(body), NOW)
+        assert f"(HTTP {status})" in str(error) and "no such blue thing" in str(error)
+        assert "tool" not in f"{error} {error.what_to_do}" and error.what_to_do
+        assert error.kind == ("bad_request" if status >= 400 else "bad_answer")
+    empty = ENDPOINT.status_error(httpx2.Response(204), b"", NOW)
+    assert str(empty).endswith("gave a status that comes without an answer (HTTP 204).")
+
+
 IN_A_STREAM = {
     "overloaded_error": ("overloaded", True),
     "rate_limit_error": ("rate_limit", True),

@@ -80,7 +80,9 @@ class ResponsesWire(Wire):
         if error := response.get("error") or event.get("error"):
             return error
         failed = event.get("type") == "response.failed" or response.get("status") in ("failed", "cancelled")
-        return {"message": f"the response is {response.get('status') or 'failed'}"} if failed else None
+        if failed:
+            return {"message": f"the response is {response.get('status') or 'failed'}"}
+        return None if "type" in event else super().fault(event)
 
     def is_answer(self, whole: Mapping[str, Any]) -> bool:
         return isinstance(whole.get("output"), list)
