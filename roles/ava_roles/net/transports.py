@@ -242,17 +242,25 @@ _LOGIN = HTTPStatus.PROXY_AUTHENTICATION_REQUIRED
 
 
 class ProxyRefused(httpx2.ProxyError):
-    """The proxy refuses permanently: it cannot be used, requires a login, or forbids the host."""
+    """The proxy refuses permanently: it cannot be used, requires a login, or forbids the host.
+
+    `variable`: the environment variable that names the proxy; empty if another setting does.
+    """
+
+    def __init__(self, why: str, variable: str = "") -> None:
+        super().__init__(why)
+        self.variable = variable
 
 
 class UnusableProxy(httpx2.AsyncBaseTransport):
     """Refuses every request: the transport for a proxy that cannot be used."""
 
-    def __init__(self, why: str) -> None:
+    def __init__(self, why: str, variable: str = "") -> None:
         self._why = why
+        self._variable = variable
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        raise ProxyRefused(self._why)
+        raise ProxyRefused(self._why, self._variable)
 
 
 class ProxiedTransport(httpx2.AsyncHTTPTransport):
@@ -263,16 +271,18 @@ class ProxiedTransport(httpx2.AsyncHTTPTransport):
 
     It has one connection, so it sends one request at a time; it keeps it for `keep_alive_s` while it is idle. The
     proxy's address has user and password if it requires them. The TLS context is for the hosts behind the proxy, and
-    for the proxy itself if its address begins with https.
+    for the proxy itself if its address begins with https. `variable`: the environment variable that names it, for
+    errors.
     """
 
-    def __init__(self, proxy: str, context: ssl.SSLContext, keep_alive_s: float = 0.0) -> None:
+    def __init__(self, proxy: str, context: ssl.SSLContext, keep_alive_s: float = 0.0, variable: str = "") -> None:
         given = httpx2.Proxy(proxy, ssl_context=context if proxy.lower().startswith("https:") else None)
         one = httpx2.Limits(
             max_connections=1, max_keepalive_connections=1 if keep_alive_s else 0, keepalive_expiry=keep_alive_s
         )
         super().__init__(verify=context, trust_env=False, limits=one, proxy=given)
         self._place = proxy_place(proxy)
+        self._variable = variable
         self._logs_in = given.auth is not None
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -311,10 +321,12 @@ class ProxiedTransport(httpx2.AsyncHTTPTransport):
         """Return the error for a status of the proxy. Its own text is not repeated: it may quote the request."""
         if code == _LOGIN:
             wants = "refused the user and the password" if self._logs_in else "asks for a user and a password"
-            return ProxyRefused(f"the proxy {self._place} {wants} (HTTP {code})")
+            return ProxyRefused(f"the proxy {self._place} {wants} (HTTP {code})", self._variable)
         phrase = f" {HTTPStatus(code).phrase}" if code in set(HTTPStatus) else ""
-        kind = ProxyRefused if 400 <= code < 500 and code not in _TEMPORARY else httpx2.ProxyError
-        return kind(f"the proxy {self._place} did not let us through (HTTP {code}{phrase})")
+        why = f"the proxy {self._place} did not let us through (HTTP {code}{phrase})"
+        if 400 <= code < 500 and code not in _TEMPORARY:
+            return ProxyRefused(why, self._variable)
+        return httpx2.ProxyError(why)
 
 
 class _Progress:

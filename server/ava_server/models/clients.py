@@ -126,11 +126,12 @@ def _proxy_transports(tls: ssl.SSLContext) -> dict[str, httpx2.AsyncBaseTranspor
 def _proxy_transport(scheme: str, proxy: str, tls: ssl.SSLContext) -> httpx2.AsyncBaseTransport:
     from ava_roles.net.transports import ProxiedTransport, UnusableProxy
 
+    names = (f"{scheme}_proxy", f"{scheme.upper()}_PROXY")
+    variable = next((name for name in names if os.environ.get(name)), "")
     try:
-        return ProxiedTransport(proxy_url(proxy), tls, KEEP_ALIVE_S)
+        return ProxiedTransport(proxy_url(proxy), tls, KEEP_ALIVE_S, variable)
     except (ValueError, httpx2.InvalidURL):
-        names = (f"{scheme}_proxy", f"{scheme.upper()}_PROXY")
-        name = next((name for name in names if os.environ.get(name)), "the system")
+        name = variable or "the system"
         what = "a SOCKS proxy" if proxy.lower().startswith("socks") else "an invalid proxy address"
         place = f" ({proxy_place(proxy)})" if proxy_place(proxy) else ""
-        return UnusableProxy(f"{name} names {what}{place}, and only HTTP proxies can be used")
+        return UnusableProxy(f"{name} names {what}{place}, and only HTTP proxies can be used", variable)

@@ -394,9 +394,10 @@ class Endpoint:
 
         if why := _NOT_TRUSTED.search(str(error)):
             return self.error("certificate", cause=self.clean(why[1]))
-        return self.error(
-            "proxy refused" if isinstance(error, ProxyRefused) else "unreachable", cause=self.cause(error)
-        )
+        if isinstance(error, ProxyRefused):
+            # A system's own setting gives way to HTTPS_PROXY.
+            return self.error("proxy refused", cause=self.cause(error), variable=error.variable or "HTTPS_PROXY")
+        return self.error("unreachable", cause=self.cause(error))
 
     def fault(self, error: Exception, what: str, *, sent: bool, answered: bool) -> ModelError:
         """Return the error of an exception that nobody expected, from Ava or a library below it."""

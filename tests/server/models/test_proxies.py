@@ -14,6 +14,7 @@ from support.model_server import Fail, Gate, ModelServer, Say, running_model_ser
 from support.network.certificates import Issued, issue
 from support.network.proxy import Proxy, running_proxy
 
+from ava_roles.net.transports import NetworkBackend
 from ava_server.core.errors import ModelError
 from ava_server.models.base import Completion, Request, UserTurn
 from ava_server.models.clients import THIS_MACHINE, ClientPool
@@ -123,10 +124,14 @@ async def test_supports_a_proxy_that_uses_tls_itself(
 
 @pytest.mark.parametrize("around", [HOST, ".example.com", "*"])
 async def test_no_proxy_bypasses_the_proxy(
-    around: str, proxy: Proxy, clients: ClientPool, monkeypatch: pytest.MonkeyPatch
+    around: str, proxy: Proxy, server: ModelServer, clients: ClientPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    async def addresses(_self: NetworkBackend, host: str, _port: int) -> list[str]:
+        return ["127.0.0.1"] if host == HOST else [host]
+
+    monkeypatch.setattr(NetworkBackend, "addresses", addresses)  # nobody is asked for the name
     monkeypatch.setenv("NO_PROXY", f"elsewhere.example.org, {around}")
-    await failure(URL, clients)  # the name does not exist outside the proxy
+    assert (await ask(f"https://{HOST}:{server.port}/v1", clients)).text == "here"
     assert proxy.tunnels == []
 
 
@@ -187,7 +192,8 @@ async def test_the_proxy_login_is_sent_only_to_the_proxy_and_shown_nowhere(
             f"the proxy {proxy.place} asks for a user and a password (HTTP 407).",
             f"the proxy {proxy.place} refused the user and the password (HTTP 407).",
         ]
-        assert all(not error.sent and not error.retryable and "HTTPS_PROXY" in error.what_to_do for error in said)
+        variable = f"{scheme.upper()}_PROXY"
+        assert all(not error.sent and not error.retryable and variable in error.what_to_do for error in said)
         logins = ["Basic " + base64.b64encode(login.encode()).decode() for login in (wrong, LOGIN)]
         assert proxy.logins == logins
         assert len(server.requests) == 1 and "proxy-authorization" not in server.requests[0].headers
@@ -301,6 +307,7 @@ async def test_an_unusable_proxy_is_reported_only_for_the_calls_that_would_use_i
     async with ClientPool() as clients:
         error = await failure(URL, clients)
         assert says in str(error)
+        assert f"Set {variable} to an HTTP proxy" in error.what_to_do
         assert PASSWORD not in f"{error} {error.what_to_do}"
         assert (error.kind, error.sent, error.retryable) == ("connection", False, False)
         assert (await ask(server.base_url, clients)).text == "here"
