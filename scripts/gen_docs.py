@@ -377,8 +377,8 @@ def events_page() -> str:
         "To filter by type (`ava logs --type`, `types` of `read_ava_logs`), use the exact name, in upper or lower case,"
         " or a short name:",
         _table(("short", "means"), [(f"`{short}`", ", ".join(sorted(names))) for short, names in SHORT_TYPES.items()]),
-        "The short name `error` means `ErrorOccurred`, every failed `ToolResult`, and every ending except success and"
-        " cancelled.",
+        "The short name `error` means `ErrorOccurred`, every failed `ToolResult`, and every ending except `success`,"
+        " `no_answer` and `cancelled`.",
     ]
     for name, fact in FACTS.items():
         text = (fact.__doc__ or "").strip().replace("\n    ", "\n")

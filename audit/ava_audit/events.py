@@ -143,6 +143,8 @@ class ToolResult(Fact):
     """What a tool call returned. For a subagent's call, `output` is exactly what the model was shown.
 
     `unusable` marks a call that could not be made as requested: the tool does not exist, or its arguments are invalid.
+    `unread` is Ava's own sentence about what the call was to read and did not come to, because its time or its limits
+    were over.
     """
 
     transcript = True
@@ -159,6 +161,7 @@ class ToolResult(Fact):
     scratch: str | None = None
     sources: tuple[dict[str, str | None], ...] = ()
     unusable: bool | None = None
+    unread: str | None = None
 
     @property
     def severity(self) -> Severity:

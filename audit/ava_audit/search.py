@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from ava_audit.database import ALL_ROWS, IndexQuery, IndexRow
 from ava_audit.entries import ENTRY_COLUMNS, LINE_COLUMNS, Entry, entry_of, limit_content, mirror_line
 from ava_audit.errors import BadQuery
-from ava_audit.events import FACTS, Severity, SubagentComplete, ToolResult
+from ava_audit.events import FACTS, WHOLE, Severity, SubagentComplete, ToolResult
 from ava_audit.projections import index_words
 from ava_audit.store.schema import open_in_memory
 from ava_audit.view import FOREVER_US, Readable, View, placeholders
@@ -418,12 +418,15 @@ def index_row(entry: Entry) -> IndexRow:
 
 
 def is_error(entry: Entry) -> bool:
-    """Tell whether an entry is an `ErrorOccurred`, a failed `ToolResult`, or an ending but success or cancelled."""
+    """Tell whether an entry is an `ErrorOccurred`, a failed `ToolResult`, or an ending that went wrong.
+
+    A run that found nothing (`no_answer`) or was cancelled did not.
+    """
     fact = entry.fact
     if isinstance(fact, ToolResult):
         return not fact.success
     if isinstance(fact, SubagentComplete):
-        return fact.status not in ("success", "cancelled")
+        return fact.status not in WHOLE and fact.status != "cancelled"
     return entry.type == "ErrorOccurred"
 
 

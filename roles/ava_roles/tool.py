@@ -133,6 +133,7 @@ class ToolOutput:
     count: int | None = None  # how many results, files or pages it has; for the one-line view of the log
     sources: tuple[Source, ...] = ()  # what was read; a run that ends without a result lists it
     own: bool = False  # the text is Ava's own, or a person's to the run: it is not marked as untrusted
+    unread: str = ""  # a sentence about what was not read because the limits of one call were reached
 
 
 @dataclass(frozen=True)

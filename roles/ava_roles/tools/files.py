@@ -437,17 +437,31 @@ class SearchAndRead:
         root = need_files(at)
         found = await run_sync(search_passages, root, args.query, args.path, args.max_files, at.hide, check_cancelled)
         head = f"{len(found.files)} files fit best ({found.searched:,} searched){_not_searched(found)}{_spread(found)}"
+        unread = _unread(found)
         if not found.files:
-            return ToolOutput(f"{head}\n\nTry other words.", count=0)
+            return ToolOutput(f"{head}\n\nTry other words.", count=0, unread=unread)
         sources = tuple(Source(file.path) for file in found.files)
-        return ToolOutput("\n\n".join([head, *map(_quote, found.files)]), count=len(sources), sources=sources)
+        text = "\n\n".join([head, *map(_quote, found.files)])
+        return ToolOutput(text, count=len(sources), sources=sources, unread=unread)
 
 
 def _not_searched(found: SearchResult) -> str:
+    reasons = ", ".join(_reasons(found))
+    return f"; not searched: {reasons}" if reasons else ""
+
+
+def _unread(found: SearchResult) -> str:
+    """Say what the limits of one search left out; what cannot be read at all, such as a picture, is no such thing."""
+    if not (found.more or found.left_out.get(_BEYOND)):
+        return ""
+    return f"Files searched: {found.searched:,}. Not searched: {', '.join(_reasons(found))}."
+
+
+def _reasons(found: SearchResult) -> list[str]:
     reasons = [f"{count:,} {why}" for why, count in found.left_out.items() if count]
     if found.more:
         reasons.append(f"all after the first {_MAX_ENTRIES:,} entries: give a path")
-    return f"; not searched: {', '.join(reasons)}" if reasons else ""
+    return reasons
 
 
 def _spread(found: SearchResult) -> str:

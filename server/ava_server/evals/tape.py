@@ -389,8 +389,9 @@ class Tape:
         if footer is not None:
             text = self._whole(fact, spec, text, int(footer[1]))
         sources = tuple(Source(str(each["location"]), each.get("title")) for each in fact.sources)
+        own = wrapped is None and spec.foreign is None
         return ToolOutput(
-            text + removed * _INVISIBLE, fact.success, fact.count, sources, own=wrapped is None and spec.foreign is None
+            text + removed * _INVISIBLE, fact.success, fact.count, sources, own=own, unread=fact.unread or ""
         )
 
     def _whole(self, fact: ToolResult, spec: ToolSpec, text: str, most: int) -> str:

@@ -59,11 +59,13 @@ class AssistantTurn:
 
 @dataclass(frozen=True)
 class ToolTurn:
-    """The result of one tool call, as the model sees it."""
+    """The result of one tool call, as the model sees it; `failed` and `unread` tell Ava's own readers more."""
 
     call_id: str
     name: str
     text: str
+    failed: bool = False
+    unread: str = ""  # what it was to read and did not come to
 
 
 Turn = UserTurn | AssistantTurn | ToolTurn

@@ -37,20 +37,21 @@ from ava_server.models.base import (
     unchecked,
 )
 from ava_server.models.offline_passages import (
+    NAMED_MOST,
     SEARCH,
+    SUBMIT,
     BestPassages,
     Passage,
     Spread,
     best_passages,
     best_sentences,
     failures,
-    has_read,
     left_out,
     passages,
     pieces,
     spread_of,
     spread_out,
-    unfinished,
+    unread_of,
 )
 from ava_server.models.selection import SCRIPTED, SET_A_MODEL
 from ava_server.models.wires import chat
@@ -160,9 +161,7 @@ def _inside(text: str) -> str:
 
 _LEAST_SENTENCE = 0.55
 """How much of the question one sentence must have where a name in it stands nowhere."""
-SUBMIT = "submit_result"
 QUOTES_MOST = 5
-_NAMED_MOST = 5
 _FILES_MOST = 10
 _QUERY_CHARS = 1_000
 NO_CONFIDENCE = 0.1
@@ -218,13 +217,13 @@ def _first_calls(task: str, request: Request) -> list[tuple[str, Mapping[str, An
     offered = {tool.name for tool in request.tools}
     context = _CONTEXT.search(request.system)
     named = f"{task}\n{context[1] if context else ''}"
-    urls = list(dict.fromkeys(url.rstrip(".,;:!?)]}*_") for url in _URL.findall(named)))[:_NAMED_MOST]
+    urls = list(dict.fromkeys(url.rstrip(".,;:!?)]}*_") for url in _URL.findall(named)))[:NAMED_MOST]
     paths = [path for path in dict.fromkeys(_FILE.findall(_URL.sub(" ", named))) if not _NO_FILE.fullmatch(path)]
     calls: list[tuple[str, Mapping[str, Any]]] = []
     if urls and "read_webpages" in offered:
         calls.append(("read_webpages", {"urls": urls}))
     if "read_file" in offered:
-        calls += [("read_file", {"path": path}) for path in paths[:_NAMED_MOST]]
+        calls += [("read_file", {"path": path}) for path in paths[:NAMED_MOST]]
     if SEARCH in offered:
         calls.append((SEARCH, {"query": _search_words(task, named) or "readme", "max_files": _FILES_MOST}))
     return calls
@@ -262,7 +261,7 @@ def _found_answer(chosen: Sequence[Passage], query: Query, spread: Spread, resul
     had = query.found_in("\n\n".join(piece.text for piece in chosen))
     why = f"with words of the task ({_listing(had)})" if query.telling else "from the beginning of what the task names"
     missing = _missing(query, spread) if query.telling else []
-    unread = _unread(results)
+    unread = unread_of(results)
     first = f"{NOT_ALL_READ} {unread[0]}" if unread else ""
     head = f"{counts} {why}, found without a language model."
     lacks = f"Found nowhere: {_listing(missing)}." if missing else ""
@@ -279,7 +278,7 @@ def _found_answer(chosen: Sequence[Passage], query: Query, spread: Spread, resul
 
 def _nothing(chosen: Sequence[Passage], query: Query, spread: Spread, results: list[ToolTurn]) -> dict[str, Any]:
     missing = _missing(query, spread)
-    if unread := _unread(results):
+    if unread := unread_of(results):
         return _not_finished(chosen, unread, results)
     if not results:
         why = "the offline reader had no tool to read with"
@@ -315,15 +314,6 @@ def _not_finished(chosen: Sequence[Passage], unread: list[str], results: list[To
         "caveats": [*unread, f"No language model read this. {FOR_A_MODEL}", *_failures(results)],
         "findings": [],
     }
-
-
-def _unread(results: Sequence[ToolTurn]) -> list[str]:
-    """Return what the tools did not come to; where they have read nothing at all, what they failed with."""
-    found = [note for result in results for note in unfinished(result.name, result.text)]
-    reading = [result for result in results if result.name != SUBMIT]
-    if found or not reading or any(has_read(result.name, result.text) for result in reading):
-        return found
-    return [f"{line.rstrip('.')}." for result in reading for line in failures(result.name, result.text)][:_NAMED_MOST]
 
 
 def _listing(words: Sequence[str]) -> str:
@@ -382,7 +372,7 @@ def _shown(piece: Passage) -> str:
 def _failures(results: list[ToolTurn]) -> list[str]:
     said = (failures(result.name, result.text) for result in results if result.name != SUBMIT)
     partly = (note for result in results for note in left_out(result.name, result.text))
-    return [*partly, *[line for lines in said for line in lines][:_NAMED_MOST]]
+    return [*partly, *[line for lines in said for line in lines][:NAMED_MOST]]
 
 
 def _s(things: Collection[object]) -> str:

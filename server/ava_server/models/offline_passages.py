@@ -12,8 +12,10 @@ from heapq import nsmallest
 from ava_roles.passages import Query, Weighing, filler_share, record_factor, weights_of
 from ava_server.models.base import ToolTurn
 
-SEARCH = "search_and_read"
+SEARCH, SUBMIT = "search_and_read", "submit_result"
 FEW_PASSAGES = 20
+NAMED_MOST = 5
+"""Most things of a kind that a result lists."""
 _WRAPPED = re.compile(r"^<(tool_output_\w+)[^\n]*>\n(.*?)\n</\1>", re.DOTALL | re.MULTILINE)
 _PLACE = r"(?:line|lines|page|pages) \d[\d,]*(?: to \d[\d,]*)?"
 _FOUND_PLACE = re.compile(
@@ -37,8 +39,6 @@ _WEB_HEAD = re.compile(
     re.MULTILINE,
 )
 _FAILED_PAGE = re.compile(r"^# (\S+)\nNot read: ([^\n]*)$", re.MULTILINE)
-_TIMED_OUT = re.compile(r"\s*(?:Failed\.\s*)?Timed out after ([\d.]+) s\.")
-_BEYOND = re.compile(r"beyond the limits|all after the first")
 _MORE_BELOW = re.compile(r"\n\n\[[\d,]+ more characters of this page follow below\]\s*$")
 
 
@@ -92,25 +92,13 @@ def left_out(tool: str, output: str) -> list[str]:
     return notes
 
 
-def unfinished(tool: str, output: str) -> list[str]:
-    """Return what a tool was to read and did not come to, as far as its output says: its time or its limits were over.
-
-    What cannot be read at all, such as a picture, is no such thing.
-    """
-    notes: list[str] = []
-    for body in _bodies(output):
-        if timed_out := _TIMED_OUT.match(body):
-            notes.append(f"{tool} did not finish within {timed_out[1]} s, and returned nothing.")
-        searched = _FOUND_HEAD.match(body) if tool == SEARCH else None
-        if searched and searched["left"] and _BEYOND.search(searched["left"]):
-            notes.append(f"Files searched: {searched['searched']}. Not searched: {searched['left']}.")
-    return notes
-
-
-def has_read(tool: str, output: str) -> bool:
-    """Tell whether a tool's output has a passage, or a search came to its end."""
-    searches = tool == SEARCH and any(_FOUND_HEAD.match(body) for body in _bodies(output))
-    return searches or bool(passages(tool, output))
+def unread_of(results: Sequence[ToolTurn]) -> list[str]:
+    """Return what calls were to read and did not come to; where every one of them failed, what they failed with."""
+    reading = [result for result in results if result.name != SUBMIT]
+    unread = [result.unread for result in reading if result.unread]
+    if unread or not all(result.failed for result in reading):
+        return unread
+    return [f"{line.rstrip('.')}." for result in reading for line in failures(result.name, result.text)][:NAMED_MOST]
 
 
 @dataclass(frozen=True)

@@ -544,11 +544,15 @@ class History:
             added.append(_Item(0, UserTurn(recipe.notice)))
         return added
 
+    def tool_turns(self) -> list[ToolTurn]:
+        """Return the results of all calls."""
+        return [_tool_turn(fact.tool, fact) for _seq, fact in self.outputs]
+
     def _pending_results(self) -> list[_Item]:
         if self._results_in:
             return []
         return [
-            _Item(self._arrived[call.call_id], ToolTurn(call.call_id, call.name, self.results[call.call_id].output))
+            _Item(self._arrived[call.call_id], _tool_turn(call.name, self.results[call.call_id]))
             for call in self.calls
             if call.call_id in self.results
         ]
@@ -704,6 +708,10 @@ class History:
                 self.notes.append(str(note))
 
 
+def _tool_turn(name: str, fact: ToolResult) -> ToolTurn:
+    return ToolTurn(fact.call_id or "", name, fact.output, failed=not fact.success, unread=fact.unread or "")
+
+
 def call_key(call: ToolUse) -> str:
     """Return a key that is equal for calls with the same tool and arguments."""
     args: Any = call.args if call.args is not None else call.raw_args
@@ -720,7 +728,7 @@ def _shown_turn(item: _Item, elided: set[int], cut: Mapping[int, int], edited: b
     if edited and isinstance(item.turn, AssistantTurn):
         return replace(item.turn, edited_before=True)
     if isinstance(item.turn, ToolTurn) and item.seq in elided:
-        return ToolTurn(item.turn.call_id, item.turn.name, _line(item.seq, item.turn))
+        return replace(item.turn, text=_line(item.seq, item.turn))
     if isinstance(item.turn, ToolTurn) and item.seq in cut:
         return replace(item.turn, text=cut_tool_output(item.turn.text, cut[item.seq], f"R-{item.seq}"))
     return item.turn

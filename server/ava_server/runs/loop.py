@@ -346,9 +346,9 @@ class AgentRun:
         if last is not None:
             return RunResult(last.status, last.reason, submitted, call_id=call_id)
         if self._config.model in (OFFLINE, SCRIPTED) and not submitted.findings:  # they can only quote
-            from ava_server.models.offline import NOT_FINISHED  # loaded by then
+            from ava_server.models.offline_passages import unread_of  # loaded by then
 
-            if submitted.summary.startswith(NOT_FINISHED):
+            if unread_of(self._history.tool_turns()):
                 return RunResult(
                     "error", "not everything was read, so it is not known whether there is an answer",
                     submitted, call_id=call_id, error_kind="unread", error_message=submitted.summary,

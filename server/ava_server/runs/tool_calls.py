@@ -395,7 +395,7 @@ class ToolCalls:
                 output = await run_apart(self._run.tasks, lambda: tool(args, place), tool.spec.timeout_s)
                 span.brought(output)
         except TimeoutError:
-            return ToolOutput(f"Timed out after {tool.spec.timeout_s:g} s. Ask for less at once.", success=False)
+            return _timed_out(tool.spec)
         except ToolFailed as error:
             output = ToolOutput(str(error), success=False)
         except Exception as error:
@@ -469,6 +469,7 @@ class ToolCalls:
             chars=whole,
             scratch=scratch,
             sources=tuple(map(self._noted, sources)),
+            unread=output.unread or None,
         )
 
     def _noted(self, source: Source) -> dict[str, str | None]:
@@ -505,6 +506,11 @@ class ToolCalls:
             turn=self._history.turn,
             unusable=unusable or None,
         )
+
+
+def _timed_out(spec: ToolSpec) -> ToolOutput:
+    unread = f"{spec.name} did not finish within {spec.timeout_s:g} s, and returned nothing." if spec.reads else ""
+    return ToolOutput(f"Timed out after {spec.timeout_s:g} s. Ask for less at once.", success=False, unread=unread)
 
 
 def _cut(text: str, spec: ToolSpec) -> tuple[str, int]:

@@ -196,18 +196,23 @@ async def test_a_heading_at_the_end_of_a_passage_is_not_a_file_name(tmp_path: Pa
     assert {passage.source for passage in passages("search_and_read", output)} == {"rules.md"}
 
 
+UNREAD = "Files searched: 9,000. Not searched: 1,200 beyond the limits of one search: give a path."
+
+
 def test_what_a_search_or_read_left_out_becomes_a_caveat() -> None:
     searched = "2 files fit best (9,000 searched); not searched: 1,200 beyond the limits of one search: give a path"
     spread = "Of 20,100 passages have: gives 30, light 1,004"
     found = f"{searched}\n{spread}\n\n## a.md\n\nline 3:\nA lamp gives light."
     read = "b.txt (text, 90,000 bytes): lines 1 to 400 of 900\n\n1  A lamp gives light.\n\n[goes on: offset 401]"
     turns = [
-        ToolTurn("1", "search_and_read", wrap_tool_output(found, tool="search_and_read", nonce="01234567")),
+        ToolTurn(
+            "1", "search_and_read", wrap_tool_output(found, tool="search_and_read", nonce="01234567"), unread=UNREAD
+        ),
         ToolTurn("2", "read_file", wrap_tool_output(read, tool="read_file", nonce="01234567")),
     ]
     completion = answer(request("What gives light?", AssistantTurn({}), *turns))
     caveats = submitted(completion)["caveats"]
-    assert "Files searched: 9,000. Not searched: 1,200 beyond the limits of one search: give a path." in caveats
+    assert UNREAD in caveats
     assert "b.txt was not read to its end: only lines 1 to 400." in caveats
 
 
