@@ -17,7 +17,7 @@ from support.model_server import Gate, Say, running_model_server
 from support.stdio import Wire, assert_intact, instance_locks, logged, made, serving, state_of, until, using
 
 from ava_audit.store.locks import WriteLock
-from ava_server.mcp_server.stdio import CARRY_OUT_S
+from ava_server.mcp_server.app import CARRY_OUT_S
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals as POSIX has them")
 

@@ -29,7 +29,7 @@ from starlette.responses import JSONResponse, Response
 from ava_audit.errors import AuditError
 from ava_server.config.tokens import Token, TokenFile
 from ava_server.core.errors import AvaError, BadInput, ConfigError, Refused
-from ava_server.mcp_server.app import OF_REQUEST
+from ava_server.mcp_server.app import CARRIED_OUT, CARRY_OUT_S, OF_REQUEST
 from ava_server.web.http_connection import CONNECTION
 from ava_server.web.site import VISITOR, Visitor
 
@@ -128,6 +128,10 @@ class ConnectionInfo(Protocol):
 
     def abort(self) -> None: ...
 
+    def take_body(self) -> bytes | None:
+        """Return what nobody has read of a request that has come whole; None if it has not, or has been read."""
+        ...
+
     @property
     def keeps_up(self) -> bool:
         """Whether its client reads what it gets, so that sending does not wait."""
@@ -208,7 +212,9 @@ class RequestInProgress:
         self._until = anyio.current_time() + BODY_WITHIN_S
         self._whole = self._reading = self._too_slow = self._ended = self._rejected = self._settled = False
         self._start: Message | None = None
-        method = Headers(scope=scope).get("mcp-method", "")
+        headers = Headers(scope=scope)
+        method = headers.get("mcp-method", "")
+        self._outlives = method == "tools/call" and headers.get("mcp-name") in CARRIED_OUT  # of the stateless era
         self.is_told = scope["method"] == "POST" and method == _LISTEN
         self.listens = scope["method"] == "GET" or self.is_told
         self._counts: Callable[[], bool] = lambda: True
@@ -258,6 +264,8 @@ class RequestInProgress:
         with anyio.move_on_at(self._until):
             message = await self._receive()
             self._too_slow = self._reading = False
+            if message["type"] == "http.disconnect" and (body := self._line and self._line.take_body()):
+                message = {"type": "http.request", "body": body}  # the client sent all of it before it left
             if message["type"] != "http.disconnect":
                 self._whole = not message.get("more_body", False)
                 return message
@@ -269,7 +277,10 @@ class RequestInProgress:
 
     async def _gone(self) -> Message:
         if not self.listens:
-            return await self._receive()
+            message = await self._receive()
+            if self._outlives:
+                await anyio.sleep(CARRY_OUT_S)  # the answer, which nobody reads, mostly ends this
+            return message
         if self._limits.ending:
             return {"type": "http.disconnect"}
         with anyio.CancelScope() as self._waiting:

@@ -25,6 +25,7 @@ from starlette.responses import JSONResponse
 
 from ava_audit.errors import AuditError
 from ava_server.http.limits import connection_of, error_response, too_many
+from ava_server.mcp_server.app import CARRY_OUT_S
 
 if TYPE_CHECKING:
     from mcp.server.auth.middleware.bearer_auth import AuthorizationContext
@@ -186,6 +187,7 @@ class _Relay:
         self._receive = receive
         self._send = send
         self._whole = anyio.Event()
+        self._arrived = anyio.Event()  # the other server has begun its answer
         self._begun = False
 
     async def run(self, url: str, marks: dict[str, str]) -> None:
@@ -197,6 +199,8 @@ class _Relay:
                 await self._whole.wait()
                 while (await self._receive())["type"] != "http.disconnect":
                     pass
+                with anyio.move_on_after(CARRY_OUT_S):  # the call of a client that has gone still gets there
+                    await self._arrived.wait()
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(until_gone)
@@ -217,6 +221,7 @@ class _Relay:
         try:
             request = self._client.build_request(self._scope["method"], url, headers=headers, content=content)
             answer = await self._client.send(request, stream=True)
+            self._arrived.set()
             try:
                 await self._pass_back(answer)
             finally:

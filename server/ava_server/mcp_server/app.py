@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("ava.app")
 CLOSE_WITHIN_S = 4.0
 HTTP = "http"
+CARRY_OUT_S = 10.0
+"""Seconds for calls that are carried out although their host has gone: most of it is a start on a busy machine."""
+CARRIED_OUT = frozenset(("cancel_subagent", "message_subagent"))
+"""The tools whose calls need no host that waits: they steer a run, and their host may have come for that alone."""
 OF_REQUEST = "ava.token"
 """The key of the token in the scope of a request."""
 CLIENT_CHARS = 100

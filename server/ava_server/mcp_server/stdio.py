@@ -26,6 +26,7 @@ from mcp.shared.message import SessionMessage
 
 from ava_server.core.shutdown import Shutdown, ignore_signals, log_to_stderr
 from ava_server.core.threads import read_apart
+from ava_server.mcp_server.app import CARRIED_OUT, CARRY_OUT_S
 from ava_server.mcp_server.first_answer import BYTE_ORDER_MARK, EARLY
 from ava_server.mcp_server.server import build_server
 
@@ -36,10 +37,6 @@ LINE_BYTES = 16 * 1024 * 1024
 """A longer message than any host sends is refused; it is never held as a whole."""
 LAST_WORDS_S = 1.0
 """Seconds for the last answers to reach a host that has closed stdin and may no longer read."""
-CARRY_OUT_S = 10.0
-"""Seconds for calls that are carried out although their host has gone: most of it is a start on a busy machine."""
-CARRIED_OUT = frozenset(("cancel_subagent", "message_subagent"))
-"""The tools whose calls need no host that waits: they steer a run, and their host may have come for that alone."""
 _EDGE = 300
 _ID = rb'"id"\s*:\s*(-?\d{1,18}|"[^"\\]{1,200}")\s*'
 _ID_FIRST = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?' + _ID)

@@ -91,6 +91,17 @@ class LimitedConnection(_Protocol):
     def abort(self) -> None:
         self.transport.abort()
 
+    def take_body(self) -> bytes | None:
+        """Return what nobody has read of a request that has come whole; None if it has not, or has been read.
+
+        uvicorn forgets it once the client has gone.
+        """
+        cycle = cast("Any", self.cycle)
+        if cycle is None or cycle.more_body or not cycle.body:
+            return None
+        body, cycle.body = bytes(cycle.body), bytearray()
+        return body
+
     async def send_whole(self, send: Callable[[Any], Awaitable[None]], start: Any, body: Any) -> None:
         """Send the head of an answer and its body in one piece, to a client that keeps up: each write wakes it."""
         cycle = cast("Any", self.cycle)
