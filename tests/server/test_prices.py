@@ -191,6 +191,9 @@ ACT_ALONE = [
     ("openrouter", "meta-llama/llama-3.3-70b-instruct:online:free"),
     ("openrouter", "openrouter/auto"),
     ("openrouter", "openai/gpt-5@preset/web"),
+    ("openrouter", "openrouter/openrouter/auto"),  # as a gateway in between names it
+    ("openrouter", "openrouter:perplexity/sonar"),
+    ("groq", "groq:compound"),
     ("groq", "groq/compound"),
     ("groq", "compound-beta-mini"),
     ("groq", "Groq/Compound-Mini"),

@@ -6,12 +6,14 @@ of the call holds, makes its price unknown.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
 
+_PREFIX_END = re.compile("[/:]")
 READ: Mapping[str, tuple[str, ...]] = {
     "input": ("input_mtok", "input_text_mtok", "input_tool_mtok", "input_text_tool_mtok"),
     "output": ("output_mtok", "output_text_mtok", "output_reasoning_mtok", "output_text_reasoning_mtok"),
@@ -108,11 +110,14 @@ def unbounded_units(units: Collection[str], *, acts_alone: bool) -> list[str]:
 
 
 def own_action(model_id: str) -> str | None:
-    """Return what a model does by itself in a call besides writing its answer; None where nothing is known."""
-    name = model_id.lower()
-    last = name.rpartition("/")[2]
+    """Return what a model does by itself in a call besides writing its answer; None where nothing is known.
+
+    Gateways put names of providers before an id, one or several: what follows each of them counts.
+    """
+    name = model_id.strip().lower()
+    names = [name, *(name[mark.end() :] for mark in _PREFIX_END.finditer(name))]
     for pattern, does in _own_actions():
-        if fnmatchcase(name, pattern) or fnmatchcase(last, pattern):
+        if any(fnmatchcase(one, pattern) for one in names):
             return does
     return None
 
