@@ -39,7 +39,7 @@ from ava_server.agents.metering import HAND_OVER_CALLS
 from ava_server.budget.run_config import config_of
 from ava_server.config.agents import AgentSpec
 from ava_server.config.keys import key_variables, set_key
-from ava_server.models.base import ToolUse
+from ava_server.models.base import MoreUsage, ToolUse
 from ava_server.runs.questions import Doubt
 from ava_server.runs.tool_calls import ToolCalls
 
@@ -461,6 +461,30 @@ async def test_what_an_agent_does_not_tell_is_found_out(tmp_path: Path) -> None:
         assert notes["reported"].detail["total_tokens"] == 5
         assert (await lab.run(run_id)).tokens == 1_900, "what it tells is not what is booked"
         assert result["tokens_used"] == 1_900
+
+
+async def test_what_a_provider_says_of_a_failed_call_and_a_second_reading_are_booked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs("bubblewrap")
+
+    class Reader:
+        def more(self, _reported: Any, _own: Any) -> MoreUsage:
+            return MoreUsage(0, 60)
+
+    async def found(_url: str, _speaks: str) -> Reader:
+        return Reader()
+
+    monkeypatch.setattr("ava_server.models.http_model.usage_reader", found)
+    error = {"type": "error", "error": {"type": "api_error", "message": "no"}}
+    refusal = Fail(529, {**error, "usage": {"input_tokens": 800, "output_tokens": 40}})
+    steps: list[dict[str, Any]] = [{"ask": "look", "survives": True}, {"ask": "again"}, SUBMIT]
+    async with agent_lab(tmp_path, [refusal, priced()], [steps]) as lab:
+        run_id, _result = await outcome(lab)
+        settled = await lab.facts(run_id, CostUpdate)
+        assert [(fact.settlement, fact.tokens) for fact in settled] == [("billed", 840), ("billed", 1_010)]
+        (said,) = [fact for fact in await lab.facts(run_id, AssistantMessage) if fact.notes]
+        assert "60 more output tokens" in said.notes[0]
 
 
 async def test_many_calls_at_once_never_pass_the_cap(tmp_path: Path) -> None:

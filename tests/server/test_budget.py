@@ -11,11 +11,13 @@ import anyio
 import anyio.lowlevel
 import pytest
 from support.model_server import Gate, Say
-from support.runtime import PRICED, arrived, hand_over, open_lab
+from support.runtime import DONE, PRICED, arrived, hand_over, open_lab
 
 from ava_audit.errors import StaleOwner
 from ava_audit.events import (
+    AssistantMessage,
     CostReserved,
+    CostUpdate,
     Event,
     Fence,
     RunClaimed,
@@ -40,7 +42,9 @@ from ava_server.budget.caps import (
     settlement_event,
 )
 from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
-from ava_server.models.prices import Price, UserPrice, find_price
+from ava_server.models.base import Bound, MoreUsage
+from ava_server.models.prices import Price, UserPrice, cost_micros, find_price, reserve_micros
+from ava_server.models.usage_reader import UsageReader, usage_reader
 
 PRICE = find_price("far", "model", base_url="https://far.example", overrides={"model": UserPrice(input=1, output=1)})
 GROUP = "G-0000001"
@@ -233,6 +237,68 @@ def test_the_reported_cost_counts_and_its_parts_sum_to_it() -> None:
     )  # fmt: skip
     assert event.cost_micros == 12_345
     assert sum(getattr(event.fact, "cost_by", {}).values()) == 12_345
+
+
+SPLIT = Price(input=1_000, output=5_000, cache_read=100, cache_write=1_250)
+OWN = Usage(input_tokens=100, cache_read_tokens=50, output_tokens=20)
+
+
+@pytest.mark.parametrize(
+    ("more", "usage"),
+    [
+        (MoreUsage(0, 30), {"output_tokens": 50}),
+        (MoreUsage(40, 0), {"cache_write_tokens": 40}),  # the dearest class of the prompt
+        (MoreUsage(40, 30), {"cache_write_tokens": 40, "output_tokens": 50}),
+        (MoreUsage(10**9, 10**9), {"cache_write_tokens": 850, "output_tokens": 200}),  # no more than was reserved
+    ],
+)
+def test_what_a_second_reading_has_more_is_booked_within_the_reservation(
+    more: MoreUsage, usage: dict[str, int]
+) -> None:
+    bound = Bound(1_000, 200)
+    held = HeldCall(1, 1, reserve_micros(SPLIT, bound), 1_200, output_tokens=200)
+    player = players()[3]
+    event = settlement_event(
+        player.fence, player.run_id, player.who, MODEL, SPLIT, held, "billed", usage=OWN, more=more
+    )
+    fact = event.fact
+    assert isinstance(fact, CostUpdate)
+    assert event.usage == OWN.model_copy(update=usage)
+    assert fact.tokens == event.usage.counted <= held.tokens
+    assert event.cost_micros == cost_micros(SPLIT, event.usage)
+    assert event.cost_micros <= held.micros and not fact.overrun
+    assert sum(fact.cost_by.values()) == event.cost_micros
+
+
+def test_a_second_reading_lowers_no_overrun() -> None:
+    player = players()[3]
+    events = [
+        settlement_event(
+            player.fence, player.run_id, player.who, MODEL, SPLIT, HeldCall(1, 1, 9, 9, output_tokens=4), "billed",
+            usage=OWN, more=more,
+        )
+        for more in (None, MoreUsage(40, 30))
+    ]  # fmt: skip
+    assert events[0].cost_micros == events[1].cost_micros == cost_micros(SPLIT, OWN)
+    assert all(getattr(event.fact, "overrun", False) for event in events)
+
+
+async def test_a_second_reading_is_booked_and_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = await usage_reader("https://api.x.ai/v1/chat/completions", "chat completions")
+
+    async def found(_url: str, _speaks: str) -> UsageReader | None:
+        return reader
+
+    monkeypatch.setattr("ava_server.models.http_model.usage_reader", found)
+    usage = {"prompt_tokens": 3_000, "completion_tokens": 200, "completion_tokens_details": {"reasoning_tokens": 60}}
+    async with open_lab(tmp_path, [Say(calls=[DONE], usage=usage)], config=PRICED) as lab:
+        run_id = await lab.start()
+        run = await lab.ended(run_id)
+        (said,) = await lab.facts(run_id, AssistantMessage)
+        (settled,) = await lab.facts(run_id, CostUpdate)
+    assert run.cost_micros == 3_000 * 3 + 260 * 15
+    assert settled.tokens == 3_260
+    assert any("60 more output tokens" in note for note in said.notes)
 
 
 async def test_a_group_cap_applies_to_all_its_runs_together(tmp_path: Path) -> None:

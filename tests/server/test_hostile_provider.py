@@ -165,6 +165,17 @@ CASES = {
     "an error in the middle of the answer": Case(
         [stream(*HEAD[:4], data(ERROR)), GOOD], [FULL, BY_TABLE], "the engine has crashed"
     ),
+    "an error that says what it used": Case(
+        [stream(*HEAD[:4], data({**ERROR, "usage": USAGE})), GOOD], [BY_TABLE, BY_TABLE], "the engine has crashed"
+    ),
+    "an error that says it used more than it can have": Case(
+        [stream(*HEAD[:4], data({**ERROR, "usage": {**USAGE, "prompt_tokens": 400_000}})), GOOD], [FULL, BY_TABLE],
+        "the engine has crashed",
+    ),
+    "an error that says what it cost": Case(
+        [Raw([json.dumps({**ERROR, "usage": {**USAGE, "cost": 0.0123}}).encode()], "application/json"), GOOD],
+        [12_300, BY_TABLE], "the engine has crashed",
+    ),
     "an error with every answer": Case(
         [Raw([json.dumps(ERROR).encode()], "application/json")] * 2, [FULL, FULL], "the engine has crashed", "error"
     ),

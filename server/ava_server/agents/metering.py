@@ -191,8 +191,9 @@ class RunMeter:
         """Settle a call with its answer, and record what the agent will do next."""
         reserved = cast("Reservation", admitted.key)
         turn = reserved.fact.turn
-        if completion.usage is not None:
-            self._bounds.report(admitted.call, completion.usage)
+        settlement = self._settlement(reserved, "billed", took_ms, completion)
+        if settlement.usage is not None:
+            self._bounds.report(admitted.call, settlement.usage)
         self.fault, self._failed_in_a_row = None, 0
         if completion.text.strip():
             self.last_text = completion.text
@@ -213,14 +214,13 @@ class RunMeter:
             if not self.is_own(call.name):  # those are recorded where they are carried out
                 args = self._run.context.redactor.redact_json(dict(call.args or {}))
                 facts.append(ToolCall(tool=name[:100], args=args, call_id=call_id, turn=turn))
-        settlement = self._settlement(reserved, "billed", took_ms, completion)
         await self._write([settlement, *map(self._log.event, facts)], settlement)
 
     async def failed(
         self, admitted: Admitted, settlement: Literal["not_billed", "unknown"], error: ModelError | None, took_ms: int
     ) -> None:
         reserved = cast("Reservation", admitted.key)
-        settled = self._settlement(reserved, settlement, took_ms)
+        settled = self._settlement(reserved, settlement, took_ms, error)
         events = [settled]
         if settlement == "not_billed":
             self._unpaid_bytes += self._open_bytes.get(reserved.fact.turn, 0)
@@ -419,12 +419,13 @@ class RunMeter:
     # -- settling -----------------------------------------------------------------------------------------------------
 
     def _settlement(
-        self, reserved: Reservation, settlement: Settlement, took_ms: int, completion: Completion | None = None
-    ) -> Event:
+        self, reserved: Reservation, settlement: Settlement, took_ms: int,
+        reported: Completion | ModelError | None = None,
+    ) -> Event:  # fmt: skip
         config, held = self._config, reserved.held
         if not held.reported_tokens:  # what a provider adds to a first prompt is of no length here
             held = replace(held, new_bytes=0)
-        return self._log.settlement(held, settlement, took_ms, completion, config.model, config.price, None)
+        return self._log.settlement(held, settlement, took_ms, reported, config.model, config.price, None)
 
     async def _write(self, events: list[Event], settlement: Event) -> None:
         """Commit a settlement with what belongs to it; an answer that is too large for the log is paid for anyway."""

@@ -21,7 +21,8 @@ from ava_server.budget.money_line import CapLeft, MoneyCapName, MoneyLine, Money
 from ava_server.budget.run_config import config_of
 from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
 from ava_server.core.ids import IN_PROCESS
-from ava_server.models.prices import COST_PARTS, Price, cost_by, cost_micros
+from ava_server.models.base import MoreUsage
+from ava_server.models.prices import COST_PARTS, Price, cost_by, cost_micros, rate_at
 
 Purpose = Literal["retries", "plan", "search"]
 """The purpose of a call that is not for the work itself; its whole cost is shown under it."""
@@ -64,7 +65,7 @@ class Reservation:
     @property
     def held(self) -> HeldCall:
         fact = self.fact
-        held = HeldCall(fact.turn, fact.attempt, fact.micros, self.tokens)
+        held = HeldCall(fact.turn, fact.attempt, fact.micros, self.tokens, output_tokens=fact.max_output)
         counted = fact.new_bytes if fact.byte_tokens is None else math.ceil(fact.new_bytes * fact.byte_tokens)
         return replace(held, new_bytes=fact.new_bytes, reported_tokens=fact.prompt_tokens - counted)
 
@@ -228,7 +229,8 @@ def messages_first(run_id: str, looked: int, command: Command[T]) -> Command[T |
 class HeldCall:
     """A call in flight, and what is reserved for it, in micro-USD and in tokens.
 
-    `new_bytes` of its prompt are covered by no report; `reported_tokens` are those of the rest.
+    `new_bytes` of its prompt are covered by no report; `reported_tokens` are those of the rest. `output_tokens` are the
+    answer's part of `tokens`.
     """
 
     turn: int
@@ -237,6 +239,7 @@ class HeldCall:
     tokens: int
     new_bytes: int = 0
     reported_tokens: int = 0
+    output_tokens: int = 0
 
     def tokens_per_byte(self, usage: Usage | None) -> float | None:
         """Return the tokens per byte of what was new in the prompt; None where that is too little to tell."""
@@ -269,6 +272,7 @@ def settlement_event(
     *,
     usage: Usage | None = None,
     reported_micros: int | None = None,
+    more: MoreUsage | None = None,
     request_id: str | None = None,
     duration_ms: int | None = None,
     purpose: Purpose | None = None,
@@ -278,11 +282,15 @@ def settlement_event(
     `billed` books what the provider reported, else the price table's figure; `not_billed` books nothing; `unknown`
     books the full reservation, in money and tokens. More than was reserved is booked in full and flagged. With a
     `purpose` the whole cost is booked under it.
+
+    `more` of a second reading is booked as well, as far as it was reserved.
     """
     if settlement != "billed":
         usage = None
     elif usage is None:
         settlement = "unknown"
+    elif more is not None:
+        usage = _with_more(price, held, usage, more)
     cost, tokens, parts = _booked(price, held, settlement, usage, reported_micros)
     if purpose is not None:
         parts = {purpose: cost}
@@ -315,6 +323,26 @@ def _booked(
     # A gateway that reports 0 for a model with a price does not know the price; the table does.
     cost = reported_micros or cost_micros(price, usage)
     return cost, usage.counted, cost_by(price, usage, cost)
+
+
+def within_reservation(price: Price, held: HeldCall, usage: Usage | None, reported_micros: int | None) -> bool:
+    """Tell whether what a provider reports of a call is known, and no more than was reserved for it."""
+    if usage is None:
+        return False
+    cost, tokens, _ = _booked(price, held, "billed", usage, reported_micros)
+    return cost <= held.micros and tokens <= held.tokens
+
+
+def _with_more(price: Price, held: HeldCall, usage: Usage, more: MoreUsage) -> Usage:
+    """Return a usage with what a second reading has more, of each side in its dearest class, within the reservation."""
+    most_prompt = held.tokens - held.output_tokens - usage.prompt_tokens
+    prompt = max(min(more.prompt_tokens, most_prompt), 0)
+    output = max(min(more.output_tokens, held.output_tokens - usage.output_tokens), 0)
+    rate = rate_at(price, usage.prompt_tokens + prompt)
+    by_rate = {"input": rate.input, "cache_write": rate.cache_write, "cache_read": rate.cache_read}
+    dearest = f"{max(by_rate, key=by_rate.__getitem__)}_tokens"
+    added = {dearest: getattr(usage, dearest) + prompt, "output_tokens": usage.output_tokens + output}
+    return usage.model_copy(update=added)
 
 
 def may_have_cost(fact: CostUpdate) -> bool:

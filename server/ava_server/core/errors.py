@@ -26,6 +26,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from ava_audit.events import Usage
     from ava_audit.redaction import Redactor
 
 
@@ -98,8 +99,11 @@ class ModelError(AvaError):
     `sent`: the request may have reached the provider. `answered`: a byte of an answer (a 200's body) arrived, so it may
     have been billed. `retryable`: sending the same request again can help, after `again_after_s` seconds if the
     provider said so. `what_to_do` is one next step for a person. `written` is what the model wrote, where the provider
-    refused that (`rejected`).
+    refused that (`rejected`). `usage` and `cost_micros` are what the call used, where the error says so plausibly.
     """
+
+    usage: Usage | None = None
+    cost_micros: int | None = None
 
     def __init__(
         self,

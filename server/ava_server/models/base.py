@@ -126,6 +126,14 @@ class Delta:
 
 
 @dataclass(frozen=True)
+class MoreUsage:
+    """Tokens of a call that a second reading of its usage has besides the first one's."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True)
 class Completion:
     """A complete answer."""
 
@@ -139,6 +147,7 @@ class Completion:
     stop_reason: str | None = None
     request_id: str | None = None
     notes: tuple[str, ...] = ()  # what had to be changed or was odd, e.g. `replaced 1 lone surrogate`
+    more: MoreUsage | None = None  # what is to be booked besides `usage`, as far as it was reserved
 
 
 class Stream(Protocol):

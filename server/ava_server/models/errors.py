@@ -27,6 +27,8 @@ from ava_server.models.json_text import as_list, as_object, as_text, fields_of
 if TYPE_CHECKING:
     import httpx2
 
+    from ava_server.models.base import Completion
+
 
 MOST_S = 31 * 24 * 3600.0
 """No provider's limit lasts longer than a month; a longer wait is an error, and is ignored."""
@@ -195,6 +197,13 @@ def may_have_been_billed(error: ModelError) -> bool:
     Not billed is only what never reached the provider, or what it refused before any byte of an answer.
     """
     return error.answered or (error.sent and error.kind in ("connection", "dropped", "timeout", "bad_answer"))
+
+
+def with_usage(error: ModelError, reported: Completion) -> ModelError:
+    """Return the error of a call whose provider says that it used something: so it may have been billed."""
+    error.answered = True
+    error.usage, error.cost_micros = reported.usage, reported.cost_micros
+    return error
 
 
 @dataclass(frozen=True)

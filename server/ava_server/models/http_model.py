@@ -25,7 +25,8 @@ from ava_server.models.base import (
     Turn,
     unchecked,
 )
-from ava_server.models.errors import Endpoint
+from ava_server.models.errors import Endpoint, with_usage
+from ava_server.models.usage_reader import usage_reader
 from ava_server.models.wires.base import Wire
 from ava_server.models.wires.stream import MOST_BYTES, AnswerStream, Deadlines
 
@@ -92,7 +93,10 @@ class HttpModel:
             own = (request.system, *(tool.description for tool in request.tools))
             return bounds.shown_bytes([*own, *map(self.wire.message, request.turns)])
 
-        return self.exchange(lambda: self._take_encoded(request), check, seen, most_output=request.max_output)
+        offered = frozenset(tool.name for tool in request.tools)
+        return self.exchange(
+            lambda: self._take_encoded(request), check, seen, most_output=request.max_output, offered=offered
+        )
 
     @asynccontextmanager
     async def exchange(
@@ -103,8 +107,11 @@ class HttpModel:
         headers: Mapping[str, str] | None = None,
         *,
         most_output: int | None = None,
+        offered: frozenset[str] = frozenset(),
     ) -> AsyncGenerator[AnswerStream]:
         """Send a body once. `seen` returns how many bytes of its text the model is certainly shown.
+
+        `most_output` is the answer's limit, and `offered` are the names of the tools, where they are known.
 
         Raises AuditError: `check` has raised it, and nothing was sent; ModelError: no connection, an error status, or
         (while iterating) no valid answer.
@@ -119,11 +126,14 @@ class HttpModel:
             try:
                 body.append(encode())
                 size = len(body[0])
+                reader = await usage_reader(endpoint.url, endpoint.speaks)
                 lent = await self.clients.lend()
                 sending = True
                 response = await self._send(lent.http, endpoint, body, end, check, headers or {})
                 if response.status_code != 200:
-                    raise endpoint.status_error(response, await _error_body(response, end))
+                    content = await _error_body(response, end)
+                    error = endpoint.status_error(response, content)
+                    raise self._with_usage(error, content, size, seen, most_output)
             except (ModelError, AuditError):
                 raise
             except anyio.get_cancelled_exc_class() as cancelled:
@@ -136,8 +146,9 @@ class HttpModel:
                 log.exception("calling %s failed", endpoint.place)
                 raise endpoint.fault(error, "Calling", sent=sending, answered=False) from error
             yield AnswerStream(
-                response, self.wire, endpoint, self.deadlines, end, size, seen, self.most_bytes, most_output
-            )
+                response, self.wire, endpoint, self.deadlines, end, size, seen, self.most_bytes, most_output, reader,
+                offered,
+            )  # fmt: skip
         finally:
             try:
                 if response is not None:
@@ -145,6 +156,21 @@ class HttpModel:
             finally:
                 if lent is not None:
                     self.clients.take_back(lent)
+
+    def _with_usage(
+        self, error: ModelError, content: bytes, sent_bytes: int, seen: Callable[[], int], most_output: int | None
+    ) -> ModelError:
+        """Return the error of a refused call, with what its body says that the call used all the same."""
+        try:
+            fields = json_text.fields_of(json_text.decode(json_text.decode_text(content)[0]))
+        except json_text.NotJsonError:
+            return error
+        answer = self.wire.answer()
+        if not answer.read_usage_of(fields):
+            return error
+        return with_usage(error, answer.complete(
+            request_id=None, sent_bytes=sent_bytes, seen=seen, most_output=most_output
+        ))  # fmt: skip
 
     async def _send(
         self,

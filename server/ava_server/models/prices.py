@@ -308,7 +308,7 @@ def cost_micros(price: Price, usage: Usage) -> int:
 
 def reserve_micros(price: Price, bound: Bound) -> int:
     """Return what a call can cost at most, in micro-USD: its whole prompt at the highest input price for its length."""
-    rate = _rate_at(price, bound.prompt_tokens)
+    rate = rate_at(price, bound.prompt_tokens)
     dearest = max(rate.input, rate.cache_write, rate.cache_read)
     nanos = bound.prompt_tokens * dearest + (bound.output_tokens + OUTPUT_SLACK) * rate.output
     return -(-(nanos + price.per_request) // 1000)
@@ -341,10 +341,10 @@ def _user_price(key: str, price: UserPrice) -> Price:
 
 
 def rate_for(price: Price, usage: Usage) -> Price | PriceStep:
-    return _rate_at(price, usage.prompt_tokens)
+    return rate_at(price, usage.prompt_tokens)
 
 
-def _rate_at(price: Price, prompt_tokens: int) -> Price | PriceStep:
+def rate_at(price: Price, prompt_tokens: int) -> Price | PriceStep:
     return next((step for step in price.steps if prompt_tokens <= step.up_to), price)
 
 

@@ -157,6 +157,12 @@ def merge_usage(known: dict[str, Any] | None, later: Mapping[str, Any]) -> dict[
     return known
 
 
+def claims_use(usage: Any) -> bool:
+    """Tell whether a usage says that a call used anything, whatever else is in it."""
+    counts = (value for name, value in fields_of(usage).items() if name.endswith("tokens") or name == "cost")
+    return any(_is_number(count) and count > 0 for count in counts)
+
+
 def _cost_micros(usage: Mapping[str, Any]) -> tuple[int | None, tuple[str, ...]]:
     """Read what a call cost; when the user brings a key, the provider behind the gateway bills too."""
     parts = [usage.get("cost")]

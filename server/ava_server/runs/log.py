@@ -16,7 +16,8 @@ from ava_audit.store.store import Store
 from ava_audit.store.writer import content_within
 from ava_audit.units import steady_s
 from ava_audit.view import Command, Outcome, Query, T, View
-from ava_server.budget.caps import HeldCall, Purpose, settle_unknown, settlement_event
+from ava_server.budget.caps import HeldCall, Purpose, settle_unknown, settlement_event, within_reservation
+from ava_server.core.errors import ModelError
 from ava_server.models.base import Completion
 from ava_server.models.prices import Price
 from ava_server.runs.history import UNWRITTEN, History
@@ -75,14 +76,21 @@ class RunLog:
         await self.append_for(lambda run: () if run is None else settle(run))
 
     def settlement(
-        self, held: HeldCall, settlement: Settlement, took_ms: int, completion: Completion | None,
+        self, held: HeldCall, settlement: Settlement, took_ms: int, reported: Completion | ModelError | None,
         model: str, price: Price, purpose: Purpose | None,
     ) -> Event:  # fmt: skip
+        """Return the event that settles a call, by what the provider `reported` with its answer or its error.
+
+        What an error says that the call used is believed where it lies within the reservation.
+        """
+        if isinstance(reported, ModelError) and within_reservation(price, held, reported.usage, reported.cost_micros):
+            settlement = "billed"
         return settlement_event(
             self.fence, self.run.id, self.who, model, price, held, settlement, duration_ms=took_ms, purpose=purpose,
-            usage=completion.usage if completion is not None else None,
-            reported_micros=completion.cost_micros if completion is not None else None,
-            request_id=completion.request_id if completion is not None else None,
+            usage=reported.usage if reported is not None else None,
+            reported_micros=reported.cost_micros if reported is not None else None,
+            more=reported.more if isinstance(reported, Completion) else None,
+            request_id=reported.request_id if reported is not None else None,
         )  # fmt: skip
 
     def keep(self, fact: RunStarted | ToolResult, duration_ms: int | None = None) -> None:

@@ -228,7 +228,7 @@ class ModelCalls:
             error=said, kind=error.kind, what_to_do=error.what_to_do, turn=held.turn, attempt=held.attempt,
             request_id=error.request_id,
         )  # fmt: skip
-        events = [self._settlement(reserved, settlement, took_ms), self._log.event(fact)]
+        events = [self._settlement(reserved, settlement, took_ms, error), self._log.event(fact)]
         if error.kind == "rejected":  # an answer all the same: the model is told, as of an invalid call
             written = self._hidden(clean(error.written)[0])
             refused = "\n".join(filter(None, (said, written)))
@@ -278,13 +278,14 @@ class ModelCalls:
         return self._run.context.redactor.redact(text)[0]
 
     def _settlement(
-        self, reserved: Reservation, settlement: Settlement, took_ms: int, completion: Completion | None = None
-    ) -> Event:
+        self, reserved: Reservation, settlement: Settlement, took_ms: int,
+        reported: Completion | ModelError | None = None,
+    ) -> Event:  # fmt: skip
         history = self._log.history
         measures = history.has_report and not history.thought
         held = reserved.held if measures else replace(reserved.held, new_bytes=0)
         model, price = self._config.model, self._price
-        return self._log.settlement(held, settlement, took_ms, completion, model, price, history.purpose)
+        return self._log.settlement(held, settlement, took_ms, reported, model, price, history.purpose)
 
 
 class PaidSearches:
@@ -374,7 +375,8 @@ class PaidSearches:
                         pass
                 completion = stream.completion
         except ModelError as error:
-            await settle("unknown" if may_have_been_billed(error) else "not_billed")
+            failed: Settlement = "unknown" if may_have_been_billed(error) else "not_billed"
+            await self._settle(reserved, failed, began, error)
             raise ToolFailed(f"{self._search.title} did not search: {error}; {WITHOUT}") from error
         except StoreUnavailable as error:
             await settle("not_billed")
@@ -383,13 +385,14 @@ class PaidSearches:
         return completion
 
     async def _settle(
-        self, reserved: Reservation, settlement: Settlement, began: float, completion: Completion | None = None
-    ) -> None:
+        self, reserved: Reservation, settlement: Settlement, began: float,
+        reported: Completion | ModelError | None = None,
+    ) -> None:  # fmt: skip
         """Settle a search, unless the run has settled it as lost by now."""
         held, price = reserved.held, self._call.price
-        if completion is not None and completion.usage is not None:
-            price = with_fee(price, self._call.fee * (searches_in(completion) - 1))
-            if reported := completion.cost_micros:  # a gateway's may leave out the search's fee: the higher one counts
-                completion = replace(completion, cost_micros=max(reported, cost_micros(price, completion.usage)))
-        event = self._log.settlement(held, settlement, ms_since(began), completion, self._call.model, price, "search")
+        if isinstance(reported, Completion) and reported.usage is not None:
+            price = with_fee(price, self._call.fee * (searches_in(reported) - 1))
+            if said := reported.cost_micros:  # a gateway's may leave out the search's fee: the higher one counts
+                reported = replace(reported, cost_micros=max(said, cost_micros(price, reported.usage)))
+        event = self._log.settlement(held, settlement, ms_since(began), reported, self._call.model, price, "search")
         await self._log.append_for(lambda run: (event,) if is_in_flight(run, held) else ())

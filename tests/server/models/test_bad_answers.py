@@ -399,3 +399,58 @@ async def test_what_the_model_wrote_and_the_provider_refused_may_be_billed(step:
         error = await failure(server.base_url, clients)
     assert error.kind == "rejected"
     assert may_have_been_billed(error)
+
+
+REFUSED = {"error": {"code": "tool_use_failed", "message": "no", "failed_generation": "x"}}
+REPORTED = {"prompt_tokens": 22, "completion_tokens": 5, "total_tokens": 27}
+
+
+@pytest.mark.parametrize(
+    ("step", "output"),
+    [
+        (sent(piece(content="4"), {**ERROR, "usage": REPORTED}), 5),
+        (Raw([json.dumps({**ERROR, "usage": REPORTED}).encode()], "application/json"), 5),
+        (Fail(400, {**REFUSED, "usage": REPORTED}), 5),
+        (Fail(503, {"error": {"message": "no", "usage": REPORTED}}), 5),
+        (sent({**REFUSED, "x_groq": {"usage": REPORTED}}), 5),
+        # Not to be believed: nothing of what was streamed, or a part of a prompt.
+        (sent(piece(content="4"), {**ERROR, "usage": {**REPORTED, "completion_tokens": 0, "total_tokens": 22}}), None),
+        (Fail(400, {**REFUSED, "usage": {"prompt_tokens": 0, "completion_tokens": 5, "total_tokens": 5}}), None),
+        (sent(USED, piece(content="4"), ERROR), None),  # it was reported before the error, and may have grown
+    ],
+)
+async def test_an_error_tells_what_the_call_used(step: Step, output: int | None, clients: ClientPool) -> None:
+    with running_model_server([step]) as server:
+        error = await failure(server.base_url, clients)
+    assert may_have_been_billed(error)
+    assert (error.usage.output_tokens if error.usage is not None else None) == output
+
+
+@pytest.mark.parametrize("usage", [None, {}, dict.fromkeys(REPORTED, 0), {"total_time": 0.2}, "much"])
+async def test_a_refusal_without_use_costs_nothing(usage: Any, clients: ClientPool) -> None:
+    with running_model_server([Fail(400, {"error": {"message": "no"}, "usage": usage})]) as server:
+        error = await failure(server.base_url, clients)
+    assert error.usage is None
+    assert not may_have_been_billed(error)
+
+
+async def test_an_error_of_messages_and_responses_tells_what_the_call_used(clients: ClientPool) -> None:
+    used = {"input_tokens": 22, "output_tokens": 5}
+    failed = {"type": "response.failed", "response": {"status": "failed", "error": {"message": "no"}, "usage": used}}
+    broken = {"type": "error", "error": {"type": "api_error", "message": "no"}, "usage": used}
+    for wire, step in ((ResponsesWire(), sent(failed)), (MessagesWire(), sent(broken))):
+        with running_model_server([step]) as server, pytest.raises(ModelError) as caught:
+            model = HttpModel("custom", "acme/model-1", server.base_url, KEY, clients, wire)
+            async with model.stream(ASK) as stream:
+                async for _ in stream:
+                    pass
+        assert caught.value.usage is not None
+        assert (caught.value.usage.input_tokens, caught.value.usage.output_tokens) == (22, 5)
+
+
+async def test_usage_that_groq_gives_unasked_is_read(clients: ClientPool) -> None:
+    end = {"choices": [{"index": 0, "delta": {"content": "4"}, "finish_reason": "stop"}], "x_groq": {"usage": REPORTED}}
+    with running_model_server([sent(end, "[DONE]")]) as server:
+        completion = await ask(server.base_url, clients)
+    assert completion.usage is not None
+    assert (completion.usage.prompt_tokens, completion.usage.output_tokens) == (22, 5)

@@ -10,11 +10,14 @@ from typing import Any, ClassVar, TypeVar
 from ava_server.models.base import Completion, Delta, Request, ToolUse, Turn
 from ava_server.models.json_text import NotJsonError, as_object, as_text, decode, decode_object, join_surrogates
 from ava_server.models.selection import EFFORT, LOW, UNKNOWN, Thinking
-from ava_server.models.tokens import merge_usage, read_usage
+from ava_server.models.tokens import claims_use, merge_usage, read_usage
+from ava_server.models.usage_reader import UsageReader, more_words
 
 _Call = TypeVar("_Call")
 MOST_CALLS = 128
 """Tool calls of one answer that are kept; no real model asks for as many."""
+_USAGE_HOLDERS = ("response", "message", "error", "x_groq")
+"""The parts of an error in which providers put the usage, besides the error itself."""
 _LONGEST_LINE = 200
 """Characters of a provider's id or reason that are kept: they are for people, and go into every log line."""
 
@@ -38,8 +41,8 @@ class WireAnswer(ABC):
 
     `stop_reason` is the provider's word for why it ended; what goes wrong after that does not spoil the answer. `over`:
     the stream has said that nothing more comes. `closed`: an answer without such a word was taken. `usage` is the
-    provider's as it came. `_let_go` is how many calls are counted but no longer held, `_room` how many parts an answer
-    may have before that is looked for.
+    provider's as it came. `offered` are the names of the tools, where they are known. `_let_go` is how many calls are
+    counted but no longer held, `_room` how many parts an answer may have before that is looked for.
     """
 
     stop_reason: str | None = None
@@ -47,6 +50,7 @@ class WireAnswer(ABC):
     closed: bool = False
     request_id: str | None = None
     usage: dict[str, Any] | None = None
+    offered: frozenset[str] = frozenset()
     _let_go: int = 0
     _room: int = 8 * MOST_CALLS
 
@@ -86,10 +90,12 @@ class WireAnswer(ABC):
         seen: Callable[[], int] | None = None,
         most_output: int | None = None,
         notes: tuple[str, ...] = (),
+        reader: UsageReader | None = None,
     ) -> Completion:
         """Return the answer as it is to be stored. `sent_bytes` is the size of the request's body.
 
-        `seen` returns how many bytes of text in it the model was certainly shown; `most_output` is the answer's limit.
+        `seen` returns how many bytes of text in it the model was certainly shown; `most_output` is the answer's limit;
+        `reader` reads the usage a second time, where it knows the provider.
         """
         whole = self.whole()
         usage, cost_micros, odd = read_usage(
@@ -99,6 +105,11 @@ class WireAnswer(ABC):
             seen=seen,
             most_output=most_output,
         )
+        more = None
+        if reader is not None and usage is not None and not cost_micros:
+            more = reader.more(self.usage or {}, usage)
+        if more is not None:
+            odd = (*odd, more_words(more))
         return Completion(
             text=whole.text,
             calls=whole.calls,
@@ -109,13 +120,17 @@ class WireAnswer(ABC):
             stop_reason=one_line(whole.stop_reason or self.stop_reason),
             request_id=one_line(self.final_request_id(request_id)),
             notes=(*notes, *whole.notes, *odd),
+            more=more,
         )
 
-    def read_usage_of(self, event: Mapping[str, Any]) -> None:
-        """Take the usage from an event that is otherwise an error."""
-        for holder in (event, event.get("response"), event.get("message")):
+    def read_usage_of(self, event: Mapping[str, Any]) -> bool:
+        """Take the usage from an event or body that is otherwise an error; tell whether it says that any was used."""
+        claims = False
+        for holder in (event, *(event.get(name) for name in _USAGE_HOLDERS)):
             if (fields := as_object(holder)) is not None:
                 self._read_id_and_usage(fields)
+                claims = claims or claims_use(fields.get("usage"))
+        return claims
 
     def _read_id_and_usage(self, fields: Mapping[str, Any]) -> None:
         self.request_id = as_text(fields.get("id")) or self.request_id

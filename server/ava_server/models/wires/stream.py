@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from ava_server.core.errors import ModelError
 from ava_server.models import json_text
 from ava_server.models.base import Completion, Delta
-from ava_server.models.errors import Endpoint
+from ava_server.models.errors import Endpoint, with_usage
 
 if TYPE_CHECKING:
     import httpx2
 
+    from ava_server.models.usage_reader import UsageReader
     from ava_server.models.wires.base import Wire
 
 log = logging.getLogger("ava.models")
@@ -127,17 +128,21 @@ class AnswerStream:
         seen: Callable[[], int] | None,
         most_bytes: int = MOST_BYTES,
         most_output: int | None = None,
+        reader: UsageReader | None = None,
+        offered: frozenset[str] = frozenset(),
     ) -> None:
         """Take over a response with status 200, read up to its headers.
 
         `end` is the call's deadline on the event loop's clock. `sent_bytes`, the size of the request's body, bounds the
         usage from below; `seen` returns how many bytes of text in it the model was certainly shown, and `most_output`
-        is the answer's own limit.
+        is the answer's own limit. `reader` reads the usage a second time. `offered` are the names of the tools that the
+        model may call, as far as they are known.
         """
         self._most_bytes = most_bytes
         self._sent_bytes = sent_bytes
         self._seen = seen
         self._most_output = most_output
+        self._reader = reader
         self._wire = wire
         self.headers = response.headers
         self.tap: Callable[[bytes], object] = bytes
@@ -149,6 +154,7 @@ class AnswerStream:
         self._received = 0
         self._tail = b""
         self._answer = wire.answer()
+        self._answer.offered = offered
         self._notes: list[str] = []
         self._late_error = False
         self._odd: ModelError | None = None  # the first event that is no JSON object
@@ -185,13 +191,17 @@ class AnswerStream:
                 yield delta
         else:
             yield self._whole(b"".join([piece async for piece in self._pieces()]), content_type)
+        self._completion = self._complete()
+
+    def _complete(self) -> Completion:
         request_id = self.headers.get("x-request-id") or self.headers.get("request-id")
-        self._completion = self._answer.complete(
+        return self._answer.complete(
             request_id=request_id,
             sent_bytes=self._sent_bytes,
             seen=self._seen,
             most_output=self._most_output,
             notes=tuple(self._notes),
+            reader=self._reader,
         )
 
     async def _events(self) -> AsyncGenerator[Delta]:
@@ -270,9 +280,14 @@ class AnswerStream:
             return self._skip(self._endpoint.error("event not an object", what=type(chunk).__name__))
         self._any_usable = True
         if error := self._wire.fault(fields) or (fields if is_error else None):
-            self._answer.read_usage_of(fields)
-            raise self._endpoint.error_in_body(error, self.headers)
+            raise self._error_in(fields, error)
         return self._answer.add(fields)
+
+    def _error_in(self, fields: Mapping[str, Any], error: Any) -> ModelError:
+        """Return the error in an event or a body, with the usage that the provider reports in it."""
+        claims_use = self._answer.read_usage_of(fields)
+        failure = self._endpoint.error_in_body(error, self.headers)
+        return with_usage(failure, self._complete()) if claims_use else failure
 
     def _skip(self, why: ModelError) -> Delta:
         self._odd = self._odd or why
@@ -297,7 +312,7 @@ class AnswerStream:
             raise self._endpoint.error("not JSON", begins=self._endpoint.begins(content)) from None
         fields = json_text.fields_of(answer)
         if error := self._wire.fault(fields):
-            raise self._endpoint.error_in_body(error, self.headers)
+            raise self._error_in(fields, error)
         if not self._wire.is_answer(fields):
             raise self._endpoint.no_answer(answer, self._wire.part)
         return self._answer.add(fields)
