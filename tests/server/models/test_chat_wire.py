@@ -254,8 +254,8 @@ def test_a_stream_with_every_kind_of_chunk_parses_the_same_wherever_it_is_split(
     assert read_all([stream.replace(b"\n", b"\r\n")]) == plain
 
 
-def calls_of(*calls: dict[str, Any]) -> list[tuple[str, Any]]:
-    growing = ChatAnswer()
+def calls_of(*calls: dict[str, Any], offered: frozenset[str] = frozenset()) -> list[tuple[str, Any]]:
+    growing = ChatAnswer(offered=offered)
     for call in calls:
         growing.add({"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]})
     return [(call.name, call.args) for call in growing.complete(request_id=None, sent_bytes=0).calls]
@@ -266,6 +266,41 @@ def test_two_calls_without_ids_on_one_index_stay_two() -> None:
     second = {"index": 0, "id": "", "function": {"name": "get_date", "arguments": '{"a": 1}'}}
     again = {"index": 0, "id": "", "function": {"name": "get_date", "arguments": '{"a": 2}'}}
     assert calls_of(first, second, again) == [("get_time", {}), ("get_date", {"a": 1}), ("get_date", {"a": 2})]
+
+
+def named(*pieces: str) -> list[dict[str, Any]]:
+    return [{"index": 0, "function": {"name": piece, "arguments": ""}} for piece in pieces]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "names"),
+    [
+        (("get_time", "get_date"), ["get_time", "get_date"]),
+        (("get_", "time"), ["get_time"]),
+        (("get_time", "_zone"), ["get_time_zone"]),  # also where the first piece is a tool itself
+        (("get_time", "get_time"), ["get_time"]),  # some servers repeat it
+        (("get_ti", "me", "get_da", "te"), ["get_time", "get_date"]),
+        (("look", "up"), ["lookup"]),  # no tool on offer: the model is told so
+    ],
+)
+def test_a_second_name_begins_a_call_where_the_first_is_whole(pieces: tuple[str, ...], names: list[str]) -> None:
+    tools = frozenset(("get_time", "get_date", "get_time_zone"))
+    assert [name for name, _args in calls_of(*named(*pieces), offered=tools)] == names
+
+
+def test_a_fragment_without_a_name_begins_no_call() -> None:
+    first = {"index": 0, "id": "call_1", "function": {"name": "search", "arguments": ""}}
+    more = [
+        {"index": 0, "id": f"call_{number}", "function": {"name": "", "arguments": text}}
+        for number, text in enumerate(('{"q": ', '"x"}'), 2)
+    ]
+    assert calls_of(first, *more) == [("search", {"q": "x"})]
+
+
+def test_fragments_of_two_calls_on_one_index_are_told_apart_by_their_ids() -> None:
+    begun = [{"index": 0, "id": name, "function": {"name": name, "arguments": ""}} for name in ("a", "b")]
+    more = [{"index": 0, "id": name, "function": {"arguments": f'{{"q": "{name}"}}'}} for name in ("a", "b")]
+    assert calls_of(*begun, *more) == [("a", {"q": "a"}), ("b", {"q": "b"})]
 
 
 def test_arguments_that_come_cumulatively_are_read_once() -> None:

@@ -224,6 +224,14 @@ def test_turns_thinking_on_and_off_in_the_form_each_model_accepts(
             {**PLAIN, "output_tokens_details": {"thinking_tokens": 15}},
             Usage(input_tokens=100, output_tokens=20, thinking_tokens=15),
         ),
+        (
+            {**PLAIN, "iterations": [{"input_tokens": 100, "output_tokens": 20}]},
+            Usage(input_tokens=100, output_tokens=20),
+        ),
+        (  # a summary of the history that the provider wrote first
+            {**PLAIN, "iterations": [{**PLAIN, "cache_read_input_tokens": 5_000}, {**PLAIN, "output_tokens": 3}]},
+            Usage(input_tokens=200, output_tokens=23, cache_read_tokens=5_000),
+        ),
         ({"output_tokens": 20}, None),
         ({"input_tokens": "100", "output_tokens": 20}, None),
         ({**PLAIN, "cache_read_input_tokens": True}, None),

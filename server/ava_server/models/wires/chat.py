@@ -133,6 +133,8 @@ class ChatAnswer(WireAnswer):
     def add(self, chunk: Mapping[str, Any]) -> Delta:
         """Take in a chunk; of several choices the first counts, and the calls of another where it lacks its own."""
         self._read_id_and_usage(chunk)
+        if not self.usage:  # unless Groq is asked for the usage, it stands here
+            self._read_id_and_usage({"usage": fields_of(chunk.get("x_groq")).get("usage")})
         delta = Delta()
         for place, choice in enumerate(objects_in(as_list(chunk.get("choices"))[:_MOST_CHOICES])):
             index = choice.get("index")
@@ -231,10 +233,12 @@ class ChatAnswer(WireAnswer):
         """Add a fragment to its tool call, found by index, else by id, else the last one; return new arguments."""
         identity, index = as_text(fragment.get("id")), fragment.get("index")
         call = self._known.get(index if isinstance(index, int) else identity)
-        # Some servers number every call 0: another id is another call, and so is what follows a whole one.
-        other_id = bool(identity) and call is not None and bool(call["id"]) and identity != call["id"]
         function = fields_of(fragment.get("function"))
-        if call is None or other_id or (not identity and _begins_another(call["function"], function)):
+        # Some servers number every call 0: another id is another call, and so is what follows a whole one. Others give
+        # each fragment an id of its own; without a name it begins no call.
+        if identity and call is not None and call["id"] and identity != call["id"]:
+            call = self._known.get(identity, None if function.get("name") else call)
+        if call is None or (not identity and self._begins_another(call["function"], function)):
             call = self._begin()
         if isinstance(index, int):
             self._known[index] = call
@@ -256,14 +260,23 @@ class ChatAnswer(WireAnswer):
         call["function"]["arguments"] = grown(before, text)
         return text
 
+    def _begins_another(self, known: Mapping[str, Any], function: Mapping[str, Any]) -> bool:
+        """Tell whether a fragment without an id begins another call than the one so far."""
+        name = as_text(function.get("name"))
+        if not name:
+            return False
+        if isinstance(known["arguments"], StringIO) and known["arguments"].tell():
+            return name != known["name"].getvalue() or _has_new_arguments(known["arguments"], function)
+        # Without arguments so far, it may be the next piece of a name that some servers split.
+        if known["name"].tell() not in map(len, self.offered):
+            return False
+        so_far = known["name"].getvalue()
+        may_go_on = any(one.startswith(so_far + name) for one in self.offered)
+        return name != so_far and so_far in self.offered and not may_go_on
 
-def _begins_another(known: Mapping[str, Any], function: Mapping[str, Any]) -> bool:
-    """Tell whether a fragment without an id begins another call: it has a name, and this call has its arguments."""
-    name, arguments = as_text(function.get("name")), known["arguments"]
-    if not name or not isinstance(arguments, StringIO) or not arguments.tell():
-        return False
-    if name != known["name"].getvalue():
-        return True
+
+def _has_new_arguments(arguments: StringIO, function: Mapping[str, Any]) -> bool:
+    """Tell whether a fragment that repeats a call's name has the arguments of another call."""
     piece = function.get("arguments")
     new = isinstance(piece, dict) or (as_text(piece).strip() and not _repeats(arguments, as_text(piece)))
     return bool(new) and is_whole_object(arguments.getvalue())

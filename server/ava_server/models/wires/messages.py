@@ -199,13 +199,13 @@ class MessagesAnswer(WireAnswer):
         usage = self.usage
         if usage is None:
             return None
-        read, written = (usage.get(f"cache_{name}_input_tokens") or 0 for name in ("read", "creation"))
-        counts: list[Any] = [usage.get("input_tokens"), read, written]
+        read, written = (_whole_count(usage, f"cache_{name}_input_tokens") or 0 for name in ("read", "creation"))
+        counts: list[Any] = [_whole_count(usage, "input_tokens"), read, written]
         wrong = [count for count in counts if isinstance(count, bool) or not isinstance(count, int)]
         thought = fields_of(usage.get("output_tokens_details")).get("thinking_tokens")
         return {
             "prompt_tokens": wrong[0] if wrong else sum(counts),
-            "completion_tokens": usage.get("output_tokens"),
+            "completion_tokens": _whole_count(usage, "output_tokens"),
             "prompt_tokens_details": {"cached_tokens": read, "cache_write_tokens": written},
             "completion_tokens_details": {"reasoning_tokens": thought},
             "cost": usage.get("cost"),
@@ -270,6 +270,16 @@ class MessagesAnswer(WireAnswer):
         written = fields_of((self.usage or {}).get("cache_creation"))
         hour = written.get("ephemeral_1h_input_tokens")
         return (f"{hour} tokens were cached for an hour, which costs more than the price used here",) if hour else ()
+
+
+def _whole_count(usage: Mapping[str, Any], name: str) -> Any:
+    """Return a count of a call, with what the provider counts only in its steps, such as summaries of the history."""
+    count = usage.get(name)
+    steps = [step.get(name) for step in objects_in(usage.get("iterations"))]
+    in_steps = sum(step for step in steps if isinstance(step, int) and step > 0)
+    if not in_steps:
+        return count
+    return in_steps if count is None or (isinstance(count, int) and 0 <= count < in_steps) else count
 
 
 def _sent_back(raw: Mapping[str, Any], *, with_thinking: bool) -> list[Any]:
