@@ -2,18 +2,21 @@
 
     python benchmarks/redaction.py [--found N] [--seed N] [--json FILE]
 
-Processor time of one thread. Words, mixed text (this repository's documents and code) and each shape are timed by
-turns in one run, and the least of five counts; so a ratio hardly depends on what else the machine does. A shape is one
-text of 64 kB: a mark of a secret that is repeated, alone and with values, commands and signs around it, or one
-character in one piece; the slowest ones are also searched in 4 MB beside an event loop, through the door that all
-untrusted text takes (`core/untrusted.py`). `--found` adds shapes that are put together at random. Goals: no shape takes
-more than ten times as long as words, mixed text at most three times as long, and the loop waits for at most 0.1 s.
+Processor time of one thread. Words, mixed text (this repository's documents and code; files of the installed packages)
+and each shape are timed by turns in one run, and the least of five counts; so a ratio hardly depends on what else the
+machine does. A shape is one text of 64 kB: a mark of a secret that is repeated, alone and with values, commands and
+signs around it, or one character in one piece (`tests/support/slow_shapes.py`); the slowest ones are also searched in
+4 MB beside an event loop, through the door that all untrusted text takes (`core/untrusted.py`). `--found` adds shapes
+that are put together at random. Goals: no shape takes more than ten times as long as words, mixed text at most three
+times as long, and the loop waits for at most 0.1 s.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,32 +25,19 @@ import anyio
 import anyio.lowlevel
 from figures import Figure, write_json
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+from support.slow_shapes import WORDS, repeated, slow_pieces
+
 from ava_audit.redaction import Redactor
-from ava_audit.redaction.passwords import NAMES, PASSWORD_OPTIONS
-from ava_audit.redaction.shapes import key_patterns
 from ava_server.core.threads import stop_if_cancelled
 from ava_server.core.untrusted import hide_apart
 
 HERE = Path(__file__).resolve().parent
+PACKAGES = Path(sysconfig.get_path("purelib"))
 CHARS = 65_536
 LONG_TEXT, GAPS = 4_000_000, 3
 TURNS = 5
 SHOWN = 12
-WORDS = "The quick brown fox jumps over the lazy dog and then it goes home to sleep until the morning. "
-MARKS = (
-    *("-----BEGIN PRIVATE KEY-----", "-----END PRIVATE KEY-----", "://a:", "Authorization: Bearer ", "Cookie: a="),
-    *("mysql ", "curl ", "curl -u ", "curl -sSLu ", "machine ", "login ", "default ", "jdbc:", "sig=", "response="),
-    *("nonce=", "PASSWORD=", "DB_PASSWORD: ", "_PASS=", "<password>", "</password>", "password='"),
-    "machine a login b ",
-    *NAMES,
-    *PASSWORD_OPTIONS,
-)
-VALUES = ("", "=", "=1", ": ", "=a1b2c3d4", " a1b2c3d4 ", "a1b2c3d4", "='a b ", '="', "=abcdefgh\n", "=a$", "@", "<")
-LONG = ("A", "a1", "=", "/", ".", "-", "_", "\n", "\\n", " ", "'", "<", "password", "a1B2c3D4e5F6g7H8", "/" * 19 + "a")
-
-
-def repeated(piece: str) -> str:
-    return (piece * (CHARS // len(piece) + 1))[:CHARS]
 
 
 def mixed_text() -> str:
@@ -62,21 +52,23 @@ def mixed_text() -> str:
     return "".join(parts)[: 4 * CHARS]
 
 
+def packages_text() -> str:
+    """Return documents and code of the installed packages."""
+    files = sorted(path for kind in ("*.py", "METADATA", "*.md", "*.rst") for path in PACKAGES.rglob(kind))
+    random.Random(7).shuffle(files)
+    texts: list[str] = []
+    while files and sum(map(len, texts)) < 16 * CHARS:
+        texts.append(files.pop().read_text("utf-8", "replace"))
+    return "".join(texts)
+
+
 def shapes(found: int, seed: int) -> Iterator[str]:
-    """Yield what is repeated."""
-    yield from LONG
-    yield from ("mysql " * 60 + " -pa1b2c3d4", "mysql" + " -pa1b2c3d4" * 36, "curl" + " -u a:b1c2d3" * 32)
-    for mark in MARKS:
-        for value in VALUES:
-            yield mark + value
-    literals = sorted({literal for pattern in key_patterns() for literal in pattern.literals})
-    for literal in literals:
-        for before in ("", "/", " "):
-            yield before + literal
-            yield before + literal + "a1B2c3D4e5F6g7H8" * 2
+    """Yield what is repeated: what is put together from the rules' own tables, and some at random."""
+    pieces = list(slow_pieces())
+    yield from pieces
     some = random.Random(seed)
     for _ in range(found):
-        yield "".join(some.choice(some.choice((MARKS, VALUES, LONG, literals))) for _ in range(some.randint(2, 5)))
+        yield "".join(some.choice(pieces) for _ in range(some.randint(2, 4)))
 
 
 def spent_s(work: Callable[[], object]) -> float:
@@ -85,9 +77,9 @@ def spent_s(work: Callable[[], object]) -> float:
     return time.thread_time() - began
 
 
-def measure(found: int, seed: int) -> tuple[float, float, list[tuple[float, str]]]:
-    """Return the seconds of a character of words, and how many times as long mixed text and each shape take."""
-    redactor, words, mixed = Redactor({}), repeated(WORDS), mixed_text()
+def measure(found: int, seed: int) -> tuple[float, float, float, list[tuple[float, str]]]:
+    """Return the seconds of a character of words, and how many times as long mixed texts and each shape take."""
+    redactor, words = Redactor({}), repeated(WORDS, CHARS)
 
     def least(text: str) -> tuple[float, float]:
         """Return the least time of a character of words and of a text, by turns."""
@@ -95,12 +87,13 @@ def measure(found: int, seed: int) -> tuple[float, float, list[tuple[float, str]
         took = [(spent_s(lambda: redactor.redact(words)), spent_s(lambda: redactor.redact(text))) for _ in range(TURNS)]
         return min(each for each, _ in took) / len(words), min(each for _, each in took) / len(text)
 
-    word_s, mixed_s = least(mixed)
+    word_s, mixed_s = least(mixed_text())
+    _word_s, packages_s = least(packages_text())
     ratios = []
     for piece in shapes(found, seed):
-        beside_s, shape_s = least(repeated(piece))
+        beside_s, shape_s = least(repeated(piece, CHARS))
         ratios.append((shape_s / beside_s, piece))
-    return word_s, mixed_s / word_s, sorted(ratios, reverse=True)
+    return word_s, mixed_s / word_s, packages_s / word_s, sorted(ratios, reverse=True)
 
 
 async def longest_gap(piece: str) -> float:
@@ -129,8 +122,9 @@ def main() -> None:
     options.add_argument("--seed", type=int, default=7)
     options.add_argument("--json", type=Path)
     chosen = options.parse_args()
-    word_s, mixed, ratios = measure(chosen.found, chosen.seed)
-    print(f"words {word_s * 1e6:.3f} s/MB   mixed text {mixed:.2f} times   {len(ratios)} shapes, the slowest:")
+    word_s, mixed, packages, ratios = measure(chosen.found, chosen.seed)
+    print(f"words {word_s * 1e6:.3f} s/MB   mixed text {mixed:.2f} times, packages {packages:.2f} times")
+    print(f"the slowest of {len(ratios)} shapes:")
     for ratio, piece in ratios[:SHOWN]:
         print(f"  {ratio:6.1f} times  {piece[:60]!r}")
     gaps = [anyio.run(longest_gap, piece) for _ratio, piece in ratios[:GAPS]]
@@ -139,6 +133,7 @@ def main() -> None:
         Figure("redaction: gap of the event loop", max(gaps), "s", 0.1),
         Figure("redaction: words", word_s * 1e6, "s/MB", 0.1),
         Figure("redaction: mixed text", mixed, "times words", 3),
+        Figure("redaction: files of packages", packages, "times words", 3),
         Figure("redaction: the slowest shape", ratios[0][0], "times words", 10),
     ]
     if chosen.json:

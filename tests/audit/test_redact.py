@@ -687,6 +687,37 @@ def test_no_secret_is_lost_where_a_long_text_is_cut(reaches: int) -> None:
         assert shown.count("An ordinary line of a text that is long enough.\n") == text.count("An ordinary line")
 
 
+PARTS = [
+    *(key for _name, key in KEYS),
+    *(frame.format(value) for _name, frame, value in PLACED),
+    *map(private_key, BEGINNINGS),
+    *HARMLESS,
+    *("key=", "token: ", "curl ", "mysql ", "&a=b", "<a>", "password='a b ", "docker login ", "A" * 64, " ", "\n", "'"),
+]
+FILLERS = ["An ordinary line of a text.\n", "x ", "aB3", " ", "self.assertEqual(a.b_c, 17)\n", "key=", "a1b2c3d4 "]
+
+
+@given(
+    parts=st.lists(st.sampled_from(PARTS), min_size=1, max_size=12),
+    between=st.sampled_from(["\n", " ", "", "\n\n"]),
+    before=st.sampled_from(FILLERS),
+    after=st.sampled_from(FILLERS),
+    reaches=st.integers(-200, 9_000),
+    more=st.integers(0, 5_000),
+)
+def test_pieces_hide_at_least_what_a_search_of_the_whole_text_hides(
+    parts: list[str], between: str, before: str, after: str, reaches: int, more: int
+) -> None:
+    known = Redactor({"mine": "the-value-of-mine"})
+    lead = redactor.PIECE_CHARS - reaches
+    text = (before * lead)[:lead] + between.join(parts) + (after * 9_200)[: 9_200 + more]
+    pieces = bytearray(len(text))
+    for span in known._all(text):  # pyright: ignore[reportPrivateUsage]
+        pieces[span.start : span.end] = b"x" * (span.end - span.start)
+    for span in redactor._merge_spans(known._everything(text)):  # pyright: ignore[reportPrivateUsage]
+        assert b"\0" not in pieces[span.start : span.end], text[span.start : span.end][:100]
+
+
 @pytest.mark.parametrize("kind", BEGINNINGS)
 def test_the_end_of_a_private_key_is_found_behind_the_end_of_a_piece(kind: str) -> None:
     rest = "\n".join(private_key(kind).split("\n")[2:])

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
+from typing import NamedTuple
 
 from ava_audit.redaction.shapes import (
     STOCK_WORDS,
+    PlacesBefore,
     SecretSpan,
     Verdicts,
     is_code,
@@ -48,21 +51,31 @@ _TOKEN_REST = re.compile(r"[A-Za-z0-9_+/=.~-]*+")
 _COOKIE_REST = re.compile(r"[^\r\n\"'`<>{}\\]*+")
 
 
-def find_headers(text: str) -> Iterator[SecretSpan]:
-    for literal in ("uthorization", "UTHORIZATION"):
-        done = 0
-        for at, match in matches_after(text, literal, _AUTHORIZATION):
-            scheme, value = match[1], match[2]
-            secret = is_mixed(value) or (scheme is not None and is_mixed_case(value))
-            if at >= done and secret and not is_placeholder(value) and (scheme or not is_code(value)):
-                done = _end(_TOKEN_REST, text, match.end(2))
-                yield SecretSpan("authorization", match.start(2), done)
-    for literal in ("ookie", "OOKIE"):
-        done = 0
-        for at, match in matches_after(text, literal, _COOKIE):
-            if at >= done and is_mixed(match[1]):
-                done = _end(_COOKIE_REST, text, match.end(1))
-                yield SecretSpan("cookie", match.start(1), done)
+def find_headers(text: str, low: bytes) -> Iterator[SecretSpan]:
+    alone, with_scheme = Verdicts(_is_bare_token), Verdicts(_is_token)
+    places, start = PlacesBefore(text, ("uthorization", "UTHORIZATION"), _AUTHORIZATION, low), 0
+    while (found := places.find(start)) is not None:
+        at, match = found
+        start = at + 1
+        if (alone if match[1] is None else with_scheme)[match[2]]:
+            start = _end(_TOKEN_REST, text, match.end(2))
+            yield SecretSpan("authorization", match.start(2), start)
+    mixed = Verdicts(is_mixed)
+    places, start = PlacesBefore(text, ("ookie", "OOKIE"), _COOKIE, low), 0
+    while (found := places.find(start)) is not None:
+        at, match = found
+        start = at + 1
+        if mixed[match[1]]:
+            start = _end(_COOKIE_REST, text, match.end(1))
+            yield SecretSpan("cookie", match.start(1), start)
+
+
+def _is_token(value: str) -> bool:
+    return (is_mixed(value) or is_mixed_case(value)) and not is_placeholder(value)
+
+
+def _is_bare_token(value: str) -> bool:
+    return is_mixed(value) and not is_placeholder(value) and not is_code(value)
 
 
 def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
@@ -84,33 +97,37 @@ NAMES = {
     }.items()
     for literal in literals
 }
+_BY_LOWER: dict[str, list[str]] = {}
+"""The literals of names that differ in their case only."""
+for _literal in NAMES:
+    _BY_LOWER.setdefault(_literal.lower(), []).append(_literal)
 _KEY_OF = ("api", "access", "secret", "private", "auth", "account", "signing", "encryption", "master")
 _NO_TOKEN_OF = ("next", "page", "continuation", "csrf", "xsrf", "sync", "cursor")
 _ASSIGNED = re.compile(
     r"(?:[sS]|_?[0-9]{1,2}|[_-](?:value|base|prod|dev|test|live))?(?:\"\"|\\?[\"'`])?\]?"
-    r"(?:\s{0,5}(?::\s{0,3}(?:str|string|bytes|SecretStr)(?:\s?\|\s?None)?\s{0,3}=|=>|:=|=|:)\s{0,5}|( |,\s{0,3}))"
-    r"(?:[fbruFBRU]{0,2}\\?(?P<quote>\"\"|[\"'`])([^\s\"'`\\]{8,}+)\\?(?P=quote)|"
+    r"(?:\s{0,5}+(?::\s{0,3}(?:str|string|bytes|SecretStr)(?:\s?\|\s?None)?\s{0,3}=|=>|:=|=|:)\s{0,5}+|( |,\s{0,3}+))"
+    r"(?:[fbruFBRU]{0,2}\\?(?P<quote>\"\"|[\"'`])(?P<quoted>[^\s\"'`\\]{8,}+)\\?(?P=quote)|"
     # without quotes, only with a digit and a letter
-    r"(?=[A-Za-z_+/=.~!@#%^&*-]{0,127}+[0-9])(?=[0-9_+/=.~!@#%^&*-]{0,127}+[A-Za-z])"
-    r"([A-Za-z0-9_+/=.~!@#%^&*-]{8,128}+)(?![(\[{]))"
+    r"(?=[A-Za-z0-9_+/=.~!@#%^&*-]{8})(?=[A-Za-z_+/=.~!@#%^&*-]{0,63}+[0-9])(?=[0-9_+/=.~!@#%^&*-]{0,63}+[A-Za-z])"
+    r"(?P<unquoted>[A-Za-z0-9_+/=.~!@#%^&*-]{8,64}+)(?![(\[{]))"
 )
 _FLAG = re.compile(r"--[A-Za-z-]{0,24}")
-_QUERY = re.compile(r"[?&][A-Za-z_-]{0,15}\Z")
+_QUERY = re.compile(r"[?&][A-Za-z_-]{0,15}")
 
 
 _PHRASE = re.compile(
-    r"(?:\"\"|\\?[\"'`])?\]?\s{0,5}(=>|:=|=|:)\s{0,5}[fbruFBRU]{0,2}\\?(?P<phrase_quote>\"\"|[\"'`])"
-    r"((?:[^\s\"'`\\]{1,64}+ ){1,7}+[^\s\"'`\\]{1,64}+)\\?(?P=phrase_quote)"
+    r"(?:\"\"|\\?[\"'`])?\]?\s{0,5}+(?P<phrase_sign>=>|:=|=|:)\s{0,5}+[fbruFBRU]{0,2}\\?(?P<phrase_quote>\"\"|[\"'`])"
+    r"(?P<phrase>(?:[^\s\"'`\\]{1,64}+ ){1,7}+[^\s\"'`\\]{1,64}+)\\?(?P=phrase_quote)"
 )
 _ELEMENT_NAME = re.compile(r"<[A-Za-z0-9_:.-]{0,40}(?:\s(?:key|name)=([\"'])[A-Za-z0-9_:.-]{0,30})?")
 _ELEMENT = re.compile(
-    r"s?(?:[\s\"'][^<>\n]{0,120}+)?>\s{0,40}(?:<!\[CDATA\[)?"
+    r"s?[\"']?(?:\s[^<>\n]{0,120}+)?>\s{0,40}(?:<!\[CDATA\[)?"
     r"([^\s<>\[\]]{3,300}+(?: [^\s<>\[\]]{1,64}+){0,7}+)(?:\]\]>)?\s{0,40}</"
 )
 _VALUE = re.compile(r"[\"']\s{1,4}value=[\"']([^\s\"'<>]{8,300}+)[\"']")
 
 _PAIR = re.compile(
-    r"[A-Za-z0-9_]{0,20}(?:\\?[\"'])?(?:\s{0,3},\s{0,40}|\s{0,3}\n\s{0,40})\\?[\"']?[vV]alue\\?[\"']?\s{0,3}[:=]\s{0,3}"
+    r"[A-Za-z0-9_]{0,20}+(?:\\?[\"'])?(?:\s{0,3},\s{0,40}|\s{0,3}\n\s{0,40})\\?[\"']?[vV]alue\\?[\"']?\s{0,3}[:=]\s{0,3}"
     r"(?:\\?(?P<pair_quote>[\"'])([^\s\"'`\\]{8,300}+)\\?(?P=pair_quote)|([A-Za-z0-9_+/=.~!@#%^&*-]{8,128}+)(?=\s|\Z))"
 )
 _BLOCK = re.compile(
@@ -118,52 +135,81 @@ _BLOCK = re.compile(
     r"[\"']?([^\s\"'<>{}\[\]]{8,300}+)[\"']?[ \t]{0,3}(?=\n|\Z)"
 )
 _DEFAULT = re.compile(
-    r"[A-Za-z0-9_]{0,20}\"\s{0,3}\{\s{0,3}(?:(?!default)[^{}\n]{0,99}+\n\s{0,9}){0,8}+default\s{0,9}=\s{0,3}\"([^\s\"\\]{8,300}+)\""
+    r"[A-Za-z0-9_]{0,20}+\"\s{0,3}\{\s{0,3}(?:(?!default)[^{}\n]{0,99}+\n\s{0,9}){0,8}+default\s{0,9}=\s{0,3}\"([^\s\"\\]{8,300}+)\""
 )
-_MAY_FOLLOW = re.compile(
-    f"(?:{_ASSIGNED.pattern}|{_ELEMENT.pattern}|{_VALUE.pattern}|{_PAIR.pattern}|{_BLOCK.pattern}|{_DEFAULT.pattern})"
-)
-_MAY_FOLLOW_PASSWORD = re.compile(f"(?:{_MAY_FOLLOW.pattern}|{_PHRASE.pattern})")
+_SIGN_NEAR = r"(?=[A-Za-z0-9_-]{0,20}+[\s\"'`\\\]:=,>])"
+"""Each of the following begins so; most places of a name do not, and need no more than this look."""
 
 
-def find_assignments(text: str) -> Iterator[SecretSpan]:
+def _may_follow(*, password: bool, elements: bool) -> re.Pattern[str]:
+    kinds = [_ASSIGNED, *((_ELEMENT, _VALUE) if elements else ()), _PAIR, _BLOCK, _DEFAULT]
+    kinds += [_PHRASE] if password else []
+    return re.compile(f"{_SIGN_NEAR}(?:{'|'.join(kind.pattern for kind in kinds)})")
+
+
+_MAY_FOLLOW = {
+    (password, elements): _may_follow(password=password, elements=elements)
+    for password in (False, True)
+    for elements in (False, True)
+}
+"""What may follow a name: one of a password, in a text with elements of XML."""
+
+
+def find_assignments(text: str, low: bytes) -> Iterator[SecretSpan]:
     """Find the values of names such as `api_key`, `password` or `client_secret`: assigned, or in an XML element."""
     elements = "<" in text
-    for literal, name in NAMES.items():
-        password = name in ("password", "pass")
-        values = _Values(name)
-        done = 0
-        for at, match in matches_after(text, literal, _MAY_FOLLOW_PASSWORD if password else _MAY_FOLLOW):
-            if at < done:
-                continue
-            if match[4] is not None and not values.unquoted[match[4]] and not (elements and _in_element(text, at)):
+    for literals in _BY_LOWER.values():
+        name, size = NAMES[literals[0]], len(literals[0])
+        values = _Values(name, size)
+        places = PlacesBefore(text, tuple(literals), _MAY_FOLLOW[values.are_passwords, elements], low)
+        start = 0
+        while (found := places.find(start)) is not None:
+            at, match = found
+            start = at + size
+            rejected = match.lastgroup == "unquoted" and not values.unquoted[match["unquoted"]]
+            if rejected and not (elements and _in_element(text, at)):
                 continue
             before = text[max(0, at - 40) : at]
             if not _may_name(name, before):
                 continue
-            after = at + len(literal)
-            place = None
-            if match[3] is not None or match[4] is not None:
-                place = _assigned(text, match, before, literal, values)
-            if place is None and "<" in before:
-                place = _element(text, after, before, name)
-            if place is None:
-                place = _further_on(text, after, values)
-            if place is None and password:
-                place = _phrase(text, after, values.phrases)
+            place = _value_of(text, at, match, before, values, dense=places.dense)
             if place is not None:
-                done = place[1]
+                start = place[1]
                 yield SecretSpan(name, *place)
+
+
+def _value_of(
+    text: str, at: int, match: re.Match[str], before: str, values: _Values, *, dense: bool
+) -> tuple[int, int] | None:
+    if match.lastgroup == "phrase":  # the last kind: it is none of the others
+        return _phrase(match, values.phrases)
+    after = at + values.size
+    place, may_be_more = None, True
+    if match.lastgroup in ("quoted", "unquoted"):
+        place = _assigned(text, match, before, text[at:after], values, dense=dense)
+        may_be_more = match[1] is not None and match[1][0] == ","  # `"DB_PASSWORD", value=…`
+    if place is None and "<" in before:
+        place = _element(text, after, before, values)
+    if place is None and may_be_more:
+        place = _further_on(text, after, values)
+        if place is None and values.are_passwords and (phrase := _PHRASE.match(text, after)) is not None:
+            place = _phrase(phrase, values.phrases)
+    return place
 
 
 class _Values:
     """Which values of a name are secrets."""
 
-    def __init__(self, name: str) -> None:
-        shortest = 8 if name in ("password", "pass", "salt") else 12
+    def __init__(self, name: str, size: int) -> None:
+        self.name = name
+        self.size = size
+        self.are_passwords = name in ("password", "pass")
+        shortest = 8 if self.are_passwords or name == "salt" else 12
         self.unquoted = Verdicts(partial(_is_value, shortest=shortest))
         self.quoted = Verdicts(partial(is_random, shortest=16 if name == "token" else shortest))
         self.phrases = Verdicts(_is_phrase)
+        self.labels = Verdicts(_is_random_label)
+        self.elements = Verdicts(_is_password_or_random if self.are_passwords else partial(is_random, shortest=12))
 
 
 def _in_element(text: str, at: int) -> bool:
@@ -184,18 +230,20 @@ def _may_name(name: str, before: str) -> bool:
     return name not in ("jwt", "salt") or not before[-1:].isalpha()  # not a part of another word
 
 
-def _assigned(text: str, match: re.Match[str], before: str, literal: str, values: _Values) -> tuple[int, int] | None:
+def _assigned(
+    text: str, match: re.Match[str], before: str, literal: str, values: _Values, *, dense: bool
+) -> tuple[int, int] | None:
     # After a space without `=` or `:`, only the value of a command-line flag or of a line of a Dockerfile counts.
     if match[1] is not None and not _takes_next_word(before):
         return None
-    quoted, unquoted = match[3], match[4]
+    quoted, unquoted = match["quoted"], match["unquoted"]
     if literal == "PWD" and (quoted or unquoted).startswith("/"):  # the working folder
         return None
     if quoted is not None:
-        return match.span(3) if values.quoted[quoted] else None
+        return match.span("quoted") if values.quoted[quoted] else None
     if not values.unquoted[unquoted]:
         return None
-    start, end = match.start(4), _unquoted_end(text, match, before)
+    start, end = match.start("unquoted"), _unquoted_end(text, match, before, dense=dense)
     return (start, end) if end > start else None  # `?password=&user=…` has none
 
 
@@ -222,11 +270,13 @@ _DOCKERFILE = re.compile(r"(?:ENV|ARG) [A-Za-z0-9_]{0,30}")
 def _takes_next_word(before: str) -> bool:
     if "--" in before and _FLAG.fullmatch(before, before.rindex("--")):
         return True
+    if "ENV " not in before and "ARG " not in before:
+        return False
     line = before.rfind("\n") + 1
     return _DOCKERFILE.fullmatch(before, line) is not None
 
 
-def _element(text: str, after: int, before: str, name: str) -> tuple[int, int] | None:
+def _element(text: str, after: int, before: str, values: _Values) -> tuple[int, int] | None:
     element = _ELEMENT_NAME.fullmatch(before, before.rindex("<"))
     if element is None:
         return None
@@ -234,17 +284,20 @@ def _element(text: str, after: int, before: str, name: str) -> tuple[int, int] |
     if match is None:
         return None
     # `<string name="password">` is as often a label, and so are several words.
-    if element[1] or " " in match[1]:
-        return match.span(1) if any(is_random(word, 6) for word in match[1].split(" ")) else None
-    password = name in ("password", "pass") and is_password(match[1], "")
-    return match.span(1) if password or is_random(match[1], 12) else None
+    known = values.labels if element[1] or " " in match[1] else values.elements
+    return match.span(1) if known[match[1]] else None
 
 
-def _phrase(text: str, after: int, is_phrase: Verdicts) -> tuple[int, int] | None:
-    match = _PHRASE.match(text, after)
-    if match is None or not is_phrase[f"{match[1]} {match[3]}"]:
-        return None
-    return match.span(3)
+def _is_random_label(value: str) -> bool:
+    return any(is_random(word, 6) for word in value.split(" "))
+
+
+def _is_password_or_random(value: str) -> bool:
+    return is_password(value, "") or is_random(value, 12)
+
+
+def _phrase(match: re.Match[str], is_phrase: Verdicts[bool]) -> tuple[int, int] | None:
+    return match.span("phrase") if is_phrase[f"{match['phrase_sign']} {match['phrase']}"] else None
 
 
 def _is_phrase(given: str) -> bool:
@@ -257,22 +310,27 @@ def _is_phrase(given: str) -> bool:
     return plain or any(len(word) >= 6 and is_mixed(word) and not is_placeholder(word) for word in words)
 
 
-def _unquoted_end(text: str, match: re.Match[str], before: str) -> int:
-    """Return the end of an unquoted value; in a URL query, the next parameter ends it."""
-    if _QUERY.search(before) is not None and "&" in match[4]:
-        return match.start(4) + match[4].index("&")
-    return _end(_TOKEN_REST, text, match.end(4))
+def _unquoted_end(text: str, match: re.Match[str], before: str, *, dense: bool) -> int:
+    """Return the end of an unquoted value; in a URL query, the next parameter ends it.
+
+    Not where names stand everywhere: there, one secret to the end of the query is found sooner than thousands.
+    """
+    value = match["unquoted"]
+    sign = max(before.rfind("?"), before.rfind("&"))
+    if not dense and sign >= 0 and "&" in value and _QUERY.fullmatch(before, sign) is not None:
+        return match.start("unquoted") + value.index("&")
+    return _end(_TOKEN_REST, text, match.end("unquoted"))
 
 
 _IN_ENVIRONMENT_NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_"
 _LONGEST_NAME = 40
 _LETTERS = re.compile(
-    r"=(?P<quote>[\"']?)((?=.{8})[A-Za-z]{1,64}+(?:[&!][A-Za-z]{1,64}+(?!=)){0,4}+)(?P=quote)(?=[\s\"';,]|\Z)"
+    r"=(?P<quote>[\"']?)(?P<letters>(?=[A-Za-z&!]{8})[A-Za-z]{1,64}+(?:[&!][A-Za-z]{1,64}+(?!=)){0,4}+)(?P=quote)(?=[\s\"';,]|\Z)"
 )
 _LETTERS_IN_YAML = re.compile(
-    r"[\"']?:[ \t]{1,4}(?P<yaml_quote>[\"']?)([A-Za-z]{8,64}+)(?P=yaml_quote)(?=[\s\"',}]|\Z)"
+    r"[\"']?:[ \t]{1,4}(?P<yaml_quote>[\"']?)(?P<in_yaml>[A-Za-z]{8,64}+)(?P=yaml_quote)(?=[\s\"',}]|\Z)"
 )
-_WITH_DOLLAR = re.compile(r"=([^\s\"'`;$<>]{1,64}+\$(?![A-Z_({])[^\s\"'`;<>(){}]{1,64}+)")
+_WITH_DOLLAR = re.compile(r"=(?P<dollar>[^\s\"'`;$<>]{1,64}+\$(?![A-Z_({])[^\s\"'`;<>(){}]{1,64}+)")
 _MAY_BE_PLAIN = re.compile(f"(?:{_LETTERS.pattern}|{_LETTERS_IN_YAML.pattern}|{_WITH_DOLLAR.pattern})")
 _CAMEL_CASE = re.compile(r"[a-z]{1,30}(?:[A-Z][a-z]{1,30}){1,4}")
 _ACCOUNTS = frozenset({
@@ -291,12 +349,19 @@ _NO_ACCOUNTS = frozenset({
 def find_plain_passwords(text: str) -> Iterator[SecretSpan]:
     """Find passwords without digits or with `$` in variables: `DB_PASSWORD=correcthorse`, `SMTP_PASS: correcthorse`."""
     for literal in ("PASSWORD", "_PASS", "PASSPHRASE"):
-        is_no_label = Verdicts(_is_no_label)
-        for at, _found in matches_after(text, literal, _MAY_BE_PLAIN):
-            after = at + len(literal)
+        verdicts = _PlainVerdicts(
+            random=Verdicts(partial(is_random, shortest=8)),
+            account=Verdicts(lambda name: not _ACCOUNTS.isdisjoint(name.split("_"))),
+            is_no_label=Verdicts(_is_no_label),
+        )
+        places, start = PlacesBefore(text, (literal,), _MAY_BE_PLAIN), 0
+        while (found := places.find(start)) is not None:
+            at, match = found
+            start = at + len(literal)
             name = _environment_name(text, at)
-            if name is not None and (place := _plain_password(text, after, name, literal, is_no_label)):
-                yield SecretSpan("password", *place)
+            if name is not None and _is_plain_password(match, name, literal, verdicts):
+                start = match.end(match.lastgroup or "")
+                yield SecretSpan("password", *match.span(match.lastgroup or ""))
 
 
 def _environment_name(text: str, end: int) -> str | None:
@@ -311,22 +376,26 @@ def _environment_name(text: str, end: int) -> str | None:
 
 def _is_no_label(assignment: str) -> bool:
     name, value = assignment.split("=")
+    if not _NO_ACCOUNTS.isdisjoint(name.split("_")):
+        return False
     given = value.lower()
     repeats = any(len(word) > 3 and word.lower() in given for word in (*name.split("_"), "password", "passwort"))
     return not repeats and not _CAMEL_CASE.fullmatch(value) and not is_stock_phrase(value)
 
 
-def _plain_password(text: str, after: int, name: str, literal: str, is_no_label: Verdicts) -> tuple[int, int] | None:
-    words = name.split("_")
-    account = not _ACCOUNTS.isdisjoint(words)
-    match = _WITH_DOLLAR.match(text, after)
-    if match is not None and is_random(match[1], 8):
-        return match.span(1)
-    match = _LETTERS.match(text, after) if account or literal != "_PASS" else None
-    match = match or (_LETTERS_IN_YAML.match(text, after) if account else None)
-    if match is None or not _NO_ACCOUNTS.isdisjoint(words):
-        return None
-    return match.span(2) if is_no_label[f"{name}={match[2]}"] else None
+def _is_plain_password(match: re.Match[str], name: str, literal: str, verdicts: _PlainVerdicts) -> bool:
+    kind = match.lastgroup or ""
+    if kind == "dollar":
+        return verdicts.random[match[kind]]
+    if (kind == "in_yaml" or literal == "_PASS") and not verdicts.account[name]:
+        return False
+    return verdicts.is_no_label[f"{name}={match[kind]}"]
+
+
+class _PlainVerdicts(NamedTuple):
+    random: Verdicts[bool]
+    account: Verdicts[bool]
+    is_no_label: Verdicts[bool]
 
 
 _CURL = re.compile(r"[ =]?[\"']?([^\s:\"'$<{]{1,100}+):([^\s\"'`]{3,200}+)")
@@ -338,34 +407,46 @@ _COMMAND_CHARS = 400
 
 
 class _Commands:
-    """Finds the command to which an option belongs; ask it about places in the order of the text.
+    """Finds the options of commands, by where commands start.
 
-    A command ends after 400 characters, with its line unless that is continued, and at one of `ends`.
+    A command ends after 400 characters, where the next one starts, with its line unless that is continued, and at one
+    of `ends`.
     """
 
     def __init__(self, text: str, starts: list[int], ends: str) -> None:
         self._text = text
         self._starts = starts
         self._ends = ends
-        self._next = 0  # of the starts: the first one behind the last place asked about
-        self._open_until = 0  # from the last start to here, nothing ends the command
+        self._last: dict[int, int] = {}
 
-    def includes(self, at: int) -> bool:
-        """Tell whether a place belongs to a command."""
-        starts, first = self._starts, self._next
-        while self._next < len(starts) and starts[self._next] < at:
-            self._next += 1
-        if not self._next or at - starts[self._next - 1] > _COMMAND_CHARS:
-            return False
-        if self._next != first:
-            self._open_until = starts[self._next - 1]
-        while (end := _COMMAND_END.search(self._text, self._open_until, at)) is not None:
-            if end[0] in self._ends and not (end[0] == "\n" and self._is_continued(end.start())):
-                self._open_until = end.start()
-                return False
-            self._open_until = end.end()
-        self._open_until = at
-        return True
+    def places_of(self, option: str) -> Iterator[tuple[int, int]]:
+        """Yield where an option of a command begins and ends."""
+        text, starts, size = self._text, self._starts, len(option)
+        at = text.find(option, starts[0] + 1) if starts else -1
+        while at >= 0:
+            number = bisect_left(starts, at)
+            if at <= self._last_place(number - 1):
+                yield at, at + size
+                at = text.find(option, at + size)
+            elif number == len(starts):
+                return
+            else:
+                at = text.find(option, starts[number] + 1)
+
+    def _last_place(self, number: int) -> int:
+        """Return where the last option of a command may begin."""
+        last = self._last.get(number)
+        if last is None:
+            at = self._starts[number]
+            last = at + _COMMAND_CHARS
+            if number + 1 < len(self._starts):
+                last = min(last, self._starts[number + 1])
+            while (end := _COMMAND_END.search(self._text, at, last)) is not None:
+                at = end.end()
+                if end[0] in self._ends and not (end[0] == "\n" and self._is_continued(end.start())):
+                    last = end.start()
+            self._last[number] = last
+        return last
 
     def _is_continued(self, line_end: int) -> bool:
         last = line_end - 2 if self._text[line_end - 1] == "\r" else line_end - 1
@@ -378,12 +459,10 @@ def find_curl_passwords(text: str) -> Iterator[SecretSpan]:
     if not starts:
         return
     is_pair = Verdicts(lambda pair: is_password(pair.partition(":")[2], pair.partition(":")[0]))
+    commands = _Commands(text, starts, "\n")
     for literal in (" -u", " -U", " --user", " --proxy-user", "u ", "U "):
-        commands = _Commands(text, starts, "\n")
-        for at, after in places_of(text, literal):
+        for at, after in commands.places_of(literal):
             if literal[0] != " " and text[at - 1] in " -":
-                continue
-            if not commands.includes(at):
                 continue
             flag = literal[0] == " " or _JOINED_FLAGS.fullmatch(text, max(0, text.rfind(" ", max(0, at - 14), at)), at)
             match = _CURL.match(text, after) if flag else None
@@ -399,27 +478,35 @@ _NETRC_PASSWORD = re.compile(
     rf"password{_SPACE}(?:\\?\"([^\"\n\\]{{3,200}}+)\\?\"|((?:[^\s\"'`\\]|\\(?![nrt\"])){{3,200}}+))"
     f"({_SPACE}login{_SPACE}{_WORD})?"
 )
-_NETRC_BEGINS = re.compile(r"(?:\A|[\"'\n]|\\n)[\"'> \t]{0,40}+\Z")
+_NETRC_INDENT = "\"'> \t"
 
 
 def find_netrc_passwords(text: str) -> Iterator[SecretSpan]:
+    is_pair = Verdicts(lambda pair: is_password(pair.partition(" ")[2], pair.partition(" ")[0]))
     for at, match in matches_after(text, "machine", _NETRC_HOST):
-        begins_line = _NETRC_BEGINS.search(text, max(0, at - 42), at) is not None
+        host, space = match[1], match[2]
         # `machine learning login …` is prose, and so is most that is not a line of its own.
-        plain = begins_line and match[1] != "learning"
-        if plain or "." in match[1] or match[1] == "localhost" or not match[2].isspace() or "\n" in match[2]:
-            yield from _netrc_password(text, match.end(2))
+        named = "." in host or host == "localhost" or not space.isspace() or "\n" in space
+        if named or (host != "learning" and _begins_line(text, at)):
+            yield from _netrc_password(text, match.end(2), is_pair)
     for at, after in places_of(text, "default"):
         if text[at - 1 : at] in ("", "\n"):
-            yield from _netrc_password(text, after)
+            yield from _netrc_password(text, after, is_pair)
 
 
-def _netrc_password(text: str, at: int) -> Iterator[SecretSpan]:
+def _begins_line(text: str, at: int) -> bool:
+    before = text[max(0, at - 42) : at]
+    rest = before.rstrip(_NETRC_INDENT)
+    indent = before[len(rest) :]
+    return '"' in indent or "'" in indent or rest.endswith(("\n", "\\n")) or (not rest and at <= 42)
+
+
+def _netrc_password(text: str, at: int, is_pair: Verdicts[bool]) -> Iterator[SecretSpan]:
     login = _NETRC_LOGIN.match(text, at)
     match = _NETRC_PASSWORD.match(text, login.end() if login else at)
     if login is None or match is None or not (login[1] or match[3]):
         return
-    if is_password(match[1] or match[2], login[1] or ""):
+    if is_pair[f"{login[1] or ''} {match[1] or match[2]}"]:
         yield SecretSpan("password", *match.span(1 if match[1] else 2))
 
 
@@ -479,28 +566,25 @@ Also as items of a list: `["redis-cli", "-a", "…"]`.
 """
 
 
-_OPTION_LETTER = re.compile(r" -([pPwaU])")
-
-
 def find_option_passwords(text: str) -> Iterator[SecretSpan]:
     """Find passwords in command-line options: `mysql -p…`, `sshpass -p …`, `redis-cli -a …`."""
-    lists = [quote for quote in ('"-', "'-") if quote in text]  # two quick searches save ten
     is_given = Verdicts(lambda value: not value.isdigit() and is_password(value, ""))
-    given = set(_OPTION_LETTER.findall(text))  # one search saves six
+    # Three quick searches save some twenty.
+    letters = {sign: {rest[:1] for rest in text.split(sign)[1:]} for sign in (" -", '"-', "'-")}
+    commands: dict[str, _Commands] = {}
     for option, (names, value) in PASSWORD_OPTIONS.items():
-        if (option[0] != " " and option[:2] not in lists) or (option[:2] == " -" and option[2] not in given):
+        sign = option[:2]
+        if (option[2] not in letters[sign]) if sign in letters else (option not in text):
             continue
-        starts = _command_starts(text, names) if option in text else []
-        if not starts:
-            continue
-        commands = _Commands(text, starts, "|;&\n")
-        for at, after in places_of(text, option):
-            match = value.match(text, after) if commands.includes(at) else None
+        if names not in commands:
+            commands[names] = _Commands(text, _command_starts(text, names), "|;&\n")
+        for _at, after in commands[names].places_of(option):
+            match = value.match(text, after)
             if match is not None and is_given[match[match.lastindex or 0]]:
                 yield SecretSpan("password", *match.span(match.lastindex or 0))
 
 
-_IN_COMMAND_NAMES = re.compile(r"[A-Za-z0-9_-]")
+_IN_COMMAND_NAMES = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 
 
 def _command_starts(text: str, names: str) -> list[int]:
@@ -509,7 +593,7 @@ def _command_starts(text: str, names: str) -> list[int]:
         for name in names.split()
         for at, after in places_of(text, name)
         if (name not in _LOGIN_FIRST or _LOGIN.match(text, after))
-        and (at == 0 or not _IN_COMMAND_NAMES.match(text, at - 1))
+        and (at == 0 or text[at - 1] not in _IN_COMMAND_NAMES)
     ]
     return sorted(starts)
 
@@ -572,6 +656,7 @@ def find_by_member(text: str) -> Iterator[SecretSpan]:
             yield SecretSpan("telegram-token", at - digits, match.end(1))
 
 
+_LONGEST_DSN = 170
 _DSN = re.compile(r"([^\s:\"'`@/]{1,64}+):([^\s\"'`]{3,100}+)")
 _PGPASS = re.compile(
     r":(?:5432|5433|6432|\*):[^:\s]{1,63}+:([^:\s]{1,63}+):((?:[^\s:\\\"']|\\[:\\]){4,200}+)(?=\r?\n|\Z)"
@@ -581,11 +666,14 @@ _PGPASS_HOST = re.compile(r"(?:[A-Za-z0-9.*-]{1,80}|/[A-Za-z0-9/._-]{1,80})")
 
 def find_addresses(text: str) -> Iterator[SecretSpan]:
     """Find passwords in data source names of Go (`user:password@tcp(host)/db`) and in the lines of `.pgpass`."""
+    is_pair = Verdicts(lambda pair: is_password(pair.partition(":")[2], pair.partition(":")[0]))
     for literal in ("@tcp(", "@unix(") if "@" in text else ():
         for at, _after in places_of(text, literal):
+            if text.find(":", max(0, at - _LONGEST_DSN), at) < 0:
+                continue
             start = at - len(_last_word(text, at))
             match = _DSN.fullmatch(text, start, at)
-            if match is not None and is_password(match[2], match[1]):
+            if match is not None and is_pair[f"{match[1]}:{match[2]}"]:
                 yield SecretSpan("password", *match.span(2))
     for match in _PGPASS.finditer(text):
         at = match.start()
@@ -594,6 +682,10 @@ def find_addresses(text: str) -> Iterator[SecretSpan]:
             yield SecretSpan("password", *match.span(2))
 
 
+_NO_BREAK = re.compile(r"[^ \n\t\"'`=]*+")
+
+
 def _last_word(text: str, end: int) -> str:
-    before = text[max(0, end - 170) : end]
-    return before[max(before.rfind(sign) for sign in " \n\t\"'`=") + 1 :]
+    before = text[max(0, end - _LONGEST_DSN) : end]
+    backwards = _NO_BREAK.match(before[::-1])
+    return before[len(before) - (backwards.end() if backwards else 0) :]

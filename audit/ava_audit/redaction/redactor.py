@@ -29,7 +29,7 @@ from ava_audit.redaction.passwords import (
     find_signatures,
     find_url_passwords,
 )
-from ava_audit.redaction.shapes import DIGIT, LOWER, UPPER, SecretSpan, find_prefixed, is_mixed
+from ava_audit.redaction.shapes import DIGIT, LOWER, UPPER, SecretSpan, find_prefixed, is_mixed, lower_bytes
 
 PEM_BEGIN = "-----BEGIN "
 PEM_END = "-----END "
@@ -197,7 +197,8 @@ SHORTEST_VALUE = 8
 
 PIECE_CHARS = 65_536
 """The most characters that are searched at once."""
-_OVERLAP_CHARS = 8_192
+_OVERLAP_CHARS, _OVERLAP_MARKED_CHARS = 4_096, 8_192
+"""How much of a piece is looked at again; more where marks stand between the characters of a secret."""
 _BEFORE_CHARS = 1_024
 """The most characters before a secret that say what it is."""
 _CUT_CHARS = 256
@@ -205,16 +206,21 @@ _CUT_CHARS = 256
 _WORD_REST = re.compile(r"[^\s\"'`<>]*+")
 
 
-def _shifted(spans: Iterator[SecretSpan], start: int, seen: int) -> Iterator[SecretSpan]:
-    """Yield spans of a piece as spans of the text, except what begins in the part that only says what stands before."""
-    for name, first, last in spans:
-        if first + start >= seen:
-            yield SecretSpan(name, first + start, last + start)
+def _spans_of(piece: Iterable[SecretSpan], start: int, seen: int) -> list[SecretSpan]:
+    """Return what is found in a piece as spans of the text, without what begins before `seen`.
+
+    That part of a piece only says what stands before a secret.
+    """
+    if not start:
+        return _merge_spans(piece)
+    first = seen - start
+    merged = _merge_spans([span for span in piece if span[1] >= first])
+    return [SecretSpan(name, begin + start, end + start) for name, begin, end in merged]
 
 
-def _next_piece(text: str, start: int, end: int, cut: list[SecretSpan]) -> int:
+def _next_piece(text: str, start: int, end: int, cut: list[SecretSpan], *, marked: bool) -> int:
     """Return where the piece after one begins: so early that each secret that reaches its end is whole in it."""
-    before = end - _OVERLAP_CHARS
+    before = end - (_OVERLAP_MARKED_CHARS if marked else _OVERLAP_CHARS)
     word = max(text.rfind(" ", start, end), text.rfind("\n", start, end))
     before = min([before, word - _BEFORE_CHARS, *(span.start - 2 * _BEFORE_CHARS for span in cut)])
     if text.find(PEM_END, end, end + _PEM_LONGEST) >= 0:
@@ -288,30 +294,33 @@ class Redactor:
 
     def redact_values(self, text: str) -> tuple[str, int]:
         """Return the text with only the configured values replaced, and the number of replacements."""
-        return _replace_spans(text, _joined(self._in_pieces(text, self._configured)))
+        return _replace_spans(text, self._known(text))
 
     def find_shapes(self, text: str) -> list[SecretSpan]:
         """Return in order what looks like a key and is not a configured value; a task with one is refused."""
-        configured = list(_joined(self._in_pieces(text, self._configured)))
+        configured = list(self._known(text))
         return [
             found
-            for found in _joined(self._in_pieces(text, _find_by_pattern))
+            for found in _joined(self._in_pieces(text, lambda piece: self._seen_too(piece, _find_by_pattern)))
             if not any(known.start < found.end and found.start < known.end for known in configured)
         ]
 
     def _all(self, text: str) -> Iterator[SecretSpan]:
         return _joined(self._in_pieces(text, self._everything))
 
-    def _everything(self, text: str) -> Iterator[SecretSpan]:
-        return chain(self._configured(text), _find_by_pattern(text), self._behind_marks(text))
+    def _known(self, text: str) -> Iterator[SecretSpan]:
+        return _joined(self._in_pieces(text, lambda piece: self._seen_too(piece, self._configured)))
 
-    def _behind_marks(self, text: str) -> Iterator[SecretSpan]:
-        """Find what only who reads the text finds: a search sees the marks between the characters of a secret."""
+    def _everything(self, text: str) -> Iterator[SecretSpan]:
+        return self._seen_too(text, lambda part: chain(self._configured(part), _find_by_pattern(part)))
+
+    def _seen_too(self, text: str, find: Callable[[str], Iterator[SecretSpan]]) -> Iterator[SecretSpan]:
+        """Find also what only who reads the text finds: a search sees the marks between the characters of a secret."""
+        yield from find(text)
         offsets = self.seen_offsets(text)
         if offsets is None:
             return
-        seen = "".join([text[at] for at in offsets])
-        for found in chain(self._configured(seen), _find_by_pattern(seen)):
+        for found in find("".join([text[at] for at in offsets])):
             yield SecretSpan(found.name, offsets[found.start], offsets[found.end - 1] + 1)
 
     def _in_pieces(self, text: str, find: Callable[[str], Iterator[SecretSpan]]) -> Iterator[SecretSpan]:
@@ -323,9 +332,10 @@ class Redactor:
         start = seen = 0
         while start + PIECE_CHARS < len(text):
             end = start + PIECE_CHARS
-            spans = _merge_spans(_shifted(find(text[start:end]), start, seen))
+            spans = _spans_of(find(text[start:end]), start, seen)
             cut = [span for span in spans if span.end > end - _CUT_CHARS]
-            following = _next_piece(text, start, end, cut)
+            marked = self.seen_offsets(text[end - _OVERLAP_MARKED_CHARS : end]) is not None
+            following = _next_piece(text, start, end, cut, marked=marked)
             seen = following + _BEFORE_CHARS
             for span in spans:
                 if span.start >= seen:  # the next piece has it too
@@ -334,7 +344,7 @@ class Redactor:
                 yield span if rest is None else span._replace(end=rest.end())
             start = following
             self.between_pieces()
-        yield from _merge_spans(_shifted(find(text[start:]), start, seen))
+        yield from _spans_of(find(text[start:]), start, seen)
 
     def _configured(self, text: str) -> Iterator[SecretSpan]:
         for form, name in self._forms.items():
@@ -368,11 +378,11 @@ class RunRedactor(Redactor):
 
     A command can print any part of a file. So every part of such a key with at least 16 characters of one line is
     replaced, also in base64. The shared redactor also learns the values given to `learn`, but no private keys. `full`:
-    there were more of them than it can learn.
+    there were more of them than it can learn; `told_full`: its run's log says so.
     """
 
     def __init__(self, shared: Redactor) -> None:
-        self.full = False
+        self.full = self.told_full = False
         self._shared = shared
         self._pieces: set[str] = set()
         self._learned: set[int] = set()
@@ -441,7 +451,9 @@ def _pieces_of(data: str, written: str) -> Iterator[str]:
                 yield piece
 
 
-_FINDERS = (
+_BY_NAME = frozenset({find_headers, find_assignments})
+"""Finders of names that are written in several cases; they search the text in lower case."""
+_FINDERS: tuple[Callable[..., Iterator[SecretSpan]], ...] = (
     find_private_keys,
     find_key_ends,
     find_url_passwords,
@@ -460,7 +472,7 @@ _FINDERS = (
 )
 
 
-_MARKS = (
+MARKS = (
     *(*NAMES, PEM_BEGIN, PEM_END, "://", "uthorization", "UTHORIZATION", "ookie", "OOKIE", "PASSWORD", "_PASS"),
     *(
         "$2",
@@ -487,9 +499,10 @@ _SHORT_TEXT = 2_000
 
 
 def _find_by_pattern(text: str) -> Iterator[SecretSpan]:
-    if len(text) <= _SHORT_TEXT and not any(map(text.__contains__, _MARKS)):
+    if len(text) <= _SHORT_TEXT and not any(map(text.__contains__, MARKS)):
         return find_prefixed(text)
-    return chain(find_prefixed(text), *[find(text) for find in _FINDERS])
+    low = lower_bytes(text)
+    return chain(find_prefixed(text), *[find(text, low) if find in _BY_NAME else find(text) for find in _FINDERS])
 
 
 def _joined(spans: Iterable[SecretSpan]) -> Iterator[SecretSpan]:
@@ -506,21 +519,24 @@ def _joined(spans: Iterable[SecretSpan]) -> Iterator[SecretSpan]:
         yield last
 
 
-def _merge_spans(places: Iterator[SecretSpan]) -> list[SecretSpan]:
+def _merge_spans(places: Iterable[SecretSpan]) -> list[SecretSpan]:
     """Merge overlapping places, in order of the text; the one found first gives the name."""
     merged: list[SecretSpan] = []
-    ranked = [(found.start, order, found) for order, found in enumerate(places)]
+    ranked = [(found[1], order, found) for order, found in enumerate(places)]
     ranked.sort()
-    rank = 0
-    for _start, order, found in ranked:
-        if merged and found.start < merged[-1].end:
-            last = merged[-1]
-            name = last.name if rank <= order else found.name
-            rank = min(rank, order)
-            merged[-1] = SecretSpan(name, last.start, max(last.end, found.end))
-        else:
+    rank = last_end = 0
+    for start, order, found in ranked:
+        if start >= last_end or not merged:
             merged.append(found)
+            rank, last_end = order, found[2]
+            continue
+        last_end = max(last_end, found[2])
+        last = merged[-1]
+        if order < rank:
             rank = order
+            merged[-1] = SecretSpan(found[0], last[1], last_end)
+        elif last_end > last[2]:
+            merged[-1] = SecretSpan(last[0], last[1], last_end)
     return merged
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from math import log2
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 
 class SecretSpan(NamedTuple):
@@ -25,34 +25,97 @@ class SecretSpan(NamedTuple):
     end: int
 
 
+def lower_bytes(text: str) -> bytes:
+    """Return a text in lower case, one byte a character: a place is the same in both, for searches of any case."""
+    return text.encode("latin-1", "replace").lower()
+
+
 _DENSE_PLACES, _DENSE_CHARS = 32, 2_048
+_BETWEEN_DENSE = 8
+_SKIPPED_CHARS = 128
+"""To go on behind so many characters, a search begins anew."""
+
+
+class PlacesBefore:
+    """Finds where one of some literals stands with a pattern behind it.
+
+    Where they stand everywhere, one regular expression goes on: it is several times as quick there.
+    """
+
+    def __init__(
+        self, text: str, literals: tuple[str, ...], pattern: re.Pattern[str], low: bytes | None = None
+    ) -> None:
+        """`low`: the text as `lower_bytes` returns it, for names: they differ in their case only.
+
+        The value of a name has at least eight characters, or an element of XML around it.
+        """
+        self._text = text
+        self._literals = literals
+        self._pattern = pattern
+        self._size = len(literals[0])
+        self._apart = low is not None
+        self._find: Callable[[int], int]
+        if low is None:
+            self._find = partial(text.find, literals[0])
+        else:
+            self._find = partial(low.find, literals[0].lower().encode())
+        self._first = self._places = 0
+        self._rest: Iterator[re.Match[str]] | None = None
+        self._last = 0
+
+    @property
+    def dense(self) -> bool:
+        """Whether the literals stand everywhere: a text is hardly ever so, unless somebody made it to be slow."""
+        return self._rest is not None
+
+    def find(self, start: int) -> tuple[int, re.Match[str]] | None:
+        """Return the first place from `start` on, and the match of the pattern; use its groups only."""
+        while self._rest is None:
+            at = self._find(start)
+            if at < 0:
+                return None
+            if self._are_dense(at):
+                return self._find_in_rest(start)
+            if self._text.startswith(self._literals, at):
+                found = self._pattern.match(self._text, at + self._size)
+                if found is not None:
+                    return at, found
+            start = at + self._size
+        return self._find_in_rest(start)
+
+    def _find_in_rest(self, start: int) -> tuple[int, re.Match[str]] | None:
+        if self._rest is None or start - self._last > _SKIPPED_CHARS:
+            pattern = _pattern_behind(self._literals, self._pattern, apart=self._apart)
+            self._rest = pattern.finditer(self._text, start)
+        for found in self._rest:
+            self._last = found.start()
+            if self._last >= start:
+                return self._last, found
+        return None
+
+    def _are_dense(self, at: int) -> bool:
+        self._places += 1
+        if self._places < _DENSE_PLACES:
+            return False
+        first, self._first, self._places = self._first, at, 0
+        return at - first < _DENSE_CHARS
 
 
 def matches_after(text: str, literal: str, pattern: re.Pattern[str]) -> Iterator[tuple[int, re.Match[str]]]:
-    """Yield where a literal stands with a pattern behind it, and the match; use the groups of it only.
-
-    Where a literal stands everywhere, one regular expression goes on: it is several times as quick there.
-    """
-    first = at = text.find(literal)
-    size, places = len(literal), 0
-    while at >= 0:
-        places += 1
-        if places == _DENSE_PLACES:
-            if at - first < _DENSE_CHARS:
-                break
-            first, places = at, 0
-        found = pattern.match(text, at + size)
-        if found is not None:
-            yield at, found
-        at = text.find(literal, at + size)
-    if at >= 0:
-        for match in _pattern_behind(literal, pattern).finditer(text, at):
-            yield match.start(), match
+    """Yield where a literal stands with a pattern behind it, and the match; use the groups of it only."""
+    places = PlacesBefore(text, (literal,), pattern)
+    place = places.find(0)
+    while place is not None:
+        yield place
+        place = places.find(place[0] + len(literal))
 
 
 @cache
-def _pattern_behind(literal: str, pattern: re.Pattern[str]) -> re.Pattern[str]:
-    return re.compile(f"{re.escape(literal)}(?={pattern.pattern})", pattern.flags)
+def _pattern_behind(literals: tuple[str, ...], pattern: re.Pattern[str], *, apart: bool) -> re.Pattern[str]:
+    either = "|".join(map(re.escape, literals))
+    # Three more of them follow too soon for a value of eight characters between two.
+    again = f"(?!(?:[^\\n<>]{{0,{_BETWEEN_DENSE}}}?(?:{either})){{3}})" if apart else ""
+    return re.compile(f"(?:{either}){again}(?={pattern.pattern})", pattern.flags)
 
 
 def places_of(text: str, literal: str) -> Iterator[tuple[int, int]]:
@@ -125,14 +188,17 @@ def is_password(value: str, user: str) -> bool:
     return False
 
 
-class Verdicts(dict[str, bool]):
+V = TypeVar("V")
+
+
+class Verdicts(dict[str, V]):
     """Asks about each value of a text once: in a text made to be slow, the same ones come again and again."""
 
-    def __init__(self, judge: Callable[[str], bool]) -> None:
+    def __init__(self, judge: Callable[[str], V]) -> None:
         super().__init__()
         self._judge = judge
 
-    def __missing__(self, value: str) -> bool:
+    def __missing__(self, value: str) -> V:
         verdict = self[value] = self._judge(value)
         return verdict
 
@@ -170,6 +236,11 @@ def is_code(value: str) -> bool:
     """Tell whether an unquoted value looks like an expression or a path (`settings.key2`, `get_token_v2`)."""
     value = value.rstrip("=.,;!&")
     return bool(_DOTTED.fullmatch(value) or _SNAKE.fullmatch(value)) or value.startswith(("/", "./", "~/", "--"))
+
+
+FEWEST_CHARS = 20
+"""The fewest characters of a key."""
+_SIGN = "[.~+/=-]"
 
 
 class KeyPattern(NamedTuple):
@@ -316,17 +387,30 @@ def _beginnings() -> _Beginnings:
         ]
     inside = "|".join(f"(?P<m{number}>{mark})" for number, (_name, mark, _rest) in enumerate(_MARKED_INSIDE))
     rests = {
-        literal: "|".join(pattern.rest for _size, pattern, _rest in shapes[literal])
+        literal: _begin_of_rest(literal, [pattern for _size, pattern, _rest in shapes[literal]])
         for literal in literals
         if len(literal) <= _SHORT_LITERAL
     }
     begins = f"(?:(?P<literal>{_longest_of(literals)})|{inside})"
-    return _Beginnings(
-        re.compile(begins), re.compile(f"[.~+/=](?=(?P<literal>{_longest_of(literals, rests)})|{inside})"), shapes
-    )
+    # Most signs have no key behind them: the word ends too soon, or it is a line of signs.
+    long = f"(?!{_SIGN}{{3}})(?=[A-Za-z0-9_~.+/=-]{{{FEWEST_CHARS}}})"
+    behind = f"[.~+/=]{long}(?=(?P<literal>{_longest_of(literals, rests)})|{inside})"
+    return _Beginnings(re.compile(begins), re.compile(behind), shapes)
 
 
-_SHORT_LITERAL = 4
+def _begin_of_rest(literal: str, patterns: list[KeyPattern]) -> str:
+    """Return a pattern of what follows a beginning, if it is one of a key.
+
+    Where beginnings alone look like a key until their entropy is counted (`/ABSK/ABSK/ABSK…`), only that the same one
+    does not follow at once: at each of them, another look would go through all that follow.
+    """
+    for pattern in patterns:
+        if pattern.entropy and re.match(pattern.rest, f"/{literal}" * 100):
+            return f"(?!.{{0,4}}{re.escape(literal)})"
+    return "|".join(pattern.rest for pattern in patterns)
+
+
+_SHORT_LITERAL = 8
 """Characters of a beginning that can stand so close that the whole key is looked for by one regular expression."""
 
 
@@ -345,8 +429,7 @@ def _longest_of(literals: set[str], rests: Mapping[str, str] = MappingProxyType(
     return f"(?:{'|'.join(branches)})" if len(branches) > 1 else branches[0]
 
 
-_RUN = b"x" * 20
-"""The fewest characters of a key."""
+_RUN = b"x" * FEWEST_CHARS
 _IN_KEYS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.~+/="
 _MASK = bytes(b"x"[0] if code in _IN_KEYS else b" "[0] for code in range(256))
 _BOUNDARY = re.compile(r"[.~+/=]")
@@ -355,9 +438,16 @@ _BEFORE = re.compile(r"\\(?:u00[0-9A-Fa-f]{2}|x[0-9A-Fa-f]{2}|[a-z])|%(?:25)?[0-
 _REST = re.compile(r"[A-Za-z0-9_-]*+")
 
 
+class _Entropies(NamedTuple):
+    """Of texts: their entropy; and one that no beginning of them exceeds, that of so many different characters."""
+
+    exact: Verdicts[float]
+    most: Verdicts[float]
+
+
 def find_prefixed(text: str) -> Iterator[SecretSpan]:
     mask = text.encode("latin-1", "replace").translate(_MASK)
-    entropies: dict[str, float] = {}
+    entropies = _Entropies(Verdicts(entropy_of), Verdicts(lambda begun: log2(len(set(begun)))))
     start = mask.find(_RUN)
     while start >= 0:
         end = mask.find(b" ", start)
@@ -366,43 +456,45 @@ def find_prefixed(text: str) -> Iterator[SecretSpan]:
         start = mask.find(_RUN, end)
 
 
-def _keys_in_run(text: str, start: int, end: int, entropies: dict[str, float]) -> Iterator[SecretSpan]:
+def _keys_in_run(text: str, start: int, end: int, entropies: _Entropies) -> Iterator[SecretSpan]:
     r"""Yield the keys in a run of their characters, also in `\nsk-…`, `\u003csk-…`, `%3Dsk-…`, `-sk-…`."""
     begins = _beginnings()
     done = start
-    before = _BEFORE.match(text, start - 1 if text[start - 1 : start] in ("\\", "%") else start, end)
-    for at in (start, before.end() if before is not None else start):
+    places = [start]
+    escaped = text[start - 1 : start] in ("\\", "%")
+    if escaped or text[start] == "-":
+        before = _BEFORE.match(text, start - 1 if escaped else start, end)
+        places += [before.end()] if before is not None else []
+    for at in places:
         match = begins.here.match(text, at, end) if at >= done else None
         key = _key_at(text, at, match, begins.shapes, entropies) if match is not None else None
         if key is not None:
             done = key.end
             yield key
-    for match in begins.inside.finditer(text, start, end):
-        at = match.end()
-        key = _key_at(text, at, match, begins.shapes, entropies) if at >= done else None
+    at = max(start, done - 1)
+    while (match := begins.inside.search(text, at, end)) is not None:
+        at = match.start() + 1
+        key = _key_at(text, at, match, begins.shapes, entropies)
         if key is not None:
-            done = key.end
+            at = max(at, key.end - 1)  # a sign that ends a key may be followed by another
             yield key
 
 
-def _key_at(
-    text: str, start: int, match: re.Match[str], shapes: _Shapes, entropies: dict[str, float]
-) -> SecretSpan | None:
+def _key_at(text: str, start: int, match: re.Match[str], shapes: _Shapes, entropies: _Entropies) -> SecretSpan | None:
     begun = match.lastgroup or ""
     if begun != "literal":
         name, _mark, marked_rest = _MARKED_INSIDE[int(begun[1:])]
         key = re.compile(marked_rest).match(text, match.end(begun))
         return SecretSpan(name, start, key.end()) if key is not None else None
     for length, shape, rest in shapes[match["literal"]]:
+        if shape.entropy and entropies.most[text[start : start + _ENTROPY_CHARS]] < shape.entropy:
+            continue  # a placeholder, however long it is
         key = rest.match(text, start + length)
         if key is None:
             continue
         if not shape.entropy:
             return SecretSpan(shape.name, start, key.end())
-        first = text[start : min(key.end(), start + _ENTROPY_CHARS)]
-        if first not in entropies:
-            entropies[first] = entropy_of(first)
-        if entropies[first] >= shape.entropy:
+        if entropies.exact[text[start : min(key.end(), start + _ENTROPY_CHARS)]] >= shape.entropy:
             word = _REST.match(text, key.end())  # a longer key than the shape says is one key too
             return SecretSpan(shape.name, start, word.end() if word else key.end())
     return None

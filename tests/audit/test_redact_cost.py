@@ -1,0 +1,30 @@
+"""What the search for secrets costs: no text takes much more than words, and mixed text hardly more than them."""
+
+from __future__ import annotations
+
+import pytest
+from support.slow_shapes import slow_pieces, times_words
+
+from ava_audit.redaction import Redactor
+
+MOST_TIMES_WORDS = 10
+MOST_ON_A_BUSY_MACHINE = 15
+"""Beside other processes, words hardly take longer and the others do; `benchmarks/redaction.py` has the goal of ten."""
+WORST = [
+    *("/ABSK", "/sc_", "key=1", "token=1", "JWT=a1b2c3d4&", "mysql -p", "curl\n", "@tcp(", "pwd"),
+    *("oken ", "/MIIEpAIBAAKCAQEA", "DB_PASSWORD=cor ", "/pplx-"),
+]
+"""What took 13 to 57 times as long as words in an earlier version."""
+
+
+@pytest.mark.parametrize("piece", WORST)
+def test_no_repeated_mark_costs_more_than_ten_times_words(piece: str) -> None:
+    assert times_words(Redactor({}).redact, piece, MOST_TIMES_WORDS) <= MOST_TIMES_WORDS
+
+
+@pytest.mark.slow
+def test_no_shape_of_the_rules_own_marks_costs_much_more_than_words() -> None:
+    redactor = Redactor({})
+    took = {piece: times_words(redactor.redact, piece, MOST_ON_A_BUSY_MACHINE) for piece in slow_pieces()}
+    assert len(took) > 2_000
+    assert {piece: times for piece, times in took.items() if times > MOST_ON_A_BUSY_MACHINE} == {}
