@@ -97,6 +97,14 @@ def test_no_way_out_shows_a_secret(known: RunRedactor, way: str, case: str) -> N
     assert shown == WAYS[way](known, TEXTS[case]), "the same text always alike"
 
 
+@pytest.mark.parametrize(
+    "case", [case for case in TEXTS if "stored" not in case and "piece" not in case and "half" not in case]
+)
+def test_a_task_with_a_key_is_found_whatever_stands_between_its_characters(known: RunRedactor, case: str) -> None:
+    (found,) = known.find_shapes(TEXTS[case])
+    assert PLANTED in clean(TEXTS[case][found.start : found.end])[0]
+
+
 def test_marks_stay_where_no_secret_is(known: RunRedactor) -> None:
     text = f"\x1b[31mred\x1b[0m\r\n soft\u00adhyphen {FIRST}\x1b[1m{REST}\u200b end\rx"
     mark = known.redact(PLANTED)[0]

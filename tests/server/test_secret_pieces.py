@@ -20,8 +20,9 @@ from support.repositories.projects import checkout
 from support.runtime import Lab, hand_over, open_lab
 from support.sandboxes.attacks import needs_confinement
 
-from ava_audit.events import ToolResult
+from ava_audit.events import Activity, ToolResult
 from ava_server.config.secrets import set_secret
+from ava_server.runs.coding import TOO_MANY_KEYS
 from ava_server.runs.result import unwrap_output
 
 MARK = "[redacted:private-key]"
@@ -93,6 +94,19 @@ async def test_a_role_that_only_reads_shows_no_piece_of_a_key_that_another_file_
         checkout(lab.workspace, {"debug.log": f"loaded key bytes {BODY[4]} of server.key\nloaded {coloured}\n"})
         shown = await outputs(lab)
     assert all(MARK in output for output in shown)
+
+
+async def test_a_run_says_once_that_its_files_have_too_many_private_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ava_audit.redaction.redactor._MOST_PIECES", 1)
+    reads: list[Call] = [("read_file", {"path": name}) for name in ("readme.md", "server.key", "other.key")]
+    async with open_lab(tmp_path, [*(Say(calls=[call]) for call in reads), hand_over()]) as lab:
+        checkout(lab.workspace, {**FILES, "other.key": private_key(seed=9)})
+        run_id = await lab.start(role="researcher", max_iterations=30)
+        await lab.ended(run_id)
+        said = [fact.activity for fact in await lab.facts(run_id, Activity)]
+        assert said.count(TOO_MANY_KEYS) == 1
 
 
 async def test_line_numbers_and_totals_stay_those_of_the_file(tmp_path: Path) -> None:

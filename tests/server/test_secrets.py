@@ -504,8 +504,13 @@ async def test_rejects_text_that_looks_like_a_key_and_logs_the_call_without_it(
             assert "write {{secret:NAME}} in its place" in answer.message
         answer = await at.lab.call("message_subagent", subagent_id=run_id, message=f"use {key}")
         assert answer.status == "failed" and "ava secret set NAME" in answer.message
+        for marked in (f"{key[:9]}\x1b[31m{key[9:]}", "\u200b".join(key), f"{key[:6]}\u00ad{key[6:]}"):
+            answer = await at.lab.call(
+                "spawn_subagent", role="tickets", task=f"use {marked}", workspace=str(at.lab.workspace)
+            )
+            assert answer.status == "failed" and "ava secret set NAME" in answer.message
         calls = [json.dumps(entry.content) for entry in logged(at.lab.root, "ToolCall")]
-        assert sum("use [redacted:github-token]" in call for call in calls) == 4
+        assert sum("use [redacted:github-token]" in call for call in calls) == 7
         assert await anyio.to_thread.run_sync(leaks_under, at.lab.root, key) == []
 
 

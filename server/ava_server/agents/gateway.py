@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 import uvicorn
+import uvicorn.lifespan.off  # a server loads it when it starts, on the event loop
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 

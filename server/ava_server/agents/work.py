@@ -171,7 +171,7 @@ class AgentWork:
         await anyio.to_thread.run_sync(make_folders, socket.parent, socket.parent.parent.parent)
         async with self._tools.serving(), serving(gateway, socket):
             if self._coding is None and self._place.files is not None:  # else the worktree's are known
-                await learn_private_keys(run.context.redactor, self._place.files)
+                await learn_private_keys(run.context.redactor, self._place.files, self._log)
             made, _new = await bench.ready()
             scratch, project = parts.home.parent, parts.project
             command = await start_command(spec, parts.wire, model.model_id, secret, made, scratch, parts.host, project)
@@ -252,7 +252,8 @@ class AgentWork:
             return await self._checked(*self._tools.submitted)
         if news:
             return news
-        text = self._hidden("".join(self._said).strip() or self._meter.last_text.strip())
+        said = "".join(self._said).strip() or self._meter.last_text.strip()
+        text = await hide_apart(partial(self._hidden, said), len(said))
         if (fault := self._meter.fault) is not None:  # its words are then about that
             return RunResult(
                 "error", "the agent's model failed", error_kind=fault.kind, error_message=self._hidden(str(fault)),
@@ -317,8 +318,9 @@ class AgentWork:
     def _update(self, update: Update) -> None:
         match update.kind:
             case "text" if update.text and self._said_chars < SAID_CHARS:
-                self._said.append(update.text)
-                self._said_chars += len(update.text)
+                said = update.text[: SAID_CHARS - self._said_chars]
+                self._said.append(said)
+                self._said_chars += len(said)
             case "tool":
                 if len(self._told) < MOST_TOLD:
                     self._told.add(own_id(update.call_id, self._hidden))

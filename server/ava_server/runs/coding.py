@@ -144,13 +144,13 @@ class CodingWork:
             await anyio.to_thread.run_sync(unpack, self._log.run, abandon_on_cancel=True)
             if self._history.worktree is not None:
                 await self._worktree.prepare(baseline=False, resumed=True)
-                await learn_private_keys(self._redactor, self._worktree.files)
+                await learn_private_keys(self._redactor, self._worktree.files, self._log)
                 self._ready = True
                 return None
             await self._log.record(Activity(activity=MAKING))
             began = time.monotonic()
             baseline = await self._worktree.prepare()
-            await learn_private_keys(self._redactor, self._worktree.files)
+            await learn_private_keys(self._redactor, self._worktree.files, self._log)
             self._ready = True
         except (RolesError, BlobRefused) as error:
             return self._failed("the worktree could not be made", error)
@@ -328,14 +328,23 @@ def fail_unkept(ended: RunResult, kept: KeptChanges) -> RunResult:
     )
 
 
-async def learn_private_keys(redactor: RunRedactor, files: Root) -> None:
+async def learn_private_keys(redactor: RunRedactor, files: Root, run_log: RunLog) -> None:
     """Replace every part of the private keys in these files from now on."""
 
     def learn() -> None:
         with suppress(ToolFailed):  # whatever needs the files reports the error
             for text in find_private_key_files(files, check_cancelled):
                 redactor.learn_private_keys(clean(text)[0])
-        if redactor.full:
-            log.warning("%s has more private keys than Ava can recognise in part; some may reach a model", files.path)
 
     await run_sync(learn)
+    await tell_too_many_keys(redactor, run_log)
+
+
+async def tell_too_many_keys(redactor: RunRedactor, run_log: RunLog) -> None:
+    """Say once in a run's log that it has more private keys than it can recognise in pieces."""
+    if redactor.full and not redactor.told_full:
+        redactor.told_full = True
+        await run_log.record(Activity(activity=TOO_MANY_KEYS))
+
+
+TOO_MANY_KEYS = "Too many private keys in the files: Ava hides pieces of only about 500"

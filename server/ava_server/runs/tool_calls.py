@@ -35,7 +35,7 @@ from ava_server.core.threads import compute_alone, run_apart
 from ava_server.core.untrusted import SHORT_CHARS, hide_apart
 from ava_server.models.base import ToolUse
 from ava_server.models.json_text import object_fault
-from ava_server.runs.coding import learn_private_keys
+from ava_server.runs.coding import learn_private_keys, tell_too_many_keys
 from ava_server.runs.context import ActiveRun, SecretRefused
 from ava_server.runs.history import call_key, edited_path
 from ava_server.runs.invalid_answers import explain_cut_call
@@ -362,6 +362,7 @@ class ToolCalls:
         output = await self._work(call, tool, found.args, injected, hide)
         took_ms = ms_since(began)
         result = await self._shown(call, tool, output, hide)
+        await tell_too_many_keys(self._context.redactor, self._log)
         if not output.success and self._failed_edits(call) >= EDITS_ENDED_AT:
             await self._log.record(self._ends_edits(call), result, duration_ms=took_ms)
             return
@@ -388,7 +389,7 @@ class ToolCalls:
         await self._context.secret_injection.refresh()  # for what the tool hides itself, and for the rest below
         reads = tool.spec.files or tool.spec.commands or tool.spec.foreign is not None
         if reads and not self._keys_known and place.files is not None:
-            await learn_private_keys(self._context.redactor, place.files)
+            await learn_private_keys(self._context.redactor, place.files, self._log)
             self._keys_known = True
         try:
             with telemetry.execute_tool(tool.spec.name, call.call_id, place.run_id) as span:
