@@ -3,7 +3,8 @@
     python scripted_agent.py SCRIPT.json
 
 The script is a list of steps for each prompt, in order. {"ask": TEXT, "file": PATH, …}: a model request to the gateway
-that ANTHROPIC_BASE_URL names, whose tool calls are not carried out. {"burst": NUMBER}: so many at once. {"at_once":
+that ANTHROPIC_BASE_URL names, whose tool calls are not carried out; with {"repeats": NUMBER} it repeats a 429 so often,
+each time after the seconds of Retry-After, as the SDKs of agents do. {"burst": NUMBER}: so many at once. {"at_once":
 [[STEP, …], …]}: these rows of steps side by side. {"say": TEXT}.
 {"question": TEXT}: asks the person. {"tool": ID, "title": …}: tells of a tool call. {"permit": {…}}: asks for
 permission. {"ava": NAME, "args": {…}}: calls a tool of Ava's. {"write": PATH, "text": …}. {"run": COMMAND}.
@@ -271,7 +272,7 @@ class Agent:
             f"{BASE}/v1/messages", json.dumps(body).encode(), {"content-type": "application/json", "x-api-key": SECRET}
         )
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with self.repeating(request, step.get("repeats", 0)) as answer:
                 content = answer.read()
         except urllib.error.HTTPError as error:
             said = error.read().decode()
@@ -288,6 +289,16 @@ class Agent:
         if not step.get("aside"):
             self.messages = [*messages, {"role": "assistant", "content": json.loads(content)["content"]}]
         return False
+
+    def repeating(self, request: urllib.request.Request, times: int) -> Any:
+        for _time in range(times):
+            try:
+                return urllib.request.urlopen(request, timeout=60)
+            except urllib.error.HTTPError as error:
+                if error.code != 429:
+                    raise
+                self.cancelled.wait(float(error.headers["retry-after"]))
+        return urllib.request.urlopen(request, timeout=60)
 
     def call_ava(self, name: str, args: dict[str, Any]) -> str:
         if self.mcp is None:

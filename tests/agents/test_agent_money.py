@@ -1,0 +1,48 @@
+"""Another agent's request waits at the gateway for money that other runs hold; then the agent is asked to repeat it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agents.test_agent_runs import SUBMIT, priced
+from support.agents.lab import agent_lab, agent_run
+from support.model_server import Gate, Say
+from support.runtime import arrived
+from support.sandboxes.attacks import needs
+
+from ava_audit.events import CostReserved, CostUpdate, MoneyAwaited
+from ava_server.agents import gateway, metering
+
+LOOKS: list[dict[str, Any]] = [{"ask": "look", "repeats": 20}, SUBMIT]
+
+
+@pytest.mark.slow
+async def test_an_agent_repeats_a_request_that_waited_in_vain_for_money_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs("bubblewrap")
+    (alone := tmp_path / "alone").mkdir()
+    async with agent_lab(alone, [priced()], [LOOKS]) as lab:
+        run_id = await lab.start(**agent_run(max_cost_cents=50))
+        await lab.ended(run_id)
+        [fact] = await lab.facts(run_id, CostReserved)
+        held = fact.micros + fact.wrap_micros
+    monkeypatch.setattr(metering, "MONEY_WAIT_S", 0.4)
+    monkeypatch.setattr(gateway, "BUSY_S", 1.0)
+    cents, gate = held * 19 // 100_000, Gate()
+    limits = f"[limits]\nuser_daily_cents = {cents}\ninstallation_daily_cents = {cents}\n"
+    (both := tmp_path / "both").mkdir()
+    first_answer = Say("Twelve.", usage=priced().usage, gate=gate)
+    async with agent_lab(both, [first_answer, priced()], [LOOKS], limits) as lab:
+        first = await lab.start(**agent_run(max_cost_cents=50))
+        await arrived(gate.arrived)
+        second = await lab.start(**agent_run(max_cost_cents=50))
+        await lab.logged(second, "MoneyAwaited", 3)  # it waited, was told to repeat, and waits again
+        assert [fact.over for fact in await lab.facts(second, MoneyAwaited)][:3] == [False, True, False]
+        assert len(lab.server.requests) == 1, "nothing was sent for it"
+        gate.released.set()
+        rows = [await lab.ended(run_id) for run_id in (first, second)]
+        assert [row.state for row in rows] == ["success", "success"]
+        assert [fact.settlement for fact in await lab.facts(second, CostUpdate)] == ["billed"]
