@@ -89,6 +89,11 @@ class RunRow:
         held: dict[str, Any] | list[dict[str, Any]] = json.loads(self.in_flight or "[]")
         return held if isinstance(held, list) else [held]
 
+    def held_in(self, scope: str) -> int:
+        """Return what it holds in a scope of money, for its last turn and its calls in flight."""
+        wrap = self.wrap_micros if scope in json.loads(self.wrap_scopes or "[]") else 0
+        return wrap + sum(int(call["micros"]) for call in self.calls_in_flight if scope in call["scopes"])
+
 
 @dataclass(slots=True)
 class ProposalRow:

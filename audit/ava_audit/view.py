@@ -49,6 +49,8 @@ class MoneyHolder:
     """
 
     id: str
+    user: str
+    group: str | None
     instance: str | None
     order: tuple[int, str]
     wrap_micros: int
@@ -66,6 +68,39 @@ class MoneyHolder:
 
     def held_in(self, scope: str) -> int:
         return self.wrap_in(scope) + self.calls_in(scope)
+
+
+HOLDER_COLUMNS = (
+    "id", "user_id", "group_id", "instance", "queued_us", "wrap_micros", "wrap_scopes", "in_flight", "money_wait",
+)  # fmt: skip
+
+
+def holder_of(
+    run_id: str,
+    user: str,
+    group: str | None,
+    instance: str | None,
+    queued_us: int | None,
+    wrap_micros: int,
+    wrap_scopes: str | None,
+    in_flight: str | None,
+    money_wait: str | None,
+) -> MoneyHolder:
+    """Return a running run as a holder of money, from these columns of its row."""
+    calls = loads(in_flight) or []
+    if isinstance(calls, dict):
+        calls = [calls]
+    return MoneyHolder(
+        id=run_id,
+        user=user,
+        group=group,
+        instance=instance,
+        order=(queued_us or 0, run_id),
+        wrap_micros=wrap_micros,
+        wrap_scopes=frozenset(loads(wrap_scopes) or ()),
+        calls=tuple((frozenset(call["scopes"]), int(call["micros"])) for call in calls),
+        wait=loads(money_wait),
+    )
 
 
 _PAST = ", ".join(field.name for field in fields(PastRun)[:-1])
@@ -278,25 +313,12 @@ class View:
 
     def money_holders(self) -> list[MoneyHolder]:
         """Return the running runs with what they hold and wait for."""
-        found: list[MoneyHolder] = []
-        columns = "id, instance, queued_us, wrap_micros, wrap_scopes, in_flight, money_wait"
-        for row in self.select(f"SELECT {columns} FROM runs WHERE state = 'running'"):  # noqa: S608
-            run_id, instance, queued_us, wrap_micros, wrap_scopes, in_flight, money_wait = row
-            calls = loads(in_flight) or []
-            if isinstance(calls, dict):
-                calls = [calls]
-            found.append(
-                MoneyHolder(
-                    id=run_id,
-                    instance=instance,
-                    order=(queued_us or 0, run_id),
-                    wrap_micros=wrap_micros,
-                    wrap_scopes=frozenset(loads(wrap_scopes) or ()),
-                    calls=tuple((frozenset(call["scopes"]), int(call["micros"])) for call in calls),
-                    wait=loads(money_wait),
-                )
-            )
-        return found
+        columns = ", ".join(HOLDER_COLUMNS)
+        return [holder_of(*row) for row in self.select(f"SELECT {columns} FROM runs WHERE state = 'running'")]  # noqa: S608
+
+    def unended_holders(self) -> list[RunRow]:
+        """Return the runs that hold money and go on, wait for a slot, or are paused."""
+        return self._runs("state IN ('running', 'queued') AND wrap_scopes IS NOT NULL ORDER BY queued_us, id")
 
     def approved_over(self, channel: str, user: str, since_us: int) -> list[RunRow]:
         """Return this user's runs that were approved over a channel from `since_us` on, oldest first."""

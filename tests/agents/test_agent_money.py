@@ -9,7 +9,7 @@ import pytest
 from agents.test_agent_runs import SUBMIT, priced
 from support.agents.lab import agent_lab, agent_run
 from support.model_server import Gate, Say
-from support.runtime import arrived
+from support.runtime import Lab, arrived
 from support.sandboxes.attacks import needs
 
 from ava_audit.events import CostReserved, CostUpdate, MoneyAwaited
@@ -32,17 +32,26 @@ async def test_an_agent_repeats_a_request_that_waited_in_vain_for_money_of_other
     monkeypatch.setattr(metering, "MONEY_WAIT_S", 0.4)
     monkeypatch.setattr(gateway, "BUSY_S", 1.0)
     cents, gate = held * 19 // 100_000, Gate()
-    limits = f"[limits]\nuser_daily_cents = {cents}\ninstallation_daily_cents = {cents}\n"
     (both := tmp_path / "both").mkdir()
     first_answer = Say("Twelve.", usage=priced().usage, gate=gate)
-    async with agent_lab(both, [first_answer, priced()], [LOOKS], limits) as lab:
-        first = await lab.start(**agent_run(max_cost_cents=50))
+    async with agent_lab(both, [first_answer, priced()], [LOOKS]) as lab:
+        runs = await started_together(lab, cents)
         await arrived(gate.arrived)
-        second = await lab.start(**agent_run(max_cost_cents=50))
+        [second] = [run_id for run_id in runs if not await lab.facts(run_id, CostReserved)]
         await lab.logged(second, "MoneyAwaited", 3)  # it waited, was told to repeat, and waits again
         assert [fact.over for fact in await lab.facts(second, MoneyAwaited)][:3] == [False, True, False]
         assert len(lab.server.requests) == 1, "nothing was sent for it"
         gate.released.set()
-        rows = [await lab.ended(run_id) for run_id in (first, second)]
+        rows = [await lab.ended(run_id) for run_id in runs]
         assert [row.state for row in rows] == ["success", "success"]
         assert [fact.settlement for fact in await lab.facts(second, CostUpdate)] == ["billed"]
+
+
+async def started_together(lab: Lab, cents: int) -> list[str]:
+    """Start two runs as a group with a cap: neither waits for the other before it starts."""
+    proposals = [await lab.propose(**agent_run(max_cost_cents=50)) for _run in range(2)]
+    answer = await lab.approve(*proposals, group_max_cost_cents=cents)
+    given = [*answer.approval_lines]
+    ids = [each.pending_id for each in proposals]
+    await lab.call("confirm_spawn", pending_ids=ids, approving=given, group_max_cost_cents=cents)
+    return [str(each.subagent_id) for each in proposals]

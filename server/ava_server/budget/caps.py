@@ -15,7 +15,7 @@ from ava_audit.entries import Entry
 from ava_audit.errors import StaleOwner
 from ava_audit.events import CostReserved, CostUpdate, Event, Fence, MoneyAwaited, Settlement, Usage, Who
 from ava_audit.rows import RUNNING, RunRow
-from ava_audit.units import day_of, format_usd
+from ava_audit.units import day_of
 from ava_audit.view import Command, Outcome, T, View, loads
 from ava_server.budget.money_line import CapLeft, MoneyCapName, MoneyLine, MoneyWait, NoRoom, Patience
 from ava_server.budget.run_config import config_of
@@ -116,23 +116,6 @@ def money_caps(view: View, run: RunRow, caps: DayCaps, now_us: int) -> list[CapL
     return left
 
 
-def start_wait(view: View, run: RunRow, caps: DayCaps, now_us: int) -> str | None:
-    """Return what an approved run waits for before it starts: money that other runs hold; None where it can start.
-
-    One that would not fit with nothing held starts too: its first call says so, and it ends.
-    """
-    config = config_of(run.config)
-    if config.free:
-        return None
-    least = max(config.least_micros, 1)
-    waits = False
-    for each in money_caps(view, run, caps, now_us):
-        if each.left + view.bucket(each.scope).held_micros < least:
-            return None
-        waits = waits or each.left < least
-    return f"starts when {format_usd(least)} is free" if waits else None
-
-
 def reserve(fence: Fence, who: Who, asked: CapRequest, caps: DayCaps) -> Command[Reservation | CapReached]:
     """Hold the worst case of a call and its wrap-up in every cap at once, or return the cap that it does not fit.
 
@@ -163,7 +146,7 @@ def reserve_in_line(
         if run.generation != fence.generation or run.state != RUNNING:
             raise StaleOwner(f"{run.id} is no longer owned by this claim (generation {fence.generation})")
         if run.overrun:
-            return Outcome(CapReached("overrun", 0))
+            return Outcome(CapReached("overrun", 0), _end_of_wait(run, who, fence))
         lefts = [replace(each, left=max(each.left, 0)) for each in money_caps(view, run, caps, now_us)]
         wrap_micros = asked.fact.wrap_micros if asked.fact.tool_call is None else run.wrap_micros
         fact = asked.fact.model_copy(update={"scopes": scopes_of(run, now_us), "wrap_micros": wrap_micros})
@@ -174,7 +157,7 @@ def reserve_in_line(
         config = config_of(run.config)
         tokens_left = config.max_tokens - run.tokens - sum(map(_tokens, run.calls_in_flight if fact.beside else ()))
         if asked.needs("max_tokens") > tokens_left:
-            return Outcome(CapReached("max_tokens", max(tokens_left, 0)))
+            return Outcome(CapReached("max_tokens", max(tokens_left, 0)), _end_of_wait(run, who, fence))
         if patience is not None and (need > tightest.left or view.is_money_awaited()):
             answer = MoneyLine(view, run, need, lefts, patience).decide()
             if isinstance(answer, NoRoom):

@@ -14,7 +14,7 @@ from the log, so each process on it, and each run, comes to the same order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -68,7 +68,7 @@ class MoneyWait:
 
     @property
     def words(self) -> str:
-        return money_wait_words(self.fact.missing, self.fact.runs)
+        return money_wait_words(self.fact)
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,39 @@ class NoRoom:
     gives_way: bool = False
 
 
-def money_wait_words(missing: int, runs: int) -> str:
-    """Return what a run waits for: `waits for $0.12 that 2 other runs hold`."""
+def money_wait_words(fact: MoneyAwaited) -> str:
+    """Return an entry in words: `waits for $0.12 that 2 other runs hold`."""
+    if fact.over:
+        return "waits for money no longer"
+    return f"waits for {_awaited_words(fact.missing, fact.runs)}"
+
+
+def _awaited_words(missing: int, runs: int) -> str:
+    """Return what is waited for: `$0.12 that 2 other runs hold`; without other runs it is free, but an older waits."""
     money = format_usd(missing)
     if runs == 0:
-        return f"waits for {money}, behind an older run"
-    return f"waits for {money} that {runs} other {'run holds' if runs == 1 else 'runs hold'}"
+        return f"{money}, behind an older run"
+    return f"{money} that {runs} other {'run holds' if runs == 1 else 'runs hold'}"
+
+
+def awaited_money(view: View, run: RunRow, is_alive: Callable[[str], bool]) -> str | None:
+    """Return what a running run waits for now: `$0.12 that 2 other runs hold`. None: it waits for no money.
+
+    `is_alive` tells whether an instance lives. The amounts are those of this moment, not those of the entry.
+    """
+    wait = loads(run.money_wait)
+    if wait is None:
+        return None
+    scope, need = str(wait["scope"]), int(wait["micros"])
+    own = run.wrap_micros if scope in (loads(run.wrap_scopes) or ()) else 0
+    missing = need - (int(wait["limit"]) - view.bucket(scope).committed + own)
+    if missing <= 0:
+        return _awaited_words(need, 0)
+    others = [each for each in view.money_holders() if each.id != run.id and each.held_in(scope) > 0]
+    holders = sum(each.instance is not None and is_alive(each.instance) for each in others)
+    if holders == 0:  # it asks again within a second, and does not wait for runs that nobody works on
+        return f"{format_usd(missing)} that paused runs hold"
+    return _awaited_words(missing, holders)
 
 
 @dataclass(frozen=True)
@@ -145,8 +172,8 @@ class MoneyLine:
         return max(short, key=lambda each: self._need - each.left)
 
     def _wait(self, where: CapLeft) -> MoneyWait:
-        holders = sum(each.held_in(where.scope) > 0 for each in self._others)
         missing = max(self._need - where.left, 0)
+        holders = sum(each.held_in(where.scope) > 0 for each in self._others) if missing else 0
         fact = MoneyAwaited(
             scope=where.scope,
             limit=where.limit,
@@ -161,21 +188,43 @@ class MoneyLine:
 
     def _behind(self) -> CapLeft | None:
         """Return the scope in which this run, which fits, has to leave its money to an older one that waits."""
+        older = [each for each in self._others if each.wait is not None and each.order < self._order]
         for each in self._lefts:
             taken = self._need - self._own(each.scope)
             if taken <= 0:  # it holds that much already
                 continue
-            for other in self._others:
-                if other.wait is None or other.wait["scope"] != each.scope or other.order > self._order:
+            in_flight = any(holder.calls_in(each.scope) for holder in self._others)
+            for other in older:
+                if not self._shares(each, other):
                     continue
-                waiter = self._waiter(other)
-                if waiter.micros <= waiter.left - taken:
+                need = self._waiter(other).micros
+                if need <= self._left_of(each, other) - taken:
                     continue
-                goes_next = waiter.micros <= waiter.left
-                in_flight = any(holder.calls_in(each.scope) for holder in self._others)
-                if goes_next or in_flight:
+                if in_flight or self._goes_next(other):
                     return each
         return None
+
+    def _shares(self, cap: CapLeft, other: MoneyHolder) -> bool:
+        """Tell whether another run spends from one of this run's caps."""
+        match cap.cap:
+            case "max_cost_cents":
+                return False
+            case "group_max_cost":
+                return other.group == self._run.group_id
+            case "user_daily_cents":
+                return other.user == self._run.user_id
+            case "installation_daily_cents":
+                return True
+
+    def _left_of(self, cap: CapLeft, other: MoneyHolder) -> int:
+        """Return what is left of a shared cap for another run; what that holds for its own last turn counts."""
+        return cap.limit - self._view.bucket(cap.scope).committed + other.wrap_in(cap.scope)
+
+    def _goes_next(self, other: MoneyHolder) -> bool:
+        """Tell whether a waiter fits now, by what it waits for and by the caps that it shares with this run."""
+        waiter = self._waiter(other)
+        shared = [each for each in self._lefts if self._shares(each, other)]
+        return waiter.micros <= min([waiter.left, *(self._left_of(each, other) for each in shared)])
 
     def _own(self, scope: str) -> int:
         return self._run.wrap_micros if scope in (loads(self._run.wrap_scopes) or ()) else 0

@@ -239,7 +239,7 @@ def lines_of(seen: Sequence[RunView], progress: terminal.Progress) -> list[str]:
         mark = progress.spinner if live and run.row.state == RUNNING else ""
         what = terminal.cut(run.row.name or f"{run.row.role}: {run.task}", room)
         doing = run.doing
-        if live and run.wait is not None and run.wait.cause not in ("queue", "owner"):
+        if live and run.wait is not None and run.wait.cause not in ("money", "queue", "owner"):
             doing = state_words(run.state)  # what a person can do about it is below the table, uncut
             waits += _fitting(f"{run.row.id}: {run.wait.for_people()}", progress.width)
         rows.append((mark, run.row.id, what, f"{elapsed_s(run.row, run.at_us):.0f} s", turn, cost_of(run), doing))

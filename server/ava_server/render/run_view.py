@@ -30,6 +30,7 @@ from ava_audit.view import View, loads
 from ava_roles.wrap import clean, escape_result
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.summary import task_excerpt
+from ava_server.budget.money_line import awaited_money
 from ava_server.budget.run_config import COST, TIME, TOKENS, TOOL_CALLS, TURNS, caps_text, config_of, spent_text
 from ava_server.core.ids import label, state_words
 from ava_server.render.responses import LastTool, RunAnswer, Untrusted
@@ -186,19 +187,21 @@ class Wait:
     Attributes:
         cause: `approval`: a person has to approve it. `limit`: its provider takes no calls until `until_us`.
             `extension`: a person may allow it more, until `until_us`. `answer`: it has asked a question, and waits for
-            the answer until `until_us`. `queue`: it is queued. `owner`: its server is gone, and the next one resumes
-            it. `resume`: a person has to resume it. `held`: the same, because it comes from a backup.
+            the answer until `until_us`. `money`: other runs hold the money for its next call. `queue`: it is queued.
+            `owner`: its server is gone, and the next one resumes it. `resume`: a person has to resume it. `held`: the
+            same, because it comes from a backup.
         run: The run.
         until_us: When a limit is over.
         position: The place in the queue, from 1.
-        blocker: Why the server that tried last could not take it; empty where none has said.
+        blocker: Why the server that tried last could not take it, empty where none has said; or the money that it
+            waits for.
         served: An Ava server works on this data root.
         line: What `confirm_spawn` takes as `approving` to resume it; None where that is not needed, or not possible.
         question: What it asks.
         command: How commands begin where this is shown: `ava`, or `ava --url URL` for another server's run.
     """
 
-    cause: Literal["approval", "limit", "extension", "answer", "queue", "owner", "resume", "held"]
+    cause: Literal["approval", "limit", "extension", "answer", "money", "queue", "owner", "resume", "held"]
     run: RunRow
     until_us: int | None = None
     position: int | None = None
@@ -250,6 +253,8 @@ class Wait:
             case "answer":
                 how = self.question.answered_by(self.command) if self.question is not None else f"`{self.command} send`"
                 return f"answer its question with {how}; without an answer it continues at {self._until}"
+            case "money":
+                return f"waits for {self.blocker}"
             case "queue":
                 return _joined(f"number {self.position} in the queue", self.blocker if self.served else _NO_SERVER)
             case "owner":
@@ -376,14 +381,16 @@ def view_run(
     handed_in, erased = _result(view, run) if result else (None, False)
     texts = texts_of(view, run) if task else None
     caps, free = _caps(view, run, at_us)
+    money = awaited_money(view, run, processes.alive) if state == RUNNING else None
+    money_wait = Wait("money", run, blocker=money) if money is not None else None
     return RunView(
         row=run,
         state=state,
         at_us=at_us,
         caps=caps,
         free=free,
-        wait=_wait(view, run, state, now_us, served, manager),
-        activity=activity_of(run, processes, manager) if state == RUNNING else "",
+        wait=_wait(view, run, state, now_us, served, manager) or money_wait,
+        activity=activity_of(run, processes, manager) if state == RUNNING and money_wait is None else "",
         last_tool=_last_tool(view, run) if run.state == RUNNING else None,
         expires_us=proposal.expires_us if proposal is not None else None,
         result=handed_in,

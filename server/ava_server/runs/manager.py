@@ -30,7 +30,6 @@ from ava_audit.view import View
 from ava_roles.errors import FolderReplaced
 from ava_server import telemetry
 from ava_server.budget import user_limits
-from ava_server.budget.caps import start_wait
 from ava_server.core.ids import AGENT
 from ava_server.core.shortage import find_shortage, shortage_in
 from ava_server.core.threads import each_at_once
@@ -54,6 +53,7 @@ from ava_server.runs.lifecycle import (
 )
 from ava_server.runs.loop import AgentRun
 from ava_server.runs.mode import Mode, WorkerProcesses
+from ava_server.runs.money_wait import start_wait
 from ava_server.runs.result import RunResult
 
 if TYPE_CHECKING:
@@ -344,7 +344,7 @@ class Manager:
             self._look_in_s = max(LOOK_AFTER_S, min((LOOK_EVERY_S, *self.control.lasts_s(rows, gone))))
         if whole:
             self._tidy_notes(found.runs, gone)
-        free = await self._affordable(await self._free(others, found.groups, gone))
+        free = await self._affordable(await self._free(others, found.groups, gone), gone)
         self._settle_s = settle_s(began)
         if whole and len(rows) > AHEAD:
             self._whole_from_s = began + max(LOOK_EVERY_S, WHOLE_TIMES * (anyio.current_time() - began))
@@ -363,7 +363,7 @@ class Manager:
                 free.append(row)
         return free
 
-    async def _affordable(self, free: Sequence[RunRow]) -> list[RunRow]:
+    async def _affordable(self, free: Sequence[RunRow], gone: frozenset[str]) -> list[RunRow]:
         """Leave out runs that have not begun and wait for money that others hold."""
         now = now_us()
 
@@ -373,7 +373,7 @@ class Manager:
                 if row.generation > 0:
                     continue
                 try:
-                    why = start_wait(view, row, self._day_caps(row.user_id), now)
+                    why = start_wait(view, row, self._day_caps(row.user_id), now, gone)
                 except ValueError:  # a newer Ava wrote its configuration; taking it says so
                     continue
                 if why is not None:

@@ -1,22 +1,28 @@
-"""The wait of a run for money that other runs hold: it asks again when some of that is returned.
+"""The wait of a run for money that other runs hold: before it starts, and before a call.
 
-Who goes next is decided in the log (`budget/money_line.py`); here is only when a run asks.
+Who goes next is decided in the log (`budget/money_line.py`); here is only when a run asks again.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import anyio
 
 from ava_audit.errors import AuditError
-from ava_audit.view import Command
-from ava_server.budget.caps import end_money_wait
-from ava_server.budget.money_line import MoneyWait, Patience
+from ava_audit.rows import RunRow
+from ava_audit.units import format_usd
+from ava_audit.view import Command, View
+from ava_roles.wrap import list_names
+from ava_server.budget.caps import end_money_wait, money_caps
+from ava_server.budget.money_line import CapLeft, MoneyWait, Patience
+from ava_server.budget.run_config import config_of
+from ava_server.budget.user_limits import DayCaps
 from ava_server.runs.context import ActiveRun, RunLeft
+from ava_server.runs.lifecycle import paused, waits_for_resume
 
 T = TypeVar("T")
 
@@ -30,6 +36,55 @@ ASK_AGAIN_S = 1.0
 PAUSE_S = 0.02
 """Seconds between two requests at least: what is settled together is looked at together."""
 END_S = 3.0
+NAMED = 3
+"""Paused runs that are named, at most."""
+
+
+def start_wait(view: View, run: RunRow, caps: DayCaps, now_us: int, gone: frozenset[str]) -> str | None:
+    """Return what an approved run waits for before it starts: money that other runs hold; None where it can start.
+
+    One that would not fit with nothing held starts too: its first call says so, and it ends. Where only runs that are
+    paused hold what is missing, the words say what to do: they may return it only when a person acts.
+    """
+    config = config_of(run.config)
+    if config.free:
+        return None
+    least = max(config.least_micros, 1)
+    short: list[CapLeft] = []
+    for each in money_caps(view, run, caps, now_us):
+        if each.left + view.bucket(each.scope).held_micros < least:
+            return None
+        if each.left < least:
+            short.append(each)
+    if not short:
+        return None
+    words = f"starts when {format_usd(least)} is free"
+    paused_holders = [each for each in view.unended_holders() if _is_paused(view, each, now_us, gone)]
+    for each in short:
+        holders = [holder for holder in paused_holders if holder.held_in(each.scope) > 0]
+        held = sum(holder.held_in(each.scope) for holder in holders)
+        if each.left + view.bucket(each.scope).held_micros - held < least:
+            return f"{words}; {_paused_words(run, holders, held)}"
+    return words
+
+
+def _is_paused(view: View, run: RunRow, now_us: int, gone: frozenset[str]) -> bool:
+    """Tell whether a run does not go on by itself, or only after a pause."""
+    if run.instance is not None and run.instance in gone:
+        return waits_for_resume(view, run, now_us)
+    return paused(run, now_us)
+
+
+def _paused_words(run: RunRow, holders: Sequence[RunRow], held: int) -> str:
+    """Return which paused runs hold money, and what to do; other users' runs are not named."""
+    money = format_usd(held)
+    own = [holder.id for holder in holders if holder.user_id == run.user_id]
+    if not own:
+        return f"paused runs of other users hold {money} of it"
+    if len(own) == len(holders) == 1:
+        return f"{own[0]} holds {money} of it and is paused: let it go on, or cancel it"
+    others = "" if len(own) == len(holders) else ", and runs of other users,"
+    return f"{list_names(own, NAMED)}{others} hold {money} of it and are paused: let one go on, or cancel it"
 
 
 class MoneyQueue:
@@ -58,6 +113,7 @@ class MoneyQueue:
             return answer
         waits = Waiting(self._run, most_s)
         smallest = least()
+        self._run.say("")  # what it waits for, its view says
         with self._run.clock.stopped():
             try:
                 while isinstance(answer, MoneyWait) and not waits.over():
@@ -66,7 +122,6 @@ class MoneyQueue:
                     seen = self._log.head
                     answer = await self._log.do(command(Patience(await self._run.gone(), smallest)), then)
                     if isinstance(answer, MoneyWait):
-                        self._run.say(answer.words.capitalize())
                         await self._log.wait_for(MONEY_NEWS, seen, min(ASK_AGAIN_S, waits.left_s()))
             finally:
                 if isinstance(answer, MoneyWait):

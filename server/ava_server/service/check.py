@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import anyio
@@ -15,6 +16,7 @@ from ava_roles.wrap import list_names
 from ava_server.approval.decide import ONLY_PERSON, approval_needs
 from ava_server.approval.proposals import made_under
 from ava_server.approval.requests import CancelArgs, CheckArgs, MessageArgs, parse, shown
+from ava_server.budget.money_line import awaited_money
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label, parse_id, parse_number
 from ava_server.core.threads import each_at_once
@@ -206,7 +208,7 @@ class RunChecks(Operations):
             now = anyio.current_time()
             if now >= deadline or self._runtime.closing.begun or _nothing_to_wait_for(rows):
                 return rows
-            line = await anyio.to_thread.run_sync(self._line, rows)
+            line = await self._store.look(partial(self._line, rows=rows))
             due = told_s + (PROGRESS_EVERY_S if line == told else CHANGES_EVERY_S)
             if now >= due:
                 await progress(line)
@@ -218,12 +220,16 @@ class RunChecks(Operations):
             ):
                 await self._news_of(run_ids, seen)
 
-    def _line(self, rows: list[RunRow]) -> str:
+    def _line(self, view: View, rows: list[RunRow]) -> str:
         """Return what the first of these runs that shows something is doing, else the state of the first. Blocking."""
         processes, unended = self._runtime.processes_now(), [row for row in rows if not row.ended]
         states = {row.id: shown_state(row, processes.alive) for row in unended}
         for row in unended:
-            if states[row.id] == RUNNING and (doing := activity_of(row, processes, self._runtime.manager)):
+            if states[row.id] != RUNNING:
+                continue
+            money = awaited_money(view, row, processes.alive)
+            doing = activity_of(row, processes, self._runtime.manager) if money is None else f"waits for {money}"
+            if doing:
                 return f"{label(row)}: {doing}"
         return f"{label(unended[0])}: {states[unended[0].id]}"
 

@@ -367,8 +367,7 @@ def _ending(fact: events.Fact) -> Detail:
         case events.RunPaused():
             return Detail("ask", f"Paused: {fact.why}")
         case events.MoneyAwaited():
-            words = "waits for money no longer" if fact.over else money_wait_words(fact.missing, fact.runs)
-            return Detail("ask", words.capitalize())
+            return Detail("ask", money_wait_words(fact).capitalize())
         case events.RunResumed():
             return Detail("ask", f"Resumed {CHANNELS[fact.channel]}{', from a live process' if fact.force else ''}")
         case events.SubagentComplete():
