@@ -142,14 +142,12 @@ class Ledger:
 class RowsInMemory(View):
     """A view that finds the holders of money without SQL, in the rows that are not written yet."""
 
-    rows: Projections
-
     def is_money_awaited(self) -> bool:
-        return any(row.state == RUNNING and row.money_wait is not None for row in self.rows.runs.cached)
+        return any(row.state == RUNNING and row.money_wait is not None for row in self._rows.runs.cached)
 
     def money_holders(self) -> list[MoneyHolder]:
         values = attrgetter(*HOLDER_COLUMNS)
-        return [holder_of(*values(row)) for row in self.rows.runs.cached if row.state == RUNNING]
+        return [holder_of(*values(row)) for row in self._rows.runs.cached if row.state == RUNNING]
 
 
 @dataclass
@@ -192,8 +190,6 @@ class MoneySchedule:
         try:
             self.projections = Projections(db)
             self.view = (View if by_sql else RowsInMemory)(db, self.projections, 0)
-            if isinstance(self.view, RowsInMemory):
-                self.view.rows = self.projections
             for run in self.runs:
                 self._begin(run)
             for _ in range(steps):
