@@ -4,12 +4,12 @@ A text about a problem that an advice follows ends as a sentence, wherever the t
 """
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.model_server import running_model_server
 from support.runtime import PRICED, submits
+from support.sentences import constants_of, run_together
 from support.terminal import ava
 
 import ava_audit
@@ -21,8 +21,6 @@ from ava_server.hosts.known import HOSTS
 from ava_server.runs import prompts
 
 SOURCES = [Path(package.__file__ or "").parent for package in (ava_audit, ava_roles, ava_server)]
-ADVICE = ("advice", "what_to_do", "key_advice", "hint", "outcome")
-"""Names of what says what to do, or what follows."""
 
 
 @pytest.mark.parametrize(
@@ -43,35 +41,52 @@ def test_without_an_advice_a_problem_stays_as_it_is() -> None:
     assert with_advice("there is none", "") == "there is none"
 
 
-def _joined_by_hand(source: str) -> Iterator[str]:
-    """Yield the f-strings that put an advice right behind another value, with only a blank between."""
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.JoinedStr):
-            continue
-        for before, blank, after in zip(node.values, node.values[1:], node.values[2:], strict=False):
-            is_value = isinstance(before, ast.FormattedValue) and isinstance(after, ast.FormattedValue)
-            if is_value and isinstance(blank, ast.Constant) and blank.value == " ":
-                names = {each.id for each in ast.walk(after) if isinstance(each, ast.Name)}
-                names |= {each.attr for each in ast.walk(after) if isinstance(each, ast.Attribute)}
-                names |= {str(each.value) for each in ast.walk(after) if isinstance(each, ast.Constant)}
-                if any(name.strip("_") in ADVICE for name in names):
-                    yield ast.unparse(node)
-
-
-def test_no_text_joins_an_advice_by_hand() -> None:
+def test_no_text_joins_a_sentence_to_one_that_may_not_have_ended() -> None:
+    paths = [path for source in SOURCES for path in source.rglob("*.py")]
+    trees = [ast.parse(path.read_text("utf-8")) for path in paths]
+    constants = constants_of(trees)
     found = {
-        f"{path.name}: {text}"
-        for source in SOURCES
-        for path in source.rglob("*.py")
-        for text in _joined_by_hand(path.read_text("utf-8"))
-        if path.name != "errors.py"  # with_advice itself
+        f"{path.name}:{join.line}: {join.text}"
+        for path, tree in zip(paths, trees, strict=True)
+        for join in run_together(tree, constants)
     }
     assert found == set(), "use with_advice, which ends the sentence before"
 
 
-def test_the_search_for_such_texts_finds_one() -> None:
-    assert list(_joined_by_hand('f"{error} {self.key_advice(provider)}"')) != []
-    assert list(_joined_by_hand('f"{error}: {why}"')) == []
+@pytest.mark.parametrize(
+    "source",
+    [
+        'f"{error} {self.key_advice(provider)}"',
+        'str(error) + " " + hint',
+        '" ".join([str(error), case.what_to_do])',
+        'f"{error} In a terminal, run `x`."',
+        'f"set AVA_MODEL {answer.next}"',
+        '_STEP = "Run `x` again."\ndef f(error):\n    return f"{error} {_STEP}"',
+        'def f(error):\n    step = "Run `x` again."\n    return f"{error} {step}"',
+        'def f(error, far):\n    step = "Run `x` again." if far else "Wait."\n    return str(error) + " " + step',
+        'def step():\n    return "Run `x` again."\ndef f(error):\n    return f"{error} {step()}"',
+        "def f(error):\n    return f\"{error} {'Run {x} again.'.format(x=1)}\"",
+    ],
+)
+def test_the_search_for_such_texts_finds_it(source: str) -> None:
+    tree = ast.parse(source)
+    assert len(run_together(tree, constants_of([tree]))) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'f"{error}: {advice}"',
+        'f"{error}. {advice}"',
+        'f"{count} {unit}"',
+        'f"{name} has no key. Run `x` again."',
+        'f"{title} {Codex}" + " MCP servers are there"',
+        'def f(name):\n    said = f"{name} has no key."\n    return f"{said} Run `x` again."',
+    ],
+)
+def test_the_search_for_such_texts_finds_nothing_in_others(source: str) -> None:
+    tree = ast.parse(source)
+    assert run_together(tree, constants_of([tree])) == []
 
 
 def test_after_the_last_attempt_nobody_is_told_to_try_again() -> None:

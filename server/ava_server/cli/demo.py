@@ -34,7 +34,7 @@ from ava_server.cli.options import absolute_path
 from ava_server.cli.results import ENDING_CODES
 from ava_server.cli.terminal import Progress, agrees, columns, cut, say, someone_there
 from ava_server.core.data_root import DataRoot, home_folder
-from ava_server.core.errors import AvaError, BadInput
+from ava_server.core.errors import AvaError, BadInput, with_advice
 from ava_server.core.threads import run_async
 from ava_server.render.responses import RunAnswer
 from ava_server.render.result import findings_of
@@ -287,7 +287,7 @@ def result_lines(run: RunAnswer, task: str) -> Iterator[str]:
             text = excerpt(sentences, words.index(max(words)))
             passages.append(f'{len(passages) + 1}. {one.source.text} ({one.checked}): "{text}"')
     summary = result.summary.partition(f" {THE_BEST} ")[0]  # it is the first passage below
-    yield summary if len(passages) == len(result.findings) else f"{summary} The best:"
+    yield summary if len(passages) == len(result.findings) else with_advice(summary, "The best:")
     yield from passages
 
 

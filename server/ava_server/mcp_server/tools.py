@@ -23,7 +23,7 @@ from mcp.server.context import ServerRequestContext
 from mcp.shared.exceptions import MCPError
 from mcp.shared.inbound import X_MCP_HEADER_KEY
 
-from ava_server.core.errors import AvaError, BadInput, Refused
+from ava_server.core.errors import AvaError, BadInput, Refused, with_advice
 from ava_server.core.ids import parse_id
 from ava_server.mcp_server.app import can_ask
 from ava_server.mcp_server.card import declares_apps, with_card
@@ -80,7 +80,7 @@ async def list_tools(
 
 
 def _with_ask(tool: types.Tool) -> types.Tool:
-    return tool.model_copy(update={"description": f"{tool.description} {_ASK}"})
+    return tool.model_copy(update={"description": with_advice(tool.description or "", _ASK)})
 
 
 async def call_tool(

@@ -17,7 +17,7 @@ from ava_server.approval.decide import ONLY_PERSON, approval_needs
 from ava_server.approval.proposals import made_under
 from ava_server.approval.requests import CancelArgs, CheckArgs, MessageArgs, parse, shown
 from ava_server.budget.money_line import awaited_money
-from ava_server.core.errors import BadInput, Refused
+from ava_server.core.errors import BadInput, Refused, with_advice
 from ava_server.core.ids import label, parse_id, parse_number
 from ava_server.core.threads import each_at_once
 from ava_server.render.entries import named
@@ -133,7 +133,7 @@ class RunChecks(Operations):
         runs, message = fit_runs(listed)
         if sum(run.state == WAITING for run in listed) > EXPLAINED:
             how = self._access.adapt_text(_SEVERAL_WAIT)
-            message = f"{how} {message}" if message else how
+            message = with_advice(how, message or "")
         if not runs:
             message = "No subagents: none waits, runs, or ended in the last 60 minutes."
         return CheckAnswer(status="list", message=" ".join(filter(None, (message, others))) or None, runs=runs)

@@ -35,7 +35,7 @@ from ava_server.approval.requests import SpawnArgs, check_context_from, parse
 from ava_server.approval.resolve import ResolveContext, resolve_run_config
 from ava_server.budget.run_config import COST, RUN_TOOLS, RunConfig, Texts, config_of
 from ava_server.budget.user_limits import strictest
-from ava_server.core.errors import AvaError, BadInput, Refused
+from ava_server.core.errors import AvaError, BadInput, Refused, with_advice
 from ava_server.core.ids import label, new_id
 from ava_server.models.selection import OFFLINE, is_configured
 from ava_server.render.entries import named
@@ -280,7 +280,7 @@ class Spawns(Operations):
             return
         answer.next = self._access.adapt_text(NEXT[answerer].format(pending_id=answer.pending_id))
         if as_task and answerer in ("host", "client"):
-            answer.next = f"{answer.next} {_AS_TASK.format(subagent_id=answer.subagent_id)}"
+            answer.next = with_advice(answer.next, _AS_TASK.format(subagent_id=answer.subagent_id))
 
     async def _show_link(self, answer: SpawnAnswer, make: Link | None) -> None:
         """Add the link with which a person decides; the log has the answer without it, because of its code."""
@@ -300,9 +300,9 @@ class Spawns(Operations):
                 await self._client.renew_link([run.pending_id for run in answer.runs if run.pending_id], caller, "used")
         for said in map(_NEW_LINK.format, caller.links):
             if isinstance(answer, ConfirmAnswer):
-                answer.next = f"{answer.next or ''} {said}".lstrip()
+                answer.next = with_advice(answer.next or "", said)
             elif isinstance(answer, CheckAnswer):
-                answer.message = f"{answer.message or ''} {said}".lstrip()
+                answer.message = with_advice(answer.message or "", said)
 
     async def _packed(self, config: RunConfig, candidates: Sequence[tuple[str, str]], record: CallRecord) -> RunConfig:
         """Return the configuration with what another machine needs for the run, stored beside a log of several."""

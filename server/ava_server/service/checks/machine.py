@@ -25,7 +25,7 @@ from ava_server import MODULE_ARGS
 from ava_server.config.role_folders import checkout_here
 from ava_server.config.settings import SandboxSettings
 from ava_server.core.data_root import home_folder
-from ava_server.core.errors import ConfigError
+from ava_server.core.errors import ConfigError, with_advice
 from ava_server.service.checks import CheckFinding, Setup, data
 
 PROBE_S = 5.0
@@ -224,4 +224,4 @@ def _without_address(title: str, file: Path, missing: Mapping[str, tuple[str, ..
     """Return the finding about a host that passes keys on without the variables for their addresses."""
     keys, names = ", ".join(missing), ", ".join(name for names in missing.values() for name in names)
     text = f"{title} passes on {keys}, but not {names} ({file}): Ava would send a gateway's key to the provider"
-    return CheckFinding("host", "warning", text, f"{again} Or add these names to its list.")
+    return CheckFinding("host", "warning", text, with_advice(again, "Or add these names to its list."))
