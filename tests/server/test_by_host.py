@@ -73,6 +73,7 @@ def test_every_row_is_complete_and_each_host_of_ava_init_has_one() -> None:
         assert client.seen is not None and client.names, client
         assert client.seen.how == "driven" or client.seen.source, f"{client.id}: where was it read?"
         assert client.seen.how == "driven" or not client.shows_approval, f"{client.id}: who has seen its prompt?"
+        assert not client.shows_approval or client.seen.window == "80x24", f"{client.id}: who has seen it in a window?"
         assert client_of(client.names[0], client.seen.version) is client
     names = [name.lower() for client in known_clients() for name in client.names]
     assert len(names) == len(set(names)) > 40

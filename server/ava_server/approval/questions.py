@@ -218,11 +218,13 @@ class PageOpener(Protocol):
 
 
 def question(checked: CheckedApproval) -> Question:
+    """Return the question. It ends with each line, price and task, as it begins: a small window shows only one end."""
     parts = [_proposal_part(member, checked.day) for member in checked.members]
     if checked.group_cap is not None:
         numbered = (f"{number}. {part}" for number, part in enumerate(parts, 1))
         parts = [_group_part(checked, checked.group_cap), *numbered]
     fields = _fields(checked)
+    parts.append("\n".join(_line(number, member, checked) for number, member in enumerate(checked.members, 1)))
     parts.append("Start it?" if len(checked.members) == 1 else "Start them?")
     text, whose = " \n".join("\n\n".join(parts).split("\n")), "its" if checked.group_cap is None else "their"
     return Question(
@@ -239,11 +241,15 @@ def _proposal_part(member: ProposalChange, day: DayLeft) -> str:
     return f"{message}\nTaken away: {', '.join(without)}." if without else message
 
 
+def _line(number: int, member: ProposalChange, checked: CheckedApproval) -> str:
+    line = approval_line(member.changed, member.texts)
+    return line if checked.group_cap is None else f"{number}. {line}"
+
+
 def _group_part(checked: CheckedApproval, cap_micros: int) -> str:
     cap = None if checked.free else cap_micros
     lines = [f"Ava wants to start {group_line(len(checked.members), cap, checked.group_timeout_s)}:"]
-    for number, member in enumerate(checked.members, 1):
-        lines.append(f"{number}. {approval_line(member.changed, member.texts)}")
+    lines += [_line(number, member, checked) for number, member in enumerate(checked.members, 1)]
     paid = [member.changed for member in checked.members if not member.config.free]
     together, likely = sum(one.max_cost_micros for one in paid), [one.likely_micros for one in paid]
     if note := group_note(together, cap_micros, checked.day, likely):

@@ -36,6 +36,7 @@ class Seen:
     version: str
     date: date
     source: str = ""  # where it is written; empty if it was driven
+    window: str = ""  # the size of the window in which its prompt was looked at; empty if it was not
 
 
 @dataclass(frozen=True)
