@@ -646,8 +646,8 @@ def find_by_member(text: str) -> Iterator[SecretSpan]:
         with suppress(ValueError):
             if b":" in b64decode(match[1] + "=" * (-len(match[1]) % 4)):
                 yield SecretSpan("password", *match.span(1))
-    for _at, match in matches_after(text, '"d', _JWK_KEY):
-        if is_random(match[1], 40) and "kty" in text:
+    for _at, match in matches_after(text, '"d', _JWK_KEY) if "kty" in text else ():
+        if is_random(match[1], 40):
             yield SecretSpan("private-key", *match.span(1))
     for at, match in matches_after(text, ":AA", _BOT_TOKEN):
         number = text[max(0, at - 11) : at]
