@@ -448,7 +448,7 @@ class Endpoint:
         now = now or datetime.now(UTC)
         wait = again_after({**error.headers, **headers}, error.words, now) if case.waits else None
         fields = {
-            "key": self.key,
+            "key": self.key if self.api_key else "a call without a key",
             "model": repr(self.model),
             "again": _AGAIN,
             "to": self.clean(headers.get("location", "nowhere").split("?")[0]),

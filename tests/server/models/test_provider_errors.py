@@ -232,7 +232,7 @@ NOT_TAKEN = {
         "Developer instruction is not enabled for models/a",
         "System role not supported",
     ),
-    ("misses the result of a tool call", "look for a gateway before 'acme/model-1'"): (
+    ("found a tool call without its result", "look for a gateway before 'acme/model-1'"): (
         "messages.3: `tool_use` ids were found without `tool_result` blocks immediately after: call_1.",
         "An assistant message with 'tool_calls' must be followed by tool messages",
         "Messages with role 'tool' must be a response to a preceeding message with 'tool_calls'",
@@ -260,6 +260,15 @@ def test_a_request_that_is_not_taken_gets_advice_of_its_own(says: str, to_do: st
             assert error.kind == "bad_request" and not error.retryable
             within = ENDPOINT.error_in_body(body.get("error", body), {}, NOW)
             assert words in str(within) and to_do in within.what_to_do
+
+
+@pytest.mark.parametrize("status", [401, 402, 403, 404, 429])
+def test_where_no_key_was_sent_the_sentence_says_so(status: int) -> None:
+    endpoint = Endpoint("http://localhost:8000/v1/chat/completions", "acme/model-1", None)
+    body = json_text.encode(openai("model_not_found" if status == 404 else None))
+    error = endpoint.status_error(httpx2.Response(status), body, NOW)
+    assert "no key" not in str(error)
+    assert ("a call without a key" in str(error)) is (status != 429)
 
 
 OWN_SHAPES = (
