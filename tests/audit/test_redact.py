@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.redaction import BEGINNINGS, body_of, leaked, private_key
 
-from ava_audit.redaction import Redactor, RunRedactor, passwords, redactor, shapes
+from ava_audit.redaction import Redactor, RunRedactor, passwords, redactor, shapes, structures
 
 LETTERS = "Ab3Cd4Ef5Gh6Ij7Kl8Mn9Op0Qr1St2Uv3Wx4Yz5"
 """Stands where a real key has its random part: long, mixed, and obviously nobody's."""
@@ -118,6 +118,29 @@ PLACED = [
     ("private-key", '{{"kty": "EC", "crv": "P-256", "d": "{}"}}', LETTERS + "_-9a"),
     ("telegram-token", "bot {} is up", "123456789:AA" + LETTERS[:33]),
     ("password", "- name: DB_PASSWORD\n  value: {}\n", "xk29vv83qq"),
+    ("password", "name,password\nfred,{}\n", "hunter22"),
+    ("password", '"name";"password"\n"fred";"{}"\n', "a;b22,xy"),
+    ("password", "# users\nname,password,shell\nfred,{},sh\n", "correcthorse"),
+    ("password", "| name | DB password |\n|:---|---:|\n| fred | `{}` |\n", "hunter22"),
+    ("password", " id | password\n----+----------\n  1 | {}\n(1 row)\n", "hunter22"),
+    ("password", "+----+----------+\n| id | password |\n+----+----------+\n|  1 | {} |\n", "hunter22"),
+    ("password", "┌────┬──────────┐\n│ id │ password │\n├────┼──────────┤\n│ 1  │ {} │\n", "hunter22"),
+    ("password", "NAME    PASSWORD     SHELL\nfred    {}\n", "hunter22"),
+    ("password", "name  password  shell\n====  ========  =====\n      {}\n", "hunter22"),
+    ("password", "Key         Value\n---         -----\npassword    {}\nuser        fred\n", "xk29vv83qq"),
+    ("password", "| Variable | Value |\n|---|---|\n| DB_PASSWORD | {} |\n", "xk29vv83qq"),
+    ("password", "HOST,db1\nDB_PASSWORD,{}\n", "xk29vv83qq"),
+    ("key", "id\tapi_key\tplan\n7\t{}\tfree\n", LETTERS),
+    ("token", "user | Access Token\n---|---\nfred | {}\n", LETTERS),
+    ("password", "DB_PASSWORD='{}'\nHOST=db", "line one\nxk29vv83qq\nlast"),
+    ("key", 'API_KEY = "{}"', LETTERS[:12] + "\\n" + LETTERS[12:30]),
+    ("password", "DB_PASSWORD={}\nHOST=db", "xk29\\\nvv83qq"),
+    ("password", "db.password={}\nhost=db", "xk29vv83qq\\\n    zz11"),
+    ("password", "passwords:\n  - shorty\n  - {}  # the second\nusers:\n  - fred\n", "xk29vv83qq"),
+    ("key", "api_keys:\n- first\n- '{}'\n", LETTERS),
+    ("key", '{{"api_keys": ["first", "{}"]}}', LETTERS),
+    ("jenkins-secret", "<secret>{{{}}}</secret>", "AQAAABAAAAAwzL3bT0a/9cQ+xk29vv83qqAb3Cd4Ef5Gh6=="),
+    ("jenkins-token", "curl -H 'X-Auth: fred {}'", "11" + HEX[:32]),
     ("key", '{{"Name": "STRIPE_API_KEY",\n  "Value": "{}"}}', LETTERS),
     ("secret", r"[{{\"name\":\"CLIENT_SECRET\",\"value\":\"{}\"}}]", LETTERS),
     ("key", "aws_secret_access_key = {}", "wJ4lrXUtnFEM1/K7MDENG/bPxRf1CYzKx8Lm2Qa9"),
@@ -293,6 +316,19 @@ HARMLESS = [
     "secret_manager_client_for_the_second_project re_compile_the_expression_once_more sk_learn_model_selection_2",
     "fc-cache-for-all-fonts phx_gen_schema_of_the_second_context vca_of_the_last_word csk-name-of-a-file-1",
     "password={{secret:DB_PASSWORD_2}}",
+    "| Option | Password | Since |\n|---|---|---|\n| --user2 | required | 1.2.3 |\n| b | see `--password2` | x |\n",
+    "| Setting | Meaning |\n|---|---|\n| api_key | The key |\n| password | from DB_PASSWORD_2 |\n| token | str |\n",
+    "column,type\npassword,varchar255\ntoken,varchar(64)\n",
+    "algorithm,password\na,sha256\nb,pbkdf2\nc,required\nd,\n",
+    "from x import a1, password, b2\nfrom y import a1, authenticate, b2\n",
+    "def login(\n    user,\n    password,\n    client_secret,\n):\n    return authenticate2(user)\n",
+    "token,pos,lemma\nrunning,VERB,run\ntokenizers2,NOUN,tokenizer\n",
+    "input_tokens  output_tokens  access token\n120           33             none\n",
+    "passwords:\n  - required\n  - your-password2\nkeys:\n  - Ab3Cd4Ef5Gh6Ij7Kl8\n",
+    "stop_tokens = ['<|endoftext2|>', 'tokenizer_of_model_2']\npasswords = []\n",
+    "QUERY = 'token=' + value + '\\n' + \"password=\"\nother2value = call1(x) + \"\\n\"\n",
+    "API_KEY=\\\n  --other=value2 \\\n  --more\n",
+    "{AQAAABAAAAA=} and AQAAABAAAAAwzL3bT0a9cQxk29vv83qqAb3Cd4 and 1100000000000000000000000000000000",
 ]
 
 texts = st.text(st.characters(min_codepoint=33, max_codepoint=0x2FF), min_size=8, max_size=40).filter(
@@ -725,6 +761,25 @@ def test_the_end_of_a_private_key_is_found_behind_the_end_of_a_piece(kind: str) 
         assert leaked(Redactor({}).redact(line_up(rest, reaches))[0], body_of(kind)[3:], 20) == []
 
 
+@pytest.mark.parametrize(
+    ("heading", "row"),
+    [
+        ("id,password,shell\n", "{},{},sh\n"),
+        ("| id | password | shell |\n|---|---|---|\n", "| {} | {} | sh |\n"),
+        ("+----+------------+\n| id | password |\n+----+------------+\n", "| {} | {} |\n"),
+        ("id      password    shell\n", "{:<7} {:<11}  sh\n"),
+    ],
+)
+def test_the_header_of_a_table_holds_in_each_piece_of_a_long_one(heading: str, row: str) -> None:
+    some = Random(7)
+    values = ["x1" + "".join(some.choices("abcdefghijkmnop23456789", k=9)) for _ in range(10_000)]
+    rows = "".join(row.format(number, value) for number, value in enumerate(values))
+    assert len(rows) > 2 * redactor.PIECE_CHARS
+    shown, count = Redactor({}).redact(f"Users:\n\n{heading}{rows}\nlater,x1words2here,sh\n")
+    assert count == len(values) and shown.startswith(f"Users:\n\n{heading}")
+    assert shown.endswith("\nlater,x1words2here,sh\n")
+
+
 @pytest.mark.parametrize("chars", [20_000, 70_000, 200_000])
 def test_a_secret_that_is_longer_than_a_piece_is_hidden_to_its_end(chars: int) -> None:
     some = Random(7)
@@ -768,7 +823,7 @@ def patterns_in(value: Any) -> Iterator[re.Pattern[str]]:
             yield from patterns_in(each)
 
 
-MODULES = (passwords, redactor, shapes)
+MODULES = (passwords, redactor, shapes, structures)
 PATTERNS = [re.compile(shape.rest) for shape in shapes.key_patterns()] + [
     pattern for module in MODULES for value in vars(module).values() for pattern in patterns_in(value)
 ]
@@ -844,6 +899,16 @@ HOSTILE = [
     LETTERS[:14] + ".atlasv1.",
     "/sk-",
     "/" * 19 + "a",
+    "password,",
+    "name,password\n",
+    "| password |\n|---|\n",
+    "password    a\n",
+    "passwords:\n- ",
+    "passwords:\n- passwords:\n",
+    "password='a\n",
+    "PASSWORD=a\\\n",
+    "api_keys=['a',",
+    "{AQAAABAAAAAA",
 ]
 
 

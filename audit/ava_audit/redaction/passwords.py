@@ -25,6 +25,7 @@ from ava_audit.redaction.shapes import (
     matches_after,
     places_of,
 )
+from ava_audit.redaction.structures import GOES_ON, ValuesElsewhere
 
 _USERINFO = re.compile(r"([^\s/?#@:\"'<>`]{0,100}+):([^\s/@\"'<>`]{3,300}+)@")
 
@@ -137,13 +138,13 @@ _BLOCK = re.compile(
 _DEFAULT = re.compile(
     r"[A-Za-z0-9_]{0,20}+\"\s{0,3}\{\s{0,3}(?:(?!default)[^{}\n]{0,99}+\n\s{0,9}){0,8}+default\s{0,9}=\s{0,3}\"([^\s\"\\]{8,300}+)\""
 )
-_SIGN_NEAR = r"(?=[A-Za-z0-9_-]{0,20}+[\s\"'`\\\]:=,>])"
+_SIGN_NEAR = r"(?=[A-Za-z0-9_-]{0,20}+[\s\"'`\\\]:=,>;*|│┃║])"
 """Each of the following begins so; most places of a name do not, and need no more than this look."""
 
 
 def _may_follow(*, password: bool, elements: bool) -> re.Pattern[str]:
     kinds = [_ASSIGNED, *((_ELEMENT, _VALUE) if elements else ()), _PAIR, _BLOCK, _DEFAULT]
-    kinds += [_PHRASE] if password else []
+    kinds += [_PHRASE, GOES_ON] if password else [GOES_ON]
     return re.compile(f"{_SIGN_NEAR}(?:{'|'.join(kind.pattern for kind in kinds)})")
 
 
@@ -158,6 +159,7 @@ _MAY_FOLLOW = {
 def find_assignments(text: str, low: bytes) -> Iterator[SecretSpan]:
     """Find the values of names such as `api_key`, `password` or `client_secret`: assigned, or in an XML element."""
     elements = "<" in text
+    elsewhere = ValuesElsewhere(text)
     for literals in _BY_LOWER.values():
         name, size = NAMES[literals[0]], len(literals[0])
         values = _Values(name, size)
@@ -166,6 +168,9 @@ def find_assignments(text: str, low: bytes) -> Iterator[SecretSpan]:
         while (found := places.find(start)) is not None:
             at, match = found
             start = at + size
+            elsewhere.look(at, start)
+            if match.lastindex is None:  # nothing else follows
+                continue
             rejected = match.lastgroup == "unquoted" and not values.unquoted[match["unquoted"]]
             if rejected and not (elements and _in_element(text, at)):
                 continue
@@ -176,6 +181,7 @@ def find_assignments(text: str, low: bytes) -> Iterator[SecretSpan]:
             if place is not None:
                 start = place[1]
                 yield SecretSpan(name, *place)
+    yield from elsewhere.found()
 
 
 def _value_of(

@@ -30,6 +30,7 @@ from ava_audit.redaction.passwords import (
     find_url_passwords,
 )
 from ava_audit.redaction.shapes import DIGIT, LOWER, UPPER, SecretSpan, find_prefixed, is_mixed, lower_bytes
+from ava_audit.redaction.structures import open_heading
 
 PEM_BEGIN = "-----BEGIN "
 PEM_END = "-----END "
@@ -329,10 +330,11 @@ class Redactor:
         What reaches the end of a piece is looked at again in the next one, from a place before it. Where it is longer
         than a piece, it goes on to the end of its word.
         """
+        heading = ""
         start = seen = 0
         while start + PIECE_CHARS < len(text):
             end = start + PIECE_CHARS
-            spans = _spans_of(find(text[start:end]), start, seen)
+            spans = _spans_of(find(heading + text[start:end]), start - len(heading), seen)
             cut = [span for span in spans if span.end > end - _CUT_CHARS]
             marked = self.seen_offsets(text[end - _OVERLAP_MARKED_CHARS : end]) is not None
             following = _next_piece(text, start, end, cut, marked=marked)
@@ -342,9 +344,10 @@ class Redactor:
                     break
                 rest = _WORD_REST.match(text, span.end) if span in cut else None
                 yield span if rest is None else span._replace(end=rest.end())
+            heading = open_heading(heading + text[start:following])
             start = following
             self.between_pieces()
-        yield from _spans_of(find(text[start:]), start, seen)
+        yield from _spans_of(find(heading + text[start:]), start - len(heading), seen)
 
     def _configured(self, text: str) -> Iterator[SecretSpan]:
         for form, name in self._forms.items():

@@ -321,6 +321,8 @@ _OWN = (
     _shape("pinecone-key", "pcsk_", r"[A-Za-z0-9_]{40,}+"),
     _shape("jina-key", "jina_", r"[A-Za-z0-9_-]{40,}+"),
     _shape("e2b-key", "e2b_", r"[a-f0-9]{40}" + _END),
+    _shape("jenkins-token", "11", r"(?=[0-9]{0,31}[a-f])[0-9a-f]{32}" + _END),
+    _shape("jenkins-secret", "AQAAABAAAAA", r"(?<={AQAAABAAAAA)[A-Za-z0-9+/]{20,}+={0,2}(?=})"),
     _shape("wandb-key", "wandb_v1_", r"[A-Za-z0-9_]{40,}+"),
     _shape(
         "discord-webhook", "discord.com/api/webhooks/ discordapp.com/api/webhooks/", r"[0-9]{17,20}/[A-Za-z0-9_-]{60,}+"
