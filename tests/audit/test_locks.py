@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -16,11 +17,43 @@ import anyio
 import portalocker
 import pytest
 from anyio.abc import Process
-from support.log import child
+from support.log import child, said, write
+from support.no_locks import needs_filter
 from support.stdio import until
 
-from ava_audit.store.locks import LockedInstances, WriteLock, is_held, try_hold
+from ava_audit.errors import StoreUnavailable
+from ava_audit.store import locks
+from ava_audit.store.locks import LockedInstances, NoLocks, WriteLock, is_held, try_hold
+from ava_audit.store.store import Store
 
+WITHOUT_LOCKS = """
+import pathlib, sys
+import anyio
+sys.path.insert(0, sys.argv[2])
+from support.no_locks import deny_locks
+from ava_audit.errors import AuditError
+from ava_audit.store import sqlite
+from ava_audit.store.store import Store
+
+root = pathlib.Path(sys.argv[1])
+
+def say(work):
+    try:
+        work()
+        print("no error")
+    except (AuditError, OSError) as error:
+        print(type(error).__name__, error)
+
+async def open_store():
+    async with Store.open(root):
+        pass
+
+anyio.run(open_store)
+deny_locks()
+
+say(lambda: anyio.run(open_store))
+say(lambda: sqlite.SqliteBackend(root).open_to_check().close())
+"""
 JOIN = """
 import sys, pathlib
 from ava_audit.store.locks import LockedInstances
@@ -49,6 +82,45 @@ async def test_an_instance_is_alive_until_its_process_is_killed(tmp_path: Path) 
             os.kill(process.pid, signal.SIGKILL)
             await process.wait()
             assert not instances.alive(name)
+
+
+@needs_filter
+@pytest.mark.sqlite_only("locks of files")
+async def test_a_file_system_without_locks_is_named_with_what_to_do(tmp_path: Path) -> None:
+    done = await anyio.run_process(child(WITHOUT_LOCKS, tmp_path, Path(__file__).parent.parent), stderr=None)
+    lines = done.stdout.decode().splitlines()
+    says = f"the file system of {tmp_path} has no locks (No locks available), and without them two processes could"
+    assert [line.partition(" ")[0] for line in lines] == ["DataRootRefused", "StoreUnavailable"]
+    for line in lines:
+        assert says in line
+        assert "set AVA_DATA_ROOT to a folder on a local disk" in line
+
+
+def _no_lock(*_args: object) -> None:
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
+@pytest.mark.sqlite_only("waits for write.lock")
+async def test_a_log_that_loses_its_locks_while_it_is_open_says_so_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Store.open(tmp_path) as log:
+        monkeypatch.setattr(locks.fcntl, "flock", _no_lock)
+        with anyio.fail_after(5), pytest.raises(StoreUnavailable, match=r"has no locks .*Nothing was written"):
+            await write(log, said("lost"))
+        monkeypatch.undo()
+        await write(log, said("kept"))
+
+
+async def test_a_lock_that_cannot_be_taken_is_not_held_by_somebody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.lock").touch()
+    monkeypatch.setattr(locks.fcntl, "flock", _no_lock)
+    for ask in (is_held, try_hold):
+        with pytest.raises(NoLocks, match="has no locks"):
+            ask(tmp_path / "a.lock")
+    assert LockedInstances(tmp_path).alive("a")  # not known: nobody takes its runs
 
 
 async def test_checking_whether_an_instance_is_alive_does_not_take_its_lock(tmp_path: Path) -> None:

@@ -5,11 +5,16 @@ import os
 import shutil
 import sqlite3
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from support import no_locks
 from support.commands.doctor import KEY, doctor, faults, read, used
+from support.no_locks import needs_filter
 from support.terminal import COMMAND, ava, environment
+
+from ava_server import MODULE_ARGS
 
 pytestmark = pytest.mark.slow
 
@@ -215,6 +220,17 @@ def test_a_tier_without_a_usable_model_is_a_fault_with_the_lines_to_add(root: Pa
     assert "config.toml" in findings["model fast, balanced, deep"]["what_to_do"]
     assert "researcher" in findings["roles"]["text"] and findings["roles"]["state"] == "note"
     assert "AVA_MODEL" in doctor(root, AVA_MODEL_BASE_URL=far)["model fast, balanced, deep"]["text"]
+
+
+@needs_filter
+def test_a_file_system_without_locks_is_a_fault_of_the_data_root_alone(root: Path) -> None:
+    ava(root, "logs")
+    command = [sys.executable, no_locks.__file__, sys.executable, *MODULE_ARGS, "doctor", "--json"]
+    done = subprocess.run(command, env=environment(root), capture_output=True, text=True, timeout=60, check=False)
+    findings = read(done)
+    assert faults(findings) == {"data root"}
+    assert f"the file system of {root} has no locks (No locks available)" in findings["data root"]["text"]
+    assert findings["data root"]["what_to_do"] == "Set AVA_DATA_ROOT to a folder on a local disk."
 
 
 def test_an_unusable_certificate_or_proxy_setting_is_a_fault(root: Path) -> None:

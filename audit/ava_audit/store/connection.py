@@ -13,6 +13,8 @@ from typing import Any
 from urllib.parse import quote
 
 from ava_audit.database import NEWEST_ENTRY, Busy, Commit, IndexQuery, IndexRow, Values
+from ava_audit.errors import StoreUnavailable
+from ava_audit.store.locks import NoLocks, lock_fault
 
 BUSY_MS = 1_000
 READER_CACHE_KIB = 4_096
@@ -44,6 +46,8 @@ class SqliteDatabase(sqlite3.Connection):
         try:
             self.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
+            if fault := _lock_fault(error, self._path()):
+                raise StoreUnavailable(f"{fault}. Nothing was written") from error
             if re.search("locked|busy", str(error)):
                 raise Busy("another program holds ava.db") from error
             raise
@@ -71,8 +75,11 @@ class SqliteDatabase(sqlite3.Connection):
         return self.execute("PRAGMA data_version").fetchone()[0]
 
     def sizes(self) -> dict[str, int]:
-        path = Path(self.execute("PRAGMA database_list").fetchone()[2])
+        path = self._path()
         return {"database": file_size(path), "write_ahead_log": file_size(path.with_name(f"{path.name}-wal"))}
+
+    def _path(self) -> Path:
+        return Path(self.execute("PRAGMA database_list").fetchone()[2])
 
     def empty_log(self, rewrite: bool, /) -> bool:
         if rewrite:
@@ -156,8 +163,22 @@ def is_damaged(error: Exception) -> bool:
     return any(words in str(error) for words in ("malformed", "not a database", "no such table", "no such column"))
 
 
-def no_room(error: BaseException, path: Path) -> str | None:
-    """Return that the disk of the log at `path` is full, if it is: SQLite says only `disk I/O error` then."""
+_WITHOUT_LOCKS = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL)
+"""What SQLite says of files that cannot be locked: "database is locked", and others."""
+
+
+def _lock_fault(error: BaseException, path: Path) -> NoLocks | None:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return lock_fault(path.parent) if code in _WITHOUT_LOCKS else None
+
+
+def disk_fault(error: BaseException, path: Path) -> str | None:
+    """Return that the disk of the log at `path` is full or has no locks, and what to do, if that is the cause.
+
+    SQLite does not say so then.
+    """
+    if fault := _lock_fault(error, path):
+        return str(fault)
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     try:
         if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL) and shutil.disk_usage(path.parent).free < ROOM_BYTES:

@@ -15,6 +15,7 @@ import re
 import secrets
 import stat
 import sys
+import tempfile
 import threading
 import time
 import zlib
@@ -49,8 +50,22 @@ class UnsupportedSystem(OSError):
     """Raised on systems without /proc for what only Linux can tell."""
 
 
+class NoLocks(OSError):
+    """Raised where a file cannot be locked at all, which is not held; its text says where, and what to do."""
+
+    def __init__(self, folder: Path, error: OSError) -> None:
+        super().__init__(error.errno, error.strerror)
+        self._text = (
+            f"the file system of {folder} has no locks ({error.strerror}), and without them two processes could write"
+            " at once: set AVA_DATA_ROOT to a folder on a local disk"
+        )
+
+    def __str__(self) -> str:
+        return self._text
+
+
 def refuse_unfit(root: Path) -> None:
-    """Raise DataRootRefused: a path is not a folder, or is on a network file system."""
+    """Raise DataRootRefused: a path is not a folder, is on a network file system, or is where nothing can be locked."""
     if not root.is_dir():
         raise DataRootRefused(f"the data root {root} is not a folder: create it, or choose another AVA_DATA_ROOT")
     kind = network_file_system(root)
@@ -59,6 +74,28 @@ def refuse_unfit(root: Path) -> None:
             f"the data root {root} is on a network file system ({kind}), where locks do not work: "
             "set AVA_DATA_ROOT to a folder on a local disk"
         )
+    if (fault := lock_fault(root)) is not None:
+        raise DataRootRefused(f"the data root cannot be used: {fault}")
+
+
+def lock_fault(folder: Path) -> NoLocks | None:
+    """Return the error of the locks in a folder if it has none, by trying both kinds on a file without a name.
+
+    SQLite says only `database is locked` then. Without an answer (a full disk, a folder that cannot be written), None.
+    """
+    if sys.platform == "win32":
+        return None
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            for lock in (fcntl.flock, fcntl.lockf):  # ours, and SQLite's
+                try:
+                    lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError as error:
+                    return NoLocks(folder, error)
+                lock(file, fcntl.LOCK_UN)
+    except OSError:
+        pass
+    return None
 
 
 def network_file_system(path: Path) -> str | None:
@@ -109,15 +146,16 @@ class WriteLock:
     """The queue of writers on one data root. It is nearly fair; SQLite's own lock is not."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file: IO[Any] = path.open("ab")
 
     @contextmanager
     def held(self, within_s: float = math.inf) -> Generator[None]:
         """Hold the lock: in turn, or with `within_s` out of turn. If its holder dies it is free; if it is stopped, not.
 
-        Raises TimeoutError: others have held it all the time.
+        Raises TimeoutError: others have held it all the time; NoLocks: it cannot be held here.
         """
-        _wait_for(self._file, within_s)
+        _wait_for(self._path, self._file, within_s)
         try:
             yield
         finally:
@@ -160,17 +198,20 @@ class HeldLock:
 
 
 def try_hold(path: Path) -> HeldLock | None:
-    """Take the lock at `path`, creating its file; None if somebody else holds it."""
+    """Take the lock at `path`, creating its file; None if somebody else holds it. Raises NoLocks."""
     file = path.open("ab")
-    # Removed between open and lock, the file protects nothing.
-    if not _take(file) or not _still_at(path, file):
-        file.close()
-        return None
-    return HeldLock(path, file)
+    held = False
+    try:
+        # Removed between open and lock, the file protects nothing.
+        held = _take(path, file) and _still_at(path, file)
+    finally:
+        if not held:
+            file.close()
+    return HeldLock(path, file) if held else None
 
 
 def is_held(path: Path) -> bool:
-    """Tell whether a process holds a lock file, by trying its lock; the file is not created."""
+    """Tell whether a process holds a lock file, by trying its lock; the file is not created. Raises NoLocks."""
     try:
         file = os.open(path, os.O_RDONLY | _AT_ONCE)
     except OSError as failed:
@@ -178,7 +219,7 @@ def is_held(path: Path) -> bool:
             return False
         raise
     try:
-        if not _take(file, shared=True):
+        if not _take(path, file, shared=True):
             return True
         _release(file)  # closing is not enough: a process that starts just now has the descriptor too
         return False
@@ -369,20 +410,23 @@ class LockedInstances:
     def close(self) -> None: ...
 
 
-def _wait_for(file: IO[Any], within_s: float) -> None:
+def _wait_for(path: Path, file: IO[Any], within_s: float) -> None:
     if sys.platform != "win32" and within_s == math.inf:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            raise NoLocks(path.parent, error) from error
         return
     until = time.monotonic() + within_s
-    while not _take(file):
+    while not _take(path, file):
         if time.monotonic() > until:
             text = f"another process has held its write lock for {within_s:g} s; one that was stopped (Ctrl-Z) does"
             raise TimeoutError(text)
         time.sleep(_TRY_EVERY_S)
 
 
-def _take(file: IO[Any] | int, *, shared: bool = False) -> bool:
-    """Try to lock a file; return False if somebody else holds it, or if it cannot be locked."""
+def _take(path: Path, file: IO[Any] | int, *, shared: bool = False) -> bool:
+    """Try to lock an open file; return False if somebody else holds it. Raises NoLocks: it cannot be locked."""
     if sys.platform == "win32":
         import portalocker
 
@@ -393,8 +437,10 @@ def _take(file: IO[Any] | int, *, shared: bool = False) -> bool:
         return True
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except OSError:
+    except (BlockingIOError, PermissionError):  # file systems differ in what they say of a held lock
         return False
+    except OSError as error:
+        raise NoLocks(path.parent, error) from error
     return True
 
 

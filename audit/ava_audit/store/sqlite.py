@@ -22,8 +22,8 @@ from ava_audit.database import Commit, Database
 from ava_audit.entries import ProgressCallback
 from ava_audit.errors import DataRootRefused, LogMoved, SchemaNewer, StoreUnavailable
 from ava_audit.store.backend import LEASE_S, MARK, SETTING, VARIABLE, Backend, Instances
-from ava_audit.store.connection import DAMAGED, SqliteDatabase, advice, connect, is_damaged, no_room, uri_of
-from ava_audit.store.locks import LockedInstances, WriteLock, refuse_unfit
+from ava_audit.store.connection import DAMAGED, SqliteDatabase, advice, connect, disk_fault, is_damaged, uri_of
+from ava_audit.store.locks import LockedInstances, NoLocks, WriteLock, refuse_unfit
 from ava_audit.store.schema import SCHEMA_VERSION, Changes, migrate, schema_changes
 from ava_extras import ExtraMissing, load
 
@@ -71,7 +71,7 @@ class SqliteBackend:
                 lock.close()
                 raise
         except (OSError, sqlite3.Error) as error:
-            why = no_room(error, self.path) or f"{error}; fix that"
+            why = disk_fault(error, self.path) or f"{error}; fix that"
             why = f"{error}; {DAMAGED}" if is_damaged(error) else f"{why}, or choose another AVA_DATA_ROOT"
             raise StoreUnavailable(f"the log in {self._root} cannot be opened: {why}") from error
         self._lock = lock
@@ -109,7 +109,7 @@ class SqliteBackend:
                 raise StoreUnavailable(f"{path} has an older schema ({version}): run `ava logs` once to migrate it")
         except BaseException as error:
             db.close()
-            if why := no_room(error, path):
+            if why := disk_fault(error, path):
                 raise StoreUnavailable(f"{path} cannot be read: {why}") from error
             raise
         return db
@@ -137,6 +137,8 @@ class SqliteBackend:
         return nullcontext()
 
     def translate_error(self, error: BaseException) -> BaseException:
+        if isinstance(error, NoLocks):
+            return StoreUnavailable(f"{error}. Nothing was written")
         if not isinstance(error, sqlite3.Error):
             return error
         text = str(error)
@@ -201,7 +203,7 @@ def copy_log(path: Path, target: Path, on_progress: ProgressCallback | None = No
         finally:
             os.close(fd)
     except (OSError, sqlite3.Error) as error:
-        why = no_room(error, path) or error
+        why = disk_fault(error, path) or error
         raise StoreUnavailable(f"the log {path} cannot be copied to {target}: {why}") from error
 
 

@@ -26,6 +26,7 @@ from ava_audit.reducers import REDUCED_TYPES, Header, reduce
 from ava_audit.rows import RUNNING
 from ava_audit.sanitize import sanitize_json
 from ava_audit.store.backend import Backend
+from ava_audit.store.locks import NoLocks
 from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.units import now_us
 from ava_audit.view import Command, Outcome, View
@@ -251,6 +252,8 @@ class Writer:
                 for job in checkpoints:
                     if self._start(job):
                         self._checkpoint(db, job, cast("Checkpoint", job.command))
+        except NoLocks as error:
+            self._fail([*writes, *checkpoints], error)
         except Exception as error:  # a bug: the callers still need an answer, and the writer goes on
             log.exception("the writer failed")
             for job in (*writes, *checkpoints):

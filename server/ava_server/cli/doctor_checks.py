@@ -10,7 +10,8 @@ from pathlib import Path
 from ava_audit.errors import AuditError
 from ava_audit.mirror import mirror_faults
 from ava_audit.redaction import Redactor
-from ava_audit.store.connection import no_room
+from ava_audit.store.connection import disk_fault
+from ava_audit.store.locks import lock_fault
 from ava_audit.store.schema import SCHEMA_VERSION, schema_faults
 from ava_audit.store.sqlite import backend_at, backend_of
 from ava_audit.units import now_us
@@ -51,7 +52,9 @@ def log(setup: Setup) -> Iterator[CheckFinding]:
         else:
             yield from look_at_log(path, lambda snapshot: list(_check_log(setup, path, snapshot)))
     except (sqlite3.Error, OSError) as error:
-        full = no_room(error, path)
+        if lock_fault(path.parent):  # the data root's own check reports this
+            return
+        full = disk_fault(error, path)
         to_do = "Free some space on that disk." if full else _BROKEN
         yield CheckFinding("log", "fault", f"{path} cannot be read: {full or error}", to_do)
 

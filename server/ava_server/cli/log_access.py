@@ -210,9 +210,9 @@ class Snapshot:
 def _unreadable(error: Exception, path: Path) -> StoreUnavailable:
     import sqlite3
 
-    from ava_audit.store.connection import advice, no_room
+    from ava_audit.store.connection import advice, disk_fault
 
-    why = no_room(error, path)
+    why = disk_fault(error, path)
     if why is None:
         why = f"{error}; {advice(error) if isinstance(error, sqlite3.Error) else '`ava doctor` tells more'}"
     return StoreUnavailable(f"the log cannot be read: {why}")

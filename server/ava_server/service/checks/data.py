@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ava_audit.store.locks import is_held, network_file_system
+from ava_audit.store.locks import is_held, lock_fault, network_file_system
 from ava_audit.units import MICROS_PER_CENT, format_bytes, format_usd
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_server.budget.user_limits import policy_in_force
@@ -63,6 +63,9 @@ def data_root(setup: Setup) -> Iterator[CheckFinding]:
     kind = network_file_system(nearest_folder(path))
     if kind is not None:
         text = f"{path} is on a network file system ({kind}), where locks do not hold"
+        yield CheckFinding(name, "fault", text, "Set AVA_DATA_ROOT to a folder on a local disk.")
+    elif (fault := lock_fault(nearest_folder(path))) is not None:
+        text = f"the file system of {path} has no locks ({fault.strerror}), which Ava needs"
         yield CheckFinding(name, "fault", text, "Set AVA_DATA_ROOT to a folder on a local disk.")
     elif not path.exists():
         yield CheckFinding(name, "note", f"{where} does not exist yet; it is created at the first start")
@@ -186,6 +189,8 @@ def processes(setup: Setup) -> Iterator[CheckFinding]:
     if setup.settings is not None:
         yield CheckFinding("background", "ok", _BACKGROUND if setup.settings.background else _NO_BACKGROUND)
     if root is None:
+        return
+    if lock_fault(root.path) is not None:  # the data root's own check reports this
         return
     yield from _servers(root)
     if not root.db.exists():
