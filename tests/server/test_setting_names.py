@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from support.terminal import ava
 
+from ava_server.config.changes import change_settings, parse_name, parse_value
 from ava_server.config.checks import parse_setting_name, setting_name, variable
 from ava_server.config.settings import load_settings
-from ava_server.core.errors import ConfigError
+from ava_server.core.errors import BadInput, ConfigError
 
 PRICE = "{input = 3, output = 15}"
 ODD = ("custom:scripted", "gpt-4.1", 'say "hi"', "back\\slash", "it's", "ünï", "a b", "x\x7f\t", "", "plain")
@@ -132,3 +133,20 @@ def test_an_error_about_a_variable_names_the_variable_that_is_set(
     with pytest.raises(ConfigError) as error:
         load_settings(tmp_path, variables)
     assert says in str(error.value)
+
+
+def test_a_setting_that_counts_only_with_others_is_refused_with_the_command_that_works(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    with pytest.raises(BadInput) as refused:
+        change_settings(path, {("prices", "custom:own", "input"): 1.2})
+    assert str(refused.value) == (
+        """prices."custom:own".input counts only together with output: set them at once with `ava config set """
+        """'prices."custom:own"' '{input = 1.2, output = OUTPUT}'`, and a value for OUTPUT"""
+    )
+    command = str(refused.value).split("`")[1].replace("OUTPUT", "3")
+    name, value = shlex.split(command)[3:]
+    change_settings(path, {parse_name(name): parse_value(value)})
+    assert tomllib.loads(path.read_text())["prices"] == {"custom:own": {"input": 1.2, "output": 3}}
+    change_settings(path, {("prices", "custom:own", "input"): 1.5})
+    with pytest.raises(BadInput, match=r"""run `ava config unset 'prices."custom:own"'`"""):
+        change_settings(path, {("prices", "custom:own", "output"): None})

@@ -7,10 +7,11 @@ administrators change the shared document where there is one. Each value in it g
 
 from __future__ import annotations
 
+import json
 import shlex
 import stat
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -142,18 +143,39 @@ def _put(document: TOMLDocument, names: Place, value: Any) -> Any:
     return before
 
 
-def _check(values: dict[str, Any], path: Path, places: Iterable[Place]) -> None:
-    """Raises BadInput: there is no setting of this name; ConfigError: a value is invalid."""
+def _check(values: dict[str, Any], path: Path, changes: Mapping[Place, Any]) -> None:
+    """Raises BadInput: no setting has this name, or it needs others with it; ConfigError: a value is invalid."""
     checks.refuse_secrets(values, str(path))
     try:
         Configured.model_validate(values)
     except ValidationError as error:
-        for wrong in error.errors(include_url=False):
+        errors = error.errors(include_url=False)
+        for wrong in errors:
             unknown = tuple(map(str, wrong["loc"])) if wrong["type"] == "extra_forbidden" else None
-            for place in places:
+            for place in changes:
                 if unknown and place[: len(unknown)] == unknown:
                     raise no_setting(setting_name(place)) from None
+        missing = [tuple(map(str, wrong["loc"])) for wrong in errors if wrong["type"] == "missing"]
+        for place, value in changes.items():
+            lacks = [each[-1] for each in missing if each[:-1] == place[:-1]]
+            if lacks:
+                raise _needs_others(place, value, lacks) from None
         raise checks.explained(error, cast("type[BaseModel]", Configured), str(path)) from None
+
+
+def _needs_others(place: Place, value: Any, lacks: Sequence[str]) -> BadInput:
+    """Return the error of one setting of a table that counts only with others, with the command that works."""
+    entry = setting_name(place[:-1])
+    if value is None:
+        command = f"ava config unset {shlex.quote(entry)}"
+        return BadInput(f"{setting_name(place)} cannot be removed alone: to remove the whole entry, run `{command}`")
+    pairs = [f"{place[-1]} = {json.dumps(value)}", *(f"{name} = {name.upper()}" for name in lacks)]
+    command = f"ava config set {shlex.quote(entry)} '{{{', '.join(pairs)}}}'"
+    words = ", ".join(name.upper() for name in lacks)
+    return BadInput(
+        f"{setting_name(place)} counts only together with {', '.join(lacks)}: set them at once with `{command}`, and a"
+        f" value for {words}"
+    )
 
 
 # -- users ------------------------------------------------------------------------------------------------------------
