@@ -22,7 +22,6 @@ from support.no_locks import needs_filter
 from support.stdio import until
 
 from ava_audit.errors import StoreUnavailable
-from ava_audit.store import locks
 from ava_audit.store.locks import LockedInstances, NoLocks, WriteLock, is_held, try_hold
 from ava_audit.store.store import Store
 
@@ -105,7 +104,7 @@ async def test_a_log_that_loses_its_locks_while_it_is_open_says_so_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Store.open(tmp_path) as log:
-        monkeypatch.setattr(locks.fcntl, "flock", _no_lock)
+        monkeypatch.setattr("fcntl.flock", _no_lock)
         with anyio.fail_after(5), pytest.raises(StoreUnavailable, match=r"has no locks .*Nothing was written"):
             await write(log, said("lost"))
         monkeypatch.undo()
@@ -116,7 +115,7 @@ async def test_a_lock_that_cannot_be_taken_is_not_held_by_somebody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.lock").touch()
-    monkeypatch.setattr(locks.fcntl, "flock", _no_lock)
+    monkeypatch.setattr("fcntl.flock", _no_lock)
     for ask in (is_held, try_hold):
         with pytest.raises(NoLocks, match="has no locks"):
             ask(tmp_path / "a.lock")
