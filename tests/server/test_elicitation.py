@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -325,6 +326,18 @@ async def test_the_question_shows_the_figures_of_the_proposal(tmp_path: Path, er
         "max_minutes": (7, 7),
     }
     assert "required" not in asked.requested_schema
+
+
+async def test_both_ends_of_the_question_have_the_price_and_the_task(tmp_path: Path, era: str) -> None:
+    """A window of 80 columns and 24 rows shows three cut lines of its beginning, or some lines of its end."""
+    async with host(tmp_path, era, decline) as at:
+        await at.confirm(await at.propose(task="Count the otters " * 50, max_cost_cents=20))
+        [asked] = at.person.asked
+    lines = asked.message.split("\n")
+    first = "\n".join(line[:75] for line in lines[:3])
+    last = "\n".join([piece for line in lines for piece in textwrap.wrap(line, 78) or [""]][-13:])
+    for shown in (first, last):
+        assert "at most $0.20" in shown and "Count the" in shown
 
 
 async def test_the_question_shows_the_changes_of_the_call(tmp_path: Path, era: str) -> None:

@@ -1,0 +1,107 @@
+"""What a proposal was made under counts on the pages too: to start, to extend and to resume it.
+
+The server of the pages has a looser policy than the one under which it was proposed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.hosts.extensions import CAP, works
+from support.model_server import Gate, Say, running_model_server
+from support.pages.lab_pages import Browser, serving_pages
+from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
+
+from ava_audit.events import ExtensionDecided, RunResumed, SpawnDecided, SpawnProposed
+from ava_server.config.pin import PinFile
+from ava_server.runs import lifecycle
+
+HUMAN = {"AVA_APPROVAL": "human"}
+"""A server of the data root is started with it; or its host asks nobody, which is as strict."""
+ASK, BY_HOST = f'approval = "ask"\n{PRICED}', f'approval = "by_host"\n{PRICED}'
+PIN = "48 21 07"
+UNDER = pytest.mark.parametrize("under", ["AVA_APPROVAL=human", "a host that asks nobody"])
+
+
+def policy_of(under: str) -> tuple[str, dict[str, str]]:
+    """Return the configuration and the variables under which a proposal is made."""
+    return (ASK, HUMAN) if under == "AVA_APPROVAL=human" else (BY_HOST, {})
+
+
+async def proposed(lab: Lab, under: str, **more: object) -> tuple[str, str, str]:
+    """Propose under the stricter policy, and return the ids of the run and the proposal, and its approval line."""
+    if under != "AVA_APPROVAL=human":
+        lab.session.client, lab.session.client_version = "opencode", "1.18.33"
+    made = await lab.propose(**more)
+    assert made.subagent_id is not None and made.pending_id is not None
+    [fact] = await lab.facts(made.subagent_id, SpawnProposed)
+    assert fact.policy == "human"
+    lab.session.client = lab.session.client_version = None
+    lab.session.channel, lab.session.pin_given = "terminal", True
+    return made.subagent_id, made.pending_id, str(made.approval_line)
+
+
+async def started(lab: Lab, under: str, **more: object) -> str:
+    """Start a run that was proposed under the stricter policy, as a person with the PIN does."""
+    run_id, pending_id, line = await proposed(lab, under, **more)
+    answer = await lab.call("confirm_spawn", pending_ids=[pending_id], approving=[line])
+    assert answer.status == "approved", answer
+    return run_id
+
+
+async def assert_takes_the_pin(lab: Lab, browser: Browser, page: str, action: str, **fields: str) -> None:
+    """A session that was opened from a terminal is not enough, although the policy here is `ask`."""
+    shown = (await browser.get(page)).text
+    assert "Choose your approval PIN" in shown
+    refused = await browser.send(page, action, **fields)
+    assert refused.status_code == 409 and "Choose an approval PIN" in refused.text
+    PinFile(lab.runtime.settings.paths.approval_file).set(PIN)
+
+
+@UNDER
+async def test_a_page_starts_it_only_with_the_pin(tmp_path: Path, under: str) -> None:
+    config, env = policy_of(under)
+    with running_model_server([hand_over()]) as models:
+        async with open_lab(tmp_path, server=models, config=config, env=env, runs=False) as strict:
+            run_id, pending_id, _line = await proposed(strict, under)
+        async with open_lab(tmp_path, server=models, config=ASK) as lab, serving_pages(lab) as browser:
+            page = f"/proposals/{pending_id}"
+            await assert_takes_the_pin(lab, browser, page, "/proposals", decision="approve")
+            assert await lab.facts(run_id, SpawnDecided) == []
+            answer = await browser.send(page, "/proposals", decision="approve", pin=PIN)
+            assert answer.status_code == 303, answer.text
+            assert (await lab.ended(run_id)).state == "success"
+
+
+@UNDER
+async def test_a_page_extends_it_only_with_the_pin(tmp_path: Path, under: str) -> None:
+    config, env = policy_of(under)
+    async with open_lab(tmp_path, works, config=config, env=env) as lab, serving_pages(lab) as browser:
+        run_id = await started(lab, under, **CAP)
+        lab.runtime.settings = lab.runtime.settings.model_copy(update={"approval": "ask"})
+        await lab.logged(run_id, "ExtensionAsked")
+        page, action = f"/subagents/{run_id}", f"/subagents/{run_id}/extension"
+        await assert_takes_the_pin(lab, browser, page, action, decision="approve")
+        assert await lab.facts(run_id, ExtensionDecided) == []
+        answer = await browser.send(page, action, decision="approve", pin=PIN)
+        assert answer.status_code == 303, answer.text
+        assert (await lab.ended(run_id)).state == "success"
+
+
+@UNDER
+async def test_a_page_resumes_it_only_with_the_pin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, under: str) -> None:
+    config, env = policy_of(under)
+    gate = Gate()
+    with running_model_server([Say("lost", gate=gate), hand_over()]) as models:
+        async with open_lab(tmp_path, server=models, config=config, env=env, check=False) as strict:
+            run_id = await started(strict, under)
+            await arrived(gate.arrived)
+        monkeypatch.setattr(lifecycle, "TAKEOVER_WITHIN_US", 0)
+        async with open_lab(tmp_path, server=models, config=ASK, check=False) as lab, serving_pages(lab) as browser:
+            page, action = f"/subagents/{run_id}", f"/subagents/{run_id}/resume"
+            await assert_takes_the_pin(lab, browser, page, action)
+            assert await lab.facts(run_id, RunResumed) == []
+            answer = await browser.send(page, action, pin=PIN)
+            assert answer.status_code == 303, answer.text
+            assert (await lab.ended(run_id)).state == "success"
