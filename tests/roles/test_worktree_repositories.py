@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -466,6 +467,72 @@ async def test_uses_ava_as_author_and_says_so_when_git_has_no_user_name(tmp_path
         branch = shop.keep("Mend add")
     assert branch is not None and "Ava <ava@localhost>" in branch.notes[0]
     assert git(repository, "log", "-1", "--format=%an <%ae>", branch.name).strip() == "Ava <ava@localhost>"
+
+
+@pytest.mark.parametrize(
+    ("own", "included", "local", "signs"),
+    [
+        ("", "", "", False),
+        ("[commit]\n\tgpgSign = yes\n", "", "", True),
+        ("", "[commit]\n\tgpgsign = true\n", "", True),
+        ("", "", "[commit]\n\tgpgsign\n", True),
+        ("[commit]\n\tgpgsign = true\n", "", "[commit]\n\tgpgsign = off\n", False),
+        ("[commit]\n\tgpgsign = 1\n", "", "[commit]\n\tgpgsign =\n", False),
+    ],
+    ids=["nowhere", "own", "included", "local", "switched off", "emptied"],
+)
+def test_knows_whether_the_person_signs_commits(
+    own: str, included: str, local: str, signs: bool, tmp_path: Path
+) -> None:
+    repository, home = project(tmp_path / "project"), tmp_path / "home"
+    write(home, {".gitconfig": f"{own}[include]\n\tpath = more\n", "more": included})
+    with (repository / ".git/config").open("a") as config:
+        config.write(local)
+    env = {**os.environ, "HOME": str(home), "GIT_CONFIG_NOSYSTEM": "1"}
+    asked = ["git", "config", "--type=bool", "--get", "commit.gpgsign"]
+    of_git = subprocess.run(asked, cwd=repository, env=env, capture_output=True, text=True, timeout=20)
+    assert (of_git.stdout.strip() == "true") is signs, "git itself says so"
+    assert UserRepository.at(repository, home).signs_commits is signs
+
+
+def _pasted(command: str, folder: Path, home: Path) -> int:
+    env = {**os.environ, "HOME": str(home), "GIT_CONFIG_NOSYSTEM": "1"}
+    done = subprocess.run(["/bin/sh", "-c", command], cwd=folder, env=env, capture_output=True, timeout=20)
+    return done.returncode
+
+
+async def test_does_not_sign_and_says_how_a_person_does(tmp_path: Path) -> None:
+    needs("bubblewrap")
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("no ssh-keygen here")
+    repository, home = project(tmp_path / "project"), tmp_path / "home"
+    git(repository, "reset", "-q", "--hard")
+    mark = tmp_path / "mark"
+    key = tmp_path / "key"
+    home.mkdir()
+    assert _pasted(shlex.join(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)]), tmp_path, home) == 0
+    (tmp_path / "signers").write_text(f"kim@example.org {key.with_suffix('.pub').read_text()}")
+    git(repository, "config", "commit.gpgsign", "true")
+    git(repository, "config", "gpg.format", "ssh")
+    git(repository, "config", "gpg.ssh.program", str(_marking(tmp_path / "pinentry", mark)))
+    git(repository, "config", "user.signingkey", str(key))
+    git(repository, "config", "gpg.ssh.allowedSignersFile", str(tmp_path / "signers"))
+    async with working("bubblewrap", tmp_path, order(repository), baseline=False, home=home) as shop:
+        shop.files.replace("calc.py", FIXED.encode())
+        branch = shop.keep("Mend add")
+        again = shop.keep("Mend add")
+    assert branch is not None and not mark.exists(), "the key is the person's"
+    assert again is not None and again.notes == branch.notes, "also after a crash"
+    (note,) = branch.notes
+    assert note.startswith("the commit is not signed, although commit.gpgsign is set")
+    git(repository, "config", "--unset", "gpg.ssh.program")
+    command = note.split("`")[1]
+    (repository / "calc.py").write_text("mine\n")
+    assert _pasted(command, repository, home) != 0, "what a person has not committed does not come along"
+    git(repository, "checkout", "-q", "calc.py")
+    assert _pasted(command, repository, home) == 0
+    assert git(repository, "log", "-1", "--format=%G? %an %s", branch.name).strip() == "G Kim Person Mend add"
+    assert git(repository, "show", f"{branch.name}:calc.py") == FIXED
 
 
 async def test_a_concurrent_git_gc_breaks_nothing(tmp_path: Path) -> None:

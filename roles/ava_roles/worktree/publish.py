@@ -155,6 +155,8 @@ def publish_branch(trees: Trees, message: str) -> Branch | None:
         # Only their number: the model chose the names.
         files = "1 changed file" if len(filtered) == 1 else f"{len(filtered):,} changed files"
         notes.append(f"no git filter was run, although {files} would pass through one")
+    if trees.repository.signs_commits:
+        notes.append(_unsigned(record.base, record.branch))
     return Branch(record.branch, record.base, head, changed, tree, tuple(notes))
 
 
@@ -175,6 +177,15 @@ def _commit(repository: UserRepository, git: Git, tree: str, base: str, message:
     plain = Git(git.program, git.own, variables=variables, inherited=git.inherited)
     text = message.replace("\0", "").strip() + "\n"
     return plain.line("commit-tree", tree, "-p", base, stdin=text.encode("utf-8", "replace"))
+
+
+def _unsigned(base: str, branch: str) -> str:
+    # `git commit --amend` would take along what the person has staged; `git rebase` refuses then.
+    command = f"git rebase --force-rebase -S {base[:12]} {branch}"
+    return (
+        "the commit is not signed, although commit.gpgsign is set: Ava never uses your key; to check the branch out and"
+        f" sign it, in its repository: `{command}`"
+    )
 
 
 def _valid_ident(text: str) -> str:
@@ -284,7 +295,7 @@ _UNPACKED = 8
 _DEFAULTS: Mapping[str, str] = {
     "core.autocrlf": "false", "core.eol": "native", "core.ignorecase": "false",
     "user.name": "", "user.email": "", "author.name": "", "author.email": "",
-    "committer.name": "", "committer.email": "",
+    "committer.name": "", "committer.email": "", "commit.gpgsign": "false",
 }  # fmt: skip
 """The settings that travel, all of them: otherwise those of the other machine's user would apply."""
 _FORMAT = "extensions.objectformat"

@@ -151,6 +151,7 @@ def _explain_failure(what: str, done: GitOutput, *, full: bool) -> str:
 
 _COPIED_SETTINGS = ("core.autocrlf", "core.eol", "core.ignorecase", "core.sharedrepository")
 """Settings of the user that say how files are written; none of them can run anything."""
+_SIGNS = "commit.gpgsign"
 _EXTENSIONS = {"objectformat": ("sha1", "sha256"), "refstorage": ("files", "reftable")}
 """How a repository is stored. Other values are left out: newer versions of git take a path for some."""
 NO_GIT = "git is not installed here; ask a person to install it, or choose a role that needs no worktree"
@@ -241,7 +242,8 @@ class UserRepository:
                     why = f"git cannot read the configuration of {self.root}: {done.errors[:300]}; repair it"
                     raise WorktreeFailed(why)
                 pairs = (os.fsdecode(each).partition("\n") for each in done.out.split(b"\0") if each)
-                return {key.lower(): value for key, _newline, value in pairs}
+                # A switch that is named without a value is on.
+                return {key.lower(): value if newline or key != _SIGNS else "true" for key, newline, value in pairs}
 
             own, config = read(), self.common / "config"
             theirs = read("--file", str(config), "--no-includes") if config.is_file() else {}
@@ -249,6 +251,12 @@ class UserRepository:
         if ignore.is_absolute() and any(map(ignore.resolve().is_relative_to, (self.root, self.common))):
             theirs["core.excludesfile"] = str(ignore)
         return own | theirs
+
+    @property
+    def signs_commits(self) -> bool:
+        """Tell whether git's configuration asks for signed commits (`commit.gpgsign`)."""
+        value = self.settings.get(_SIGNS, "false").lower()
+        return value in ("true", "yes", "on") or (value.lstrip("+-").isdecimal() and int(value) != 0)
 
     @property
     def objects(self) -> Path:
