@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,8 +30,12 @@ from ava_audit.events import (
 from ava_audit.store.store import Store, append
 from ava_server.approval.questions import Question, Reply
 from ava_server.budget.user_limits import Slots
+from ava_server.cli.steer import _take_over
+from ava_server.cli.wait import FollowedRuns
+from ava_server.core.errors import Refused
 from ava_server.runs import lifecycle
 from ava_server.runs.lifecycle import NotResumed, claim, resume
+from ava_server.runs.mode import serving
 from ava_server.service.access import Asking
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
@@ -313,3 +317,38 @@ async def test_a_claim_overtaken_by_another_owner_starts_nothing(tmp_path: Path)
                 await manager._take(await lab.run(run_id), frozenset(), tasks)
             assert manager.activity(run_id) is None
             assert (await lab.run(run_id)).instance == "another" and server.requests == []
+
+
+async def test_a_run_that_ended_before_it_could_be_resumed_is_no_refusal(tmp_path: Path) -> None:
+    """A server, or the manager of `ava resume` itself, may be faster; the command then shows the result."""
+    gate = Gate()
+    async with open_lab(tmp_path, [replace(hand_over(), gate=gate)]) as lab:
+        run_id = await lab.start()
+        await arrived(gate.arrived)
+        running = await lab.run(run_id)
+        gate.released.set()
+        ended = await lab.ended(run_id)
+        await _take_over(lab.runtime, lab.session, running, force=False)
+        with pytest.raises(Refused, match="has ended"):
+            await _take_over(lab.runtime, lab.session, ended, force=False)
+
+
+async def test_ctrl_c_tells_the_runs_of_this_process_from_those_of_the_worker(tmp_path: Path) -> None:
+    gate = Gate()
+    async with open_lab(tmp_path, [replace(hand_over(), gate=gate)]) as lab:
+        run = await lab.run(await lab.start())
+        await arrived(gate.arrived)
+        here = await lab.run(run.id)
+        elsewhere = replace(here, id="S-aaaaaa", instance="another")
+        lab.runtime.manager.mode = serving(lab.runtime.settings)
+        followed = FollowedRuns(lab.runtime, lab.service, [here.id, elsewhere.id])
+        assert await followed._when_left([elsewhere]) == "If left, it will go on."
+        only, both = await followed._when_left([here]), await followed._when_left([here, elsewhere])
+        assert only.startswith("If left, it will be interrupted until ") and f"`ava resume {here.id}`" in only
+        assert both.startswith(f"If left, {here.id} (the others go on) will be interrupted until ")
+        assert elsewhere.id not in both
+        lab.runtime.manager._notes[here.id].not_worker = "model: no model is configured."
+        told = await followed._when_left([here])
+        assert told.endswith("The worker does not run it: model: no model is configured.")
+        gate.released.set()
+        await lab.ended(here.id)

@@ -7,12 +7,13 @@ import signal
 import sqlite3
 import sys
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 from support.model_server import Fail, Gate, Say, Step, running_model_server
 from support.processes import environment_of, lives
@@ -192,6 +193,41 @@ async def test_a_run_that_the_worker_cannot_run_runs_in_the_server_at_once(root:
                     assert "no model is configured" in host.stderr
             finally:
                 worker.terminate()
+
+
+async def test_what_becomes_of_a_run_that_the_worker_cannot_run_is_said_before_it_is_left(
+    root: Path, workspace: Path
+) -> None:
+    """It stays interrupted, as Ctrl-C says, and goes on with the command that it names."""
+    gate = Gate()
+    words = ("run", "custom", "Look it up", "--system-prompt", "Look.", "-w", str(workspace))
+    with running_model_server([Say("lost", gate=gate), DONE]) as models:
+        env = by_default(models.base_url)
+        command = [AVA[0], "worker"]
+        async with no_worker_left(root), await anyio.open_process(command, env=environment(root)) as worker:
+            try:
+                await until(lambda: (root / "ava.db").exists())
+                text = await anyio.to_thread.run_sync(_leave, root, words, env, gate)
+                [run] = {entry.run_id for entry in logged(root, "RunClaimed")}
+                assert f"interrupted until you continue it with `ava resume {run}`, or an Ava server of this" in text
+                assert "The worker does not run it: model: 'custom:scripted' cannot be used" in text
+                assert state_of(root, str(run)) == "running" and worker.returncode is None
+                resumed = await anyio.run_process([AVA[0], "resume", str(run)], env={**environment(root), **env})
+                assert b"done" in resumed.stdout and state_of(root, str(run)) == "success"
+            finally:
+                worker.terminate()
+
+
+def _leave(root: Path, words: Sequence[str], env: Mapping[str, str], gate: Gate) -> str:
+    with on_terminal(root, *words, env=env) as screen:
+        screen.until("Start it? [y/N]")
+        screen.type("yes\n")
+        assert gate.arrived.wait(40)
+        screen.interrupt()
+        screen.until("[c]ancel or [l]eave:")
+        screen.type("l\n")
+        assert screen.ended() == 130
+        return " ".join(screen.text.split())
 
 
 async def test_a_worker_is_started_once_and_again_when_it_has_ended(

@@ -253,7 +253,10 @@ async def _take_over(runtime: Runtime, session: Session, run: RunRow, force: boo
         tell(line or f"{label(run)} continues.")
         return
     now = await runtime.store.read(lambda view: view.run(run.id))
-    if now is not None and (now.state == QUEUED or now.instance == manager.instance):
+    if now is not None and now.ended and not run.ended:  # another process, or this one, has taken it over
+        tell(f"{label(run)} has gone on by itself, and has ended.")
+        return
+    if now is not None and not now.ended and (now.state == QUEUED or now.instance == manager.instance):
         tell(f"{label(run)} goes on by itself.")  # it is queued, or this process has already taken it over
         return
     owner = now.instance if now is not None and not now.ended and not force else None

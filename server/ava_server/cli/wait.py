@@ -43,6 +43,7 @@ from ava_server.render.responses import RunAnswer, answers_json
 from ava_server.service.checks.data import seems_held
 
 if TYPE_CHECKING:
+    from ava_audit.rows import RunRow
     from ava_server.render.run_view import RunView
     from ava_server.runs.manager import Manager
     from ava_server.service.access import Session
@@ -405,13 +406,11 @@ class FollowedRuns:
         with question:
             rows = await self._runtime.store.read(lambda view: [view.run(run_id) for run_id in self._run_ids])
             running = [row for row in rows if row is not None and not row.ended]
-            ours = not self._driven_elsewhere or any(row.instance == self._runtime.manager.instance for row in running)
-            which, them, they = f"{self._run_ids[0]} is still running", "it", "it"
+            which, them = f"{self._run_ids[0]} is still running", "it"
             if len(self._run_ids) > 1:
                 which, them = f"{len(running)} of {len(self._run_ids)} subagents are still running", "them"
-                they = "they"
             tell(f"{which}. Cancel {them} (the results so far are kept), or leave {them}?")
-            tell(f"If left, {they} will {await self._when_left(them) if ours else 'go on'}.")
+            tell(await self._when_left(running))
             tell("Ctrl-C again cancels.")
             while (answer := await terminal.ask("[c]ancel or [l]eave:")) not in ("c", "cancel", "l", "leave", ""):
                 tell("c or l.")
@@ -423,12 +422,32 @@ class FollowedRuns:
                 tasks.cancel_scope.cancel()
         self._question = None
 
-    async def _when_left(self, them: str) -> str:
-        """Return what becomes of runs that this process drives, once it has left them."""
-        worker = await anyio.to_thread.run_sync(seems_held, self._runtime.settings.paths.worker_lock)
-        if worker:
-            return f"be interrupted, and the worker that is running takes {them} over"
-        return f"be interrupted until an Ava server of this user takes {them} over; one that is running does so at once"
+    async def _when_left(self, running: Sequence[RunRow]) -> str:
+        """Return what becomes of these runs once this process has left those that it drives."""
+        manager = self._runtime.manager
+        here = [row for row in running if not self._driven_elsewhere or row.instance == manager.instance]
+        they, them = ("it", "it") if len(here) == 1 else ("they", "them")
+        if not here:
+            return f"If left, {'it' if len(running) == 1 else 'they'} will go on."
+        if len(here) < len(running):
+            they = f"{' and '.join(row.id for row in here)} (the others go on)"
+        resume = ", ".join(f"`ava resume {row.id}`" for row in here)
+        why = next(filter(None, [manager.why_not_worker(row.id) for row in here]), "")
+        if why:
+            return (
+                f"If left, {they} will be interrupted until you continue {them} with {resume}, or an Ava server of this"
+                f" user with the same endpoint and keys takes {them} over. The worker does not run {them}:"
+                f" {why.rstrip('.')}."
+            )
+        if await anyio.to_thread.run_sync(seems_held, self._runtime.settings.paths.worker_lock):
+            return (
+                f"If left, {they} will be interrupted, and the worker that is running takes {them} over if it has the"
+                f" same endpoint and keys; else continue {them} with {resume}."
+            )
+        return (
+            f"If left, {they} will be interrupted until an Ava server of this user with the same endpoint and keys"
+            f" takes {them} over, at once if one is running, or until you continue {them} with {resume}."
+        )
 
     async def _cancel(self, tasks: anyio.abc.TaskGroup) -> None:
         from ava_server.service.service import decide

@@ -170,6 +170,7 @@ class _RunNotes:
         wait_s: How long it was left alone the last time.
         faults: How many internal errors it had here.
         left_since: Since when it is left to the worker.
+        not_worker: Why the worker does not run it; empty where nothing is known of that.
     """
 
     first_seen: float | None = None
@@ -177,6 +178,7 @@ class _RunNotes:
     wait_s: float = TRY_AGAIN_S[0] / 2
     faults: int = 0
     left_since: float | None = None
+    not_worker: str = ""
     cancelled: bool = False
     cancel_reason: str | None = None
 
@@ -572,14 +574,20 @@ class Manager:
         notes.left_since = now_s if notes.left_since is None else notes.left_since
         if now_s - notes.left_since >= WORKER_TAKES_S:
             log.warning("no worker has taken %s within %.0f s, so it runs in this process", run_id, WORKER_TAKES_S)
+            notes.not_worker = f"it has not taken it within {WORKER_TAKES_S:.0f} s"
             return False
         noted = await self._store.look(lambda view: view.live(run_id))
         why, worker = blocker_in(noted[0] if noted is not None else "")
         alive = await anyio.to_thread.run_sync(self._instances.alive, worker) if worker else False
         if alive and why:
             log.warning("the worker cannot run %s, so it runs in this process; for the worker, %s", run_id, why)
+            notes.not_worker = why
             return False
         return True
+
+    def why_not_worker(self, run_id: str) -> str:
+        """Return why the worker does not run what this process drives; empty where nothing is known of that."""
+        return self._notes[run_id].not_worker if run_id in self._notes else ""
 
     def _retry_later(self, run_id: str) -> None:
         notes = self._notes[run_id]
