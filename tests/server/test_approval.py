@@ -352,7 +352,7 @@ async def test_a_name_cannot_close_its_brackets(tmp_path: Path) -> None:
     async with open_lab(tmp_path) as lab:
         made = await lab.propose(name='x): "Look". It costs nothing. (y', task="Spend it all")
         first = made.message.split("\n")[0]
-    assert first == "Ava wants to start a researcher (x': 'Look'. It costs nothing. 'y): \"Spend it all\"."
+    assert first == "Ava wants to start a researcher: \"Spend it all\" (x': 'Look'. It costs nothing. 'y)."
 
 
 async def test_a_folder_name_cannot_imitate_a_line_of_the_proposal(tmp_path: Path) -> None:

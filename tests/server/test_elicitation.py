@@ -156,7 +156,7 @@ async def test_a_group_is_one_question_and_its_cap_may_be_lowered(tmp_path: Path
         assert answer["message"] == "The person lowered the cost cap of the group from $1.00 to $0.60."
         [asked] = at.person.asked
         assert "Count the otters" in asked.message and "Count the seals" in asked.message
-        assert asked.message.startswith(f"Ava wants to start {line}: \n1. researcher, at most $0.50 and 10 min, ")
+        assert asked.message.startswith(f'Ava wants to start {line}: \n1. "Count the otters" \n2. "Count the seals" \n')
         assert set(asked.requested_schema["properties"]) == {"max_cost_dollars"}
         for each in made:
             decided = await at.started_once(each, requests=2)
@@ -328,16 +328,38 @@ async def test_the_question_shows_the_figures_of_the_proposal(tmp_path: Path, er
     assert "required" not in asked.requested_schema
 
 
-async def test_both_ends_of_the_question_have_the_price_and_the_task(tmp_path: Path, era: str) -> None:
-    """A window of 80 columns and 24 rows shows three cut lines of its beginning, or some lines of its end."""
-    async with host(tmp_path, era, decline) as at:
-        await at.confirm(await at.propose(task="Count the otters " * 50, max_cost_cents=20))
-        [asked] = at.person.asked
+def both_ends(asked: ElicitRequestFormParams) -> tuple[str, str]:
+    """A window of 80 columns and 24 rows shows three cut lines of the beginning, or some lines of the end."""
     lines = asked.message.split("\n")
     first = "\n".join(line[:75] for line in lines[:3])
-    last = "\n".join([piece for line in lines for piece in textwrap.wrap(line, 78) or [""]][-13:])
-    for shown in (first, last):
+    return first, "\n".join([piece for line in lines for piece in textwrap.wrap(line, 78) or [""]][-13:])
+
+
+@pytest.mark.parametrize("name", [None, "n" * 60], ids=["no name", "long name"])
+async def test_both_ends_of_the_question_have_the_price_and_the_task(
+    tmp_path: Path, era: str, name: str | None
+) -> None:
+    async with host(tmp_path, era, decline) as at:
+        await at.confirm(await at.propose(task="Count the otters " * 50, max_cost_cents=20, name=name))
+        [asked] = at.person.asked
+    for shown in both_ends(asked):
         assert "at most $0.20" in shown and "Count the" in shown
+    assert name is None or f"({name})" in asked.message
+
+
+async def test_both_ends_of_a_groups_question_have_the_price_and_each_task(tmp_path: Path, era: str) -> None:
+    """A long path of the workspace, and a first task of many lines, leave room for the other tasks."""
+    folder = tmp_path.joinpath("workspace", *["a-folder-with-a-long-name"] * 6)
+    folder.mkdir(parents=True)
+    async with host(tmp_path, era, decline) as at:
+        wanted = {"workspace": str(folder), "max_cost_cents": 20, "name": "n" * 60}
+        made = [await at.propose(task=f"{verb} the otters " * 50, **wanted) for verb in ("Count", "Watch", "Feed")]
+        await at.confirm(*made, last="3 subagents together, at most $0.60")
+        [asked] = at.person.asked
+    first, last = both_ends(asked)
+    assert "at most $0.60" in first and last.count("at most $0.20") == 3
+    for shown in (first, last):
+        assert all(f"{verb} the" in shown for verb in ("Count", "Watch", "Feed"))
 
 
 async def test_the_question_shows_the_changes_of_the_call(tmp_path: Path, era: str) -> None:

@@ -22,7 +22,15 @@ from ava_server.approval.decisions import (
     lowered_by_call,
     lowered_words,
 )
-from ava_server.approval.summary import DayLeft, approval_line, group_line, group_note, proposal_message
+from ava_server.approval.summary import (
+    DayLeft,
+    approval_line,
+    group_line,
+    group_note,
+    proposal_message,
+    short_line,
+    task_starts,
+)
 from ava_server.budget.run_config import COST, TIME, TOKENS, RunCap, RunConfig
 from ava_server.core.errors import BadInput
 
@@ -218,7 +226,7 @@ class PageOpener(Protocol):
 
 
 def question(checked: CheckedApproval) -> Question:
-    """Return the question. It ends with each line, price and task, as it begins: a small window shows only one end."""
+    """Return the question. Both ends have the price and the task of each: a small window shows only one of them."""
     parts = [_proposal_part(member, checked.day) for member in checked.members]
     if checked.group_cap is not None:
         numbered = (f"{number}. {part}" for number, part in enumerate(parts, 1))
@@ -242,14 +250,16 @@ def _proposal_part(member: ProposalChange, day: DayLeft) -> str:
 
 
 def _line(number: int, member: ProposalChange, checked: CheckedApproval) -> str:
-    line = approval_line(member.changed, member.texts)
-    return line if checked.group_cap is None else f"{number}. {line}"
+    """Return the last line of a proposal; in a group without its reach, of which a path may fill the window."""
+    if checked.group_cap is None:
+        return approval_line(member.changed, member.texts)
+    return short_line(member.changed, member.texts, f"{number}. ")
 
 
 def _group_part(checked: CheckedApproval, cap_micros: int) -> str:
     cap = None if checked.free else cap_micros
     lines = [f"Ava wants to start {group_line(len(checked.members), cap, checked.group_timeout_s)}:"]
-    lines += [_line(number, member, checked) for number, member in enumerate(checked.members, 1)]
+    lines += task_starts([member.texts.task for member in checked.members])
     paid = [member.changed for member in checked.members if not member.config.free]
     together, likely = sum(one.max_cost_micros for one in paid), [one.likely_micros for one in paid]
     if note := group_note(together, cap_micros, checked.day, likely):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -25,6 +26,10 @@ READS_SHOWN = 20
 """Most read-only tools of one MCP server that the proposal names; tools that change things are all named."""
 PATHS, MORE_PATHS, PATH_CHARS = 8, 50, 120
 """Most paths that a line and a message name, and characters of one path; the digest covers all of them."""
+WINDOW_COLUMNS, START_ROWS, START_CHARS = 75, 2, 12
+"""Characters of a line, and rows, in which a small window shows how the tasks of a group begin; least of each task."""
+ROLE_CHARS = 24
+"""Characters of a role in a short line: the task has to fit behind it."""
 COMMAND_CHARS = 2_000
 """A command line is shown completely: this is the longest that role files and calls may give."""
 _PLAIN = re.compile(r"[\w./@+=-]{1,120}", re.ASCII)
@@ -70,6 +75,22 @@ def approval_line(config: RunConfig, texts: Texts) -> str:
     without = f" without {' and '.join(config.lacks)}" if config.lacks else ""
     by = "" if config.runner == IN_PROCESS else f" by {config.runner}"
     return _line(f"{config.role}{by}{without}, {caps}, {config.reach}: {task_excerpt(texts.task)}")
+
+
+def short_line(config: RunConfig, texts: Texts, before: str = "") -> str:
+    """Return role, caps and the beginning of the task after `before`, cut to the width of a small window."""
+    caps = caps_text(config.cost_cap(), config.timeout_s)
+    return one_line(f"{before}{one_line(config.role, ROLE_CHARS)}, {caps}: {texts.task}", WINDOW_COLUMNS)
+
+
+def task_starts(tasks: Sequence[str]) -> list[str]:
+    """Return lines that have the beginning of each task, numbered: two, or more if the tasks are too many for that."""
+    in_a_row = math.ceil(len(tasks) / START_ROWS)
+    number_chars = len(f'{len(tasks)}. "…"  ')
+    chars = max(WINDOW_COLUMNS // in_a_row - number_chars, START_CHARS)
+    in_a_row = min(in_a_row, WINDOW_COLUMNS // (chars + number_chars))
+    starts = [f'{number}. "{one_line(task, chars).translate(_QUOTES)}"' for number, task in enumerate(tasks, 1)]
+    return ["  ".join(starts[first : first + in_a_row]) for first in range(0, len(starts), in_a_row)]
 
 
 def normalize_typography(line: str) -> str:
@@ -327,13 +348,13 @@ def proposal_message(config: RunConfig, texts: Texts, day: DayLeft, client: str 
 
 def _first_lines(config: RunConfig, texts: Texts) -> list[str]:
     low, high = config.estimated_minutes
-    label = f"{config.role} ({config.name.translate(_QUOTES | _BRACKETS)})" if config.name else config.role
+    name = f" ({config.name.translate(_QUOTES | _BRACKETS)})" if config.name else ""
     can = config.reach
     sees = config.workspace or config.confinement == "none" or any(use.read_write for use in config.foreign.values())
     cost = "costs nothing" if config.free else f"costs {caps_text(config.max_cost_micros)}"
     about = f"{low} to {high} minutes" if low < high else minutes(high * 60)
     return [
-        f"Ava wants to start a {label}: {quoted(texts.task, SHOWN_CHARS)}.",
+        f"Ava wants to start a {config.role}: {quoted(texts.task, SHOWN_CHARS)}{name}.",
         f"It {can}." if sees else f"It {can}; it cannot read your files.",
         f"It takes about {about}, at most {minutes(config.timeout_s)}, and {cost}.{_likely(config)}",
     ]
