@@ -9,45 +9,16 @@ from pathlib import Path
 
 import pytest
 from support.hosts.extensions import CAP, works
+from support.hosts.stricter import ASK, UNDER, policy_of, proposed, started
 from support.model_server import Gate, Say, running_model_server
 from support.pages.lab_pages import Browser, serving_pages
-from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
+from support.runtime import Lab, arrived, hand_over, open_lab
 
-from ava_audit.events import ExtensionDecided, RunResumed, SpawnDecided, SpawnProposed
+from ava_audit.events import ExtensionDecided, RunResumed, SpawnDecided
 from ava_server.config.pin import PinFile
 from ava_server.runs import lifecycle
 
-HUMAN = {"AVA_APPROVAL": "human"}
-"""A server of the data root is started with it; or its host asks nobody, which is as strict."""
-ASK, BY_HOST = f'approval = "ask"\n{PRICED}', f'approval = "by_host"\n{PRICED}'
 PIN = "48 21 07"
-UNDER = pytest.mark.parametrize("under", ["AVA_APPROVAL=human", "a host that asks nobody"])
-
-
-def policy_of(under: str) -> tuple[str, dict[str, str]]:
-    """Return the configuration and the variables under which a proposal is made."""
-    return (ASK, HUMAN) if under == "AVA_APPROVAL=human" else (BY_HOST, {})
-
-
-async def proposed(lab: Lab, under: str, **more: object) -> tuple[str, str, str]:
-    """Propose under the stricter policy, and return the ids of the run and the proposal, and its approval line."""
-    if under != "AVA_APPROVAL=human":
-        lab.session.client, lab.session.client_version = "opencode", "1.18.33"
-    made = await lab.propose(**more)
-    assert made.subagent_id is not None and made.pending_id is not None
-    [fact] = await lab.facts(made.subagent_id, SpawnProposed)
-    assert fact.policy == "human"
-    lab.session.client = lab.session.client_version = None
-    lab.session.channel, lab.session.pin_given = "terminal", True
-    return made.subagent_id, made.pending_id, str(made.approval_line)
-
-
-async def started(lab: Lab, under: str, **more: object) -> str:
-    """Start a run that was proposed under the stricter policy, as a person with the PIN does."""
-    run_id, pending_id, line = await proposed(lab, under, **more)
-    answer = await lab.call("confirm_spawn", pending_ids=[pending_id], approving=[line])
-    assert answer.status == "approved", answer
-    return run_id
 
 
 async def assert_takes_the_pin(lab: Lab, browser: Browser, page: str, action: str, **fields: str) -> None:
