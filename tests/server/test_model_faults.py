@@ -190,12 +190,12 @@ ROWS: dict[str, tuple[list[Step], str, str]] = {
     "printed calls": ([UNREADABLE] * 3, "3 tool calls printed as text in a row", "--tool-call-parser"),
     "paused": (
         [Say("Half of", finish_reason="pause_turn")] * 3,
-        "3 answers that the provider paused in a row",
+        "3 answers paused by the provider in a row",
         "another model",
     ),
     "rejected": (
         [Fail(400, REJECTED)] * 3,
-        "3 answers that the provider refused in a row",
+        "3 answers refused by the provider in a row",
         "do not fit its tools",
     ),
     "nothing": ([Say()] * 3, "3 empty answers in a row", "another model"),

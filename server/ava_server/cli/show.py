@@ -143,8 +143,9 @@ def run_screen(run: RunRow, answer: RunAnswer, texts: Texts | None, entries: lis
     lines += decided_lines(run, answer.state, entries, utc)
     lines += ["", "What happened:"]
     for entry in entries:
-        line = entry_line(entry, names=names, utc=utc, width=1_000 if terminal else width)
-        lines.append(line if not terminal or is_trouble(entry) else cut(line, width))
+        trouble = is_trouble(entry)
+        line = entry_line(entry, names=names, utc=utc, width=1_000 if terminal or trouble else width)
+        lines.append(line if trouble or not terminal else cut(line, width))
     return [*lines, "", "Result:" if run.ended else "So far:"]
 
 

@@ -322,8 +322,9 @@ def read_error(error: Any, request_id: Any = None) -> ProviderError:
     headers = dict(fields_of(metadata.get("headers")))  # OpenRouter
     if "resets_in_seconds" in fields:  # Codex
         headers["retry-after"] = fields["resets_in_seconds"]
+    shown = str(words)[:_MOST_CHARS]
     return ProviderError(
-        words=f"{words[:_MOST_CHARS]} [{code}]" if code and isinstance(words, str) else str(words)[:_MOST_CHARS],
+        words=f"{shown.rstrip('.')} [{code}]" if code and isinstance(words, str) else shown,
         codes=frozenset(str(one).lower() for one in codes if isinstance(one, str | int)),
         headers={name.lower(): str(value) for name, value in headers.items() if isinstance(value, str | int | float)},
         request_id=as_text(fields.get("request_id") or request_id),
@@ -464,8 +465,9 @@ class Endpoint:
             f"request {request_id}" if request_id else "",
         )
         text += f" ({', '.join(filter(None, details))})" if any(details) else ""
+        sentence = f"{self.place} {text.format_map(fields)}{': ' if words else ''}{words}"
         return ModelError(
-            f"{self.place} {text.format_map(fields)}{': ' if words else ''}{words}.",
+            sentence if sentence.endswith((".", "!", "?")) else f"{sentence}.",
             kind=case.kind,
             sent=True,
             answered=status is None or case.answered,

@@ -117,6 +117,8 @@ def is_trouble(entry: Entry) -> bool:
     match entry.fact:
         case None:
             return False
+        case events.AssistantMessage(rejected=str()):
+            return True
         case events.SubagentComplete(status=status):
             return status not in ("success", "cancelled")
         case fact:

@@ -256,10 +256,11 @@ def test_a_request_that_is_not_taken_gets_advice_of_its_own(says: str, to_do: st
     for words in NOT_TAKEN[says, to_do]:
         for body in (openai(None, words), {"object": "error", "message": words}, {"detail": words}):
             error = refused(Case(400, body, "bad_request", says, to_do))
-            assert says in str(error) and words in str(error) and to_do in error.what_to_do
+            assert says in str(error) and words.rstrip(".") in str(error) and to_do in error.what_to_do
+            assert str(error).endswith(".") and ".." not in str(error).replace("...", "") and ". [" not in str(error)
             assert error.kind == "bad_request" and not error.retryable
             within = ENDPOINT.error_in_body(body.get("error", body), {}, NOW)
-            assert words in str(within) and to_do in within.what_to_do
+            assert words.rstrip(".") in str(within) and to_do in within.what_to_do
 
 
 @pytest.mark.parametrize("status", [401, 402, 403, 404, 429])
