@@ -85,6 +85,11 @@ class RunRow:
         return self.state not in UNENDED
 
     @property
+    def held_micros(self) -> int:
+        """What it holds for its calls in flight and its last turn; micro-USD."""
+        return self.wrap_micros + sum(int(call["micros"]) for call in self.calls_in_flight)
+
+    @property
     def calls_in_flight(self) -> list[dict[str, Any]]:
         held: dict[str, Any] | list[dict[str, Any]] = json.loads(self.in_flight or "[]")
         return held if isinstance(held, list) else [held]

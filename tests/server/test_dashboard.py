@@ -124,8 +124,8 @@ async def test_shows_every_state_with_its_activity_and_a_bar_for_each_cap(tmp_pa
     assert re.search(r"^S-\w{6}  queued +researcher \(patient\)\n.*\n  number 1 in the queue", text, re.MULTILINE)
     ending = r"^S-\w{6}  success     researcher \(done\)\n  asked \d\d:\d\d, ended \d\d:\d\d: All is done here\n"
     assert re.search(ending, text, re.MULTILINE)
-    assert re.search(r"^  somebody|^  \w+ +█▒*░+ \$0.\d+ of \$10.00 spent, \$0.\d+ reserved$", text, re.MULTILINE)
-    assert re.search(r"^  everybody +█▒*░+ \$0.\d+ of \$25.00 spent, \$0.\d+ reserved$", text, re.MULTILINE)
+    assert re.search(r"^  somebody|^  \w+ +█▒*░+ \$0.\d+ of \$10.00 spent, \$0.\d+ held$", text, re.MULTILINE)
+    assert re.search(r"^  everybody +█▒*░+ \$0.\d+ of \$25.00 spent, \$0.\d+ held$", text, re.MULTILINE)
     for line in (
         r"ok      servers      1 Ava process running",
         r"ok      keeper       running: it keeps text index and mirror up to date",

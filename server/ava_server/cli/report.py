@@ -246,13 +246,14 @@ async def _group(group_id: str, everybody: bool, as_json: bool, records: Records
 
 
 def _group_screen(found: GroupSum, at_us: int) -> None:
+    from ava_server.budget.held import held_words
     from ava_server.budget.run_config import spent_text
     from ava_server.render.run_view import elapsed_s
 
     group, bucket = found.group, found.bucket
     cap = f"{format_usd(bucket.spent_micros)} of {format_usd(group.cap_micros, exact=True)} spent"
     share = f" ({100 * bucket.spent_micros / group.cap_micros:.0f} %)" if group.cap_micros else ""
-    held = f", {format_usd(bucket.held_micros)} held for calls and last turns" if bucket.held_micros else ""
+    held = f", {held_words(bucket.held_micros)}" if bucket.held_micros else ""
     limit = f" of {format_duration(group.timeout_s)}" if group.timeout_s is not None else ", without a limit of its own"
     took_us = _took_us(found, at_us)
     took = "not started" if took_us is None else format_duration(took_us / US_PER_S)

@@ -20,6 +20,7 @@ from ava_audit.entries import Entry
 from ava_audit.rows import RunRow
 from ava_audit.units import cents, format_ts, format_usd, iso_utc, minutes
 from ava_roles.wrap import add_bars
+from ava_server.budget.held import held_words
 from ava_server.budget.run_config import RunConfig, Texts, caps_text, config_of
 from ava_server.cli.app import in_event_loop
 from ava_server.cli.log_access import checked_root, find_run, open_log, read_settings
@@ -288,9 +289,8 @@ def _sums(run: RunRow, costs: Costs) -> Iterable[str]:
         yield f"The cache {what}: {format_usd(cache.saved)} by reading, less {format_usd(cache.premium)} for writing."
     else:
         yield "The provider's cache saved nothing."
-    held = sum(attempt.reserved for attempt in costs.attempts if attempt.settlement is None)
-    if held and not run.ended:
-        yield f"Held for the call in flight: at most {format_usd(held)}"
+    if run.held_micros:
+        yield f"Besides, {held_words(run.held_micros)}"
 
 
 def _cap_changes(costs: Costs, utc: bool) -> Iterable[str]:

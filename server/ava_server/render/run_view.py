@@ -30,6 +30,7 @@ from ava_audit.view import View, loads
 from ava_roles.wrap import clean, escape_result
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.summary import task_excerpt
+from ava_server.budget.held import held_words
 from ava_server.budget.money_line import awaited_money
 from ava_server.budget.run_config import COST, TIME, TOKENS, TOOL_CALLS, TURNS, caps_text, config_of, spent_text
 from ava_server.core.ids import label, state_words
@@ -169,7 +170,7 @@ class Processes(Protocol):
 
 
 class Cap(NamedTuple):
-    """One of a run's caps: what is used of it, the most (0: no cap), and what is held for the call in flight.
+    """One of a run's caps: what is used of it, the most (0: no cap), and what is held for calls and the last turn.
 
     `name` is `seconds`, `turns`, `tool_calls`, `tokens` or `cost` (micro-USD).
     """
@@ -178,6 +179,10 @@ class Cap(NamedTuple):
     used: int | float  # read back from JSON, turns are still whole
     most: int | float
     held: int | float = 0
+
+    @property
+    def held_words(self) -> str:
+        return held_words(self.held)
 
 
 @dataclass(frozen=True)
@@ -523,13 +528,13 @@ def _caps(view: View, run: RunRow, at_us: int) -> tuple[tuple[Cap, ...], bool]:
         config = config_of(run.config)
     except ValueError:  # a newer Ava wrote it; everything else is shown
         return (), False
-    cap, held = config.cost_cap(run.cost_micros), view.bucket(run.id).held_micros
+    cap = config.cost_cap(run.cost_micros)
     return (
         Cap("seconds", elapsed_s(run, at_us), config.timeout_s),
         Cap("turns", run.turns, config.max_iterations),
         Cap("tool_calls", run.tool_calls, config.max_tool_calls),
         Cap("tokens", run.tokens, config.max_tokens),
-        Cap("cost", 0, 0) if cap is None else Cap("cost", run.cost_micros, cap, held),
+        Cap("cost", 0, 0) if cap is None else Cap("cost", run.cost_micros, cap, run.held_micros),
     ), cap is None
 
 

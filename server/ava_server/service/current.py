@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from ava_audit.rows import UNENDED, RunRow
-from ava_audit.units import HOUR_US, day_of, format_usd
+from ava_audit.units import HOUR_US, day_of
 from ava_audit.view import View
+from ava_server.budget.held import spent_words
 from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
 
 RECENT_US = HOUR_US
@@ -25,8 +26,7 @@ class Budget:
     @property
     def words(self) -> str:
         """What is spent of it, and what runs hold besides: `$0.80 of $10.00 ($0.07 held for calls and last turns)`."""
-        held = f" ({format_usd(self.held)} held for calls and last turns)" if self.held else ""
-        return f"{format_usd(self.spent)} of {format_usd(self.cap)}{held}"
+        return spent_words(self.spent, self.cap, self.held)
 
 
 def todays_budgets(

@@ -13,9 +13,9 @@ from typing import Any
 import anyio.to_thread
 from pydantic import BaseModel
 
-from ava_audit.rows import QUEUED, RUNNING, UNENDED
+from ava_audit.rows import QUEUED, RUNNING, UNENDED, Bucket
 from ava_audit.store.store import Store
-from ava_audit.units import cents, day_of, micros_from_cents, now_us
+from ava_audit.units import cents, day_of, now_us
 from ava_audit.view import View
 from ava_server.budget import user_limits
 from ava_server.budget.run_config import is_free
@@ -33,10 +33,11 @@ Change = Callable[[str, Mapping[str, Any] | None, Mapping[str, Any] | None], Awa
 
 
 class UserFacts(BaseModel):
-    """A user: cents spent today (with what is reserved for calls in flight), runs, and limits."""
+    """A user: cents spent today, those held besides for calls and last turns, runs, and limits."""
 
     name: str
     spent_cents: float
+    held_cents: float = 0.0  # an older server adds it to what is spent
     daily_cents: float
     running: int
     running_limit: int
@@ -110,23 +111,24 @@ async def list_users(settings: Settings, store: Store | None) -> list[UserFacts]
     pin = PinFile(settings.paths.approval_file)
     has_pin = await anyio.to_thread.run_sync(lambda: pin.is_set)
 
-    def query(view: View) -> dict[str, tuple[float, int, int]]:
+    def query(view: View) -> dict[str, tuple[Bucket, int, int]]:
         rows = view.runs(states=UNENDED, expired_before_us=at_us, limit=-1)
         day = day_of(at_us)
         return {
             name: (
-                view.bucket(user_limits.user_scope(name, day)).committed / micros_from_cents(1),
+                view.bucket(user_limits.user_scope(name, day)),
                 sum(row.user_id == name and row.state == RUNNING for row in rows),
                 sum(row.user_id == name and row.state != RUNNING for row in rows),
             )
             for name in view.users() | names
         }
 
-    figures = dict.fromkeys(names, (0.0, 0, 0)) if store is None else await store.read(query)
+    figures = dict.fromkeys(names, (Bucket(""), 0, 0)) if store is None else await store.read(query)
     return [
         UserFacts(
             name=name,
-            spent_cents=spent_cents,
+            spent_cents=cents(day.spent_micros),
+            held_cents=cents(day.held_micros),
             daily_cents=user_limits.day_cents(settings, name),
             running=running,
             running_limit=user_limits.running(settings, name),
@@ -136,7 +138,7 @@ async def list_users(settings: Settings, store: Store | None) -> list[UserFacts]
             roles=None if (roles := user_limits.user_settings(settings, name).roles) is None else list(roles),
             approval=user_limits.policy_in_force(settings, name, pin=has_pin)[0],
         )
-        for name, (spent_cents, running, waiting) in sorted(figures.items())
+        for name, (day, running, waiting) in sorted(figures.items())
     ]
 
 

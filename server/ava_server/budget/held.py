@@ -1,0 +1,20 @@
+"""Money that is held, in words: the same figure and the same words wherever a cap is shown.
+
+Held money is not spent. It is for calls in flight, which mostly cost less, and for last turns. So it stands beside what
+is spent and is never added to it: also while a run waits for a person, when it holds its last turn alone.
+"""
+
+from __future__ import annotations
+
+from ava_audit.units import format_usd
+
+
+def held_words(micros: float) -> str:
+    """`$0.07 held for calls and last turns`; empty where nothing is held."""
+    return f"{format_usd(int(micros))} held for calls and last turns" if micros else ""
+
+
+def spent_words(spent_micros: int, cap_micros: int, held_micros: int, *, exact: bool = False) -> str:
+    """`$0.80 of $10.00 ($0.07 held for calls and last turns)`; `exact` is about the cap."""
+    held = f" ({held_words(held_micros)})" if held_micros else ""
+    return f"{format_usd(spent_micros)} of {format_usd(cap_micros, exact=exact)}{held}"
