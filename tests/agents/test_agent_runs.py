@@ -24,6 +24,7 @@ from support.sample import sampled
 from support.sandboxes.attacks import needs
 from support.stdio import assert_intact, logged, made, serving, until
 
+from ava_audit.entries import Entry
 from ava_audit.events import (
     AgentNote,
     AgentRequest,
@@ -36,6 +37,7 @@ from ava_audit.events import (
     WorkChecked,
 )
 from ava_server.agents.metering import HAND_OVER_CALLS
+from ava_server.agents.unpaid import KEPT_BYTES, MOST_UNPAID_BYTES, UnpaidBytes
 from ava_server.budget.run_config import config_of
 from ava_server.config.agents import AgentSpec
 from ava_server.config.keys import key_variables, set_key
@@ -332,21 +334,57 @@ async def test_arguments_that_are_too_large_are_answered_and_stay_out_of_the_log
         assert await lab.facts(run_id, ToolCall) == []
 
 
-async def test_what_nobody_pays_for_is_bounded_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def little_unpaid(monkeypatch: pytest.MonkeyPatch) -> int:
+    """The most bytes of a run that nobody paid for, in small."""
+    most = 50_000
+    monkeypatch.setattr("ava_server.agents.unpaid.MOST_UNPAID_BYTES", most)
+    monkeypatch.setattr("ava_server.agents.unpaid.KEPT_BYTES", 0)
+    monkeypatch.setattr("ava_server.agents.work.RESULT_BYTES", 5_000)
+    return most
+
+
+def unpaid_in(entries: list[Entry]) -> int:
+    counted = UnpaidBytes()
+    counted.add_earlier([entry.fact for entry in entries if entry.fact is not None])
+    return counted.total
+
+
+async def test_what_nobody_pays_for_is_bounded_in_the_log(tmp_path: Path, little_unpaid: int) -> None:
     needs("bubblewrap")
-    monkeypatch.setattr("ava_server.agents.metering.MOST_UNPAID_BYTES", 50_000)
     calls = [{"ava": "submit_result", "args": {"summary": "x", "nothing": f"{number}" * 20_000}} for number in range(9)]
     async with agent_lab(tmp_path, [], [[*calls, {"say": "It costs twelve cents."}]]) as lab:
         run_id, result = await outcome(lab)
-        assert result["untrusted_result"]["output"].count("too much in their arguments") == 7
+        assert result["untrusted_result"]["output"].count("that no provider was paid for. Hand over what you") == 7
         assert len(await lab.facts(run_id, ToolCall)) == 2
+        assert 40_000 < unpaid_in(await lab.entries(run_id)) <= little_unpaid
+
+
+def test_what_the_log_has_counts_as_unpaid_with_the_results_of_avas_tools() -> None:
+    counted = UnpaidBytes()
+    counted.add_earlier(
+        (
+            ToolCall(tool="recall", args={"a": "b"}, call_id="ava-1-1"),
+            ToolResult(tool="recall", success=True, output="é" * 50, call_id="ava-1-1"),
+            ToolCall(tool="Bash", args={"command": "ls" * 99}, call_id="toolu_0_0"),
+            ToolResult(tool="Bash", success=True, output="x" * 99, call_id="toolu_0_0"),
+            AgentRequest(turn=1, model="m", head_sha="h", head={"a": 1}, items=("paid" * 99,)),
+            AgentRequest(turn=2, model="m", head_sha="h", items=("refused",)),
+            AgentNote(kind="refused", text="why"),
+        )
+    )
+    assert counted.total == len("recall") + len('{"a": "b"}') + 100 + len("why{}")
+    room = MOST_UNPAID_BYTES - KEPT_BYTES - counted.total
+    assert not counted.has_room(room + 1) and counted.take(room) and not counted.take(1)
+    assert counted.take(KEPT_BYTES, hands_over=True) and not counted.take(1, hands_over=True)
+    counted.give_back(KEPT_BYTES)
+    assert counted.has_room(0)
 
 
 async def test_requests_that_are_never_billed_are_bounded_in_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, little_unpaid: int
 ) -> None:
     needs("bubblewrap")
-    monkeypatch.setattr("ava_server.agents.metering.MOST_UNPAID_BYTES", 50_000)
     monkeypatch.setattr("ava_server.agents.metering.MOST_NEW_BYTES", 50_000)
     monkeypatch.setattr("ava_server.agents.metering.FAILED_CALLS", 1_000)
     asks = [{"ask": f"{number}" * 20_000, "survives": True, "aside": True} for number in range(9)]
@@ -356,8 +394,9 @@ async def test_requests_that_are_never_billed_are_bounded_in_the_log(
         await lab.ended(run_id, 60)
         logged = sum(len(each.model_dump_json()) for each in await lab.facts(run_id, AgentRequest))
         said = [note.text for note in await lab.facts(run_id, AgentNote) if note.kind == "refused"]
-    assert logged < 130_000 and len(lab.server.requests) < 9
-    assert any("never answered" in text for text in said)
+        assert unpaid_in(await lab.entries(run_id)) <= little_unpaid + len("".join(said))
+    assert logged < 60_000 and len(lab.server.requests) < 9
+    assert any("that no provider was paid for" in text for text in said)
 
 
 @pytest.mark.parametrize("obeys", [True, False], ids=["obeys", "ignores"])

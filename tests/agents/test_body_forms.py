@@ -259,6 +259,8 @@ async def test_a_beta_feature_is_compared_whole(tmp_path: Path, given: str) -> N
     async with place(tmp_path, [Say("ok")]) as at:
         assert (await at.ask(request("messages"), **{"anthropic-beta": given})).status_code == 200
         assert at.far.requests[0].headers.get("anthropic-beta", "") == BETAS[given]
+        left_out = [f"anthropic-beta {name}" for name in given.split(",") if name not in BETAS[given].split(",")]
+        assert list(at.meter.admitted[0].dropped) == left_out
 
 
 async def test_what_is_taken_out_is_logged_once_for_a_run(tmp_path: Path) -> None:
@@ -271,3 +273,14 @@ async def test_what_is_taken_out_is_logged_once_for_a_run(tmp_path: Path) -> Non
         assert (await lab.ended(run_id)).state == "success"
         dropped = [each.dropped for each in await lab.facts(run_id, AgentRequest)]
     assert dropped == [("system.mode",), (), ("system.speed",)]
+
+
+async def test_a_beta_feature_that_is_left_out_is_logged_once_for_a_run(tmp_path: Path) -> None:
+    one, two = "effort-2025-11-24,context-1m-2025-08-07", "context-1m-2025-08-07,fast-mode-2026-02-01"
+    asks = [{"ask": f"number {number}", "betas": betas} for number, betas in enumerate((one, one, two))]
+    answers = [Say("Done.", usage=USAGE)] * 3
+    async with agent_lab(tmp_path, answers, [[*asks, {"say": "Done."}]]) as lab:
+        run_id = await lab.start(**agent_run())
+        assert (await lab.ended(run_id)).state == "success"
+        dropped = [each.dropped for each in await lab.facts(run_id, AgentRequest)]
+    assert dropped == [("anthropic-beta context-1m-2025-08-07",), (), ("anthropic-beta fast-mode-2026-02-01",)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ava_audit.redaction import Redactor
@@ -77,19 +77,22 @@ class Bodies:
     def models(self) -> tuple[str, ...]:
         return tuple(self._models)
 
-    def read(self, content: bytes) -> AgentCall:
-        """Return a request as it may be sent. Blocks for a long one. Raises CallRefused."""
+    def read(self, content: bytes, taken: Sequence[str] = ()) -> AgentCall:
+        """Return a request as it may be sent. Blocks for a long one. Raises CallRefused.
+
+        `taken` names what was taken out of its headers.
+        """
         if content.count(b"{") + content.count(b"[") > _MOST_PARTS:
             raise CallRefused("form", f"the body has more than {_MOST_PARTS:,} objects and lists")
         try:
             given = as_object(decode(content.decode()))
             if given is not None and not deeper_than(given, _MOST_DEEP):
-                return self._read(given)
+                return self._read(given, taken)
         except (TypeError, ValueError) as error:  # a list where a name should be, text where a number should be
             log.debug("unreadable body", exc_info=error)
         raise CallRefused("form", "the body is not a JSON object as the API has it, or is nested too deep")
 
-    def _read(self, given: dict[str, Any]) -> AgentCall:
+    def _read(self, given: dict[str, Any], taken: Sequence[str]) -> AgentCall:
         self._refuse_unapproved(given)
         model, form, closing = as_text(given.get("model")), self._form, Closing(self._form)
         items = given.get(form.items)
@@ -110,6 +113,8 @@ class Bodies:
         known = {"model", "n", "tools", "stream_options", *form.fields, *form.output, *form.refused, *form.forced}
         for name in sorted(given.keys() - known):
             closing.take(name[:_NAME_CHARS])
+        for name in taken:
+            closing.take(name)
         outputs = [given[name] for name in form.output if isinstance(given.get(name), int) and given[name] > 0]
         return AgentCall(
             model=model,

@@ -11,7 +11,7 @@ import hmac
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -63,7 +63,8 @@ _BETA = re.compile(
     r"(?:claude-code|interleaved-thinking|fine-grained-tool-streaming|effort|structured-outputs|mid-conversation-system"
     r"|thinking-token-count)-(?:\d{8}|\d{4}-\d\d-\d\d)"
 )
-"""Names of Anthropic's beta features that change no price and store nothing, with their dates."""
+"""Names of Anthropic's beta features that change no price and store nothing, with their dates. Others are left out."""
+_BETA_CHARS = 100
 _STATUS: Mapping[Refusal, tuple[int, str]] = {
     "cap": (400, "billing_error"),
     "model": (404, "not_found_error"),
@@ -178,7 +179,7 @@ class Gateway:
 
         try:
             content = await _body(receive, take)
-            call = await self._read(content)
+            call = await self._read(content, [name for name in _betas(headers) if not _BETA.fullmatch(name)])
         except CallRefused as why:
             with anyio.CancelScope(shield=True), anyio.move_on_after(SETTLE_S):
                 await self._meter.refuse(why)
@@ -204,9 +205,10 @@ class Gateway:
         status, kind = _FAILED.get(failed.kind, (502, "api_error"))
         return self._error(status, kind, str(failed), failed.again_after_s)
 
-    async def _read(self, content: bytes) -> AgentCall:
+    async def _read(self, content: bytes, unknown_betas: Sequence[str]) -> AgentCall:
+        taken = [f"anthropic-beta {name[:_BETA_CHARS]}" for name in unknown_betas]
         try:
-            return await hide_apart(partial(self._bodies.read, content), len(content))
+            return await hide_apart(partial(self._bodies.read, content, taken), len(content))
         except TimeoutError:
             sentence = f"its secrets could not be looked for within {HIDE_WITHIN_S:g} s; send less at once"
             raise CallRefused("form", sentence) from None
@@ -237,8 +239,7 @@ class Gateway:
 
     async def _forward(self, forwarded: _Forwarded, headers: Headers) -> None:
         call, bodies = forwarded.admitted.call, self._bodies
-        betas = [each.strip() for each in headers.get("anthropic-beta", "").split(",")]
-        passed = ",".join(each for each in betas if _BETA.fullmatch(each))
+        passed = ",".join(name for name in _betas(headers) if _BETA.fullmatch(name))
         with forwarded.reading:
             try:
                 async with self._model.exchange(
@@ -294,6 +295,12 @@ class _Forwarded:
             return
         billed = self.sent and (self.error is None or may_have_been_billed(self.error))
         await meter.failed(self.admitted, "unknown" if billed else "not_billed", self.error, took_ms)
+
+
+def _betas(headers: Headers) -> list[str]:
+    """Return the names of the beta features that a request asks for."""
+    given = (name.strip() for name in headers.get("anthropic-beta", "").split(","))
+    return [name for name in given if name]
 
 
 async def _watch(receive: Receive, waiting: anyio.CancelScope, reading: anyio.CancelScope) -> None:

@@ -41,6 +41,7 @@ from ava_audit.view import Command, Outcome, View
 from ava_roles.wrap import clean
 from ava_server.agents.bodies import own_id
 from ava_server.agents.seam import MOST_NEW_BYTES, Admitted, AgentCall, Bounds, CallRefused
+from ava_server.agents.unpaid import UnpaidBytes, note_bytes
 from ava_server.budget.caps import CapReached, CapRequest, Reservation, reserve_in_line
 from ava_server.budget.money_line import MoneyWait, Patience
 from ava_server.models.base import Bound, Completion
@@ -74,9 +75,8 @@ FAILED_CALLS = 6
 """Calls in a row without an answer after which the agent is stopped: some agents try for ever."""
 HAND_OVER_CALLS = 4
 """Calls after a cap, for what hands the work over: the agent calls a tool, reads its answer, and may repeat that."""
-MOST_UNPAID_BYTES = 16_000_000
-"""Bytes of a run in the log that no provider was paid for: arguments of Ava's tools, calls that were not billed."""
 MOST_REFUSED = 50  # refusals that are recorded: an agent can think of ever new ones, and they cost nothing
+IN_LOG_ALONE = "in the log alone: "
 MOST_TAKEN_NAMES = 1_000  # of what was taken out of the requests of a run
 SHOWN_CHARS = 2_000
 """Characters of a tool's result that its own entry has; the request that shows it has all of it."""
@@ -108,6 +108,7 @@ class RunMeter:
         own_tools: Iterable[str],
         on_stop: Callable[[], None],
         is_done: Callable[[], bool],
+        unpaid: UnpaidBytes,
     ) -> None:
         self._run = run
         self._log = run.log
@@ -124,7 +125,7 @@ class RunMeter:
         self._taken: set[str] = set()  # the names of what was taken out that the log has
         self._refused: set[str] = set()
         self._left_to_hand_over: int | None = None  # the calls that may still be sent after a cap; None before that
-        self._unpaid_bytes = 0
+        self._unpaid = unpaid
         self._open_bytes: dict[int, int] = {}  # what the log has of calls in flight, by turn
         self._open: set[int] = set()  # the turns of calls in flight
         self._settled = anyio.Event()
@@ -143,12 +144,16 @@ class RunMeter:
         if self._left_to_hand_over is None:
             self._left_to_hand_over = HAND_OVER_CALLS
 
-    def may_write(self, size: int) -> bool:
-        """Count bytes that go into the log and that nobody pays for; False: they are too many, and stay out."""
-        if self._unpaid_bytes + size > MOST_UNPAID_BYTES:
-            return False
-        self._unpaid_bytes += size
-        return True
+    def recall(self, facts: Iterable[Fact]) -> None:
+        """Take over what earlier owners of the run have logged, so that it is logged once for the run."""
+        for fact in facts:
+            match fact:
+                case AgentRequest():
+                    self._taken.update(name for name in fact.dropped if not name.startswith(IN_LOG_ALONE))
+                case AgentNote(kind="refused"):
+                    self._refused.add(fact.text)
+                case _:
+                    pass
 
     # -- the seam -----------------------------------------------------------------------------------------------------
 
@@ -170,10 +175,12 @@ class RunMeter:
 
     async def refuse(self, why: CallRefused) -> None:
         said = f"a model request was not sent: {self._hidden(str(why))}"
-        if said not in self._refused and len(self._refused) < MOST_REFUSED:
+        note = AgentNote(kind="refused", text=said)
+        is_new = said not in self._refused and len(self._refused) < MOST_REFUSED
+        if is_new and self._unpaid.take(note_bytes(note), hands_over=True):
             self._refused.add(said)
             try:
-                await self._log.record(AgentNote(kind="refused", text=said))
+                await self._log.record(note)
             except AuditError as error:
                 self.fail(error)
 
@@ -223,7 +230,7 @@ class RunMeter:
         settled = self._settlement(reserved, settlement, took_ms, error)
         events = [settled]
         if settlement == "not_billed":
-            self._unpaid_bytes += self._open_bytes.get(reserved.fact.turn, 0)
+            self._unpaid.total += self._open_bytes.get(reserved.fact.turn, 0)
         if error is not None:
             self.fault, self._failed_in_a_row = error, self._failed_in_a_row + 1
             if self._failed_in_a_row >= FAILED_CALLS:
@@ -245,8 +252,8 @@ class RunMeter:
             await self.refuse(why)
             raise why
         size = sum(map(len, seen.fresh), len(call.head) if call.chain[0] not in self._shown else 0)
-        if self._unpaid_bytes + size > MOST_UNPAID_BYTES:
-            why = CallRefused("form", f"requests of this run with {MOST_UNPAID_BYTES:,} bytes were never answered")
+        if not self._unpaid.has_room(size + sum(self._open_bytes.values())):
+            why = CallRefused("form", self._unpaid.refusal)
             await self.refuse(why)
             raise why
         shown = await anyio.to_thread.run_sync(self._shown_by, call, seen, self._turn + 1)
@@ -382,7 +389,7 @@ class RunMeter:
         request = AgentRequest(
             turn=turn, model=call.model, head_sha=call.chain[0], head=shown.get("head"), after=seen.after,
             known=seen.known, items=tuple(shown["items"]),
-            dropped=(*self._newly_taken(call), *(f"in the log alone: {each}" for each in cut)),
+            dropped=(*self._newly_taken(call), *(f"{IN_LOG_ALONE}{each}" for each in cut)),
         )  # fmt: skip
         return [request, *self._new_results(seen, turn)]
 

@@ -39,6 +39,7 @@ from ava_server.agents.command import API_TYPES, PORT, start_command
 from ava_server.agents.command import check_agent as check_agent
 from ava_server.agents.gateway import Gateway, serving
 from ava_server.agents.metering import CountedBounds, RunMeter
+from ava_server.agents.unpaid import OWN_CALL, RESULT_BYTES, UnpaidBytes, earlier_facts, note_bytes, text_bytes
 from ava_server.core.untrusted import hide_apart
 from ava_server.models.base import ToolUse
 from ava_server.runs.coding import learn_private_keys
@@ -104,9 +105,15 @@ class AgentWork:
         self._place = calls.place if coding is None else coding.place(calls.place)
         self._calls = calls
         self._stop = anyio.Event()
-        self._tools = RunTools(run, calls, self._interrupt, self._news, lambda size: self._meter.may_write(size))
+        self._unpaid = UnpaidBytes()
+        self._tools = RunTools(run, calls, self._interrupt, self._news, self._unpaid)
         self._meter = RunMeter(
-            run, CountedBounds(), self._tools.names, self._interrupt, lambda: self._tools.submitted is not None
+            run,
+            CountedBounds(),
+            self._tools.names,
+            self._interrupt,
+            lambda: self._tools.submitted is not None,
+            self._unpaid,
         )
         self._looked = run.log.history.last_message_seq
         self._told: set[str] = set()
@@ -129,6 +136,7 @@ class AgentWork:
         wrap_s = left_s - work_s
         try:
             result: RunResult | None = None
+            await self._recall()
             with clock.limit(left_s, group_s):  # the start and the hand-over are in the time
                 async with self._opened() as (agent, resumed):
                     took = anyio.current_time() - began
@@ -149,6 +157,14 @@ class AgentWork:
                 "error", f"{title} could not go on", error_kind="agent", error_message=self._hidden(str(cause)),
                 what_to_do=f"See `ava agents`, and propose it again; or without {title}: runner: in-process.",
             )  # fmt: skip
+
+    async def _recall(self) -> None:
+        """Take over what earlier owners of the run have put into its log."""
+        if self._log.fence.generation > 1:
+            run_id = self._log.run.id
+            facts = await self._log.read(lambda view: earlier_facts(view, run_id))
+            await anyio.to_thread.run_sync(self._unpaid.add_earlier, facts)
+            self._meter.recall(facts)
 
     # -- starting -----------------------------------------------------------------------------------------------------
 
@@ -344,11 +360,12 @@ class AgentWork:
         if paths:
             more = f" and {len(ask.paths) - 1} more" if len(ask.paths) > 1 else ""
             what = f"{what}: {paths[0]}{more}"
-        if not self._meter.may_write(len(what) + sum(map(len, paths))):
-            return False
         detail = {"kind": ask.kind, "allowed": allowed, "paths": paths}
+        note = AgentNote(kind="permission", text=what, detail=detail)
+        if not self._unpaid.take(note_bytes(note)):
+            return False
         try:
-            await self._log.record(AgentNote(kind="permission", text=what, detail=detail))
+            await self._log.record(note)
         except AuditError as error:  # the run is no longer this process's: its turn ends, and nothing is allowed
             self._meter.fail(error)
             return False
@@ -402,13 +419,13 @@ class RunTools:
         calls: ToolCalls,
         on_submit: Callable[[], None],
         news: Callable[[], Awaitable[str]],
-        may_write: Callable[[int], bool],
+        unpaid: UnpaidBytes,
     ) -> None:
         self._run = run
         self._calls = calls
         self._on_submit = on_submit
         self._news = news
-        self._may_write = may_write
+        self._unpaid = unpaid
         self._numbers = count(1)
         prefix = run.log.history.prefix or run.context.started
         self._tools = [
@@ -444,12 +461,17 @@ class RunTools:
         if number > self._run.config.max_tool_calls + MOST_REFUSED:
             return _not_taken("far more calls than this run may make.")
         given = json.dumps(args, ensure_ascii=False)
-        size = len(params.name) + len(given.encode(errors="replace"))
-        if not self._may_write(size):
-            return _not_taken("the calls of this run have too much in their arguments. Hand over what you have.")
-        call_id = f"ava-{self._run.log.fence.generation}-{number}"
+        hands_over = params.name == SUBMIT
+        room = len(params.name) + text_bytes(given) + RESULT_BYTES
+        if not self._unpaid.take(room, hands_over=hands_over):
+            return _not_taken(f"{self._unpaid.refusal}. Hand over what you have.")
+        call_id = f"{OWN_CALL}{self._run.log.fence.generation}-{number}"
         call = ToolUse(call_id, params.name, args, given)
-        text, failed = await (self._submit(call) if params.name == SUBMIT else self._other(call))
+        text, failed = "", True
+        try:
+            text, failed = await (self._submit(call) if hands_over else self._other(call))
+        finally:
+            self._unpaid.give_back(RESULT_BYTES - text_bytes(text))
         if news := await self._news():
             text = f"{text}\n\n{news}"
         return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=failed)

@@ -2,10 +2,10 @@
 
     python scripted_agent.py SCRIPT.json
 
-The script is a list of steps for each prompt, in order. {"ask": TEXT, "file": PATH, …}: a model request to the gateway
-that ANTHROPIC_BASE_URL names, whose tool calls are not carried out; with {"repeats": NUMBER} it repeats a 429 so often,
-each time after the seconds of Retry-After, as the SDKs of agents do. {"burst": NUMBER}: so many at once. {"at_once":
-[[STEP, …], …]}: these rows of steps side by side. {"say": TEXT}.
+The script is a list of steps for each prompt, in order. {"ask": TEXT, "file": PATH, "betas": NAMES, …}: a model request
+to the gateway that ANTHROPIC_BASE_URL names, whose tool calls are not carried out; with {"repeats": NUMBER} it repeats a
+429 so often, each time after the seconds of Retry-After, as the SDKs of agents do. {"burst": NUMBER}: so many at once.
+{"at_once": [[STEP, …], …]}: these rows of steps side by side. {"say": TEXT}.
 {"question": TEXT}: asks the person. {"tool": ID, "title": …}: tells of a tool call. {"permit": {…}}: asks for
 permission. {"ava": NAME, "args": {…}}: calls a tool of Ava's. {"write": PATH, "text": …}. {"run": COMMAND}.
 {"sleep": SECONDS}. {"raw": TEXT}. {"hang": true}. {"exit": CODE}. {"fork": true}. {"flood": NUMBER}. {"usage": {…}}:
@@ -268,9 +268,10 @@ class Agent:
             "stream": step.get("stream", False),
             "tools": [{"name": "Bash", "description": "Runs.", "input_schema": {"type": "object"}}],
         }
-        request = urllib.request.Request(
-            f"{BASE}/v1/messages", json.dumps(body).encode(), {"content-type": "application/json", "x-api-key": SECRET}
-        )
+        headers = {"content-type": "application/json", "x-api-key": SECRET}
+        if "betas" in step:
+            headers["anthropic-beta"] = step["betas"]
+        request = urllib.request.Request(f"{BASE}/v1/messages", json.dumps(body).encode(), headers)
         try:
             with self.repeating(request, step.get("repeats", 0)) as answer:
                 content = answer.read()
