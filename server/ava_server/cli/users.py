@@ -19,7 +19,7 @@ import typer
 from ava_audit.units import format_usd, iso_second, micros_from_cents, now_us
 from ava_extras import require
 from ava_roles.sandbox.sandbox import path_outside
-from ava_server.budget.held import spent_words
+from ava_server.budget.held import held_words
 from ava_server.cli.app import in_event_loop, refuse_in_subagent
 from ava_server.cli.log_access import checked_root, open_log, read_settings, record_setting
 from ava_server.cli.options import Json, TokenFile, Url, absolute_path, parse_cents
@@ -343,10 +343,10 @@ async def _read_users() -> list[UserFacts]:
 
 def _describe_user(user: UserFacts) -> str:
     spent, held, day = map(micros_from_cents, (user.spent_cents, user.held_cents, user.daily_cents))
-    today = spent_words(spent, day, held)
+    besides = f" ({held_words(held)})" if held else ""
     waiting = f", {user.waiting} waiting" if user.waiting else ""
     parts = [
-        f"today {today}",
+        f"{format_usd(spent)} of {format_usd(day)} today{besides}",
         f"{user.running} of {user.running_limit} running{waiting}",
         f"approval {user.approval}",
         counted(user.tokens, "token"),

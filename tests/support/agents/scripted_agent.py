@@ -3,9 +3,9 @@
     python scripted_agent.py SCRIPT.json
 
 The script is a list of steps for each prompt, in order. {"ask": TEXT, "file": PATH, "betas": NAMES, …}: a model request
-to the gateway that ANTHROPIC_BASE_URL names, whose tool calls are not carried out; with {"repeats": NUMBER} it repeats a
-429 so often, each time after the seconds of Retry-After, as the SDKs of agents do. {"burst": NUMBER}: so many at once.
-{"at_once": [[STEP, …], …]}: these rows of steps side by side. {"say": TEXT}.
+to the gateway that ANTHROPIC_BASE_URL names, whose tool calls are not carried out; with {"repeats": NUMBER} it repeats
+a 429 so often, each time after the seconds of Retry-After, as the SDKs of agents do. {"burst": NUMBER}: so many at
+once. {"at_once": [[STEP, …], …]}: these rows of steps side by side. {"say": TEXT}.
 {"question": TEXT}: asks the person. {"tool": ID, "title": …}: tells of a tool call. {"permit": {…}}: asks for
 permission. {"ava": NAME, "args": {…}}: calls a tool of Ava's. {"write": PATH, "text": …}. {"run": COMMAND}.
 {"sleep": SECONDS}. {"raw": TEXT}. {"hang": true}. {"exit": CODE}. {"fork": true}. {"flood": NUMBER}. {"usage": {…}}:
