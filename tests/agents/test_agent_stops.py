@@ -178,20 +178,22 @@ async def test_runs_at_once_never_pass_the_caps_of_a_day(tmp_path: Path) -> None
             assert cap // 2 < spent <= cap + beyond, scope
 
 
-async def test_an_agent_cannot_fill_the_log_without_spending(tmp_path: Path) -> None:
+async def test_an_agent_cannot_fill_the_log_without_spending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests that are refused, for ever new reasons; results in no form; tools that there are not."""
     needs("bubblewrap")
-    refused = [{**ASK, "stream": False, "model": f"model-{number}"} for number in range(300)]
+    for module in ("metering", "work"):
+        monkeypatch.setattr(f"ava_server.agents.{module}.MOST_REFUSED", 3)
+    refused = [{"ask": "look", "aside": True, "survives": True, "model": f"model-{number}"} for number in range(12)]
     calls: list[dict[str, Any]] = [
-        {"ava": "submit_result", "args": {"summary": 5}, "times": 300},
-        {"ava": "no_such_tool", "args": {}, "times": 300},
+        {"ava": "submit_result", "args": {"summary": 5}, "times": 12},
+        {"ava": "no_such_tool", "args": {}, "times": 12},
     ]
     async with agent_lab(tmp_path, [], [[*refused, *calls, SUBMIT]]) as lab:
-        run_id = await lab.start(**agent_run(max_tool_calls=20))
-        await lab.ended(run_id, 120)
-        assert (await lab.run(run_id)).state == "success"
-        assert len(await lab.facts(run_id, AgentNote)) < 120
-        assert len(await lab.facts(run_id, ToolResult)) < 120
+        run_id = await lab.start(**agent_run(max_tool_calls=12))
+        assert (await lab.ended(run_id, 60)).state == "success"
+        notes = [note for note in await lab.facts(run_id, AgentNote) if note.kind == "refused"]
+        assert len(notes) == 3
+        assert len(await lab.facts(run_id, ToolResult)) == 12 + 3
 
 
 @pytest.mark.parametrize("messages", sampled([900_000, 190_000, 55_000], 1))
