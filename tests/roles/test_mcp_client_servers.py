@@ -149,6 +149,15 @@ async def test_a_silent_server_delays_a_run_only_until_its_deadline(
             await servers.end()
 
 
+async def test_a_proposal_waits_as_long_for_a_server_as_a_run_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_servers, "START_S", 0.5)
+    with anyio.fail_after(8):
+        listing = await list_tools(entry("silent"), await means(tmp_path))
+    assert listing.fault == "did not answer within 0.5 s"
+
+
 async def test_caches_the_tool_list_and_asks_a_server_only_once_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,9 +10,10 @@ import anyio
 import pytest
 from support.foreign.servers import SCRIPT, stdio_server, write_role
 from support.model_server import running_model_server
-from support.runtime import Lab, open_lab
+from support.runtime import Lab, hand_over, open_lab
 from support.stdio import until
 
+from ava_roles.mcp_client import run_servers
 from ava_roles.mcp_client.tools import ServerEntry
 
 pytestmark = pytest.mark.slow
@@ -101,6 +102,48 @@ async def test_omits_the_tools_of_an_unavailable_server_and_says_why(tmp_path: P
         assert why in answer.message
         refused = await lab.call("spawn_subagent", role="needy", task="x")
         assert refused.status == "failed" and why in refused.message
+
+
+@pytest.mark.parametrize("tools", ["mcp__lab__add", "mcp__lab, scratchpad, recall", "mcp__lab__add, mcp__gone__find"])
+async def test_refuses_a_role_none_of_whose_servers_is_there_and_says_why(tmp_path: Path, tools: str) -> None:
+    write_role(tmp_path / "data", tools)
+    async with open_lab(tmp_path, config=stdio_server("exits"), runs=False) as lab:
+        refused = await lab.call("spawn_subagent", role="guest", task="x")
+        assert refused.status == "failed" and "none of them can be used now" in refused.message
+        assert "the MCP server lab ended before it answered" in refused.message and "Try again" in refused.message
+        assert "`ava doctor`" in refused.message
+
+
+async def test_refuses_a_call_that_leaves_only_tools_of_a_server_that_is_not_there(tmp_path: Path) -> None:
+    write_role(tmp_path / "data", "mcp__lab__add, read_webpages")
+    async with open_lab(tmp_path, config="", runs=False) as lab:
+        refused = await lab.call("spawn_subagent", role="guest", task="x", tools=["mcp__lab__add"])
+        assert refused.status == "failed" and "no MCP server lab is configured here. Try again" in refused.message
+
+
+async def test_what_is_missing_of_several_servers_is_said_in_the_proposal_and_the_result(tmp_path: Path) -> None:
+    write_role(tmp_path / "data", "mcp__lab__add, mcp__gone__find")
+    missing = "mcp__gone__find is not there: no MCP server gone is configured here"
+    async with open_lab(tmp_path, [hand_over()], config=GOOD) as lab:
+        answer = await proposed(lab)
+        assert foreign(answer) == {"add"} and missing in answer.message
+        await lab.approve(answer)
+        await lab.ended(answer.subagent_id)
+        (run,) = (await lab.call("check_subagent", subagent_id=answer.subagent_id)).runs
+        assert run.status == "success" and any(missing in caveat for caveat in run.untrusted_result.caveats)
+
+
+async def test_a_run_whose_servers_no_longer_start_ends_before_anything_is_paid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_role(tmp_path / "data", "mcp__lab__add")
+    async with open_lab(tmp_path, config=GOOD) as lab:
+        answer = await proposed(lab)
+        monkeypatch.setattr(run_servers, "START_S", 0.0)
+        await lab.approve(answer)
+        row = await lab.ended(answer.subagent_id)
+        assert (row.state, row.error_kind, row.cost_micros) == ("error", "mcp_server", 0)
+        assert lab.server.requests == []
 
 
 async def test_a_role_can_require_any_tool_of_a_server(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ async def test_the_approval_and_the_log_name_the_sandbox_of_a_server(tmp_path: P
 
 async def test_a_run_with_only_remote_servers_needs_no_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "_found", {})
-    write_role(tmp_path / "data", "mcp__far__add, scratchpad")
+    write_role(tmp_path / "data", "mcp__far__add, read_webpages")
     config = '[mcp_servers.far]\nurl = "http://127.0.0.1:9/mcp"\n'
     async with open_lab(tmp_path, config=config, runs=False) as lab:
         answer = await lab.call("spawn_subagent", role="guest", task="x")

@@ -19,14 +19,12 @@ from ava_roles.mcp_client.tools import OfferedTool, ServerEntry
 from ava_roles.tool import ToolArgs, ToolContext, ToolOutput, ToolSpec
 
 START_S = 20.0
-"""The longest from a server's start until its tools are known."""
+"""The longest from a server's start until its tools are known, in a run and while a proposal waits for them."""
 MAX_STARTS = 3
 """How often a server that keeps ending is started in one run."""
 CLOSE_S = 1.0
 """How long a server may take to close its session before it is cancelled."""
 CANCEL_S = 3.0
-LIST_S = 10.0
-"""The longest from a server's start until its tools are known, while a proposal waits for them."""
 CACHE_S, FAULT_CACHE_S = 300.0, 15.0
 
 log = logging.getLogger("ava.foreign")
@@ -49,7 +47,7 @@ class ToolDiscovery:
         self._locks: dict[str, anyio.Lock] = {}
 
     async def offers(self, entries: Iterable[ServerEntry]) -> Mapping[str, ToolListing]:
-        """Return the listings of servers, by name; all are asked side by side, each for at most 10 s."""
+        """Return the listings of servers, by name; all are asked side by side, each for at most `START_S`."""
         found: dict[str, ToolListing] = {}
 
         async def one(entry: ServerEntry) -> None:
@@ -76,14 +74,14 @@ class ToolDiscovery:
 
 async def list_tools(entry: ServerEntry, launch: LaunchContext) -> ToolListing:
     try:
-        with anyio.move_on_after(LIST_S):
+        with anyio.move_on_after(START_S):
             async with connect(entry, launch) as connection:
                 return ToolListing(await connection.tools())
     except Exception as error:  # whatever a server does, the proposal continues without it
         why = describe_failure(error)
         log.info("the MCP server %s %s (%s)", entry.name, why, type(error).__name__)
         return ToolListing(fault=why)
-    return ToolListing(fault=f"did not answer within {LIST_S:g} s")
+    return ToolListing(fault=f"did not answer within {START_S:g} s")
 
 
 @dataclass

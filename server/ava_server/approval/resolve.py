@@ -233,6 +233,9 @@ class _Resolution:
                 if not degraded:
                     raise
                 lacks.append(missing.tool)
+        # With other tools to work with, the role is not without its purpose: the proposal says what is missing.
+        if not degraded and self._agent is None and not self._has(found.names, "reads", "commands"):
+            self._foreign.check_servers(found.unavailable)
         self._refuse_idle(found.names)
         texts = _texts(args, role)
         if args.output_schema is not None and (fault := check_schema(args.output_schema)):

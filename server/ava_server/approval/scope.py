@@ -169,12 +169,14 @@ class McpScope:
     Attributes:
         role: The role, with each pattern replaced by the names of its tools.
         absent: By pattern or name, why it brings no tools.
+        unreachable: The servers of which nothing can be used now.
     """
 
     role: Role
     granted: Mapping[str, OfferedTool] = field(default_factory=dict[str, OfferedTool])
     absent: Mapping[str, str] = field(default_factory=dict[str, str])
     servers: Mapping[str, ServerEntry] = field(default_factory=dict[str, ServerEntry])
+    unreachable: frozenset[str] = frozenset()
 
     def tools(self) -> Mapping[str, Tool]:
         """Return the granted tools, to be described and not called."""
@@ -196,6 +198,18 @@ class McpScope:
         found = [name for name, tool in self.granted.items() if covers(word, name, tool.tool)]
         beyond = [name for name in self.absent if name == word or covers(name, word, "") or covers(word, name, "")]
         return found or beyond or [word]
+
+    def check_servers(self, wanted: Sequence[str]) -> None:
+        """Raise ToolMissing where none of the servers of the wanted tools can be used now."""
+        words = [name for name in wanted if server_of(name) is not None]
+        if not words or any(server_of(name) not in self.unreachable for name in words):
+            return
+        why = "; ".join(dict.fromkeys(self.absent[name] for name in words))
+        raise ToolMissing(
+            f"{self.role.name} works with MCP servers, and none of them can be used now: {why}. Try again in half a"
+            " minute, since a server may be slow the first time; `ava doctor` shows each",
+            words[0],
+        )
 
     def check_need(self, need: str, tools: Sequence[str]) -> None:
         """Raise ToolMissing where an MCP tool that is needed is not there, Refused where the call blocked it."""
@@ -244,6 +258,7 @@ def resolve_mcp_scope(
         return McpScope(role), ()
     granted: dict[str, OfferedTool] = {}
     absent: dict[str, str] = {}
+    unreachable: set[str] = set()
     names: list[str] = []
     size = 0
     for word in role.tools:
@@ -251,7 +266,10 @@ def resolve_mcp_scope(
         if server is None:
             names.append(word)
             continue
-        found, why = _found(word, role, servers.get(server), listings.get(server))
+        listing = listings.get(server)
+        if server not in servers or listing is None or listing.fault:
+            unreachable.add(server)
+        found, why = _found(word, role, servers.get(server), listing)
         for tool in found:
             size += len(tool.description) + len(json.dumps(tool.parameters))
             if tool.name not in granted and (len(granted) == MOST_TOOLS or size > MOST_CHARS):
@@ -264,7 +282,8 @@ def resolve_mcp_scope(
             names.append(word)
     needs = tuple(need for need in role.needs if server_of(need) is None)
     own = role.model_copy(update={"tools": tuple(dict.fromkeys(names)), "needs": needs})
-    return McpScope(own, granted, absent, servers), tuple(need for need in role.needs if server_of(need))
+    foreign_needs = tuple(need for need in role.needs if server_of(need))
+    return McpScope(own, granted, absent, servers, frozenset(unreachable)), foreign_needs
 
 
 def _found(

@@ -228,12 +228,13 @@ def build_result(
     submitted = ended.submitted or _partial_result(history, hide)
     quotes = check_quotes(submitted.findings, history.outputs, near=near)
     untrusted = {**_untrusted(submitted, quotes), "artifacts": artifacts}
+    config = config_of(run.config)
+    untrusted["caveats"] += [f"As its proposal said, {note}" for note in config.foreign_notes]
     error = None
     if ended.error_kind is not None:
         untrusted["error_text"] = hide(ended.error_message)
         error = {"kind": ended.error_kind, "message": f"see untrusted_result.error_text ({ended.error_kind})",
                  "what_to_do": ended.what_to_do}  # fmt: skip
-    config = config_of(run.config)
     coding, changes = config.coding, None
     if coding is not None:
         verified = ended.status == "success"

@@ -205,7 +205,7 @@ class McpServers:
         self._discovery = ToolDiscovery(self._discovery_context)
 
     async def listings(self, role: Role) -> Mapping[str, ToolListing]:
-        """Return what the servers that a role names offer; those that are not known yet are asked, for 10 s at most."""
+        """Return what the servers that a role names offer; those that are not known yet are asked, for 20 s at most."""
         names = dict.fromkeys(server for tool in role.tools if (server := server_of(tool)) is not None)
         return await self._discovery.offers(self.entries[name] for name in names if name in self.entries)
 
@@ -234,7 +234,7 @@ class McpServers:
         return RunMcpServers({name: self.entries[name] for name in uses}, approved, context, on_change=changed)
 
     async def look(self, names: Iterable[str]) -> Mapping[str, ToolListing]:
-        """Ask servers now, concurrently and each for 10 s at most, and return what they offer."""
+        """Ask servers now, concurrently and each for 20 s at most, and return what they offer."""
         found: dict[str, ToolListing] = {}
 
         async def one(entry: ServerEntry) -> None:
