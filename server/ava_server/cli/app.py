@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 from ava_audit.errors import AuditError, BadQuery, DataRootRefused, SchemaNewer, StoreUnavailable
 from ava_extras import ExtraMissing
 from ava_roles.errors import RoleFileError, RolesError, UnknownRole, WorkspaceRefused
+from ava_server.core.commands import REMOTE_COMMANDS, TAKE_URL, TWO_WORDS, advice, forget_server
 from ava_server.core.errors import AvaError, BadInput, ConfigError, ModelError, Refused, with_advice
 
 P = ParamSpec("P")
@@ -79,8 +80,6 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
 }
 """The commands by what they are for, each with its module, which has it as `NAME_command`, and its line in the help."""
-TWO_WORDS = ("logs export", "report approvals", "report estimates")
-"""Commands of two words whose first word is also a command."""
 COMMANDS: Mapping[str, str] = {
     name: f"ava_server.cli.{module}"
     for names in GROUPS.values()
@@ -89,11 +88,6 @@ COMMANDS: Mapping[str, str] = {
 }
 """Each first word, and its module."""
 
-REMOTE_COMMANDS = (
-    "approve", "reject", "status", "logs", "show", "wait", "cancel", "send", "resume", "report", "report approvals",
-    "report estimates", "user",
-)  # fmt: skip
-"""Commands that `--url` and AVA_URL send to another server."""
 URL_VARIABLE = "AVA_URL"
 _ANYWHERE = ("serve", "worker", "connect", "init", "demo", "doctor", "completion", "ui")
 """Commands that AVA_URL does not stop: they are not about a data root's runs, programs start them, or they open it."""
@@ -170,6 +164,7 @@ def main(args: Sequence[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal without UTF-8 shows `?` instead of failing
             stream.reconfigure(errors="replace")
+    forget_server()
     try:
         _refuse_elsewhere(args)
         build(args)(args=_joined(args), prog_name="ava")
@@ -309,7 +304,7 @@ def _refuse_elsewhere(args: Sequence[str]) -> None:
     if command not in (*COMMANDS, *TWO_WORDS) or command in REMOTE_COMMANDS or {"--help", "-h"} & set(words):
         return
     there = f"`ava {command}` works only on the data root of its own machine; run it there, on the server."
-    if command not in ("init", "ui") and any(word.partition("=")[0] == "--url" for word in words):
+    if command not in TAKE_URL and any(word.partition("=")[0] == "--url" for word in words):
         raise BadInput(f"--url: {there}")
     if command not in _ANYWHERE and os.environ.get(URL_VARIABLE, "").strip():
         raise BadInput(f"{URL_VARIABLE} names another server. {there} For this machine's data root, unset it.")
@@ -342,7 +337,7 @@ def _report(error: BaseException) -> int:
         return CONFIGURATION
     codes = [_code_of(leaf) for leaf in leaves]
     if codes[0] is not None and None not in codes:
-        tell(f"ava: {_explained(leaves[0])}")
+        tell(f"ava: {advice(_explained(leaves[0]))}")
         return codes[0]
     from ava_server.core.shutdown import harmless
 

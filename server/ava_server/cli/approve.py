@@ -27,6 +27,7 @@ from ava_server.cli.service_client import (
     unless_decided,
 )
 from ava_server.cli.terminal import YES, agrees, ask, heading, one_line, say, someone_there, tell
+from ava_server.core.commands import advice
 from ava_server.core.errors import AvaError, BadInput, Refused
 
 if TYPE_CHECKING:
@@ -229,7 +230,8 @@ async def _extend(client: ApprovalClient, one: PendingExtension) -> int:
     if answer is None:
         return NOT_APPROVED
     if answer not in YES:
-        say(f"Nothing was raised; it still waits. To have it hand in what it has: ava reject {one.subagent_id}")
+        how = advice(f"ava reject {one.subagent_id}")
+        say(f"Nothing was raised; it still waits. To have it hand in what it has: {how}")
         return NOT_APPROVED
     await _decide(client, one, True)
     return 0
@@ -270,16 +272,17 @@ async def _say_elsewhere(
         tell()  # the question stands on the line
     say("\n".join(elsewhere.values()))
     if rest := [one.pending_id for one in waiting if one.pending_id not in elsewhere]:
-        say(f"Nothing was approved here. Still waiting: {', '.join(rest)}; to decide, ava approve {' '.join(rest)}")
+        how = advice(f"ava approve {' '.join(rest)}")
+        say(f"Nothing was approved here. Still waiting: {', '.join(rest)}; to decide, {how}")
         return NOT_APPROVED
     return 0 if len(await client.approved(list(elsewhere))) == len(waiting) else NOT_APPROVED
 
 
-def _close(waiting: Sequence[Pending | PendingExtension], ids: list[str], advice: str) -> None:
+def _close(waiting: Sequence[Pending | PendingExtension], ids: list[str], how: str) -> None:
     if not waiting:
         say("Nothing waits for approval.")
     elif not ids and not someone_there():
-        tell(advice)
+        tell(advice(how))
 
 
 def _asks_for_more(one: PendingExtension) -> str:

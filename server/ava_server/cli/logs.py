@@ -39,6 +39,7 @@ from ava_server.cli.options import (
 )
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.terminal import columns, counted, heading, progress_on_terminal, say, styled, write_lines
+from ava_server.core.commands import advice
 from ava_server.core.data_root import find_data_root
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import AGENT, label, parse_id, read_span
@@ -202,7 +203,7 @@ async def _logs(
             heading(records.place)
         if of_last and (own := await records.find_last()) is not None:
             subagent = own.id
-            say(f"Your last run: {label(own)}. The log of all agents: ava logs --last {LAST}")
+            say(f"Your last run: {label(own)}. The log of all agents: {advice(f'ava logs --last {LAST}')}")
         if subagent is not None:
             run = await records.find_one(subagent)
             query = replace(query, agents=(*query.agents, run.id))
@@ -216,7 +217,8 @@ async def _logs(
         if not page.entries and not follow:
             printer.remark("No entry matches.")
         if printer.was_cut:
-            say("Lines were cut to fit; --json shows them whole, and `ava show S-…` shows a run with its whole result.")
+            whole = advice("`ava show S-…` shows a run with its whole result")
+            say(f"Lines were cut to fit; --json shows them whole, and {whole}.")
         if follow:
             gone = terminal.Progress()
             records.wait_for_server(gone.wait_for)

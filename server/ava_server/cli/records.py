@@ -26,6 +26,7 @@ from ava_server.cli.log_access import find_runs, note_fetched, open_log, read_se
 from ava_server.cli.options import parse_any_id
 from ava_server.cli.remote import Connection, RemoteServer, Unreachable, connected
 from ava_server.cli.terminal import Place, tell
+from ava_server.core.commands import advice_there
 from ava_server.core.data_root import DataRoot, os_user
 from ava_server.core.errors import AvaError, BadInput, ConfigError
 from ava_server.service import record_requests as requests
@@ -292,7 +293,7 @@ class RemoteRecords(Records):
         found = await super().record(run_id, shown=shown)
         config_of(found.row.config)  # of a newer Ava, it could not be shown
         if found.answer.waits_for is not None:
-            found.answer.waits_for = found.answer.waits_for.replace("`ava ", f"`{self.connection.command} ")
+            found.answer.waits_for = advice_there(found.answer.waits_for, self.connection.command)
         return found
 
     def read_line(self, line: bytes) -> Entry:

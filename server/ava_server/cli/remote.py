@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 
 from ava_server.cli.app import URL_VARIABLE, leaves_of
+from ava_server.core.commands import name_server
 from ava_server.core.errors import AvaError, BadInput, ConfigError, Refused
 from ava_server.core.ids import UNKNOWN_ID
 
@@ -101,10 +102,14 @@ def given_server(
     """
     url_before, file_before = context.obj or (None, None)
     url, token_file = (url_before if url is None else url), token_file or file_before
+    server = None
     if url is not None:
-        return RemoteServer(url, token_file)
-    if variable and (named := os.environ.get(URL_VARIABLE, "").strip()):
-        return RemoteServer(named, token_file, URL_VARIABLE)
+        server = RemoteServer(url, token_file)
+    elif variable and (named := os.environ.get(URL_VARIABLE, "").strip()):
+        server = RemoteServer(named, token_file, URL_VARIABLE)
+    if server is not None:
+        name_server(server.command)  # an error comes before anything else
+        return server
     if token_file is not None:
         raise BadInput("--token-file: it needs --url, the server that the token is for.")
     return None

@@ -23,6 +23,7 @@ from ava_server.cli.log_access import ClosedLog, NoLog, run_at_once
 from ava_server.cli.options import Everybody, Json, TokenFile, Until, Url, groups
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.terminal import counted, heading, one_line, place_json, say, say_json, write
+from ava_server.core.commands import advice
 from ava_server.core.data_root import find_data_root, os_user
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import parse_id, read_span, state_words
@@ -156,7 +157,8 @@ def _head(report: Report) -> Iterator[str]:
             "in all."
         )
     if report.others:
-        yield f"Not counted: {counted(report.others, 'run')} of other users; `ava report --all` counts them."
+        how = advice("`ava report --all` counts them")
+        yield f"Not counted: {counted(report.others, 'run')} of other users; {how}."
 
 
 def _folded(days: Sequence[Sum]) -> Iterator[TableRow]:
@@ -184,14 +186,14 @@ def _failed(report: Report) -> Iterator[str]:
         run = reason.newest
         yield f"  {reason.runs:,} x {reason.ending}: {one_line(reason.reason) or 'no reason is known'}"
         latest = "" if reason.runs == 1 else "the latest: "
-        yield f"      {latest}{one_line(run.role)}, {day_of(run.ended_us or 0)}: ava show {run.id}"
+        yield f"      {latest}{one_line(run.role)}, {day_of(run.ended_us or 0)}: {advice(f'ava show {run.id}')}"
     if len(report.reasons) > TOP:
         yield f"  and {len(report.reasons) - TOP} more reasons; --json has all"
     if report.errors:
         yield from ("", "Errors on the way, by kind:")
     for error in report.errors[:TOP]:
         kind = one_line(error.kind) if error.kind is not None else "(erased)"
-        yield f"  {error.entries:,} x {kind}: ava logs {error.last_run} --type error"
+        yield f"  {error.entries:,} x {kind}: {advice(f'ava logs {error.last_run} --type error')}"
 
 
 def _table(title: str, head: Sequence[str], rows: Sequence[TableRow]) -> None:
@@ -276,7 +278,7 @@ def _group_screen(found: GroupSum, at_us: int) -> None:
         say("\nWhat failed:")
     for run in failed:
         why = one_line(run.stop_reason) or "no reason is known"
-        say(f"  {run.id} {state_words(run.state)}: {why}\n      ava show {run.id}")
+        say(f"  {run.id} {state_words(run.state)}: {why}\n      {advice(f'ava show {run.id}')}")
 
 
 def _group_json(found: GroupSum, at_us: int) -> dict[str, Any]:

@@ -9,13 +9,14 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ava_audit.events import WHOLE
 from ava_roles.wrap import BAR, add_bars, clean
 from ava_server.cli.terminal import colours, columns, one_line, say, styled, wrapped, write
+from ava_server.core.commands import advice
 from ava_server.core.errors import BadInput, Refused
 from ava_server.render.result import FindingView, Result, UntrustedText, artifact_text, cost_notes, printed, result_of
 
@@ -90,7 +91,7 @@ def parts_of(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None = 
         error = (UntrustedText(f"Error: {one_line(failed.text)}"),) if failed else ()
         parts = [ResultPart("", tuple(_ending(run, result)), words=error)]
         parts += _parts_of_result(run, result, brief, saved) if result is not None else []
-    return [part for part in parts if not part.empty]
+    return [replace(part, lines=tuple(map(advice, part.lines))) for part in parts if not part.empty]
 
 
 def _ending(run: RunAnswer, result: Result | None) -> Iterable[str]:

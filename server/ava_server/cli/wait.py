@@ -36,6 +36,7 @@ from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.results import SavedFiles, exit_code, results_text, save_artifacts, show_results
 from ava_server.cli.service_client import LocalApprovals
 from ava_server.cli.terminal import ReaderGone, say, someone_there, tell
+from ava_server.core.commands import advice
 from ava_server.core.errors import AvaError, BadInput
 from ava_server.core.ids import label, state_words
 from ava_server.core.threads import received, run_async
@@ -186,8 +187,8 @@ class RunWatch:
                 self._told.add(asked.asked.question_id)
                 self.progress.end()
                 tell(f"{label(run.row)} asks you:\n{add_bars(asked.untrusted)}")
-                command = run.wait.command if run.wait is not None else "ava"
-                tell(f"Answer in another terminal: {asked.answered_by(command).strip('`')}")
+                how = advice(asked.in_a_terminal)
+                tell(f"Answer in another terminal: {how.strip('`') if how.endswith('`') else how}")
 
     def _show(self, seen: list[RunView]) -> None:
         from ava_server.render.run_view import status_line

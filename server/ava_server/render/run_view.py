@@ -33,6 +33,7 @@ from ava_server.approval.summary import task_excerpt
 from ava_server.budget.held import held_words
 from ava_server.budget.money_line import awaited_money
 from ava_server.budget.run_config import COST, TIME, TOKENS, TOOL_CALLS, TURNS, caps_text, config_of, spent_text
+from ava_server.core.commands import HERE, advice_there
 from ava_server.core.ids import label, state_words
 from ava_server.render.responses import LastTool, RunAnswer, Untrusted
 from ava_server.runs.extension import asked_of, request_words, wait_words
@@ -214,7 +215,7 @@ class Wait:
     served: bool = True
     line: str | None = None
     question: WaitingQuestion | None = None
-    command: str = "ava"
+    command: str = HERE
 
     @property
     def _until(self) -> str:
@@ -245,6 +246,10 @@ class Wait:
                 return self.blocker or None
 
     def for_people(self) -> str:
+        text = self._for_people()
+        return text if self.command == HERE else advice_there(text, self.command)
+
+    def _for_people(self) -> str:
         match self.cause:
             case "approval":
                 return f"a person has to approve it ({self.run.pending_id})"
@@ -253,10 +258,10 @@ class Wait:
             case "extension":
                 asked = asked_of(self.run)
                 words = request_words(asked) if asked is not None else "allow it more"
-                how = f"`{self.command} approve {self.run.id}`"
+                how = f"`ava approve {self.run.id}`"
                 return f"a person may {words}: {how}; without an answer it wraps up at {self._until}"
             case "answer":
-                how = self.question.answered_by(self.command) if self.question is not None else f"`{self.command} send`"
+                how = self.question.in_a_terminal if self.question is not None else "`ava send`"
                 return f"answer its question with {how}; without an answer it continues at {self._until}"
             case "money":
                 return f"waits for {self.blocker}"
@@ -265,10 +270,10 @@ class Wait:
             case "owner":
                 return _joined(_NO_OWNER, self.blocker or "the next Ava server of this user resumes it")
             case "resume":
-                return f"{_NO_OWNER}; resume it with `{self.command} resume {self.run.id}`"
+                return f"{_NO_OWNER}; resume it with `ava resume {self.run.id}`"
             case "held":
-                how = f"resume it with `{self.command} resume {self.run.id}`"
-                return f"restored or imported; {how}, or end it with `{self.command} cancel {self.run.id}`"
+                how = f"resume it with `ava resume {self.run.id}`"
+                return f"restored or imported; {how}, or end it with `ava cancel {self.run.id}`"
 
 
 @dataclass(frozen=True)

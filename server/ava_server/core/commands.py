@@ -1,0 +1,88 @@
+"""Which commands of `ava` work with `--url`, and advice that names commands in the form that works there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+HERE = "ava"
+"""How commands for this machine's data root begin."""
+TWO_WORDS = ("logs export", "report approvals", "report estimates")
+"""Commands of two words whose first word is also a command."""
+REMOTE_COMMANDS = (
+    "approve", "reject", "status", "logs", "show", "wait", "cancel", "send", "resume", "report", "report approvals",
+    "report estimates", "user",
+)  # fmt: skip
+"""Commands that `--url` and AVA_URL send to another server."""
+TAKE_URL = (*REMOTE_COMMANDS, "init", "ui")
+"""All that take `--url`."""
+LOCAL_OPTIONS: Mapping[str, str] = {"send": "--question", "resume": "--force"}
+"""An option of a command that takes `--url` which works only on the server itself."""
+
+_QUOTED = re.compile(r"`ava (?!--)([^`]+)`")
+_BARE = re.compile(r"(?<![\w`/.-])ava (?=[a-z])")
+_ON_THE_SERVER = re.compile(r"\bon the server,? (with )?$", re.IGNORECASE)
+_THERE = re.compile(r"\bthe server\b|\bthere\b")
+_NEAR = 40
+"""Characters before and after a command in which a sentence says that it is for the server."""
+
+
+@dataclass
+class _Named:
+    command: str | None = None
+
+
+_named: ContextVar[_Named] = ContextVar("named")
+
+
+def forget_server() -> None:
+    """Begin a command: no server is named yet."""
+    _named.set(_Named())
+
+
+def name_server(command: str) -> None:
+    """Say that what this command shows is another server's; `command` is how a command for that begins."""
+    if (named := _named.get(None)) is not None:
+        named.command = command
+
+
+def advice(text: str) -> str:
+    """Return one of Ava's own texts with commands that work where this command looks: here, or at a named server."""
+    named = _named.get(None)
+    return text if named is None or named.command is None else advice_there(text, named.command)
+
+
+def advice_there(text: str, command: str) -> str:
+    """Return one of Ava's own texts with commands that work for another server.
+
+    `command` is how a command for that begins: `ava --url URL`, or `ava` where AVA_URL names it. One that takes no
+    `--url` is said to be for the server's own machine. A text that was adapted stays as it is.
+    """
+
+    def quoted(found: re.Match[str]) -> str:
+        before, after = found.string[: found.start()], found.string[found.end() :]
+        if _ON_THE_SERVER.search(before):
+            return found[0]
+        if _takes_url(found[1]):
+            return f"`{command} {found[1]}`"
+        return found[0] if _says_where(before, after) else f"{found[0]} on the server"
+
+    def bare(found: re.Match[str]) -> str:
+        return f"{command} " if _takes_url(found.string[found.end() :].partition("\n")[0]) else found[0]
+
+    return _BARE.sub(bare, _QUOTED.sub(quoted, text))
+
+
+def _takes_url(line: str) -> bool:
+    words = line.split()
+    two = " ".join(words[:2])
+    name = two if two in TWO_WORDS else words[0].rstrip(".,;:)")
+    return name in TAKE_URL and LOCAL_OPTIONS.get(name) not in words
+
+
+def _says_where(before: str, after: str) -> bool:
+    """Tell whether the sentence around a command says already that it is for the server's machine."""
+    near = before[-_NEAR:].rpartition(". ")[2], re.split(r"[.;]", after[:_NEAR])[0]
+    return any(map(_THERE.search, near))
