@@ -29,8 +29,9 @@ from support.repository import REPOSITORY
 from support.stdio import made
 from support.terminal import ava, environment
 
-from ava_server.cli.app import TWO_WORDS, build
+from ava_server.cli.app import build
 from ava_server.config.settings import load_settings
+from ava_server.core.commands import TWO_WORDS
 from ava_server.mcp_server.server import build_server
 
 # -- the commands that pages tell people to type -----------------------------------------------------------------------

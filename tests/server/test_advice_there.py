@@ -11,10 +11,11 @@ import pytest
 from support.repository import REPOSITORY
 from typer.main import get_command
 
-from ava_server.cli.app import COMMANDS, REMOTE_COMMANDS, build
+from ava_server.cli.app import COMMANDS, build
 from ava_server.cli.results import result_text
 from ava_server.core.commands import (
     LOCAL_OPTIONS,
+    REMOTE_COMMANDS,
     TAKE_URL,
     TWO_WORDS,
     advice,

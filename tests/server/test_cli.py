@@ -17,6 +17,7 @@ from ava_audit.errors import SchemaNewer, StoreUnavailable
 from ava_roles.errors import RoleFileError, UnknownRole
 from ava_server.cli import app
 from ava_server.cli.options import name_options
+from ava_server.core.commands import TWO_WORDS
 from ava_server.core.errors import AvaError, BadInput, ConfigError, ModelTimeout, Refused
 
 VALUE = "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"
@@ -253,7 +254,7 @@ def test_help_lists_every_command_in_a_group_and_fits_the_terminal(tmp_path: Pat
     headings = [line for line in shown.splitlines() if line.endswith(":") and not line.startswith((" ", "Usage"))]
     assert headings == ["Options:", "Subagents:", "Records:", "Set-up:", "Server:"]
     grouped = [name for names in app.GROUPS.values() for name in names]
-    assert sorted(grouped) == sorted({*app.COMMANDS, *app.TWO_WORDS})
+    assert sorted(grouped) == sorted({*app.COMMANDS, *TWO_WORDS})
     assert all(f"\n  {name} " in shown for name in grouped)
     assert max(map(len, shown.splitlines())) <= width
 

@@ -99,7 +99,7 @@ def complete() -> NoReturn:
 
 def _typed_words() -> list[str]:
     """Return what was typed after `ava`; Typer then sees a command of two words as one."""
-    from ava_server.cli.app import TWO_WORDS
+    from ava_server.core.commands import TWO_WORDS
 
     variable = "_TYPER_COMPLETE_ARGS" if "_TYPER_COMPLETE_ARGS" in os.environ else "COMP_WORDS"
     line = os.environ.get(variable, "")
