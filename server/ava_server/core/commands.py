@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-HERE = "ava"
-"""How commands for this machine's data root begin."""
 TWO_WORDS = ("logs export", "report approvals", "report estimates")
 """Commands of two words whose first word is also a command."""
 REMOTE_COMMANDS = (

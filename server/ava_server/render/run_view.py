@@ -33,7 +33,7 @@ from ava_server.approval.summary import task_excerpt
 from ava_server.budget.held import held_words
 from ava_server.budget.money_line import awaited_money
 from ava_server.budget.run_config import COST, TIME, TOKENS, TOOL_CALLS, TURNS, caps_text, config_of, spent_text
-from ava_server.core.commands import HERE, advice_there
+from ava_server.core.commands import advice_there
 from ava_server.core.ids import label, state_words
 from ava_server.render.responses import LastTool, RunAnswer, Untrusted
 from ava_server.runs.extension import asked_of, request_words, wait_words
@@ -204,7 +204,7 @@ class Wait:
         served: An Ava server works on this data root.
         line: What `confirm_spawn` takes as `approving` to resume it; None where that is not needed, or not possible.
         question: What it asks.
-        command: How commands begin where this is shown: `ava`, or `ava --url URL` for another server's run.
+        command: How a command for the server that has the run begins, as `ava --url URL`; empty on its own machine.
     """
 
     cause: Literal["approval", "limit", "extension", "answer", "money", "queue", "owner", "resume", "held"]
@@ -215,7 +215,7 @@ class Wait:
     served: bool = True
     line: str | None = None
     question: WaitingQuestion | None = None
-    command: str = HERE
+    command: str = ""
 
     @property
     def _until(self) -> str:
@@ -247,7 +247,7 @@ class Wait:
 
     def for_people(self) -> str:
         text = self._for_people()
-        return text if self.command == HERE else advice_there(text, self.command)
+        return advice_there(text, self.command) if self.command else text
 
     def _for_people(self) -> str:
         match self.cause:
