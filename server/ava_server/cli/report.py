@@ -278,7 +278,8 @@ def _group_screen(found: GroupSum, at_us: int) -> None:
         say("\nWhat failed:")
     for run in failed:
         why = one_line(run.stop_reason) or "no reason is known"
-        say(f"  {run.id} {state_words(run.state)}: {why}\n      {advice(f'ava show {run.id}')}")
+        say(f"  {run.id} {state_words(run.state)}: {why}")
+        say(f"      {advice(f'ava show {run.id}')}")
 
 
 def _group_json(found: GroupSum, at_us: int) -> dict[str, Any]:
