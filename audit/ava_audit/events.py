@@ -323,14 +323,20 @@ class SpawnDecided(Fact):
 
 
 class RunClaimed(Fact):
-    """An instance took a run. This raises the run's generation, which fences out writes of older ones."""
+    """An instance took a run. This raises the run's generation, which fences out writes of older ones.
+
+    `with_host` says why the run is in a process that ends with its host, although what was approved continues without
+    it; else it is empty.
+    """
 
     instance: str
     generation: int
     reason: ClaimReason = "start"
+    with_host: str = ""
 
     def search_text(self) -> str:
-        return f"claimed by {self.instance} ({self.reason})"
+        ends = f"; it is interrupted when its host closes, because {self.with_host}" if self.with_host else ""
+        return f"claimed by {self.instance} ({self.reason}){ends}"
 
 
 class RunPaused(Fact):

@@ -17,18 +17,22 @@ import anyio.to_thread
 import pytest
 from support.model_server import Fail, Gate, Say, Step, running_model_server
 from support.processes import environment_of, lives
-from support.runtime import hand_over, open_lab
+from support.runtime import Lab, hand_over, open_lab
 from support.stdio import AVA, assert_intact, environment, logged, made, serving, state_of, until, using
 from support.terminal import on_terminal
 
-from ava_audit.events import RunClaimed
+from ava_audit.events import Event, Fence, RunClaimed, RunEnded
 from ava_audit.store.locks import HeldLock, try_hold
 from ava_audit.store.schema import SCHEMA_VERSION
+from ava_audit.units import now_us
+from ava_audit.view import append
 from ava_server.cli import serve
 from ava_server.config.settings import load_settings
 from ava_server.core.data_root import DataRoot
+from ava_server.render.host_text import text_of
 from ava_server.runs import manager
 from ava_server.runs import mode as modes
+from ava_server.runs.lifecycle import claim
 from ava_server.runs.mode import WorkerProcesses, hold_worker_lock
 from ava_server.service.runtime import open_runtime
 
@@ -36,6 +40,13 @@ pytestmark = pytest.mark.slow
 
 NOTE = Say("I look.", [("scratchpad", {"note": "half of it"})])
 DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"})])
+
+
+PATIENT = (
+    "import sys; from ava_server.runs import mode; mode.IDLE_S = 600.0;"
+    " from ava_server.cli.app import main; main(sys.argv[1:])"
+)
+"""A worker that does not end by itself while a slow test needs it."""
 
 
 @pytest.fixture
@@ -165,57 +176,169 @@ async def test_a_worker_exits_when_idle_but_stays_for_paused_runs(
             assert row is not None and row.state == "success", "it waited for the pause, and ended the run"
 
 
-async def test_a_run_that_no_worker_takes_runs_in_the_server(
+async def test_a_run_that_no_worker_takes_runs_in_the_server_and_every_surface_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A worker that cannot start, hangs, or was started without this server's key takes nothing."""
+    """No worker can start."""
     monkeypatch.setattr(manager, "WORKER_TAKES_S", 1.0)
     monkeypatch.setattr(WorkerProcesses.__init__, "__defaults__", ((sys.executable, "-c", "raise SystemExit('no')"),))
-    async with open_lab(tmp_path, [hand_over()], mode=modes.serving) as lab:
+    gate = Gate()
+    async with open_lab(tmp_path, [Say(DONE.text, DONE.calls, gate=gate)], mode=modes.serving) as lab:
         run_id = await lab.start()
+        await until(gate.arrived.is_set)
+        await _says_with_host(lab, run_id, "no background process has taken it within 1 s")
+        gate.released.set()
         assert (await lab.ended(run_id)).state == "success"
-    assert f"no worker has taken {run_id}" in caplog.text
+        [seen] = (await lab.call("check_subagent", subagent_id=run_id)).runs
+        assert seen.ends_with_host is None
+    assert f"{run_id} runs in this process" in caplog.text
     words = tmp_path / "data" / "worker.log"
     assert words.read_text() == "no\n" and words.stat().st_mode & 0o777 == 0o600
 
 
-async def test_a_run_that_the_worker_cannot_run_runs_in_the_server_at_once(root: Path, workspace: Path) -> None:
-    """The worker was started from another shell, before the variables of the model were set."""
-    command, env = [AVA[0], "worker"], environment(root)
-    with running_model_server([DONE]) as models:
-        async with no_worker_left(root), await anyio.open_process(command, env=env, stderr=None) as worker:
-            try:
-                await until(lambda: (root / "ava.db").exists())
-                async with serving(root, env=by_default(models.base_url)) as host:
-                    run = await host.start_run(workspace=str(workspace))
-                    await until(lambda: state_of(root, run) == "success", within_s=manager.WORKER_TAKES_S / 2)
-                    assert f"the worker cannot run {run}, so it runs in this process" in host.stderr
-                    assert "no model is configured" in host.stderr
-            finally:
-                worker.terminate()
+async def _says_with_host(lab: Lab, run_id: str, why: str) -> None:
+    """Check that the log, `check_subagent` and `ava show` say that a run ends with its host, and why."""
+    claimed = (await lab.facts(run_id, RunClaimed))[-1]
+    assert claimed.with_host == why and why in claimed.search_text()
+    answer = await lab.call("check_subagent", subagent_id=run_id)
+    said = f"It is interrupted when its host or terminal closes, because {why}"
+    assert answer.runs[0].ends_with_host == said
+    assert f"not as approved: {said}" in text_of(answer)
+    shown = await anyio.run_process([AVA[0], "show", run_id], env=environment(lab.root))
+    assert f"Not as approved: {said}" in " ".join(shown.stdout.decode().split())
 
 
-async def test_what_becomes_of_a_run_that_the_worker_cannot_run_is_said_before_it_is_left(
+async def test_a_run_that_not_even_a_worker_with_its_own_environment_can_run_says_why(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both workers are older than the host: they have the settings of another moment."""
+    without = "import os; [os.environ.pop(name) for name in list(os.environ) if name.startswith('AVA_MODEL')]"
+    stale = (sys.executable, "-c", f"{without}; {PATIENT}", "worker")
+    monkeypatch.setattr(WorkerProcesses.__init__, "__defaults__", (stale,))
+    gate = Gate()
+    async with no_worker_left(root):
+        script = [Say(DONE.text, DONE.calls, gate=gate)]
+        async with open_lab(tmp_path, script, mode=modes.serving) as lab:
+            run_id = await lab.start()
+            await until(gate.arrived.is_set)
+            await until(lambda: len(workers_of(root)) == 2)
+            [claimed] = await lab.facts(run_id, RunClaimed)
+            assert claimed.with_host.startswith("the background process cannot run it: model: "), claimed
+            await _says_with_host(lab, run_id, claimed.with_host)
+            gate.released.set()
+            assert (await lab.ended(run_id)).state == "success"
+
+
+@pytest.mark.requirement("N-31")
+async def test_two_hosts_with_different_endpoints_have_a_worker_each_and_neither_run_needs_its_host(
     root: Path, workspace: Path
 ) -> None:
-    """It stays interrupted, as Ctrl-C says, and goes on with the command that it names."""
+    gates = [Gate(), Gate()]
+    scripts = [[NOTE, Say(DONE.text, DONE.calls, gate=gate)] for gate in gates]
+    with running_model_server(scripts[0]) as models, running_model_server(scripts[1]) as elsewhere:
+        async with no_worker_left(root), serving(root, env=by_default(models.base_url)) as host:
+            first = await host.start_run(workspace=str(workspace))
+            await until(gates[0].arrived.is_set)
+            assert len(workers_of(root)) == 1
+            async with serving(root, env=by_default(elsewhere.base_url)) as other:
+                proposed = await other.tool("spawn_subagent", role="researcher", task="x", workspace=str(workspace))
+                assert "It continues within these limits if you close the host" in proposed["message"]
+                second = await other.start_run(workspace=str(workspace))
+                await until(gates[1].arrived.is_set)
+                await until(lambda: len(workers_of(root)) == 2)
+                answer = await other.tool("check_subagent", subagent_id=second)
+                assert "ends_with_host" not in answer["runs"][0]
+                assert second not in other.stderr
+            gates[1].released.set()
+            await until(partial(_ended, root, second))
+            gates[0].released.set()
+            await until(partial(_ended, root, first))
+        assert len(models.requests) == len(elsewhere.requests) == 2, "each was asked by its own run alone"
+    for run in (first, second):
+        [claimed] = logged(root, "RunClaimed", run=run)
+        assert (claimed.content["reason"], claimed.content["with_host"]) == ("start", "")
+    assert DataRoot(root).worker_locks == [root / "worker.lock"], "the second one leaves nothing behind"
+    assert_intact(root)
+
+
+async def test_a_run_goes_on_where_its_hosts_key_is_although_a_worker_without_it_is_running(
+    root: Path, workspace: Path
+) -> None:
+    """At the same endpoint a worker without the key would run it, and be refused there."""
+    gate = Gate()
+    with running_model_server([Say("x", gate=gate), DONE]) as models:
+        env = by_default(models.base_url)
+        keyless = environment(root, **{name: value for name, value in env.items() if name != "AVA_MODEL_API_KEY"})
+        command = [sys.executable, "-c", PATIENT, "worker"]
+        async with await anyio.open_process(command, env=keyless, stderr=None) as worker, no_worker_left(root):
+            await until(lambda: (root / "worker.lock").exists() and held(root / "worker.lock"))
+            async with serving(root, env=env) as host:
+                run = await host.start_run(workspace=str(workspace))
+                await until(gate.arrived.is_set)
+                [_, beside] = DataRoot(root).worker_locks
+                await until(lambda: len(workers_of(root)) == 2)
+                [killed] = set(workers_of(root)) - {worker.pid}
+                os.kill(killed, signal.SIGKILL)
+                await until(lambda: len(logged(root, "RunClaimed", run=run)) == 2)
+                assert held(beside)
+            gate.released.set()
+            await until(lambda: state_of(root, run) == "success")
+        assert all(each.headers["authorization"] == "Bearer none-needed" for each in models.requests)
+    reasons = [(entry.content["reason"], entry.content["with_host"]) for entry in logged(root, "RunClaimed", run=run)]
+    assert reasons == [("start", ""), ("takeover", "")]
+
+
+async def test_a_host_without_background_leaves_a_worker_time_and_says_what_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert manager.WORKER_TAKES_S > 5 * modes.GRACE_S
+    monkeypatch.setattr(manager, "WORKER_TAKES_S", 3.0)
+    gate = Gate()
+    with running_model_server([Say(DONE.text, DONE.calls, gate=gate)]) as models:
+        async with open_lab(tmp_path, server=models, runs=False, mode=modes.serving, check=False) as lab:
+            run_id = await lab.start()
+        began_us = now_us()
+        async with open_lab(tmp_path, server=models, mode=lambda _settings: modes.DRIVING) as lab:
+            entry = await lab.logged(run_id, "RunClaimed")
+            assert entry.ts_us - began_us >= 3_000_000
+            await _says_with_host(lab, run_id, manager.KEEPS_RUNS)
+            gate.released.set()
+            assert (await lab.ended(run_id)).state == "success"
+
+
+async def test_a_worker_has_its_whole_time_once_a_slot_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager, "WORKER_TAKES_S", 2.0)
+    monkeypatch.setattr(WorkerProcesses.__init__, "__defaults__", ((sys.executable, "-c", "raise SystemExit('no')"),))
+    one_slot = "[limits]\nrunning_per_user = 1\n"
+    async with open_lab(tmp_path, [hand_over()], mode=modes.serving, config=one_slot, check=False) as lab:
+        first, second = await lab.start(task="one"), await lab.start(task="two")
+        own = await anyio.to_thread.run_sync(lab.runtime.instances.join)
+        none = frozenset[str]()
+        await lab.store.do(claim(first, own.name, lab.session.who, none, lab.runtime.manager.slots), first)
+        await until(lambda: "slots" in lab.runtime.manager.waiting_for.get(second, ""))
+        await anyio.sleep(2)
+        ended = RunEnded(status="error", stop_reason="")
+        await lab.store.do(append(Event(lab.session.who, ended, run_id=first, fence=Fence(first, 1))))
+        free = await lab.logged(first, "RunEnded")
+        claimed = await lab.logged(second, "RunClaimed")
+        assert claimed.ts_us - free.ts_us >= 2_000_000
+        assert (await lab.ended(second)).state == "success"
+        await anyio.to_thread.run_sync(own.remove)
+
+
+async def test_a_run_that_the_worker_cannot_run_goes_on_when_its_terminal_is_left(root: Path, workspace: Path) -> None:
+    """It is in a worker beside the first one, as Ctrl-C says."""
     gate = Gate()
     words = ("run", "custom", "Look it up", "--system-prompt", "Look.", "-w", str(workspace))
-    with running_model_server([Say("lost", gate=gate), DONE]) as models:
-        env = by_default(models.base_url)
-        command = [AVA[0], "worker"]
-        async with no_worker_left(root), await anyio.open_process(command, env=environment(root)) as worker:
-            try:
-                await until(lambda: (root / "ava.db").exists())
-                text = await anyio.to_thread.run_sync(_leave, root, words, env, gate)
-                [run] = {entry.run_id for entry in logged(root, "RunClaimed")}
-                assert f"interrupted until you continue it with `ava resume {run}`, or an Ava server of this" in text
-                assert "The worker does not run it: model: 'custom:scripted' cannot be used" in text
-                assert state_of(root, str(run)) == "running" and worker.returncode is None
-                resumed = await anyio.run_process([AVA[0], "resume", str(run)], env={**environment(root), **env})
-                assert b"done" in resumed.stdout and state_of(root, str(run)) == "success"
-            finally:
-                worker.terminate()
+    with running_model_server([Say("x", gate=gate), DONE]) as models:
+        env, command = by_default(models.base_url), [sys.executable, "-c", PATIENT, "worker"]
+        async with await anyio.open_process(command, env=environment(root)), no_worker_left(root):
+            await until(lambda: (root / "ava.db").exists())
+            text = await anyio.to_thread.run_sync(_leave, root, words, env, gate)
+            assert "If left, it will go on." in text
+            gate.released.set()
+            [run] = {entry.run_id for entry in logged(root, "RunClaimed")}
+            await until(partial(_ended, root, str(run)))
 
 
 def _leave(root: Path, words: Sequence[str], env: Mapping[str, str], gate: Gate) -> str:

@@ -475,6 +475,7 @@ class _Resolution:
             model_id=choice.model_id,
             tier=choice.tier,
             base_url=choice.base_url,
+            keyed=choice.api_key is not None,
             price=choice.price,
             max_output=LONG_OUTPUT if thinking or found.coding else OUTPUT,
             wrap_output=WRAP_OUTPUT_THINKING if how.always else WRAP_OUTPUT,

@@ -231,6 +231,7 @@ class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may 
     model_id: str
     tier: str | None = None
     base_url: str | None = None
+    keyed: bool = False  # it was proposed where there is a key for its provider; False in older entries
     price: StoredPrice
     timeout_s: float
     max_cost_micros: int
@@ -359,7 +360,8 @@ _ESTIMATES = {
 def digest(config: RunConfig, texts: Texts) -> str:
     """Return the hash of what is approved: configuration and texts, but no estimate, which depends on other runs."""
     # As before there were others, and before their configuration counted.
-    own = {name for name, without in (("runner", IN_PROCESS), ("agent", None)) if getattr(config, name) == without}
+    before = (("runner", IN_PROCESS), ("agent", None), ("keyed", False))
+    own = {name for name, without in before if getattr(config, name) == without}
     both = {"config": config.model_dump(mode="json", exclude=_ESTIMATES | own), "texts": texts.model_dump(mode="json")}
     line = json.dumps(both, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
     return hashlib.sha256(line.encode()).hexdigest()

@@ -83,8 +83,13 @@ def parts_of(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None = 
     `brief` leaves out an output that the findings repeat; the offline reader's always do. `saved`: copies of its files.
     """
     if run.state != "error" and run.state not in ENDING_CODES:
-        waits = (f"Waits for: {run.waits_for}",) if run.waits_for else ()
-        parts = [ResultPart("", waits), ResultPart("Question", theirs=UntrustedText(run.untrusted_question or ""))]
+        lines = [f"Waits for: {run.waits_for}"] if run.waits_for else []
+        if run.ends_with_host:
+            lines.append(f"Not as approved: {run.ends_with_host}")
+        parts = [
+            ResultPart("", tuple(lines)),
+            ResultPart("Question", theirs=UntrustedText(run.untrusted_question or "")),
+        ]
     else:
         result = result_of(run)
         failed = result is not None and result.error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import anyio
@@ -124,6 +125,7 @@ def worker_command(
     drain: Annotated[
         str, typer.Option(metavar="TIME", help="With --stay: time for calls in progress when it is stopped.")
     ] = "30s",
+    beside: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
     """Run approved subagents, until there has been no work for a minute.
 
@@ -147,7 +149,9 @@ def worker_command(
         settings = settings.model_copy(update={"labels": (*settings.labels, *map(_label, label))})
     if stay or database_url is not None:
         raise typer.Exit(run_server(_stay, settings, drain_s))
-    raise typer.Exit(run_server(_work, settings))
+    if beside.strip("0123456789abcdef"):
+        raise BadInput(f"--beside: a name that a server gives, of the digits 0 to f; given: {beside[:40]!r}")
+    raise typer.Exit(run_server(_work, settings, beside))
 
 
 def _label(given: str) -> str:
@@ -178,13 +182,14 @@ async def _stay(settings: Settings, drain_s: float) -> int:
     return ending.code or 0
 
 
-async def _work(settings: Settings) -> int:
+async def _work(settings: Settings, beside: str) -> int:
+    """Run everybody's runs until there is no work; `beside`: as the worker of this name beside the first one."""
     from ava_server.core.shutdown import Shutdown, ignore_signals
     from ava_server.runs.mode import hold_worker_lock, working
     from ava_server.service.runtime import open_runtime
 
     await anyio.to_thread.run_sync(settings.paths.create)
-    post = await anyio.to_thread.run_sync(hold_worker_lock, settings.paths)
+    post = await anyio.to_thread.run_sync(hold_worker_lock, settings.paths, beside)
     if post is None:
         sys.stderr.write(f"ava worker: {settings.data_root} already has a worker; nothing to do.\n")
         return 0
@@ -193,11 +198,14 @@ async def _work(settings: Settings) -> int:
         async with anyio.create_task_group() as tasks:
             await tasks.start(ending.watch)
             with ending.serving:
-                async with open_runtime(settings, working(settings)) as runtime:
+                async with open_runtime(settings, working(settings, beside)) as runtime:
                     await _until_idle(runtime, post)
             ending.begin(0)
             tasks.cancel_scope.cancel()
         ignore_signals()
+        if beside:  # there may be another name the next time
+            with suppress(OSError):
+                post.remove()
     return ending.code or 0
 
 

@@ -163,7 +163,7 @@ class Page:
             yield from self._folded_figures(run.caps)
         elif not run.row.ended and run.state != "queued":
             yield from self.bars(run.caps)
-        words = run.wait.for_people() if run.wait is not None else why_ended(run)
+        words = remarks(run)
         if run.wait is not None and run.wait.question is not None:
             yield joined("  It asks:")
             asked = folded(plain(add_bars(run.wait.question.untrusted)), self.width - GAP)
@@ -281,7 +281,12 @@ def terms(run: RunView) -> str:
     return f"{run.most}, expires {clock(run.expires_us)}"
 
 
-def why_ended(run: RunView) -> str:
+def remarks(run: RunView) -> str:
+    """Return what a run waits for, why it ends with its host, or why it ended otherwise than by success."""
+    if run.wait is not None:
+        return run.wait.for_people()
+    if run.ends_with_host:
+        return run.ends_with_host
     return plain(run.row.stop_reason or "") if run.state != "success" else ""
 
 

@@ -337,8 +337,12 @@ class FollowedRuns:
 
     async def _without_reader(self) -> None:
         if self._driven_elsewhere:
+            here = [run_id for run_id in self._run_ids if self._runtime.manager.owns(run_id)]
+            then = "approved runs continue"
+            if here:
+                then = f"an Ava server of this user with the same endpoint and keys takes over {', '.join(here)}"
             with suppress(ReaderGone):
-                tell("Nobody reads the output any more; approved runs continue.")
+                tell(f"Nobody reads the output any more; {then}.")
         else:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._cancel, tasks)
@@ -437,7 +441,7 @@ class FollowedRuns:
         if why:
             return (
                 f"If left, {they} will be interrupted until you continue {them} with {resume}, or an Ava server of this"
-                f" user with the same endpoint and keys takes {them} over. The worker does not run {them}:"
+                f" user with the same endpoint and keys takes {them} over. No worker runs {them}, because"
                 f" {why.rstrip('.')}."
             )
         if await anyio.to_thread.run_sync(seems_held, self._runtime.settings.paths.worker_lock):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -11,11 +13,15 @@ from ava_server.config.keys import OWN_PREFIX, Key, is_placeholder, key_among, k
 from ava_server.config.secrets import Secret, read_secrets
 from ava_server.core.files import WatchedFile
 from ava_server.models.prices import UserPrice
+from ava_server.models.providers import PROVIDERS
 from ava_server.models.selection import KNOWN_URLS, ModelSettings, Provider
 
 if TYPE_CHECKING:
     from ava_roles.net.search_engines import Engine
     from ava_server.config.settings import Settings
+
+
+DIGEST_CHARS = 12
 
 
 class Credentials:
@@ -53,6 +59,24 @@ class Credentials:
     def secrets(self) -> Mapping[str, Secret]:
         """The stored secrets by name, all from one reading. Blocking."""
         return self._secrets.current()
+
+    def session_digest(self) -> str:
+        """Return a hash of what a run may need of this process's settings and environment. Blocking.
+
+        It has addresses, and where there is a key for what; no key, not even as a hash.
+        """
+        stored, models = self._keys.current()
+        addresses = provider_addresses(self._settings)
+        keys = {name: key_among(stored, name, addresses.get(name)) for name in (*PROVIDERS, *self._settings.providers)}
+        given = {
+            "endpoint": [models.base_url, models.model, models.api_key is not None],
+            "addresses": addresses,
+            "keys": {name: key.where for name, key in keys.items() if key is not None},
+            "search": self._settings.search.model_dump(mode="json"),
+            "labels": sorted(self._settings.labels),
+            "sandbox": self._settings.sandbox.mode,
+        }
+        return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:DIGEST_CHARS]
 
     async def refresh(self) -> None:
         """Learn what to redact from files that have changed; one that cannot be read changes nothing."""

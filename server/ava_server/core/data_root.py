@@ -122,6 +122,15 @@ class DataRoot:
     question_key = _Place("secrets", "questions.toml")
     """The key that seals what a client keeps of a question until the person answers."""
 
+    def worker_lock_of(self, beside: str) -> Path:
+        """Return the lock of the worker; with a name, of the one of that name beside it."""
+        return self.path / f"worker.{beside}.lock" if beside else self.worker_lock
+
+    @property
+    def worker_locks(self) -> list[Path]:
+        """The locks of the worker and of those beside it, held or not."""
+        return [self.worker_lock, *sorted(self.path.glob("worker.*.lock"))]
+
     @property
     def owned(self) -> bool:
         """Whether it belongs to this user of the system, or this user is root: its owner may steer everyone's runs."""

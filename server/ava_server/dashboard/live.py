@@ -25,9 +25,9 @@ from ava_server.cli.status_page import (
     folded,
     joined,
     plain,
+    remarks,
     state_style,
     terms,
-    why_ended,
 )
 from ava_server.cli.terminal import cut, wrapped_lines
 from ava_server.core.ids import label, state_words
@@ -186,7 +186,7 @@ class LivePage(Page):
         yield from self._indented(run.task, TASK_LINES)
         if run.activity:
             yield joined(f"  {run.activity}")
-        words = run.wait.for_people() if run.wait is not None else why_ended(run)
+        words = remarks(run)
         if run.wait is not None and run.wait.question is not None:
             words = f"It asks: {quoted(run.wait.question.text, QUESTION_CHARS)}; s answers it"
         yield from self._indented(words, TASK_LINES)

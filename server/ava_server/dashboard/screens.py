@@ -27,7 +27,7 @@ from ava_roles.wrap import add_bars
 from ava_server.approval.proposals import Pending, pending_proposal, spawn_limits, texts_of
 from ava_server.cli.results import cost_text, drawn_result
 from ava_server.cli.show import asked_lines, decided_lines
-from ava_server.cli.status_page import both_ends, fitting, folded, joined, why_ended
+from ava_server.cli.status_page import both_ends, fitting, folded, joined, remarks
 from ava_server.core.errors import AvaError
 from ava_server.core.ids import label, state_words
 from ava_server.core.threads import read_apart
@@ -421,7 +421,7 @@ def read_detail(view: View, run_id: str, processes: Processes, settings: Setting
 def detail_lines(detail: RunDetail, page: LivePage) -> Iterator[Text]:
     run, answer = detail.run, run_answer(detail.run)
     row, width = run.row, page.width
-    words = run.wait.for_people() if run.wait is not None else why_ended(run)
+    words = remarks(run)
     yield from folded("\n".join(filter(None, (run.activity, words))), width)
     if row.started_us is not None:
         yield from page.bars(run.caps)

@@ -99,6 +99,7 @@ def _unended(run: RunAnswer) -> list[str]:
         *([f"number {run.queue_position} in the queue"] if run.queue_position else ()),
         *_facts(
             ("waits for", run.waits_for or ""),
+            ("not as approved", run.ends_with_host or ""),
             ("last tool", UntrustedText(f"{run.last_tool.name} at {run.last_tool.at}" if run.last_tool else "")),
             ("ended because", UntrustedText(run.stop_reason or "")),
         ),

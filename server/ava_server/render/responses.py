@@ -119,6 +119,7 @@ class RunAnswer(BaseModel):
     queue_position: int | None = None
     expires_at: str | None = None
     waits_for: str | None = None
+    ends_with_host: str | None = Field(default=None, description="Not as approved: it does not continue without it.")
     untrusted_question: str | None = None
     not_before: str | None = None
     stop_reason: str | None = None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from ava_audit.events import Event, SubagentComplete, ToolCall, ToolResult, Who
+from ava_audit.events import Event, RunClaimed, SubagentComplete, ToolCall, ToolResult, Who
 from ava_audit.rows import (
     AWAITING_ANSWER,
     AWAITING_EXTENSION,
@@ -292,6 +292,7 @@ class RunView:
         expires_us: When its proposal expires.
         result: Its result as the log has it; None before its end, and where it was erased.
         erased: It had a result, and that was erased.
+        ends_with_host: A sentence, where it is interrupted when its host closes, although it was approved to continue.
         task: The beginning of its task, where it was asked for.
     """
 
@@ -306,6 +307,7 @@ class RunView:
     expires_us: int | None = None
     result: dict[str, Any] | None = None
     erased: bool = False
+    ends_with_host: str = ""
     task: str = ""
 
     @property
@@ -405,6 +407,7 @@ def view_run(
         expires_us=proposal.expires_us if proposal is not None else None,
         result=handed_in,
         erased=erased,
+        ends_with_host=_ends_with_host(view, run) if state == RUNNING else "",
         task=task_excerpt(texts.task) if texts is not None else "(erased)" if task else "",
     )
 
@@ -477,6 +480,7 @@ def run_answer(shown: RunView, *, offset: int = 0, room: int | None = None, owne
         answer.not_before = iso_utc(wait.until_us) if wait.until_us is not None else None
         if wait.question is not None:
             answer.untrusted_question = wait.question.untrusted
+    answer.ends_with_host = shown.ends_with_host or None
     if shown.result is not None:
         add_result(answer, shown.result, offset, room)
     return answer
@@ -562,7 +566,7 @@ def _wait(
     if paused(run, now_us):
         return Wait("limit", run, until_us=run.not_before_us, served=is_served)
     noted = view.live(run.id)
-    blocker = (blocker_in(noted[0])[0] if noted is not None else None) or ""
+    blocker = (blocker_in(noted[0]).why if noted is not None else None) or ""
     if not blocker and manager is not None:  # the log is a moment behind
         blocker = manager.waiting_for.get(run.id, "")
     blocker = clean(blocker)[0] if is_served else ""  # what a server that is gone said is no longer true
@@ -576,6 +580,13 @@ def activity_of(run: RunRow, processes: Processes, manager: Manager | None = Non
     text = manager.activity(run.id) if manager is not None else None
     text = text or processes.activities().get((run.instance or "", run.id), "")
     return clean(text[:SHOWN_CHARS])[0].replace("\n", " ")[:ACTIVITY_CHARS]
+
+
+def _ends_with_host(view: View, run: RunRow) -> str:
+    claimed = view.last_entry(run.id, "RunClaimed")
+    if claimed is None or not isinstance(claimed.fact, RunClaimed) or not claimed.fact.with_host:
+        return ""
+    return f"It is interrupted when its host or terminal closes, because {clean(claimed.fact.with_host)[0]}"
 
 
 def _last_tool(view: View, run: RunRow) -> LastTool | None:

@@ -247,27 +247,40 @@ def pause_words(run: RunRow) -> str:
     return f"the model takes no more calls until {iso_utc(run.not_before_us or 0)}"
 
 
-_BLOCKED, _UNABLE = "blocked", "unable"
+@dataclass(frozen=True)
+class Blocker:
+    """Why a run was not taken, as the process says that tried last.
 
-
-def blocked_note(why: str, unable: str = "") -> str:
-    """Return what `live` keeps of a run that no process can take now: JSON, where an activity is plain text.
-
-    `unable`: the instance that cannot run it, e.g. for want of a key; empty if it only waits for its turn.
+    Attributes:
+        why: The reason; None where nobody has said one.
+        unable: The instance of the worker that cannot run it, e.g. for want of a key; empty if it waits for its turn.
+        beside: The name of that worker, if it is one beside the first.
     """
-    return json.dumps({_BLOCKED: why, **({_UNABLE: unable} if unable else {})})
+
+    why: str | None = None
+    unable: str = ""
+    beside: str = ""
 
 
-def blocker_in(note: str) -> tuple[str | None, str]:
-    """Return why a run could not be taken (or None) and the instance that cannot run it, as its note in `live` says."""
+_BLOCKED, _UNABLE, _BESIDE = "blocked", "unable", "beside"
+
+
+def blocked_note(blocker: Blocker) -> str:
+    """Return what `live` keeps of a run that no process can take now: JSON, where an activity is plain text."""
+    noted = {_BLOCKED: blocker.why, _UNABLE: blocker.unable, _BESIDE: blocker.beside}
+    return json.dumps({name: value for name, value in noted.items() if value or name == _BLOCKED})
+
+
+def blocker_in(note: str) -> Blocker:
+    """Return why a run could not be taken, as its note in `live` says."""
     try:
         noted: object = json.loads(note) if note.startswith("{") else None
     except ValueError:
         noted = None
     if not isinstance(noted, dict):
-        return None, ""
+        return Blocker()
     said = cast("dict[str, object]", noted)
-    return str(said.get(_BLOCKED, "")), str(said.get(_UNABLE, ""))
+    return Blocker(str(said.get(_BLOCKED, "")), str(said.get(_UNABLE, "")), str(said.get(_BESIDE, "")))
 
 
 OWNERS_LOST = 3
@@ -315,13 +328,16 @@ def lost_micros(view: View, run: RunRow) -> int:
 # -- taking a run -----------------------------------------------------------------------------------------------------
 
 
-def claim(run_id: str, instance: str, who: Who, gone: frozenset[str], slots: Slots) -> Command[RunRow | str]:
+def claim(
+    run_id: str, instance: str, who: Who, gone: frozenset[str], slots: Slots, *, with_host: str = ""
+) -> Command[RunRow | str]:
     """Claim a run for an instance, or return why not; a claim raises the run's generation.
 
     A call that the last owner left in flight is settled as unknown in the same transaction.
 
     `who`: the session under which the claim is written; its user is the run's. `gone`: instances whose locks were found
-    free. `slots`: how many runs may be running; those of instances that are gone do not count.
+    free. `slots`: how many runs may be running; those of instances that are gone do not count. `with_host`: why it does
+    not continue without its host, although that was approved.
     """
 
     def command(view: View, now_us: int) -> Outcome[RunRow | str]:
@@ -340,13 +356,14 @@ def claim(run_id: str, instance: str, who: Who, gone: frozenset[str], slots: Slo
         agent = Who(who.session_id, run.id, run.user_id, parent_agent_id=AGENT)
         reason: ClaimReason = "start" if run.generation == 0 else "resume" if run.state == QUEUED else "takeover"
         purpose = in_flight_purpose(view, run)
-        return Outcome(run, (*settle_unknown(run, agent, purpose=purpose), _claimed(run, instance, agent, reason)))
+        claimed = _claimed(run, instance, agent, reason, with_host)
+        return Outcome(run, (*settle_unknown(run, agent, purpose=purpose), claimed))
 
     return command
 
 
-def _claimed(run: RunRow, instance: str, who: Who, reason: ClaimReason) -> Event:
-    fact = RunClaimed(instance=instance, generation=run.generation + 1, reason=reason)
+def _claimed(run: RunRow, instance: str, who: Who, reason: ClaimReason, with_host: str = "") -> Event:
+    fact = RunClaimed(instance=instance, generation=run.generation + 1, reason=reason, with_host=with_host)
     return Event(who, fact, run_id=run.id)
 
 

@@ -30,6 +30,7 @@ from ava_audit.view import View
 from ava_roles.errors import FolderReplaced
 from ava_server import telemetry
 from ava_server.budget import user_limits
+from ava_server.budget.run_config import config_of
 from ava_server.core.ids import AGENT
 from ava_server.core.shortage import find_shortage, shortage_in
 from ava_server.core.threads import each_at_once
@@ -38,6 +39,7 @@ from ava_server.runs.context import ConfigNotSupported, RunContext
 from ava_server.runs.control import RunControl
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import (
+    Blocker,
     agent_of,
     blocked_note,
     blocker_in,
@@ -92,7 +94,8 @@ WORKERS_EVERY_S = 5.0
 """How often a process that leaves all runs to workers looks whether there are any."""
 INTERNAL = "a fault of Ava itself, written to the server's standard error"
 WORKER_TAKES_S = 20.0
-"""Seconds that a worker has to take a run; then this process does: the worker may lack a key, or be unable to start."""
+"""Seconds that a worker has to take a run; then this process does: it may be unable to start, or hang."""
+KEEPS_RUNS = "this process runs its subagents itself (`background = false`, or `--yes`)"
 FAULTS = 2
 """Internal errors after which this process gives up a run."""
 
@@ -170,7 +173,8 @@ class _RunNotes:
         wait_s: How long it was left alone the last time.
         faults: How many internal errors it had here.
         left_since: Since when it is left to the worker.
-        not_worker: Why the worker does not run it; empty where nothing is known of that.
+        left_to: The name of the worker beside the first one to which it is left since then; empty for the first one.
+        with_host: Why this process runs it, and no worker, although what was approved continues without its host.
     """
 
     first_seen: float | None = None
@@ -178,7 +182,8 @@ class _RunNotes:
     wait_s: float = TRY_AGAIN_S[0] / 2
     faults: int = 0
     left_since: float | None = None
-    not_worker: str = ""
+    left_to: str = ""
+    with_host: str = ""
     cancelled: bool = False
     cancel_reason: str | None = None
 
@@ -231,7 +236,8 @@ class Manager:
         self.slots = user_limits.slots(settings)
         self._setup = setup
         self._day_caps = resources.day_caps
-        self._start_worker = WorkerProcesses(settings.paths)
+        self._credentials = resources.credentials
+        self._workers_here = WorkerProcesses(settings.paths)
         self._gone_owners = GoneOwners(store, self.control)
         self._where = f"on {socket.gethostname()}: " if mode.one_of_many else ""
         self._instances = instances
@@ -267,6 +273,13 @@ class Manager:
     def activity(self, run_id: str) -> str | None:
         run = self._owned.get(run_id)
         return run.activity if run is not None else None
+
+    def owns(self, run_id: str) -> bool:
+        return run_id in self._owned
+
+    def why_not_worker(self, run_id: str) -> str:
+        """Return why no worker runs a run of this process, although what was approved continues; else empty."""
+        return self._notes[run_id].with_host if run_id in self._owned else ""
 
     def _driven(self) -> list[AgentRun]:
         """Return the runs that it owns, without those that are being made ready."""
@@ -385,7 +398,7 @@ class Manager:
         begun = all(row.generation > 0 for row in free)
         waits = {} if begun else await self._store.look(query)
         for run_id, why in waits.items():
-            self._waits(run_id, why)
+            self._waits_for_its_turn(run_id, why)
         self._short = frozenset(waits)
         return [row for row in free if row.id not in waits]
 
@@ -408,14 +421,17 @@ class Manager:
         return front
 
     def _tidy_notes(self, runs: Mapping[str, RunRow], gone: frozenset[str]) -> None:
-        """Forget the runs that have ended, and since when those that an instance has were left to a worker."""
+        """Forget the runs that have ended, and of those that an instance has, for what and since when they waited."""
         for noted in (self.waiting_for, self._notes):
             for run_id in noted.keys() - runs.keys():
                 del noted[run_id]
         self.adopted &= runs.keys()
         for run_id, notes in self._notes.items():
-            if runs[run_id].instance is not None and runs[run_id].instance not in gone:
+            row = runs[run_id]
+            if row.instance is not None and row.instance not in gone:
                 notes.left_since = None
+                if row.state == RUNNING:  # if it waits again, that is news
+                    self.waiting_for.pop(run_id, None)
 
     def _serves(self, row: RunRow) -> bool:
         match self.mode.claims:
@@ -504,7 +520,7 @@ class Manager:
                 del in_line[user]
             if full:
                 self._full.add(row.id)
-                self._waits(row.id, full)
+                self._waits_for_its_turn(row.id, full)
             elif not waits:
                 chosen.append(row)
                 count[user] += _needs_slot(row, gone)
@@ -543,10 +559,8 @@ class Manager:
 
         async def take() -> bool:
             await self._setup.check_config(row)
-            if self.mode.leaves_to == "the worker" and await self._leaves(row.id):
-                await self._start_worker()
-                return False
-            return await self._take(row, gone, tasks)
+            with_host = await self._why_with_host(row)
+            return with_host is not None and await self._take(row, gone, tasks, with_host)
 
         return await self._guarded(row.id, take) or False
 
@@ -568,26 +582,39 @@ class Manager:
                 await self._count_fault(run_id)
         return None
 
-    async def _leaves(self, run_id: str) -> bool:
-        """Tell whether a run is left to the worker; not if that cannot run it, or after a while has not taken it."""
+    async def _why_with_host(self, row: RunRow) -> str | None:
+        """Return None where a run is left to a worker; else why it ends with this process, or "" if it may."""
+        if self.mode.leaves_to == "the worker":
+            return await self._leave(row.id)
+        promised = config_of(row.config).background
+        return KEEPS_RUNS if promised and not self.mode.is_worker else ""
+
+    async def _leave(self, run_id: str) -> str | None:
+        """Leave a run to a worker and start it if need be; where no worker takes it, return why.
+
+        Where the one that is running cannot run it or does not take it, one beside it has this process's environment.
+        """
         notes, now_s = self._notes[run_id], anyio.current_time()
         notes.left_since = now_s if notes.left_since is None else notes.left_since
-        if now_s - notes.left_since >= WORKER_TAKES_S:
-            log.warning("no worker has taken %s within %.0f s, so it runs in this process", run_id, WORKER_TAKES_S)
-            notes.not_worker = f"it has not taken it within {WORKER_TAKES_S:.0f} s"
-            return False
+        late = now_s - notes.left_since >= WORKER_TAKES_S
         noted = await self._store.look(lambda view: view.live(run_id))
-        why, worker = blocker_in(noted[0] if noted is not None else "")
-        alive = await anyio.to_thread.run_sync(self._instances.alive, worker) if worker else False
-        if alive and why:
-            log.warning("the worker cannot run %s, so it runs in this process; for the worker, %s", run_id, why)
-            notes.not_worker = why
-            return False
-        return True
+        found = blocker_in(noted[0] if noted is not None else "")
+        unable = bool(found.unable) and await anyio.to_thread.run_sync(self._instances.alive, found.unable)
+        hangs = late and not notes.left_to and await anyio.to_thread.run_sync(self._workers_here.is_running)
+        if unable or hangs:
+            beside = await anyio.to_thread.run_sync(self._credentials.session_digest)
+            if unable and found.beside == beside:
+                return self._told(run_id, f"the background process cannot run it: {found.why}")
+            if notes.left_to != beside:  # it has its own time
+                notes.left_to, notes.left_since, late = beside, now_s, False
+        if late:
+            return self._told(run_id, f"no background process has taken it within {WORKER_TAKES_S:.0f} s")
+        await self._workers_here(notes.left_to)
+        return None
 
-    def why_not_worker(self, run_id: str) -> str:
-        """Return why the worker does not run what this process drives; empty where nothing is known of that."""
-        return self._notes[run_id].not_worker if run_id in self._notes else ""
+    def _told(self, run_id: str, why: str) -> str:
+        log.warning("%s runs in this process and is interrupted when that ends, because %s", run_id, why)
+        return why
 
     def _retry_later(self, run_id: str) -> None:
         notes = self._notes[run_id]
@@ -597,12 +624,19 @@ class Manager:
     def _waits(self, run_id: str, why: str, *, unable: bool = False) -> None:
         """Record what a run waits for, where every process can read it.
 
-        `unable`: this process cannot run it. Only the worker says so, and not where there are others.
+        `unable`: this process cannot run it. Only a worker says so, and not where there are some on other machines.
         """
         why = f"{self._where}{why}"
         if self.waiting_for.get(run_id) != why:
             self.waiting_for[run_id] = why
-            self._store.set_live(run_id, blocked_note(why, self.instance if unable and self.mode.only_worker else ""))
+            unable = unable and self.mode.only_worker
+            found = Blocker(why, self.instance, self.mode.beside) if unable else Blocker(why)
+            self._store.set_live(run_id, blocked_note(found))
+
+    def _waits_for_its_turn(self, run_id: str, why: str) -> None:
+        """Record what a run waits for that no worker may take yet: the time of a worker begins later."""
+        self._notes[run_id].left_since = None
+        self._waits(run_id, why)
 
     async def _count_fault(self, run_id: str) -> None:
         """Count an internal error of a run, and end the run after too many, so that it never hangs."""
@@ -640,22 +674,37 @@ class Manager:
             return True
         notes, now_s = self._notes[row.id], anyio.current_time()
         notes.first_seen = now_s if notes.first_seen is None else notes.first_seen
-        return now_s - notes.first_seen >= self.mode.grace_s
+        return now_s - notes.first_seen >= self._grace_s(row)
+
+    def _grace_s(self, row: RunRow) -> float:
+        """Return how long others have to claim a run; a worker has time to start, where the run outlives its host."""
+        if self.mode.is_worker or self.mode.leaves_to is not None:
+            return self.mode.grace_s
+        try:
+            promised = config_of(row.config).background
+        except ValueError:  # a newer Ava wrote it; taking it says so
+            promised = False
+        return WORKER_TAKES_S if promised else self.mode.grace_s
 
     # -- owning -------------------------------------------------------------------------------------------------------
 
-    async def _take(self, row: RunRow, gone: frozenset[str], tasks: anyio.abc.TaskGroup) -> bool:
-        """Claim a run and start it in a task of its own; False where another instance has it."""
+    async def _take(self, row: RunRow, gone: frozenset[str], tasks: anyio.abc.TaskGroup, with_host: str = "") -> bool:
+        """Claim a run and start it in a task of its own; False where another instance has it.
+
+        `with_host`: why it ends with this process, although what was approved continues without its host.
+        """
         if not self._membership.holds():  # it was stopped: to others it is dead, and they would take the run at once
             await anyio.to_thread.run_sync(self._membership.renew)
         if row.instance in gone and not await anyio.to_thread.run_sync(self.control.gone, [row]):
             return False  # it is alive again: this process may have been stopped since it looked
         who = Who(row.session_id, AGENT, row.user_id)
-        got = await self._store.do(claim(row.id, self.instance, who, gone, self.slots), row.id)
+        command = claim(row.id, self.instance, who, gone, self.slots, with_host=with_host)
+        got = await self._store.do(command, row.id)
         if isinstance(got, str):
             self._waits(row.id, got)
             return False
         self.waiting_for.pop(row.id, None)
+        self._notes[row.id].with_host = with_host
         self._owned[row.id] = None
         tasks.start_soon(self._start, row.id, got.generation + 1, tasks)
         return True

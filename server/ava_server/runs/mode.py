@@ -17,6 +17,11 @@ over when it is stopped (`Manager.hand_over`).
 
 The worker process of a data root runs approved subagents, so that they outlive their host (`background`). It also
 isolates servers from their runs: whatever a run does to its process, the host's connection stays.
+
+A worker has the environment of the server that started it. Where it cannot run what another host's environment allows
+(another endpoint, or a key that only that one has), that host's server starts a second worker beside it, named by the
+digest of what its environment gives (`Credentials.session_digest`). Each takes only the runs that it can run. Where not
+even that one takes a run, the server runs it itself, and the claim says why.
 """
 
 from __future__ import annotations
@@ -53,7 +58,8 @@ class Mode:
         leaves_to: Who drives them: this data root's worker, or workers that may be on other machines; None: itself.
         grace_s: How long another process has to claim what it approved.
         spread: Of so many of the oldest runs, any one is taken first.
-        only_worker: No other process drives these runs: servers take the ones that it says it cannot run.
+        only_worker: No worker on another machine drives these runs, so it says which of them it cannot run.
+        beside: The name of a worker beside the data root's first one; else empty.
         one_of_many: Other machines drive runs of this log too, so what it says about one names its machine.
         keeps_root: It also does what the data root of its users needs: events, settings on the record, cleaning up.
     """
@@ -63,8 +69,14 @@ class Mode:
     grace_s: float = GRACE_S
     spread: int = 1
     only_worker: bool = False
+    beside: str = ""
     one_of_many: bool = False
     keeps_root: bool = True
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether its runs outlive the host that asked for them."""
+        return self.only_worker or self.one_of_many
 
 
 LOOKING = Mode("nobody", keeps_root=False)
@@ -85,8 +97,8 @@ def serving(settings: Settings, *, everybody: bool = False) -> Mode:
     return replace(mode, leaves_to="the worker") if settings.background else mode
 
 
-def working(settings: Settings) -> Mode:
-    return SHARING if settings.database_url else WORKING
+def working(settings: Settings, beside: str = "") -> Mode:
+    return replace(SHARING if settings.database_url else WORKING, beside=beside)
 
 
 log = logging.getLogger("ava.worker")
@@ -102,13 +114,13 @@ READY_S = 10.0
 """Seconds that a started worker has to take the lock, before another one is started."""
 
 
-def hold_worker_lock(root: DataRoot) -> HeldLock | None:
-    """Return the lock of the data root's only worker, or None where there is a worker. Blocks."""
-    return hold_within(root.worker_lock, TRY_FOR_S)
+def hold_worker_lock(root: DataRoot, beside: str = "") -> HeldLock | None:
+    """Return the lock of the data root's worker, or of one beside it; None where there is that worker. Blocks."""
+    return hold_within(root.worker_lock_of(beside), TRY_FOR_S)
 
 
 class WorkerProcesses:
-    """Starts the worker of a data root.
+    """Starts the worker of a data root, and one beside it.
 
     Args:
         command: The command line of a worker; by default this program, with this process's environment.
@@ -117,18 +129,24 @@ class WorkerProcesses:
     def __init__(self, root: DataRoot, command: tuple[str, ...] = (sys.executable, *MODULE_ARGS, "worker")) -> None:
         self._root = root
         self._command = command
-        self._started_s: float | None = None
+        self._started_s: dict[str, float] = {}
 
-    async def __call__(self) -> None:
-        """Start a worker if there is none; one just started has time to get ready. Raises OSError."""
-        await anyio.to_thread.run_sync(self._start)
+    async def __call__(self, beside: str = "") -> None:
+        """Start the worker of this name if there is none; one just started has time to get ready. Raises OSError."""
+        await anyio.to_thread.run_sync(self._start, beside)
 
-    def _start(self) -> None:
-        if is_held(self._root.worker_lock):  # there is one; when it ends, the next one starts at once
-            self._started_s = None
+    def is_running(self) -> bool:
+        """Tell whether there is a worker, beside which another one may be started. Blocks."""
+        return is_held(self._root.worker_lock)
+
+    def _start(self, beside: str) -> None:
+        if is_held(self._root.worker_lock_of(beside)):  # there is one; when it ends, the next one starts at once
+            self._started_s.pop(beside, None)
             return
-        if self._started_s is not None and time.monotonic() - self._started_s < READY_S:
+        started_s = self._started_s.get(beside)
+        if started_s is not None and time.monotonic() - started_s < READY_S:
             return
-        self._started_s = time.monotonic()
+        self._started_s[beside] = time.monotonic()
+        command = (*self._command, "--beside", beside) if beside else self._command
         env = {**os.environ, "AVA_DATA_ROOT": str(self._root.path)}
-        start_detached(self._command, self._root.worker_words, self._root.path, env)
+        start_detached(command, self._root.worker_words, self._root.path, env)

@@ -384,7 +384,10 @@ class RunSetup:
 
     def _choice(self, config: RunConfig) -> Choice:
         """Return the approved model, with this process's key. Blocks."""
-        return self._choice_at(config.model, config.tier or "balanced", config.base_url)
+        choice = self._choice_at(config.model, config.tier or "balanced", config.base_url)
+        if config.keyed and choice.api_key is None:
+            raise ConfigNotSupported(f"it was approved with a key for {choice.provider}, and there is none here")
+        return choice
 
     def _choice_at(self, model: str, tier: str, base_url: str | None) -> Choice:
         try:

@@ -94,7 +94,7 @@ def refuse_used(root: DataRoot) -> None:
 
     if is_free(root.path):
         return
-    locks = [*root.instances.glob("*.lock"), root.http_lock, root.pages_lock, root.worker_lock]
+    locks = [*root.instances.glob("*.lock"), root.http_lock, root.pages_lock, *root.worker_locks]
     if any(is_held(path) for path in locks):
         raise Refused(
             f"{root.path} is in use: an Ava process works on it. Quit your hosts, servers and workers; then move the"

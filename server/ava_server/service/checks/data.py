@@ -196,7 +196,7 @@ def processes(setup: Setup) -> Iterator[CheckFinding]:
     if not root.db.exists():
         return
     try:
-        worker = is_held(root.worker_lock)
+        workers = sum(map(is_held, root.worker_locks))
         count = sum(is_held(lock) for lock in root.instances.glob("*.lock"))
         keeper = is_held(root.path / "keeper.lock")
     except OSError as error:
@@ -207,8 +207,8 @@ def processes(setup: Setup) -> Iterator[CheckFinding]:
         yield CheckFinding(name, "ok", "no Ava server is running here now")
         return
     running = f"{count} Ava process{' is' if count == 1 else 'es are'} running here"
-    if worker:
-        running += ", one of them the worker"
+    if workers:
+        running += ", one of them the worker" if workers == 1 else f", {workers} of them workers"
     yield CheckFinding(name, "ok", f"{running}; {'one' if keeper else 'none'} of them updates index and mirror")
 
 
