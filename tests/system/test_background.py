@@ -293,9 +293,10 @@ async def test_a_host_without_background_leaves_a_worker_time_and_says_what_it_t
 ) -> None:
     assert manager.WORKER_TAKES_S > 5 * modes.GRACE_S
     monkeypatch.setattr(manager, "WORKER_TAKES_S", 3.0)
+    monkeypatch.setattr(WorkerProcesses.__init__, "__defaults__", ((sys.executable, "-c", "raise SystemExit('no')"),))
     gate = Gate()
     with running_model_server([Say(DONE.text, DONE.calls, gate=gate)]) as models:
-        async with open_lab(tmp_path, server=models, runs=False, mode=modes.serving, check=False) as lab:
+        async with open_lab(tmp_path, server=models, mode=modes.serving, check=False) as lab:
             run_id = await lab.start()
         began_us = now_us()
         async with open_lab(tmp_path, server=models, mode=lambda _settings: modes.DRIVING) as lab:
