@@ -327,7 +327,7 @@ def test_a_status_line_and_a_bar_say_the_same_of_a_million_tokens() -> None:
 
 
 def test_a_narrow_page_shows_what_an_ended_run_has_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status_page, "why_ended", lambda _run: "")
+    monkeypatch.setattr(status_page, "remarks", lambda _run: "")
     caps = Cap("seconds", 1, 600), Cap("turns", 1, 20), Cap("tool_calls", 1, 40), Cap("cost", 100_000, 500_000)
     row = cast("Any", SimpleNamespace(ended=True, started_us=1))
     lines = Page("x", cast("Any", None), (), 40)._started(RunView(row, "success", 0, caps, free=False))
