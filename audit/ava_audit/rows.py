@@ -91,13 +91,23 @@ class RunRow:
 
     @property
     def calls_in_flight(self) -> list[dict[str, Any]]:
-        held: dict[str, Any] | list[dict[str, Any]] = json.loads(self.in_flight or "[]")
-        return held if isinstance(held, list) else [held]
+        return calls_of(self.in_flight)
+
+    def wrap_in(self, scope: str) -> int:
+        """Return what it holds in a scope of money for its last turn; micro-USD."""
+        return self.wrap_micros if scope in json.loads(self.wrap_scopes or "[]") else 0
 
     def held_in(self, scope: str) -> int:
-        """Return what it holds in a scope of money, for its last turn and its calls in flight."""
-        wrap = self.wrap_micros if scope in json.loads(self.wrap_scopes or "[]") else 0
-        return wrap + sum(int(call["micros"]) for call in self.calls_in_flight if scope in call["scopes"])
+        """Return what it holds in a scope of money, for its last turn and its calls in flight; micro-USD."""
+        return self.wrap_in(scope) + sum(
+            int(call["micros"]) for call in self.calls_in_flight if scope in call["scopes"]
+        )
+
+
+def calls_of(in_flight: str | None) -> list[dict[str, Any]]:
+    """Return the calls of a run's column `in_flight`; a single one may stand there without a list."""
+    held: dict[str, Any] | list[dict[str, Any]] = json.loads(in_flight or "[]")
+    return held if isinstance(held, list) else [held]
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from ava_audit.database import ALL_ROWS, Database, IndexQuery
 from ava_audit.entries import ENTRY_COLUMNS, LINE_COLUMNS, Entry, entry_of
 from ava_audit.events import Event, SessionStart
 from ava_audit.projections import RUNS, Projections
-from ava_audit.rows import UNENDED, WAITING, Bucket, GroupRow, ProposalRow, RunRow
+from ava_audit.rows import UNENDED, WAITING, Bucket, GroupRow, ProposalRow, RunRow, calls_of
 
 FOREVER_US = 2**62
 """After all times of a log."""
@@ -87,9 +87,6 @@ def holder_of(
     money_wait: str | None,
 ) -> MoneyHolder:
     """Return a running run as a holder of money, from these columns of its row."""
-    calls = loads(in_flight) or []
-    if isinstance(calls, dict):
-        calls = [calls]
     return MoneyHolder(
         id=run_id,
         user=user,
@@ -98,7 +95,7 @@ def holder_of(
         order=(queued_us or 0, run_id),
         wrap_micros=wrap_micros,
         wrap_scopes=frozenset(loads(wrap_scopes) or ()),
-        calls=tuple((frozenset(call["scopes"]), int(call["micros"])) for call in calls),
+        calls=tuple((frozenset(call["scopes"]), int(call["micros"])) for call in calls_of(in_flight)),
         wait=loads(money_wait),
     )
 

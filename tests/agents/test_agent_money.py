@@ -19,11 +19,9 @@ LOOKS: list[dict[str, Any]] = [{"ask": "look", "repeats": 20}, SUBMIT]
 
 
 @pytest.mark.slow
-async def test_an_agent_repeats_a_request_that_waited_in_vain_for_money_of_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_agent_repeats_what_waited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs("bubblewrap")
-    (alone := tmp_path / "alone").mkdir()
+    (alone := tmp_path / "1").mkdir()
     async with agent_lab(alone, [priced()], [LOOKS]) as lab:
         run_id = await lab.start(**agent_run(max_cost_cents=50))
         await lab.ended(run_id)
@@ -32,7 +30,7 @@ async def test_an_agent_repeats_a_request_that_waited_in_vain_for_money_of_other
     monkeypatch.setattr(metering, "MONEY_WAIT_S", 0.4)
     monkeypatch.setattr(gateway, "BUSY_S", 1.0)
     cents, gate = held * 19 // 100_000, Gate()
-    (both := tmp_path / "both").mkdir()
+    (both := tmp_path / "2").mkdir()
     first_answer = Say("Twelve.", usage=priced().usage, gate=gate)
     async with agent_lab(both, [first_answer, priced()], [LOOKS]) as lab:
         runs = await started_together(lab, cents)

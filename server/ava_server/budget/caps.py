@@ -108,12 +108,10 @@ def money_caps(view: View, run: RunRow, caps: DayCaps, now_us: int) -> list[CapL
         limits.append(("group_max_cost", run.group_id, group.cap_micros))
     limits.append(("user_daily_cents", user_scope(run.user_id, day), caps.user_micros))
     limits.append(("installation_daily_cents", installation_scope(day), caps.installation_micros))
-    own = set[str](loads(run.wrap_scopes) or ())
-    left: list[CapLeft] = []
-    for name, scope, cap in limits:
-        committed = view.bucket(scope).committed - (run.wrap_micros if scope in own else 0)
-        left.append(CapLeft(name, scope, cap, cap - committed))
-    return left
+    return [
+        CapLeft(name, scope, cap, cap - view.bucket(scope).committed + run.wrap_in(scope))
+        for name, scope, cap in limits
+    ]
 
 
 def reserve(fence: Fence, who: Who, asked: CapRequest, caps: DayCaps) -> Command[Reservation | CapReached]:

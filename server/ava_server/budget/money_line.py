@@ -104,8 +104,7 @@ def awaited_money(view: View, run: RunRow, is_alive: Callable[[str], bool]) -> s
     if wait is None:
         return None
     scope, need = str(wait["scope"]), int(wait["micros"])
-    own = run.wrap_micros if scope in (loads(run.wrap_scopes) or ()) else 0
-    missing = need - (int(wait["limit"]) - view.bucket(scope).committed + own)
+    missing = need - (int(wait["limit"]) - view.bucket(scope).committed + run.wrap_in(scope))
     if missing <= 0:
         return _awaited_words(need, 0)
     others = [each for each in view.money_holders() if each.id != run.id and each.held_in(scope) > 0]
@@ -190,7 +189,7 @@ class MoneyLine:
         """Return the scope in which this run, which fits, has to leave its money to an older one that waits."""
         older = [each for each in self._others if each.wait is not None and each.order < self._order]
         for each in self._lefts:
-            taken = self._need - self._own(each.scope)
+            taken = self._need - self._run.wrap_in(each.scope)
             if taken <= 0:  # it holds that much already
                 continue
             in_flight = any(holder.calls_in(each.scope) for holder in self._others)
@@ -226,9 +225,6 @@ class MoneyLine:
         shared = [each for each in self._lefts if self._shares(each, other)]
         return waiter.micros <= min([waiter.left, *(self._left_of(each, other) for each in shared)])
 
-    def _own(self, scope: str) -> int:
-        return self._run.wrap_micros if scope in (loads(self._run.wrap_scopes) or ()) else 0
-
     def _waiter(self, holder: MoneyHolder) -> _Waiter:
         wait = holder.wait
         assert wait is not None
@@ -254,7 +250,7 @@ class MoneyLine:
         """Decide who goes on where all that hold the money wait: the first that fits, or the youngest gives way."""
         if self._only_asks:
             return self._wait(where)
-        own = _Waiter(self._run.id, self._order, self._need, self._least, where.left, self._own(where.scope))
+        own = _Waiter(self._run.id, self._order, self._need, self._least, where.left, self._run.wrap_in(where.scope))
         line = sorted((own, *self._waiters(reached)), key=lambda each: each.order)
         if any(each.micros <= each.left for each in line):  # it goes on by itself
             return self._wait(where)
