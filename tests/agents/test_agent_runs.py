@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -31,21 +32,23 @@ from ava_audit.events import (
     AssistantMessage,
     CostReserved,
     CostUpdate,
-    RunClaimed,
     RunEnded,
     ToolCall,
     ToolResult,
     WorkChecked,
 )
+from ava_audit.redaction import RunRedactor
 from ava_server.agents.metering import HAND_OVER_CALLS
 from ava_server.agents.unpaid import KEPT_BYTES, MOST_UNPAID_BYTES, UnpaidBytes
 from ava_server.budget.run_config import config_of
 from ava_server.config.agents import AgentSpec
 from ava_server.config.keys import key_variables, set_key
+from ava_server.core.untrusted import SHORT_CHARS
 from ava_server.models.base import MoreUsage, ToolUse
 from ava_server.runs.questions import Doubt
 from ava_server.runs.tool_calls import ToolCalls
 
+SECRET = "AKIAIOSFODNN7EXAMPLE"
 SUBMIT: dict[str, Any] = {
     "ava": "submit_result",
     "args": {"summary": "It costs twelve cents.", "output": "twelve cents", "confidence": 0.9},
@@ -154,6 +157,43 @@ async def test_no_secret_of_an_answer_is_in_the_log(tmp_path: Path) -> None:
         run_id, _result = await outcome(lab)
         said = [*await lab.facts(run_id, AssistantMessage), *await lab.facts(run_id, ToolCall)]
         assert len(said) >= 3 and not [fact for fact in said if secret in str(fact)]
+
+
+async def test_a_long_answer_is_searched_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("bubblewrap")
+    searched: list[tuple[int, bool]] = []
+    whole = RunRedactor.redact
+
+    def redact(self: RunRedactor, text: str) -> tuple[str, int]:
+        searched.append((len(text), threading.current_thread() is threading.main_thread()))
+        return whole(self, text)
+
+    monkeypatch.setattr(RunRedactor, "redact", redact)
+    long = f"{SECRET} It costs twelve cents. " * 2_000
+    name = f"{SECRET} " * 1_000
+    async with agent_lab(tmp_path, [priced(long, calls=[(name, {})])], [[{"ask": "a"}, SUBMIT]]) as lab:
+        run_id, _result = await outcome(lab)
+        (said,) = [fact for fact in await lab.facts(run_id, AssistantMessage) if fact.turn == 1]
+        notes = [note for note in await lab.facts(run_id, AgentNote) if note.kind == "unreported"]
+    assert len(notes) == 1 and SECRET not in notes[0].text
+    assert "[redacted:aws-key-id] It costs" in said.text and SECRET not in said.text
+    assert max(searched)[0] >= len(long) and not [size for size, on_loop in searched if on_loop and size > SHORT_CHARS]
+
+
+async def test_an_answer_whose_secrets_are_not_found_in_time_is_settled_without_its_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs("bubblewrap")
+    monkeypatch.setattr("ava_server.agents.metering.RECORD_WITHIN_S", 0)
+    answer = priced(f"{SECRET} It costs twelve cents. " * 2_000, calls=[("Bash", {"command": SECRET})])
+    async with agent_lab(tmp_path, [answer], [[{"ask": "a"}, SUBMIT]]) as lab:
+        run_id, result = await outcome(lab)
+        (said,) = [fact for fact in await lab.facts(run_id, AssistantMessage) if fact.turn == 1]
+        (cost,) = await lab.facts(run_id, CostUpdate)
+        called = [call.tool for call in await lab.facts(run_id, ToolCall)]
+    assert result["status"] == "success" and (cost.settlement, cost.tokens) == ("billed", 950)
+    assert said.text.startswith("[not in the log: the secrets of this answer") and "Bash" in called
+    assert [call["name"] for call in said.calls] == ["Bash"] and SECRET not in str(said)
 
 
 async def test_a_call_whose_id_looks_like_a_secret_keeps_its_result(tmp_path: Path) -> None:
@@ -380,41 +420,6 @@ def test_what_the_log_has_counts_as_unpaid_with_the_results_of_avas_tools() -> N
     assert counted.take(KEPT_BYTES, hands_over=True) and not counted.take(1, hands_over=True)
     counted.give_back(KEPT_BYTES)
     assert counted.has_room(0)
-
-
-def refused_calls(size: int, count: int) -> list[dict[str, Any]]:
-    """Calls that are refused, and in the log."""
-    return [
-        {"ava": "submit_result", "args": {"summary": "x", "nothing": "n" * size, "number": number}}
-        for number in range(count)
-    ]
-
-
-async def test_what_nobody_pays_for_is_bounded_over_takeovers_too(tmp_path: Path, little_unpaid: int) -> None:
-    """Each server that takes the run over counts what the earlier ones have logged."""
-    needs("bubblewrap")
-    folder = tmp_path / "installed"
-    folder.mkdir()
-    steps = [
-        *refused_calls(3_500, 6),
-        {"ask": "look"},
-        {"sleep": 2},
-        *refused_calls(3_600, 30),
-        {"say": "It costs twelve."},
-    ]
-    (folder / "script.json").write_text(json.dumps({"prompts": [steps], "resumes": True}))
-    with running_model_server(lambda _request: priced()) as far:
-        house: dict[str, Any] = {"server": far, "env": {"AVA_FAR_API_KEY": "k"}, "check": False}
-        house["config"] = agent_config(folder, far.base_url)
-        async with open_lab(tmp_path, **house) as lab:
-            run_id = await lab.start(**agent_run())
-            await lab.logged(run_id, "CostUpdate")
-            before = unpaid_in(await lab.entries(run_id))
-        async with open_lab(tmp_path, **house) as lab:
-            await lab.ended(run_id, 60)
-            assert len(await lab.facts(run_id, RunClaimed)) == 2
-            total = unpaid_in(await lab.entries(run_id))
-    assert 20_000 < before < total <= little_unpaid, (before, total)
 
 
 async def test_requests_that_are_never_billed_are_bounded_in_the_log(

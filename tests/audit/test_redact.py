@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 from re import _parser as sre  # type: ignore[attr-defined]
 from typing import Any
+from unittest import mock
 from urllib.parse import quote, quote_plus
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.redaction import BEGINNINGS, body_of, leaked, private_key
 
-from ava_audit.redaction import Redactor, RunRedactor, passwords, redactor, shapes, structures
+from ava_audit.redaction import Redactor, RunRedactor, SecretSpan, passwords, redactor, shapes, structures
 
 LETTERS = "Ab3Cd4Ef5Gh6Ij7Kl8Mn9Op0Qr1St2Uv3Wx4Yz5"
 """Stands where a real key has its random part: long, mixed, and obviously nobody's."""
@@ -723,6 +724,21 @@ def test_no_secret_is_lost_where_a_long_text_is_cut(reaches: int) -> None:
         assert shown.count("An ordinary line of a text that is long enough.\n") == text.count("An ordinary line")
 
 
+class EndlessLooks(shapes.Looks):
+    """Has each value judged, whatever that costs."""
+
+    def take(self, cost: int = 0) -> bool:
+        return True
+
+    def are_too_many(self, marks: int) -> bool:
+        return False
+
+
+def judged_spans(known: Redactor, text: str) -> list[SecretSpan]:
+    with mock.patch.object(redactor, "Looks", EndlessLooks):
+        return redactor._merge_spans(known._everything(text))  # pyright: ignore[reportPrivateUsage]
+
+
 PARTS = [
     *(key for _name, key in KEYS),
     *(frame.format(value) for _name, frame, value in PLACED),
@@ -744,13 +760,14 @@ FILLERS = ["An ordinary line of a text.\n", "x ", "aB3", " ", "self.assertEqual(
 def test_pieces_hide_at_least_what_a_search_of_the_whole_text_hides(
     parts: list[str], between: str, before: str, after: str, reaches: int, more: int
 ) -> None:
+    """Also where a piece has so many marks that its values are not judged; those of the whole text are."""
     known = Redactor({"mine": "the-value-of-mine"})
     lead = redactor.PIECE_CHARS - reaches
     text = (before * lead)[:lead] + between.join(parts) + (after * 9_200)[: 9_200 + more]
     pieces = bytearray(len(text))
     for span in known._all(text):  # pyright: ignore[reportPrivateUsage]
         pieces[span.start : span.end] = b"x" * (span.end - span.start)
-    for span in redactor._merge_spans(known._everything(text)):  # pyright: ignore[reportPrivateUsage]
+    for span in judged_spans(known, text):
         assert b"\0" not in pieces[span.start : span.end], text[span.start : span.end][:100]
 
 
@@ -944,3 +961,69 @@ def test_scans_hostile_text_at_most_once_per_literal(piece: str) -> None:
     Redactor({}).redact(text)
 
     assert text.looked <= literals * len(text) * 1.5
+
+
+DENSE = [
+    ("PASSWORD=abcdefgh\n", "abcdefgh"),
+    ("mysql -pa1b2c3d4 ", "a1b2c3d4"),
+    ("curl -u a:b1c2d3 ", "b1c2d3"),
+    ("a:b1c2@tcp(h)/d ", "b1c2"),
+    ("://a:b1c2d3e4@", "b1c2d3e4"),
+    ("Authorization: Bearer abcdefGHIJKLmnopQRST\n", "abcdefGHIJKLmnopQRST"),
+    ("Cookie: a=b1c2d3e4f5\n", "b1c2d3e4f5"),
+    ("token='a1b2c3d4e5f6g7h8'\n", "a1b2c3d4e5f6g7h8"),
+    ('password="correct horse battery"\n', "correct horse battery"),
+    ("<password>correcthorse</password>\n", "correcthorse"),
+    ("a,password\na,hunter22\n\n", "hunter22"),
+    ("passwords:\n- a1b2c3d4e5f6\n", "a1b2c3d4e5f6"),
+    ("pwd=a1b2c3d4\\\ne5f6g7h8\n", "a1b2c3d4"),
+    ('password="Ab1;cd2,ef(3"\n', "cd2,ef"),
+    ('api_key="AbCdEfGhIjKlMnOpQrSt"\n', "AbCdEfGh"),
+]
+
+
+@pytest.mark.parametrize(("line", "secret"), DENSE)
+def test_nothing_is_missed_where_secrets_stand_everywhere(line: str, secret: str) -> None:
+    """There, values are hidden and not judged."""
+    shown, _count = Redactor({}).redact(f"The first line.\n{line * 2_000}")
+    assert secret not in shown and shown.startswith("The first line.\n")
+
+
+def test_a_value_behind_a_long_run_of_marks_is_hidden() -> None:
+    assert "Ab3Cd4" not in Redactor({}).redact("key=" * 20_000 + "credentials=Ab3Cd4Ef5Gh6Ij7Kl8Mn9\n")[0]
+
+
+@pytest.mark.slow
+def test_whatever_is_hidden_by_judgement_is_hidden_where_secrets_stand_everywhere() -> None:
+    for part in dict.fromkeys(PARTS):
+        for between in ("\n", " "):
+            text = (part + between) * (32_000 // (len(part) + 1))
+            hidden = bytearray(len(text))
+            for span in Redactor({})._all(text):  # pyright: ignore[reportPrivateUsage]
+                hidden[span.start : span.end] = b"x" * (span.end - span.start)
+            for span in judged_spans(Redactor({}), text):
+                assert b"\0" not in hidden[span.start : span.end], (part, text[span.start : span.end])
+
+
+def test_a_long_column_is_hidden_row_by_row() -> None:
+    rows = "".join(f"user{number},correct{'horse' * (number % 5 + 1)}\n" for number in range(3_000))
+    shown, count = Redactor({}).redact(f"name,password\n{rows}")
+    assert count == 3_000 and "horse" not in shown and shown.count("user") == 3_000
+
+
+ORDINARY = {
+    "the list of a bucket": ' {"Key": "logs/2026-01/part-123.gz", "ETag": "d41d8cd98f00b204e9800998ecf8427e"},\n',
+    "a list of issues": '{"key": "PROJECT-1234", "summary": "The page does not open in v29beta"}, ',
+    "a list of labels": '{"Key": "kubernetes.io/name", "Value": "worker17-eu-west-1"}, ',
+    "a log of logins": "2026-01-01T00:05:48Z host1-eu1 auth[17]: expired token, user1234 asked for /v1/items/17\n",
+    "a manifest": "- name: APP_17\n  valueFrom:\n    secretKeyRef:\n      name: app17-login\n      key: password-v1\n",
+    "an environment": "DB_PASSWORD=Xk29vQw81LmZ\n# see release-2026-01\nDB_HOST=host1.example.com\nDB_USER=user1234\n",
+    "addresses": "https://api1.example.com/v1/reset?token=0a1b2c3d4e5f60718293&page=item17abc\n",
+}
+
+
+@pytest.mark.parametrize("line", ORDINARY.values(), ids=ORDINARY)
+@pytest.mark.parametrize("lines", [100, 800])
+def test_ordinary_data_is_judged_value_by_value_however_long_it_is(line: str, lines: int) -> None:
+    """A mark in each line is not yet a text that was made to be slow."""
+    assert list(Redactor({})._all(line * lines)) == judged_spans(Redactor({}), line * lines)  # pyright: ignore[reportPrivateUsage]

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from ava_audit.redaction import redactor, shapes
+from ava_audit.redaction.passwords import NAMES
 
 CHARS = 16_384
 WORDS = "The quick brown fox jumps over the lazy dog and then it goes home to sleep until the morning. "
@@ -32,6 +33,34 @@ VALUES = (
     *("<", "/", "=a1b2c3d4&", "=cor ", ': "Ab3Cd4Ef5Gh6Ij7K", ', "=Ab3Cd4Ef5Gh6I\n"),
 )
 """What may follow a mark: nothing, signs, a value that is none, one that is."""
+VALUES_ELSEWHERE = (
+    *(",", ";", "|", "\t", "  a\n", ", ", ",a1b2c3d4\n", ";a1b2c3d4\n", "\ta1b2c3d4\n", "  a1b2c3d4\n", "s:\n- "),
+    *("s:\n- a1b2c3d4e5f6\n", "s=['a',", "s=['a1',", "s=['a1b2c3d4e5f6',", '="a\n', '="a1b2c3d4\na"\n', "='a\n"),
+    *("=a\\\n", "=a1b2\\\n", "=a1b2c3d4\\\n", "=a1b2c3d4\\\na\n"),
+)
+"""What may follow a name whose value stands on another line, or in another cell of a table."""
+TABLES = (
+    *("a,{}\na,hunter22\n\n", "a,{}\nb,a1b2c3d4e5f6g7h8\n\n", "a;{}\na;hunter22\n\n", "a\t{}\na\thunter22\n\n"),
+    *(
+        "a,{}\n",
+        "a, {}\n",
+        "a,{}\n\n",
+        "a,{}\na\n\n",
+        "{},{}\n",
+        "{},a\na1b2c3d4e5,a\n",
+        "| {} |\n",
+        "| a | {} |\n|---|---|\n",
+    ),
+    *(
+        "| {} |\n|---|\n",
+        "| {} | a1b2c3d4e5f6 |\n",
+        "| a | {} |\n|---|---|\n| a | a1b2c3d4e5f6 |\n\n",
+        "a  {}\n",
+        "a  {}\na  a\n\n",
+    ),
+    *("a  {}\nb  a1b2c3d4e5f6\n\n", "{},", "a,{}\n" + "a,hunter22\n" * 9 + "\n"),
+)
+"""Tables with the name of a secret in them."""
 IN_ONE_PIECE = ("A", "a1", "=", "/", ".", "-", "_", "\n", "\\n", " ", "'", "<", "a1B2c3D4e5F6g7H8", "/" * 19 + "a")
 
 
@@ -43,6 +72,11 @@ def slow_pieces() -> Iterator[str]:
         for value in VALUES:
             yield mark + value
         yield f"/{mark}"
+    for name in NAMES:
+        for value in VALUES_ELSEWHERE:
+            yield name + value
+        for table in TABLES:
+            yield table.replace("{}", f"api_{name}" if NAMES[name] == "key" else name)
     for literal in sorted({literal for pattern in shapes.key_patterns() for literal in pattern.literals}):
         for before in ("", "/", " "):
             yield before + literal

@@ -7,14 +7,20 @@ from base64 import b64decode
 from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cache, cached_property, partial
 from typing import NamedTuple
 
 from ava_audit.redaction.shapes import (
+    FOUND,
+    JUDGED,
+    LOOK,
     STOCK_WORDS,
+    WORDS_OF_VALUES,
+    Looks,
     PlacesBefore,
     SecretSpan,
     Verdicts,
+    find_values,
     is_code,
     is_mixed,
     is_mixed_case,
@@ -25,13 +31,23 @@ from ava_audit.redaction.shapes import (
     matches_after,
     places_of,
 )
-from ava_audit.redaction.structures import GOES_ON, ValuesElsewhere
+from ava_audit.redaction.structures import (
+    ANY_CELL,
+    ANY_CONTINUED,
+    ANY_LINES,
+    ENDS_CELL,
+    GOES_ON,
+    ValuesElsewhere,
+)
 
 _USERINFO = re.compile(r"([^\s/?#@:\"'<>`]{0,100}+):([^\s/@\"'<>`]{3,300}+)@")
 
 
-def find_url_passwords(text: str) -> Iterator[SecretSpan]:
+def find_url_passwords(text: str, looks: Looks) -> Iterator[SecretSpan]:
     for _at, match in matches_after(text, "://", _USERINFO):
+        if not looks.take():
+            yield from find_values(text, ("://",), _USERINFO)
+            return
         if match[2] != match[1] and not is_placeholder(match[2]):
             yield SecretSpan("url-password", match.start(2), match.end(2))
 
@@ -52,18 +68,27 @@ _TOKEN_REST = re.compile(r"[A-Za-z0-9_+/=.~-]*+")
 _COOKIE_REST = re.compile(r"[^\r\n\"'`<>{}\\]*+")
 
 
-def find_headers(text: str, low: bytes) -> Iterator[SecretSpan]:
+_AUTHORIZATIONS, _COOKIES = ("uthorization", "UTHORIZATION"), ("ookie", "OOKIE")
+
+
+def find_headers(text: str, looks: Looks, low: bytes) -> Iterator[SecretSpan]:
     alone, with_scheme = Verdicts(_is_bare_token), Verdicts(_is_token)
-    places, start = PlacesBefore(text, ("uthorization", "UTHORIZATION"), _AUTHORIZATION, low), 0
+    places, start = PlacesBefore(text, _AUTHORIZATIONS, _AUTHORIZATION, low), 0
     while (found := places.find(start)) is not None:
+        if not looks.take():
+            yield from find_values(text, _AUTHORIZATIONS, _AUTHORIZATION)
+            break
         at, match = found
         start = at + 1
         if (alone if match[1] is None else with_scheme)[match[2]]:
             start = _end(_TOKEN_REST, text, match.end(2))
             yield SecretSpan("authorization", match.start(2), start)
     mixed = Verdicts(is_mixed)
-    places, start = PlacesBefore(text, ("ookie", "OOKIE"), _COOKIE, low), 0
+    places, start = PlacesBefore(text, _COOKIES, _COOKIE, low), 0
     while (found := places.find(start)) is not None:
+        if not looks.take():
+            yield from find_values(text, _COOKIES, _COOKIE)
+            break
         at, match = found
         start = at + 1
         if mixed[match[1]]:
@@ -142,32 +167,53 @@ _SIGN_NEAR = r"(?=[A-Za-z0-9_-]{0,20}+[\s\"'`\\\]:=,>;*|│┃║])"
 """Each of the following begins so; most places of a name do not, and need no more than this look."""
 
 
-def _may_follow(*, password: bool, elements: bool) -> re.Pattern[str]:
-    kinds = [_ASSIGNED, *((_ELEMENT, _VALUE) if elements else ()), _PAIR, _BLOCK, _DEFAULT]
-    kinds += [_PHRASE, GOES_ON] if password else [GOES_ON]
-    return re.compile(f"{_SIGN_NEAR}(?:{'|'.join(kind.pattern for kind in kinds)})")
+_KEY_BEFORE = "|".join(f"(?<=(?i:{word}){sign}...)" for word in _KEY_OF for sign in ("", "[_ .-]"))
+_IS_KEY = f"(?s:(?<=[a-zA-Z_ .-]...)(?:{_KEY_BEFORE}))"
+"""What has to stand before the end of `key`: without it, a `key` is no secret, and many texts have very many."""
 
 
-_MAY_FOLLOW = {
-    (password, elements): _may_follow(password=password, elements=elements)
-    for password in (False, True)
-    for elements in (False, True)
-}
-"""What may follow a name: one of a password, in a text with elements of XML."""
+def _may_follow(*kinds: re.Pattern[str], before: str = "") -> re.Pattern[str]:
+    return re.compile(f"{before}{_SIGN_NEAR}(?:{'|'.join(kind.pattern for kind in (*kinds, GOES_ON))})")
 
 
-def find_assignments(text: str, low: bytes) -> Iterator[SecretSpan]:
+_FURTHER = (_PAIR, _BLOCK, _DEFAULT)
+_IN_XML = (_ELEMENT, _VALUE)
+
+
+@cache
+def _pattern_after(name: str, *, elements: bool) -> re.Pattern[str]:
+    """Return a pattern of what may follow the name of a secret, in a text with elements of XML or without."""
+    kinds = [_ASSIGNED, *(_IN_XML if elements else ()), *_FURTHER]
+    if name in ("password", "pass"):
+        kinds.append(_PHRASE)
+    return _may_follow(*kinds, before=_IS_KEY if name == "key" else "")
+
+
+_ANY_QUOTED = re.compile(r"(?m:[:=,;|\t]\s{0,5}+|^)[fbruFBRU]{0,2}\\?(?:\"\"|[\"'`])([^\"'`\\\n]{8,400}+)\\?[\"'`]")
+_ANY_ELEMENT = re.compile(
+    r">\s{0,40}+(?:<!\[CDATA\[)?([^\s<>\[\]]{3,300}+(?: [^\s<>\[\]]{1,64}+){0,7}+)(?:\]\]>)?\s{0,40}+</"
+)
+"""What may be the value of a name, whatever stands before it."""
+_NAMES_COLUMN = re.compile(f"(?:{'|'.join(NAMES)})(?:{ENDS_CELL.pattern})")
+
+
+def find_assignments(text: str, looks: Looks, low: bytes) -> Iterator[SecretSpan]:
     """Find the values of names such as `api_key`, `password` or `client_secret`: assigned, or in an XML element."""
     elements = "<" in text
-    elsewhere = ValuesElsewhere(text)
+    elsewhere = ValuesElsewhere(text, looks)
+    are_too_many = cache(lambda: looks.are_too_many(_number_of_names(low)))
     for literals in _BY_LOWER.values():
         name, size = NAMES[literals[0]], len(literals[0])
         values = _Values(name, size)
-        places = PlacesBefore(text, tuple(literals), _MAY_FOLLOW[values.are_passwords, elements], low)
+        places = PlacesBefore(text, tuple(literals), _pattern_after(name, elements=elements), low, are_too_many)
         start = 0
         while (found := places.find(start)) is not None:
             at, match = found
             start = at + size
+            if not looks.take(LOOK if match.lastindex is None else JUDGED):
+                yield from elsewhere.found()
+                yield from _find_in_dense(text)
+                return
             elsewhere.look(at, start)
             if match.lastindex is None:  # nothing else follows
                 continue
@@ -180,8 +226,34 @@ def find_assignments(text: str, low: bytes) -> Iterator[SecretSpan]:
             place = _value_of(text, at, match, before, values, dense=places.dense)
             if place is not None:
                 start = place[1]
+                looks.take(FOUND)
                 yield SecretSpan(name, *place)
+        if places.gave_up:
+            yield from _find_in_dense(text)
+            break
     yield from elsewhere.found()
+
+
+_SAMPLE_CHARS, _SAMPLES_APART = 512, 4_096
+
+
+def _number_of_names(low: bytes) -> int:
+    """Return about how many names a text has, by samples of it."""
+    starts = range(0, len(low), _SAMPLES_APART)
+    found = sum(low.count(name.encode(), at, at + _SAMPLE_CHARS) for name in _BY_LOWER for at in starts)
+    return found * min(len(low), _SAMPLES_APART) // _SAMPLE_CHARS
+
+
+def _find_in_dense(text: str) -> Iterator[SecretSpan]:
+    """Find what may be the value of a name, in a text with names everywhere: each word that may be one, all quotes."""
+    for match in WORDS_OF_VALUES.finditer(text):
+        yield SecretSpan("secret", *match.span())
+    patterns = [_ANY_QUOTED, _ANY_ELEMENT, ANY_LINES, ANY_CONTINUED]
+    if _NAMES_COLUMN.search(text) is not None:
+        patterns.append(ANY_CELL)
+    for pattern in patterns:
+        for match in pattern.finditer(text):
+            yield SecretSpan("secret", *match.span(match.lastindex or 0))
 
 
 def _value_of(
@@ -210,12 +282,27 @@ class _Values:
         self.name = name
         self.size = size
         self.are_passwords = name in ("password", "pass")
-        shortest = 8 if self.are_passwords or name == "salt" else 12
-        self.unquoted = Verdicts(partial(_is_value, shortest=shortest))
-        self.quoted = Verdicts(partial(is_random, shortest=16 if name == "token" else shortest))
-        self.phrases = Verdicts(_is_phrase)
-        self.labels = Verdicts(_is_random_label)
-        self.elements = Verdicts(_is_password_or_random if self.are_passwords else partial(is_random, shortest=12))
+        self._shortest = 8 if self.are_passwords or name == "salt" else 12
+
+    @cached_property
+    def unquoted(self) -> Verdicts[bool]:
+        return Verdicts(partial(_is_value, shortest=self._shortest))
+
+    @cached_property
+    def quoted(self) -> Verdicts[bool]:
+        return Verdicts(partial(is_random, shortest=16 if self.name == "token" else self._shortest))
+
+    @cached_property
+    def phrases(self) -> Verdicts[bool]:
+        return Verdicts(_is_phrase)
+
+    @cached_property
+    def labels(self) -> Verdicts[bool]:
+        return Verdicts(_is_random_label)
+
+    @cached_property
+    def elements(self) -> Verdicts[bool]:
+        return Verdicts(_is_password_or_random if self.are_passwords else partial(is_random, shortest=12))
 
 
 def _in_element(text: str, at: int) -> bool:
@@ -352,7 +439,7 @@ _NO_ACCOUNTS = frozenset({
 """The words with which `PASSWORD=` names an action, a message or an option."""
 
 
-def find_plain_passwords(text: str) -> Iterator[SecretSpan]:
+def find_plain_passwords(text: str, looks: Looks) -> Iterator[SecretSpan]:
     """Find passwords without digits or with `$` in variables: `DB_PASSWORD=correcthorse`, `SMTP_PASS: correcthorse`."""
     for literal in ("PASSWORD", "_PASS", "PASSPHRASE"):
         verdicts = _PlainVerdicts(
@@ -362,6 +449,9 @@ def find_plain_passwords(text: str) -> Iterator[SecretSpan]:
         )
         places, start = PlacesBefore(text, (literal,), _MAY_BE_PLAIN), 0
         while (found := places.find(start)) is not None:
+            if not looks.take():
+                yield from find_values(text, (literal,), _MAY_BE_PLAIN)
+                break
             at, match = found
             start = at + len(literal)
             name = _environment_name(text, at)
@@ -459,15 +549,21 @@ class _Commands:
         return self._text[last] in _CONTINUES
 
 
-def find_curl_passwords(text: str) -> Iterator[SecretSpan]:
+_CURL_OPTIONS = (" -u", " -U", " --user", " --proxy-user", "u ", "U ")
+
+
+def find_curl_passwords(text: str, looks: Looks) -> Iterator[SecretSpan]:
     """Find the password in `curl -u user:password`, also after joined flags and for a proxy."""
     starts = [at for at, _after in places_of(text, "curl")]
     if not starts:
         return
     is_pair = Verdicts(lambda pair: is_password(pair.partition(":")[2], pair.partition(":")[0]))
     commands = _Commands(text, starts, "\n")
-    for literal in (" -u", " -U", " --user", " --proxy-user", "u ", "U "):
+    for literal in _CURL_OPTIONS:
         for at, after in commands.places_of(literal):
+            if not looks.take():
+                yield from find_values(text, _CURL_OPTIONS, _CURL)
+                return
             if literal[0] != " " and text[at - 1] in " -":
                 continue
             flag = literal[0] == " " or _JOINED_FLAGS.fullmatch(text, max(0, text.rfind(" ", max(0, at - 14), at)), at)
@@ -495,9 +591,10 @@ def find_netrc_passwords(text: str) -> Iterator[SecretSpan]:
         named = "." in host or host == "localhost" or not space.isspace() or "\n" in space
         if named or (host != "learning" and _begins_line(text, at)):
             yield from _netrc_password(text, match.end(2), is_pair)
-    for at, after in places_of(text, "default"):
-        if text[at - 1 : at] in ("", "\n"):
-            yield from _netrc_password(text, after, is_pair)
+    if text.startswith("default"):
+        yield from _netrc_password(text, len("default"), is_pair)
+    for _at, after in places_of(text, "\ndefault"):
+        yield from _netrc_password(text, after, is_pair)
 
 
 def _begins_line(text: str, at: int) -> bool:
@@ -560,6 +657,7 @@ _OPTIONS = {
 }
 _LOGIN_FIRST = ("docker", "podman", "registry", "oc")
 """Commands whose `-p` is a password only after their word `login`."""
+_WITH_LOGIN = {name: re.compile(f"{name}(?={_LOGIN.pattern})") for name in _LOGIN_FIRST}
 _SEPARATE = {option.strip(): _OPTIONS[option][0] for option in (" -p ", " -P", " -w", " -a ")}
 PASSWORD_OPTIONS = {
     **_OPTIONS,
@@ -572,19 +670,26 @@ Also as items of a list: `["redis-cli", "-a", "…"]`.
 """
 
 
-def find_option_passwords(text: str) -> Iterator[SecretSpan]:
+_DASH_AND_LETTER = re.compile(f"-[{''.join({option[2] for option in PASSWORD_OPTIONS if option[1] == '-'})}]")
+"""One quick search for it saves some twenty."""
+
+
+def find_option_passwords(text: str, looks: Looks) -> Iterator[SecretSpan]:
     """Find passwords in command-line options: `mysql -p…`, `sshpass -p …`, `redis-cli -a …`."""
     is_given = Verdicts(lambda value: not value.isdigit() and is_password(value, ""))
-    # Three quick searches save some twenty.
-    letters = {sign: {rest[:1] for rest in text.split(sign)[1:]} for sign in (" -", '"-', "'-")}
+    begun = {text[max(0, match.start() - 1) : match.end()] for match in _DASH_AND_LETTER.finditer(text)}
     commands: dict[str, _Commands] = {}
     for option, (names, value) in PASSWORD_OPTIONS.items():
-        sign = option[:2]
-        if (option[2] not in letters[sign]) if sign in letters else (option not in text):
+        if option[1] == "-" and option[:3] not in begun:
+            continue
+        if option not in text:
             continue
         if names not in commands:
             commands[names] = _Commands(text, _command_starts(text, names), "|;&\n")
         for _at, after in commands[names].places_of(option):
+            if not looks.take():
+                yield from find_values(text, (option,), value)
+                break
             match = value.match(text, after)
             if match is not None and is_given[match[match.lastindex or 0]]:
                 yield SecretSpan("password", *match.span(match.lastindex or 0))
@@ -594,14 +699,13 @@ _IN_COMMAND_NAMES = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvw
 
 
 def _command_starts(text: str, names: str) -> list[int]:
-    starts = [
-        at
-        for name in names.split()
-        for at, after in places_of(text, name)
-        if (name not in _LOGIN_FIRST or _LOGIN.match(text, after))
-        and (at == 0 or text[at - 1] not in _IN_COMMAND_NAMES)
-    ]
-    return sorted(starts)
+    starts: list[int] = []
+    for name in names.split():
+        if name in _WITH_LOGIN:
+            starts += [match.start() for match in _WITH_LOGIN[name].finditer(text)]
+        else:
+            starts += [at for at, _after in places_of(text, name)]
+    return sorted(at for at in starts if at == 0 or text[at - 1] not in _IN_COMMAND_NAMES)
 
 
 _DIGEST = re.compile(r"\\?(?:[\"']{0,2}|&quot;)([0-9a-fA-F]{32,128}+)")
@@ -664,19 +768,25 @@ def find_by_member(text: str) -> Iterator[SecretSpan]:
 
 _LONGEST_DSN = 170
 _DSN = re.compile(r"([^\s:\"'`@/]{1,64}+):([^\s\"'`]{3,100}+)")
+_DSN_WORD = r"(?<![^\s\"'`])(?=[^\s\"'`@]*+(?:@(?!(?:tcp|unix)\()[^\s\"'`@]*+)*+@(?:tcp|unix)\()[^\s\"'`]++"
+_DSN_WORDS = re.compile(rf"{_DSN_WORD}(?:[\s\"'`]{{1,9}}+{_DSN_WORD}){{0,99}}+")
+"""Words with a data source name in each."""
 _PGPASS = re.compile(
     r":(?:5432|5433|6432|\*):[^:\s]{1,63}+:([^:\s]{1,63}+):((?:[^\s:\\\"']|\\[:\\]){4,200}+)(?=\r?\n|\Z)"
 )
 _PGPASS_HOST = re.compile(r"(?:[A-Za-z0-9.*-]{1,80}|/[A-Za-z0-9/._-]{1,80})")
 
 
-def find_addresses(text: str) -> Iterator[SecretSpan]:
+def find_addresses(text: str, looks: Looks) -> Iterator[SecretSpan]:
     """Find passwords in data source names of Go (`user:password@tcp(host)/db`) and in the lines of `.pgpass`."""
     is_pair = Verdicts(lambda pair: is_password(pair.partition(":")[2], pair.partition(":")[0]))
     for literal in ("@tcp(", "@unix(") if "@" in text else ():
         for at, _after in places_of(text, literal):
             if text.find(":", max(0, at - _LONGEST_DSN), at) < 0:
                 continue
+            if not looks.take():
+                yield from (SecretSpan("secret", *word.span()) for word in _DSN_WORDS.finditer(text))
+                break
             start = at - len(_last_word(text, at))
             match = _DSN.fullmatch(text, start, at)
             if match is not None and is_pair[f"{match[1]}:{match[2]}"]:

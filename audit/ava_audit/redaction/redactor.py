@@ -29,7 +29,7 @@ from ava_audit.redaction.passwords import (
     find_signatures,
     find_url_passwords,
 )
-from ava_audit.redaction.shapes import DIGIT, LOWER, UPPER, SecretSpan, find_prefixed, is_mixed, lower_bytes
+from ava_audit.redaction.shapes import DIGIT, LOWER, UPPER, Looks, SecretSpan, find_prefixed, is_mixed, lower_bytes
 from ava_audit.redaction.structures import open_heading
 
 PEM_BEGIN = "-----BEGIN "
@@ -454,8 +454,6 @@ def _pieces_of(data: str, written: str) -> Iterator[str]:
                 yield piece
 
 
-_BY_NAME = frozenset({find_headers, find_assignments})
-"""Finders of names that are written in several cases; they search the text in lower case."""
 _FINDERS: tuple[Callable[..., Iterator[SecretSpan]], ...] = (
     find_private_keys,
     find_key_ends,
@@ -473,6 +471,18 @@ _FINDERS: tuple[Callable[..., Iterator[SecretSpan]], ...] = (
     find_by_member,
     find_addresses,
 )
+_BY_NAME = frozenset({find_headers, find_assignments})
+"""Finders of names that are written in several cases; they search the text in lower case."""
+_COUNTED = frozenset(
+    {
+        find_url_passwords,
+        find_plain_passwords,
+        find_curl_passwords,
+        find_option_passwords,
+        find_addresses,
+    }
+)
+"""Finders that count the places at which they look, as those of names do."""
 
 
 MARKS = (
@@ -504,8 +514,16 @@ _SHORT_TEXT = 2_000
 def _find_by_pattern(text: str) -> Iterator[SecretSpan]:
     if len(text) <= _SHORT_TEXT and not any(map(text.__contains__, MARKS)):
         return find_prefixed(text)
-    low = lower_bytes(text)
-    return chain(find_prefixed(text), *[find(text, low) if find in _BY_NAME else find(text) for find in _FINDERS])
+    looks, low = Looks(text), lower_bytes(text)
+    found = [find_prefixed(text)]
+    for find in _FINDERS:
+        if find in _BY_NAME:
+            found.append(find(text, looks, low))
+        elif find in _COUNTED:
+            found.append(find(text, looks))
+        else:
+            found.append(find(text))
+    return chain.from_iterable(found)
 
 
 def _joined(spans: Iterable[SecretSpan]) -> Iterator[SecretSpan]:

@@ -43,12 +43,20 @@ class PlacesBefore:
     """
 
     def __init__(
-        self, text: str, literals: tuple[str, ...], pattern: re.Pattern[str], low: bytes | None = None
+        self,
+        text: str,
+        literals: tuple[str, ...],
+        pattern: re.Pattern[str],
+        low: bytes | None = None,
+        are_too_many: Callable[[], bool] = lambda: False,
     ) -> None:
         """`low`: the text as `lower_bytes` returns it, for names: they differ in their case only.
 
-        The value of a name has at least eight characters, or an element of XML around it.
+        The value of a name has at least eight characters, or an element of XML around it. `are_too_many` is asked once
+        where the literals stand everywhere: whether to give up.
         """
+        self.gave_up = False
+        self._are_too_many = are_too_many
         self._text = text
         self._literals = literals
         self._pattern = pattern
@@ -75,6 +83,9 @@ class PlacesBefore:
             if at < 0:
                 return None
             if self._are_dense(at):
+                self.gave_up = self._are_too_many()
+                if self.gave_up:
+                    return None
                 return self._find_in_rest(start)
             if self._text.startswith(self._literals, at):
                 found = self._pattern.match(self._text, at + self._size)
@@ -116,6 +127,51 @@ def _pattern_behind(literals: tuple[str, ...], pattern: re.Pattern[str], *, apar
     # Three more of them follow too soon for a value of eight characters between two.
     again = f"(?!(?:[^\\n<>]{{0,{_BETWEEN_DENSE}}}?(?:{either})){{3}})" if apart else ""
     return re.compile(f"(?:{either}){again}(?={pattern.pattern})", pattern.flags)
+
+
+_IN_VALUES = "[A-Za-z0-9_+/=.~!@#%^&*-]"
+_MAY_BE_VALUE = (
+    f"(?<![A-Za-z0-9_+/.~!@#%^&*-])(?={_IN_VALUES}{{8}})(?=[A-Za-z_+/=.~!@#%^&*-]{{0,63}}+[0-9])(?=[0-9_+/=.~!@#%^&*-]{{0,63}}+[A-Za-z])"
+    f"{_IN_VALUES}++"
+)
+WORDS_OF_VALUES = re.compile(f"{_MAY_BE_VALUE}(?:(?s:.){{0,12}}?{_MAY_BE_VALUE}){{0,99}}+")
+"""Words with a digit and a letter; those that are hardly apart are hidden as one."""
+_COST_IN_ANY, _CHARS_OF_COST, _CHARS_OF_MARK = 128, 25, 10
+LOOK, FOUND, JUDGED, TABLE = 1, 1, 2, 8
+"""What a look costs: one at a place, a secret that it finds, a value to judge, a table or a list."""
+
+
+class Looks:
+    """Counts what the looks at the places of a text cost.
+
+    A text with a secret in each of its lines is far below the most. Above it, values are hidden by regular expressions
+    and are not judged: rather too much than too little.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._chars = len(text)
+        self._left = _COST_IN_ANY + len(text) // _CHARS_OF_COST
+
+    def are_too_many(self, marks: int) -> bool:
+        """Tell whether so many marks are too many even to look at what follows each of them."""
+        return marks > _COST_IN_ANY + self._chars // _CHARS_OF_MARK
+
+    def take(self, cost: int = JUDGED) -> bool:
+        """Count a look, and tell whether the text may have it."""
+        self._left -= cost
+        return self._left >= 0
+
+
+def find_values(text: str, literals: tuple[str, ...], pattern: re.Pattern[str]) -> Iterator[SecretSpan]:
+    """Find each literal with a pattern behind it, however the value looks; several that are close are one."""
+    for match in _marks_with(literals, pattern).finditer(text):
+        yield SecretSpan("secret", *match.span())
+
+
+@cache
+def _marks_with(literals: tuple[str, ...], pattern: re.Pattern[str]) -> re.Pattern[str]:
+    either = f"(?:{'|'.join(map(re.escape, literals))})"
+    return re.compile(f"(?:{either}(?:{pattern.pattern})(?:(?s:.){{0,9}}?(?={either}))?){{1,99}}+", pattern.flags)
 
 
 def places_of(text: str, literal: str) -> Iterator[tuple[int, int]]:

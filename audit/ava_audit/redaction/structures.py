@@ -13,9 +13,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import NamedTuple
 
-from ava_audit.redaction.shapes import SecretSpan, Verdicts, is_code, is_mixed, is_password, is_random
+from ava_audit.redaction.shapes import (
+    JUDGED,
+    LOOK,
+    TABLE,
+    Looks,
+    SecretSpan,
+    Verdicts,
+    is_code,
+    is_mixed,
+    is_password,
+    is_random,
+)
 
-_ENDS_CELL = re.compile(
+ENDS_CELL = re.compile(
     r"[sS]?(?:[_ -][0-9]{1,2})?[\"'`*_]{0,3}+[ \t\r]{0,40}+"
     r"(?:[,;|│┃║]|\n(?=[^\n,;|│┃║├╞╟╠\t +]{0,99}+[,;|│┃║├╞╟╠\t +])|(?<=  )|(?<=\t))"
 )
@@ -35,7 +46,17 @@ _UNQUOTED = r"[A-Za-z0-9_+/=.~!@#%^&*-]{1,128}+"
 _SHORT_PART = r"[A-Za-z0-9_+/=.~!@#%^&*-]{1,40}+"
 _CONTINUED = re.compile(rf"[sS]?=({_UNQUOTED}(?:\\\r?\n[ \t]{{0,40}}(?!-){_UNQUOTED}){{1,20}}+)")
 _CONTINUATION = re.compile(r"\\\r?\n[ \t]{0,40}")
-GOES_ON = re.compile(rf"(?:{_ITEMS.pattern}|(?s:{_LINES.pattern})|[sS]?={_SHORT_PART}\\\r?\n|{_ENDS_CELL.pattern})")
+ANY_LINES = re.compile(
+    r"=[ ]{0,3}+(?:\"(?=[^\s\"])((?:[^\"\\]++|\\.){1,999}+)\"|'(?=[^\s'])([^']{8,4000}+)')(?=[\s;]|\Z)", re.DOTALL
+)
+ANY_CONTINUED = re.compile(rf"=({_UNQUOTED}(?:\\\r?\n[ \t]{{0,40}}(?!-){_UNQUOTED}){{1,20}}+)")
+ANY_CELL = re.compile(
+    r"(?:^|[,;|│┃║]|\t|  )[ \t]{0,40}+[\"'`*]{0,2}+([^\s,;|│┃║\"'`*]{6,64}+)"
+    r"(?=[\"'`*]{0,2}[ \t\r]{0,40}(?:[,;|│┃║\n]|\Z))",
+    re.MULTILINE,
+)
+"""What may be a value over several lines, one that a backslash continues, or a cell, whatever its name is."""
+GOES_ON = re.compile(rf"(?:{_ITEMS.pattern}|(?s:{_LINES.pattern})|[sS]?={_SHORT_PART}\\\r?\n|{ENDS_CELL.pattern})")
 """What follows a name whose values stand elsewhere."""
 _WORD = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-"
 _NAME_CHARS, _LINE_CHARS, _CELL_CHARS, _HEADING_LINES = 40, 2_000, 300, 4
@@ -69,6 +90,8 @@ _HEADERS = {
     "blanks": rf"[ \t]{{0,99}}+{_TITLE}(?:[ \t]{{2,99}}+{_TITLE}){{1,199}}+",
 }
 _HEADER = re.compile(f"(?:{'|'.join(f'(?P<{name}>{line})' for name, line in _HEADERS.items())})[ \\t\\r]{{0,99}}+\\n")
+_MAY_BE_HEADER = re.compile(r"[\w./#()\"'`*,;|│┃║ \t\r-]++\n")
+"""A quick look first: most lines of code have other signs."""
 _RULE = re.compile(r"[ \t|+:=─━│┃┼├┤┌┐└┘┬┴╪╞╡╔╗╚╝║═╬╠╣╦╩-]{3,2000}+\r?\n")
 _QUOTED = r"\"(?:[^\"\n]|\"\")*+\""
 _CELLS = {
@@ -118,8 +141,9 @@ class ValuesElsewhere:
     Tell it each place of a name, those of one literal in order.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, looks: Looks) -> None:
         self._text = text
+        self._looks = looks
         self._judge = _Judge()
         self._spans: list[SecretSpan] = []
         self._looked: dict[int, int] = {}
@@ -129,20 +153,28 @@ class ValuesElsewhere:
 
     def look(self, at: int, after: int) -> None:
         """Look for values of the name that begins, or goes on, at a place and ends before another."""
-        if self._start <= at < self._end or GOES_ON.match(self._text, after) is None:
+        if self._start <= at < self._end:
             return
-        if _ENDS_CELL.match(self._text, after):
-            self._look_at_line(at)
+        if ENDS_CELL.match(self._text, after) is not None:
+            if self._may_be_title(at, after):
+                self._look_at_line(at)
+            return
+        if GOES_ON.match(self._text, after) is None:
             return
         if at < self._last:  # another literal
             self._done = 0
         self._last = at
         name = self._judge.names[_word_before(self._text, at) + self._text[at:after]] if at >= self._done else ""
         if name:
+            self._looks.take(TABLE)
             for start, end in _lines_of_value(self._text, after, self._judge.values[name]):
                 self._done = end
                 if start < end:
                     self._spans.append(SecretSpan(name, start, end))
+
+    def _may_be_title(self, at: int, after: int) -> bool:
+        word = self._text[at:after]
+        return word.lower() == "key" or bool(self._judge.names[_word_before(self._text, at) + word])
 
     def _look_at_line(self, at: int) -> None:
         text = self._text
@@ -152,10 +184,12 @@ class ValuesElsewhere:
             self._end = known
             return
         self._end = _line_end(text, at)
+        self._looks.take(LOOK)
         beside = _value_beside(text, self._start, self._judge)
         if beside is not None:
+            self._looks.take(JUDGED)
             self._spans.append(beside)
-        elif (table := _table_at(text, self._start, self._judge)) is not None:
+        elif (table := _table_at(text, self._start, self._judge, self._looks)) is not None:
             header, body = table
             empty = _EMPTY_LINE.search(text, body - 1)
             self._end = empty.start() + 1 if empty is not None else len(text)
@@ -224,9 +258,9 @@ def _value_beside(text: str, start: int, judge: _Judge) -> SecretSpan | None:
     return SecretSpan(name, *row.span(group)) if name and judge.values[name][row[group]] else None
 
 
-def _table_at(text: str, start: int, judge: _Judge) -> tuple[_Header, int] | None:
+def _table_at(text: str, start: int, judge: _Judge, looks: Looks | None = None) -> tuple[_Header, int] | None:
     """Return the header that the line at a place is, and where its rows begin; None if it is no header."""
-    found = _HEADER.match(text, start)
+    found = _HEADER.match(text, start) if _MAY_BE_HEADER.match(text, start) else None
     if found is None or found.end() == len(text):
         return None
     line, body = found[0], found.end()
@@ -235,6 +269,8 @@ def _table_at(text: str, start: int, judge: _Judge) -> tuple[_Header, int] | Non
     header = judge.headers[line]
     if not header.secrets:
         return None
+    if looks is not None:
+        looks.take(TABLE)
     rule = _RULE.match(text, body)
     if rule is not None:
         return header, rule.end()
@@ -251,7 +287,7 @@ def _table_at(text: str, start: int, judge: _Judge) -> tuple[_Header, int] | Non
 def _read_header(line: str, kind: str, judge: _Judge) -> _Header:
     layout, _, apart = kind.partition("_")
     titles = list(_cell_pattern(layout).finditer(line[:-1]))
-    names = {number: judge.names[_inner(title, 0)[0]] for number, title in enumerate(titles)}
+    names = {number: judge.names[_bare(title[0])[0]] for number, title in enumerate(titles)}
     secrets = {number: name for number, name in names.items() if name}
     return _Header(layout, secrets, [title.start() for title in titles], bool(apart))
 
@@ -285,19 +321,17 @@ def _secrets_of(text: str, header: _Header, body: int, end: int, judge: _Judge) 
         is_secret = judge.words if has_words else judge.secrets[name]
         for pattern in patterns:
             for row in pattern.finditer(text, body, end):
-                if is_secret[row[1]]:
-                    value, start = _inner(row, 1)
+                cell = row[1]
+                if is_secret[cell]:
+                    value, before = _bare(cell)
+                    start = row.start(1) + before
                     yield SecretSpan(name, start, start + len(value))
-
-
-def _inner(found: re.Match[str], group: int) -> tuple[str, int]:
-    """Return a cell without blanks and quotes, and where that begins."""
-    text, before = _bare(found[group])
-    return text, found.start(group) + before
 
 
 def _bare(cell: str) -> tuple[str, int]:
     """Return a cell without blanks and quotes, and how many characters of it stand before that."""
+    if cell[:1].isalnum() and cell[-1:].isalnum():
+        return cell, 0
     text = cell.strip(" \t\r")
     before = len(cell) - len(cell.lstrip(" \t\r"))
     for mark in ("**", '"', "'", "`"):
@@ -310,11 +344,10 @@ class _Judge:
     """What the texts of cells are: names, values, and the whole cells of columns with secrets."""
 
     def __init__(self) -> None:
-        kinds = _SECRET_NAME.groupindex
         self.names = Verdicts(secret_name)
         self.headers: dict[str, _Header] = {}
-        self.values = {name: Verdicts(partial(_is_value, name)) for name in kinds}
-        self.secrets = {name: Verdicts(partial(_is_secret, name)) for name in kinds}
+        self.values = Verdicts(lambda name: Verdicts(partial(_is_value, name)))
+        self.secrets = Verdicts(lambda name: Verdicts(partial(_is_secret, name)))
         self.words = Verdicts(_may_be_word)
 
 

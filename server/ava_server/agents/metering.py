@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import anyio
@@ -44,6 +45,7 @@ from ava_server.agents.seam import MOST_NEW_BYTES, Admitted, AgentCall, Bounds, 
 from ava_server.agents.unpaid import UnpaidBytes, note_bytes
 from ava_server.budget.caps import CapReached, CapRequest, Reservation, reserve_in_line
 from ava_server.budget.money_line import MoneyWait, Patience
+from ava_server.core.untrusted import hide_apart
 from ava_server.models.base import Bound, Completion
 from ava_server.models.json_text import as_object, objects_in
 from ava_server.models.prices import reserve_micros
@@ -80,6 +82,10 @@ IN_LOG_ALONE = "in the log alone: "
 MOST_TAKEN_NAMES = 1_000  # of what was taken out of the requests of a run
 SHOWN_CHARS = 2_000
 """Characters of a tool's result that its own entry has; the request that shows it has all of it."""
+RECORD_WITHIN_S = 2.0
+"""Seconds for hiding the secrets of an answer, of those within which its call is settled (`gateway.SETTLE_S`)."""
+_NOT_RECORDED = f"[not in the log: the secrets of this answer were not found within {RECORD_WITHIN_S:g} s]"
+_SHORT_NAME_CHARS, _MOST_NAMED_CALLS = 200, 20
 _OWN_TOOL = re.compile(r"(?:(?:mcp_{1,2})?ava_{1,2})?(\w+)")
 """Claude Code and opencode put the server's name before a tool's, Codex into a field beside it."""
 
@@ -204,6 +210,16 @@ class RunMeter:
         self.fault, self._failed_in_a_row = None, 0
         if completion.text.strip():
             self.last_text = completion.text
+        work = partial(self._answer_facts, completion, turn)
+        try:
+            facts = await hide_apart(work, _chars_of(completion), RECORD_WITHIN_S, waits=False)
+        except TimeoutError:
+            log.warning("the log has no text of an answer: its secrets were not found within %g s", RECORD_WITHIN_S)
+            facts = self._answer_facts(_without_text(completion), turn)
+        await self._write([settlement, *map(self._log.event, facts)], settlement)
+
+    def _answer_facts(self, completion: Completion, turn: int) -> list[Fact]:
+        """Return what the log has of an answer: its secrets are hidden, which takes long if the answer is long."""
         shown = [(call, self._hidden(call.name), own_id(call.call_id, self._hidden)) for call in completion.calls]
         facts: list[Fact] = [
             AssistantMessage(
@@ -221,7 +237,7 @@ class RunMeter:
             if not self.is_own(call.name):  # those are recorded where they are carried out
                 args = self._run.context.redactor.redact_json(dict(call.args or {}))
                 facts.append(ToolCall(tool=name[:100], args=args, call_id=call_id, turn=turn))
-        await self._write([settlement, *map(self._log.event, facts)], settlement)
+        return facts
 
     async def failed(
         self, admitted: Admitted, settlement: Literal["not_billed", "unknown"], error: ModelError | None, took_ms: int
@@ -458,6 +474,20 @@ class RunMeter:
 
     def _hidden(self, text: str) -> str:
         return self._run.context.redactor.redact(clean(text)[0])[0]
+
+
+def _chars_of(completion: Completion) -> int:
+    texts = [completion.text, completion.thinking, *completion.notes]
+    for call in completion.calls:
+        texts += (call.call_id, call.name, call.raw_args)
+    return sum(map(len, texts))
+
+
+def _without_text(completion: Completion) -> Completion:
+    """Return an answer with nothing but the names of its calls, as far as these are short."""
+    calls = [call for call in completion.calls if len(call.call_id) + len(call.name) <= _SHORT_NAME_CHARS]
+    named = tuple(replace(call, args=None, raw_args="") for call in calls[:_MOST_NAMED_CALLS])
+    return replace(completion, text=_NOT_RECORDED, thinking="", calls=named, notes=())
 
 
 def results_in(item: Any) -> Iterator[tuple[str, str, bool]]:

@@ -355,7 +355,8 @@ class AgentWork:
         allowed = (kind in _SAFE_KINDS or (kind in _CHANGES and inside) or (kind == "other" and own)) and not any(
             name == ask.title.split("(")[0].strip() for name in self._parts.spec.off
         )
-        paths = [one_line(self._hidden(path), SHOWN_PATH_CHARS) for path in ask.paths[:SHOWN_PATHS]]
+        chars = sum(map(len, ask.paths[:SHOWN_PATHS]))
+        paths = await hide_apart(partial(self._shown_paths, ask), chars, waits=False)
         what = self._hidden(f"{'allowed once' if allowed else 'refused'}: {ask.kind} {ask.title}")
         if paths:
             more = f" and {len(ask.paths) - 1} more" if len(ask.paths) > 1 else ""
@@ -370,6 +371,9 @@ class AgentWork:
             self._meter.fail(error)
             return False
         return allowed
+
+    def _shown_paths(self, ask: PermissionRequest) -> list[str]:
+        return [one_line(self._hidden(path), SHOWN_PATH_CHARS) for path in ask.paths[:SHOWN_PATHS]]
 
     def _is_inside(self, path: str) -> bool:
         """Tell whether a path is in a folder that the agent may write; one that is relative is in none."""
@@ -389,9 +393,8 @@ class AgentWork:
         if missing and self._meter.cap is None:
             counted = Counter(missing.values())
             names = ", ".join(f"{name} × {times}" if times > 1 else name for name, times in counted.items())
-            await self._log.record(
-                AgentNote(kind="unreported", text=self._hidden(names), detail={"calls": len(missing)})
-            )
+            text = await hide_apart(partial(self._hidden, names), len(names), waits=False)
+            await self._log.record(AgentNote(kind="unreported", text=text, detail={"calls": len(missing)}))
 
     def _hidden(self, text: str) -> str:
         return self._run.context.redactor.redact(text)[0]

@@ -22,13 +22,17 @@ _limiter = RunVar[anyio.CapacityLimiter]("hiding")
 _SHOWN_CHARS, _SHOWN_ITEMS = 200, 20
 
 
-async def hide_apart(work: Callable[[], T], chars: int, within_s: float = HIDE_WITHIN_S) -> T:
+async def hide_apart(work: Callable[[], T], chars: int, within_s: float = HIDE_WITHIN_S, *, waits: bool = True) -> T:
     """Do work that searches so many characters for secrets, without stopping others.
 
-    Raises TimeoutError: it was not done within `within_s` seconds.
+    It `waits` until few others search, unless it has to be done at once. Raises TimeoutError: it was not done within
+    `within_s` seconds.
     """
     if chars <= SHORT_CHARS:
         return work()
+    if not waits:
+        with anyio.fail_after(within_s):
+            return await anyio.to_thread.run_sync(work)
     try:
         limiter = _limiter.get()
     except LookupError:
