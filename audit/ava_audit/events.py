@@ -326,13 +326,15 @@ class RunClaimed(Fact):
     """An instance took a run. This raises the run's generation, which fences out writes of older ones.
 
     `with_host` says why the run is in a process that ends with its host, although what was approved continues without
-    it; else it is empty.
+    it; else it is empty. `seen_us` is when its earlier owner was last seen at work, where that is after the run's last
+    entry.
     """
 
     instance: str
     generation: int
     reason: ClaimReason = "start"
     with_host: str = ""
+    seen_us: int | None = None
 
     def search_text(self) -> str:
         ends = f"; it is interrupted when its host closes, because {self.with_host}" if self.with_host else ""
@@ -453,10 +455,14 @@ class QuestionAnswered(Fact):
 
 
 class RunResumed(Fact):
-    """Someone resumed a run whose owner had died or was to stop. The run is queued, and its old owner is fenced out."""
+    """Someone resumed a run whose owner had died or was to stop. The run is queued, and its old owner is fenced out.
+
+    `seen_us` is when that owner was last seen at work, where that is after the run's last entry.
+    """
 
     channel: Channel
     force: bool = False
+    seen_us: int | None = None
 
     def search_text(self) -> str:
         return f"resumed by {self.channel}{' (forced)' if self.force else ''}"

@@ -228,7 +228,7 @@ def _decided(state: State, header: Header, fact: SpawnDecided) -> None:
 
 
 def _claimed(state: State, run: RunRow, header: Header, fact: RunClaimed) -> None:
-    _leave(run)
+    _leave(run, fact.seen_us)
     run.state = RUNNING
     run.not_before_us = run.extension = run.question = None
     run.generation = fact.generation
@@ -241,8 +241,13 @@ def _claimed(state: State, run: RunRow, header: Header, fact: RunClaimed) -> Non
         group.started_us = header.ts_us
 
 
-def _leave(run: RunRow) -> None:
-    """Take a run from its owner. Its active time ends with its last entry; a clock that was set back adds nothing."""
+def _leave(run: RunRow, seen_us: int | None = None) -> None:
+    """Take a run from its owner. Its active time ends when the owner was last seen at work, or with its last entry.
+
+    A clock that was set back adds nothing.
+    """
+    if run.last_us is not None and seen_us is not None:
+        run.last_us = max(run.last_us, seen_us)
     if run.last_us is not None:
         _end_money_wait(run, run.last_us)
     if run.last_us is not None and run.claimed_us is not None:
@@ -300,8 +305,8 @@ def _extension_decided(_state: State, run: RunRow, _header: Header, fact: Extens
     _change_config(run, fact.changes)
 
 
-def _resumed(_state: State, run: RunRow, header: Header, _fact: RunResumed) -> None:
-    _leave(run)
+def _resumed(_state: State, run: RunRow, header: Header, fact: RunResumed) -> None:
+    _leave(run, fact.seen_us)
     run.last_us = header.ts_us  # the time without an owner counts from here
     run.not_before_us = None
     run.generation += 1

@@ -83,11 +83,15 @@ class UserSpending:
 
 @dataclass(frozen=True)
 class GroupSum:
-    """A group with its runs, oldest first, and what its cap has spent and held."""
+    """A group with its runs, oldest first, and what its cap has spent and held.
+
+    `interrupted` has the ids of those that have lost their server.
+    """
 
     group: GroupRow
     runs: tuple[RunRow, ...]
     bucket: Bucket
+    interrupted: tuple[str, ...] = ()
 
 
 _RUN = "id, user_id, role, model, state, stop_reason, error_kind, ended_us"

@@ -32,6 +32,7 @@ from ava_audit.events import (
     AssistantMessage,
     CostReserved,
     CostUpdate,
+    RunClaimed,
     RunEnded,
     ToolCall,
     ToolResult,
@@ -420,6 +421,41 @@ def test_what_the_log_has_counts_as_unpaid_with_the_results_of_avas_tools() -> N
     assert counted.take(KEPT_BYTES, hands_over=True) and not counted.take(1, hands_over=True)
     counted.give_back(KEPT_BYTES)
     assert counted.has_room(0)
+
+
+def refused_calls(size: int, count: int) -> list[dict[str, Any]]:
+    """Calls that are refused, and in the log."""
+    return [
+        {"ava": "submit_result", "args": {"summary": "x", "nothing": "n" * size, "number": number}}
+        for number in range(count)
+    ]
+
+
+async def test_what_nobody_pays_for_is_bounded_over_takeovers_too(tmp_path: Path, little_unpaid: int) -> None:
+    """Each server that takes the run over counts what the earlier ones have logged."""
+    needs("bubblewrap")
+    folder = tmp_path / "installed"
+    folder.mkdir()
+    steps = [
+        *refused_calls(3_500, 6),
+        {"ask": "look"},
+        {"sleep": 2},
+        *refused_calls(3_600, 30),
+        {"say": "It costs twelve."},
+    ]
+    (folder / "script.json").write_text(json.dumps({"prompts": [steps], "resumes": True}))
+    with running_model_server(lambda _request: priced()) as far:
+        house: dict[str, Any] = {"server": far, "env": {"AVA_FAR_API_KEY": "k"}, "check": False}
+        house["config"] = agent_config(folder, far.base_url)
+        async with open_lab(tmp_path, **house) as lab:
+            run_id = await lab.start(**agent_run())
+            await lab.logged(run_id, "CostUpdate")
+            before = unpaid_in(await lab.entries(run_id))
+        async with open_lab(tmp_path, **house) as lab:
+            await lab.ended(run_id, 60)
+            assert len(await lab.facts(run_id, RunClaimed)) == 2
+            total = unpaid_in(await lab.entries(run_id))
+    assert 20_000 < before < total <= little_unpaid, (before, total)
 
 
 async def test_requests_that_are_never_billed_are_bounded_in_the_log(

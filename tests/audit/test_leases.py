@@ -20,6 +20,7 @@ from support.stdio import until
 from ava_audit.store import store
 from ava_audit.store.backend import Announcement, Instances
 from ava_audit.store.sqlite import backend_of
+from ava_audit.units import now_us
 
 psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
 
@@ -164,6 +165,29 @@ async def test_a_process_that_leaves_is_dead_at_once(tmp_path: Path, here: Insta
     assert list((tmp_path / "here" / "instances").iterdir()) == []
 
 
+async def test_a_process_was_last_seen_when_it_renewed_its_lease_or_ended_in_order(
+    url: str, tmp_path: Path, here: Instances, there: Instances
+) -> None:
+    async with instance(tmp_path / "here", url) as (process, name):
+        joined_us = there.seen_us(name)
+        assert joined_us is not None and abs(joined_us - now_us()) < 60_000_000
+        await until(lambda: (there.seen_us(name) or 0) > (joined_us or 0))
+        process.kill()
+        await process.wait()
+        killed_us = there.seen_us(name)
+        await anyio.sleep(0.6 * LEASE_S)
+        assert there.seen_us(name) == killed_us is not None
+    own = here.join()
+    joined_us = there.seen_us(own.name)
+    await anyio.sleep(0.1)
+    own.release()
+    own.release()
+    assert not there.alive(own.name) and own.name not in [each.name for each in there.live()]
+    ended_us = there.seen_us(own.name)
+    assert joined_us is not None and ended_us is not None and ended_us >= joined_us + 100_000
+    assert there.seen_us("never") is None
+
+
 async def test_a_wrong_clock_changes_nothing(
     url: str, tmp_path: Path, there: Instances, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,9 +220,11 @@ async def test_old_leases_are_removed_and_living_ones_stay(
         def names() -> list[Any]:
             return [name for (name,) in conn.execute("SELECT name FROM ava.leases").fetchall()]
 
+        there.remove_dead(frozenset({dead.name}))
+        assert sorted(names()) == sorted([own.name, dead.name]), "a claim names it, and asks when it was last seen"
         there.remove_dead(frozenset())
         assert names() == [own.name]
-        own.release()
+        own.remove()
         assert names() == []
     monkeypatch.setattr(postgres_leases, "KNOWN_S", 0.0)
     assert not there.alive(dead.name)

@@ -24,6 +24,7 @@ from support.stdio import until
 from ava_audit.errors import StoreUnavailable
 from ava_audit.store.locks import LockedInstances, NoLocks, WriteLock, is_held, try_hold
 from ava_audit.store.store import Store
+from ava_audit.units import now_us
 
 WITHOUT_LOCKS = """
 import pathlib, sys
@@ -145,6 +146,32 @@ async def test_an_instance_whose_lock_file_was_removed_takes_its_lock_again(tmp_
     own.remove()
     own.renew()
     assert not instances.alive(own.name), "it has left"
+
+
+def test_a_lock_file_says_when_its_holder_was_last_at_work(tmp_path: Path) -> None:
+    instances = LockedInstances(tmp_path / "instances")
+    own = instances.join()
+    lock = instances.folder / f"{own.name}.lock"
+    own.show({})
+    assert instances.seen_us(own.name) is None, "it has no runs yet"
+    began_us = now_us()
+    own.show({"S-000001": "Reading"})
+    own.show({"S-000001": "Writing"})
+    at_work_us = instances.seen_us(own.name)
+    assert at_work_us is not None and began_us <= at_work_us <= now_us()
+    stopped_us = now_us()
+    own.release()
+    os.utime(lock, (0, 0))  # a copy of the data root has other times
+    left_us = instances.seen_us(own.name)
+    assert left_us is not None and stopped_us <= left_us <= now_us()
+    own.release()
+    own.show({"S-000001": "Writing"})
+    assert instances.seen_us(own.name) == left_us, "it has left"
+    for other in ("", "soon", f"{left_us}\n", "9" * 30):
+        lock.write_text(other)
+        assert instances.seen_us(own.name) is None, other
+    own.remove()
+    assert instances.seen_us(own.name) is None
 
 
 async def test_removes_dead_instances_except_those_that_own_a_run(tmp_path: Path) -> None:

@@ -267,7 +267,7 @@ async def test_an_older_running_program_stops_writing_after_a_migration_and_says
 
 SCHEMA = "afc9705a"
 """Of `schema.sql`, which is version 1 and stays as it was released: what comes later is a migration."""
-REDUCERS = ("425084a6",)
+REDUCERS = ("5532b0f2",)
 """Of the reducers, first as they were released, then after each `reducers_changed`; version 10 adds its own column."""
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import replace
@@ -177,6 +178,23 @@ async def test_a_report_covers_days_roles_models_endings_and_failures(
         (1, "the provider is down", "ava show S-000002"),
     ]
     assert [(each["kind"], each["look"]) for each in mine["errors"]] == [("lost", "ava logs S-000006 --type error")]
+
+
+async def test_the_time_of_an_interrupted_run_of_a_group_stands_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        past = Past(patch)
+        async with Store.open(tmp_path) as store:
+            lost = Lived("S-000001", user=me(), group="G-4e1b2c3", group_cap=1_000_000)
+            await past.at(store, START_S, *lost.begun())
+            await past.at(store, START_S + 20, partial(lost.asks, 1))
+    done = ava(tmp_path, "report", "--group", "g-4e1b2c3", "--json")
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert [(run["state"], run["active_seconds"]) for run in shown["runs"]] == [("interrupted", 20)], shown
+    plain = ava(tmp_path, "report", "--group", "4e1b2c3").stdout
+    assert "Runs: 1 (1 interrupted)" in plain and re.search(r"S-000001 .* interrupted .* 20 s", plain), plain
 
 
 async def test_shows_a_group_with_its_cap_time_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

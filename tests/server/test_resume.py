@@ -28,6 +28,7 @@ from ava_audit.events import (
     Who,
 )
 from ava_audit.store.store import Store, append
+from ava_audit.units import now_us
 from ava_server.approval.questions import Question, Reply
 from ava_server.budget.user_limits import Slots
 from ava_server.cli.steer import _take_over
@@ -92,6 +93,34 @@ async def test_a_run_survives_any_number_of_owners_that_end_during_one_call(tmp_
             assert [fact.settlement for fact in settled] == ["unknown"] * 4 + ["billed"]
             reserved = [fact.micros for fact in await lab.facts(run_id, CostReserved)]
             assert [fact.cost_cents for fact in settled[:4]] == [micros / 10_000 for micros in reserved[:4]]
+            await lab.store.read(check_budgets)
+
+
+async def test_the_time_until_an_orderly_stop_counts_whoever_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each server stops in the middle of a long call, which writes nothing."""
+    gates = [Gate(), Gate()]
+    with running_model_server([*(Say("lost", gate=gate) for gate in gates), hand_over()]) as server:
+        async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
+            run_id = await lab.start(max_cost_cents=100)
+            await arrived(gates[0].arrived)
+            claimed_us, stopped_us = (await lab.run(run_id)).claimed_us, now_us()
+        async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
+            await arrived(gates[1].arrived)
+            taken = (await lab.facts(run_id, RunClaimed))[-1]
+            active_us, stopped_later_us = (await lab.run(run_id)).active_us, now_us()
+        assert taken.reason == "takeover" and taken.seen_us is not None and taken.seen_us >= stopped_us
+        assert claimed_us is not None and active_us == taken.seen_us - claimed_us
+        monkeypatch.setattr(lifecycle, "TAKEOVER_WITHIN_US", 0)
+        async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
+            limits = lab.runtime.spawn_limits_of(lab.runtime.user)
+            control, who = lab.runtime.manager.control, lab.session.who
+            assert not isinstance(await control.resume(run_id, who, "terminal", limits), NotResumed)
+            [resumed] = await lab.facts(run_id, RunResumed)
+            assert resumed.seen_us is not None and resumed.seen_us >= stopped_later_us
+            lab.runtime.manager.adopted.add(run_id)
+            assert (await lab.ended(run_id)).state == "success"
             await lab.store.read(check_budgets)
 
 

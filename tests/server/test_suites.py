@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,7 +19,8 @@ import pytest
 from support.model_server import ModelServer, Say, running_model_server
 from support.past_runs import config
 from support.runtime import PRICED, open_lab
-from support.terminal import ava, on_terminal
+from support.stdio import logged
+from support.terminal import COMMAND, ava, environment, on_terminal
 
 from ava_audit.events import CostReserved
 from ava_audit.rows import RunRow
@@ -479,3 +483,34 @@ def test_the_page_shows_hostile_texts_as_text_and_loads_nothing() -> None:
     assert "\x1b" not in shown and "<script>alert(1)</script>" in found.text
     assert "default-src 'none'" in shown and "http" not in shown.replace("http-equiv", "")
     assert found.text.count("$0.0002") >= 2 and "1/2" in found.text
+
+
+def test_yes_counts_its_starts_against_the_hourly_limit_before_it_proposes(tmp_path: Path, root: Path) -> None:
+    (root / "config.toml").write_text(f"{PRICED}[limits]\nspawns_per_hour = 4\n")
+    suite = suite_of(tmp_path)
+    with running_model_server(answers) as server:
+        run_json(root, suite, "--max-cost", "1", server=server)
+        args = ("eval", "run", str(suite), "--yes", "--max-cost", "1", "--again")
+        done = ava(root, *args, env=local(server))
+        asked = len(server.requests)
+        free = ava(root, *args, "--model", "offline", env=local(server))
+    assert done.returncode == 10 and "3 of 4 paid starts per hour without a person's answer are used" in done.stderr
+    assert "This round needs 3, and 1 of them may start now, so none was started." in done.stderr, done.stderr
+    assert "ava approve" not in done.stderr and "the next start is possible in" in done.stderr
+    assert asked == 3 and len(runs_in(root)) == 3 + 3 and free.returncode in (0, 4), free.stderr
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_a_suite_is_proposed_withdraws_what_was_proposed(tmp_path: Path, root: Path) -> None:
+    (root / "config.toml").write_text(f"{PRICED}[limits]\nspawns_per_hour = 100\n")
+    suite = suite_of(tmp_path, {f"otter-{number}": "twelve cents" for number in range(60)})
+    with running_model_server(answers) as server:
+        args = ("eval", "run", str(suite), "--yes", "--max-cost", "40")
+        begun = subprocess.Popen([*COMMAND, *args], env=environment(root, **local(server)), stderr=subprocess.PIPE)
+        while begun.poll() is None and len(logged(root, "SpawnProposed")) < 3:  # each look takes a moment itself
+            time.sleep(0.05)
+        begun.send_signal(signal.SIGINT)
+        _out, said = begun.communicate(timeout=60)
+        states = {run.state for run in runs_in(root)}
+        assert begun.returncode != 0 and states == {"rejected"}, (begun.returncode, states, said)
+        assert server.requests == []

@@ -277,7 +277,6 @@ def test_a_broken_config_exits_with_30_and_names_the_file(root: Path, workspace:
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (("researcher", "x", "--yes"), "--max-cost 0.50"),
         (("researcher", "x", "--yes", "--max-cost", "0"), "--max-cost: '0'"),
         (("researcher", "x", "--yes", "--max-cost", "nan"), "--max-cost: 'nan'"),
         (("researcher", "x", "--yes", "--max-cost", "much"), "--max-cost: 'much'"),

@@ -16,6 +16,7 @@ import anyio
 import anyio.to_thread
 import pytest
 from support import owner
+from support.log import looking
 from support.model_server import Gate, ModelServer, Say, Step, running_model_server
 from support.processes import marked, stop
 from support.runtime import PRICED, Lab, arrived, check_budgets, check_requests, open_lab
@@ -194,6 +195,41 @@ async def test_a_stopped_owner_that_wakes_up_can_neither_write_nor_spend(tmp_pat
         assert sum(entry.type == "RunEnded" for entry in mine) == 1
         assert_intact(root)
         await check_requests(root, server.requests)
+
+
+@pytest.mark.slow
+async def test_a_killed_owner_had_the_time_until_it_was_last_seen_and_the_timeout_holds_over_kills(
+    tmp_path: Path,
+) -> None:
+    """Each owner is killed in the middle of a long call, which writes nothing."""
+    gates = [Gate(), Gate(), Gate()]
+    with running_model_server([*(Say("lost", gate=gate) for gate in gates), SCRIPT[2]]) as server:
+        run_id = await approved(tmp_path, server, timeout=30, max_cost_cents=100)
+        root = tmp_path / "data"
+        seen_s: list[float] = []
+        for gate in gates[:2]:
+            async with owning(root, server) as process:
+                await arrived(gate.arrived)
+                with looking(root) as db:
+                    sql = "SELECT instance, claimed_us, last_us FROM runs WHERE id = ?"
+                    [(instance, claimed_us, last_us)] = db.execute(sql, (run_id,)).fetchall()
+                lock = root / "instances" / f"{instance}.lock"
+                later_us = last_us + 3_000_000
+                await until(lambda lock=lock, later_us=later_us: int(lock.read_text() or 0) > later_us, 20)  # type: ignore[misc]
+                os.killpg(process.pid, signal.SIGKILL)
+                seen_s.append((int(lock.read_text()) - claimed_us) / 1e6)
+                os.utime(lock)  # a copy of the data root has new times
+            gate.released.set()
+        async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
+            await arrived(gates[2].arrived)
+            run = await lab.run(run_id)
+            assert run.active_us / 1e6 == pytest.approx(sum(seen_s), abs=0.01), (run.active_us, seen_s)
+            seen = [fact.seen_us for fact in await lab.facts(run_id, RunClaimed)]
+            assert seen[0] is None and None not in seen[1:] and len(seen) == 3
+            run = await lab.ended(run_id, 60)
+            gates[2].released.set()
+        assert run.state == "timeout" and run.active_us / 1e6 < 30 + 4, run
+        assert_intact(root)
 
 
 def namespaces() -> tuple[str, ...] | None:

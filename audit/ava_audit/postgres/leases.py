@@ -42,7 +42,10 @@ INSERT INTO leases (name, kind, host, pid, address, offers, lease_ms, renewed_at
 VALUES (%(name)s, %(kind)s, %(host)s, %(pid)s, %(address)s, %(offers)s, %(lease_ms)s, clock_timestamp())
 ON CONFLICT (name) DO UPDATE SET renewed_at = clock_timestamp(), address = EXCLUDED.address
 """
+_END = "UPDATE leases SET renewed_at = clock_timestamp(), lease_ms = 0 WHERE name = %s"
+_FORGET = "DELETE FROM leases WHERE name = %s"
 _EXPIRES = "renewed_at + lease_ms * interval '1 millisecond'"
+_RENEWED_US = "CAST(extract(epoch FROM renewed_at) * 1000000 AS bigint)"
 _SHOW = """
 INSERT INTO activities (name, doing, shown_at) VALUES (%s, %s, clock_timestamp())
 ON CONFLICT (name) DO UPDATE SET doing = EXCLUDED.doing, shown_at = EXCLUDED.shown_at
@@ -141,22 +144,29 @@ class LeaseMembership:
                 log.debug("what runs are doing is not shown: %s", first_line(error))
 
     def release(self) -> None:
-        """Give the lease back; without a database it expires."""
-        with self._lock:
-            released, self._released = self._released, True
-        if not released:
-            try:
-                self._connection.run("DELETE FROM leases WHERE name = %s", (self.name,))
-                if self._shown:
-                    self._connection.run("DELETE FROM activities WHERE name = %s", (self.name,))
-            except (psycopg.Error, OSError) as error:
-                log.debug("the lease of %s is left to expire: %s", self.name, first_line(error))
-            self._connection.close()
+        """End the lease, and leave its row, which says when this process was last at work; a claim may name it.
+
+        Without a database it expires.
+        """
+        self._leave(_END)
         self._held.release()
 
     def remove(self) -> None:
-        self.release()
+        self._leave(_FORGET)
         self._held.remove()
+
+    def _leave(self, sql: LiteralString) -> None:
+        with self._lock:
+            released, self._released = self._released, True
+        if released:
+            return
+        try:
+            self._connection.run(sql, (self.name,))
+            if self._shown:
+                self._connection.run("DELETE FROM activities WHERE name = %s", (self.name,))
+        except (psycopg.Error, OSError) as error:
+            log.debug("the lease of %s is left to expire: %s", self.name, first_line(error))
+        self._connection.close()
 
 
 class LeasedInstances:
@@ -200,6 +210,15 @@ class LeasedInstances:
     def lasts_s(self, name: str, /) -> float:
         """Return in how many seconds a lease ends if it is not renewed, as it was read last."""
         return self._expires.get(name, math.inf) - time.monotonic()
+
+    def seen_us(self, name: str, /) -> int | None:
+        """Return when its lease was renewed last, by the server's clock."""
+        try:
+            rows = self._connection.run(f"SELECT {_RENEWED_US} FROM leases WHERE name = %s", (name,))  # noqa: S608
+        except (psycopg.Error, OSError) as error:
+            log.debug("cannot read the lease of %s: %s", name, first_line(error))
+            return None
+        return int(rows[0][0]) if rows else None
 
     def address_of(self, name: str) -> str | None:
         sql = f"SELECT address FROM leases WHERE name = %s AND {_EXPIRES} > clock_timestamp()"  # noqa: S608
@@ -246,10 +265,11 @@ class LeasedInstances:
     def remove_dead(self, keep: frozenset[str]) -> None:
         """Remove files of dead processes of this machine, leases that expired a while ago, and what they showed."""
         self._files.remove_dead(keep)
-        sql = f"DELETE FROM leases WHERE {_EXPIRES} < clock_timestamp() - %s * interval '1 second'"  # noqa: S608
+        old = f"{_EXPIRES} < clock_timestamp() - %s * interval '1 second'"
+        sql = f"DELETE FROM leases WHERE {old} AND name <> ALL(%s)"  # noqa: S608
         try:
             self._connection.run(f"DELETE FROM activities WHERE NOT ({_IS_SHOWN})", (SHOWN_S,))  # noqa: S608
-            self._connection.run(sql, (FORGET_AFTER_S,))
+            self._connection.run(sql, (FORGET_AFTER_S, sorted(keep)))
         except (psycopg.Error, OSError) as error:  # the next time tries again
             log.debug("old leases stay: %s", first_line(error))
 

@@ -112,6 +112,13 @@ class Instances(Protocol):
         """Return in how many seconds an instance is dead if it renews nothing; infinite where that is not known."""
         ...
 
+    def seen_us(self, name: str, /) -> int | None:
+        """Return when an instance was last seen at work, in microseconds UTC; None where that is not known. Blocking.
+
+        One with runs shows it every few seconds, and when it ends in order.
+        """
+        ...
+
     def address_of(self, name: str) -> str | None:
         """Return where a live instance answers; None if it is dead, or answers nobody. Blocking, for a moment."""
         ...

@@ -29,6 +29,7 @@ import anyio.to_thread
 
 from ava_audit.errors import DataRootRefused, StoreUnavailable
 from ava_audit.store.backend import SHOWN_S, UNANNOUNCED, Activities, Announcement, LiveInstance, Membership
+from ava_audit.units import now_us
 
 if sys.platform != "win32":
     import fcntl  # portalocker calls the same, with thirty calls around each, and takes a while to import
@@ -176,6 +177,13 @@ class HeldLock:
         """Tell whether the held file is still the one at its path; if not, others do not see this lock."""
         return not self._file.closed and _still_at(self.path, self._file)
 
+    def note_time(self) -> None:
+        """Write into the file when its holder was last at work; the time of the file changes when it is copied."""
+        with suppress(OSError):
+            number = self._file.fileno()
+            os.ftruncate(number, 0)
+            os.write(number, b"%d" % now_us())
+
     def release(self) -> None:
         if not self._file.closed:
             _release(self._file)
@@ -250,6 +258,8 @@ async def hold_when_free(path: Path, every_s: float) -> HeldLock:
 
 
 _ADDRESS = ".address"
+_TIME = re.compile(rb"\d{1,18}")
+"""What a lock file says: microseconds UTC."""
 RENEW_EVERY_S = 1.0
 """How often a process looks whether others can see its lock."""
 RENEW_S = 1.0
@@ -269,6 +279,9 @@ class LockMembership:
 
     def show(self, activities: Mapping[str, str], /) -> None:
         self._shown.write(activities)
+        with self._renewing:
+            if activities and not self._released:
+                self._held.note_time()
 
     def announce(self, address: str) -> None:
         path = self._held.path.with_suffix(_ADDRESS)
@@ -306,6 +319,8 @@ class LockMembership:
 
     def release(self) -> None:
         with self._renewing:
+            if not self._released and self.holds():
+                self._held.note_time()
             self._released = True
             self._shown.remove()
             self._held.release()
@@ -362,6 +377,10 @@ class LockedInstances:
 
     def lasts_s(self, _name: str, /) -> float:
         return math.inf
+
+    def seen_us(self, name: str, /) -> int | None:
+        found = _bytes_of(self.folder / f"{name}.lock") or b""
+        return int(found) if _TIME.fullmatch(found) else None
 
     def known_dead(self, name: str) -> bool:
         return (self.folder / f"{name}.lock").exists() and not self.alive(name)
@@ -518,22 +537,22 @@ class ActivityFile:
 
 def _read(path: Path) -> Iterator[tuple[str, str]]:
     for _ in range(_ATTEMPTS):
-        if (data := _bytes_of(path)) is None:
+        if (data := _bytes_of(path, SHOWN_S)) is None:
             return
         if data[:_CHECKSUM] == b"%08x" % zlib.crc32(data[_CHECKSUM:]):
             yield from activities_in(data[_CHECKSUM:])
             return
 
 
-def _bytes_of(path: Path) -> bytes | None:
-    """Return a file's bytes; None if it cannot be read, is too long, or was not written lately."""
+def _bytes_of(path: Path, within_s: float = math.inf) -> bytes | None:
+    """Return a file's bytes; None if it cannot be read, is too long, or was not written within so many seconds."""
     try:
         file = os.open(path, _READ)
     except OSError:
         return None
     try:
         state = os.fstat(file)
-        if not stat.S_ISREG(state.st_mode) or abs(time.time() - state.st_mtime) > SHOWN_S:
+        if not stat.S_ISREG(state.st_mode) or abs(time.time() - state.st_mtime) > within_s:
             return None
         data = os.read(file, _MOST_BYTES + 1)
         return data if len(data) <= _MOST_BYTES else None

@@ -15,13 +15,12 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import anyio.to_thread
 import uvicorn
-import uvicorn.lifespan.off  # a server loads it when it starts, on the event loop
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from ava_server.models.wires.stream import AnswerStream
 
 log = logging.getLogger("ava.agents")
+import_module("uvicorn.lifespan.off")  # a server loads it when it starts, on the event loop
 
 BODY_BYTES = 32 * 1024 * 1024
 BODY_S = 30.0

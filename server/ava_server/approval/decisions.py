@@ -282,6 +282,22 @@ def hourly_refusal(
     view: View, user: str, pending_ids: Sequence[str], paid: int, limits: SpawnLimits, now_us: int
 ) -> str | None:
     """Return why runs, `paid` of which are not free, cannot start now without a person's answer, or None."""
+    short = hourly_shortage(view, user, paid, limits, now_us)
+    if short is None:
+        return None
+    return f"{short.why}; `ava approve {' '.join(pending_ids)}` in a terminal is not limited"
+
+
+@dataclass(frozen=True)
+class HourlyShortage:
+    """The hourly limit leaves too few starts: how many there are still, and why no more."""
+
+    left: int
+    why: str
+
+
+def hourly_shortage(view: View, user: str, paid: int, limits: SpawnLimits, now_us: int) -> HourlyShortage | None:
+    """Return what the hourly limit leaves, where so many paid runs cannot start now without a person's answer."""
     if paid == 0:
         return None
     most = limits.spawns_per_hour
@@ -302,7 +318,7 @@ def hourly_refusal(
             f"{len(started)} of {most} paid starts per hour without a person's answer are used"
             f" ({limits.spawns_setting}); the next start is possible in {in_minutes} min, at {iso_second(next_us)}"
         )
-    return f"{why}; `ava approve {' '.join(pending_ids)}` in a terminal is not limited"
+    return HourlyShortage(max(most - len(started), 0), why)
 
 
 def _changed(member: ProposalChange, given: Mapping[str, Any]) -> ProposalChange | str:

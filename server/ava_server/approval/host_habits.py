@@ -23,7 +23,7 @@ from typing import Annotated, Any, Union, cast, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from ava_server.models.json_text import deeper_than
+from ava_server.models.json_text import as_list, as_object, deeper_than
 
 DEEPEST = 100
 """Most levels of nested lists and objects in arguments; no tool needs ten."""
@@ -73,13 +73,13 @@ def _read_list(text: str) -> Any:
     found = _from_json(text)
     if found is None:
         return None
-    texts = isinstance(found, list) and all(isinstance(each, str) for each in cast("list[Any]", found))
-    return found if texts else [text]
+    texts = as_list(found)
+    return texts if isinstance(found, list) and all(isinstance(each, str) for each in texts) else [text]
 
 
 def _read_object(text: str) -> Any:
     found = _from_json(text)
-    return found if found is None or isinstance(found, dict) else text
+    return text if found is not None and as_object(found) is None else found
 
 
 def _read_plain(text: str) -> str | None:

@@ -394,8 +394,8 @@ def made_under(view: View, ids: Sequence[str]) -> list[Policy]:
         run_id = given if proposal is None else proposal.run_id
         for entry in view.entries(run_id, 0, ("SpawnProposed",)):
             if isinstance(entry.fact, SpawnProposed) and entry.fact.policy is not None:
-                known = [policy for policy in user_limits.STRICTEST_FIRST if policy == entry.fact.policy]
-                found.extend(known or ["human"])
+                known: list[Policy] = [policy for policy in user_limits.STRICTEST_FIRST if policy == entry.fact.policy]
+                found.append(known[0] if known else "human")
     return found
 
 

@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC
 from functools import partial
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ava_audit.rows import INTERRUPTED
 from ava_audit.units import DAY_US, US_PER_S, cents, day_of, format_duration, format_ts, format_usd, iso_utc, now_us
 from ava_server.cli import terminal
 from ava_server.cli.log_access import ClosedLog, NoLog, run_at_once
@@ -63,11 +64,13 @@ def report_command(
     if group is not None:
         if since is not None or until is not None:
             raise BadInput("--group: a group is shown whole; leave --since and --until out")
-        return _show(server, partial(_group, parse_id("group_id", group, "--group"), everybody, as_json), older=False)
+        screen = partial(_group, parse_id("group_id", group, "--group"), everybody, as_json)
+        return _show(server, screen, older=False, owners=True)
     return _show(server, partial(_spending, *days_of(since, until, now_us()), everybody, as_json), older=True)
 
 
-def _show(server: RemoteServer | None, screen: Screen, *, older: bool) -> None:
+def _show(server: RemoteServer | None, screen: Screen, *, older: bool, owners: bool = False) -> None:
+    """`older`: the log may be an older version's. `owners`: the screen asks whether the owners of runs live."""
     from ava_server.cli.records import LocalRecords, open_remote_records
 
     if server is not None:
@@ -75,7 +78,13 @@ def _show(server: RemoteServer | None, screen: Screen, *, older: bool) -> None:
 
         return run_async(_show_opened, open_remote_records(server), screen)
     root = find_data_root()
-    return run_at_once(_show_opened(nullcontext(LocalRecords(root, ClosedLog(root, older=older))), screen))
+    log = ClosedLog(root, older=older)
+    if not owners:
+        return run_at_once(_show_opened(nullcontext(LocalRecords(root, log)), screen))
+    from ava_audit.store.sqlite import backend_of
+
+    with closing(backend_of(root.path).instances(root.instances)) as instances:
+        return run_at_once(_show_opened(nullcontext(LocalRecords(root, log, instances)), screen))
 
 
 async def _show_opened(opened: AbstractAsyncContextManager[Records], screen: Screen) -> None:
@@ -250,7 +259,7 @@ async def _group(group_id: str, everybody: bool, as_json: bool, records: Records
 def _group_screen(found: GroupSum, at_us: int) -> None:
     from ava_server.budget.held import held_words
     from ava_server.budget.run_config import spent_text
-    from ava_server.render.run_view import elapsed_s
+    from ava_server.render.run_view import elapsed_in
 
     group, bucket = found.group, found.bucket
     cap = f"{format_usd(bucket.spent_micros)} of {format_usd(group.cap_micros, exact=True)} spent"
@@ -259,17 +268,17 @@ def _group_screen(found: GroupSum, at_us: int) -> None:
     limit = f" of {format_duration(group.timeout_s)}" if group.timeout_s is not None else ", without a limit of its own"
     took_us = _took_us(found, at_us)
     took = "not started" if took_us is None else format_duration(took_us / US_PER_S)
-    endings = ", ".join(
-        f"{count} {state_words(state)}" for state, count in Counter(run.state for run in found.runs).most_common()
-    )
+    states = Counter(_state_of(found, run) for run in found.runs)
+    endings = ", ".join(f"{count} {state_words(state)}" for state, count in states.most_common())
     say(f"{group.id} of {group.user_id}, approved {format_ts(group.created_us, utc=True)}")
     say(f"Cap: {cap}{share}{held}")
     say(f"Time: {took}{limit}{'' if took_us is None else ', from the start of its first run'}")
     say(f"Runs: {len(found.runs)} ({endings})")
 
     def row(run: RunRow) -> TableRow:
-        active = format_duration(elapsed_s(run, at_us))
-        figures = (state_words(run.state), spent_text(run), f"{run.turns:,}", active)
+        state = _state_of(found, run)
+        active = format_duration(elapsed_in(run, state, at_us))
+        figures = (state_words(state), spent_text(run), f"{run.turns:,}", active)
         return TableRow(f"{run.id} {run.name or run.role}", figures, run.cost_micros)
 
     _table("Run", ("state", "cost", "turns", "active"), [row(run) for run in found.runs])
@@ -283,7 +292,7 @@ def _group_screen(found: GroupSum, at_us: int) -> None:
 
 
 def _group_json(found: GroupSum, at_us: int) -> dict[str, Any]:
-    from ava_server.render.run_view import elapsed_s
+    from ava_server.render.run_view import elapsed_in
 
     group, bucket = found.group, found.bucket
     took_us = _took_us(found, at_us)
@@ -304,7 +313,7 @@ def _group_json(found: GroupSum, at_us: int) -> dict[str, Any]:
                 "role": run.role,
                 "name": run.name,
                 "model": run.model,
-                "state": run.state,
+                "state": _state_of(found, run),
                 "stop_reason": run.stop_reason,
                 "error_kind": run.error_kind,
                 "cost_cents": cents(run.cost_micros),
@@ -312,11 +321,15 @@ def _group_json(found: GroupSum, at_us: int) -> dict[str, Any]:
                 "overrun": bool(run.overrun),
                 "turns": run.turns,
                 "tool_calls": run.tool_calls,
-                "active_seconds": elapsed_s(run, at_us),
+                "active_seconds": elapsed_in(run, _state_of(found, run), at_us),
             }
             for run in found.runs
         ],
     }
+
+
+def _state_of(found: GroupSum, run: RunRow) -> str:
+    return INTERRUPTED if run.id in found.interrupted else run.state
 
 
 def _took_us(found: GroupSum, at_us: int) -> int | None:

@@ -15,6 +15,7 @@ from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 
+import anyio
 import typer
 
 from ava_audit.errors import AuditError
@@ -39,12 +40,15 @@ from ava_server.core.shutdown import prepare_to_run
 from ava_server.core.threads import run_async
 
 if TYPE_CHECKING:
+    from ava_audit.view import View
     from ava_server.approval.proposals import Pending
     from ava_server.config.settings import Settings
     from ava_server.render.responses import SpawnAnswer
     from ava_server.service.runtime import Runtime
     from ava_server.service.service import Service
 
+WITHDRAW_S = 10.0
+"""Seconds that rejecting what is not started may take."""
 MOST_TOGETHER = 20
 """The most subagents of one approval."""
 SHOWN_CHARS = 60
@@ -67,6 +71,7 @@ class RunRequest:
         as_json: Print the results as one JSON object.
         out: A file for the results.
         artifacts: A folder for the runs' files.
+        withdraws: What was proposed and is not started is rejected, also after an error or Ctrl-C.
     """
 
     spawns: tuple[dict[str, Any], ...]
@@ -78,6 +83,7 @@ class RunRequest:
     as_json: bool = False
     out: Path | None = None
     artifacts: Path | None = None
+    withdraws: bool = False
 
 
 class _Option(NamedTuple):
@@ -343,7 +349,34 @@ async def approve(runtime: Runtime, service: Service, request: RunRequest) -> li
     """Return the ids of the runs, none if they were not approved."""
     client = LocalApprovals(runtime, service.session)
     await client.check_can_approve(())  # an error comes before any question
-    made = await _propose_all(service, client, request)
+    made: list[SpawnAnswer] = []
+    try:
+        return await _proposed(service, client, request, made)
+    except BaseException:  # Ctrl-C as well
+        if request.withdraws:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(WITHDRAW_S):
+                await _withdraw(runtime, service, client)
+        raise
+
+
+async def _withdraw(runtime: Runtime, service: Service, client: LocalApprovals) -> None:
+    """Reject what this session has proposed and still waits, also a proposal whose answer never came back."""
+    session = service.session
+
+    def waiting(view: View) -> list[Shown]:
+        runs = view.runs(user=session.user, states=(WAITING,), limit=-1)
+        return [Shown("start", run.pending_id) for run in runs if run.session_id == session.id]
+
+    for _ in range(2):  # one that was on its way is in the log once the first rejection is
+        if shown := await runtime.store.read(waiting):
+            await client.decide(shown, PersonAnswer(False))
+
+
+async def _proposed(
+    service: Service, client: LocalApprovals, request: RunRequest, made: list[SpawnAnswer]
+) -> list[str]:
+    """Propose the runs, ask, and return the ids of those that start; `made` gets each proposal as it is made."""
+    await _propose_all(service, client, request, made)
     if len(made) == 1:
         tell(made[0].message or "")
         if made[0].status != WAITING:  # the same task_id again: wait for it as if it had been started here
@@ -437,9 +470,8 @@ async def _asked(
     return chosen
 
 
-async def _propose_all(service: Service, client: LocalApprovals, request: RunRequest) -> list[SpawnAnswer]:
+async def _propose_all(service: Service, client: LocalApprovals, request: RunRequest, made: list[SpawnAnswer]) -> None:
     """If one is refused, the others are rejected. Raises AvaError: says which, with the options' names."""
-    made: list[SpawnAnswer] = []
     for spawn in request.spawns:
         try:
             made.append(await propose(service, spawn, degraded=request.degraded))
@@ -458,7 +490,6 @@ async def _propose_all(service: Service, client: LocalApprovals, request: RunReq
                 said = with_advice(options.name_options(str(error)), hint)
                 raise Refused(said + which, needs_key=error.needs_key) from error
             raise
-    return made
 
 
 def _limits_of(request: RunRequest, together_micros: int) -> dict[str, Any]:

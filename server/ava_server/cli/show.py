@@ -290,7 +290,7 @@ def _sums(run: RunRow, costs: Costs) -> Iterable[str]:
     else:
         yield "The provider's cache saved nothing."
     if run.held_micros:
-        yield f"Besides, {held_words(run.held_micros)}"
+        yield f"Not spent: {held_words(run.held_micros)}"
 
 
 def _cap_changes(costs: Costs, utc: bool) -> Iterable[str]:

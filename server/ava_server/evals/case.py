@@ -18,7 +18,7 @@ from ava_audit.events import Ending
 from ava_server.approval.output_schema import check_schema, find_mismatch
 from ava_server.approval.requests import SpawnArgs, parse
 from ava_server.core.errors import BadInput, ConfigError
-from ava_server.models.json_text import deeper_than
+from ava_server.models.json_text import deeper_than, fields_of
 from ava_server.runs.result import normalize
 
 SUITE = "suite.toml"
@@ -215,7 +215,7 @@ class Case(TomlFile):
             return None
         if not changes.get("files"):
             return "the coder changed nothing"
-        before: Mapping[str, Any] = (changes.get("verify") or {}).get("before") or {}
+        before = fields_of(fields_of(changes.get("verify")).get("before"))
         tells = any(not isinstance(check, Verify | Absent | Endings) for check in self.checks)
         if before.get("passed") and not tells:
             return "the verify command passes without any work; add a check of the answer, or a test that fails"

@@ -334,9 +334,9 @@ def read_error(error: Any, request_id: Any = None) -> ProviderError:
 
 def _detail_words(detail: Any) -> Any:
     """Return the words of a `detail`, which FastAPI gives as text, as an object, or as a list of faults."""
-    if isinstance(detail, list):
-        words = [as_text(fields_of(each).get("msg")) for each in as_list(detail)]
-        return "; ".join(filter(None, words)) or str(detail)
+    if faults := as_list(detail):
+        words = [as_text(fields_of(each).get("msg")) for each in faults]
+        return "; ".join(filter(None, words)) or str(faults)
     fields = as_object(detail)
     return detail or "" if fields is None else fields.get("message") or fields.get("error") or str(detail)
 

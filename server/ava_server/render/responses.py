@@ -98,7 +98,7 @@ class LastTool(BaseModel):
 
 
 class RunAnswer(BaseModel):
-    """A run as it is now, and its result when it has ended."""
+    """A run, and its result once it has ended."""
 
     subagent_id: str
     pending_id: str | None = None
@@ -119,7 +119,8 @@ class RunAnswer(BaseModel):
     queue_position: int | None = None
     expires_at: str | None = None
     waits_for: str | None = None
-    ends_with_host: str | None = Field(default=None, description="Not as approved: it does not continue without it.")
+    ends_with_host: str | None = None
+    """A sentence, where a run does not go on without its host, although that was approved."""
     untrusted_question: str | None = None
     not_before: str | None = None
     stop_reason: str | None = None
@@ -139,7 +140,7 @@ class RunAnswer(BaseModel):
     quotes_checked: list[dict[str, Any]] | None = None
     changes: Any = None
     untrusted_result: Untrusted | None = None
-    cursor: str | None = Field(default=None, description="It goes on: check_subagent with it.")
+    cursor: str | None = Field(default=None, description="More: check_subagent with it.")
 
 
 def answers_json(runs: Iterable[RunAnswer]) -> list[dict[str, Any]]:
@@ -163,7 +164,7 @@ class RunResource(RunAnswer):
 
 
 class CheckAnswer(Answer):
-    """The state of one run, of a group, or of everything that is going on."""
+    """The state of a run, of a group, or of all that goes on."""
 
     runs: list[RunAnswer] = []
 

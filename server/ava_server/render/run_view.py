@@ -369,6 +369,16 @@ def elapsed_s(run: RunRow, now_us: int) -> float:
     return run.active_us / 1e6
 
 
+def elapsed_in(run: RunRow, state: str, now_us: int) -> float:
+    """Return a run's active time in a state as it is shown: nobody works on an interrupted run."""
+    return elapsed_s(run, _clock_us(run, state, now_us))
+
+
+def _clock_us(run: RunRow, state: str, now_us: int) -> int:
+    """Return until when a run's clock counts; that of an interrupted run stands still since its last entry."""
+    return run.last_us or now_us if state == INTERRUPTED else now_us
+
+
 def view_run(
     view: View,
     run: RunRow,
@@ -388,8 +398,7 @@ def view_run(
     """
     proposal = view.proposal(run.pending_id) if run.state == WAITING else None
     state = state_now(run, proposal, processes.alive, now_us)
-    # Nobody works on an interrupted run: its clock stands still since its owner's last entry.
-    at_us = run.last_us or now_us if state == INTERRUPTED else now_us
+    at_us = _clock_us(run, state, now_us)
     handed_in, erased = _result(view, run) if result else (None, False)
     texts = texts_of(view, run) if task else None
     caps, free = _caps(view, run, at_us)

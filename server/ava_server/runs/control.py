@@ -58,6 +58,12 @@ class RunControl:
         """Return in how many seconds each living owner of these runs is dead if it renews nothing."""
         return [self._instances.lasts_s(name) for name in self._owners(rows) - gone]
 
+    def seen_us(self, run: RunRow | None) -> int | None:
+        """Return when another owner of a run was last seen at work; None where that is not known. Blocking."""
+        if run is None or run.instance in (None, "", self._instance):
+            return None
+        return self._instances.seen_us(str(run.instance))
+
     def _owners(self, rows: Sequence[RunRow]) -> set[str]:
         return {row.instance for row in rows if row.instance} - {self._instance}
 
@@ -125,7 +131,8 @@ class RunControl:
         run = await self._store.look(lambda view: view.run(run_id))
         if run is None or run.ended:
             return False
-        command = partial(command, await self._files(run, until))
+        seen_us = await anyio.to_thread.run_sync(self.seen_us, run)
+        command = partial(command, await self._files(run, until), seen_us=seen_us)
         try:
             done = await self._store.do(command())
         except AuditError:
@@ -151,7 +158,9 @@ class RunControl:
         """Resume an interrupted or held run; see `lifecycle.resume`."""
         run = await self._store.look(lambda view: view.run(run_id))
         gone = await anyio.to_thread.run_sync(self.gone, [run] if run is not None else [])
-        return await self._store.do(resume(run_id, who, channel, gone, limits, line=line, force=force, anyones=anyones))
+        seen_us = await anyio.to_thread.run_sync(self.seen_us, run)
+        command = resume(run_id, who, channel, gone, limits, line=line, force=force, anyones=anyones, seen_us=seen_us)
+        return await self._store.do(command)
 
     async def ended(self, run_id: str) -> RunRow:
         while True:

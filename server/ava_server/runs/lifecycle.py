@@ -64,6 +64,7 @@ from ava_server.budget.run_config import config_of
 from ava_server.budget.user_limits import Slots
 from ava_server.core.ids import AGENT, label
 from ava_server.runs.changes import KeptChanges
+from ava_server.runs.clock import active_us_of, seen_after
 from ava_server.runs.result import RunResult, build_result
 from ava_server.runs.submit import Hide, hide_shapes
 
@@ -329,7 +330,14 @@ def lost_micros(view: View, run: RunRow) -> int:
 
 
 def claim(
-    run_id: str, instance: str, who: Who, gone: frozenset[str], slots: Slots, *, with_host: str = ""
+    run_id: str,
+    instance: str,
+    who: Who,
+    gone: frozenset[str],
+    slots: Slots,
+    *,
+    with_host: str = "",
+    seen_us: int | None = None,
 ) -> Command[RunRow | str]:
     """Claim a run for an instance, or return why not; a claim raises the run's generation.
 
@@ -337,7 +345,7 @@ def claim(
 
     `who`: the session under which the claim is written; its user is the run's. `gone`: instances whose locks were found
     free. `slots`: how many runs may be running; those of instances that are gone do not count. `with_host`: why it does
-    not continue without its host, although that was approved.
+    not continue without its host, although that was approved. `seen_us`: when the last owner was last seen at work.
     """
 
     def command(view: View, now_us: int) -> Outcome[RunRow | str]:
@@ -356,14 +364,18 @@ def claim(
         agent = Who(who.session_id, run.id, run.user_id, parent_agent_id=AGENT)
         reason: ClaimReason = "start" if run.generation == 0 else "resume" if run.state == QUEUED else "takeover"
         purpose = in_flight_purpose(view, run)
-        claimed = _claimed(run, instance, agent, reason, with_host)
+        claimed = _claimed(run, instance, agent, reason, seen_after(run, seen_us, now_us), with_host)
         return Outcome(run, (*settle_unknown(run, agent, purpose=purpose), claimed))
 
     return command
 
 
-def _claimed(run: RunRow, instance: str, who: Who, reason: ClaimReason, with_host: str = "") -> Event:
-    fact = RunClaimed(instance=instance, generation=run.generation + 1, reason=reason, with_host=with_host)
+def _claimed(
+    run: RunRow, instance: str, who: Who, reason: ClaimReason, seen_us: int | None, with_host: str = ""
+) -> Event:
+    fact = RunClaimed(
+        instance=instance, generation=run.generation + 1, reason=reason, with_host=with_host, seen_us=seen_us
+    )
     return Event(who, fact, run_id=run.id)
 
 
@@ -400,7 +412,7 @@ def hold(run_id: str, gone: frozenset[str]) -> Command[bool]:
         run = view.run(run_id)
         if run is None or transition(run, "hold", situation(run, now_us, gone=gone)) is None:
             return Outcome(False)
-        fact = RunPaused(not_before_us=HELD_UNTIL_US, why=HELD_WHY, active_us=_active_us(run))
+        fact = RunPaused(not_before_us=HELD_UNTIL_US, why=HELD_WHY, active_us=active_us_of(run))
         return Outcome(True, (Event(agent_of(run), fact, run_id=run.id),))
 
     return command
@@ -422,14 +434,6 @@ def hold_all(view: View, now_us: int) -> Outcome[list[RunRow]]:
 
 def waiting_runs(view: View) -> list[RunRow]:
     return view.runs(states=(WAITING,), limit=-1)
-
-
-def _active_us(run: RunRow) -> int:
-    """Return how long a run has worked, up to its owner's last entry; a clock that was set back adds nothing."""
-    if run.claimed_us is None or run.last_us is None:
-        return run.active_us
-    until_us = run.last_us if run.money_wait is None else int(loads(run.money_wait)["since_us"])
-    return run.active_us + max(0, until_us - run.claimed_us)
 
 
 # -- resuming ---------------------------------------------------------------------------------------------------------
@@ -468,6 +472,7 @@ def resume(
     line: str | None = None,
     force: bool = False,
     anyones: bool = False,
+    seen_us: int | None = None,
 ) -> Command[RunRow | NotResumed]:
     """Queue an interrupted or held run again; the next server that can run it claims it.
 
@@ -476,7 +481,8 @@ def resume(
 
     `gone`: instances whose locks were found free. `limits`: the limits on approvals: a used-up day refuses a resume
     too. `line`: what was given as `approving`; None where a person resumes it in a terminal, with the line on the
-    screen. `force`: take it also from an owner that lives, because that is stopped or hangs.
+    screen. `force`: take it also from an owner that lives, because that is stopped or hangs. `seen_us`: when the owner
+    was last seen at work.
     """
 
     def command(view: View, now_us: int) -> Outcome[RunRow | NotResumed]:
@@ -497,7 +503,8 @@ def resume(
             return Outcome(NotResumed(why))
         settled = settle_unknown(run, agent_of(run), purpose=in_flight_purpose(view, run))
         forced = where != "held" and run.instance not in gone
-        resumed = Event(who, RunResumed(channel=channel, force=forced), run_id=run.id)
+        seen = seen_after(run, seen_us, now_us)
+        resumed = Event(who, RunResumed(channel=channel, force=forced, seen_us=seen), run_id=run.id)
         return Outcome(run, (*settled, resumed))
 
     return command
@@ -585,6 +592,7 @@ def end_for_owner(
     files: RunFiles = RunFiles(),
     *,
     skip_log: bool = False,
+    seen_us: int | None = None,
 ) -> Command[bool]:
     """End a run in its owner's place; False where the table does not allow it.
 
@@ -597,8 +605,10 @@ def end_for_owner(
         run = view.run(run_id)
         if run is None or transition(run, cause, situation(run, now_us, instance=instance)) is None:
             return Outcome(False)
-        claimed = _claimed(run, instance, agent_of(run), "cancel")
-        return Outcome(True, _end_without_owner(view, run, ended, files, claimed, skip_log=skip_log))
+        seen = seen_after(run, seen_us, now_us)
+        claimed = _claimed(run, instance, agent_of(run), "cancel", seen)
+        ending = _end_without_owner(view, run, ended, files, claimed, skip_log=skip_log, seen_us=seen)
+        return Outcome(True, ending)
 
     return command
 
@@ -633,7 +643,12 @@ def overdue(run: RunRow, group: GroupRow | None, gone: frozenset[str], now_us: i
 
 
 def end_overdue(
-    run_id: str, gone: frozenset[str], files: RunFiles = RunFiles(), *, skip_log: bool = False
+    run_id: str,
+    gone: frozenset[str],
+    files: RunFiles = RunFiles(),
+    *,
+    skip_log: bool = False,
+    seen_us: int | None = None,
 ) -> Command[bool]:
     """End a run that nobody owns and whose time is over; False where that is not so, or no longer.
 
@@ -646,13 +661,21 @@ def end_overdue(
         ended = overdue(run, group, gone, now_us) if run is not None else None
         if run is None or ended is None:
             return Outcome(False)
-        return Outcome(True, _end_without_owner(view, run, ended, files, skip_log=skip_log))
+        seen = seen_after(run, seen_us, now_us)
+        return Outcome(True, _end_without_owner(view, run, ended, files, skip_log=skip_log, seen_us=seen))
 
     return command
 
 
 def _end_without_owner(
-    view: View, run: RunRow, ended: RunResult, files: RunFiles, claimed: Event | None = None, *, skip_log: bool = False
+    view: View,
+    run: RunRow,
+    ended: RunResult,
+    files: RunFiles,
+    claimed: Event | None = None,
+    *,
+    skip_log: bool = False,
+    seen_us: int | None = None,
 ) -> tuple[Event, ...]:
     """Return the ending of a run that another than its owner ends, with what its log has of a result.
 
@@ -676,7 +699,7 @@ def _end_without_owner(
             uncosted_micros=run.uncosted_micros + cost,
             tokens=run.tokens + tokens,
         )
-    active_us = _active_us(run)  # the owner's last entry ends the time in which it was active, as for a takeover
+    active_us = active_us_of(run, seen_us)
     result = build_result(
         run, history, ended, list(files.artifacts), active_us / 1e6, near=False, kept=files.changes, hide=files.hide
     )

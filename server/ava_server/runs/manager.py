@@ -698,7 +698,8 @@ class Manager:
         if row.instance in gone and not await anyio.to_thread.run_sync(self.control.gone, [row]):
             return False  # it is alive again: this process may have been stopped since it looked
         who = Who(row.session_id, AGENT, row.user_id)
-        command = claim(row.id, self.instance, who, gone, self.slots, with_host=with_host)
+        seen_us = await anyio.to_thread.run_sync(self.control.seen_us, row) if row.instance is not None else None
+        command = claim(row.id, self.instance, who, gone, self.slots, with_host=with_host, seen_us=seen_us)
         got = await self._store.do(command, row.id)
         if isinstance(got, str):
             self._waits(row.id, got)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Generic, ParamSpe
 
 import anyio.to_thread
 
-from ava_audit.rows import UNENDED, RunRow
+from ava_audit.rows import INTERRUPTED, UNENDED, RunRow
 from ava_audit.search import LogQuery, search
 from ava_audit.units import DAY_US, now_us
 from ava_audit.view import Readable, View
@@ -224,9 +224,18 @@ class RecordsHandler:
 
     async def group(self, group: str, all: bool = False) -> "GroupSum":
         from ava_audit.totals import group_sum
+        from ava_server.render.run_view import shown_state
 
         user, group_id = self._whose(all), parse_id("group_id", group, "--group")
-        found = await self.store.read(lambda view: group_sum(view, group_id))
+
+        def read(view: View) -> "GroupSum | None":
+            found = group_sum(view, group_id)
+            if found is None:
+                return None
+            lost = [run.id for run in found.runs if shown_state(run, self._processes.alive) == INTERRUPTED]
+            return replace(found, interrupted=tuple(lost))
+
+        found = await self.store.read(read)
         if found is None or user not in (None, found.group.user_id):
             raise UnknownId(f"There is no group {group_id} of {self.reader.user} here.")
         return found

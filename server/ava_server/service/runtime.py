@@ -17,7 +17,7 @@ from ava_audit.errors import AuditError
 from ava_audit.events import Who
 from ava_audit.maintenance import run_maintenance
 from ava_audit.retention import Retention
-from ava_audit.rows import UNENDED, RunRow
+from ava_audit.rows import RUNNING, UNENDED, RunRow
 from ava_audit.store.backend import UNANNOUNCED, Announcement, Instances, Membership
 from ava_audit.store.store import Store
 from ava_audit.totals import EntryCounts
@@ -258,6 +258,17 @@ class Runtime(RunResources):
         except (AuditError, OSError, RuntimeError) as error:  # the next time tries again
             log.warning("the temporary files of dead processes were not removed completely: %s", error)
 
+    async def leave(self) -> None:
+        """Be no instance any more. Where a run names this one, its lock stays and says when it was last at work."""
+        name, named = self.membership.name, True
+        with anyio.move_on_after(1):
+            try:
+                running = await self.store.read(lambda view: view.runs(states=(RUNNING,), limit=-1))
+                named = any(row.instance == name for row in running)
+            except AuditError as error:  # the sweep removes what nothing names
+                log.debug("the lock of this process stays: %s", error)
+        await anyio.to_thread.run_sync(self.membership.release if named else self.membership.remove)
+
     async def _unended(self) -> Sequence[RunRow]:
         return await self.store.read(lambda view: view.runs(states=UNENDED, expired_before_us=now_us(), limit=-1))
 
@@ -358,7 +369,7 @@ async def _open(
         finally:
             with anyio.CancelScope(shield=True), anyio.move_on_after(2):
                 await runtime.clients.aclose()
-                await anyio.to_thread.run_sync(own.remove)
+                await runtime.leave()
                 await anyio.to_thread.run_sync(instances.close)
 
 

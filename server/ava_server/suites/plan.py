@@ -32,7 +32,7 @@ from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError, BadInput, ConfigError
 from ava_server.core.files import is_own, make_private_folder
 from ava_server.evals.case import SUITE, Case, SuiteFaults, TomlFile, argument_faults, load_cases, read_toml
-from ava_server.models.selection import OFFLINE, ModelSettings, choose
+from ava_server.models.selection import OFFLINE, Choice, ModelSettings, choose
 
 if TYPE_CHECKING:
     from ava_roles.catalog import Catalog
@@ -87,6 +87,7 @@ class Cell:
         id: The hash of what decides the answer, and the try.
         cap_cents: The run's own cap on its cost.
         refusal: Why it cannot be done in this column, so that it counts as not passed; else empty.
+        free: Its model costs nothing.
     """
 
     case: Case
@@ -96,6 +97,7 @@ class Cell:
     id: str
     cap_cents: float
     refusal: str = ""
+    free: bool = False
 
     def task_id(self, suite: str, round_number: int) -> str:
         return f"{prefix_of(suite)}{round_number}:{self.id}"
@@ -170,29 +172,31 @@ def plan_cells(
         texts = {"task": case.task, "context": case.context, "system_prompt": case.system_prompt}
         given = {**{key: value for key, value in texts.items() if value is not None}, **arguments}
         for column, chosen in named:
-            role, model = chosen[case.id]
+            role, choice = chosen[case.id]
+            model, free = choice.name, choice.price.free
             decides = [case.id, {**given, "model": model}, sha, catalog.get(role.name).text]
             key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
             spawn = {**given, "role": role.name, "workspace": str(copy), "name": case.id[:_ID_CHARS]}
             spawn |= {"model": column.model} if column.model is not None else {}
-            named_models = ", ".join(sorted({each for _role, each in chosen.values()}))
+            named_models = ", ".join(sorted({each.name for _role, each in chosen.values()}))
             label = f"{named_models} · {column.role}" if column.role is not None else named_models
             cap = float(arguments.get(CAP, role.max_cost_cents))
             refusal = _refusal(role, arguments) if model == OFFLINE else ""
             cells += [
-                Cell(case, label, number, spawn, f"{key}:{number}", cap, refusal) for number in range(1, tries + 1)
+                Cell(case, label, number, spawn, f"{key}:{number}", cap, refusal, free)
+                for number in range(1, tries + 1)
             ]
     return list({(cell.column, cell.id): cell for cell in cells}.values())
 
 
-def _chosen(suite: Suite, column: Column, catalog: Catalog, models: ModelSettings) -> dict[str, tuple[Role, str]]:
-    """Return the role and the model's full name of each case in a column."""
-    found: dict[str, tuple[Role, str]] = {}
+def _chosen(suite: Suite, column: Column, catalog: Catalog, models: ModelSettings) -> dict[str, tuple[Role, Choice]]:
+    """Return the role and the model of each case in a column."""
+    found: dict[str, tuple[Role, Choice]] = {}
     for case in suite.cases:
         asked = column.model or {**suite.arguments, **case.arguments}.get("model")
         try:
             role = catalog.get(column.role or case.role)
-            found[case.id] = role, choose(asked, role.model, models).name
+            found[case.id] = role, choose(asked, role.model, models)
         except (AvaError, RolesError) as error:
             raise BadInput(f"{case.id}: {error}") from error
     return found

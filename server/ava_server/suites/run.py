@@ -12,7 +12,8 @@ import anyio
 import anyio.to_thread
 from pydantic import ValidationError
 
-from ava_audit.units import MICROS_PER_CENT, format_usd
+from ava_audit.units import MICROS_PER_CENT, format_usd, now_us
+from ava_server.approval.decisions import PERSON_CHANNELS, hourly_shortage
 from ava_server.approval.proposals import MOST_WAITING
 from ava_server.approval.requests import stored_result
 from ava_server.cli.app import MODEL, NOT_APPROVED
@@ -22,7 +23,7 @@ from ava_server.cli.run import RunRequest, approve, checked_settings
 from ava_server.cli.service_client import open_service
 from ava_server.cli.terminal import counted, heading, place_json, say, say_json, tell
 from ava_server.cli.wait import FollowedRuns
-from ava_server.core.errors import BadInput
+from ava_server.core.errors import BadInput, Refused
 from ava_server.core.threads import run_async
 from ava_server.models.selection import OFFLINE
 from ava_server.suites.plan import (
@@ -135,7 +136,13 @@ async def _bring_up(
     tell(f"{suite.name}, round {done.number}: {_counts(cells, left, running)}.")
     if left:
         spawns, most = _spawns(suite, left, done, request.max_micros)
-        approved = await approve(runtime, service, RunRequest(spawns, most_micros=most, yes=request.yes))
+        await _check_hourly_limit(runtime, service, left)
+        asked = RunRequest(spawns, most_micros=most, yes=request.yes, withdraws=True)
+        try:
+            approved = await approve(runtime, service, asked)
+        except Refused:
+            await _check_hourly_limit(runtime, service, left)  # another program may have used it up meanwhile
+            raise
         if not approved:
             return NOT_APPROVED
         running += approved
@@ -146,6 +153,22 @@ async def _bring_up(
         which = "The same command, without --again," if request.again else "The same command"
         tell(f"{which} goes on with this round; what the log has is not paid again.")
     return stopped
+
+
+async def _check_hourly_limit(runtime: Runtime, service: Service, left: Sequence[Cell]) -> None:
+    """Raises Refused: not all of these may start within this hour without a person's answer; nothing is proposed."""
+    session = service.session
+    if session.channel in PERSON_CHANNELS:
+        return
+    paid = sum(not cell.free for cell in left)
+    limits = runtime.spawn_limits_of(session.user)
+    short = await runtime.store.read(lambda view: hourly_shortage(view, session.user, paid, limits, now_us()))
+    if short is not None:
+        raise Refused(
+            f"--yes: {short.why}. This round needs {paid}, and {short.left} of them may start now, so none was started."
+            " Run it in a terminal without --yes, where your answer starts all of them; or begin with fewer cases,"
+            " models or tries: a later call adds more to the same round."
+        )
 
 
 def _counts(cells: Sequence[Cell], left: Sequence[Cell], running: Sequence[str]) -> str:

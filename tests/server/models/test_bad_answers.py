@@ -375,6 +375,8 @@ async def test_the_advice_fits_the_refusal(step: Step, kind: str, says: str, cli
         Raw([b'{"object": "error", "message": "no such luck", "code": 400}'], "application/json"),
         Raw([b'{"detail": "no such luck"}'], "application/json"),
         Raw([b'{"detail": [{"loc": ["body"], "msg": "no such luck"}]}'], "application/json"),
+        Raw([b'{"detail": ', b'"no such luck"}'], "text/event-stream"),
+        Raw([b'\n{"error": {"message": "no such luck"}}'], "text/event-stream"),
         Raw([b'data: {"object": "error", "message": "no such luck"}\n\n']),
         Raw([b'event: error\ndata: {"message": "no such luck"}\n\n']),
         Raw([b"event: error\ndata: no such luck\n\n"]),

@@ -271,7 +271,7 @@ async def test_an_error_event_in_the_stream_may_have_been_billed(kind: str) -> N
     pieces = [*begun, f"event: error\ndata: {json.dumps(error)}\n\n".encode()]
     with pytest.raises(ModelError) as caught:
         await answers([Raw(pieces, EVENTS)])
-    assert "It is too much." in str(caught.value)
+    assert f"It is too much [{kind}]." in str(caught.value)
     assert caught.value.answered
 
 

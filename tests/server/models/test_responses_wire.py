@@ -315,7 +315,7 @@ async def test_a_failed_response_without_details_is_an_error_too() -> None:
 async def test_an_error_event_in_the_stream_may_have_been_billed(fault: dict[str, Any]) -> None:
     begun = responses_format.events(Say("half a sent"), {"model": "m", "input": []})[:5]
     pieces = [*begun, f"event: x\ndata: {json.dumps(fault)}\n\n".encode()]
-    with pytest.raises(ModelError, match=r"It broke. \[server_error\]") as caught:
+    with pytest.raises(ModelError, match=r"It broke \[server_error\]\.") as caught:
         await answers([Raw(pieces, EVENTS)])
     assert caught.value.answered and may_have_been_billed(caught.value)
     assert (caught.value.kind, caught.value.retryable) == ("overloaded", True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
 from itertools import groupby
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 from ava_server.models import json_text
 from ava_server.models.base import AssistantTurn, Delta, Request, ToolTurn, ToolUse, Turn, UserTurn
@@ -319,7 +319,7 @@ def _joined(pieces: Sequence[Any]) -> Any:
                 last = fields_of(parts[-1]) if parts else {}
                 before, more = last.get("thinking"), fields_of(part).get("thinking")
                 if _is_thought(part) and _is_thought(last) and isinstance(before, list) and isinstance(more, list):
-                    before.extend(as_list(more))
+                    cast("list[Any]", before).extend(as_list(more))
                 else:
                     parts.append(_own_thought(part))
         elif text := "".join(group):

@@ -206,8 +206,13 @@ class AnswerStream:
 
     async def _events(self) -> AsyncGenerator[Delta]:
         reader = EventReader()
+        pieces = self._pieces()
         try:
-            async for piece in self._pieces():
+            async for piece in pieces:
+                if self._received == len(piece) and piece.lstrip().startswith((b"{", b"<")):  # no line of an event does
+                    rest = [later async for later in pieces]
+                    yield self._whole(b"".join([piece, *rest]), content_type="")
+                    return
                 for data in reader.feed(piece):
                     if not (over := data.strip() == "[DONE]"):
                         yield self._event(data, is_error=data in reader.errors)
