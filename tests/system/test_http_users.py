@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -191,11 +192,13 @@ async def test_run_and_daily_limits_apply_per_user(tmp_path: Path, mode: str) ->
             lines = {line.split()[0]: line for line in listed.stdout.splitlines()[1:]}
             assert set(lines) == {"ana", "ben", os_user()}
             assert "1 of 1 running, 1 waiting" in lines["ana"] and "1 token" in lines["ana"]
-            assert "$0.00 of $0.00 today" in lines["ben"] and "$0.00 of $10.00 today" not in lines["ana"]
+            assert "$0.00 of $0.00 today;" in lines["ben"]
+            assert re.search(r"\$0\.00 of \$10\.00 today \(\$0\.\d\d held for calls and last turns\);", lines["ana"])
             (entry,) = [
                 one for one in json.loads(ava(root, "user", "list", "--json").stdout)["users"] if one["name"] == "ana"
             ]
-            assert entry["running"] == 1 and entry["running_limit"] == 1 and entry["spent_cents"] > 0
+            assert entry["running"] == 1 and entry["running_limit"] == 1
+            assert entry["spent_cents"] == 0 and entry["held_cents"] > 0
             second = told(await client.call_tool("check_subagent", {"subagent_id": runs[1]}))[0]["runs"][0]
             assert second["state"] == "queued" and "1 slots of ana" in second["waits_for"]
             gate.released.set()
