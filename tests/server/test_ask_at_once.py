@@ -264,8 +264,7 @@ async def test_a_decision_made_elsewhere_during_the_question_of_confirm_spawn_is
         pending = await at.propose()
         at.person.answers = decides_elsewhere(at, decision, then)
         answer = await at.confirm(pending)
-        assert answer["status"] == "refused", "this call started nothing"
-        assert says in str(answer["decisions"])  # by then it may be queued or running
+        assert answer["status"] != "refused" and says in str(answer), "it goes on with what was decided"
         gate.released.set()
 
 

@@ -136,7 +136,7 @@ async def test_a_question_whose_proposal_is_decided_elsewhere_withdraws_itself(t
             "confirm_spawn", pending_ids=[proposal.pending_id], decision=other,
             **({"approving": [proposal.approval_line]} if other == "approve" else {}),
         )  # fmt: skip
-        await shows(app, f"{proposal.pending_id} no longer waits")
+        await shows(app, f"{proposal.pending_id} was")
         assert not isinstance(app.screen, QuestionScreen) and "still waits" not in app.said[0]
         assert len(await lab.facts(proposal.subagent_id, SpawnDecided)) == 1
 

@@ -304,8 +304,8 @@ async def test_reports_a_proposal_that_is_not_waiting_in_one_sentence(tmp_path: 
             ("P-00000000", 2, "P-00000000 in this data root"),
             ("S-000000", 2, "There is no subagent S-000000"),
             ("seven", 2, "'seven' is not an id"),
-            (approved["pending_id"], 10, "no longer waits: researcher "),
-            (approved["subagent_id"], 10, "no longer waits: researcher "),
+            (approved["pending_id"], 10, "was approved already, in a terminal at"),
+            (approved["subagent_id"], 10, "was approved already, in a terminal at"),
             (rejected["pending_id"], 10, "is rejected."),
         ):
             got, screen = at.typed(command, given)

@@ -38,7 +38,10 @@ def words(screen: Screen) -> str:
 
 @pytest.mark.parametrize(
     ("what", "code", "says"),
-    [("approve", 0, "was approved elsewhere:"), ("reject", 10, "was rejected elsewhere; it did not start.")],
+    [
+        ("approve", 0, "was approved already, in a terminal at"),
+        ("reject", 10, "was rejected already, in a terminal at"),
+    ],
 )
 def test_the_question_of_ava_run_withdraws_and_goes_on_with_the_decision(
     root: Path, tmp_path: Path, what: str, code: int, says: str
@@ -55,7 +58,10 @@ def test_the_question_of_ava_run_withdraws_and_goes_on_with_the_decision(
 
 @pytest.mark.parametrize(
     ("what", "code", "says"),
-    [("approve", 0, "was approved elsewhere:"), ("reject", 10, "was rejected elsewhere; it did not start.")],
+    [
+        ("approve", 0, "was approved already, in a terminal at"),
+        ("reject", 10, "was rejected already, in a terminal at"),
+    ],
 )
 def test_the_question_of_ava_approve_withdraws_and_says_what_was_decided(
     root: Path, tmp_path: Path, what: str, code: int, says: str
@@ -74,7 +80,7 @@ def test_the_question_of_ava_approve_withdraws_and_says_what_was_decided(
 @pytest.mark.parametrize("command", ["approve", "reject"])
 @pytest.mark.parametrize(
     ("what", "says"),
-    [("approve", "was approved elsewhere:"), ("reject", "was rejected elsewhere; it did not start.")],
+    [("approve", "was approved already, in a terminal at"), ("reject", "was rejected already, in a terminal at")],
 )
 def test_the_questions_about_all_that_wait_withdraw(
     root: Path, tmp_path: Path, command: str, what: str, says: str
@@ -96,4 +102,4 @@ def test_a_no_that_nobody_has_overtaken_still_starts_nothing(root: Path, tmp_pat
         screen.type("n\n")
         assert screen.ended() == 10
         seen = words(screen)
-    assert "Not approved; nothing was started." in seen and "elsewhere" not in seen
+    assert "Not approved; nothing was started." in seen and "already" not in seen

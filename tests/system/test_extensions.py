@@ -80,7 +80,7 @@ async def test_a_person_at_a_terminal_raises_the_cap_and_the_server_goes_on(tmp_
         [decided] = decisions(root)
         assert (decided["decision"], decided["channel"]) == ("approved", "terminal")
         gone = await anyio.to_thread.run_sync(lambda: typed(root, "approve", run_id))
-        assert gone[0] != 0 and "no longer waits" in gone[1]
+        assert gone[0] != 0 and "was approved already" in gone[1]
         shown = await anyio.to_thread.run_sync(ava, root, "show", run_id)
         assert "Request for more approved" in shown.stdout and "by a person at the terminal: at most $" in shown.stdout
         cost = await anyio.to_thread.run_sync(ava, root, "show", run_id, "--cost")
@@ -155,7 +155,7 @@ def test_ava_run_takes_its_question_back_where_it_is_answered_elsewhere(tmp_path
             screen.until(HERE)
             [asked] = logged(root, "ExtensionAsked")
             assert ava(root, "reject", asked.run_id or "").returncode == 0
-            screen.until("It no longer waits for an answer.")
+            screen.until("was declined already, in a terminal at")
             assert screen.ended() != 0
     assert [one["decision"] for one in decisions(root)] == ["declined"]
 

@@ -219,10 +219,23 @@ def test_a_proposal_that_was_decided_meanwhile_is_not_decided_again(here: There,
     assert confirmed["status"] == "approved"
     for word in ("approve", "reject"):
         answer = visitor.post("/proposals", [*fields, ("decision", word)])
-        assert answer.status_code == 409 and "no longer waits" in answer.text
+        assert answer.status_code == 409 and "was approved already, by a call of the host at" in answer.text
     assert here.starts(proposed) == 1
     page = visitor.get(f"/proposals/{proposed['pending_id']}")
-    assert page.status_code == 200 and "no longer waits" in page.text and 'value="approve"' not in page.text
+    assert page.status_code == 200 and "was approved already" in page.text and 'value="approve"' not in page.text
+
+
+def test_an_open_page_leaves_a_proposal_that_was_decided_elsewhere(here: There, visitor: Visitor) -> None:
+    proposed = here.host.propose()
+    path = f"/proposals/{proposed['pending_id']}"
+    looks = f"/proposals/open?id={proposed['pending_id']}"
+    assert f'hx-get="{looks}"' in visitor.get(path).text
+    waits = visitor.get(looks)
+    assert waits.status_code == 204 and "hx-redirect" not in waits.headers
+    here.host.tool("confirm_spawn", pending_ids=[proposed["pending_id"]], decision="reject")
+    assert visitor.get(looks).headers["hx-redirect"] == path
+    page = visitor.get(path).text
+    assert "was rejected already, by a call of the host at" in page and looks not in page
 
 
 def test_a_superseded_proposal_cannot_be_approved(here: There, visitor: Visitor) -> None:
@@ -270,7 +283,7 @@ def test_a_run_is_cancelled(here: There, visitor: Visitor) -> None:
     assert answer.status_code == 303 and "told to end" in visitor.get(answer.headers["location"]).text
     assert here.host.ended(run_id)["status"] == "cancelled"
     again = visitor.post(f"/subagents/{run_id}/cancel", {"csrf": visitor.csrf})
-    assert again.status_code in (303, 409)
+    assert again.status_code == 409 and "Not cancelled:" in again.text and "has ended (cancelled)" in again.text
 
 
 @pytest.mark.parametrize(("terminal", "who"), [(True, "The person answers"), (False, "The orchestrator answers")])

@@ -14,24 +14,27 @@ from ava_audit.rows import WAITING, ProposalRow, RunRow
 from ava_audit.units import DAY_US, HOUR_US, MICROS_PER_CENT, format_usd, iso_second
 from ava_audit.view import Command, Outcome, View
 from ava_server.approval.decide import OTHER_REFUSED
+from ava_server.approval.outcomes import closed_proposal, run_now
 from ava_server.approval.proposals import SpawnLimits, close_proposal, day_left, day_refusal, day_unspent, texts_of
 from ava_server.approval.summary import DayLeft, approval_line, group_line, normalize_typography
 from ava_server.budget.run_config import CAPS, COST, TIME, RunCap, RunConfig, Texts, config_of, is_free
-from ava_server.core.ids import label
 
 MINUTE_US = 60_000_000
 
 
 @dataclass(frozen=True)
 class ProposalDecision:
-    """The decision on one proposal: approved, rejected, or refused with the reason."""
+    """The decision on one proposal: approved, rejected, or refused with the reason.
+
+    `before`: it had been approved before: what its run does now.
+    """
 
     pending_id: str
     subagent_id: str | None
     status: Literal["approved", "rejected", "refused"]
     refused_because: str | None = None
     expired: bool = False
-    running: bool = False
+    before: str = ""
 
 
 NotAgreed = Literal["decline", "cancel", "silent"]
@@ -46,6 +49,7 @@ class ConfirmOutcome:
         approval_lines: The right lines, where a given one was wrong.
         not_agreed: If a person was asked and did not agree: how. The proposals still wait.
         lowered: A sentence for each limit that was lowered.
+        elsewhere: Some of them were decided elsewhere while the person was asked: `lowered` says first what.
         page: The page where the person can still decide, if they were sent to one.
     """
 
@@ -54,6 +58,7 @@ class ConfirmOutcome:
     approval_lines: tuple[str, ...] = ()
     not_agreed: NotAgreed | None = None
     lowered: tuple[str, ...] = ()
+    elsewhere: bool = False
     page: str | None = None
 
 
@@ -242,12 +247,10 @@ def check_proposal(view: View, pending_id: str, user: str, now_us: int) -> Propo
         why = f"no proposal {pending_id} of yours is known; call check_subagent without an id for what waits"
         return ProposalDecision(pending_id, None, "refused", why)
     if row.state != WAITING:
-        why = (
-            f"{pending_id} was approved already, and {label(run)} is {run.state}: call check_subagent with that id"
-            if row.state == "approved"
-            else f"{pending_id} is {row.state}; to run it after all, propose it again with spawn_subagent"
-        )
-        return ProposalDecision(pending_id, run.id, "refused", why, running=not run.ended and row.state == "approved")
+        approved, became = row.state == "approved", closed_proposal(view, run)
+        to_do = "call check_subagent with that id" if approved else "to run it, propose it again with spawn_subagent"
+        before = run_now(run) if approved else ""
+        return ProposalDecision(pending_id, run.id, "refused", f"{became}: {to_do}", before=before)
     if row.expires_us <= now_us:
         why = "it expired before it was approved; a fresh proposal was made, show it to the person and confirm that one"
         return ProposalDecision(pending_id, run.id, "refused", why, expired=True)

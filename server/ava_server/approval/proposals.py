@@ -24,6 +24,7 @@ from ava_audit.rows import WAITING, ProposalRow, RunRow
 from ava_audit.units import cap_micros, day_of, format_usd, minutes
 from ava_audit.view import Command, Outcome, View
 from ava_server.approval.decide import PersonAnswer, Shown
+from ava_server.approval.outcomes import closed_proposal
 from ava_server.approval.summary import (
     TASK_CHARS,
     DayLeft,
@@ -42,7 +43,7 @@ from ava_server.approval.summary import (
 from ava_server.budget import user_limits
 from ava_server.budget.run_config import RunConfig, Texts, config_of, digest
 from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
-from ava_server.core.ids import AGENT, label
+from ava_server.core.ids import AGENT
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Policy, Settings
@@ -333,7 +334,7 @@ def pending_proposal(view: View, run: RunRow, limits: SpawnLimits, now_us: int) 
     """Return a proposal that waits, also an expired one; or why it no longer waits."""
     proposal, texts = view.proposal(run.pending_id), texts_of(view, run)
     if proposal is None or proposal.state != WAITING or texts is None:
-        return f"{run.pending_id} no longer waits: {label(run)} is {run.state}."
+        return f"{closed_proposal(view, run)}."
     config, day = config_of(run.config), day_left(view, run.user_id, limits, now_us)
     rows = proposal_rows(config, texts, day, program_of(view.session_start(run.session_id)))
     return Pending(

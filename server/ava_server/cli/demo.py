@@ -29,6 +29,7 @@ import typer
 from ava_roles.errors import RolesError, ToolFailed
 from ava_roles.wrap import add_bars
 from ava_server import MODULE_ARGS
+from ava_server.approval.decide import Decided
 from ava_server.cli.app import INTERRUPTED, NOT_APPROVED
 from ava_server.cli.options import absolute_path
 from ava_server.cli.results import ENDING_CODES
@@ -216,14 +217,23 @@ class _DemoHost:
             agreed = await agrees("Start it?")
         else:
             say("There is no terminal to ask on, so the demo approves it by itself.")
-        ids = [proposal["pending_id"]]
-        if not agreed:
-            await self._call("confirm_spawn", pending_ids=ids, decision="reject")
+        given = {"approving": [proposal["approval_line"]]} if agreed else {"decision": "reject"}
+        decided = Decided(await self._call("confirm_spawn", pending_ids=[proposal["pending_id"]], **given))
+        if decided.status == "rejected":
             say("Rejected; nothing was started.")
             return False
+        if decided.reasons:  # it was decided elsewhere, or has expired
+            say(f"{'. '.join(decided.reasons)}.")
+        if decided.status == "refused" and not await self._was_approved(proposal):
+            return False
         self._demo.started = str(proposal["subagent_id"])
-        await self._call("confirm_spawn", pending_ids=ids, approving=[proposal["approval_line"]])
         return True
+
+    async def _was_approved(self, proposal: dict[str, Any]) -> bool:
+        """Tell whether somebody has approved it elsewhere, so that it runs or has run."""
+        answer = await self._call("check_subagent", subagent_id=proposal["subagent_id"])
+        state = RunAnswer.model_validate(answer["runs"][0]).state
+        return state not in ("awaiting_approval", "rejected", "expired", "superseded", "cancelled")
 
     async def _watch(self, run_id: str) -> RunAnswer:
 

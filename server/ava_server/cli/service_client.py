@@ -7,13 +7,12 @@ token and nothing else.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import anyio
 import anyio.to_thread
 
-from ava_audit.errors import AuditError
 from ava_audit.rows import QUEUED
 from ava_audit.units import now_us
 from ava_server.approval.decide import Decided, Kind, PersonAnswer, Shown, tool_call
@@ -28,7 +27,7 @@ from ava_server.core.errors import AvaError, BadInput, Refused, with_advice
 if TYPE_CHECKING:
     from ava_audit.events import CancelledBy
     from ava_audit.view import View
-    from ava_server.approval.proposals import Pending, SpawnLimits
+    from ava_server.approval.proposals import Pending
     from ava_server.config.pin import PinFile
     from ava_server.config.settings import Settings
     from ava_server.render.responses import SpawnAnswer
@@ -41,8 +40,8 @@ T = TypeVar("T")
 
 STARTS_WITHIN_S = 3.0
 """How long to watch whether an approved run starts."""
-DECIDED_EVERY_S, THERE_EVERY_S = 1.0, 2.0
-"""How often to look whether a proposal still waits while its question is open: here, and on another server."""
+THERE_EVERY_S = 2.0
+"""How often to look whether a proposal still waits on another server while its question is open."""
 PATH = "/approvals"
 _MAY_BE_DECIDED = "The decision may still have been made; without an id, this command shows what still waits."
 
@@ -119,58 +118,13 @@ _DONE: Mapping[Kind, str] = {"start": "started", "extend": "raised", "answer": "
 """What a yes does that takes the PIN."""
 
 
-def outcome_of(view: View, shown: Shown, limits: SpawnLimits, now_us: int) -> str | None:
-    """Return what became of a proposal, or of a request for more, that no longer waits; None while it does."""
-    from ava_server.approval.proposals import waiting_proposal
-    from ava_server.core.ids import label
-    from ava_server.runs.extension import waiting_extension
-
-    if shown.kind == "extend":
-        asking = view.run(shown.id)
-        if asking is None:
-            return f"{shown.id} is not known any more."
-        request = waiting_extension(view, asking, now_us)
-        if isinstance(request, str):
-            return f"{request}."
-        same = request.asked.digest == shown.digest
-        return None if same else f"{label(asking)} asks for something else by now; look at it again."
-    pending_id = shown.id
-    row = view.proposal(pending_id)
-    run = view.run(row.run_id) if row is not None else None
-    if row is None or run is None:
-        return f"{pending_id} is not known any more."
-    found = waiting_proposal(view, run, limits, now_us)
-    if not isinstance(found, str):
-        return None
-    if row.state == "approved":
-        return f"{pending_id} was approved elsewhere: {label(run)} is {run.state}."
-    if row.state == "rejected":
-        return f"{pending_id} was rejected elsewhere; it did not start."
-    return found
-
-
 async def unless_decided(
     client: LocalApprovals | RemoteApprovals, shown: Sequence[Shown], work: Callable[[], Awaitable[T]]
 ) -> T | None:
     """Return what a question gives; None if one of the proposals was decided elsewhere first, which withdraws it."""
-    result: T | None = None
-    failed: Exception | None = None
-    async with anyio.create_task_group() as tasks:
+    from ava_server.service.outcomes import ask_until  # not needed to read the command line
 
-        async def watch() -> None:
-            with suppress(AuditError, AvaError):  # without news, the question stays open
-                await client.until_decided(shown)
-                tasks.cancel_scope.cancel()
-
-        tasks.start_soon(watch)
-        try:
-            result = await work()
-        except Exception as error:  # the task group would wrap it
-            failed = error
-        tasks.cancel_scope.cancel()
-    if failed is not None:
-        raise failed
-    return result
+    return await ask_until(lambda: client.until_decided(shown), work)
 
 
 class LocalApprovals:
@@ -249,21 +203,15 @@ class LocalApprovals:
 
     async def decided_elsewhere(self, shown: Sequence[Shown]) -> dict[str, str]:
         """Return what became of those proposals and requests that no longer wait: a sentence for each, by their ids."""
-        limits, at_us = self._runtime.spawn_limits_of(self._session.user), now_us()
+        from ava_server.service.outcomes import outcomes
 
-        def query(view: View) -> dict[str, str]:
-            return {one.id: why for one in shown if (why := outcome_of(view, one, limits, at_us)) is not None}
-
-        return await self._runtime.store.read(query)
+        return await outcomes(self._runtime.store, shown, self._runtime.spawn_limits_of(self._session.user))
 
     async def until_decided(self, shown: Sequence[Shown]) -> None:
         """Return when one of these proposals no longer waits."""
-        while True:
-            seen = self._runtime.store.head
-            if await self.decided_elsewhere(shown):
-                return
-            with anyio.move_on_after(DECIDED_EVERY_S):  # it may also expire, which writes no entry
-                await self._runtime.store.wait_for_entry_after(seen)
+        from ava_server.service.outcomes import until_decided
+
+        await until_decided(self._runtime.store, shown, self._runtime.spawn_limits_of(self._session.user))
 
     async def approved(self, ids: Sequence[str]) -> list[str]:
         """Return the runs of those proposals that were approved, wherever that was."""

@@ -64,7 +64,9 @@ async def cancel_command(
 
         async def cancel(run: RunRow) -> None:
             try:
-                await decide(Shown("cancel", run.id), PersonAnswer(True, reason))
+                decided = await decide(Shown("cancel", run.id), PersonAnswer(True, reason))
+                if decided.text:  # it ended by itself since it was looked at
+                    tell(decided.text)
             except (AvaError, AuditError) as error:  # the others are still cancelled
                 failed.append(error)
 

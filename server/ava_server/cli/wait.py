@@ -269,6 +269,7 @@ class _Asking:
     """A question of a run that stands on the terminal; `answered` once its answer was typed and is passed on."""
 
     about: str
+    shown: Shown | None = None
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     answered: bool = False
 
@@ -354,13 +355,19 @@ class FollowedRuns:
         if self._asking is not None:
             if self._asking.about not in waits and not self._asking.answered:
                 self._asking.scope.cancel()
-                tell("\nIt no longer waits for an answer.")
+                tasks.start_soon(self._say_outcome, self._asking.shown)
             return
         new = next((about for about in waits if about not in self._asked), None)
         if new is not None and self._question is None:
             self._asked.add(new)
             self._asking = _Asking(new)
             tasks.start_soon(self._answer, self._asking, waits[new])
+
+    async def _say_outcome(self, shown: Shown | None) -> None:
+        """Say what became of a question that is closed on the terminal, because it was decided elsewhere."""
+        client = LocalApprovals(self._runtime, self._service.session)
+        found = await client.decided_elsewhere([shown] if shown is not None else [])
+        tell("\n" + ("\n".join(found.values()) or "It no longer waits for an answer."))
 
     async def _answer(self, asking: _Asking, run: RunView) -> None:
         self._watch.progress.end()
@@ -381,18 +388,21 @@ class FollowedRuns:
         asked = run.wait.question if run.wait is not None else None
         if asked is None:
             return
+        asking.shown = Shown("answer", run.row.id, asked.id)
         tell(f"{label(run.row)} asks you:\n{add_bars(asked.untrusted)}")
         answer = await terminal.ask_words("Your answer (Enter alone: it continues without one):")
         asking.answered = True
         reply = Reply("accept", own_words(answer)) if answer else Reply("decline")
         if asked.allowed_by(answer):
-            shown = [Shown("answer", run.row.id, asked.id)]
             client = LocalApprovals(self._runtime, self._service.session)
-            await client.unlock(shown, "Nothing was allowed; it still waits.")
+            await client.unlock([asking.shown], "Nothing was allowed; it still waits.")
         questions = PersonQuestions(Access(self._runtime, self._service.session))
         channel = self._service.session.channel
         done = await questions.answer([run.row], asked.asked.question_id, reply, channel)  # no other question
-        tell(done or f"{label(run.row)} no longer waits for this answer.")
+        if done is not None:
+            tell(done)
+        else:
+            await self._say_outcome(asking.shown)
 
     async def _allow_more(self, asking: _Asking, run: RunView) -> None:
         """No means that the run hands in what it has."""
@@ -401,6 +411,7 @@ class FollowedRuns:
         if not found:
             return  # it was decided elsewhere since the look
         [one] = found
+        asking.shown = one.shown
         tell(f"{label(run.row)} asks for more:\n{one.message}")
         approve = await terminal.agrees("Raise the cap? Without a yes, it hands in what it has.")
         asking.answered = True

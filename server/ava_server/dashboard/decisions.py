@@ -14,6 +14,7 @@ from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_roles.wrap import add_bars
 from ava_server.approval.decide import PersonAnswer, Shown
+from ava_server.approval.outcomes import closed_proposal
 from ava_server.approval.proposals import made_under, spawn_limits, texts_of, waiting_proposal
 from ava_server.budget.run_config import spent_text
 from ava_server.budget.user_limits import policy_in_force
@@ -28,6 +29,7 @@ from ava_server.core.ids import label
 from ava_server.runs.extension import waiting_extension
 from ava_server.runs.lifecycle import awaited
 from ava_server.runs.questions import waiting_question
+from ava_server.service.outcomes import outcome_of
 
 Kind = Literal["approve", "reject", "cancel", "send"]
 
@@ -84,23 +86,11 @@ def why_withdrawn(decision: DecisionQuestion, settings: Settings, view: View) ->
     run, now = view.run(decision.run.id), now_us()
     if run is None:
         return f"There is no subagent {decision.run.id} in this data root any more."
-    match decision.shown.kind:
-        case "start":
-            proposal = waiting_proposal(view, run, spawn_limits(settings, run.user_id), now)
-            return proposal if isinstance(proposal, str) else None
-        case "extend":
-            extension = waiting_extension(view, run, now)
-            return f"{extension}." if isinstance(extension, str) else None
-        case "answer":
-            asked = waiting_question(view, run, now)
-            same = asked is not None and asked.id == decision.shown.digest
-            return None if same else f"{label(run)} no longer waits for this answer."
-        case _:
-            if run.ended:
-                return f"{label(run)} has ended ({run.state})."
-            if decision.run.state == WAITING and run.state != WAITING:
-                return f"{run.pending_id} was approved meanwhile: {label(run)} is {run.state}."
-            return None
+    if (outcome := outcome_of(view, decision.shown, spawn_limits(settings, run.user_id), now)) is not None:
+        return outcome
+    if decision.run.state == WAITING and run.state != WAITING:  # a yes would end what runs by now
+        return f"{closed_proposal(view, run)}."
+    return None
 
 
 def _approval(kind: Kind, run: RunRow, settings: Settings, user: str, view: View) -> DecisionQuestion:

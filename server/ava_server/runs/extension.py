@@ -21,6 +21,7 @@ from ava_audit.units import MICROS_PER_CENT, local_second, now_us
 from ava_audit.view import Command, Outcome, View
 from ava_server.approval.decide import Shown
 from ava_server.approval.decisions import PERSON_CHANNELS
+from ava_server.approval.outcomes import decided_where
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.questions import LimitField, Question, Reply, limit_field, number_in
 from ava_server.approval.summary import approval_line
@@ -376,8 +377,8 @@ def waiting_extension(view: View, run: RunRow, now_us: int) -> WaitingExtension 
         if run.extension is not None:
             return f"{label(run)} got no answer in time and is wrapping up; the cap stays as it is"
         if entry is not None and isinstance(entry.fact, ExtensionDecided):
-            decided = entry.fact
-            return f"{decided.extension_id} of {label(run)} has already been {decided.decision} ({decided.channel})"
+            decided, where = entry.fact, decided_where(entry, entry.fact.channel)
+            return f"{decided.extension_id} of {label(run)} was {decided.decision} already, {where}"
         return f"{label(run)} does not ask for more"
     config = with_cap(config_of(run.config), asked.cap, asked.proposed)
     return WaitingExtension(run, asked, config, texts)

@@ -21,6 +21,7 @@ from ava_roles.errors import ToolFailed
 from ava_roles.tool import ToolContext, ToolOutput
 from ava_roles.tools.run import ASK, AskArgs
 from ava_roles.wrap import add_bars, clean, one_line
+from ava_server.approval.outcomes import decided_where
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import label, new_id
 from ava_server.runs.lifecycle import situation, transition, wait_for_person
@@ -265,6 +266,17 @@ def waiting_question(view: View, run: RunRow, now_us: int) -> WaitingQuestion | 
     # A form shows each option on one line, once, and returns it as it stands.
     different = tuple(dict.fromkeys(filter(None, options)))
     return WaitingQuestion(run, asked, clean(str(args.get("question", "")))[0], different)
+
+
+def closed_question(view: View, run: RunRow, question_id: str) -> str:
+    """Return why a run waits no longer for the answer to a question, in a sentence."""
+    entry = view.last_entry(run.id, "QuestionAnswered")
+    if entry is not None and isinstance(entry.fact, QuestionAnswered) and entry.fact.question_id == question_id:
+        return f"It was {entry.fact.decision} already, {decided_where(entry, entry.fact.channel)}."
+    if run.ended:
+        return f"It has ended ({run.state})."
+    waits = waiting_question(view, run, now_us())
+    return "It asks something else now." if waits is not None else f"It is {run.state}."
 
 
 # -- the answer -------------------------------------------------------------------------------------------------------

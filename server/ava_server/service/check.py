@@ -14,6 +14,7 @@ from ava_audit.units import HOUR_US, now_us
 from ava_audit.view import View
 from ava_roles.wrap import list_names
 from ava_server.approval.decide import ONLY_PERSON, approval_needs
+from ava_server.approval.outcomes import run_now
 from ava_server.approval.proposals import made_under
 from ava_server.approval.requests import CancelArgs, CheckArgs, MessageArgs, parse, shown
 from ava_server.budget.money_line import awaited_money
@@ -33,7 +34,7 @@ from ava_server.render.run_view import (
     view_run,
 )
 from ava_server.runs.lifecycle import paused
-from ava_server.runs.questions import WaitingQuestion, allows_call, deliver
+from ava_server.runs.questions import WaitingQuestion, allows_call, closed_question, deliver
 from ava_server.service.access import Access, Operations, Progress
 from ava_server.service.current import others_words
 from ava_server.service.fetch import bring_to_repositories
@@ -295,7 +296,8 @@ class RunSteering(Operations):
         if delivered == "waiting":
             raise Refused(f"{label(run)} waits for approval; to change it, cancel it and propose it again")
         if delivered == "other":
-            raise Refused(f"{label(run)} no longer waits for this answer; nothing was sent.")
+            why = await self._store.read(lambda view: closed_question(view, view.run(run.id) or run, to))
+            raise Refused(f"{label(run)} no longer waits for this answer; nothing was sent. {why}")
         if isinstance(delivered, WaitingQuestion):
             why = _ONLY_YES if session.channel == "host_call" else _NAME_IT  # a model is not shown its text here
             raise Refused(why.format(run=label(run), how=delivered.in_a_terminal, asked=delivered.message))
@@ -324,7 +326,7 @@ class RunSteering(Operations):
         args = parse(CancelArgs, given)
         targets = await self._targets(args)
         before = await self._access.rows(targets)
-        over, users = [label(row) for row in before if row.ended], {row.id: row.user_id for row in before}
+        over, users = {row.id for row in before if row.ended}, {row.id: row.user_id for row in before}
 
         async def cancel(run_id: str) -> None:
             by, reason = self._session, args.reason
@@ -337,8 +339,10 @@ class RunSteering(Operations):
         runs = await self._checks.answers(rows)
         status = runs[0].state if len(runs) == 1 else "cancelled"
         runs, message = fit_runs(runs)
-        if over:
-            message = " ".join(part for part in (f"Ended before already: {', '.join(over)}.", message) if part)
+        # A run that ends in another way while it is cancelled was not cancelled either.
+        ended = [run_now(row) for row in rows if row.id in over or (row.ended and row.state != "cancelled")]
+        if ended:
+            message = " ".join(part for part in (f"Not cancelled: {'; '.join(ended)}.", message) if part)
         return CancelAnswer(status=status, message=message, runs=answers_json(runs))
 
     async def _targets(self, args: CancelArgs) -> list[str]:

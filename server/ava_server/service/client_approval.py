@@ -17,7 +17,7 @@ from ava_audit.events import SpawnDecided, SpawnProposed
 from ava_audit.rows import WAITING, ProposalRow
 from ava_audit.units import now_us
 from ava_audit.view import Outcome, View
-from ava_server.approval.decide import ONLY_PERSON
+from ava_server.approval.decide import ONLY_PERSON, Shown
 from ava_server.approval.decisions import (
     Approval,
     CheckedApproval,
@@ -36,6 +36,7 @@ from ava_server.budget.run_config import CAP_OF_FIELD, COST, RunConfig
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.service.access import LinkNeed, Operations, Progress
 from ava_server.service.check import LOOK_EVERY_S, PROGRESS_EVERY_S
+from ava_server.service.outcomes import ask_until, outcomes, until_decided
 from ava_server.service.record import CallContext
 
 NOT_ASKED = (
@@ -50,6 +51,7 @@ NEXT_STEPS: Mapping[NotAgreed, str] = {
 """What a caller does after a person was asked and did not agree; `{again}` says how they are asked again."""
 CONFIRM_AGAIN = "call confirm_spawn again with the same arguments"
 REJECTED = "the person rejected it"
+STILL_WAITS = "another of these was decided elsewhere, which closed the question; this one still waits"
 WHY: Mapping[NotAgreed, str] = {
     "decline": "the person, or a host without a person, declined to open the page; the proposal still waits",
     "cancel": "the person closed the question, or nobody saw it; the proposal still waits",
@@ -91,18 +93,58 @@ class ClientApprovals(Operations):
         checked = await self._checked(asked)
         if isinstance(checked, ConfirmOutcome):
             return checked
-        reply = await caller.asking.person.ask(question(checked), lambda given: apply_reply(checked, asked, given))
-        if reply.action != "accept":
-            now = await self._checked(asked)  # somebody may have decided elsewhere while the question was open
-            if isinstance(now, ConfirmOutcome):
-                return now
-            refused = tuple(member.refused(NOT_AGREED[reply.action]) for member in checked.members)
-            return ConfirmOutcome(refused, not_agreed=reply.action)
+        person, limits = caller.asking.person, self._runtime.spawn_limits_of(self._session.user)
+        asks = question(checked)
+        shown = [Shown("start", member.row.pending_id, member.row.digest) for member in checked.members]
+        reply = await ask_until(
+            lambda: until_decided(self._store, shown, limits),
+            lambda: person.ask(asks, lambda given: apply_reply(checked, asked, given)),
+        )
+        elsewhere = await outcomes(self._store, shown, limits)
+        if elsewhere:
+            return await self._decided_elsewhere(asked, elsewhere)
+        if reply is None or reply.action != "accept":
+            action: NotAgreed = "cancel"
+            if reply is not None and reply.action != "accept":
+                action = reply.action
+            refused = tuple(member.refused(NOT_AGREED[action]) for member in checked.members)
+            return ConfirmOutcome(refused, not_agreed=action)
         if await self._access.needs_pin(asked.pending_ids):  # it was set while the question was open
             return await self._on_page(asked, caller)
         agreed = apply_reply(checked, asked, reply)
-        limits = self._runtime.spawn_limits_of(self._session.user)
         return await self._store.do(approve(agreed, self._session.who, "elicitation", limits))
+
+    async def _decided_elsewhere(self, asked: Approval, elsewhere: Mapping[str, str]) -> ConfirmOutcome:
+        """Return what the log has of proposals of which some were decided while their question was open.
+
+        `elsewhere`: what became of those, in sentences.
+        """
+        user, at_us = self._session.user, now_us()
+
+        def decision(view: View, pending_id: str) -> ProposalDecision:
+            found = check_proposal(view, pending_id, user, at_us)
+            if isinstance(found, ProposalChange):
+                return found.refused(STILL_WAITS)
+            row = view.proposal(pending_id)
+            if row is None or row.state not in ("approved", "rejected"):
+                return found
+            became = elsewhere.get(pending_id, "").removesuffix(".") or None
+            if row.state == "approved":
+                return ProposalDecision(pending_id, row.run_id, "approved")
+            return ProposalDecision(pending_id, row.run_id, "rejected", became)
+
+        def query(view: View) -> ConfirmOutcome:
+            decisions = tuple(decision(view, pending_id) for pending_id in asked.pending_ids)
+            rows = [row for row in map(view.proposal, asked.pending_ids) if row is not None and row.state == "approved"]
+            groups = {row.group_id for row in rows}
+            return ConfirmOutcome(
+                decisions,
+                group_id=groups.pop() if len(groups) == 1 else None,
+                lowered=(*elsewhere.values(), *_lowered(view, rows)),
+                elsewhere=True,
+            )
+
+        return await self._store.read(query)
 
     async def _checked(self, asked: Approval) -> CheckedApproval | ConfirmOutcome:
         """Return an approval that can be given now, or else its refusal."""
@@ -155,21 +197,25 @@ class ClientApprovals(Operations):
         checked = await self._store.read(lambda view: check_approval(view, asked, who, "browser", limits, at_us))
         if isinstance(checked, Outcome) and any(row.state == WAITING for row in await self._proposals(ids)):
             return await self._store.do(refuse(asked, who, "browser", limits))
-        await self.renew_link(ids, caller, "expired")
+        with suppress(AvaError, OSError):  # the way in a terminal is left
+            await self.renew_link(ids, caller, "expired")
         if not caller.links:  # a person who has no link that works cannot decide with it
             with anyio.move_on_after(self._session.wait_s) as waiting, self._runtime.closing.wait(waiting):
                 await self._decided(ids, caller.progress)
-            await self.renew_link(ids, caller, "used")
+            with suppress(AvaError, OSError):
+                await self.renew_link(ids, caller, "used")
         return await self._outcome(ids, "silent", "")
 
     async def renew_link(self, ids: Sequence[str], caller: CallContext, need: LinkNeed) -> None:
-        """Make a new link for the answer, where proposals wait for the person and their last one is of no use."""
+        """Make a new link for the answer, where proposals wait for the person and their last one is of no use.
+
+        Raises AvaError or OSError: the pages cannot be served.
+        """
         link, at_us = caller.asking.link, now_us()
         rows = await self._proposals(ids) if ids and link is not None and caller.asking.pages is None else []
         waiting = [row.pending_id for row in rows if row.state == WAITING and row.expires_us > at_us]
         if link is not None and waiting and await self._access.needs_pin(waiting):
-            with suppress(AvaError, OSError):  # the way in a terminal is left
-                caller.links.extend(filter(None, [await link(waiting, need)]))
+            caller.links.extend(filter(None, [await link(waiting, need)]))
 
     async def _proposals(self, ids: Sequence[str]) -> list[ProposalRow]:
         rows = await self._store.read(lambda view: [view.proposal(pending_id) for pending_id in ids])
@@ -227,8 +273,8 @@ def not_started_next(decided: ConfirmOutcome, again: str = CONFIRM_AGAIN) -> str
         waits = "the proposal still waits" if len(decided.decisions) == 1 else "the proposals still wait"
         then = NEXT_STEPS[decided.not_agreed].format(again=again)
         return f"Nothing was started, and {waits}. {then}. {NOT_ASKED.format(ids=ids)}."
-    if any(made.running for made in decided.decisions):
-        return "Nothing new was started; what was approved before continues."
+    if before := [made.before for made in decided.decisions if made.before]:
+        return f"Nothing new was started: {'; '.join(before)}."
     return "Nothing was started."
 
 

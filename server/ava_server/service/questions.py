@@ -15,7 +15,7 @@ from ava_audit.events import Channel
 from ava_audit.rows import RunRow
 from ava_audit.units import now_us
 from ava_audit.view import View
-from ava_server.approval.decide import ONLY_PERSON
+from ava_server.approval.decide import ONLY_PERSON, Shown
 from ava_server.approval.questions import PageOpener, PageQuestion, Person, Question, Reply
 from ava_server.approval.requests import MessageArgs, parse
 from ava_server.core.errors import Refused
@@ -31,6 +31,7 @@ from ava_server.runs.extension import (
 )
 from ava_server.runs.questions import WaitingQuestion, answer_question, waiting_question
 from ava_server.service.access import Operations
+from ava_server.service.outcomes import ask_until, outcomes, until_decided
 
 Waiting = WaitingExtension | WaitingQuestion
 LOOK_S = 1.0
@@ -93,9 +94,14 @@ class PersonQuestions(Operations):
             return None
         first = found[0]
         use = first.allowed if isinstance(first, WaitingExtension) else first.answer_in
-        reply = await person.ask(first.question(), use)
+        shown, limits = [_shown(first)], self._runtime.spawn_limits_of(self._session.user)
+        reply = await ask_until(
+            lambda: until_decided(self._store, shown, limits), lambda: person.ask(first.question(), use)
+        )
+        if elsewhere := await outcomes(self._store, shown, limits):
+            return " ".join(elsewhere.values())
         try:
-            decided = await self._carry_out(first, reply)
+            decided = await self._carry_out(first, reply or Reply("cancel"))
         except Refused as refused:
             return f"{refused}."
         left = _UNANSWERED.format(run_id=first.run.id, how=first.in_a_terminal)
@@ -126,7 +132,8 @@ class PersonQuestions(Operations):
         await pages.open(question, decided, self._session.opened)
         if not await self._waits(first):
             self._session.opened.discard(question.sha())
-            return f"The person has decided about {label(first.run)}."
+            limits = self._runtime.spawn_limits_of(self._session.user)
+            return " ".join((await outcomes(self._store, [_shown(first)], limits)).values())
         self._session.unanswered.add(first.id)
         left = _UNDECIDED.format(run_id=run_id, page=question.url, how=first.in_a_terminal)
         return self._access.adapt_text(left)
@@ -176,7 +183,9 @@ class PersonQuestions(Operations):
         agent, who = self._access.agent_of(one.run), self._session.who
         command = answer_question(one.run.id, one.asked.question_id, text, agent, who, channel)
         if not await self._store.do(command):
-            raise Refused(f"{label(one.run)} waits for no answer any more")
+            limits = self._runtime.spawn_limits_of(self._session.user)
+            elsewhere = await outcomes(self._store, [_shown(one)], limits)
+            raise Refused(" ".join(elsewhere.values()).removesuffix("."))
         self._access.wake(one.run.id)
         return f"{label(one.run)} has its answer and continues." if text is not None else f"{label(one.run)} continues."
 
@@ -202,6 +211,13 @@ class PersonQuestions(Operations):
                 continue
             answerable.append(one)
         return answerable
+
+
+def _shown(one: Waiting) -> Shown:
+    """Return what the person is asked about."""
+    if isinstance(one, WaitingExtension):
+        return one.pending.shown
+    return Shown("answer", one.run.id, one.id)
 
 
 def _is_approval(one: Waiting) -> bool:

@@ -86,6 +86,7 @@ _LATER_LINK = (
     '. Ava\'s pages are still starting: check_subagent with subagent_id "{subagent_id}" gives a link once they have'
     " started"
 )
+_NO_LINK = "There is no link, because Ava's pages cannot be served: {}"
 _NEW_LINK = "Show the person this new link to the proposal, which works once, within 10 minutes: {}"
 _AS_TASK = (
     "Your host then shows it as a task ({subagent_id}; several approved together have one task, G-…) and gives you the"
@@ -153,7 +154,7 @@ class Spawns(Operations):
             if decided is None:
                 return answer
             (made,) = decided.decisions
-            if made.status == "approved":
+            if made.status == "approved" and not decided.elsewhere:
                 return await self._started(answer, decided)
             now = await self._store.look(lambda view: self._proposal_in(view, pending_id))
         except AnsweredLater as asked:
@@ -286,18 +287,27 @@ class Spawns(Operations):
         """Add the link with which a person decides; the log has the answer without it, because of its code."""
         if make is None or answer.status != WAITING:
             return
-        with suppress(AvaError, OSError):  # the way in a terminal is left
+        try:
             link = await make([str(answer.pending_id)], "first")
-            if link is not None:
-                answer.next = f"{answer.next}{_LINK.format(link=link)}"
-            elif has_extra("web"):
-                answer.next = f"{answer.next}{_LATER_LINK.format(subagent_id=answer.subagent_id)}"
+        except (AvaError, OSError) as error:  # the way in a terminal is left
+            answer.next = f"{answer.next}. {_NO_LINK.format(error)}"
+            return
+        if link is not None:
+            answer.next = f"{answer.next}{_LINK.format(link=link)}"
+        elif has_extra("web"):
+            answer.next = f"{answer.next}{_LATER_LINK.format(subagent_id=answer.subagent_id)}"
 
     async def show_new_link(self, answer: Answer, caller: CallContext) -> None:
         """Add a new link for proposals whose last one is of no use to an answer; the log has it without it."""
         if isinstance(answer, CheckAnswer) and answer.status != "list":
-            with suppress(AvaError, AuditError, OSError):  # the way in a terminal is left
-                await self._client.renew_link([run.pending_id for run in answer.runs if run.pending_id], caller, "used")
+            ids = [run.pending_id for run in answer.runs if run.pending_id]
+            with suppress(AuditError):  # the way in a terminal is left
+                try:
+                    await self._client.renew_link(ids, caller, "used")
+                except (AvaError, OSError) as error:
+                    approve = self._access.adapt_text(f"`ava approve {' '.join(ids)}`")
+                    no_link = f"{_NO_LINK.format(error)}. To start it: {approve} in a terminal"
+                    answer.message = f"{answer.message or ''} {no_link}".lstrip()
         for said in map(_NEW_LINK.format, caller.links):
             if isinstance(answer, ConfirmAnswer):
                 answer.next = with_advice(answer.next or "", said)
@@ -343,7 +353,7 @@ class Spawns(Operations):
             command = auto_approve(made.pending_id, self._session.who, limits, ceilings)
             (decision,) = (await self._store.do(command)).decisions
             # It is running where a call with the same task_id has just started it.
-            started = decision.status == "approved" or decision.running
+            started = decision.status == "approved" or bool(decision.before)
             why = None if started else decision.refused_because
         if why is not None:
             why = self._access.adapt_text(why)

@@ -26,6 +26,7 @@ from ava_server.budget.run_config import COST, TIME, config_of
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import parse_id
 from ava_server.runs.questions import allows_call
+from ava_server.service.client_approval import page_of
 from ava_server.service.service import Service, decide, refuse_changed
 from ava_server.web.context import PagePart, found_or_404, go_to, reader_of, signed_in, visitor_of
 from ava_server.web.site import Form, Visitor, read_form
@@ -52,6 +53,7 @@ class Deciding(PagePart):
         return [
             Route("/proposals", found_or_404(self.several), methods=["GET"]),
             Route("/proposals", self.decide, methods=["POST"]),
+            Route("/proposals/open", found_or_404(self.leave_decided), methods=["GET"]),
             Route("/proposals/{pending_id}", found_or_404(self.one), methods=["GET"]),
             Route("/subagents/{run_id}/extension", self.extend, methods=["POST"]),
             Route("/subagents/{run_id}/resume", self.resume, methods=["POST"]),
@@ -67,6 +69,16 @@ class Deciding(PagePart):
     async def several(self, request: Request) -> Response:
         """The proposals that `id` names are decided together."""
         return await self._proposals(request, request.query_params.getlist("id"))
+
+    async def leave_decided(self, request: Request) -> Response:
+        """Send an open page of proposals to what was decided, once one of them no longer waits."""
+        ids = request.query_params.getlist("id")
+        if not 1 <= len(ids) <= MOST_TOGETHER:
+            raise BadInput("give the ids of the proposals that the page shows")
+        found = await self._found(reader_of(request), ids, reading=True)
+        if all(isinstance(one, Pending) for _row, one in found):
+            return Response(status_code=204)
+        return Response(status_code=204, headers={"HX-Redirect": page_of("", ids)})
 
     async def decide(self, request: Request) -> Response:
         """Exactly as they were shown."""
@@ -171,7 +183,9 @@ class Deciding(PagePart):
     async def cancel(self, request: Request) -> Response:
         visitor, form = await _sent(request)
         shown = Shown("cancel", _run_id(request))
-        await decide(self._service(visitor), [shown], PersonAnswer(True, form.one("reason") or None))
+        decided = await decide(self._service(visitor), [shown], PersonAnswer(True, form.one("reason") or None))
+        if decided.text:  # it had ended
+            raise Refused(decided.text)
         return _done(shown, "cancelled")
 
     async def send(self, request: Request) -> Response:

@@ -1,0 +1,53 @@
+"""What became of a question that no longer waits, in the one wording that every surface draws: who decided, and when.
+
+`closed_proposal` is about proposals. `runs/extension.py` and `runs/questions.py` word the requests and questions of
+runs with the same `decided_where`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ava_audit.entries import Entry
+from ava_audit.events import Channel, SpawnDecided
+from ava_audit.rows import RunRow
+from ava_audit.units import local_second
+from ava_audit.view import View
+from ava_server.core.ids import label
+
+WHERE: Mapping[Channel, str] = {
+    "elicitation": "in the host",
+    "terminal": "in a terminal",
+    "browser": "in the browser",
+    "http": "over HTTP",
+    "host_call": "by a call of the host",
+    "auto": "by the policy auto",
+}
+"""Where a decision was made, by its channel."""
+
+
+def decided_where(entry: Entry, channel: Channel | None) -> str:
+    """Return where and when something was decided: `in the browser at Sat 14:05:33 CET`."""
+    at = f"at {local_second(entry.ts_us)}"
+    return at if channel is None else f"{WHERE[channel]} {at}"
+
+
+def run_now(run: RunRow) -> str:
+    """Return what a run does now, in words: `researcher S-… is running`, or that it has ended, and how."""
+    return f"{label(run)} has ended ({run.state})" if run.ended else f"{label(run)} is {run.state}"
+
+
+def closed_proposal(view: View, run: RunRow) -> str:
+    """Return what became of a proposal that no longer waits, in a sentence without its full stop."""
+    entry = view.last_entry(run.id, "SpawnDecided")
+    if entry is None or not isinstance(entry.fact, SpawnDecided):
+        return f"{run.pending_id} no longer waits: {run_now(run)}"
+    decided, where = entry.fact, decided_where(entry, entry.fact.channel)
+    if decided.decision == "approved":
+        return f"{run.pending_id} was approved already, {where}, and {run_now(run)}"
+    if decided.decision == "expired":
+        return f"{run.pending_id} has expired; it did not start"
+    if decided.decision == "superseded":
+        return f"{run.pending_id} was replaced by a newer proposal {where}; it did not start"
+    verb = "withdrawn" if run.state == "cancelled" else "rejected"
+    return f"{run.pending_id} was {verb} already, {where}; it did not start"

@@ -1,0 +1,97 @@
+"""Whether an open question still waits for its person, and what became of it where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+import anyio
+
+from ava_audit.errors import AuditError
+from ava_audit.store.store import Store
+from ava_audit.units import now_us
+from ava_audit.view import View
+from ava_server.approval.decide import Shown
+from ava_server.approval.proposals import SpawnLimits, waiting_proposal
+from ava_server.core.errors import AvaError
+from ava_server.core.ids import label
+from ava_server.runs.extension import waiting_extension
+from ava_server.runs.questions import closed_question, waiting_question
+
+T = TypeVar("T")
+
+DECIDED_EVERY_S = 1.0
+"""How often to look whether a question still waits where no entry comes: it may also expire."""
+
+
+def outcome_of(view: View, shown: Shown, limits: SpawnLimits, at_us: int) -> str | None:
+    """Return what became of what a person was asked about, in a sentence; None while it still waits for them."""
+    if shown.kind == "start":
+        return _outcome_of_proposal(view, shown, limits, at_us)
+    run = view.run(shown.id)
+    if run is None:
+        return f"{shown.id} is not known any more."
+    if shown.kind == "extend":
+        request = waiting_extension(view, run, at_us)
+        if isinstance(request, str):
+            return f"{request}."
+        same = request.asked.digest == shown.digest
+        return None if same else f"{label(run)} asks for something else by now; look at it again."
+    if shown.kind == "answer":
+        asked = waiting_question(view, run, at_us)
+        if asked is not None and asked.id == shown.digest:
+            return None
+        return f"{label(run)} no longer waits for this answer. {closed_question(view, run, shown.digest)}"
+    return f"{label(run)} has ended ({run.state})." if run.ended else None
+
+
+def _outcome_of_proposal(view: View, shown: Shown, limits: SpawnLimits, at_us: int) -> str | None:
+    row = view.proposal(shown.id)
+    run = view.run(row.run_id) if row is not None else None
+    if run is None:
+        return f"{shown.id} is not known any more."
+    found = waiting_proposal(view, run, limits, at_us)
+    return found if isinstance(found, str) else None
+
+
+async def outcomes(store: Store, shown: Sequence[Shown], limits: SpawnLimits) -> dict[str, str]:
+    """Return what became of those that no longer wait: a sentence for each, by their ids."""
+    at_us = now_us()
+
+    def query(view: View) -> dict[str, str]:
+        return {one.id: why for one in shown if (why := outcome_of(view, one, limits, at_us)) is not None}
+
+    return await store.read(query)
+
+
+async def until_decided(store: Store, shown: Sequence[Shown], limits: SpawnLimits) -> None:
+    """Return when one of these no longer waits."""
+    while True:
+        seen = store.head
+        if await outcomes(store, shown, limits):
+            return
+        with anyio.move_on_after(DECIDED_EVERY_S):
+            await store.wait_for_entry_after(seen)
+
+
+async def ask_until(decided: Callable[[], Awaitable[object]], ask: Callable[[], Awaitable[T]]) -> T | None:
+    """Return what a question gives; None where `decided` returned first, which withdraws the question."""
+    result: T | None = None
+    failed: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+
+        async def watch() -> None:
+            with suppress(AuditError, AvaError):  # without news, the question stays open
+                await decided()
+                tasks.cancel_scope.cancel()
+
+        tasks.start_soon(watch)
+        try:
+            result = await ask()
+        except Exception as error:  # the task group would wrap it
+            failed = error
+        tasks.cancel_scope.cancel()
+    if failed is not None:
+        raise failed
+    return result
