@@ -7,12 +7,13 @@ could listen on a port that no server of Ava uses: only the lock proves which pr
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -53,12 +54,18 @@ _DETACHED = getattr(subprocess, "DETACHED_PROCESS", 0) | getattr(subprocess, "CR
 
 
 def start_detached(
-    command: Sequence[str], words: Path, folder: Path, env: Mapping[str, str], *, keep: bool = False
+    command: Sequence[str],
+    words: Path,
+    folder: Path,
+    env: Mapping[str, str],
+    *,
+    keep: bool = False,
+    holds: Sequence[int] = (),
 ) -> None:
     """Start a program that no host ends, with this environment alone. Raises OSError: it cannot be started.
 
     `words` is the file for its standard error, private to its owner; one that is too long is emptied. With `keep`, it
-    is started again when it crashes, but not on Windows.
+    is started again when it crashes, but not on Windows. `holds` are descriptors that stay open while it runs.
     """
     launcher = (sys.executable, "-I", "-S", "-c", _KEEP if keep else _LAUNCH) if os.name == "posix" else ()
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
@@ -75,9 +82,34 @@ def start_detached(
             start_new_session=True,
             creationflags=_DETACHED,
             close_fds=True,
+            pass_fds=holds,
         )
     if launcher and (code := started.wait()):
         raise OSError(f"{command[0]} cannot be started (code {code}); see {words}")
+
+
+class _Started:
+    """Tells whether a program that was just started still runs: it holds one end of a pipe. Not on Windows."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._read: int | None = None
+        self.holds: tuple[int, ...] = ()
+        if os.name == "posix":
+            self._read, write = os.pipe()
+            stack.callback(os.close, self._read)
+            self.holds = (write,)
+            self._own_end = stack.enter_context(os.fdopen(write, "wb"))
+
+    def follow(self) -> None:
+        """Let go of this process's own end, once the program has its copy."""
+        if self.holds:
+            self._own_end.close()
+
+    def has_ended(self) -> bool:
+        if self._read is None:
+            return False
+        readable, _, _ = select.select([self._read], [], [], 0)
+        return bool(readable)
 
 
 READY_S = 8.0
@@ -186,9 +218,13 @@ class LocalServer:
         `options` follow `ava`. Raises ConfigError: it cannot be started, does not serve in time, or runs on another
         port.
         """
-        started = False
-        end = time.monotonic() + within_s
+        with ExitStack() as stack:
+            return self._start(stack, options, port, time.monotonic() + within_s, within_s)
+
+    def _start(self, stack: ExitStack, options: Sequence[str], port: int | None, end: float, within_s: float) -> int:
+        started: _Started | None = None
         while True:
+            ended = started is not None and started.has_ended()
             serving = self.port()
             if serving is not None and port in (None, serving):
                 return serving
@@ -196,15 +232,17 @@ class LocalServer:
                 raise ConfigError(
                     f"{self.what} of {self.root.path} uses port {serving}, not {port}; run `ava init` again"
                 )
-            if not started:
+            if started is None:
                 env = {**os.environ, "AVA_DATA_ROOT": str(self.root.path)}
+                command = (sys.executable, *MODULE_ARGS, *options)
                 try:
-                    start_detached(
-                        (sys.executable, *MODULE_ARGS, *options), self.output, self.root.path, env, keep=True
-                    )
+                    started = _Started(stack)
+                    start_detached(command, self.output, self.root.path, env, keep=True, holds=started.holds)
+                    started.follow()
                 except OSError as error:
                     raise ConfigError(f"{self.what} cannot be started: {error}") from error
-                started = True
+            elif ended and not is_held(self.lock):  # else another process has started one just now
+                raise ConfigError(f"{self.what} ended as soon as it was started; see {self.output}")
             if time.monotonic() > end:
                 raise ConfigError(f"{self.what} did not start within {within_s:.0f} s; see {self.output}")
             time.sleep(0.05)

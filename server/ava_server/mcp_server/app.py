@@ -14,6 +14,7 @@ import anyio
 from mcp.server.context import ServerRequestContext
 
 from ava_server.core.data_root import NOWHERE, home_folder, working_folder
+from ava_server.mcp_server.local_pages import LocalPages
 from ava_server.mcp_server.subscriptions import Subscriptions
 
 if TYPE_CHECKING:
@@ -72,6 +73,10 @@ class App:
         self.updates = Subscriptions(self._role_places)
         self._opened = anyio.Event()
         self._telling = anyio.CancelScope()
+        self.pages = LocalPages()
+        self._serving_pages = anyio.CancelScope()
+        self._met = anyio.Event()
+        self._host: tuple[str, str, bool] = ("", "", False)
 
     async def keep_open(self) -> None:
         """Open the data root at its first use, until the server ends; after a failure, the next call tries again."""
@@ -107,6 +112,40 @@ class App:
             await self._opened.wait()
             await self.updates.follow(self.runtime)
 
+    def meet(self, ctx: ServerRequestContext[App, Any]) -> None:
+        """Note which host has connected over stdio, the first time that it says so."""
+        client = ctx.session.client_params
+        if self.transport == "stdio" and client is not None and not self._met.is_set():
+            self._host = (client.client_info.name, client.client_info.version, can_ask(ctx))
+            self._met.set()
+
+    async def serve_pages(self) -> None:
+        """Start the server of the pages when they are wanted; at once for a host whose person approves in Ava."""
+        with self._serving_pages:
+            await self._opened.wait()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.pages.serve, self.runtime.settings.paths)
+                await self._met.wait()
+                if await self._approves_in_ava():
+                    self.pages.begin()
+
+    async def _approves_in_ava(self) -> bool:
+        """Tell whether the person of the host that has connected decides in Ava itself."""
+        from ava_extras import has_extra
+        from ava_server.approval.decide import approval_needs
+        from ava_server.core.errors import AvaError
+        from ava_server.hosts.clients import ConnectedHost
+
+        name, version, forms = self._host
+        host = ConnectedHost(name[:CLIENT_CHARS], version[:CLIENT_CHARS], forms)
+        try:
+            self.runtime.settings.refuse_off("nothing is started")
+            policy = await self.runtime.policy(through=host)
+        except AvaError as error:  # the call that proposes something says it too
+            log.info("whether the pages are needed is not known: %s", error)
+            return False
+        return has_extra("web") and not approval_needs("host", policy).nothing
+
     async def _enter(self, stack: AsyncExitStack) -> Runtime:
         for name in ("runtime", "service"):  # it is slow; the first call needs the service too
             await anyio.to_thread.run_sync(import_module, f"ava_server.service.{name}")
@@ -138,6 +177,7 @@ class App:
         self._closing.set()
         self.updates.close()
         self._telling.cancel()
+        self._serving_pages.cancel()
         self._wanted.set()
 
     async def service(self, ctx: ServerRequestContext[App, Any]) -> Service:

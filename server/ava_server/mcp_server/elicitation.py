@@ -162,10 +162,20 @@ class ClientPerson:
     # -- pages --------------------------------------------------------------------------------------------------------
 
     async def address(self) -> str | None:
-        """Return the address of the pages: this server's, or on this machine that of `ava ui`, which is started."""
+        """Return the address of the pages; None where they cannot be served."""
+        from ava_server.core.local_server import PAGES_READY_S
+
+        with suppress(AvaError, OSError), anyio.move_on_after(PAGES_READY_S + 2):
+            return await self._address()
+        return None
+
+    async def _address(self) -> str | None:
+        """Return this server's address, or on this machine that of `ava ui`, which is started.
+
+        Raises ConfigError: it cannot be started; says why.
+        """
         from ava_server.config.tokens import OF_THIS_MACHINE
         from ava_server.core.data_root import os_user
-        from ava_server.core.local_server import PAGES_READY_S, start_pages
         from ava_server.mcp_server.app import HTTP, token_of
 
         app = self._ctx.lifespan_context
@@ -173,16 +183,13 @@ class ClientPerson:
         here = token is None or (token.name.startswith(OF_THIS_MACHINE) and token.user == os_user())
         if not here:  # another user may have a token with such a name
             return app.url
-        try:
-            with anyio.move_on_after(PAGES_READY_S + 2):
-                root = app.runtime.settings.paths
-                return await anyio.to_thread.run_sync(start_pages, root, abandon_on_cancel=True)
-        except (AvaError, OSError) as error:
-            log.warning("the pages could not be served: %s", error)
-        return None
+        return await app.pages.address()
 
     async def link(self, ids: Sequence[str], need: LinkNeed) -> str | None:
-        """Return the page for proposals, which signs in who opens it first; None while the last link is good."""
+        """Return the page for proposals, which signs in who opens it first.
+
+        None while the pages start, or the last link is good. Raises ConfigError: the pages cannot be served; says why.
+        """
         from ava_extras import has_extra
         from ava_server.config.sign_in import BrowserSessions
         from ava_server.service.client_approval import page_of
@@ -197,7 +204,7 @@ class ClientPerson:
         if has_extra("web"):
             # The pages go on starting after that; until then, the way in a terminal is left.
             with anyio.move_on_after(LATER_LINK_S if again else LINK_S):
-                address = await self.address()
+                address = await self._address()
         if address is None or address == app.url:
             return None if address is None or again else page_of(address, ids)
         user = app.runtime.user

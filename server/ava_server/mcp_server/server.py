@@ -61,6 +61,7 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(serving.keep_open)
             tasks.start_soon(serving.tell)
+            tasks.start_soon(serving.serve_pages)
             try:
                 yield serving
             except Exception:
@@ -110,6 +111,7 @@ async def _open_after_answer(ctx: Ctx, call_next: CallNext) -> HandlerResult:
         raise _explained(error) from error
     finally:
         ctx.lifespan_context.start()
+        ctx.lifespan_context.meet(ctx)
 
 
 async def listen(ctx: Ctx, params: types.SubscriptionsListenRequestParams) -> types.SubscriptionsListenResult:

@@ -359,7 +359,7 @@ LinkNeed = Literal["first", "expired", "used"]
 Link = Callable[[Sequence[str], LinkNeed], Awaitable[str | None]]
 """Returns the address of the page for proposals; on this machine it works once.
 
-None where pages cannot be served yet, or the last link is still good."""
+None where pages cannot be served yet, or the last link is still good. Raises AvaError: they cannot be served."""
 
 
 @dataclass(frozen=True)
