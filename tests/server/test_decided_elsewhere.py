@@ -93,7 +93,7 @@ async def test_a_form_of_the_host_goes_on_with_what_was_decided_elsewhere(
             assert answer["status"] == "rejected" and "Nothing was started." in answer["next"]
         else:
             assert answer["status"] == "approved" and "othing was started" not in json.dumps(answer), answer
-            assert (await at.started_once(made, requests=2)).channel == "browser"
+            assert (await at.started_once(made)).channel == "browser"
 
 
 async def test_a_form_that_stays_open_when_its_proposal_expires_is_withdrawn(tmp_path: Path) -> None:
