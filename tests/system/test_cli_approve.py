@@ -279,7 +279,7 @@ async def test_reject_takes_ids_and_asks_about_each_proposal_without_one(tmp_pat
         states = [at.state(each) for each in (first, second, third, fourth)]
         assert states == ["rejected", "rejected", "rejected", "awaiting_approval"]
         assert at.decided(first)[0]["channel"] == "terminal"
-        assert "is rejected" in await at.confirm(first)
+        assert "was rejected already, in a terminal at" in await at.confirm(first)
 
         assert ava(at.root, "reject", stdin="y\n").returncode == 0
         assert at.state(fourth) == "awaiting_approval", "without a terminal nobody was asked"
@@ -306,7 +306,7 @@ async def test_reports_a_proposal_that_is_not_waiting_in_one_sentence(tmp_path: 
             ("seven", 2, "'seven' is not an id"),
             (approved["pending_id"], 10, "was approved already, in a terminal at"),
             (approved["subagent_id"], 10, "was approved already, in a terminal at"),
-            (rejected["pending_id"], 10, "is rejected."),
+            (rejected["pending_id"], 10, "was rejected already, in a terminal at"),
         ):
             got, screen = at.typed(command, given)
             assert (got, says in one_sentence(screen)) == (code, True), screen

@@ -125,7 +125,7 @@ async def test_gives_the_token_to_nobody_who_listens_there_instead(tmp_path: Pat
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         done = ava(tmp_path / "data", "connect", "--port", str(stranger.getsockname()[1]))
     assert done.returncode == 30 and "avatok_" not in done.stdout + done.stderr
-    assert "did not start" in done.stderr and "http.log" in done.stderr
+    assert "ended as soon as it was started" in done.stderr and "http.log" in done.stderr
 
 
 async def test_uses_a_server_that_a_person_has_started(tmp_path: Path) -> None:

@@ -232,6 +232,8 @@ def test_an_open_page_leaves_a_proposal_that_was_decided_elsewhere(here: There, 
     assert f'hx-get="{looks}"' in visitor.get(path).text
     waits = visitor.get(looks)
     assert waits.status_code == 204 and "hx-redirect" not in waits.headers
+    signed_out = here.visitor().get(looks, **{"HX-Request": "true"})
+    assert signed_out.status_code == 204 and "hx-redirect" not in signed_out.headers, "what was typed there stays"
     here.host.tool("confirm_spawn", pending_ids=[proposed["pending_id"]], decision="reject")
     assert visitor.get(looks).headers["hx-redirect"] == path
     page = visitor.get(path).text

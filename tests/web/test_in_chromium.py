@@ -17,7 +17,7 @@ from ava_server.core.data_root import DataRoot
 from ava_server.web.context import NAVIGATION
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Route
     from support.pages.watched_page import Watched
 
 
@@ -139,6 +139,23 @@ def test_two_windows_and_one_proposal(chromium: Browser, here: There) -> None:
         first.page.wait_for_url("**/subagents/*")
         page.wait_for_selector("text=was approved already, in the browser at")
         assert page.locator("button:has-text('Approve')").count() == 0, "the open question withdrew itself"
+        assert here.starts(proposed) == 1
+
+
+@pytest.mark.slow
+def test_a_look_does_not_overtake_the_own_decision(chromium: Browser, here: There) -> None:
+    proposed = here.host.propose()
+    with window(chromium, here) as seen:
+        page = seen.open(f"/proposals/{proposed['pending_id']}")
+
+        def slowly(route: Route) -> None:
+            answer = route.fetch(max_redirects=0)
+            page.wait_for_timeout(4500)  # in which the page would look twice
+            route.fulfill(response=answer)
+
+        page.route("**/proposals", slowly)
+        page.click("button:has-text('Approve')", no_wait_after=True)
+        page.wait_for_url("**/subagents/*done=approved")
         assert here.starts(proposed) == 1
 
 

@@ -7,7 +7,6 @@ could listen on a port that no server of Ava uses: only the lock proves which pr
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -97,6 +96,7 @@ class _Started:
         if os.name == "posix":
             self._read, write = os.pipe()
             stack.callback(os.close, self._read)
+            os.set_blocking(self._read, False)
             self.holds = (write,)
             self._own_end = stack.enter_context(os.fdopen(write, "wb"))
 
@@ -108,8 +108,10 @@ class _Started:
     def has_ended(self) -> bool:
         if self._read is None:
             return False
-        readable, _, _ = select.select([self._read], [], [], 0)
-        return bool(readable)
+        try:
+            return os.read(self._read, 1) == b""
+        except BlockingIOError:  # nobody writes; the end comes once nobody can
+            return False
 
 
 READY_S = 8.0

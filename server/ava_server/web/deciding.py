@@ -28,7 +28,7 @@ from ava_server.core.ids import parse_id
 from ava_server.runs.questions import allows_call
 from ava_server.service.client_approval import page_of
 from ava_server.service.service import Service, decide, refuse_changed
-from ava_server.web.context import PagePart, found_or_404, go_to, reader_of, signed_in, visitor_of
+from ava_server.web.context import PagePart, SignedOut, found_or_404, go_to, reader_of, signed_in, visitor_of
 from ava_server.web.site import Form, Visitor, read_form
 from ava_server.web.webauthn import Subject
 
@@ -75,7 +75,11 @@ class Deciding(PagePart):
         ids = request.query_params.getlist("id")
         if not 1 <= len(ids) <= MOST_TOGETHER:
             raise BadInput("give the ids of the proposals that the page shows")
-        found = await self._found(reader_of(request), ids, reading=True)
+        try:
+            visitor = reader_of(request)
+        except SignedOut:  # the page stays, with what was typed on it: its buttons say that the session has ended
+            return Response(status_code=204)
+        found = await self._found(visitor, ids, reading=True)
         if all(isinstance(one, Pending) for _row, one in found):
             return Response(status_code=204)
         return Response(status_code=204, headers={"HX-Redirect": page_of("", ids)})

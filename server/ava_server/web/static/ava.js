@@ -86,6 +86,18 @@ document.addEventListener("visibilitychange", () => {
 });
 addEventListener("pagehide", stop);
 addEventListener("pageshow", listen);
+// A page that looks every few seconds whether its question was decided: not in a forgotten tab, which lets the server
+// stop, and not over a decision of this page that is on its way.
+let leaves = false;
+addEventListener("beforeunload", () => (leaves = true));
+addEventListener("pageshow", () => (leaves = false));
+document.body.addEventListener("htmx:beforeRequest", (event) => {
+  const looks = (event.detail.elt.getAttribute("hx-trigger") || "").startsWith("every ");
+  if (looks && (leaves || document.hidden)) event.preventDefault();
+});
+document.body.addEventListener("htmx:beforeOnLoad", (event) => {
+  if (leaves) event.preventDefault();
+});
 document.body.addEventListener("htmx:load", (event) => localTimes(event.detail.elt));
 localTimes(document);
 setInterval(() => document.hidden || localTimes(document), 15000);
