@@ -99,8 +99,8 @@ async def test_with_policy_human_only_an_approve_token_can_approve_over_http(tmp
             "check_subagent", {"subagent_id": proposed["subagent_id"], "wait_seconds": 20}
         ))[0]  # fmt: skip
         assert found["status"] == "success"
-        again, _answer = await there.decide(decision="approve", **asked, digests=digests)
-        assert again == 409
+        again, late = await there.decide(decision="approve", **asked, digests=digests)
+        assert again == 409 and "was approved already, over HTTP at" in late["decisions"][0]["refused_because"]
     (decided,) = logged(there.root, "SpawnDecided")
     assert decided.content["channel"] == "http" and decided.content["digest"] == shown["digest"]
     (said,) = [entry for entry in logged(there.root, "UserMessage") if entry.content["kind"] == "decision"]

@@ -1,0 +1,281 @@
+"""Each question at each surface, whatever happened elsewhere meanwhile: its test, and what a late answer is told.
+
+A question is open at a surface; then it is decided elsewhere, it expires, its run ends, or the data root is gone. The
+table names the test of each case. Here are those of late answers: what every surface sends, it sends through `decide`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+
+import anyio
+import pytest
+from support.hosts.extensions import CAP, works
+from support.model_server import Gate, Say
+from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
+
+from ava_audit.errors import AuditError
+from ava_audit.events import Channel, ExtensionDecided, QuestionAnswered, RunResumed, SpawnDecided
+from ava_audit.units import now_us
+from ava_server.approval.decide import PersonAnswer, Shown
+from ava_server.core.errors import AvaError
+from ava_server.runs.extension import waiting_extension
+from ava_server.runs.questions import waiting_question
+from ava_server.service.access import Session
+from ava_server.service.service import Service, decide
+
+TESTS = Path(__file__).parents[1]
+HAPPENINGS: Mapping[str, Sequence[str]] = {
+    "start": ("approved", "rejected", "withdrawn", "expired", "ended", "data root gone"),
+    "extend": ("approved", "declined", "ended", "data root gone"),
+    "answer": ("answered", "answered otherwise", "ended", "data root gone"),
+    "cancel": ("ended", "data root gone"),
+}
+"""What can happen elsewhere while such a question is open."""
+SURFACES: Mapping[str, Sequence[str]] = {
+    "form": ("start", "extend", "answer"),
+    "page": ("start", "extend", "answer", "cancel"),
+    "dashboard": ("start", "extend", "answer", "cancel"),
+    "ava run": ("start", "extend", "answer"),
+    "suite": ("start", "extend", "answer"),
+    "ava approve": ("start", "extend"),
+    "ava reject": ("start", "extend"),
+    "ava cancel": ("cancel",),
+    "HTTP": ("start", "extend"),
+    "ava demo": ("start",),
+}
+"""What each surface asks about."""
+LATE = "server/test_late_decisions.py::test_a_late_answer_is_told_what_was_decided"
+GONE = "server/test_late_decisions.py::test_an_answer_after_the_data_root_is_gone_is_refused_and_decides_nothing"
+ELSEWHERE = "server/test_decided_elsewhere.py::"
+TERMINALS = "system/test_decided_elsewhere.py::"
+SHOWN_BY: Sequence[tuple[str, str, str, str]] = (
+    # surfaces, questions and happenings, divided by `|`; `*` is every one. The first line that fits counts.
+    ("*", "*", "data root gone", GONE),
+    ("form", "start", "expired", ELSEWHERE + "test_a_form_that_stays_open_when_its_proposal_expires_is_withdrawn"),
+    ("form", "start", "*", ELSEWHERE + "test_a_form_of_the_host_goes_on_with_what_was_decided_elsewhere"),
+    (
+        "form",
+        "extend",
+        "approved|declined",
+        ELSEWHERE + "test_a_request_for_more_asked_by_check_subagent_tells_what_was_decided_elsewhere",
+    ),
+    (
+        "form",
+        "answer",
+        "answered|answered otherwise",
+        ELSEWHERE + "test_a_question_of_a_run_asked_by_check_subagent_tells_who_has_answered",
+    ),
+    (
+        "page",
+        "start",
+        "approved|rejected",
+        "web/test_decisions.py::test_an_open_page_leaves_a_proposal_that_was_decided_elsewhere",
+    ),
+    (
+        "page",
+        "start",
+        "expired",
+        "web/test_decisions.py::test_an_expired_proposal_and_switched_off_subagents_start_nothing",
+    ),
+    ("page", "cancel", "ended", "web/test_decisions.py::test_a_run_is_cancelled"),
+    (
+        "dashboard",
+        "start",
+        "approved|rejected",
+        "server/test_dashboard_decisions.py::test_a_question_whose_proposal_is_decided_elsewhere_withdraws_itself",
+    ),
+    (
+        "dashboard",
+        "answer",
+        "answered otherwise",
+        "server/test_dashboard_decisions.py::test_an_answer_to_a_question_that_is_gone_is_refused_and_stays_typed",
+    ),
+    (
+        "ava run|suite",
+        "start",
+        "approved|rejected",
+        TERMINALS + "test_the_question_of_ava_run_withdraws_and_goes_on_with_the_decision",
+    ),
+    (
+        "ava run|suite",
+        "extend",
+        "approved|declined",
+        "system/test_extensions.py::test_ava_run_takes_its_question_back_where_it_is_answered_elsewhere",
+    ),
+    (
+        "ava approve",
+        "start",
+        "approved|rejected",
+        TERMINALS + "test_the_question_of_ava_approve_withdraws_and_says_what_was_decided",
+    ),
+    ("ava reject", "start", "approved|rejected", TERMINALS + "test_the_questions_about_all_that_wait_withdraw"),
+    (
+        "HTTP",
+        "start",
+        "approved",
+        "system/test_http_approvals.py::test_with_policy_human_only_an_approve_token_can_approve_over_http",
+    ),
+    ("ava demo", "start", "*", ELSEWHERE + "test_the_demo_tells_and_follows_what_was_decided_elsewhere"),
+    ("*", "*", "*", LATE),
+)
+
+
+def shown_by(*case: str) -> str:
+    """Return the test of a case: of a surface, a question and a happening."""
+    for *parts, test in SHOWN_BY:
+        if all(part == "*" or one in part.split("|") for part, one in zip(parts, case, strict=True)):
+            return test
+    raise LookupError(case)
+
+
+def test_each_question_at_each_surface_has_a_test_for_all_that_happens_elsewhere() -> None:
+    used = set[str]()
+    for surface, questions in SURFACES.items():
+        for question in questions:
+            used |= {shown_by(*case) for case in product([surface], [question], HAPPENINGS[question])}
+    assert used == {test for *_case, test in SHOWN_BY}, "a line that fits no case"
+    for test in used:
+        file, _, name = test.partition("::")
+        assert re.search(rf"^(async )?def {name}\(", (TESTS / file).read_text("utf-8"), re.MULTILINE), test
+    asking = [vars(import_module(f"ava_server.{place}.run"))["approve"] for place in ("suites", "cli")]
+    assert asking[0] is asking[1], "a suite asks as `ava run` does"
+
+
+# -- late answers -----------------------------------------------------------------------------------------------------
+
+CHANNELS: Mapping[Channel, str] = {
+    "terminal": "a terminal, the dashboard, a suite",
+    "browser": "a page",
+    "http": "HTTP",
+}
+"""Through which surfaces answer, and which."""
+
+
+def at(lab: Lab, channel: Channel) -> Service:
+    session = Session(user=lab.session.user, transport=channel, channel=channel, pin_given=True)
+    session.by = "person"
+    return Service(lab.runtime, session)
+
+
+async def said(lab: Lab, channel: Channel, shown: Shown, answer: PersonAnswer) -> str:
+    """Answer at a surface; return what it is told."""
+    try:
+        decided = await decide(at(lab, channel), [shown], answer)
+    except (AvaError, AuditError) as refused:
+        return str(refused)
+    return " ".join([*decided.reasons, decided.text])
+
+
+async def open_start(lab: Lab) -> tuple[str, Shown]:
+    made = await lab.propose()
+    row = await lab.store.read(lambda view: view.proposal(made.pending_id))
+    assert row is not None
+    return made.subagent_id, Shown("start", made.pending_id, row.digest, made.approval_line)
+
+
+async def open_extension(lab: Lab) -> tuple[str, Shown]:
+    lab.session.channel = "terminal"
+    run_id = await lab.start(**CAP)
+    lab.session.channel = "host_call"
+    await lab.logged(run_id, "ExtensionAsked", within_s=60)
+    run = await lab.run(run_id)
+    asked = await lab.store.read(lambda view: waiting_extension(view, run, now_us()))
+    assert not isinstance(asked, str), asked
+    return run_id, asked.pending.shown
+
+
+async def open_question(lab: Lab) -> tuple[str, Shown]:
+    run_id = await lab.start()
+    await lab.logged(run_id, "QuestionAsked")
+    run = await lab.run(run_id)
+    asked = await lab.store.read(lambda view: waiting_question(view, run, now_us()))
+    assert asked is not None
+    return run_id, Shown("answer", run_id, asked.id)
+
+
+async def open_cancel(lab: Lab) -> tuple[str, Shown]:
+    run_id = await lab.start()
+    return run_id, Shown("cancel", run_id)
+
+
+Opens = Callable[[Lab], Awaitable[tuple[str, Shown]]]
+OPENS: Mapping[str, Opens] = {
+    "start": open_start, "extend": open_extension, "answer": open_question, "cancel": open_cancel,
+}  # fmt: skip
+ASKS = [Say(calls=[("ask", {"question": "In which currency?"})]), hand_over()]
+
+
+async def happens(lab: Lab, run_id: str, shown: Shown, what: str) -> None:
+    """Decide elsewhere: in another terminal."""
+    yes = PersonAnswer(True, "USD", lines=[shown.line])
+    if what == "withdrawn" or (what == "ended" and shown.kind in ("extend", "answer")):
+        await said(lab, "terminal", Shown("cancel", run_id), PersonAnswer(True))
+    elif what == "expired":
+        await anyio.sleep(1.1)
+    elif shown.kind != "cancel":
+        answer = yes if what in ("approved", "ended", "answered", "answered otherwise") else PersonAnswer(False)
+        await said(lab, "terminal", shown, answer)
+    if what == "ended":
+        await lab.ended(run_id)
+
+
+CASES = {
+    ("start", "approved"): "was approved already, in a terminal at",
+    ("start", "rejected"): "was rejected already, in a terminal at",
+    ("start", "withdrawn"): "was withdrawn already, at",
+    ("start", "expired"): "expired before it was approved",
+    ("start", "ended"): "was approved already, in a terminal at",
+    ("extend", "approved"): "was approved already, in a terminal at",
+    ("extend", "declined"): "was declined already, in a terminal at",
+    ("extend", "ended"): "has ended",
+    ("answer", "answered otherwise"): "It was answered already, in a terminal at",
+    ("answer", "ended"): "It has ended (cancelled).",
+    ("cancel", "ended"): "Not cancelled: researcher ",
+}
+
+
+@pytest.mark.parametrize(("kind", "what"), CASES, ids=" ".join)
+async def test_a_late_answer_is_told_what_was_decided(tmp_path: Path, kind: str, what: str) -> None:
+    script = works if kind == "extend" else ASKS if kind == "answer" else [hand_over()]
+    ttl = "proposal_ttl_s = 1\n" if what == "expired" else ""
+    async with open_lab(tmp_path, script, config=ttl + PRICED, check=False) as lab:
+        run_id, shown = await OPENS[kind](lab)
+        await happens(lab, run_id, shown, what)
+        before = await decisions(lab, run_id)
+        for channel in CHANNELS:
+            for agrees in (True, False) if kind in ("start", "extend") else (True,):
+                told = await said(lab, channel, shown, PersonAnswer(agrees, "EUR", lines=[shown.line]))
+                if what == "expired" and not agrees:
+                    continue  # a no to what has expired rejects nothing that could start
+                assert CASES[kind, what] in told, (channel, agrees, told)
+        assert await decisions(lab, run_id) == before, "one decision counts"
+
+
+async def decisions(lab: Lab, run_id: str) -> list[object]:
+    kinds = (SpawnDecided, ExtensionDecided, QuestionAnswered, RunResumed)
+    return [fact for kind in kinds for fact in await lab.facts(run_id, kind)]
+
+
+@pytest.mark.parametrize("kind", OPENS)
+async def test_an_answer_after_the_data_root_is_gone_is_refused_and_decides_nothing(tmp_path: Path, kind: str) -> None:
+    gate = Gate()
+    script = works if kind == "extend" else ASKS if kind == "answer" else [Say("x", gate=gate), hand_over()]
+    async with open_lab(tmp_path, script, config=PRICED, check=False) as lab:
+        _run_id, shown = await OPENS[kind](lab)
+        if kind == "cancel":
+            await arrived(gate.arrived)
+        lab.root.rename(lab.root.with_name("elsewhere"))
+        try:
+            for channel in CHANNELS:
+                told = await said(lab, channel, shown, PersonAnswer(True, "EUR", lines=[shown.line]))
+                assert f"the data root {lab.root} was" in told, (channel, told)
+            assert not lab.root.exists(), "nothing is created in its place"
+        finally:
+            gate.released.set()
+            lab.root.with_name("elsewhere").rename(lab.root)
+        assert "approved" not in str(await decisions(lab, _run_id)).partition("SpawnDecided")[0]
