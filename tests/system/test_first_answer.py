@@ -16,7 +16,7 @@ import pytest
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from support.hosts.profiles import HOSTS, Profile
 from support.repository import script
-from support.stdio import AVA, MODERN, environment, logged, serving
+from support.stdio import AVA, MODERN, environment, logged, made, serving
 
 from ava_server.mcp_server import first_answer
 from ava_server.mcp_server.first_answer import answer_to
@@ -128,7 +128,7 @@ async def test_answers_each_of_several_requests_that_come_at_once_in_one_piece(
 ) -> None:
     ask = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {**first["params"], "name": "check_subagent"}}
     known = {"jsonrpc": "2.0", "method": "notifications/initialized"}
-    async with serving(tmp_path / "data", initialize=False) as wire:
+    async with serving(made(tmp_path / "data"), initialize=False) as wire:
         await wire.send(b"\n".join(map(line_of, (first, known, ask))) + b"\n")
         assert [(await wire.next_answer())["id"] for _ in range(2)] == [1, 2]
         wire.meta = first["params"].get("_meta", {})
