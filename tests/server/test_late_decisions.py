@@ -22,6 +22,7 @@ from ava_audit.errors import AuditError
 from ava_audit.events import Channel, ExtensionDecided, QuestionAnswered, RunResumed, SpawnDecided
 from ava_audit.units import now_us
 from ava_server.approval.decide import PersonAnswer, Shown
+from ava_server.config.tokens import Token
 from ava_server.core.errors import AvaError
 from ava_server.runs.extension import waiting_extension
 from ava_server.runs.questions import waiting_question
@@ -157,8 +158,9 @@ CHANNELS: Mapping[Channel, str] = {
 
 
 def at(lab: Lab, channel: Channel) -> Service:
-    session = Session(user=lab.session.user, transport=channel, channel=channel, pin_given=True)
-    session.by = "person"
+    user = lab.session.user
+    token = Token("phone", user, ("approve",), "0" * 64, 0, None) if channel == "http" else None
+    session = Session(user, channel, channel=channel, by="person", pin_given=True, token=token)
     return Service(lab.runtime, session)
 
 
@@ -228,7 +230,7 @@ CASES = {
     ("start", "approved"): "was approved already, in a terminal at",
     ("start", "rejected"): "was rejected already, in a terminal at",
     ("start", "withdrawn"): "was withdrawn already, at",
-    ("start", "expired"): "expired before it was approved",
+    ("start", "expired"): "expired",
     ("start", "ended"): "was approved already, in a terminal at",
     ("extend", "approved"): "was approved already, in a terminal at",
     ("extend", "declined"): "was declined already, in a terminal at",
@@ -239,7 +241,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("kind", "what"), CASES, ids=" ".join)
+@pytest.mark.parametrize(("kind", "what"), CASES, ids=map(" ".join, CASES))
 async def test_a_late_answer_is_told_what_was_decided(tmp_path: Path, kind: str, what: str) -> None:
     script = works if kind == "extend" else ASKS if kind == "answer" else [hand_over()]
     ttl = "proposal_ttl_s = 1\n" if what == "expired" else ""
@@ -248,6 +250,8 @@ async def test_a_late_answer_is_told_what_was_decided(tmp_path: Path, kind: str,
         await happens(lab, run_id, shown, what)
         before = await decisions(lab, run_id)
         for channel in CHANNELS:
+            if channel == "http" and kind not in SURFACES["HTTP"]:
+                continue
             for agrees in (True, False) if kind in ("start", "extend") else (True,):
                 told = await said(lab, channel, shown, PersonAnswer(agrees, "EUR", lines=[shown.line]))
                 if what == "expired" and not agrees:
@@ -258,7 +262,8 @@ async def test_a_late_answer_is_told_what_was_decided(tmp_path: Path, kind: str,
 
 async def decisions(lab: Lab, run_id: str) -> list[object]:
     kinds = (SpawnDecided, ExtensionDecided, QuestionAnswered, RunResumed)
-    return [fact for kind in kinds for fact in await lab.facts(run_id, kind)]
+    found = [fact for kind in kinds for fact in await lab.facts(run_id, kind)]
+    return [fact for fact in found if getattr(fact, "decision", "") != "expired"]  # noted at the next look
 
 
 @pytest.mark.parametrize("kind", OPENS)
@@ -266,16 +271,19 @@ async def test_an_answer_after_the_data_root_is_gone_is_refused_and_decides_noth
     gate = Gate()
     script = works if kind == "extend" else ASKS if kind == "answer" else [Say("x", gate=gate), hand_over()]
     async with open_lab(tmp_path, script, config=PRICED, check=False) as lab:
-        _run_id, shown = await OPENS[kind](lab)
+        run_id, shown = await OPENS[kind](lab)
         if kind == "cancel":
             await arrived(gate.arrived)
+        before = await decisions(lab, run_id)
         lab.root.rename(lab.root.with_name("elsewhere"))
         try:
             for channel in CHANNELS:
+                if channel == "http" and kind not in SURFACES["HTTP"]:
+                    continue
                 told = await said(lab, channel, shown, PersonAnswer(True, "EUR", lines=[shown.line]))
                 assert f"the data root {lab.root} was" in told, (channel, told)
             assert not lab.root.exists(), "nothing is created in its place"
         finally:
             gate.released.set()
             lab.root.with_name("elsewhere").rename(lab.root)
-        assert "approved" not in str(await decisions(lab, _run_id)).partition("SpawnDecided")[0]
+        assert await decisions(lab, run_id) == before
