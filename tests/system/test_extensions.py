@@ -155,7 +155,7 @@ def test_ava_run_takes_its_question_back_where_it_is_answered_elsewhere(tmp_path
             screen.until(HERE)
             [asked] = logged(root, "ExtensionAsked")
             assert ava(root, "reject", asked.run_id or "").returncode == 0
-            screen.until("was declined already, in a terminal at")
+            screen.until("was declined already, by a call of the host at")
             assert screen.ended() != 0
     assert [one["decision"] for one in decisions(root)] == ["declined"]
 
