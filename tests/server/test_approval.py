@@ -834,7 +834,7 @@ async def test_a_new_proposal_supersedes_the_pending_one_with_the_same_task_id(t
         assert proposed.supersedes == first.pending_id
         assert [fact.decision for fact in await lab.facts(first.subagent_id, SpawnDecided)] == ["superseded"]
         refused = await lab.approve(first)
-        assert "is superseded" in why(refused)
+        assert "was replaced by a newer proposal" in why(refused)
         assert (await lab.approve(second)).status == "approved"
         assert (await lab.ended(second.subagent_id)).state == "success"
         await lab.propose(task_id="T-1", max_iterations=8)

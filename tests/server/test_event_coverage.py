@@ -363,7 +363,7 @@ async def superseded(lab: Lab) -> None:
     second = await lab.propose(task=play("group"), task_id="T-2", max_iterations=6)
     assert (await lab.run(first.subagent_id)).state == "superseded"
     refused = await lab.approve(first)
-    assert "is superseded" in refused.decisions[0].refused_because
+    assert "was replaced by a newer proposal" in refused.decisions[0].refused_because
     await lab.approve(second)
     await lab.ended(second.subagent_id)
 

@@ -397,7 +397,7 @@ async def test_a_proposal_that_another_replaces_ends_the_wait(tmp_path: Path, er
                 return ElicitResult(action="accept")
 
             at.browser.opens = opens
-            assert "superseded" in reason(await at.confirm(made))
+            assert "was replaced by a newer proposal" in reason(await at.confirm(made))
         assert at.models.requests == []
 
 
