@@ -477,7 +477,7 @@ async def test_an_expired_proposal_starts_nothing_and_is_replaced_by_a_new_one(t
         assert (fresh["name"], fresh["max_cost_cents"]) == ("prices", 20)
         assert fresh["approval_line"] == proposal.approval_line
         assert await runs(lab) == ["expired", "awaiting_approval"]
-        assert f"{proposal.pending_id} is expired" in why(await lab.approve(proposal)), "and it stays expired"
+        assert f"{proposal.pending_id} has expired" in why(await lab.approve(proposal)), "and it stays expired"
         lines, ids = [fresh["approval_line"]], [fresh["pending_id"]]
         confirmed = await lab.call("confirm_spawn", pending_ids=ids, approving=lines)
         assert confirmed.status == "approved"
