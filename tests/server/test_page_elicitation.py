@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import AsyncMock, MagicMock
 from urllib.parse import urlsplit
 
 import anyio
@@ -636,7 +636,8 @@ async def decided_in(root: Path, *made: dict[str, Any]) -> list[SpawnDecided]:
 @pytest.mark.parametrize(("user", "address"), [(os_user(), ADDRESS), ("ana", "https://ava.example")])
 async def test_only_a_host_of_this_machine_is_sent_to_the_pages_of_this_machine(user: str, address: str) -> None:
     named_alike = Token("local-aa", user, ("spawn",), "0" * 64, 0, None)
-    app = SimpleNamespace(transport=HTTP, url="https://ava.example", runtime=MagicMock())
+    pages = SimpleNamespace(address=AsyncMock(return_value=ADDRESS))
+    app = SimpleNamespace(transport=HTTP, url="https://ava.example", runtime=MagicMock(), pages=pages)
     request = SimpleNamespace(scope={OF_REQUEST: named_alike})
     ctx: Any = SimpleNamespace(
         session=SimpleNamespace(client_params=None, client_capabilities=None), request=request, lifespan_context=app
