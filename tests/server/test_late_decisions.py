@@ -35,11 +35,12 @@ HAPPENINGS: Mapping[str, Sequence[str]] = {
     "extend": ("approved", "declined", "ended", "data root gone"),
     "answer": ("answered", "answered otherwise", "ended", "data root gone"),
     "cancel": ("ended", "data root gone"),
+    "resume": ("resumed", "ended"),
 }
 """What can happen elsewhere while such a question is open."""
 SURFACES: Mapping[str, Sequence[str]] = {
-    "form": ("start", "extend", "answer"),
-    "page": ("start", "extend", "answer", "cancel"),
+    "form": ("start", "extend", "answer", "resume"),
+    "page": ("start", "extend", "answer", "cancel", "resume"),
     "dashboard": ("start", "extend", "answer", "cancel"),
     "ava run": ("start", "extend", "answer"),
     "suite": ("start", "extend", "answer"),
@@ -84,6 +85,13 @@ SHOWN_BY: Sequence[tuple[str, str, str, str]] = (
         "web/test_decisions.py::test_an_expired_proposal_and_switched_off_subagents_start_nothing",
     ),
     ("page", "cancel", "ended", "web/test_decisions.py::test_a_run_is_cancelled"),
+    (
+        "form",
+        "resume",
+        "*",
+        "server/test_resume.py::test_a_question_whether_to_resume_goes_on_with_what_was_decided_elsewhere",
+    ),
+    ("page", "resume", "*", "web/test_run_forms.py::test_an_interrupted_run_is_resumed_as_it_was_shown"),
     (
         "dashboard",
         "start",

@@ -35,7 +35,7 @@ from ava_server.cli.steer import _take_over
 from ava_server.cli.wait import FollowedRuns
 from ava_server.core.errors import Refused
 from ava_server.runs import lifecycle
-from ava_server.runs.lifecycle import NotResumed, claim, resume
+from ava_server.runs.lifecycle import NotResumed, claim, resume, resume_line
 from ava_server.runs.mode import serving
 from ava_server.service.access import Asking
 
@@ -205,6 +205,47 @@ async def test_resumes_if_the_person_agrees_in_the_dialog(
             assert answer.status == "refused" and f"ava resume {run_id}" in answer.next
             assert await lab.facts(run_id, RunResumed) == []
             assert (await lab.run(run_id)).generation == 1 and len(server.requests) == 2
+
+
+@pytest.mark.parametrize("action", ["decline", None], ids=["a no", "still open"])
+@pytest.mark.parametrize(
+    ("what", "status", "says"),
+    [
+        ("resumed", "resumed", "was resumed already, in a terminal at "),
+        ("cancelled", "refused", "has ended (cancelled)"),
+    ],
+)
+async def test_a_question_whether_to_resume_goes_on_with_what_was_decided_elsewhere(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    action: Literal["decline"] | None,
+    what: str,
+    status: str,
+    says: str,
+) -> None:
+    async with interrupted(tmp_path, monkeypatch) as (lab, run_id, _server):
+
+        class Elsewhere(Person):
+            async def ask(self, question: Question, use: Callable[[Reply], object]) -> Reply:
+                who, limits = lab.session.who, lab.runtime.spawn_limits_of(lab.runtime.user)
+                if what == "resumed":
+                    done = await lab.runtime.manager.control.resume(run_id, who, "terminal", limits)
+                    assert not isinstance(done, NotResumed), done
+                else:
+                    await lab.call("cancel_subagent", subagent_id=run_id)
+                if action is None:
+                    await anyio.sleep_forever()
+                return await super().ask(question, use)
+
+        run = await lab.run(run_id)
+        line = await lab.store.read(lambda view: resume_line(view, run))
+        given: dict[str, Any] = {"pending_ids": [run_id], "approving": [line]}
+        with anyio.fail_after(20):
+            asking = Asking(Elsewhere(action or "accept"))
+            answer: Any = await lab.service.call("confirm_spawn", given, quiet, asking=asking)
+        assert answer.status == status and says in f"{answer.message} {answer.decisions[0].refused_because}", answer
+        assert len(await lab.facts(run_id, RunResumed)) == (what == "resumed")
+        await lab.ended(run_id)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """What became of a question that no longer waits, in the one wording that every surface draws: who decided, and when.
 
-`closed_proposal` is about proposals. `runs/extension.py` and `runs/questions.py` word the requests and questions of
-runs with the same `decided_where`.
+`closed_proposal` is about proposals, `closed_resumption` about interrupted runs. `runs/extension.py` and
+`runs/questions.py` word the requests and questions of runs with the same `decided_where`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ava_audit.entries import Entry
-from ava_audit.events import Channel, SpawnDecided
+from ava_audit.events import Channel, RunClaimed, RunResumed, SpawnDecided
 from ava_audit.rows import RunRow
 from ava_audit.units import local_second
 from ava_audit.view import View
@@ -51,3 +51,15 @@ def closed_proposal(view: View, run: RunRow) -> str:
         return f"{run.pending_id} was replaced by a newer proposal {where}; it did not start"
     verb = "withdrawn" if run.state == "cancelled" else "rejected"
     return f"{run.pending_id} was {verb} already, {where}; it did not start"
+
+
+def closed_resumption(view: View, run: RunRow) -> str:
+    """Return who goes on with a run that was interrupted or held, in a sentence without its full stop."""
+    resumed, claimed = view.last_entry(run.id, "RunResumed"), view.last_entry(run.id, "RunClaimed")
+    if resumed is None or not isinstance(resumed.fact, RunResumed):
+        return run_now(run)
+    if claimed is not None and isinstance(claimed.fact, RunClaimed):
+        by_itself = claimed.seq > resumed.seq and claimed.fact.reason != "resume"
+        if by_itself:  # a server took it over since it was last resumed
+            return run_now(run)
+    return f"{run.id} was resumed already, {decided_where(resumed, resumed.fact.channel)}, and {run_now(run)}"

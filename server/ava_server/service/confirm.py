@@ -12,10 +12,8 @@ from pydantic import Field
 from ava_audit.errors import AuditError
 from ava_audit.rows import RUNNING, RunRow
 from ava_audit.units import cap_micros, format_ts
-from ava_audit.view import View
 from ava_server.approval.decide import ONLY_PERSON
 from ava_server.approval.decisions import Approval, ConfirmOutcome, approve, reject
-from ava_server.approval.outcomes import run_now
 from ava_server.approval.proposals import MOST_WAITING
 from ava_server.approval.questions import NOT_AGREED, Person, Question, Reply
 from ava_server.approval.requests import Changes, ConfirmArgs, parse
@@ -28,7 +26,7 @@ from ava_server.runs.lifecycle import NotResumed, is_held, resume_line
 from ava_server.service.access import Access, Operations, Progress
 from ava_server.service.check import RunChecks, fit_runs
 from ava_server.service.client_approval import CONFIRM_AGAIN, NEXT_STEPS, ClientApprovals, not_started_next
-from ava_server.service.outcomes import ask_until
+from ava_server.service.outcomes import ask_until, outcomes, resumption_shown, until_decided
 from ava_server.service.record import CallContext
 from ava_server.service.spawn import Spawns, started_next
 
@@ -93,6 +91,8 @@ class Confirmations(Operations):
             pending_id=run.pending_id, subagent_id=run.id, name=run.name, task_id=run.task_id, status="resumed"
         )
 
+        goes_on = f'It continues where it was. Call check_subagent with subagent_id "{run.id}" for news.'
+
         def refused(why: str, following: str, lines: list[str] | None = None) -> ConfirmAnswer:
             decision.status, decision.refused_because = "refused", why
             return ConfirmAnswer(status="refused", decisions=[decision], approval_lines=lines, next=following)
@@ -105,16 +105,18 @@ class Confirmations(Operations):
             at = format_ts(run.last_us or run.created_us)
             what = "is held because it was restored or imported" if is_held(run) else f"was interrupted at {at}"
             text = f"{label(run)} {what}. Resume it? \n{line}"
-            asks = Question(text, ())
-            reply = await ask_until(
-                lambda: self._until_line_changes(run, line), lambda: person.ask(asks, lambda _reply: None)
+            shown, limits = [resumption_shown(run, line)], self._runtime.spawn_limits_of(run.user_id)
+            asked = await ask_until(
+                lambda: until_decided(self._store, shown, limits),
+                lambda: person.ask(Question(text, ()), lambda _reply: None),
             )
-            now, line_now = await self._store.read(lambda view: _resumable(view, run.id))
-            if line_now != line:
-                became = run_now(now) if now is not None else f"{run.id} is not known any more"
-                return refused(f"it was decided elsewhere: {became}", "Nothing was resumed by this call.")
-            if reply is None:
-                reply = Reply("cancel")
+            if elsewhere := await outcomes(self._store, shown, limits):
+                [became] = elsewhere.values()
+                now = await self._store.read(lambda view: view.run(run.id))
+                if now is None or now.ended or now.generation == run.generation:
+                    return refused(became.removesuffix("."), "Nothing was resumed by this call.")
+                return ConfirmAnswer(status="resumed", decisions=[decision], message=became, next=goes_on)
+            reply = asked or Reply("cancel")
             if reply.action != "accept":
                 then = NEXT_STEPS[reply.action].format(again=CONFIRM_AGAIN)
                 following = (
@@ -139,20 +141,7 @@ class Confirmations(Operations):
             return refused(found.why, "Show the person approval_lines and give exactly that.", [found.line])
         self._runtime.manager.adopted.add(run.id)
         self._runtime.manager.wake()
-        return ConfirmAnswer(
-            status="resumed",
-            decisions=[decision],
-            next=f'It continues where it was. Call check_subagent with subagent_id "{run.id}" for news.',
-        )
-
-    async def _until_line_changes(self, run: RunRow, line: str | None) -> None:
-        """Return when a run cannot be resumed any more as it was shown."""
-        while True:
-            seen = self._store.head
-            _now, line_now = await self._store.read(lambda view: _resumable(view, run.id))
-            if line_now != line:
-                return
-            await self._store.wait_for_entry_after(seen)
+        return ConfirmAnswer(status="resumed", decisions=[decision], next=goes_on)
 
     async def _approve(self, args: ConfirmArgs, ids: tuple[str, ...], caller: CallContext) -> ConfirmOutcome:
         """Approve, once the person at the client has agreed; where it can ask nobody, its call is the approval."""
@@ -237,12 +226,6 @@ class Confirmations(Operations):
             _add_message(answer, message)
         if len(ended) == len(started):
             answer.next = "It has ended." if len(started) == 1 else "All of them have ended."
-
-
-def _resumable(view: View, run_id: str) -> tuple[RunRow | None, str | None]:
-    """Return a run as it is now, and the line with which it is resumed; without one it cannot be."""
-    now = view.run(run_id)
-    return now, resume_line(view, now) if now is not None and not now.ended else None
 
 
 def _add_message(answer: ConfirmAnswer, message: str | None) -> None:

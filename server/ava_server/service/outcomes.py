@@ -9,14 +9,17 @@ from typing import TypeVar
 import anyio
 
 from ava_audit.errors import AuditError
+from ava_audit.rows import RunRow
 from ava_audit.store.store import Store
 from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_server.approval.decide import Shown
+from ava_server.approval.outcomes import closed_resumption, run_now
 from ava_server.approval.proposals import SpawnLimits, waiting_proposal
 from ava_server.core.errors import AvaError
 from ava_server.core.ids import label
 from ava_server.runs.extension import waiting_extension
+from ava_server.runs.lifecycle import resume_line
 from ava_server.runs.questions import closed_question, waiting_question
 
 T = TypeVar("T")
@@ -43,7 +46,23 @@ def outcome_of(view: View, shown: Shown, limits: SpawnLimits, at_us: int) -> str
         if asked is not None and asked.id == shown.digest:
             return None
         return f"{label(run)} no longer waits for this answer. {closed_question(view, run, shown.digest)}"
-    return f"{label(run)} has ended ({run.state})." if run.ended else None
+    if shown.kind == "resume":
+        return _outcome_of_resumption(view, run, shown)
+    return f"{run_now(run)}." if run.ended else None
+
+
+def resumption_shown(run: RunRow, line: str | None) -> Shown:
+    """Return what a person is asked about who may resume a run: its generation rises once anybody goes on with it."""
+    return Shown("resume", run.id, str(run.generation), line or "")
+
+
+def _outcome_of_resumption(view: View, run: RunRow, shown: Shown) -> str | None:
+    if str(run.generation) != shown.digest:
+        return f"{closed_resumption(view, run)}."
+    if run.ended:
+        return f"{run_now(run)}."
+    same = resume_line(view, run) == shown.line
+    return None if same else f"{label(run)} has less left than was shown; look at it again."
 
 
 def _outcome_of_proposal(view: View, shown: Shown, limits: SpawnLimits, at_us: int) -> str | None:
