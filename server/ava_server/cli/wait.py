@@ -353,7 +353,8 @@ class FollowedRuns:
         """Ask the next question of a run, or take back one that was answered elsewhere or waits no longer."""
         waits = {about: run for run in seen if (about := _what_is_asked(run)) is not None}
         if self._asking is not None:
-            if self._asking.about not in waits and not self._asking.answered:
+            closed = self._asking.scope.cancel_called
+            if self._asking.about not in waits and not self._asking.answered and not closed:
                 self._asking.scope.cancel()
                 tasks.start_soon(self._say_outcome, self._asking.shown)
             return
