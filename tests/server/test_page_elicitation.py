@@ -642,5 +642,5 @@ async def test_only_a_host_of_this_machine_is_sent_to_the_pages_of_this_machine(
     ctx: Any = SimpleNamespace(
         session=SimpleNamespace(client_params=None, client_capabilities=None), request=request, lifespan_context=app
     )
-    person = elicitation.ClientPerson(ctx, CallToolRequestParams(name="confirm_spawn"))
+    person = elicitation.ClientPerson(ctx, CallToolRequestParams(name="confirm_spawn"), 0)
     assert await person.address() == address

@@ -60,8 +60,10 @@ TOO_FAST = (
     "A yes came less than a second after the question, before anybody could read it, so nothing was decided. Please"
     " read it and answer again."
 )
-LINK_S = 0.5
-"""Seconds that a proposal waits for the server of the pages to start: its answer comes within a second."""
+LINK_S, LEAST_LINK_S = 0.8, 0.2
+"""Seconds after a call began until which its proposal waits for the pages to start, and for how long it does at least.
+
+Its answer comes within a second."""
 LATER_LINK_S = 8.0
 """Seconds that a later call waits for that, which gives the link."""
 TOLD_S = 1.0
@@ -91,10 +93,11 @@ def asks_alone(ctx: ServerRequestContext[App, Any]) -> bool:
 class ClientPerson:
     """The person behind one call: a `Person` for a client that shows forms, a `PageOpener` for one that opens pages."""
 
-    def __init__(self, ctx: ServerRequestContext[App, Any], params: types.CallToolRequestParams) -> None:
+    def __init__(self, ctx: ServerRequestContext[App, Any], params: types.CallToolRequestParams, began: float) -> None:
+        """`began` is when the call came, as `anyio.current_time` tells it."""
         self._ctx = ctx
         self._params = params
-        self._began = anyio.current_time()
+        self._began = began
         self._client = client_of_call(ctx)
         self.fills_forms = self._client.question != "yes or no"
         self._answered_s = READ_S
@@ -202,8 +205,9 @@ class ClientPerson:
             if linked.issuperset(ids):
                 return None
         if has_extra("web"):
+            left_s = self._began + LINK_S - anyio.current_time()
             # The pages go on starting after that; until then, the way in a terminal is left.
-            with anyio.move_on_after(LATER_LINK_S if again else LINK_S):
+            with anyio.move_on_after(LATER_LINK_S if again else max(left_s, LEAST_LINK_S)):
                 address = await self._address()
         if address is None or address == app.url:
             return None if address is None or again else page_of(address, ids)

@@ -99,9 +99,10 @@ async def call_tool(
     async def progress(line: str) -> None:
         await ctx.session.report_progress(next(steps), None, line)
 
+    began = anyio.current_time()
     try:
         service = await ctx.lifespan_context.service(ctx)
-        asking = asking_of(ctx, params)
+        asking = asking_of(ctx, params, began)
         if asking.person is None and TOOLS[params.name].approves and ctx.lifespan_context.asks_alone:
             raise Refused(NO_QUESTION)
         answer = await service.call(params.name, params.arguments or {}, progress, asking=asking)
@@ -122,10 +123,10 @@ async def call_tool(
     return result_of(answer, client_of_call(ctx))
 
 
-def asking_of(ctx: ServerRequestContext[App, Any], params: types.CallToolRequestParams) -> Asking:
+def asking_of(ctx: ServerRequestContext[App, Any], params: types.CallToolRequestParams, began: float) -> Asking:
     from ava_server.service.access import Asking
 
-    client = ClientPerson(ctx, params)
+    client = ClientPerson(ctx, params, began)
     return Asking(
         person=client if can_ask(ctx) else None,
         pages=client if client.opens else None,
