@@ -25,6 +25,7 @@ from mcp.client.stdio import stdio_client
 from mcp_types import CallToolResult, Implementation
 
 from ava_audit.store.backend import MARK
+from ava_audit.store.locks import is_held
 from ava_audit.verify import verify
 from support.databases import write_config
 from support.log import looking
@@ -317,3 +318,10 @@ def assert_intact(root: Path) -> None:
 
 def instance_locks(root: Path) -> list[str]:
     return sorted(path.name for path in (root / "instances").glob("*.lock"))
+
+
+def stray_locks(root: Path) -> list[str]:
+    """The locks that an orderly end should not leave: held ones, and those that no running run names."""
+    with looking(root) as db:
+        named = {f"{name}.lock" for (name,) in db.execute("SELECT instance FROM runs WHERE state = 'running'")}
+    return [name for name in instance_locks(root) if name not in named or is_held(root / "instances" / name)]

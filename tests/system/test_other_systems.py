@@ -18,7 +18,18 @@ from support.model_server import Gate, ModelServer, Say, running_model_server
 from support.network.web_site import HOST, Site, site
 from support.processes import children_of, lives
 from support.repository import REPOSITORY
-from support.stdio import Wire, assert_intact, instance_locks, logged, made, serving, state_of, until, using
+from support.stdio import (
+    Wire,
+    assert_intact,
+    instance_locks,
+    logged,
+    made,
+    serving,
+    state_of,
+    stray_locks,
+    until,
+    using,
+)
 
 from ava_roles.tools import child
 
@@ -101,7 +112,7 @@ async def test_a_web_role_works_and_its_log_verifies(root: Path, system: str) ->
             assert any("read_webpages" in line for line in entries["untrusted_entries"])
             await there.end()
     assert len(logged(root, "SessionEnd")) == 1
-    assert instance_locks(root) == []
+    assert stray_locks(root) == []
     mirrored = "".join(file.read_text() for file in (root / "logs" / "ava").glob("*.jsonl"))  # two around midnight
     assert mirrored.count('"SessionEnd"') == 1
     assert_intact(root)

@@ -15,11 +15,11 @@ from support.processes import catches, children_of, lives
 from support.stdio import (
     Wire,
     assert_intact,
-    instance_locks,
     logged,
     made,
     serving,
     state_of,
+    stray_locks,
     until,
     using,
 )
@@ -91,7 +91,7 @@ async def _ends(wire: Wire, end: tuple[End, int], root: Path) -> None:
     await bring_about(wire)
     assert await wire.exited() == code
     assert wire.stderr == ""
-    assert instance_locks(root) == []
+    assert stray_locks(root) == []
     assert len(logged(root, "SessionEnd")) == len(logged(root, "SessionStart")) == 1
     assert_intact(root)
 
