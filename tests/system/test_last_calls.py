@@ -14,9 +14,9 @@ from typing import Any
 import anyio
 import pytest
 from support.model_server import Gate, Say, running_model_server
-from support.stdio import Wire, assert_intact, logged, made, serving, state_of, stray_locks, until, using
+from support.stdio import Wire, assert_intact, instance_locks, logged, made, serving, state_of, until, using
 
-from ava_audit.store.locks import WriteLock
+from ava_audit.store.locks import WriteLock, is_held
 from ava_server.mcp_server.app import CARRY_OUT_S
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals as POSIX has them")
@@ -112,7 +112,7 @@ async def test_a_call_to_a_server_that_is_still_starting_is_carried_out(
         said = [entry.content["text"] for entry in logged(root, "UserMessage", run=run)]
         assert said[-1] == "look in notes.md"
         assert state_of(root, proposed) == "cancelled"
-        assert stray_locks(root) == []
+        assert not any(is_held(root / "instances" / name) for name in instance_locks(root))
     assert_intact(root)
 
 
