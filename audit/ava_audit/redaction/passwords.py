@@ -670,7 +670,7 @@ Also as items of a list: `["redis-cli", "-a", "…"]`.
 """
 
 
-_DASH_AND_LETTER = re.compile(f"-[{''.join({option[2] for option in PASSWORD_OPTIONS if option[1] == '-'})}]")
+_DASH_AND_LETTER = re.compile(f"-[{''.join(sorted({option[2] for option in PASSWORD_OPTIONS if option[1] == '-'}))}]")
 """One quick search for it saves some twenty."""
 
 
