@@ -94,6 +94,15 @@ async def test_a_run_goes_from_the_proposal_to_the_result(tmp_path: Path) -> Non
         assert notes[0].kind == "session" and notes[0].text == "scripted 1.0"
 
 
+async def test_an_agent_works_in_a_data_root_with_a_long_path(tmp_path: Path) -> None:
+    needs("bubblewrap")
+    deep = tmp_path / ("deep" * 30)  # a socket's address has 107 bytes
+    async with agent_lab(deep, [Say("Done.", usage=USAGE)], [[{"ask": "What does it cost?"}, SUBMIT]]) as lab:
+        run_id = await lab.start(**agent_run())
+        assert (await lab.ended(run_id, 60)).state == "success"
+        assert not list(deep.glob("**/gateway")), "the socket is removed"
+
+
 async def test_a_run_waits_if_its_agents_configuration_changed_since_approval(tmp_path: Path) -> None:
     needs("bubblewrap")
     folder = tmp_path / "installed"

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hmac
 import logging
+import os
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -357,15 +358,26 @@ async def serving(gateway: Gateway, socket: Path) -> AsyncGenerator[None]:
 @asynccontextmanager
 async def listening(app: ASGIApp, socket: Path) -> AsyncGenerator[None]:
     """Serve an application on a unix socket while the body runs. Raises OSError: it cannot listen there."""
-    config = server_config(app, MOST_CONNECTIONS, uds=str(socket))
-    config.load()
-    server = uvicorn.Server(config)
-    server.lifespan = config.lifespan_class(config)
-    await server.startup()  # without its loop, which would take the process's signals
+    with _short_path(socket) as path:
+        config = server_config(app, MOST_CONNECTIONS, uds=path)
+        config.load()
+        server = uvicorn.Server(config)
+        server.lifespan = config.lifespan_class(config)
+        await server.startup()  # without its loop, which would take the process's signals
+        try:
+            yield
+        finally:
+            with anyio.CancelScope(shield=True):
+                with anyio.move_on_after(SETTLE_S):
+                    await server.shutdown()
+                await anyio.Path(socket).unlink(missing_ok=True)
+
+
+@contextmanager
+def _short_path(socket: Path) -> Generator[str]:
+    """Hold a path of a socket by its folder's descriptor: an address has 107 bytes, and a data root may be deep."""
+    folder = os.open(socket.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        yield
+        yield f"/proc/self/fd/{folder}/{socket.name}"
     finally:
-        with anyio.CancelScope(shield=True):
-            with anyio.move_on_after(SETTLE_S):
-                await server.shutdown()
-            await anyio.Path(socket).unlink(missing_ok=True)
+        os.close(folder)
