@@ -254,6 +254,8 @@ def test_in_a_terminal_the_rules_are_shown_before_the_question(home: Path, answe
         assert 'toolName = ["spawn_subagent", "check_subagent", "read_ava_logs"]' in screen.text
         assert not (home / ".gemini" / "policies").exists()
         screen.type(f"{answer}\n")
+        screen.until("Choose the PIN now? [y/N]")  # there, a person approves in Ava
+        screen.type("\n")
         assert screen.ended() == 0
     assert (home / ".gemini" / "policies" / "ava.toml").exists() == (answer == "y")
     assert (home / ".gemini" / "settings.json").exists()
