@@ -307,7 +307,7 @@ class Spawns(Operations):
                 except (AvaError, OSError) as error:
                     approve = self._access.adapt_text(f"`ava approve {' '.join(ids)}`")
                     no_link = f"{_NO_LINK.format(error)}. To start it: {approve} in a terminal"
-                    answer.message = f"{answer.message or ''} {no_link}".lstrip()
+                    answer.message = with_advice(answer.message or "", no_link)
         for said in map(_NEW_LINK.format, caller.links):
             if isinstance(answer, ConfirmAnswer):
                 answer.next = with_advice(answer.next or "", said)
