@@ -134,7 +134,7 @@ def main() -> None:
         Figure("redaction: words", word_s * 1e6, "s/MB", 0.1),
         Figure("redaction: mixed text", mixed, "times words", 3),
         Figure("redaction: files of packages", packages, "times words", 3),
-        Figure("redaction: the slowest shape", ratios[0][0], "times words", 20),
+        Figure("redaction: the slowest shape", ratios[0][0], "times words", 30),
     ]
     if chosen.json:
         write_json(chosen.json, figures)
