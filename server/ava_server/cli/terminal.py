@@ -27,7 +27,7 @@ from ava_roles.wrap import BAR, INVISIBLE, clean
 from ava_roles.wrap import one_line as one_line
 from ava_server.core.data_root import DataRoot, default_data_root
 from ava_server.core.errors import BadInput, Refused
-from ava_server.core.threads import read_apart, received
+from ava_server.core.threads import read_apart, received, work_until
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -284,24 +284,13 @@ def columns(stream: TextIO | None = None) -> int:
 
 async def unless_interrupted(work: Callable[[], Awaitable[T]], otherwise: U) -> T | U:
     """Return what some work returns, or raise its error; Ctrl-C ends the work, and `otherwise` is returned."""
-    result: T | U = otherwise
-    failed: Exception | None = None
     with received(signal.SIGINT) as signals:
-        async with anyio.create_task_group() as tasks:
 
-            async def stop() -> None:
-                async for _number in signals:
-                    tasks.cancel_scope.cancel()
+        async def interrupted() -> None:
+            async for _number in signals:
+                return
 
-            tasks.start_soon(stop)
-            try:
-                result = await work()
-            except Exception as error:  # the task group would wrap it
-                failed = error
-            tasks.cancel_scope.cancel()
-    if failed is not None:
-        raise failed
-    return result
+        return await work_until(interrupted, work, otherwise)
 
 
 def forget_typed() -> None:

@@ -17,8 +17,30 @@ import anyio.from_thread
 
 T = TypeVar("T")
 K = TypeVar("K")
+U = TypeVar("U")
 _computing = threading.Lock()
 _LOOK_EVERY_S = 0.1
+
+
+async def work_until(over: Callable[[], Awaitable[object]], work: Callable[[], Awaitable[T]], otherwise: U) -> T | U:
+    """Return what some work returns, or raise its error; `otherwise` where `over` returned first and ended the work."""
+    result: T | U = otherwise
+    failed: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+
+        async def watch() -> None:
+            await over()
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(watch)
+        try:
+            result = await work()
+        except Exception as error:  # the task group would wrap it
+            failed = error
+        tasks.cancel_scope.cancel()
+    if failed is not None:
+        raise failed
+    return result
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from typing import TypeVar
 
 import anyio
@@ -18,6 +17,7 @@ from ava_server.approval.outcomes import closed_resumption, run_now
 from ava_server.approval.proposals import SpawnLimits, waiting_proposal
 from ava_server.core.errors import AvaError
 from ava_server.core.ids import label
+from ava_server.core.threads import work_until
 from ava_server.runs.extension import waiting_extension
 from ava_server.runs.lifecycle import resume_line
 from ava_server.runs.questions import closed_question, waiting_question
@@ -96,21 +96,11 @@ async def until_decided(store: Store, shown: Sequence[Shown], limits: SpawnLimit
 
 async def ask_until(decided: Callable[[], Awaitable[object]], ask: Callable[[], Awaitable[T]]) -> T | None:
     """Return what a question gives; None where `decided` returned first, which withdraws the question."""
-    result: T | None = None
-    failed: Exception | None = None
-    async with anyio.create_task_group() as tasks:
 
-        async def watch() -> None:
-            with suppress(AuditError, AvaError):  # without news, the question stays open
-                await decided()
-                tasks.cancel_scope.cancel()
-
-        tasks.start_soon(watch)
+    async def over() -> None:
         try:
-            result = await ask()
-        except Exception as error:  # the task group would wrap it
-            failed = error
-        tasks.cancel_scope.cancel()
-    if failed is not None:
-        raise failed
-    return result
+            await decided()
+        except (AuditError, AvaError):  # without news, the question stays open
+            await anyio.sleep_forever()
+
+    return await work_until(over, ask, None)
