@@ -173,14 +173,14 @@ async def proposed(bench: Bench, **more: Any) -> dict[str, Any]:
     return dict(answer.structured_content)
 
 
-async def refused(bench: Bench, given: dict[str, Any]) -> tuple[str, CallToolResult]:
-    """Confirm what cannot be; return the reason and the answer."""
+async def refused(bench: Bench, given: dict[str, Any], says: str = "Nothing was started") -> tuple[str, CallToolResult]:
+    """Confirm what cannot be; return the reason and the answer, which `says` that nothing was started."""
     answer = await bench.call("confirm_spawn", given)
     assert answer.structured_content is not None
     assert answer.structured_content["status"] == "refused"
     [decision] = answer.structured_content["decisions"]
     why = str(decision["refused_because"])
-    assert why in text(answer) and "Nothing was started" in text(answer)
+    assert why in text(answer) and says in text(answer)
     return why, answer
 
 
@@ -197,7 +197,8 @@ async def test_an_impossible_approval_names_what_is_wrong_and_starts_nothing(ben
     assert "P-00000000" in unknown and "check_subagent" in unknown
     approved = await bench.call("confirm_spawn", {"pending_ids": [pending], "approving": [line], "wait_seconds": 20})
     assert not approved.is_error
-    again, _ = await refused(bench, {"pending_ids": [pending], "approving": [line]})
+    approving = {"pending_ids": [pending], "approving": [line]}
+    again, _ = await refused(bench, approving, says="Nothing new was started: researcher S-")
     assert pending in again and "approved already" in again and "check_subagent" in again
     assert len({wrong, missing, unknown, again}) == 4
     other = await proposed(bench, task="another")
