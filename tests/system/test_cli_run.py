@@ -647,7 +647,9 @@ def test_status_shows_in_local_time_when_a_proposal_expires(root: Path, workspac
         screen.type("n\n")
         screen.ended()
     found = re.search(
-        r"^  asked (\d\d):(\d\d): (.+)\n  P-\w{8}, free, at most 10 min, expires (\d\d):(\d\d)$", status, re.MULTILINE
+        r"^  asked (\d\d):(\d\d): (.+)\n  P-\w{8}, free, at most 10 min, expires (?:\d{4}-\d\d-\d\d )?(\d\d):(\d\d)$",
+        status,
+        re.MULTILINE,
     )
     assert found is not None, status
     assert found[3] == TASK
