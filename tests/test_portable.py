@@ -125,6 +125,10 @@ BEHIND: dict[tuple[str, str], str] = {
         (("server/ava_server/core/threads.py", name) for name in ("add_signal_handler", "signal.SIGURG")),
         "on Windows the event loop wakes at signals by itself",
     ),
+    **dict.fromkeys(
+        (("server/ava_server/agents/gateway.py", name) for name in ("os.O_DIRECTORY", "/proc/")),
+        "another agent is started only where commands are confined, which is Linux",
+    ),
     (f"{CONFINE}workspace.py", "pwd"): "Windows has no such database, and none of these folders",
     ("server/ava_server/core/shortage.py", "resource"): "on Windows a process has no such limit",
     **dict.fromkeys(

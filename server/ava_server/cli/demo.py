@@ -259,7 +259,6 @@ class _DemoHost:
 
         say("\n-- Result --")
         say(add_bars("\n".join(result_lines(run, self._demo.task))))
-        say(run.status_line)
         entries = await self._call("read_ava_logs", subagent_id=run.subagent_id, last_n=LOG_LINES)
         say("\n-- In the log (read_ava_logs), the last lines --")
         for line in entries["untrusted_entries"]:
