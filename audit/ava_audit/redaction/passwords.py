@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache, cached_property, partial
+from itertools import islice
 from typing import NamedTuple
 
 from ava_audit.redaction.shapes import (
@@ -678,14 +679,13 @@ def find_option_passwords(text: str, looks: Looks) -> Iterator[SecretSpan]:
     """Find passwords in command-line options: `mysql -p…`, `sshpass -p …`, `redis-cli -a …`."""
     is_given = Verdicts(lambda value: not value.isdigit() and is_password(value, ""))
     begun = {text[max(0, match.start() - 1) : match.end()] for match in _DASH_AND_LETTER.finditer(text)}
+    options = [option for option in PASSWORD_OPTIONS if (option[1] != "-" or option[:3] in begun) and option in text]
+    near = _places_near(text, options)
     commands: dict[str, _Commands] = {}
-    for option, (names, value) in PASSWORD_OPTIONS.items():
-        if option[1] == "-" and option[:3] not in begun:
-            continue
-        if option not in text:
-            continue
+    for option in options:
+        names, value = PASSWORD_OPTIONS[option]
         if names not in commands:
-            commands[names] = _Commands(text, _command_starts(text, names), "|;&\n")
+            commands[names] = _Commands(text, _command_starts(text, names, near), "|;&\n")
         for _at, after in commands[names].places_of(option):
             if not looks.take():
                 yield from find_values(text, (option,), value)
@@ -698,13 +698,33 @@ def find_option_passwords(text: str, looks: Looks) -> Iterator[SecretSpan]:
 _IN_COMMAND_NAMES = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 
 
-def _command_starts(text: str, names: str) -> list[int]:
+_FEW_OPTIONS = 32
+_LOGIN_CHARS = 16
+"""More than a command, and the word `login` behind it, have."""
+
+
+def _places_near(text: str, options: list[str]) -> list[tuple[int, int]]:
+    """Return the parts of a text that can have the commands of some options: the whole text if these are many."""
+    places = sorted(islice((at for option in options for at, _after in places_of(text, option)), _FEW_OPTIONS + 1))
+    if len(places) > _FEW_OPTIONS:
+        return [(0, len(text))]
+    near: list[tuple[int, int]] = []
+    for at in places:
+        start, end = max(0, at - _COMMAND_CHARS), at + _LOGIN_CHARS
+        if near and start <= near[-1][1]:
+            start = near.pop()[0]
+        near.append((start, end))
+    return near
+
+
+def _command_starts(text: str, names: str, near: list[tuple[int, int]]) -> list[int]:
     starts: list[int] = []
     for name in names.split():
-        if name in _WITH_LOGIN:
-            starts += [match.start() for match in _WITH_LOGIN[name].finditer(text)]
-        else:
-            starts += [at for at, _after in places_of(text, name)]
+        for start, end in near:
+            if name in _WITH_LOGIN:
+                starts += [match.start() for match in _WITH_LOGIN[name].finditer(text, start, end)]
+            else:
+                starts += [at for at, _after in places_of(text, name, start, end)]
     return sorted(at for at in starts if at == 0 or text[at - 1] not in _IN_COMMAND_NAMES)
 
 

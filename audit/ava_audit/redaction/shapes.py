@@ -174,13 +174,13 @@ def _marks_with(literals: tuple[str, ...], pattern: re.Pattern[str]) -> re.Patte
     return re.compile(f"(?:{either}(?:{pattern.pattern})(?:(?s:.){{0,9}}?(?={either}))?){{1,99}}+", pattern.flags)
 
 
-def places_of(text: str, literal: str) -> Iterator[tuple[int, int]]:
+def places_of(text: str, literal: str, start: int = 0, end: int | None = None) -> Iterator[tuple[int, int]]:
     size = len(literal)
-    at = text.find(literal)
+    at = text.find(literal, start, end)
     while at >= 0:
         after = at + size
         yield at, after
-        at = text.find(literal, after)
+        at = text.find(literal, after, end)
 
 
 _PLACEHOLDERS = """
