@@ -17,7 +17,18 @@ from mcp import Client
 from support.http_server import HttpServer, bearer, serving_http, token
 from support.model_server import Gate, Say, running_model_server
 from support.network.proxy import between
-from support.stdio import MODES, assert_intact, instance_locks, logged, made, state_of, told, until, using
+from support.stdio import (
+    MODES,
+    assert_intact,
+    instance_locks,
+    logged,
+    made,
+    state_of,
+    stray_locks,
+    told,
+    until,
+    using,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +73,7 @@ async def test_sigterm_ends_waits_and_a_restart_continues_the_run_within_a_secon
                 assert answers[0]["runs"][0]["state"] == "running"
                 assert time.monotonic() - began < 10, "a wait ends with what there is"
             assert await server.exited() == 0
-            assert state_of(root, run_id) == "running" and instance_locks(root) == []
+            assert state_of(root, run_id) == "running" and stray_locks(root) == []
         began_us = time.time_ns() // 1000
         async with serving_http(root, env=using(model.base_url)):
             listening_us = time.time_ns() // 1000
