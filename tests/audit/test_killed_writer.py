@@ -12,4 +12,4 @@ def test_killing_the_writer_under_load_loses_no_acknowledged_entry(tmp_path: Pat
     root.mkdir()
     killed = kill_the_writer(root, rounds=4)  # benchmarks/audit.py does it twenty times
     assert (killed.lost, killed.faults) == ([], [])
-    assert killed.rounds == 4 and killed.acknowledged > 400
+    assert killed.rounds == 4 and killed.acknowledged > 100, "it was killed while it wrote, however slow the machine"
