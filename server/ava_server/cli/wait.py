@@ -41,7 +41,6 @@ from ava_server.core.errors import AvaError, BadInput
 from ava_server.core.ids import label, state_words
 from ava_server.core.threads import received, run_async
 from ava_server.render.responses import RunAnswer, answers_json
-from ava_server.service.checks.data import seems_held
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
@@ -441,6 +440,8 @@ class FollowedRuns:
 
     async def _when_left(self, running: Sequence[RunRow]) -> str:
         """Return what becomes of these runs once this process has left those that it drives."""
+        from ava_server.service.checks.data import seems_held
+
         manager = self._runtime.manager
         here = [row for row in running if not self._driven_elsewhere or row.instance == manager.instance]
         they, them = ("it", "it") if len(here) == 1 else ("they", "them")
