@@ -5,8 +5,8 @@
 Both servers are child processes spoken to line by line over pipes, by the same code, in turns. Goals: start to
 answered `initialize` and `server/discover` at most 0.7 times the empty server, `check_subagent` at most 1.4 times an
 empty tool. CPU time of a command (user and system), with a log of `--entries` entries built through the real store:
-`ava --help` at most 0.2 s, `ava status --once` 0.3 s, `ava logs --last 20` 0.25 s; beside an interpreter that does
-nothing, with and without `site`.
+`ava --help` at most 0.2 s, `ava status --once` 0.3 s, `ava logs --last 20` 0.25 s, completing `ava run re` 0.6 s;
+beside an interpreter that does nothing, with and without `site`.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ COMMANDS: dict[str, tuple[Sequence[str], float | None]] = {
     "ava --help": ((AVA, "--help"), 0.2),
     "ava status --once": ((AVA, "status", "--once"), 0.3),
     "ava logs --last 20": ((AVA, "logs", "--last", "20"), 0.25),
+    "ava run re<TAB>": (("env", "_AVA_COMPLETE=complete_bash", "COMP_WORDS=ava run re", "COMP_CWORD=2", AVA), 0.6),
 }
 """Each with its goal in seconds of CPU time."""
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 _PROGRAM = """
@@ -15,12 +16,13 @@ sys.argv = ["ava", *sys.argv[1:]]
 try:
     main()
 finally:
-    print(json.dumps([*sys.modules]), file=sys.stderr)
+    print(json.dumps([name for name, module in sys.modules.items() if module]), file=sys.stderr)
 """
 
 
-def modules_of(root: Path, *args: str) -> set[str]:
-    environment = {"PATH": os.environ["PATH"], "AVA_DATA_ROOT": str(root)}
+def modules_of(root: Path, *args: str, more: Mapping[str, str] | None = None) -> set[str]:
+    """Return what a command has imported; `more` is added to its environment."""
+    environment = {"PATH": os.environ["PATH"], "AVA_DATA_ROOT": str(root), **(more or {})}
     command = [sys.executable, "-c", _PROGRAM, *args]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
     return set(json.loads(next(line for line in done.stderr.splitlines() if line.startswith("["))))
