@@ -702,8 +702,7 @@ async def test_a_call_refused_before_the_question_is_not_approved_later(tmp_path
 
 @pytest.mark.slow
 async def test_the_group_timeout_ends_its_runs_as_timeout(tmp_path: Path) -> None:
-    gate = Gate()
-    async with open_lab(tmp_path, [Say("late", gate=gate)] * 4) as lab:
+    async with open_lab(tmp_path, [Say("late", gate=Gate()) for _ in range(4)]) as lab:
         made = [await lab.propose(task="one"), await lab.propose(task="two")]
         answer = await lab.approve(*made, last="2 subagents together, free, at most 2 s", group_timeout=2)
         assert answer.status == "approved", answer

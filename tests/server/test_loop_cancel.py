@@ -216,8 +216,8 @@ async def test_cancelling_twice_is_harmless(tmp_path: Path) -> None:
 
 
 async def test_cancels_a_group_as_a_whole(tmp_path: Path) -> None:
-    gate = Gate()
-    async with open_lab(tmp_path, [Say("late", gate=gate)] * 2) as lab:
+    # A gate each: a client that leaves opens its gate.
+    async with open_lab(tmp_path, [Say("late", gate=Gate()), Say("late", gate=Gate())]) as lab:
         first, second = await lab.propose(task="one"), await lab.propose(task="two")
         approved = await lab.approve(first, second, last="2 subagents together, free")
         assert approved.group_id, approved

@@ -122,7 +122,7 @@ async def test_no_server_process_outlives_its_run(tmp_path: Path, ending: str) -
     waits = call("wait", seconds=50)
     script = [call("add"), hand_over()] if ending == "success" else [waits, hand_over()]
     async with open_lab(tmp_path, script, config=stdio_server("forks")) as lab:
-        run_id = await spawned(lab, **({"timeout": 5} if ending == "timeout" else {}))
+        run_id = await spawned(lab, **({"timeout": 15} if ending == "timeout" else {}))
         await lab.logged(run_id, "RunStarted")
         if ending != "success":
             await lab.logged(run_id, "ToolCall")

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from support.foreign.servers import stdio_server, write_role
+from support.foreign.servers import SCRIPT, stdio_server, write_role
 from support.model_server import Fail, Gate, Say, Script, running_model_server
 from support.runtime import PRICED, arrived, connect, hand_over, open_lab
 
@@ -102,6 +102,17 @@ async def another_server(folder: Path) -> dict[str, Any]:
         return {"run": run_id, "state": (await lab.ended(run_id)).state}
 
 
+async def older_server(folder: Path) -> dict[str, Any]:
+    """A server that refuses what it does not know, with words of its own, and a call of its tool."""
+    (folder / "data").mkdir(mode=0o700)
+    write_role(folder / "data", "mcp__raw__ask")
+    script = [Say(calls=[("mcp__raw__ask", {"what": "refuse"})]), hand_over()]
+    raw = f'[mcp_servers.raw]\ncommand = "{sys.executable}"\nargs = ["{SCRIPT.with_name("mcp_raw.py")}"]\n'
+    async with open_lab(folder, script, config=raw, check=False) as lab:
+        run_id = await lab.start(role="guest")
+        return {"run": run_id, "state": (await lab.ended(run_id)).state}
+
+
 def as_json(span: ReadableSpan) -> dict[str, Any]:
     """Return everything that an exporter could send of a span."""
     return {
@@ -120,7 +131,7 @@ def as_json(span: ReadableSpan) -> dict[str, Any]:
 
 SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     scenario.__name__: scenario
-    for scenario in (whole_run, side_by_side, failed, taken_up, cancelled, requests, another_server)
+    for scenario in (whole_run, side_by_side, failed, taken_up, cancelled, requests, another_server, older_server)
 }
 
 

@@ -114,7 +114,10 @@ async def open_pipe_streams(pipes: Pipes, state: ConnectionState) -> AsyncGenera
 
 @asynccontextmanager
 async def drop_requests(streams: Any, state: ConnectionState) -> AsyncGenerator[Any]:
-    """Pass on answers to Ava's requests alone; a server's are refused, except `ping`, and notifications dropped."""
+    """Pass on answers to Ava's requests alone; a server's are refused, except `ping`, and notifications dropped.
+
+    Of an error the code is passed on and the text is not: the SDK would record it in a span.
+    """
     from mcp.shared.message import SessionMessage
     from mcp_types import METHOD_NOT_FOUND, ErrorData, JSONRPCError, JSONRPCRequest, JSONRPCResponse
 
@@ -128,6 +131,8 @@ async def drop_requests(streams: Any, state: ConnectionState) -> AsyncGenerator[
                     message = getattr(each, "message", None)
                     if isinstance(message, JSONRPCResponse | JSONRPCError):
                         state.count(answer=True)
+                        if isinstance(message, JSONRPCError):
+                            message.error.message = ""
                         await inward.send(each)
                         continue
                     if not state.count(answer=False):

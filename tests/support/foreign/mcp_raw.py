@@ -46,6 +46,8 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
             for number in range(50):
                 say({"method": "notifications/message", "params": {"level": "info", "data": f"{number}\u001b[31m"}})
             return {"content": [{"type": "text", "text": "noisy"}]}
+        if params["arguments"].get("what") == "refuse":
+            return None
         if params["arguments"].get("what") == "nonsense":
             return {"content": "nonsense", "isError": "perhaps"}
         return {"content": [{"type": "text", "text": asked()}], "isError": False}
@@ -61,7 +63,7 @@ def main() -> None:
         if result is not None:
             say({"id": request["id"], "result": result})
         elif "mute" not in WAYS:
-            say({"id": request["id"], "error": {"code": -32601, "message": "no such method"}})
+            say({"id": request["id"], "error": {"code": -32601, "message": "no such method: ask the quokka"}})
 
 
 if __name__ == "__main__":
