@@ -94,21 +94,20 @@ async def requests(folder: Path) -> dict[str, Any]:
 
 
 async def another_server(folder: Path) -> dict[str, Any]:
-    (folder / "data").mkdir(mode=0o700)
-    write_role(folder / "data", "mcp__lab__add")
-    script = [Say(calls=[("mcp__lab__add", {"a": 2, "b": 40})]), hand_over()]
-    async with open_lab(folder, script, config=stdio_server("good"), check=False) as lab:
-        run_id = await lab.start(role="guest")
-        return {"run": run_id, "state": (await lab.ended(run_id)).state}
+    return await _calling(folder, stdio_server("good"), "mcp__lab__add", {"a": 2, "b": 40})
 
 
 async def older_server(folder: Path) -> dict[str, Any]:
     """A server that refuses what it does not know, with words of its own, and a call of its tool."""
-    (folder / "data").mkdir(mode=0o700)
-    write_role(folder / "data", "mcp__raw__ask")
-    script = [Say(calls=[("mcp__raw__ask", {"what": "refuse"})]), hand_over()]
     raw = f'[mcp_servers.raw]\ncommand = "{sys.executable}"\nargs = ["{SCRIPT.with_name("mcp_raw.py")}"]\n'
-    async with open_lab(folder, script, config=raw, check=False) as lab:
+    return await _calling(folder, raw, "mcp__raw__ask", {"what": "refuse"})
+
+
+async def _calling(folder: Path, config: str, tool: str, args: dict[str, Any]) -> dict[str, Any]:
+    """A run that calls a tool of another server."""
+    (folder / "data").mkdir(mode=0o700)
+    write_role(folder / "data", tool)
+    async with open_lab(folder, [Say(calls=[(tool, args)]), hand_over()], config=config, check=False) as lab:
         run_id = await lab.start(role="guest")
         return {"run": run_id, "state": (await lab.ended(run_id)).state}
 

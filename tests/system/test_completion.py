@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -26,17 +27,20 @@ pytestmark = pytest.mark.slow
 START_S = 1_767_000_000
 
 
+def at_tab(words: Sequence[str]) -> dict[str, str]:
+    """Return the environment in which fish starts the command at TAB behind these words."""
+    return {
+        "_AVA_COMPLETE": "complete_fish",
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        "_TYPER_COMPLETE_ARGS": " ".join(("ava", *words)),
+    }
+
+
 def offered(root: Path, *words: str, cwd: Path | None = None, **env: str) -> dict[str, str]:
     """What fish is told at TAB behind these words: each with what is said of it."""
     done = subprocess.run(
         COMMAND,
-        env=environment(
-            root,
-            _AVA_COMPLETE="complete_fish",
-            _TYPER_COMPLETE_FISH_ACTION="get-args",
-            _TYPER_COMPLETE_ARGS=" ".join(("ava", *words)),
-            **env,
-        ),
+        env=environment(root, **at_tab(words), **env),
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -192,12 +196,7 @@ def test_completing_an_argument_loads_what_declares_the_commands_and_no_more(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     """What it takes is measured in `benchmarks/startup.py`; what would make it slow is seen here."""
-    at_tab = {
-        "_AVA_COMPLETE": "complete_fish",
-        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
-        "_TYPER_COMPLETE_ARGS": " ".join(("ava", *words)),
-    }
-    modules = modules_of(tmp_path / "none", more=at_tab)
+    modules = modules_of(tmp_path / "none", more=at_tab(words))
     declared = {"typer", "annotated_doc", "shellingham", "pydantic", "pydantic_core", "annotated_types"}
     declared |= {"typing_extensions", "typing_inspection", "anyio", "sniffio", "platformdirs"}
     assert packages_of_others(modules) <= declared
