@@ -54,6 +54,6 @@ def test_leaves_text_without_fragments_unchanged(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["a" * 1_000_000, VALUE[:7] * 150_000, VALUE * 50_000])
 def test_redacts_a_million_characters_quickly(text: str) -> None:
-    began = time.monotonic()
+    began = time.thread_time()
     hidden(text)
-    assert time.monotonic() - began < 10
+    assert time.thread_time() - began < 10

@@ -304,7 +304,7 @@ def test_ctrl_c_ends_only_the_wait_and_a_terminal_shows_the_activity(root: Path,
 
 async def test_wait_shows_what_a_run_is_waiting_for(root: Path, workspace: Path) -> None:
     gate = Gate()
-    made(root, config_toml="proposal_ttl_s = 3\n[limits]\nrunning = 1\n")
+    made(root, config_toml="proposal_ttl_s = 12\n[limits]\nrunning = 1\n")
     with running_model_server([Say("x", gate=gate)]) as models:
         async with serving(root, env=using(models.base_url)) as host:
             run = await host.start_run(workspace=str(workspace))

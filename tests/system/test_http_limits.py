@@ -54,8 +54,8 @@ async def test_limits_sessions_per_user_and_ends_idle_ones_without_affecting_oth
         assert (await opened(server, anas)).status_code == 200
         await until_open(server, anas)
         listing = {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
-        gone = await server.post("/mcp", again, json=listing, headers={**BOTH, "Mcp-Session-Id": sessions[2]})
-        assert gone.status_code == 404, "an idle session has ended"
+        gone = await server.post("/mcp", anas, json=listing, headers={**BOTH, "Mcp-Session-Id": sessions[1]})
+        assert gone.status_code == 404, "the session that was idle for longest has ended"
 
 
 async def until_open(server: HttpServer, text: str) -> None:
