@@ -150,11 +150,10 @@ async def test_rejects_an_edit_without_effect_or_without_a_search_text(tree: Tre
     ("data", "why"),
     [
         (b"\x89PNG\0\x1a", "binary"),
-        ("Grüße".encode("cp1252"), r"not UTF-8 \(byte 0xfc\)"),
-        (b"\xef\xbb\xbfa\xff", r"not UTF-8 \(byte 0xff\)"),
-        ("hello".encode("utf-16"), "UTF-16"),
-        ("hello".encode("utf-32"), "UTF-16 or UTF-32"),
-        (b"abc\xed\xa0\x80", "not UTF-8"),
+        (b"\xef\xbb\xbfa\xff", "not valid UTF-8"),
+        ("Grüße, Tür und Öl".encode() + b"\xff", "not valid UTF-8"),
+        ("hello".encode("utf-16") + b"\0", "not valid UTF-16"),
+        (b"\x87\x90" + "契約番号は8842です。".encode("cp932"), "byte for byte"),
     ],
 )
 async def test_does_not_edit_files_that_are_not_plain_text(tree: Tree, data: bytes, why: str) -> None:
@@ -373,7 +372,10 @@ async def test_keeps_the_line_endings_and_byte_order_mark_of_an_existing_file(tr
     assert tree.data() == b"\xef\xbb\xbfa\r\nc\r\n" and "are kept" in got.text
     tree.put(b"a\r\nb\n")
     await tree.write("x\ny\n")
-    assert tree.data() == b"x\ny\n", "of a mixture nothing is to be kept"
+    assert tree.data() == b"x\r\ny\n", "line by line, of a mixture"
+    tree.put(b"a\r\nb\rc\nd\r\ne")
+    await tree.write("a\nb\nx\ny\nd\ne")
+    assert tree.data() == b"a\r\nb\rx\ny\r\nd\r\ne"
     tree.put(b"a\nb\n")
     await tree.write("x\r\ny\r\n")
     assert tree.data() == b"x\r\ny\r\n", "who writes it wants it"

@@ -425,7 +425,7 @@ async def test_later_work_continues_on_the_same_branch(kind: Kind, tmp_path: Pat
     repository = project(tmp_path / "project")
     before = sealed(repository)
     async with working(kind, tmp_path, order(repository), baseline=False) as shop:
-        shop.edits.write("calc.py", b"unfinished\n")
+        shop.edits.write("calc.py", "unfinished\n".encode("utf-16"))
         first, same = shop.keep("First"), shop.keep("Another message")
         shop.edits.write("calc.py", FIXED.encode())
         second = shop.keep("Second")
@@ -435,6 +435,8 @@ async def test_later_work_continues_on_the_same_branch(kind: Kind, tmp_path: Pat
         assert shop.keep("As after a crash between commit and branch") == third
     assert first is not None and second is not None and third is not None
     assert first == same and second.name == first.name and second.head != first.head
+    changed = "the encoding of 1 changed file was UTF-8, now UTF-16"
+    assert changed in first.notes and changed not in second.notes
     assert second.base == first.base and git(repository, "rev-parse", f"{second.head}^").strip() == second.base
     assert third.name == f"ava-{RUN}", "a branch that somebody has moved is theirs"
     assert sealed(repository) == before

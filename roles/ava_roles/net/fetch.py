@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import ssl
 import time
 import zlib
@@ -15,7 +14,9 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from ava_roles.encodings import Decoded, decode
 from ava_roles.errors import AccessRefused, NotRequested, ToolFailed
+from ava_roles.markup import label_of_type
 from ava_roles.net.addresses import checked_url, host_of, masked
 from ava_roles.threads import run_sync
 
@@ -125,14 +126,6 @@ class HostQueue:
 
 ROBOTS_NAME = "Ava"
 _CONNECT_S = 10.0  # for each of several addresses; the caller's deadline covers everything
-_HEADER_CHARSET = re.compile(r"charset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE | re.ASCII)
-_PAGE_CHARSET = re.compile(rb"<meta\b[^>]{0,200}?\bcharset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE)
-# Only some of Python's codecs: others take very long on hostile input (punycode).
-_CHARSET = re.compile(
-    r"utf-?(8|16|16le|16be)|(us-)?ascii|iso-?8859-\d{1,2}|latin-?1|(windows-|cp)\d{3,4}|shift[_-]jis|sjis"
-    r"|euc-(jp|kr)|gbk|gb2312|gb18030|big5(-hkscs)?|koi8-[ru]|iso-2022-(jp|kr)|tis-620",
-    re.IGNORECASE,
-)
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
@@ -151,21 +144,14 @@ class Response:
     truncated: bool
     redirects: tuple[str, ...] = ()
 
+    def decoded(self) -> Decoded:
+        """Return the body as text, by its mark, the header's charset or its own label; else the encoding is guessed."""
+        label = label_of_type(self.headers.get("content-type", ""))
+        found = decode(self.body, label, cut=self.truncated)
+        return found if found is not None else Decoded(self.body.decode("cp1252", "replace"), "cp1252", guessed=True)
+
     def text(self) -> str:
-        """Return the body as text, in the charset of the header or the page, else in UTF-8, else in Windows-1252."""
-        header = _HEADER_CHARSET.search(self.headers.get("content-type", ""))
-        page = _PAGE_CHARSET.search(self.body[:2_048])
-        named = [header[1] if header else "", page[1].decode("ascii") if page else ""]
-        for charset in (*filter(_CHARSET.fullmatch, named), "utf-8"):
-            try:
-                return self.body.decode(charset)
-            except UnicodeDecodeError as error:
-                # The size limit may have cut the last character in two; the charset can still be right.
-                if self.truncated and error.start > len(self.body) - 8:
-                    return self.body.decode(charset, "ignore")
-            except LookupError:
-                continue
-        return self.body.decode("cp1252", "replace")
+        return self.decoded().text
 
 
 class Fetcher:

@@ -30,12 +30,27 @@ _FOLDER = getattr(os, "O_PATH", 0) | getattr(os, "O_DIRECTORY", 0) | getattr(os,
 _FOLDER_ITSELF = _FOLDER | getattr(os, "O_NOFOLLOW", 0)
 
 
+class FileMark(NamedTuple):
+    """What tells whether a file is still the one that it was: no other one in its place, and no other content."""
+
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileMark:
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
 class FolderEntry(NamedTuple):
     """Something in a folder: its name (from `Root.walk` its path, with `/`), its kind (no link followed), its bytes."""
 
     name: str
     kind: EntryKind
     size: int
+    mark: FileMark | None = None
 
 
 def has_folder_descriptors() -> bool:
@@ -117,7 +132,7 @@ class DescriptorPaths:
                 for each in scan:
                     with suppress(FileNotFoundError):
                         status = each.stat(follow_symlinks=False)
-                        found.append(FolderEntry(each.name, _kind(status.st_mode), status.st_size))
+                        found.append(FolderEntry(each.name, _kind(status.st_mode), status.st_size, FileMark.of(status)))
         return found
 
     def replace(self, parts: Sequence[str], data: bytes, mode: int, create_dirs: bool, aside: Path | None) -> None:
@@ -209,7 +224,8 @@ class PlainPaths:
         for each in self._checked(parts).iterdir():
             with suppress(FileNotFoundError):
                 status = each.lstat()
-                found.append(FolderEntry(each.name, "link" if is_link(each) else _kind(status.st_mode), status.st_size))
+                kind: EntryKind = "link" if is_link(each) else _kind(status.st_mode)
+                found.append(FolderEntry(each.name, kind, status.st_size, FileMark.of(status)))
         return found
 
     def replace(self, parts: Sequence[str], data: bytes, mode: int, create_dirs: bool, aside: Path | None) -> None:

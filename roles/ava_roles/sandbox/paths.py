@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import unicodedata
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path, PurePath
@@ -15,7 +16,7 @@ from pathlib import Path, PurePath
 from ava_roles.errors import AccessRefused, FolderReplaced, NotThere, ToolFailed
 from ava_roles.sandbox import path_access
 from ava_roles.sandbox.linux import NotOnThisSystem, boot_id
-from ava_roles.sandbox.path_access import DescriptorPaths, EntryKind, FolderEntry, PlainPaths
+from ava_roles.sandbox.path_access import DescriptorPaths, EntryKind, FileMark, FolderEntry, PlainPaths
 
 Keep = Callable[[FolderEntry], bool]
 
@@ -59,6 +60,10 @@ class Root:
         """Return a root for a descriptor that was inherited from another process; by path where that is None."""
         return cls.open(path) if descriptor is None else cls(path, DescriptorPaths(descriptor))
 
+    def identity(self) -> str:
+        """Return what distinguishes this folder from any other, as `folder_identity` does."""
+        return identity_of(self._access.status)
+
     def is_in_place(self) -> bool:
         """Tell whether this very folder, and no other folder or link, is still at its path."""
         try:
@@ -75,14 +80,27 @@ class Root:
 
     def read(self, rel: str, cap: int = 2_000_000) -> tuple[bytes, bool]:
         """Return the first `cap` bytes of a regular file, and whether it has more. Raises AccessRefused, ToolFailed."""
+        data, more, _mark = self.read_marked(rel, cap)
+        return data, more
+
+    def read_marked(self, rel: str, cap: int) -> tuple[bytes, bool, FileMark]:
+        """Return what `read` does, and what the file was; one that changes meanwhile is read once more.
+
+        Raises AccessRefused, ToolFailed: as `read` does.
+        """
         parts = self.parts(rel)
         if not parts:
             raise ToolFailed("this is the workspace itself, a folder; name a file in it")
-        data = bytearray()
-        with _translate_errors(parts), self._access.open_file(parts) as descriptor:
-            while len(data) <= cap and (piece := os.read(descriptor, min(1 << 20, cap + 1 - len(data)))):
-                data += piece
-        return bytes(data[:cap]), len(data) > cap
+        for _try in range(2):
+            data = bytearray()
+            with _translate_errors(parts), self._access.open_file(parts) as descriptor:
+                before = FileMark.of(os.fstat(descriptor))
+                while len(data) <= cap and (piece := os.read(descriptor, min(1 << 20, cap + 1 - len(data)))):
+                    data += piece
+                after = FileMark.of(os.fstat(descriptor))
+            if before == after:
+                break
+        return bytes(data[:cap]), len(data) > cap, after
 
     @contextmanager
     def open_file(self, rel: str) -> Generator[int]:
@@ -158,7 +176,7 @@ class Root:
                         raise _tool_error(error, start, folder=True) from None
                     continue
                 above = "/".join((*names, ""))
-                found = (FolderEntry(above + each.name, each.kind, each.size) for each in inside)
+                found = (each._replace(name=above + each.name) for each in inside)
                 wanted = [each for each in found if keep is None or keep(each)]
                 pending += sorted(wanted, key=_order, reverse=True)
 
@@ -177,11 +195,28 @@ class Root:
             raise _outside(rel)
         return found
 
+    def find(self, rel: str) -> str:
+        """Return the path that a name means: itself, else the only one that is `shown` like it, in NFC or NFD.
+
+        Raises AccessRefused, ToolFailed: it cannot be found, or several look like it.
+        """
+        found: list[str] = []
+        for part in self.parts(rel):
+            with _translate_errors((*found, part), folder=True):
+                names = [entry.name for entry in self._access.entries(found)]
+            alike = [part] if part in names else [name for name in names if _looks(name) == _looks(part)]
+            if len(alike) > 1:
+                raise ToolFailed(f"{len(alike)} names look like {shown(part)}; list the folder, or rename all but one")
+            found.append(alike[0] if alike else part)
+            if not alike:
+                raise _tool_error(FileNotFoundError(errno.ENOENT, ""), found)
+        return "/".join(found)
+
     def _entry(self, parts: Sequence[str]) -> FolderEntry:
         with _translate_errors(parts, folder=True):
             for entry in self._access.entries(parts[:-1]):
                 if entry.name == parts[-1]:
-                    return FolderEntry("/".join(parts), entry.kind, entry.size)
+                    return entry._replace(name="/".join(parts))
         raise _tool_error(FileNotFoundError(errno.ENOENT, ""), parts)
 
 
@@ -209,6 +244,11 @@ def shown(rel: str) -> str:
     """Return a path for a message or a result line: one line, printable, at most 200 characters."""
     text = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in rel)
     return text if len(text) <= 200 else text[:199] + "…"
+
+
+def _looks(name: str) -> str:
+    """Return what a person or model sees of a name, in one form of Unicode."""
+    return shown(unicodedata.normalize("NFC", name))
 
 
 def _order(entry: FolderEntry) -> str:

@@ -2,14 +2,16 @@ r"""A text file for editing: its lines joined by `\n`, the real end of each line
 
 from __future__ import annotations
 
-import codecs
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import ClassVar, NamedTuple
+
+from ava_roles.encodings import decode, encoding_name
 
 _CONTEXT_LINES = 2
 _MAX_REGIONS = 3
@@ -75,7 +77,10 @@ def _listed(lines: Sequence[tuple[str, int, str]]) -> list[str]:
 
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
-_WIDE = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+class NotWritable(Exception):
+    """Raised for a character that a file's encoding does not have; says which."""
 
 
 class NotEditable(Exception):
@@ -84,34 +89,55 @@ class NotEditable(Exception):
 
 @dataclass(frozen=True)
 class Document:
-    r"""A text file, whose `text` has `\n` as line end; `ends` has those of the file. `mark`: a byte order mark."""
+    r"""A text file, whose `text` has `\n` as line end; `ends` has those of the file. `mark`: its byte order mark.
+
+    `guessed`: nothing in the file says that `codec` is its encoding.
+    """
 
     MAX_PLACES: ClassVar[int] = 1_000
     MAX_REPLACED: ClassVar[int] = 20_000
 
     text: str
     ends: tuple[str, ...]
-    mark: bool = False
+    mark: bytes = b""
+    codec: str = "utf-8"
+    guessed: bool = False
 
     @classmethod
     def of(cls, data: bytes) -> Document:
-        if data.startswith(_WIDE):
-            raise NotEditable("it is UTF-16 or UTF-32, and only UTF-8 is edited")
-        if b"\0" in data:
+        decoded = decode(data)
+        if decoded is None:
             raise NotEditable("it is binary")
-        mark = data.startswith(codecs.BOM_UTF8)
+        if decoded.replaced:
+            raise NotEditable(f"it is not valid {decoded.encoding}")
+        text = decoded.text
+        ends = tuple(_LINE_END.findall(text)) if "\r" in text else ("\n",) * text.count("\n")
+        document = cls(normalize_line_ends(text), ends, decoded.mark, decoded.codec, decoded.guessed)
         try:
-            text = data.removeprefix(codecs.BOM_UTF8).decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise NotEditable(f"it is not UTF-8 (byte {data[error.start + 3 * mark]:#04x})") from None
-        if "\r" not in text:
-            return cls(text, ("\n",) * text.count("\n"), mark)
-        return cls(_LINE_END.sub("\n", text), tuple(_LINE_END.findall(text)), mark)
+            exact = document.data() == data
+        except NotWritable:
+            exact = False
+        if not exact:
+            raise NotEditable(f"read as {decoded.encoding}, it would not be written back byte for byte")
+        return document
 
     def data(self) -> bytes:
+        """Return the bytes of the file. Raises NotWritable."""
         lines = self.text.split("\n")
         whole = "".join(part for pair in zip(lines, (*self.ends, ""), strict=True) for part in pair)
-        return (codecs.BOM_UTF8 if self.mark else b"") + whole.encode("utf-8")
+        try:
+            return self.mark + whole.encode(self.codec)
+        except UnicodeEncodeError as error:
+            char = whole[error.start]
+            name = unicodedata.name(char, "no name")
+            line = whole.count("\n", 0, error.start) + 1
+            raise NotWritable(
+                f"{char} (U+{ord(char):04X}, {name}) in line {line:,} is not in {self.encoding}"
+            ) from None
+
+    @property
+    def encoding(self) -> str:
+        return encoding_name(self.codec)
 
     @cached_property
     def lines(self) -> list[str]:
@@ -123,11 +149,26 @@ class Document:
         return self.text.endswith("\n")
 
     def like(self, other: Document) -> Document:
-        """Return this text with the line ends of another document, if those are all the same, and with its mark."""
+        r"""Return this text with the encoding and the mark of another, and with its line ends, if it has only `\n`.
+
+        Of several kinds, the lines before and after what differs keep theirs, and those between as far as they go.
+        """
+        ends = self._ends_like(other) if set(self.ends) == {"\n"} else self.ends
+        mark = other.mark or (self.mark if other.codec == "utf-8" else b"")
+        return replace(self, ends=ends, mark=mark, codec=other.codec, guessed=other.guessed)
+
+    def _ends_like(self, other: Document) -> tuple[str, ...]:
         kinds = Counter(other.ends)
-        if len(kinds) != 1 or set(self.ends) != {"\n"}:
-            return replace(self, mark=self.mark or other.mark)
-        return replace(self, ends=tuple(kinds) * len(self.ends), mark=self.mark or other.mark)
+        usual = "\n" if not kinds or kinds["\n"] == max(kinds.values()) else kinds.most_common(1)[0][0]
+        lines, others = self.text.split("\n"), other.text.split("\n")
+        most = min(len(self.ends), len(other.ends))
+        before = _count_equal(lines[:most], others[:most])
+        after = max(0, _count_equal(lines[:0:-1], others[:0:-1]) - 1)  # the last line has no end
+        after = min(after, most - before)
+        between = len(self.ends) - before - after
+        changed = other.ends[before : len(other.ends) - after][:between]
+        changed += (usual,) * (between - len(changed))
+        return other.ends[:before] + changed + other.ends[len(other.ends) - after :]
 
     def places(self, old: str) -> list[int]:
         """Return the offsets of a text, overlapping ones included; at most `MAX_PLACES`."""
@@ -177,12 +218,22 @@ class Document:
             at = start + len(old)
         parts.append(self.text[at:])
         ends += self.ends[kept:]
-        return Document("".join(parts), tuple(ends), self.mark), regions
+        return replace(self, text="".join(parts), ends=tuple(ends)), regions
 
     def _end_of(self, line: int) -> str:
         if line < len(self.ends):
             return self.ends[line]
         return self.ends[-1] if self.ends else "\n"
+
+
+def _count_equal(lines: Sequence[str], others: Sequence[str]) -> int:
+    """Return how many lines at the beginning are equal."""
+    count = 0
+    for line, other in zip(lines, others, strict=False):
+        if line != other:
+            break
+        count += 1
+    return count
 
 
 def normalize_line_ends(text: str) -> str:

@@ -13,6 +13,7 @@ from itertools import groupby
 
 from pydantic import Field
 
+from ava_roles.encodings import decode
 from ava_roles.errors import NotThere, ToolFailed
 from ava_roles.sandbox.paths import shown
 from ava_roles.threads import run_sync
@@ -20,6 +21,7 @@ from ava_roles.tool import ToolArgs, ToolContext, ToolOutput, ToolSpec, need_edi
 from ava_roles.tools.document import (
     Document,
     NotEditable,
+    NotWritable,
     Region,
     describe_counts,
     normalize_line_ends,
@@ -199,7 +201,7 @@ class EditFile:
         description=(
             "Replace a text in a file of your worktree. `old` must be in the file exactly once: quote enough lines"
             " around it, or set replace_all. If it is not there, the most similar places are shown. The file keeps its"
-            " line endings and permissions."
+            " line endings, encoding and permissions."
         ),
         args=EditFileArgs,
         read_only=False,
@@ -272,11 +274,12 @@ def _edit(edits: Edits, args: EditFileArgs, hide: Callable[[str], str]) -> ToolO
     if size > BYTES_MAX:
         raise ToolFailed(f"{shown(name)} would have {size:,} characters, more than {BYTES_MAX:,}; write less")
     edited, regions = document.replaced(starts, old, new)
-    edits.write(name, edited.data())
+    edits.write(name, _writable(name, edited))
     places = "1 place" if len(starts) == 1 else f"{len(starts):,} places"
     head = f"edited {shown(name)}: {places}, {describe_counts(document.lines, edited.lines, regions)}"
     if unseen := clean(old)[1]:
         head += f"; {unseen * len(starts):,} characters or escape sequences there that are not shown to you are gone"
+    head += _said_encoding(edited)
     text = render_changes(seen.lines, _seen(edited, hide).lines, regions) + _note_on_last_line(document, edited)
     return ToolOutput(f"{head}\n{text}", count=len(starts))
 
@@ -303,7 +306,8 @@ def _write(edits: Edits, args: WriteFileArgs, hide: Callable[[str], str]) -> Too
         existing = edits.read(name)
     except NotThere:
         existing = None
-    _refuse_redaction_marks(args.content, (existing or b"").decode("utf-8", "replace"), name)
+    decoded = decode(existing or b"")
+    _refuse_redaction_marks(args.content, decoded.text if decoded is not None else "", name)
     data = args.content.encode()
     if existing is None:
         edits.write(name, data)
@@ -317,13 +321,17 @@ def _write(edits: Edits, args: WriteFileArgs, hide: Callable[[str], str]) -> Too
         replaced = f"in place of {_bytes(existing)} ({why})"
         return ToolOutput(f"wrote {shown(name)}: {_lines(lines)}, {_bytes(data)}, {replaced}", count=1)
     after = Document.of(data).like(before)
-    if after.data() == existing:
+    written = _writable(name, after)
+    if written == existing:
         return ToolOutput(f"{shown(name)} already has this content; nothing was written", count=0)
-    edits.write(name, after.data())
+    edits.write(name, written)
     whole = Region(0, len(before.lines), 0, len(after.lines))
     head = f"wrote {shown(name)}: {_lines(len(after.lines))} in place of {_lines(len(before.lines))}"
-    if after.data() != data:
-        head += "; the file's line endings and mark at its beginning are kept"
+    if written != data:
+        mark = " with its byte order mark" if after.mark else ""
+        head += f"; the file's line endings and encoding ({after.encoding}{mark}) are kept"
+    if after.guessed:
+        head += "; the encoding is a guess"
     changed = render_change(_seen(before, hide).lines, _seen(after, hide).lines, whole)
     counts = describe_counts(before.lines, after.lines, (whole,))
     return ToolOutput(f"{head}; {counts}\n{changed}{_note_on_last_line(before, after)}", count=1)
@@ -336,6 +344,21 @@ def _document(name: str, data: bytes) -> Document:
         raise ToolFailed(
             f"{shown(name)} cannot be edited: {why}; leave it as it is, or replace it as a whole"
         ) from None
+
+
+def _writable(name: str, document: Document) -> bytes:
+    try:
+        return document.data()
+    except NotWritable as why:
+        raise ToolFailed(
+            f"{why}, the encoding of {shown(name)}; nothing was changed: use a character that this encoding has"
+        ) from None
+
+
+def _said_encoding(document: Document) -> str:
+    if document.codec == "utf-8":
+        return ""
+    return f"; kept as {document.encoding}" + (", a guess" if document.guessed else "")
 
 
 def _seen(document: Document, hide: Callable[[str], str]) -> Document:

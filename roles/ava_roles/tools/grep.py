@@ -6,18 +6,21 @@ whole server, for hours; so it runs in a child process (`main`) with a time limi
 
 from __future__ import annotations
 
+import hashlib
 import re
+import unicodedata
 from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from ava_roles.encodings import Decoded, decode
 from ava_roles.errors import ToolFailed
 from ava_roles.passages import split_lines
 from ava_roles.sandbox.paths import Root
 from ava_roles.tools import child
-from ava_roles.tools.text_files import WalkFilter, decode_text, patterns, read_unpacked
+from ava_roles.tools.text_files import WalkFilter, patterns, unpacked
 
-MAX_FILE_BYTES = 2_000_000
+MAX_FILE_BYTES = 10_000_000
 MAX_ENTRIES = 20_000
 CHILD_SECONDS = 30
 _LINE_CHARS = 240
@@ -43,7 +46,8 @@ class GrepResult:
     """The result of a search: path, line number and line of each match; `more`: there are others.
 
     `files` were searched; `skipped` ones are binary, too large or not readable. `cut`: there are more files than a
-    search covers.
+    search covers. `notes`: how files with a match were read, where that is worth saying ("read as Windows-1251").
+    `hashes`: the SHA-256 of the files with a match.
     """
 
     hits: list[tuple[str, int, str]] = field(default_factory=list[tuple[str, int, str]])
@@ -51,6 +55,8 @@ class GrepResult:
     skipped: int = 0
     more: bool = False
     cut: bool = False
+    notes: dict[str, str] = field(default_factory=dict[str, str])
+    hashes: dict[str, str] = field(default_factory=dict[str, str])
 
 
 def search(
@@ -62,18 +68,20 @@ def search(
     `check` is called for each file; it raises to stop.
     """
     matching = _matcher(query)
-    wanted_names = patterns(query.glob) if query.glob else None
+    wanted_names = patterns(unicodedata.normalize("NFC", query.glob)) if query.glob else None
     if query.glob and wanted_names is None:
         raise ToolFailed(f"glob {query.glob!r} is not a pattern; give one such as *.py or src/**/*.ts")
     wanted = WalkFilter(root, check)
     found = GrepResult()
-    for entry in root.walk(query.path, limit=MAX_ENTRIES, keep=wanted):
-        if wanted_names is not None and not wanted_names.match_file(entry.name):
+    for entry in root.walk(root.find(query.path), limit=MAX_ENTRIES, keep=wanted):
+        if wanted_names is not None and not wanted_names.match_file(unicodedata.normalize("NFC", entry.name)):
             continue
-        text = _read_text(root, entry.name, entry.size)
-        if text is None:
+        data = _read(root, entry.name, entry.size)
+        decoded = _decoded(data)
+        if data is None or decoded is None:
             found.skipped += 1
             continue
+        text = decoded.text
         found.files += 1
         if next(matching(text), None) is None:  # as in most files, which then need no hiding
             continue
@@ -82,18 +90,30 @@ def search(
                 found.more = True
                 return found
             found.hits.append((entry.name, number, line))
+            if entry.name not in found.hashes:
+                found.hashes[entry.name] = hashlib.sha256(data).hexdigest()
+            if decoded.note:
+                found.notes[entry.name] = decoded.note
     found.cut = wanted.asked >= MAX_ENTRIES
     return found
 
 
-def _read_text(root: Root, name: str, size: int) -> str | None:
+def _read(root: Root, name: str, size: int) -> bytes | None:
+    """Return the bytes of a file; None if it is too large, or cannot be read."""
     if size > MAX_FILE_BYTES:
         return None
     try:
-        data, more = read_unpacked(root, name, MAX_FILE_BYTES)
+        data, more = root.read(name, MAX_FILE_BYTES)
     except ToolFailed:
         return None
-    return None if more else decode_text(data)
+    return None if more else data
+
+
+def _decoded(data: bytes | None) -> Decoded | None:
+    if data is None:
+        return None
+    text, more = unpacked(data, MAX_FILE_BYTES)
+    return None if more else decode(text)
 
 
 def _matcher(query: LineQuery) -> Callable[[str], Generator[tuple[int, str]]]:
@@ -123,11 +143,14 @@ def _matcher(query: LineQuery) -> Callable[[str], Generator[tuple[int, str]]]:
 
 
 def _around(line: str, at: int) -> str:
+    """Return a line, of a long one what is around a place, and the column at which that begins."""
     if len(line) <= _LINE_CHARS:
         return line.strip()
     start = max(0, at - _LINE_CHARS // 3)
     end = start + _LINE_CHARS
-    return ("…" if start else "") + line[start:end].strip() + ("…" if end < len(line) else "")
+    piece = line[start:end]
+    column = start + 1 + len(piece) - len(piece.lstrip())
+    return f"from column {column:,}: {piece.strip()}"
 
 
 def main() -> None:

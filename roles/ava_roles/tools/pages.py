@@ -1,4 +1,4 @@
-"""What a PDF, a web page and a table are to the tools, and the words of a web page; `parser_process.py` reads them.
+"""What a web page and a table are to the tools, and the words of a web page; `parser_process.py` reads them.
 
 Tables are Markdown, from CSV and from the documents of the extra, within what one file may cost.
 """
@@ -7,91 +7,17 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
-from itertools import islice, takewhile
-from typing import Any
+from itertools import islice
 
 from ava_extras import has_extra, load
 from ava_roles.errors import ToolFailed
-from ava_roles.passages import split_lines
-from ava_roles.tools.text_files import decode_text
+from ava_roles.tools.page_text import SHORT_CHARS, PageText, read_page_text
 
 PAGE_CHARS = 200_000
-
-
-@dataclass(frozen=True)
-class Pdf:
-    """Some pages of a PDF, each with its number (from 1) and text; `total` counts all pages.
-
-    `unread`: the time was up before the last requested page. `before`: the text of the page before the first one: a
-    secret may begin there.
-    """
-
-    pages: tuple[tuple[int, str], ...]
-    total: int
-    title: str | None
-    unread: bool = False
-    before: str = ""
-
-
-def is_pdf(data: bytes) -> bool:
-    return b"%PDF-" in data[:1024]
-
-
-def hide_pages(pages: Sequence[tuple[int, str]], hide: Callable[[str], str]) -> list[tuple[int, str]]:
-    """Return pages with their secrets hidden, even one that continues on the next page."""
-    texts = ["\n".join(split_lines(text)) for _, text in pages]
-    lines = iter(hide("\n".join(texts)).split("\n"))
-    return [(page[0], "\n".join(islice(lines, text.count("\n") + 1))) for page, text in zip(pages, texts, strict=True)]
-
-
-_HOLLOW_CHARS = 30  # a page with scripts and fewer characters shows nothing without them
-_NEEDS_SCRIPTS = re.compile(
-    r"(enable|activate|requires?|need|without)\s+javascript|javascript\s+(is\s+)?(required|disabled|must)"
-    r"""|\bid=["']?(root|app|__next|__nuxt)["']?[\s>]""",
-    re.IGNORECASE,
-)
-_INVISIBLE_TAGS = ("script", "style", "noscript", "template", "svg", "head", "iframe")
-_BLOCK_TAG_NAMES = """
-    address article aside blockquote br dd div dl dt figcaption footer form h1 h2 h3 h4 h5 h6 header hr li main nav ol
-    option p pre section table td th tr ul
-"""
-_BLOCK_TAGS = frozenset(_BLOCK_TAG_NAMES.split())
-
-
-def page_words(html: str) -> tuple[str, bool]:
-    """Return all words of a page, one line per block, and whether it needs scripts to show its content."""
-    lxml_html: Any = import_module("lxml.html")  # has no types
-    etree: Any = import_module("lxml.etree")
-    try:
-        # Bytes, because lxml refuses a string that declares its encoding.
-        parser = lxml_html.HTMLParser(encoding="utf-8")
-        tree = lxml_html.document_fromstring(html.encode("utf-8", "replace"), parser=parser)
-    except (etree.LxmlError, ValueError):
-        return "", False
-    scripted = next(tree.iter("script"), None) is not None
-    parts: list[str] = []
-    # A walk, not a recursion: a page may be nested to any depth.
-    walk = etree.iterwalk(tree, events=("start", "end"))
-    for event, element in walk:
-        silent = not isinstance(element.tag, str) or element.tag in _INVISIBLE_TAGS
-        if event == "start" and silent:
-            walk.skip_subtree()
-        else:
-            if element.tag in _BLOCK_TAGS:
-                parts.append("\n")
-            parts.append((element.text if event == "start" else element.tail) or "")
-    lines = (" ".join(line.split()) for line in "".join(parts).split("\n"))
-    text = "\n".join(line for line in lines if line)
-    return text, scripted and (len(text) < _HOLLOW_CHARS or _NEEDS_SCRIPTS.search(html) is not None)
-
-
-_SHORT_CHARS = 200  # an article that is shorter was probably missed, so the whole page is read
 _MAX_TAGS = 100_000  # with more, finding the article takes minutes and gigabytes
 _HUGE_CHARS = 2_000_000  # how much of such a page is read
 _ONLY_WORDS = "these are all its words, without headings and links, because Ava has no extra `documents` here"
@@ -113,29 +39,38 @@ class WebPage:
 
 def read_html(html: str, url: str) -> WebPage:
     if html.count("<") > _MAX_TAGS:
-        words, _hollow = page_words(html[:_HUGE_CHARS])
-        return WebPage(words[:PAGE_CHARS], note="it is very large: this is its beginning, without headings and links")
+        page = read_page_text(html[:_HUGE_CHARS], url)
+        notes = ["it is very large: this is its beginning, without headings and links", *_gaps(page)]
+        return WebPage(page.text[:PAGE_CHARS], page.title or None, note="; ".join(notes))
+    page = read_page_text(html, url)
     finds_articles = has_extra("documents")
-    article: WebPage = load("documents").read_article(html, url) if finds_articles else WebPage("", note=_ONLY_WORDS)
-    text, note = article.text, article.note
-    if len(text) < _SHORT_CHARS:
-        whole, hollow = page_words(html)
-        text = whole if len(whole) > len(text) else text
-        if hollow:
-            note = "it seems to need JavaScript, which is not run here; look for another source"
+    article: WebPage = (
+        load("documents").read_article(page.html, url) if finds_articles else WebPage("", note=_ONLY_WORDS)
+    )
+    text = article.text
+    notes = [article.note] if article.note else []
+    if len(text) < SHORT_CHARS:
+        text = page.text if len(page.text) > len(text) else text
+        if page.needs_scripts:
+            notes = ["it seems to need JavaScript, which is not run here; look for another source"]
         elif not text:
-            note = "it contains no text"
-    return WebPage(text[:PAGE_CHARS], article.title, article.date, note)
+            notes = ["it contains no text"]
+    note = "; ".join((*notes, *_gaps(page)))
+    return WebPage(text[:PAGE_CHARS], article.title or page.title or None, article.date, note or None)
+
+
+def _gaps(page: PageText) -> list[str]:
+    return [f"not in this text: {', '.join(page.missing)}"] if page.missing else []
 
 
 _MAX_ROWS = 2_000
 _ROWS_SCANNED = 200_000  # a sheet may claim a million empty rows
 MAX_COLUMNS = 200
-_MAX_CELL_CHARS = 500
-_LONG_CELL_CHARS = 50_000  # of a cell that is cut: a secret in its beginning ends in these
-_HIDDEN_CHARS = 5_000_000  # of such cells, of all tables of a file together
+_BETWEEN_CELLS, _BAR = " | ", "\\|"
+_CELL_CHARS = 32_767  # the most that a cell of Excel holds
 _TABLE_CHARS = 1_000_000  # of all tables of a file together
 _CSV_CHARS = 4_000_000
+_BEHIND_CHARS = 50_000  # read too, for a secret at the end of the others
 PARSING_S = 20.0
 
 
@@ -151,13 +86,9 @@ def parsing(what: str) -> Generator[None]:
 
 
 @parsing("CSV file")
-def read_csv(data: bytes, hide: Callable[[str], str] = str) -> str:
-    """Return a CSV file as a table; its cells are separated by `,`, `;`, tab or `|`. Raises ToolFailed: not text."""
-    text = decode_text(data)
-    if text is None:
-        raise ToolFailed("this file is named like a CSV but is not text; choose another file")
-
-    beginning = hide(text[: _CSV_CHARS + _LONG_CELL_CHARS])[:_CSV_CHARS]
+def read_csv(text: str, hide: Callable[[str], str] = str) -> str:
+    """Return the text of a CSV file as a table; its cells are separated by `,`, `;`, tab or `|`."""
+    beginning = hide(text[: _CSV_CHARS + _BEHIND_CHARS])[:_CSV_CHARS]
     lines = beginning[:8_192].splitlines()[:20]
     often = {sign: (sum(sign in line for line in lines), sum(line.count(sign) for line in lines)) for sign in ",;\t|"}
     delimiter = max(often, key=often.__getitem__)
@@ -168,18 +99,11 @@ def read_csv(data: bytes, hide: Callable[[str], str] = str) -> str:
 
 
 class TableBudget:
-    """What the tables of one file may cost together: time, characters that are shown, and cells to hide secrets in.
+    """What the tables of one file may cost together: time and characters. `room`: how many may still be shown."""
 
-    `hide` replaces secrets in cells that are cut; it is asked once for each different cell. `room`: how many characters
-    may still be shown.
-    """
-
-    def __init__(self, hide: Callable[[str], str] = str) -> None:
+    def __init__(self) -> None:
         self.room = _TABLE_CHARS
         self._until = time.monotonic() + PARSING_S
-        self._hide = hide
-        self._hidden: dict[str, str] = {}
-        self._to_hide = _HIDDEN_CHARS
 
     @property
     def late(self) -> bool:
@@ -187,25 +111,26 @@ class TableBudget:
 
     @property
     def spent(self) -> bool:
-        return self.room <= 0 or self._to_hide <= 0 or self.late
+        return self.room <= 0 or self.late
 
     def clean_row(self, row: Iterable[str]) -> list[str]:
         """Return the cells of a row, without empty ones at its end; the clock is looked at for each of them."""
-        in_time = takewhile(lambda _cell: not self.spent, islice(row, MAX_COLUMNS + 1))
-        cells = [self._clean_cell(cell) for cell in in_time]
+        cells: list[str] = []
+        room = self.room
+        for cell in islice(row, MAX_COLUMNS + 1):
+            if room <= 0 or self.late:
+                break
+            cells.append(_clean_cell(cell))
+            room -= len(cells[-1]) + len(_BETWEEN_CELLS)
         while cells and not cells[-1]:
             cells.pop()
         return cells
 
-    def _clean_cell(self, cell: str) -> str:
-        if len(cell) <= _MAX_CELL_CHARS:
-            return " ".join(cell.split())
-        cell = cell[:_LONG_CELL_CHARS]
-        if (shown := self._hidden.get(cell)) is None:
-            self._to_hide -= len(cell)
-            shown = " ".join(self._hide(cell)[: 4 * _MAX_CELL_CHARS].split())[:_MAX_CELL_CHARS]
-            self._hidden[cell] = shown
-        return shown
+
+def _clean_cell(cell: str) -> str:
+    """Return a cell on one line; the longest that a workbook can hold is shown whole."""
+    line = " ".join(cell[: 2 * _CELL_CHARS].split())
+    return line if len(line) <= _CELL_CHARS else f"{line[:_CELL_CHARS]} (cut here: the cell has more text)"
 
 
 def render_table(rows: Iterable[Iterable[str]], budget: TableBudget | None = None) -> str:
@@ -226,7 +151,7 @@ def render_table(rows: Iterable[Iterable[str]], budget: TableBudget | None = Non
                     notes.append(f"(only the first {MAX_COLUMNS} columns are shown)")
             if not lines:
                 lines.append("|" + "---|" * len(cells))
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+            lines.append(f"| {_BETWEEN_CELLS.join(cell.replace('|', _BAR) for cell in cells)} |")
             budget.room -= len(lines[-1]) + 1
         if cut:
             notes.append("(cut here: the rest is too long to read)")

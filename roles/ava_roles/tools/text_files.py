@@ -1,8 +1,7 @@
-"""Text files: decoding, pieces that fit an answer, and which files of a folder to read."""
+"""Text files: unpacking, pieces that fit an answer, and which files of a folder to read."""
 
 from __future__ import annotations
 
-import codecs
 import io
 import re
 import zlib
@@ -11,10 +10,10 @@ from contextlib import suppress
 from gzip import GzipFile
 from typing import TYPE_CHECKING, NamedTuple
 
+from ava_roles.encodings import decode
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.path_access import FolderEntry
 from ava_roles.sandbox.paths import Root
-from ava_roles.wrap import unescape_html
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 _MAX_LINE_CHARS = 4_000
 _GZIP = b"\x1f\x8b\x08"
-_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _PIECE = 65_536
 
 
@@ -33,71 +31,62 @@ def read_unpacked(root: Root, name: str, cap: int) -> tuple[bytes, bool]:
     Raises AccessRefused, ToolFailed: as `Root.read` does.
     """
     data, more = root.read(name, cap)
+    shown, further = unpacked(data, cap)
+    return shown, more or further
+
+
+def unpacked(data: bytes, cap: int) -> tuple[bytes, bool]:
+    """Return at most `cap` bytes of what is in a `.gz` file, or of another one as it is; and whether it has more."""
     if not data.startswith(_GZIP):
-        return data, more
-    unpacked = bytearray()
+        return data[:cap], len(data) > cap
+    content, more = bytearray(), False
     try:
         with GzipFile(fileobj=io.BytesIO(data)) as file:
-            while len(unpacked) <= cap and (piece := file.read1(min(_PIECE, cap + 1 - len(unpacked)))):
-                unpacked += piece
+            while len(content) <= cap and (piece := file.read1(min(_PIECE, cap + 1 - len(content)))):
+                content += piece
     except (OSError, EOFError, zlib.error):
         more = True
-    return bytes(unpacked[:cap]), more or len(unpacked) > cap
+    return bytes(content[:cap]), more or len(content) > cap
 
 
 def is_binary(head: bytes) -> bool:
-    return b"\0" in head and not head.startswith(_UTF16)
-
-
-def decode_text(data: bytes, *, cut: bool = False) -> str | None:
-    """Return bytes as text (UTF-8, UTF-16 with a mark, Windows-1252); None with a zero. `cut`: a part of it."""
-    if data.startswith(_UTF16):
-        return data.decode("utf-16", "replace")
-    if b"\0" in data[:65_536]:
-        return None
-    data = data.removeprefix(codecs.BOM_UTF8)
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        if cut and error.start > len(data) - 4:
-            return data.decode("utf-8", "ignore")
-        return data.decode("cp1252", "replace")
-
-
-_UNSEEN = re.compile(r"<!--.*?(?:-->|\Z)|<(script|style)\b[^<>]*+>.*?(?:</\1\s*+>|\Z)", re.DOTALL | re.IGNORECASE)
-_TAG = re.compile(r"</?([A-Za-z!][A-Za-z0-9]*+)[^<>]*+>")
-_INLINE = frozenset(re.split(" ", "a abbr b cite code dfn em font i kbd q s samp small span strong sub sup tt u var"))
-
-
-def without_tags(html: str) -> str:
-    """Return the words of an HTML page with the number of its lines unchanged; the tags, scripts and styles go."""
-    text = _UNSEEN.sub(lambda found: "\n" * found[0].count("\n"), html)
-    text = _TAG.sub(lambda found: "\n" * found[0].count("\n") or " " * (found[1].lower() not in _INLINE), text)
-    text = unescape_html(text).replace("\xa0", " ")
-    return "\n".join(line.rstrip() for line in text.split("\n"))
+    return b"\0" in head and decode(head, cut=True) is None
 
 
 class LineWindow(NamedTuple):
-    """A range of lines that fits an answer (none: `last` is `first - 1`); lines in `cut` are shown in part."""
+    """A range of lines that fits an answer (none: `last` is `first - 1`).
+
+    `cut`: the lines that are shown in part, each with the column (from 1) of its first character that is not shown.
+    """
 
     text: str
     first: int
     last: int
-    cut: tuple[int, ...]
+    cut: tuple[tuple[int, int], ...]
 
 
-def take_lines(lines: Sequence[str], offset: int, limit: int | None, max_chars: int) -> LineWindow:
-    """Return the lines from number `offset` on that fit; at least one, if there is one."""
+def take_lines(lines: Sequence[str], offset: int, limit: int | None, max_chars: int, column: int = 1) -> LineWindow:
+    """Return the lines from number `offset` on that fit, of the first one what begins at `column`; at least one.
+
+    A line with a column that does not fit is shown as far as there is room; nothing follows it.
+    """
     taken: list[str] = []
-    cut: list[int] = []
+    cut: list[tuple[int, int]] = []
     room = max_chars
+    if column > 1 and lines[offset - 1 : offset]:
+        rest = lines[offset - 1][column - 1 :]
+        if len(rest) > room:
+            return LineWindow(rest[:room], offset, offset, ((offset, column + room),))
+        lines = [*lines[: offset - 1], rest[:], *lines[offset:]]
     for number, line in enumerate(lines[offset - 1 :], offset):
         if limit is not None and len(taken) >= limit:
             break
-        if len(line) > _MAX_LINE_CHARS:
+        whole_rest = column > 1 and number == offset
+        if len(line) > _MAX_LINE_CHARS and not whole_rest:
             line = line[:_MAX_LINE_CHARS]
-            cut.append(number)
+            cut.append((number, _MAX_LINE_CHARS + 1))
         if taken and len(line) + 1 > room:
+            cut = [each for each in cut if each[0] < number]
             break
         room -= len(line) + 1
         taken.append(line)
@@ -110,6 +99,11 @@ _MAX_KEY_FILE = 200_000
 _MAX_KEY_ENTRIES = 50_000
 _PRIVATE_KEYS = ("PRIVATE KEY", "LS0tLS1CRUdJTi")
 """What a file with a private key contains; the second one is the same in base64."""
+_PRIVATE_KEY_BYTES = tuple(
+    mark.encode(codec)
+    for mark in _PRIVATE_KEYS
+    for codec in ("ascii", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")
+)
 
 
 def find_private_key_files(root: Root, check: Callable[[], None] = lambda: None) -> Iterator[str]:
@@ -124,10 +118,9 @@ def find_private_key_files(root: Root, check: Callable[[], None] = lambda: None)
         if len(_PRIVATE_KEYS[0]) < entry.size <= _MAX_KEY_FILE:
             with suppress(ToolFailed):
                 data, _more = read_unpacked(root, entry.name, _MAX_KEY_FILE)
-                likely = data[:1] in b"\xff\xfe" or any(mark.encode() in data for mark in _PRIVATE_KEYS)
-                text = decode_text(data) if likely else None
-                if text is not None and any(mark in text for mark in _PRIVATE_KEYS):
-                    yield text
+                decoded = decode(data) if any(mark in data for mark in _PRIVATE_KEY_BYTES) else None
+                if decoded is not None and any(mark in decoded.text for mark in _PRIVATE_KEYS):
+                    yield decoded.text
 
 
 _MAX_STARS, _MAX_DEEP = 6, 2
@@ -169,7 +162,8 @@ class WalkFilter:
         if folder not in self._specs:
             try:
                 data, _ = self._root.read(f"{folder}/.gitignore" if folder else ".gitignore", 100_000)
-                self._specs[folder] = patterns(*(decode_text(data) or "").splitlines())
+                decoded = decode(data)
+                self._specs[folder] = patterns(*decoded.text.splitlines()) if decoded is not None else None
             except ToolFailed:
                 self._specs[folder] = None
         return self._specs[folder]

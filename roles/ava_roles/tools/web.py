@@ -31,7 +31,8 @@ from ava_roles.tool import (
     need_search,
 )
 from ava_roles.tools import parser_process
-from ava_roles.tools.pages import WebPage, is_pdf
+from ava_roles.tools.extracted import PDF, is_pdf
+from ava_roles.tools.pages import WebPage
 
 if TYPE_CHECKING:
     from protego import Protego
@@ -209,8 +210,9 @@ class ReadWebpages:
 def _readable(got: Response, hide: Callable[[str], str]) -> WebPage:
     page = read_page(got)
     title = page.title and hide(page.title)[:_TITLE_CHARS]
+    note = page.note and hide(page.note)
     # Before the text is cut for the answer; a secret that begins in what is shown ends in twice as much.
-    return replace(page, text=hide(page.text[: 2 * _PAGE_CHARS]), title=title)
+    return replace(page, text=hide(page.text[: 2 * _PAGE_CHARS]), title=title, note=note)
 
 
 def _status(got: Response) -> str:
@@ -423,11 +425,14 @@ def read_page(got: Response) -> WebPage:
     """Return the content of a response. Raises ToolFailed: it is neither HTML, PDF nor text."""
     if is_pdf(got.body):
         return _pdf(got)
-    if is_html(got):
-        return parser_process.read_html(got.text(), got.url)
-    if not is_text(got):
+    if not is_html(got) and not is_text(got):
         raise ToolFailed(f"it is {got.content_type or 'of no stated type'} ({len(got.body):,} bytes), not text")
-    return WebPage(got.text())
+    decoded = got.decoded()
+    page = parser_process.read_html(decoded.text, got.url) if is_html(got) else WebPage(decoded.text)
+    if not (decoded.guessed or decoded.replaced):
+        return page
+    notes = [decoded.note + (", a guess" if decoded.guessed else ""), *filter(None, [page.note])]
+    return replace(page, note="; ".join(notes))
 
 
 def is_html(got: Response) -> bool:
@@ -446,9 +451,9 @@ def is_text(got: Response) -> bool:
 def _pdf(got: Response) -> WebPage:
     if got.truncated:
         raise ToolFailed(f"it is a PDF of more than {len(got.body):,} bytes, too large to read")
-    pdf = parser_process.read_pdf(got.body)
-    text = "\n\n".join(f"[page {number}]\n{text}" for number, text in pdf.pages)
-    note = f"only pages 1 to {len(pdf.pages)} of {pdf.total} were read" if pdf.unread else None
-    if not any(text for _, text in pdf.pages):
-        note = "its pages contain no text: they may be scanned images, which cannot be read here"
-    return WebPage(text, pdf.title, None, note)
+    pdf = parser_process.read_document(PDF, got.body)
+    text = "\n\n".join(f"[{part.place}]\n{part.text}" for part in pdf.parts)
+    notes = [f"only pages 1 to {len(pdf.parts)} of {pdf.total} were read"] if pdf.unread else []
+    if not any(part.text for part in pdf.parts):
+        notes = ["its pages contain no text: they may be scanned images, which cannot be read here"]
+    return WebPage(text, pdf.title, None, "; ".join((*notes, *pdf.missing)) or None)

@@ -19,12 +19,14 @@ import re
 import shutil
 import tarfile
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from ava_roles.encodings import describe_change_of_encoding
 from ava_roles.errors import NoRepository, ToolFailed, WorktreeFailed
 from ava_roles.sandbox.git import NOTHING_OUTSIDE, Accept, git_program, only
 from ava_roles.sandbox.path_access import make_folders, remove_tree
@@ -68,6 +70,7 @@ _RUNNERS = (
 """Files at the root that define what a command such as `make test` runs."""
 _SEPARATORS = re.compile(r"[\s;&|()<>'\"=,:\[\]{}`$]+")
 _MAX_FILE_CHARS = 200_000
+_MAX_COMPARED = 500
 _MAX_BRANCHES = 50
 _LINK_MODE, _MAX_LINKS, _MAX_LINK_BYTES = "120000", 100, 500
 _FALLBACK_AUTHOR = ("Ava", "ava@localhost")
@@ -155,9 +158,26 @@ def publish_branch(trees: Trees, message: str) -> Branch | None:
         # Only their number: the model chose the names.
         files = "1 changed file" if len(filtered) == 1 else f"{len(filtered):,} changed files"
         notes.append(f"no git filter was run, although {files} would pass through one")
+    notes += _changes_of_encoding(git, record.base, head, changed)
     if trees.repository.signs_commits:
         notes.append(_unsigned(record.base, record.branch))
     return Branch(record.branch, record.base, head, changed, tree, tuple(notes))
+
+
+def _changes_of_encoding(git: Git, base: str, head: str, changed: Sequence[ChangedFile]) -> list[str]:
+    """Return a sentence for each kind of change; only how many files, for the model chose their names."""
+    kinds: Counter[str] = Counter()
+    files = [each.path for each in changed if each.kind == "changed" and each.link is None]
+    for path in files[:_MAX_COMPARED]:
+        sizes = [git("cat-file", "-s", f"{commit}:{path}").out for commit in (base, head)]
+        if max(map(int, sizes)) <= _MAX_FILE_CHARS:
+            old, new = (git("cat-file", "blob", f"{commit}:{path}").out for commit in (base, head))
+            kinds[describe_change_of_encoding(old, new)] += 1
+    return [
+        f"the encoding of {count:,} changed file{'s' if count > 1 else ''} was {words}"
+        for words, count in kinds.items()
+        if words
+    ]
 
 
 def _commit(repository: UserRepository, git: Git, tree: str, base: str, message: str, notes: list[str]) -> str:

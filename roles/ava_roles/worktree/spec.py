@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -86,6 +87,8 @@ class Edits:
     def allowed(self, path: str) -> str:
         """Return a path in its normal form. Raises AccessRefused: the run may not change it; says what it may."""
         parts = self._root.parts(path)
+        with suppress(ToolFailed):  # a new file
+            parts = self._root.find(path).split("/") if parts else []
         name = "/".join(parts)
         if not parts:
             raise AccessRefused("this is the worktree itself, a folder; name a file in it")

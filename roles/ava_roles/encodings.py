@@ -1,0 +1,369 @@
+"""The encoding of a text: found by its mark, a label or a guess, and said wherever the text is shown.
+
+The guess is chardet's, from samples of bounded size; then the whole text must decode, or the next candidate is tried.
+Names are Python's codecs; `encoding_name` has the names for people.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import unicodedata
+from dataclasses import dataclass
+
+from ava_roles.markup import find_label
+
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16, whose mark it begins with
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+_NAMES = {
+    "utf-8": "UTF-8",
+    "utf-16-le": "UTF-16",
+    "utf-16-be": "UTF-16 (big-endian)",
+    "utf-32-le": "UTF-32",
+    "utf-32-be": "UTF-32 (big-endian)",
+    "gb18030": "GB18030",
+    "big5hkscs": "Big5",
+    "cp950": "Big5 (Windows-950)",
+    "cp932": "Shift-JIS",
+    "euc_jp": "EUC-JP",
+    "euc_jis_2004": "EUC-JP (JIS X 0213)",
+    "shift_jis_2004": "Shift-JIS (JIS X 0213)",
+    "iso2022_jp": "ISO-2022-JP",
+    "cp949": "EUC-KR (Windows-949)",
+    "iso2022_kr": "ISO-2022-KR",
+    "hz": "HZ-GB-2312",
+    "mac_roman": "Mac OS Roman",
+    "mac_cyrillic": "Mac OS Cyrillic",
+    "koi8_r": "KOI8-R",
+    "koi8_u": "KOI8-U",
+    "cp866": "CP866",
+    "cp874": "Windows-874",
+    **{f"cp{number}": f"Windows-{number}" for number in range(1250, 1259)},
+    **{f"iso8859_{number}": f"ISO-8859-{number}" for number in (1, 2, 3, 4, 5, 6, 7, 8, 10, 13, 14, 15, 16)},
+}
+_WIDER = {
+    "ascii": "cp1252",
+    "iso8859_1": "cp1252",
+    "iso8859_9": "cp1254",
+    "iso8859_11": "cp874",
+    "tis_620": "cp874",
+    "big5": "big5hkscs",
+    "euc_jis_2004": "euc_jp",
+    "shift_jis_2004": "cp932",
+    "gb2312": "gb18030",
+    "gbk": "gb18030",
+    "shift_jis": "cp932",
+    "euc_kr": "cp949",
+}
+"""What browsers read instead of an encoding: a set that has all of its characters, and more."""
+_LABELS = {
+    **dict.fromkeys(("big5", "cn_big5", "x_x_big5"), "big5hkscs"),
+    **dict.fromkeys(("x_sjis", "ms932", "windows_31j", "ms_kanji", "csshiftjis"), "cp932"),
+    **dict.fromkeys(
+        ("x_gbk", "chinese", "csgb2312", "csiso58gb231280", "gb_2312", "gb_2312_80", "iso_ir_58"), "gb18030"
+    ),
+    **dict.fromkeys(("x_euc_jp", "cseucpkdfmtjapanese"), "euc_jp"),
+    **dict.fromkeys(("ks_c_5601_1987", "ks_c_5601_1989", "ks_c_5601", "korean", "cseuckr", "windows_949"), "cp949"),
+    **dict.fromkeys(("csksc56011987", "iso_ir_149", "ksc5601", "ksc_5601"), "cp949"),
+    **dict.fromkeys(("cskoi8r", "koi", "koi8"), "koi8_r"),
+    "koi8_ru": "koi8_u",
+    **dict.fromkeys(("dos_874", "windows_874", "iso_8859_11", "iso8859_11", "iso885911"), "cp874"),
+    **dict.fromkeys(("x_mac_roman", "mac", "csmacintosh"), "mac_roman"),
+    **dict.fromkeys(("x_mac_cyrillic", "x_mac_ukrainian"), "mac_cyrillic"),
+    **dict.fromkeys(("ascii", "us_ascii", "ansi_x3.4_1968", "x_user_defined"), "cp1252"),
+    **dict.fromkeys(("logical", "csiso88598i", "iso_8859_8_i", "visual", "csiso88598e", "iso_8859_8_e"), "iso8859_8"),
+    **dict.fromkeys(("iso_8859_6_e", "iso_8859_6_i", "csiso88596e", "csiso88596i"), "iso8859_6"),
+    "sun_eu_greek": "iso8859_7",
+    "csiso885915": "iso8859_15",
+    "csisolatin9": "iso8859_15",
+    **dict.fromkeys(("unicode_1_1_utf_8", "unicode11utf8", "unicode20utf8", "x_unicode20utf8"), "utf-8"),
+    **dict.fromkeys(("unicode", "ucs_2", "iso_10646_ucs_2", "csunicode", "unicodefeff"), "utf-16-le"),
+    "unicodefffe": "utf-16-be",
+    **{f"x_cp{number}": f"cp{number}" for number in range(1250, 1259)},
+    **{f"iso8859{number}": f"iso8859_{number}" for number in (2, 3, 4, 5, 6, 7, 8, 10, 13, 14, 15)},
+    "iso88591": "cp1252",
+    "iso88599": "cp1254",
+}
+"""Labels of browsers that Python does not know, or takes for another encoding."""
+_CANDIDATES = (
+    *("gb18030", "big5hkscs", "cp932", "euc_jis_2004", "cp949", "koi8-r", "koi8-u", "cp866", "cp874"),
+    *(f"cp{number}" for number in range(1250, 1259)),
+    *(f"iso8859-{number}" for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13, 14, 15, 16)),
+)
+"""What is guessed; chardet also knows those of DOS, old Macs and mainframes, which would win over these too often."""
+_RELATED = {"big5hkscs": ("cp950",), "cp932": ("shift_jis_2004",), "euc_jp": ("euc_jis_2004",)}
+"""Sets to try, if a text has characters that the usual one lacks."""
+
+_WINDOWS = {"iso8859_7": "cp1253", "iso8859_8": "cp1255", "iso8859_13": "cp1257", "iso8859_2": "cp1250"}
+
+_ESCAPES = {"iso2022_jp": (b"\x1b$", b"\x1b(J"), "iso2022_kr": (b"\x1b$)C",)}  # all of their bytes are ASCII
+_HEAD_BYTES = 1_024
+_XML_LABEL = re.compile(r"""<\?xml\s[^>]*?\sencoding\s*=\s*["']([\w.:-]+)""")
+_CODING = re.compile(r"""\A(?:[^\n]*\n)?[ \t]*(?:#|//|;|"|%|/\*|\.\\")[^\n]*?coding[:=][ \t]*([\w.-]+)""")
+_STYLE_LABEL = re.compile(r"""\A@charset "([\w.:-]+)";""")
+_CONTROLS = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
+_HIGH = re.compile(rb"[\x80-\xff]")
+_C1 = re.compile(rb"[\x80-\x84\x86-\x9f]")
+"""Controls in ISO-8859, which no text has, and letters or quotes in the sets of Windows."""
+_SAMPLE_BYTES = 24_000
+_SPAN_BYTES = 2_000
+_CHARS_FOR_EACH_BROKEN = 3
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A text with its encoding. `mark`: its byte order mark, which is not in the text.
+
+    `guessed`: nothing says what the encoding is. `replaced`: how many characters stand for bytes that mean nothing in
+    it.
+    """
+
+    text: str
+    codec: str
+    mark: bytes = b""
+    guessed: bool = False
+    replaced: int = 0
+
+    @property
+    def encoding(self) -> str:
+        return encoding_name(self.codec)
+
+    @property
+    def note(self) -> str:
+        """Return what a reader should know: "read as Windows-1251"; empty for valid UTF-8."""
+        if self.replaced:
+            pieces = "1 broken piece is" if self.replaced == 1 else f"{self.replaced:,} broken pieces are"
+            return f"read as {self.encoding}; {pieces} shown as \N{REPLACEMENT CHARACTER}"
+        return "" if self.codec == "utf-8" else f"read as {self.encoding}"
+
+
+def encoding_name(codec: str) -> str:
+    return _NAMES.get(codec, codec)
+
+
+def decode(data: bytes, label: str = "", *, cut: bool = False) -> Decoded | None:
+    """Return bytes as text; None if they are binary. Blocking for at most some tenths of a second per 10 MB.
+
+    A byte order mark decides; then whether it is UTF-8, for nothing else looks like it; then `label`, e.g. of a header,
+    and the label in the text itself, as browsers read them; else it is guessed. `cut`: there are more bytes, so the
+    last character may be incomplete.
+    """
+    for mark, codec in _MARKS:
+        if data.startswith(mark):
+            return _replace_broken(data[len(mark) :], codec, mark, cut=cut)
+    utf8 = None if data.isascii() else _decode_strictly(data, "utf-8", cut)
+    if utf8 is not None and "\0" not in utf8[:65_536]:
+        return Decoded(utf8, "utf-8")
+    labels = [codec_of_label(label), _label_inside(data)]
+    for named in filter(None, labels):
+        text = None if named == "utf-8" else _decode_strictly(data, named, cut)
+        if text is not None and "\0" not in text[:65_536]:
+            return Decoded(text, named)
+    wide = _guess_utf16(data)
+    if wide is not None:
+        return _replace_broken(data, wide, cut=cut, guessed=True)
+    if b"\0" in data[:65_536]:
+        return None
+    for codec, escapes in _ESCAPES.items():
+        text = _decode_strictly(data, codec, cut) if any(escape in data for escape in escapes) else None
+        if text is not None:
+            return Decoded(text, codec, guessed=True)
+    if data.isascii():
+        return Decoded(data.decode("ascii"), "utf-8")
+    for named in filter(None, (*labels, "utf-8")):
+        broken = _replace_broken(data, named, cut=cut)
+        if _count_non_ascii(broken.text) - broken.replaced >= _CHARS_FOR_EACH_BROKEN * broken.replaced:
+            return broken
+    return _guess(data, cut)
+
+
+def _label_inside(data: bytes) -> str | None:
+    """Return the codec that a text names in its first 1,024 bytes, as pages, XML, style sheets and programs do.
+
+    In a page, a label of UTF-16 means UTF-8: otherwise it could not be read.
+    """
+    head = data[:_HEAD_BYTES].decode("latin-1")
+    if head.startswith(("<\0?\0x", "\0<\0?")):
+        return "utf-16-le" if head[1] == "\0" else "utf-16-be"
+    label = ""
+    if head.lstrip().startswith("<"):
+        xml = _XML_LABEL.match(head.lstrip())
+        label = find_label(head) or (xml[1] if xml else "")
+    else:
+        found = _STYLE_LABEL.match(head) or _CODING.match(head)
+        label = found[1] if found else ""
+    codec = codec_of_label(label)
+    return "utf-8" if codec is not None and codec.startswith("utf-16") else codec
+
+
+def codec_of_label(label: str) -> str | None:
+    """Return the codec that browsers use for a label; None for an unknown one."""
+    plain = label.strip().lower()[:40].replace("-", "_").replace(":", "_")
+    plain = re.sub(r"_(?:19|20)\d\d\Z", "", plain) if plain.startswith("iso_8859") else plain
+    if plain in _LABELS:
+        return _LABELS[plain]
+    try:
+        name = codecs.lookup(plain).name
+    except (LookupError, ValueError):
+        return None
+    name = name if name.startswith("utf") else name.replace("-", "_")
+    name = {"utf-16": "utf-16-le", "utf-8-sig": "utf-8"}.get(name, name)
+    name = _WIDER.get(name, name)
+    return name if name in _NAMES else None
+
+
+def _guess(data: bytes, cut: bool) -> Decoded:
+    candidates = _ranked(_sample(data))
+    has_c1 = _C1.search(data) is not None
+    for codec in candidates:
+        if has_c1 and codec.startswith("iso8859"):
+            codec = _WINDOWS.get(codec, "cp1252")
+        for each in (codec, *_RELATED.get(codec, ())):
+            text = _decode_strictly(data, each, cut)
+            if text is None:
+                continue
+            windows = _WINDOWS.get(each)
+            if windows is not None and _decode_strictly(data, windows, cut) == text:
+                return Decoded(text, windows, guessed=True)  # the commoner one, where nothing tells them apart
+            return Decoded(text, each, guessed=True)
+    return _replace_broken(data, candidates[0], cut=cut, guessed=True)
+
+
+def _ranked(sample: bytes) -> list[str]:
+    """Return the encodings that a sample may have, the likeliest first; Windows-1252 is always one."""
+    import chardet
+
+    high = set(_HIGH.findall(sample))
+    if len(high) == 1 and min(high).decode("cp1252", "replace").isalpha():
+        return ["cp1252"]  # one letter tells chardet nothing
+    likeliest = chardet.detect(sample, compat_names=False, include_encodings=_CANDIDATES)
+    others = chardet.detect_all(sample, ignore_threshold=True, compat_names=False, include_encodings=_CANDIDATES)
+    names = [each["encoding"] for each in (likeliest, *others)]
+    found = [codec_of_label(name) for name in names if name]
+    return list(dict.fromkeys([*(codec for codec in found if codec is not None), "cp1252"]))
+
+
+def _sample(data: bytes) -> bytes:
+    """Return the lines with non-ASCII bytes, from the beginning on and then from the middle, within a bound.
+
+    A piece begins at a line or at the first such byte, and ends where no character is cut in an encoding of many bytes:
+    bytes below 0x30 are whole characters there.
+    """
+    pieces: list[bytes] = []
+    taken = 0
+    done = 0
+    for start, most in ((0, _SAMPLE_BYTES // 2), (data.find(b"\n", len(data) // 2), _SAMPLE_BYTES)):
+        at = max(start, done)
+        while taken < most and (found := _HIGH.search(data, at)) is not None:
+            line = data.rfind(b"\n", max(at, found.start() - 200), found.start()) + 1
+            begin = line or found.start()
+            end = data.find(b"\n", found.start(), begin + _SPAN_BYTES)
+            if end < 0:
+                end = _end_of_whole_characters(data, found.start(), begin + _SPAN_BYTES)
+            pieces.append(data[begin:end])
+            taken += end - begin
+            at = done = data.find(b"\n", end)
+            if at < 0:
+                return b"\n".join(pieces)
+    return b"\n".join(pieces)
+
+
+def _end_of_whole_characters(data: bytes, start: int, end: int) -> int:
+    if end >= len(data):
+        return len(data)
+    for at in range(end, start, -1):
+        if data[at] < 0x30:
+            return at
+    return end
+
+
+def _guess_utf16(data: bytes) -> str | None:
+    """Return which UTF-16 a text without a mark is: what is read as it is of few scripts, with no odd characters."""
+    sample = data[: _SAMPLE_BYTES // 4 * 2]
+    if len(sample) < 4 or _CONTROLS.search(sample) is None or (len(data) % 2 and len(data) == len(sample)):
+        return None
+    best, least = None, 0.2
+    for codec in ("utf-16-le", "utf-16-be"):
+        text = _decode_strictly(sample, codec, cut=True)
+        if text is None:
+            continue
+        oddness = _oddness(text)
+        if oddness < least:
+            best, least = codec, oddness
+    return best
+
+
+_ODD = frozenset(("Cc", "Cn", "Co", "Cs"))
+
+
+def _oddness(text: str) -> float:
+    """Return how little characters look like a text: 0 for an ordinary one; a text in the wrong byte order has 1."""
+    if any(unicodedata.category(char) in _ODD and char not in "\t\n\r\f" for char in text):
+        return 1.0
+    blocks = {_block(char) for char in text if char.isalpha()}
+    ordinary = sum(char in "\t\n\r " or 0x21 <= ord(char) <= 0x7E or 0x3000 <= ord(char) <= 0x30FF for char in text)
+    has_letters = sum(char.isalpha() or char.isdigit() for char in text)
+    if not ordinary or has_letters < len(text) / 4:
+        return 1.0
+    rare = len(blocks) / (len(text) + 40)
+    return rare + (0.1 if ordinary < len(text) / 50 else 0)
+
+
+def _block(char: str) -> int:
+    """Return which 256 characters one belongs to; those of Chinese and Korean count as one block each."""
+    code = ord(char)
+    if 0x4E00 <= code <= 0x9FFF:
+        return 0x4E
+    if 0xAC00 <= code <= 0xD7A3:
+        return 0xAC
+    return code >> 8
+
+
+def _decode_strictly(data: bytes, codec: str, cut: bool) -> str | None:
+    try:
+        return codecs.getincrementaldecoder(codec)("strict").decode(data, final=not cut)
+    except UnicodeDecodeError:
+        return None
+
+
+def _replace_broken(data: bytes, codec: str, mark: bytes = b"", *, cut: bool, guessed: bool = False) -> Decoded:
+    text = codecs.getincrementaldecoder(codec)("replace").decode(data, final=not cut)
+    replaced = 0
+    if "\N{REPLACEMENT CHARACTER}" in text and _decode_strictly(data, codec, cut) is None:
+        replaced = text.count("\N{REPLACEMENT CHARACTER}")
+    return Decoded(text, codec, mark, guessed, replaced)
+
+
+def _count_non_ascii(text: str) -> int:
+    return len(text) - len(text.encode("ascii", "ignore"))
+
+
+def describe_change_of_encoding(old: bytes, new: bytes) -> str:
+    """Return "Windows-1251, now UTF-8"; empty if both texts have one encoding, or one of them is binary."""
+    before, after = decode(old), decode(new)
+    if before is None or after is None or not before.text or not after.text:
+        return ""
+    if before.mark == after.mark and _is_same_encoding(before, after, old, new):
+        return ""
+    names = [
+        each.encoding + (" with a byte order mark" if each.mark == codecs.BOM_UTF8 else "") for each in (before, after)
+    ]
+    return f"{names[0]}, now {names[1]}"
+
+
+def _is_same_encoding(before: Decoded, after: Decoded, old: bytes, new: bytes) -> bool:
+    """Tell whether one encoding reads both: two guesses may differ, and ASCII is part of nearly each."""
+    if before.codec == after.codec:
+        return True
+    if before.codec == "utf-8":
+        return old.isascii() and not after.codec.startswith("utf")
+    if after.codec == "utf-8":
+        return new.isascii() and not before.codec.startswith("utf")
+    if before.codec.startswith("utf") or after.codec.startswith("utf"):
+        return False
+    return _decode_strictly(new, before.codec, cut=False) is not None

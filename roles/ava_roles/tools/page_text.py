@@ -1,0 +1,530 @@
+"""The text that a person sees on an HTML page, and what the page has that is not in it. Pure Python: nothing crashes.
+
+It is read as by a browser that runs no scripts: hidden elements and templates are left out, <noscript> is shown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from urllib.parse import urljoin
+
+from ava_roles.markup import COMMENT_END, TAG, attributes
+from ava_roles.wrap import unescape_html
+
+NEEDS_SCRIPTS = "text that its scripts make (it needs scripts, which are not run)"
+
+_INLINE_NAMES = """
+    a abbr b bdi bdo cite code data del dfn em font i ins kbd mark q rb rp rt rtc ruby s samp small span strike strong
+    sub sup time tt u var wbr
+"""
+_INLINE = frozenset(_INLINE_NAMES.split())
+_BLOCKS_NAMES = """
+    address article aside blockquote body br caption center dd details dialog dir div dl dt fieldset figcaption
+    figure footer form h1 h2 h3 h4 h5 h6 header hgroup hr html legend li listing main menu nav ol optgroup
+    option p pre search section summary table tbody tfoot thead title tr ul xmp
+"""
+_BLOCKS = frozenset(_BLOCKS_NAMES.split())
+_VOID_NAMES = """
+    area base basefont bgsound br col embed frame hr img input link meta param source track wbr
+"""
+_VOID = frozenset(_VOID_NAMES.split())
+_CELLS = frozenset(("td", "th"))
+_IN_TABLES = frozenset(("td", "th", "tr", "tbody", "thead", "tfoot"))
+_ENDS_BEFORE: dict[str, frozenset[str]] = {
+    "li": frozenset(("li",)),
+    "dt": frozenset(("dt", "dd")),
+    "dd": frozenset(("dt", "dd")),
+    "td": _CELLS,
+    "th": _CELLS,
+    "tr": frozenset((*_CELLS, "tr")),
+    "tbody": _IN_TABLES,
+    "thead": _IN_TABLES,
+    "tfoot": _IN_TABLES,
+    "option": frozenset(("option",)),
+    "optgroup": frozenset(("option", "optgroup")),
+    "body": frozenset(("head",)),
+    **{name: frozenset(("p",)) for name in _BLOCKS - {"br", "li", "dt", "dd", "tr", "tbody", "thead", "tfoot"}
+       if name not in ("option", "optgroup", "body", "html", "caption", "legend", "title", "summary")},
+}  # fmt: skip
+"""The elements that a start tag ends, if they are the last open ones: their end tags may be left out."""
+_RAW = ("script", "style", "iframe", "noembed", "xmp", "title", "textarea")
+"""Elements whose content has no tags."""
+_RAW_END = {name: re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE) for name in _RAW}
+_WITH_ATTRIBUTES_NAMES = """
+    base dialog embed frame iframe img input area meta object optgroup option script td template th
+"""
+_WITH_ATTRIBUTES = frozenset(_WITH_ATTRIBUTES_NAMES.split())
+_MAY_MATTER = re.compile(r"hidden|style|\bid\b|popover", re.IGNORECASE)
+_HIDING_STYLE = re.compile(r"display\s*+:\s*+none|visibility\s*+:\s*+(?:hidden|collapse)", re.IGNORECASE)
+_MOUNTS = frozenset(("root", "app", "__next", "__nuxt", "app-root"))
+"""Elements that scripts fill, by their ids."""
+_WRITES = re.compile(r"\bdocument\s*+\.\s*+write(?:ln)?+\s*+\(")
+_ASKS_FOR_SCRIPTS = re.compile(
+    r"(?:enable|activate|requires?|need|without)\s+javascript|javascript\s+(?:is\s+)?(?:required|disabled|must)",
+    re.IGNORECASE,
+)
+_HOLLOW_CHARS = 30  # a page with scripts and fewer characters shows nothing without them
+SHORT_CHARS = 200  # an article that is shorter was probably missed
+_REFRESH = re.compile(r"\s*+[\d.]*+[\s;,]*+(?:url\s*+=\s*+)?+[\"']?+([^\"']*+)", re.IGNORECASE)
+_SHOWN_INPUTS = frozenset(("", "text", "submit", "button", "reset", "search", "email", "tel", "url", "number", "date"))
+_DOCTYPE = re.compile(r"<!doctype[^>\[]*+(?:\[[^\]]*+\]\s*+)?+>", re.IGNORECASE)
+_WHITE = re.compile(r"[ \t\n\f]+")
+_SPACES = re.compile(r" {2,}")
+_NOT_TEXT = {"video": "video", "audio": "sound", "canvas": "drawing"}
+MOST_TAGS = 500_000  # a page with more is not made for people; they take seconds
+_MOST_NAMED = 10
+_TITLE_CHARS = 1_000
+_ADDRESS_CHARS = 300
+_REPEATED_CHARS, _MOST_SPANS = 100, 50
+_MAX_DEPTH, _MOST_PAGES = 3, 100  # of pages within pages, and in one of them
+
+
+@dataclass(frozen=True)
+class PageText:
+    """The text of a page, and what is in the page and not in it.
+
+    `missing`: what another source or a browser would show, with addresses. `unseen`: pictures, and hidden words.
+    `html`: the page without its hidden elements.
+    """
+
+    text: str
+    title: str
+    missing: tuple[str, ...]
+    unseen: tuple[str, ...]
+    needs_scripts: bool
+    html: str
+
+
+def read_page_text(html: str, url: str = "", *, keep_lines: bool = False, is_xml: bool = False) -> PageText:
+    """Return the text of a page: one line for each block, or with `keep_lines` each word in the line of its source.
+
+    `url`: against which addresses are resolved. `is_xml`: it is XHTML, where any element may be written as empty.
+    """
+    return _Reader(html.replace("\r\n", "\n").replace("\r", "\n"), url, keep_lines, is_xml, 0).read()
+
+
+class _Table:
+    """The cells of a table that reach into later rows, by their column."""
+
+    def __init__(self) -> None:
+        self.column = 0
+        self.spans: dict[int, tuple[int, str]] = {}
+
+
+class _Reader:
+    def __init__(self, html: str, url: str, keep_lines: bool, is_xml: bool, depth: int) -> None:
+        self._html = html
+        self._url = url
+        self._keep_lines = keep_lines
+        self._is_xml = is_xml or html.lstrip("\ufeff \t\n").startswith("<?xml")
+        self._depth = depth
+        self._parts: list[str] = []
+        self._open: list[str] = []
+        self._counts: Counter[str] = Counter()
+        self._hidden_at: int | None = None
+        self._hidden_words = 0
+        self._is_template = False
+        self._cuts: list[tuple[int, int]] = []
+        self._cut_from = 0
+        self._title = ""
+        self._missing: dict[str, None] = {}
+        self._kinds: Counter[str] = Counter()
+        self._unnamed = self._pages_within = 0
+        self._has_doctype = self._has_base = False
+        self._never_found: set[str] = set()  # it is looked for once, else the time grows with the square of the length
+        self._scripted = self._writes = self._has_mount = self._has_empty_mount = False
+        self._mounts: list[tuple[int, int]] = []
+        self._shown = 0
+        self._tables: list[_Table] = []
+        self._cell_from: int | None = None
+        self._cell_rows = 1
+        self._after_cell = False
+        self._repeated = 0
+
+    def read(self) -> PageText:
+        html = self._html
+        at = tags = 0
+        while (found := html.find("<", at)) >= 0:
+            self._say(html[at:found])
+            tags += 1
+            if tags > MOST_TAGS:
+                at = self._skip(found, None, f"its first {MOST_TAGS:,} tags")
+                break
+            at = self._markup(found)
+        self._say(html[at:])
+        self._close_to(0, len(html))
+        text = self._joined()
+        needs_scripts = self._needs_scripts(text)
+        missing = [NEEDS_SCRIPTS, *self._missing] if needs_scripts else list(self._missing)
+        if self._unnamed:
+            missing.append(f"{self._unnamed:,} more frames or objects")
+        return PageText(text, self._title, tuple(missing), self._unseen(), needs_scripts, self._visible_html())
+
+    # -- the page piece by piece --
+
+    def _markup(self, at: int) -> int:
+        """Read what begins with `<`; return where it ends."""
+        html = self._html
+        next_char = html[at + 1 : at + 2]
+        if next_char in ("!", "?"):
+            return self._declaration(at)
+        if next_char == "/" and not html[at + 2 : at + 3].isalpha():
+            return self._skip(at, html.find(">", at) + 1 or None, "an unclosed tag")
+        if next_char != "/" and not next_char.isalpha():
+            self._say("<")
+            return at + 1
+        tag = TAG.match(html, at)
+        if tag is None:
+            self._say(html[at:])  # no tag can follow
+            return len(html)
+        name = tag[2].lower()
+        if tag[1]:
+            self._end(name, at, tag.end())
+            self._break(name, tag[0])
+            return tag.end()
+        return self._start(name, tag)
+
+    def _declaration(self, at: int) -> int:
+        """Read a comment, or something else with `<!` or `<?`; return where it ends."""
+        html = self._html
+        if html.startswith("<!--", at):
+            if html.startswith(("<!-->", "<!--->"), at):
+                return html.index(">", at) + 1
+            end = COMMENT_END.search(html, at + 4)
+            return self._skip(at, end.end() if end is not None else None, "an unclosed comment")
+        has_text = html.startswith("<![CDATA[", at) and (self._is_xml or self._counts["svg"] or self._counts["math"])
+        if has_text and "]]>" not in self._never_found:
+            end_of_text = html.find("]]>", at)
+            if end_of_text >= 0:
+                self._say(html[at + 9 : end_of_text], escaped=False)
+                return end_of_text + 3
+            self._never_found.add("]]>")
+        doctype = None if self._has_doctype else _DOCTYPE.match(html, at)
+        self._has_doctype = True
+        end_of_piece = doctype.end() if doctype is not None else html.find(">", at) + 1
+        return self._skip(at, end_of_piece or None, "an unclosed tag")
+
+    def _skip(self, at: int, end: int | None, what: str) -> int:
+        """Leave out a piece of the page; with `end` None its whole rest, which is said."""
+        if end is None:
+            end = len(self._html)
+            if self._html[at:end].strip():
+                self._missing[f"what follows {what} ({end - at:,} characters)"] = None
+        self._lines(self._html[at:end])
+        return end
+
+    def _start(self, name: str, tag: re.Match[str]) -> int:
+        written = tag[3]
+        self._end_implied(name, tag.start())
+        self._break(name, tag[0])
+        matters = name in _WITH_ATTRIBUTES or (written and _MAY_MATTER.search(written) is not None)
+        given = attributes(written) if matters else {}
+        if self._hidden_at is None and _is_hidden(name, given):
+            self._hidden_at = len(self._open)
+            self._is_template = name == "template"
+            self._cut_from = tag.start()
+        if self._hidden_at is None:
+            self._notice(name, given)
+        if name in _VOID or (written.endswith("/") and self._is_empty(name)):
+            if self._hidden_at == len(self._open):
+                self._show_again(tag.end())
+            return tag.end()
+        if given.get("id", name) in _MOUNTS and self._hidden_at is None:
+            self._has_mount = True
+            self._mounts.append((len(self._open), self._shown))
+        self._open.append(name)
+        self._counts[name] += 1
+        if name == "table":
+            self._tables.append(_Table())
+        if name in _RAW_END and f"</{name}" not in self._never_found:
+            return self._raw(name, given, tag.end())
+        if name == "plaintext":
+            self._say(self._html[tag.end() :], escaped=False)
+            return len(self._html)
+        return tag.end()
+
+    def _is_empty(self, name: str) -> bool:
+        """Tell whether `<name/>` is an element without content: in XML, SVG and MathML."""
+        return self._is_xml or name in ("svg", "math") or bool(self._counts["svg"] or self._counts["math"])
+
+    def _raw(self, name: str, given: dict[str, str], at: int) -> int:
+        """Read an element that has no tags in it; return where its end tag begins."""
+        found = _RAW_END[name].search(self._html, at)
+        end = found.start() if found is not None else len(self._html)
+        content = self._html[at:end]
+        if name == "title" and found is None:
+            self._never_found.add("</title")  # it is read as if it were no title
+            return at
+        if name == "script" and _is_program(given.get("type", "")):
+            self._scripted = True
+            self._writes = self._writes or _WRITES.search(content) is not None
+        if name in ("textarea", "xmp"):
+            self._say(content, escaped=name == "textarea")
+        elif name == "title":
+            is_of_page = not self._counts["svg"]
+            if is_of_page and not self._title:
+                self._title = " ".join(unescape_html(content[:_TITLE_CHARS]).split())
+            if self._keep_lines or not is_of_page:
+                self._say(content)
+        elif found is None:
+            return self._skip(at, None, f"an unclosed <{name}>")
+        else:
+            self._lines(content)
+        return end
+
+    # -- elements --
+
+    def _end_implied(self, name: str, at: int) -> None:
+        ended = _ENDS_BEFORE.get(name)
+        if ended is None:
+            return
+        while self._open and self._open[-1] in ended:
+            self._close_to(len(self._open) - 1, at)
+        if "p" in ended and self._counts["p"]:
+            for back, other in enumerate(reversed(self._open[-10:]), 1):
+                if other == "p":
+                    self._close_to(len(self._open) - back, at)
+                    return
+                if other not in _INLINE:
+                    return
+
+    def _end(self, name: str, at: int, after: int) -> None:
+        if not self._counts[name]:
+            return
+        while self._open[-1] != name:
+            self._close_to(len(self._open) - 1, at)
+        self._close_to(len(self._open) - 1, after)
+
+    def _close_to(self, depth: int, at: int) -> None:
+        """Close the elements from this depth on; `at`: where the last one ends."""
+        while len(self._open) > depth:
+            name = self._open.pop()
+            self._counts[name] -= 1
+            level = len(self._open)
+            while self._mounts and self._mounts[-1][0] >= level:
+                _level, before = self._mounts.pop()
+                self._has_empty_mount = self._has_empty_mount or before == self._shown
+            if self._hidden_at is not None and level <= self._hidden_at:
+                self._show_again(at)
+            elif self._hidden_at is None and name in _CELLS:
+                self._end_cell()
+            elif self._hidden_at is None and name == "tr":
+                self._end_row()
+            if name == "table" and self._tables:
+                self._tables.pop()
+
+    def _show_again(self, at: int) -> None:
+        self._hidden_at = None
+        self._cuts.append((self._cut_from, at))
+
+    def _notice(self, name: str, given: dict[str, str]) -> None:
+        """Show what a tag itself shows, and note what it would load."""
+        if name in _CELLS:
+            self._start_cell(given)
+        elif name == "tr":
+            self._start_row()
+        elif name == "img" or (name == "input" and given.get("type", "").lower() == "image"):
+            self._picture(given.get("alt"))
+        elif name == "input" and given.get("type", "").lower() in _SHOWN_INPUTS:
+            self._add(given.get("value", ""))
+        elif name == "area":
+            self._add(given.get("alt", ""))
+        elif name in ("option", "optgroup"):
+            self._add(given.get("label", "") + " " if given.get("label") else "")
+        elif name == "base" and given.get("href") and not self._has_base:
+            self._has_base = True
+            self._url = _joined_address(self._url, given["href"]) or self._url
+        elif name == "meta" and given.get("http-equiv", "").lower() == "refresh":
+            found = _REFRESH.match(given.get("content", ""))
+            self._name("the page that it sends on to", found[1] if found else "")
+        elif name == "iframe" and given.get("srcdoc"):
+            self._page_within(given["srcdoc"])
+        elif name in ("frame", "iframe"):
+            self._name("a page in a frame", given.get("src", ""))
+        elif name in ("embed", "object"):
+            self._name("an embedded object", given.get("src" if name == "embed" else "data", ""))
+        elif name in _NOT_TEXT:
+            self._kinds[_NOT_TEXT[name]] += 1
+
+    def _picture(self, alternative: str | None) -> None:
+        words = " ".join((alternative or "").split())
+        if words:
+            self._add(f"[picture: {words}]")
+        if alternative != "":  # one with an empty text is an ornament
+            self._kinds["picture"] += 1
+
+    def _page_within(self, html: str) -> None:
+        self._pages_within += 1
+        if self._depth >= _MAX_DEPTH or self._pages_within > _MOST_PAGES:
+            self._missing["pages in frames that are too many, or nested too deep"] = None
+            return
+        inner = _Reader(html, self._url, False, False, self._depth + 1).read()
+        self._add(" ".join(inner.text.split()))
+        self._missing |= dict.fromkeys(inner.missing[:_MOST_NAMED])
+
+    def _name(self, what: str, address: str) -> None:
+        address = "".join(address.split())
+        if not address or address.lower().startswith(("about:", "javascript:", "data:")):
+            return
+        whole = _joined_address(self._url, address) or address
+        if len(self._missing) < _MOST_NAMED:
+            self._missing[f"{what}: {whole[:_ADDRESS_CHARS]}"] = None
+        else:
+            self._unnamed += 1
+
+    # -- tables --
+
+    def _start_row(self) -> None:
+        self._after_cell = False
+        if self._tables:
+            self._tables[-1].column = 0
+
+    def _start_cell(self, given: dict[str, str]) -> None:
+        self._repeat()
+        if self._after_cell:
+            self._parts.append(" | ")
+            self._after_cell = False
+        rows = given.get("rowspan", "")
+        self._cell_rows = int(rows) if rows.isascii() and rows.isdecimal() and len(rows) < 6 else 1
+        self._cell_from = len(self._parts)
+
+    def _end_cell(self) -> None:
+        self._after_cell = True
+        if not self._tables:
+            return
+        table = self._tables[-1]
+        if self._cell_rows > 1 and self._cell_from is not None:
+            text = " ".join("".join(self._parts[self._cell_from :]).split())
+            if len(text) <= _REPEATED_CHARS and len(table.spans) < _MOST_SPANS:
+                table.spans[table.column] = (self._cell_rows, text)
+        table.column += 1
+        self._cell_from, self._cell_rows = None, 1
+
+    def _end_row(self) -> None:
+        self._repeat()
+        if self._tables:
+            spans = self._tables[-1].spans
+            self._tables[-1].spans = {column: (rows - 1, text) for column, (rows, text) in spans.items() if rows > 1}
+        self._after_cell = False
+
+    def _repeat(self) -> None:
+        """Show the cells of earlier rows that reach into this one, where it has them."""
+        table = self._tables[-1] if self._tables else None
+        while table is not None and (span := table.spans.get(table.column)) is not None:
+            self._repeated += len(span[1])
+            if self._repeated > len(self._html):
+                return
+            self._parts.append(f" | {span[1]}" if self._after_cell else span[1])
+            self._after_cell = True
+            table.column += 1
+
+    # -- text --
+
+    def _say(self, written: str, *, escaped: bool = True) -> None:
+        """Show a text as it is written in the page."""
+        if not written:
+            return
+        if self._hidden_at is not None:
+            if not self._is_template:
+                self._hidden_words += len(written.split())
+            self._lines(written)
+            return
+        text = _unescape(written) if escaped and "&" in written else written
+        self._shown += 0 if self._counts["noscript"] else len(text.strip())
+        if self._keep_lines:
+            self._parts.append(text)
+        elif self._counts["pre"] or self._counts["textarea"] or self._counts["xmp"]:
+            self._parts.append(text.replace("\t", "    ").replace(" ", "\xa0"))
+        else:
+            self._parts.append(_WHITE.sub(" ", text))
+        if (self._after_cell and not text.isspace()) or (self._keep_lines and "\n" in text):
+            self._after_cell = False
+
+    def _add(self, words: str) -> None:
+        """Show words that the page has in an attribute, on one line."""
+        line = " ".join(words.split())
+        if line:
+            self._shown += len(line)
+            self._parts.append(f" {line} ")
+
+    def _break(self, name: str, written: str) -> None:
+        """Keep apart what a tag keeps apart."""
+        if self._keep_lines:
+            if "\n" in written:
+                self._lines(written)
+            elif name not in _INLINE:
+                self._parts.append(" ")
+        elif name in _BLOCKS and self._hidden_at is None:
+            self._parts.append("\n")
+            self._after_cell = False
+        elif name not in _INLINE and name not in _CELLS:
+            self._parts.append(" ")
+
+    def _lines(self, left_out: str) -> None:
+        if self._keep_lines and (count := left_out.count("\n")):
+            self._parts.append("\n" * count)
+            self._after_cell = False
+
+    def _joined(self) -> str:
+        text = "".join(self._parts)
+        if self._keep_lines:
+            return "\n".join(line.rstrip() for line in text.replace("\xa0", " ").split("\n"))
+        lines = (_SPACES.sub(" ", line).strip(" ").replace("\xa0", " ").rstrip() for line in text.split("\n"))
+        return "\n".join(line for line in lines if line)
+
+    # -- what is not in the text --
+
+    def _needs_scripts(self, text: str) -> bool:
+        if not self._scripted:
+            return False
+        if self._shown < _HOLLOW_CHARS or self._has_empty_mount or self._writes:
+            return True
+        return self._shown < SHORT_CHARS and (self._has_mount or _ASKS_FOR_SCRIPTS.search(text) is not None)
+
+    def _unseen(self) -> tuple[str, ...]:
+        said = [f"{count:,} {kind}{'s' * (count > 1)}" for kind, count in self._kinds.items()]
+        if self._hidden_words:
+            said.append(f"{self._hidden_words:,} word{'s' * (self._hidden_words > 1)} of hidden text")
+        return tuple(said)
+
+    def _visible_html(self) -> str:
+        if not self._cuts:
+            return self._html
+        pieces: list[str] = []
+        at = 0
+        for start, end in self._cuts:
+            pieces.append(self._html[at:start])
+            at = end
+        return "".join((*pieces, self._html[at:]))
+
+
+def _is_hidden(name: str, given: dict[str, str]) -> bool:
+    if name == "template":
+        return "shadowrootmode" not in given
+    if name == "dialog" and "open" not in given:
+        return True
+    if "hidden" in given and given["hidden"].lower() != "until-found":
+        return True
+    return "popover" in given or _HIDING_STYLE.search(given.get("style", "")) is not None
+
+
+def _is_program(kind: str) -> bool:
+    """Tell a script by its type from data in a <script>."""
+    kind = kind.strip().lower()
+    return kind in ("", "module") or "javascript" in kind or "ecmascript" in kind
+
+
+def _unescape(written: str) -> str:
+    r"""Return a text without references; one that means a line break becomes a blank, so that its lines stay."""
+    if "\n" not in written:
+        return unescape_html(written).replace("\r", " ").replace("\n", " ")
+    return "\n".join(unescape_html(line).replace("\r", " ").replace("\n", " ") for line in written.split("\n"))
+
+
+def _joined_address(base: str, address: str) -> str | None:
+    try:
+        return urljoin(base, address)
+    except ValueError:
+        return None
