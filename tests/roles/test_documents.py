@@ -7,7 +7,7 @@ import time
 import tracemalloc
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -16,6 +16,7 @@ from ava_roles import documents as parsers
 from ava_roles.errors import ToolFailed
 from ava_roles.net.fetch import Response
 from ava_roles.tools import pages, parser_process
+from ava_roles.tools.extracted import MOST_CHARS
 from ava_roles.tools.web import read_page
 
 MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
@@ -119,7 +120,7 @@ def pdf(instructions: bytes, contents: str = "5 0 R") -> bytes:
 
 
 def test_one_wide_row_does_not_widen_other_rows() -> None:
-    wide = b",".join([b"h"] * 20_000) + b"\n" + b"a\n" * 2_000  # 44 kB, which gave 120 MB
+    wide = ",".join(["h"] * 20_000) + "\n" + "a\n" * 2_000  # 44 kB, which gave 120 MB
     with bounded():
         text = pages.read_csv(wide)
     assert len(text) < 30_000
@@ -133,7 +134,7 @@ def test_limits_a_table_to_200_columns_2000_rows_and_a_million_characters() -> N
     lines = text.splitlines()
     assert len(text) < 1_200_000
     assert lines[0].count("|") == lines[1].count("|") == 201
-    assert max(len(cell.strip()) for cell in lines[0].split("|")) == 500
+    assert max(len(cell.strip()) for cell in lines[0].split("|")) == 1_000
     assert lines[-2:] == ["(only the first 200 columns are shown)", "(cut here: the rest is too long to read)"]
 
 
@@ -160,17 +161,17 @@ def test_stops_reading_rows_when_no_more_are_shown() -> None:
 @pytest.mark.parametrize("text", ['"' * 8_192, ',"' * 4_096, "," * 2_000_000, "a,b\n" * 1_000_000])
 def test_reads_unusual_csv_files_in_bounded_time_and_memory(text: str) -> None:
     with bounded(100):
-        assert len(pages.read_csv(text.encode())) < 100_000
+        assert len(pages.read_csv(text)) < 100_000
 
 
 def test_reads_only_the_beginning_of_a_large_csv() -> None:
     hiding = Hiding()
-    assert "(only the first 4,000,000 characters were read)" in pages.read_csv(b"aaa,bbb\n" * 2_400_000, hiding)
+    assert "(only the first 4,000,000 characters were read)" in pages.read_csv("aaa,bbb\n" * 2_400_000, hiding)
     assert sum(hiding.texts) < 4_100_000
 
 
 def test_a_csv_that_is_shorter_without_its_secrets_was_read_to_its_end() -> None:
-    assert pages.read_csv(b"a,b\nc,hunter2222222\n", lambda text: text.replace("hunter2222222", "-")) == (
+    assert pages.read_csv("a,b\nc,hunter2222222\n", lambda text: text.replace("hunter2222222", "-")) == (
         "| a | b |\n|---|---|\n| c | - |"
     )
 
@@ -184,17 +185,22 @@ def test_ignores_the_size_that_a_sheet_claims() -> None:
     near = '<row r="1"><c r="A1"><v>1</v></c></row><row r="9000"><c r="B9000"><v>2</v></c></row>'
     claims = '<dimension ref="A1:XFD1048576"/>'
     with bounded():
-        assert "too long to read" in parsers.read_xlsx(workbook(SHEET % (claims, rows)))
+        assert "| 1048576 |  | 2 |" in parsers.read_xlsx(workbook(SHEET % (claims, rows))).text()
     with bounded():
-        text = parsers.read_xlsx(workbook(SHEET % (claims, near)))
-    assert text == "## Sheet Sheet\n\n| 1 |\n|---|\n|  | 2 |\n\n## Sheet Second\n\n| second |\n|---|"
+        text = parsers.read_xlsx(workbook(SHEET % (claims, near))).text()
+    table = "[sheet Sheet]\n|  | A | B |\n|---|---|---|\n| 1 | 1 |\n| 9000 |  | 2 |"
+    assert text == f"{table}\n\n[sheet Second]\n|  | A |\n|---|---|\n| 1 | second |"
 
 
 def test_sheets_of_a_workbook_share_one_limit_and_omitted_ones_are_counted() -> None:
     cell = f'<c t="inlineStr"><is><t>{"x" * 500}</t></is></c>'
-    text = parsers.read_xlsx(workbook(SHEET % ("", f"<row>{cell * 150}</row>" * 40)))
-    assert len(text) < 1_200_000
-    assert text.endswith("(cut here: the rest is too long to read)\n\n(1 more sheets are not shown)")
+    found = parsers.read_xlsx(workbook(SHEET % ("", f"<row>{cell * 150}</row>" * 100)))
+    assert len(found.text()) < MOST_CHARS
+    assert found.unread
+    assert found.missing == (
+        "what comes from row 77 on in sheet Sheet is too long to read",
+        "1 more sheets, which are not read: Second",
+    )
 
 
 @pytest.mark.slow
@@ -235,24 +241,23 @@ def test_counts_the_elements_of_utf_16_parts_too() -> None:
         parsers.read_xlsx(bomb)
 
 
-def test_a_text_that_many_cells_name_is_hidden_once() -> None:
-    hiding = Hiding()
+def test_a_long_text_that_many_cells_name_does_not_grow_the_answer() -> None:
     row = f"<row>{SHARED % 0 * 200}</row>"
-    book = shared_texts(row * 20, "password hunter2 " + "words " * 100_000)
+    book = shared_texts(row * 20, "words " * 100_000)
     assert len(book) < 21_000
-    text = parser_process.read_xlsx(book, hiding)
-    assert text.count("password [hidden] words") >= 1_900
-    assert len(hiding.texts) == 2, "the cell, and the table"
+    with bounded():
+        found = parsers.read_xlsx(book)
+    assert " (cut here: the cell has more text) | words" in found.text()
+    assert found.unread
+    assert len(found.text()) < MOST_CHARS
 
 
-def test_limits_in_how_many_characters_of_a_workbook_secrets_are_hidden() -> None:
-    hiding = Hiding()
-    cells = "".join(SHARED % number for number in range(200))
-    book = shared_texts(f"<row>{cells}</row>" * 10, *(f"{number} " + "words " * 50_000 for number in range(200)))
-    text = parser_process.read_xlsx(book, hiding)
-    assert text.startswith("## Sheet Sheet\n\n| 0 words ")
-    assert "(cut here: the rest is too long to read)" in text
-    assert sum(hiding.texts) < 6_000_000
+def test_a_cell_is_read_to_its_end() -> None:
+    cell = "words " * 5_000 + "and the last one"
+    book = shared_texts(f"<row>{SHARED % 0}</row>", cell)
+    assert f"| {cell} |" in parsers.read_xlsx(book).text()
+    table = f"<w:tbl><w:tr>{(CELL % '').replace('>a<', f'>{cell}<')}</w:tr></w:tbl>"
+    assert f"| {cell} |" in parsers.read_docx(word(table)).text()
 
 
 # -- word documents -----------------------------------------------------------------------------------------------
@@ -271,7 +276,7 @@ WIDE = '<w:gridSpan w:val="900000000"/>'
 )
 def test_counts_a_table_cell_once_whatever_span_it_claims(rows: str, shown: str) -> None:
     with bounded():
-        assert parsers.read_docx(word(f"<w:tbl>{rows}</w:tbl>")).endswith(shown)
+        assert parsers.read_docx(word(f"<w:tbl>{rows}</w:tbl>")).text().endswith(shown)
 
 
 @pytest.mark.slow
@@ -279,41 +284,22 @@ def test_refuses_a_document_of_too_many_elements_and_truncates_a_long_one() -> N
     with bounded(), pytest.raises(ToolFailed, match="more than 500,000 elements"):
         parsers.read_docx(word("<w:p/>" * 600_000))
     paragraph = f"<w:p><w:r><w:t>{'words ' * 100_000}</w:t></w:r></w:p>"
-    text = parsers.read_docx(word(paragraph * 20))
+    text = parsers.read_docx(word(paragraph * 20)).text()
     assert len(text) < 6_000_000
     assert text.endswith("(cut here: the rest is too long to read)")
-
-
-def test_hides_secrets_only_in_the_beginning_of_a_long_cell() -> None:
-    hiding = Hiding()
-    cell = CELL.replace("<w:t>a</w:t>", f"<w:t>password hunter2 {'words ' * 50_000}</w:t>") % ""
-    text = parser_process.read_docx(word(f"<w:tbl>{f'<w:tr>{cell}</w:tr>' * 200}</w:tbl>"), hiding)
-    assert text.count("| password [hidden] words") == 200
-    assert sum(hiding.texts) < 1_000_000
 
 
 # -- PDF and pages ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("made", "because"),
-    [
-        (lambda: pdf(b"BT /F1 12 Tf " + b"(a) Tj\n" * 3_000_000 + b"ET"), "Limit reached"),
-        (lambda: pdf(b"BT /F1 12 Tf " + b"(a) Tj\n" * 400_000 + b"ET"), "cannot be read"),
-        (lambda: pdf(b"BT " + b"(a) Tj\n" * 10_000 + b"ET", "[" + "5 0 R " * 900 + "]"), "cannot be read"),
-        (lambda: pdf(b"[" * 400_000), "cannot be read"),
-    ],
-)
-def test_refuses_a_page_that_unpacks_to_too_much(made: Callable[[], bytes], because: str) -> None:
-    with bounded(300, 30), pytest.raises(ToolFailed, match=because):
-        parsers.read_pdf(made())
-
-
 def test_truncates_the_text_of_a_long_page() -> None:
-    [(number, text)] = parsers.read_pdf(pdf(b"BT /F1 12 Tf (" + b"a" * 1_000_000 + b") Tj ET")).pages
-    assert number == 1
-    assert text == "a" * 200_000 + "\n(cut here: the page has more text)"
+    [(place, text)] = parsers.read_pdf(
+        pdf(b"BT /F1 12 Tf 14 TL " + (b"(" + b"a" * 1_000 + b") Tj T*\n") * 300 + b"ET")
+    ).parts
+    assert place == "page 1"
+    assert text.startswith("aaaa")
+    assert text.endswith("\n(cut here: the page has more text)")
+    assert len(text) < 201_000
 
 
 def test_hides_secrets_only_in_as_much_of_a_page_as_may_be_shown() -> None:

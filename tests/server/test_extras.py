@@ -16,9 +16,12 @@ import pytest
 import ava_extras
 from ava_extras import EXTRAS, ExtraMissing, has_extra, install_command
 from ava_roles.errors import ToolFailed
+from ava_roles.passages import Query
 from ava_roles.sandbox.paths import Root
+from ava_roles.texts.store import TextStore
 from ava_roles.tools import pages, parser_process
-from ava_roles.tools.files import PassageReader
+from ava_roles.tools.extracted import FORMATS
+from ava_roles.tools.reading import FolderReader
 from ava_server.cli import app
 from ava_server.http import server
 from ava_server.http.settings import Reach
@@ -174,13 +177,9 @@ NEEDED = "Ava has no extra `documents` here; `ava doctor` shows the command that
 
 
 def test_documents_that_need_an_extra_say_so() -> None:
-    for read, what in (
-        (parser_process.read_pdf, "PDF"),
-        (parser_process.read_docx, "Word document"),
-        (parser_process.read_xlsx, "workbook"),
-    ):
-        with pytest.raises(ToolFailed, match=f"^this {what} cannot be read: {NEEDED}$"):
-            read(b"%PDF-")
+    for kind in filter(lambda each: each.extra, FORMATS):
+        with pytest.raises(ToolFailed, match=f"^this {kind.name} cannot be read: {NEEDED}$"):
+            parser_process.read_document(kind, b"%PDF-")
 
 
 def test_of_a_page_remain_its_words_and_the_reader_is_told() -> None:
@@ -194,10 +193,10 @@ def test_of_a_page_remain_its_words_and_the_reader_is_told() -> None:
     assert empty.note is not None and "JavaScript" in empty.note
 
 
-def test_a_search_names_documents_that_it_cannot_read(tmp_path: Path) -> None:
+async def test_a_search_names_documents_that_it_cannot_read(tmp_path: Path) -> None:
     (tmp_path / "report.pdf").write_bytes(b"%PDF-1.7")
-    reader = PassageReader(Root.open(tmp_path))
-    assert reader.read("report.pdf", 8) == "documents, which need the extra `documents`"
+    found = await FolderReader(Root.open(tmp_path), TextStore(None)).read("", Query("pump"), 60)
+    assert found.failed == {"report.pdf": "documents, which need the extra `documents`"}
 
 
 # -- a server over HTTP -----------------------------------------------------------------------------------------------

@@ -1,0 +1,205 @@
+"""Emails: their headers, the text of their bodies, and the messages that they forward. Attachments are named."""
+
+from __future__ import annotations
+
+import re
+from email import message_from_bytes
+from email.message import Message
+from email.policy import EmailPolicy
+from typing import Any
+
+from ava_roles.encodings import decode
+from ava_roles.errors import ToolFailed
+from ava_roles.tools.extracted import ALL, Extracted, Part, Wanted
+from ava_roles.tools.page_text import read_page_text
+from ava_roles.tools.pages import parsing
+
+_HEADERS = ("From", "To", "Cc", "Bcc", "Reply-To", "Date", "Subject")
+_HEADER_CHARS = 4_000  # the time to parse an address list grows with the square of its length
+_SAME_HEADERS = 10
+_TEXT_CHARS = 5_000_000
+_HTML_CHARS = 2_000_000
+_MAX_BOUNDARIES = 1_000
+_MAX_PARTS = 1_000
+_MAX_DEPTH = 50
+_MOST_NAMED = 50
+_NAME_CHARS = 200
+_NEW_WORDS, _NEW_SHARE = 5, 0.1
+"""A page with more words that its plain form lacks is read too."""
+_LINK = re.compile(rb"<a\s[^<>]{0,500}href\s{0,9}=\s{0,9}[\"']?(https?://[^\"'\s>]{1,500})([^<]{0,500})", re.IGNORECASE)
+_WORD = re.compile(r"\w+")
+_BOUNDARY = re.compile(rb"boundary\s{0,20}=", re.IGNORECASE)
+
+
+class _Policy(EmailPolicy):
+    """Parses headers within bounds; one that cannot be parsed is shown as it is written."""
+
+    def header_fetch_parse(self, name: str, value: str) -> Any:
+        cut = value[:_HEADER_CHARS]
+        try:
+            return super().header_fetch_parse(name, cut)
+        except Exception:  # the parser has no list of its exceptions
+            return " ".join(cut.encode("ascii", "replace").decode("ascii").split())
+
+
+@parsing("email")
+def read_mail(data: bytes, _wanted: Wanted = ALL) -> Extracted:
+    """Return an email as text: of two forms of a body the plain one, of a page its words. Raises ToolFailed."""
+    if len(_BOUNDARY.findall(data)) > _MAX_BOUNDARIES:
+        raise ToolFailed("this email has too many parts to read here; ask for a smaller one")
+    message = message_from_bytes(data, policy=_Policy())
+    if not any(message[name] for name in (*_HEADERS, "Content-Type", "Message-ID")):
+        raise ToolFailed("this file has no headers of an email; it is damaged, or has the name of another kind")
+    reader = _Reader()
+    parts = reader.read(message)
+    title = " ".join(str(message["Subject"] or "").split())[:_NAME_CHARS] or None
+    return Extracted(tuple(parts), title, len(parts), reader.missing())
+
+
+class _Reader:
+    """Walks through the parts of an email."""
+
+    def __init__(self) -> None:
+        self._messages: list[list[str]] = []
+        self._named: list[str] = []
+        self._parts = 0
+        self._room = _TEXT_CHARS
+
+    def read(self, message: Message) -> list[Part]:
+        self._message(message, 0)
+        parts: list[Part] = []
+        for number, blocks in enumerate(self._messages):
+            parts.append(Part(f"forwarded message {number}" if number else "", "\n\n".join(blocks)))
+        return parts
+
+    def missing(self) -> tuple[str, ...]:
+        """Return sentences on what is in the email and not in its text."""
+        if len(self._named) <= _MOST_NAMED:
+            return tuple(self._named)
+        return (*self._named[:_MOST_NAMED], f"{len(self._named) - _MOST_NAMED:,} more parts")
+
+    def _message(self, message: Message, depth: int) -> None:
+        blocks: list[str] = []
+        self._messages.append(blocks)
+        lines: list[str] = []
+        for name in _HEADERS:
+            values = message.get_all(name, [])
+            if len(values) > _SAME_HEADERS:
+                self._named.append(f"{len(values) - _SAME_HEADERS:,} more headers of the name {name}")
+            for value in values[:_SAME_HEADERS]:
+                lines.append(f"{name}: {' '.join(str(value).split())[:_HEADER_CHARS]}")
+                if len(str(value)) >= _HEADER_CHARS:
+                    self._named.append(f"the rest of a long header ({name})")
+        self._say(blocks, "\n".join(lines))
+        self._part(message, blocks, depth)
+
+    def _say(self, blocks: list[str] | None, text: str) -> None:
+        if blocks is None:
+            return
+        if len(text) > self._room:
+            self._named.append(f"the text after the first {_TEXT_CHARS:,} characters")
+        if text[: self._room].strip():
+            blocks.append(text[: self._room].strip())
+            self._room -= len(blocks[-1])
+
+    def _part(self, part: Message, blocks: list[str] | None, depth: int) -> None:
+        """Read a part of a message; without `blocks`, only name what it has beside its text."""
+        self._parts += 1
+        if self._parts > _MAX_PARTS or depth > _MAX_DEPTH:
+            self._named.append("a part of too many, or nested too deep")
+            return
+        kind = part.get_content_type()
+        payload: Any = part.get_payload()
+        if kind == "multipart/encrypted" or kind.endswith(("/pkcs7-mime", "/x-pkcs7-mime")):
+            self._named.append("an encrypted or sealed body")
+        elif not part.is_multipart() and kind == "message/external-body":
+            self._named.append("a body that is kept elsewhere")
+        elif kind == "message/rfc822" and part.is_multipart():
+            self._message(payload[0], depth + 1)
+        elif kind == "message/delivery-status" and part.is_multipart():
+            self._say(blocks, "\n".join(f"{name}: {value}" for each in payload for name, value in each.items()))
+        elif kind == "multipart/alternative" and part.is_multipart():
+            self._alternatives(payload, blocks, depth)
+        elif part.is_multipart():
+            for each in payload:
+                self._part(each, blocks, depth + 1)
+        else:
+            self._leaf(part, kind, blocks)
+
+    def _alternatives(self, parts: list[Message], blocks: list[str] | None, depth: int) -> None:
+        """Read the plain form of a body, and those beside it that are no form of it or say more."""
+        plain = [each for each in parts if each.get_content_type() == "text/plain" and _words(each).strip()]
+        known = set(_different_words("\n".join(map(_words, plain))))
+        for each in parts:
+            pages = _pages_of(each)
+            is_same = bool(plain and pages) and all(self._adds_little(page, known) for page in pages)
+            if each in plain or each.get_content_type() != "text/plain":
+                self._part(each, None if is_same else blocks, depth + 1)
+
+    def _adds_little(self, page: Message, known: set[str]) -> bool:
+        """Tell whether nearly all words of a page are known from its plain form; name the others."""
+        words = _different_words(_words(page))
+        new = [word for word in words if word not in known]
+        if len(new) > max(_NEW_WORDS, len(words) * _NEW_SHARE):
+            return False
+        if new:
+            self._named.append(f"words that only the body's form as a page has: {', '.join(new)[:_NAME_CHARS]}")
+        return True
+
+    def _leaf(self, part: Message, kind: str, blocks: list[str] | None) -> None:
+        name = " ".join(str(part.get_filename() or "").split())[:_NAME_CHARS]
+        attached = name or part.get_content_disposition() == "attachment"
+        if kind.startswith("multipart/"):
+            self._named.append("what is damaged in a body of several parts")
+            self._say(blocks, _words(part))
+            return
+        if kind.startswith("text/") and kind != "text/rtf" and not attached:
+            if blocks is not None:
+                self._say(blocks, _words(part, self._named))
+            if kind == "text/html":
+                self._name_links(part)
+            return
+        size = len(part.get_payload(decode=True) or b"")
+        what = "a picture" if kind.startswith("image/") else "an attachment"
+        self._named.append(f"{what}: {name or kind[:_NAME_CHARS]} ({size:,} bytes)")
+
+    def _name_links(self, page: Message) -> None:
+        """Name how many links lead to an address that nobody sees."""
+        data: Any = page.get_payload(decode=True)
+        hidden = {address for address, words in _LINK.findall(data or b"") if address not in words}
+        if hidden:
+            self._named.append(f"{len(hidden):,} address{'es' * (len(hidden) > 1)} of links")
+
+
+def _pages_of(part: Message) -> list[Message]:
+    """Return a part that is a page, or the pages of one that has a page with its pictures."""
+    payload: Any = part.get_payload()
+    is_related = part.get_content_type() == "multipart/related" and part.is_multipart()
+    return [each for each in (payload if is_related else [part]) if each.get_content_type() == "text/html"]
+
+
+def _different_words(text: str) -> list[str]:
+    return list(dict.fromkeys(_WORD.findall(text.casefold())))
+
+
+def _words(part: Message, named: list[str] | None = None) -> str:
+    """Return the text of a body; `named` takes what is not in it."""
+    data = part.get_payload(decode=True)
+    if not isinstance(data, bytes):
+        return ""
+    text = _decoded(data, part.get_content_charset() or "")
+    if named is not None and part.defects:
+        named.append("what is damaged in a body")
+    if part.get_content_type() != "text/html":
+        return text
+    if named is not None and len(text) > _HTML_CHARS:
+        named.append(f"the text after the first {_HTML_CHARS:,} characters of a page")
+    page = read_page_text(text[:_HTML_CHARS])
+    if named is not None:
+        named.extend(page.missing)
+    return page.text
+
+
+def _decoded(data: bytes, charset: str) -> str:
+    decoded = decode(data, charset)
+    return data.decode("utf-8", "replace") if decoded is None else decoded.text

@@ -1,0 +1,121 @@
+"""Jupyter notebooks: their cells with their numbers, and the text of their outputs."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from ava_roles.errors import ToolFailed
+from ava_roles.tools.extracted import ALL, Extracted, Part, Wanted
+from ava_roles.tools.page_text import read_page_text
+from ava_roles.tools.pages import parsing
+
+_TEXT_CHARS = 5_000_000
+_HTML_CHARS = 500_000
+_MAX_CELLS = 10_000
+_MOST_NAMED = 50
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_AS_TEXT = ("text/plain", "text/markdown", "text/latex")
+
+
+@parsing("notebook")
+def read_notebook(data: bytes, _wanted: Wanted = ALL) -> Extracted:
+    """Return a notebook as text, a part for each cell. Raises ToolFailed."""
+    found: Any = json.loads(data.decode("utf-8-sig"), parse_int=str, parse_float=str)
+    cells = _cells(found)
+    if cells is None:
+        raise ToolFailed("this file has no cells of a notebook; it is damaged, or has the name of another kind")
+    language = _language(found)
+    named: list[str] = []
+    parts: list[Part] = []
+    room = _TEXT_CHARS
+    for number, cell in enumerate(cells, 1):
+        if room <= 0 or number > _MAX_CELLS:
+            named.insert(0, f"{len(cells) - number + 1:,} cells after cell {number - 1:,}")
+            break
+        text = _cell_text(cell, number, language, named)
+        if len(text) > room:
+            named.insert(0, f"the rest of cell {number:,}")
+        parts.append(Part(f"cell {number}", text[:room]))
+        room -= len(text)
+    if len(named) > _MOST_NAMED:
+        named[_MOST_NAMED:] = [f"{len(named) - _MOST_NAMED:,} more outputs"]
+    return Extracted(tuple(parts), None, len(cells), tuple(named))
+
+
+def _cells(found: Any) -> list[Any] | None:
+    """Return the cells; those of a notebook before version 4 are in worksheets."""
+    if not isinstance(found, dict):
+        return None
+    if isinstance(found.get("cells"), list):
+        return list(found["cells"])
+    sheets = found.get("worksheets")
+    if not isinstance(sheets, list):
+        return None
+    lists = [sheet["cells"] for sheet in sheets if isinstance(sheet, dict) and isinstance(sheet.get("cells"), list)]
+    return [cell for cells in lists for cell in cells]
+
+
+def _language(found: Any) -> str:
+    metadata = _dict(found.get("metadata"))
+    for key, name in (("language_info", "name"), ("kernelspec", "language")):
+        language = _dict(metadata.get(key)).get(name)
+        if isinstance(language, str) and re.fullmatch(r"[\w+#.-]{1,30}", language):
+            return language
+    return ""
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: Any) -> str:
+    """Return a text, which a notebook may keep as a list of lines."""
+    if isinstance(value, list):
+        return "".join(each for each in value if isinstance(each, str))
+    return value if isinstance(value, str) else ""
+
+
+def _cell_text(cell: Any, number: int, language: str, named: list[str]) -> str:
+    fields = _dict(cell)
+    source = _text(fields.get("source", fields.get("input"))).strip("\n")
+    if fields.get("cell_type") == "code":
+        source = f"```{language}\n{source}\n```"
+    elif fields.get("cell_type") == "heading":  # before version 4
+        source = f"# {source}"
+    for name in _dict(fields.get("attachments")):
+        named.append(f"a picture in cell {number:,} ({name[:100]})")
+    texts = [source]
+    outputs = fields.get("outputs")
+    for output in outputs if isinstance(outputs, list) else ():
+        text = _output_text(_dict(output), number, named)
+        if text.strip():
+            texts.append(f"Output:\n{text.strip()}")
+    return "\n\n".join(texts)
+
+
+def _output_text(output: dict[str, Any], number: int, named: list[str]) -> str:
+    if output.get("output_type") == "error" or output.get("output_type") == "pyerr":
+        lines = output.get("traceback")
+        trace = "\n".join(each for each in lines if isinstance(each, str)) if isinstance(lines, list) else ""
+        return _COLOURS.sub("", trace) or f"{_text(output.get('ename'))}: {_text(output.get('evalue'))}"
+    data = _dict(output.get("data")) or {_OLD_KINDS.get(key, ""): value for key, value in output.items()}
+    for kind in data:
+        if kind.startswith("image/"):
+            named.append(f"a picture among the outputs of cell {number:,}")
+        elif kind.startswith("application/") and not any(each in data for each in (*_AS_TEXT, "text/html")):
+            named.append(f"an output of cell {number:,} ({kind[:100]})")
+    text = _COLOURS.sub("", _text(output.get("text")))
+    for kind in _AS_TEXT:
+        if kind in data and not text.strip():
+            text = _COLOURS.sub("", _text(data[kind]))
+    if "text/html" in data and (not text.strip() or text.startswith("<")):  # a text such as <IPython.core.HTML object>
+        html = _text(data["text/html"])
+        if len(html) > _HTML_CHARS:
+            named.append(f"the rest of a page among the outputs of cell {number:,}")
+        text = read_page_text(html[:_HTML_CHARS]).text or text
+    return text
+
+
+_OLD_KINDS = {"png": "image/png", "jpeg": "image/jpeg", "svg": "image/svg+xml", "html": "text/html"}

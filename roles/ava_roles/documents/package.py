@@ -1,0 +1,172 @@
+"""An office file of Word or PowerPoint: XML parts in a zip archive, and the relations between them.
+
+Nothing outside the archive is ever opened: a relation to another place is only its address.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import zipfile
+from importlib import import_module
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from ava_roles.documents.office import open_office_file, own_document_type
+from ava_roles.errors import ToolFailed
+
+_PREFIXES = {
+    "http://schemas.openxmlformats.org/wordprocessingml/2006/main": "w",
+    "http://purl.oclc.org/ooxml/wordprocessingml/main": "w",
+    "http://schemas.openxmlformats.org/presentationml/2006/main": "p",
+    "http://purl.oclc.org/ooxml/presentationml/main": "p",
+    "http://schemas.openxmlformats.org/drawingml/2006/main": "a",
+    "http://purl.oclc.org/ooxml/drawingml/main": "a",
+    "http://schemas.openxmlformats.org/drawingml/2006/wordprocessingDrawing": "wp",
+    "http://purl.oclc.org/ooxml/drawingml/wordprocessingDrawing": "wp",
+    "http://schemas.openxmlformats.org/drawingml/2006/picture": "pic",
+    "http://purl.oclc.org/ooxml/drawingml/picture": "pic",
+    "http://schemas.openxmlformats.org/drawingml/2006/chart": "c",
+    "http://purl.oclc.org/ooxml/drawingml/chart": "c",
+    "http://schemas.microsoft.com/office/drawing/2014/chartex": "c",
+    "http://schemas.openxmlformats.org/drawingml/2006/diagram": "dgm",
+    "http://purl.oclc.org/ooxml/drawingml/diagram": "dgm",
+    "http://schemas.openxmlformats.org/officeDocument/2006/math": "m",
+    "http://purl.oclc.org/ooxml/officeDocument/math": "m",
+    "http://schemas.openxmlformats.org/markup-compatibility/2006": "mc",
+    "http://schemas.openxmlformats.org/package/2006/relationships": "rel",
+    "http://purl.org/dc/elements/1.1/": "dc",
+    "urn:schemas-microsoft-com:vml": "v",
+    "urn:schemas-microsoft-com:office:office": "o",
+}
+"""Namespaces of office files, as Office writes them and in the strict form of the standard."""
+
+_NUMBER = re.compile(r"-?[0-9]{1,9}")
+_names: dict[str, str] = {}
+
+
+def name_of(element: Any) -> str:
+    """Return the name of an element, e.g. `w:p`; `` for a comment or the like."""
+    tag = element.tag
+    if not isinstance(tag, str):
+        return ""
+    known = _names.get(tag)
+    if known is None:
+        namespace, _, local = tag.removeprefix("{").rpartition("}")
+        known = f"{_PREFIXES.get(namespace, '?')}:{local}"
+        if len(_names) < 10_000:
+            _names[tag] = known
+    return known
+
+
+def child(element: Any, *path: str) -> Any:
+    """Return the first child of this name, and so on down the path; None if there is none."""
+    for name in path:
+        element = None if element is None else next((each for each in element if name_of(each) == name), None)
+    return element
+
+
+def value_of(element: Any, name: str = "val") -> str | None:
+    """Return an attribute by its name without a namespace."""
+    if element is None:
+        return None
+    for key, value in element.attrib.items():
+        if key.rpartition("}")[2] == name:
+            return str(value)
+    return None
+
+
+def number_of(element: Any, name: str = "val", default: int = 0) -> int:
+    value = value_of(element, name) or ""
+    return int(value) if _NUMBER.fullmatch(value) else default
+
+
+def drawn_text(element: Any) -> str:
+    """Return the text inside an element of a drawing, on one line."""
+    return " ".join("".join(each.text or "" for each in element.iter() if name_of(each) == "a:t").split())
+
+
+class Relation(NamedTuple):
+    """Where a part refers to: another part of the file, or an address outside."""
+
+    kind: str
+    target: str
+    outside: bool
+
+
+class OfficePackage:
+    """The parts of an office file. `broken`: parts that are missing, or are no XML."""
+
+    def __init__(self, data: bytes, kind: str, suffix: str) -> None:
+        """Raises ToolFailed: it is encrypted, of an older format, or would take too much to read."""
+        self._archive = open_office_file(data, kind, suffix)
+        self.names = tuple(self._archive.namelist())
+        self._by_lower = {name.lower(): name for name in self.names}
+        self._relations: dict[str, dict[str, Relation]] = {}
+        self._drawn: dict[str, list[str]] = {}
+        self.broken: list[str] = []
+
+    def main(self, *names: str) -> tuple[str, Any]:
+        """Return the main part, the name of which must be one of these. Raises ToolFailed."""
+        related = [each.target for each in self.relations("").values() if each.kind == "officeDocument"]
+        for part in (*related, "word/document.xml", "ppt/presentation.xml"):
+            root = self.root(part) if part.lower() in self._by_lower else None
+            if root is not None and name_of(root) in names:
+                return part, root
+        raise ToolFailed("this file has no text of its kind: it is damaged, or has the name of another kind")
+
+    def root(self, part: str) -> Any:
+        """Return the XML of a part; None if there is none or it is broken, which `broken` then names."""
+        etree: Any = import_module("lxml.etree")
+        try:
+            data = self._archive.read(self._by_lower[part.lower()])
+            parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False)
+            root = etree.fromstring(data, parser)
+        except (KeyError, etree.XMLSyntaxError, zipfile.BadZipFile, ValueError):
+            self.broken.append(part)
+            return None
+        if root.getroottree().docinfo.doctype:
+            raise own_document_type()
+        return root
+
+    def relations(self, part: str) -> dict[str, Relation]:
+        """Return a part's relations by their ids; those of the whole file for the part ``."""
+        if part not in self._relations:
+            self._relations[part] = self._read_relations(part)
+        return self._relations[part]
+
+    def _read_relations(self, part: str) -> dict[str, Relation]:
+        folder, name = posixpath.split(part)
+        listed = posixpath.join(folder, "_rels", f"{name}.rels")
+        found: dict[str, Relation] = {}
+        if listed.lower() not in self._by_lower:
+            return found
+        root = self.root(listed)
+        for each in () if root is None else root:
+            target = value_of(each, "Target") or ""
+            outside = value_of(each, "TargetMode") == "External"
+            if not outside:
+                target = posixpath.normpath(posixpath.join("/", folder, unquote(target))).lstrip("/")
+            kind = (value_of(each, "Type") or "").rpartition("/")[2]
+            found[value_of(each, "Id") or ""] = Relation(kind, target, outside)
+        return found
+
+    def related(self, part: str, kind: str) -> list[str]:
+        """Return the parts of a kind that a part refers to."""
+        return [each.target for each in self.relations(part).values() if each.kind == kind and not each.outside]
+
+    def drawn_lines(self, part: str, name: str) -> list[str]:
+        """Return the texts of all elements of a name in a chart or diagram."""
+        if part not in self._drawn:
+            root = self.root(part) if part else None
+            found = [] if root is None else [each for each in root.iter() if name_of(each) == name]
+            self._drawn[part] = [text for text in map(drawn_text, found) if text]
+        return self._drawn[part]
+
+    def title(self) -> str | None:
+        """Return the title that the file's properties name."""
+        for part in self.related("", "core-properties"):
+            title = child(self.root(part), "dc:title")
+            if title is not None and (title.text or "").strip():
+                return " ".join(title.text.split())[:2_000]
+        return None

@@ -1,0 +1,324 @@
+"""PDFs: the text of their pages, with what is filled into forms, comments, bookmarks and the addresses of links.
+
+PDFium reads them. It runs no script, follows no action and loads nothing from elsewhere.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any
+
+from ava_roles.errors import ToolFailed
+from ava_roles.tools.extracted import ALL, MOST_CHARS, Extracted, Part, Wanted, page_ranges, size_of
+from ava_roles.tools.pages import PAGE_CHARS, PARSING_S, parsing
+
+_MOST_ANNOTATIONS = 2_000
+_MOST_OBJECTS = 20_000
+_MOST_BOOKMARKS = 2_000
+_VALUE_CHARS = 10_000  # of one field or comment
+_VALUE_BYTES = 100_000_000  # more than a file that is read can hold
+_LABEL_CHARS = 20
+_NAMED_FILES = 20
+_LONG_STRING = 8_000
+"""PDFium drops what follows the first 32,767 bytes of a string, up to 4 bytes a character, and does not say so."""
+_UNKNOWN_SHARE = 0.3
+"""A page with this share of characters that its fonts leave open is not readable text."""
+_HYPHEN = "\ufffe"  # what PDFium returns for a hyphen and the end of its line
+
+_PICTURE = "a picture without text"
+_PICTURES = "pictures, which are not read"
+_BROKEN = "broken, and cannot be read"
+_LETTERS = "text in a font that does not say which letters it shows"
+_MARKS = "drawn marks or stamps, which are not read"
+_MEDIA = "sound, video or 3D content, which is not read"
+_MANY_NOTES = "more comments, links and form fields than are read"
+_CUT_STRING = "a piece of text so long that its end may be missing here"
+_LONG = f"more than {PAGE_CHARS:,} characters; the rest is not read"
+
+
+@parsing("PDF")
+def read_pdf(data: bytes, wanted: Wanted = ALL) -> Extracted:
+    """Return the text of the wanted pages, within the time limit. Raises ToolFailed."""
+    until = time.monotonic() + PARSING_S
+    with _Pdf(data) as pdf:
+        first, total = wanted.first, pdf.total
+        last = total if wanted.count is None else min(total, first + wanted.count - 1)
+        before = pdf.page_text(first - 1) if 1 < first <= total else ""
+        pdf.lacks.clear()
+        pages: list[Part] = []
+        for number in range(first, last + 1):
+            if time.monotonic() > until or size_of(pages) > wanted.max_chars:
+                break
+            text = pdf.page_text(number)
+            if size_of(pages) + len(text) + len(before) > MOST_CHARS:
+                break
+            pages.append(Part(pdf.place(number), text))
+        unread = first + len(pages) - 1 < last
+        return Extracted(tuple(pages), pdf.title, total, tuple(pdf.missing()), unread, before, pdf.encrypted)
+
+
+class _Pdf:
+    """A PDF that PDFium has opened. `lacks`: on which pages there is something that their texts do not have."""
+
+    def __init__(self, data: bytes) -> None:
+        pdfium: Any = import_module("pypdfium2")  # has no types
+        self._raw: Any = import_module("pypdfium2.raw")
+        try:
+            self._file = pdfium.PdfDocument(data)
+        except pdfium.PdfiumError as error:
+            if error.err_code == self._raw.FPDF_ERR_PASSWORD:
+                raise ToolFailed("this PDF needs a password; ask for a copy without one") from None
+            raise ToolFailed("this PDF cannot be read: it is damaged, or no PDF; ask for another copy") from None
+        self._failure: type[Exception] = pdfium.PdfiumError
+        self.lacks: defaultdict[str, list[int]] = defaultdict(list)
+        self.total = len(self._file)
+        self.title = str(self._file.get_metadata_value("Title")).strip() or None
+        self.encrypted = self._raw.FPDF_GetSecurityHandlerRevision(self._file) != -1
+        kind = self._raw.FPDF_GetFormType(self._file)
+        self._has_xfa = kind in (self._raw.FORMTYPE_XFA_FULL, self._raw.FORMTYPE_XFA_FOREGROUND)
+        if kind != self._raw.FORMTYPE_NONE:
+            self._file.init_forms()
+        self._has_more_bookmarks = False
+        if not self.total:
+            raise ToolFailed("this PDF cannot be read: no page of it can be found; ask for another copy")
+        self._bookmarks = self._read_bookmarks()
+
+    def __enter__(self) -> _Pdf:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._file.close()
+
+    def place(self, number: int) -> str:
+        """Return a page's number, with what is printed on it where that differs, e.g. `page 4 (iv)`."""
+        label = _string(self._raw.FPDF_GetPageLabel, self._file, number - 1)
+        label = "".join(char for char in label if char.isalnum() or char in " .-")[:_LABEL_CHARS].strip()
+        return f"page {number}" if label in ("", str(number)) else f"page {number} ({label})"
+
+    def missing(self) -> Iterator[str]:
+        """Yield sentences on what is in the file and not in the texts of its pages."""
+        for what, numbers in self.lacks.items():
+            verb = "is" if what in (_PICTURE, _BROKEN) else "has"
+            if len(numbers) > 1:
+                verb = "are" if verb == "is" else "have"
+                what = "pictures without text" if what is _PICTURE else what
+            yield f"{page_ranges(numbers)} {verb} {what}"
+        if self._has_xfa:
+            yield "this is an XFA form: what only XFA has, and its pages do not show, is not read"
+        if self._has_more_bookmarks:
+            yield f"bookmarks after the first {_MOST_BOOKMARKS:,} are not read"
+        files = [_line(name) for name in self._attachments()]
+        if files:
+            more = self._raw.FPDFDoc_GetAttachmentCount(self._file) - len(files)
+            yield f"attached files: {', '.join(files)}" + (f" and {more:,} more" if more > 0 else "")
+
+    def _read_bookmarks(self) -> dict[int, list[str]]:
+        """Return the titles of the bookmarks by the numbers of their pages."""
+        found: defaultdict[int, list[str]] = defaultdict(list)
+        for number, bookmark in enumerate(self._file.get_toc()):
+            if number == _MOST_BOOKMARKS:
+                self._has_more_bookmarks = True
+                break
+            place = bookmark.get_dest()
+            page = place.get_index() if place is not None else None
+            found[(page or 0) + 1].append(_line(bookmark.get_title()))
+        return found
+
+    def _attachments(self) -> Iterator[str]:
+        for number in range(min(self._raw.FPDFDoc_GetAttachmentCount(self._file), _NAMED_FILES)):
+            attached = self._raw.FPDFDoc_GetAttachment(self._file, number)
+            yield _string(self._raw.FPDFAttachment_GetName, attached) or "without a name"
+
+    def page_text(self, number: int) -> str:
+        """Return the text of a page, then its form fields and comments; note what it lacks."""
+        try:
+            page = self._file[number - 1]
+            page.set_rotation(0)  # PDFium reads the lines of a turned page in the order in which they are seen
+            text_page = page.get_textpage()
+        except self._failure:
+            self.lacks[_BROKEN].append(number)
+            return ""
+        chars = text_page.count_chars()
+        text = text_page.get_text_range(0, min(chars, PAGE_CHARS)) if chars > 0 else ""
+        text = text.replace("\r\n", "\n").replace(_HYPHEN, "-\n").replace("\0", "").strip()
+        if chars > PAGE_CHARS:
+            self.lacks[_LONG].append(number)
+            text += "\n(cut here: the page has more text)"
+        self._note_objects(page, number, text)
+        if self._has_long_string(text_page, chars):
+            self.lacks[_CUT_STRING].append(number)
+        notes = [*self._other_titles(number, text), *self._annotations(page, text_page, number)]
+        text_page.close()
+        page.close()
+        return "\n\n".join(filter(None, [text, "\n".join(notes)]))
+
+    def _other_titles(self, number: int, text: str) -> Iterator[str]:
+        """Yield the bookmarks of a page that are no headings on it."""
+        titles = self._bookmarks.get(number, ())
+        letters = _letters(text) if titles else ""
+        for title in titles:
+            if _letters(title) not in letters:
+                yield f"[bookmark] {title}"
+
+    def _note_objects(self, page: Any, number: int, text: str) -> None:
+        found = self._raw.FPDFPage_CountObjects(page)
+        pictures = any(self._is_picture(page, at) for at in range(min(found, _MOST_OBJECTS)))
+        if not text and found:
+            self.lacks[_PICTURE].append(number)
+        elif pictures:
+            self.lacks[_PICTURES].append(number)
+        unknown = sum(_is_unknown(char) for char in text)
+        if text and unknown > _UNKNOWN_SHARE * len(text):
+            self.lacks[_LETTERS].append(number)
+
+    def _has_long_string(self, text_page: Any, chars: int) -> bool:
+        """Tell whether one piece of a page's text is so long that PDFium may have cut it: two samples are of it."""
+        before = None
+        for at in range(0, chars, _LONG_STRING // 2):
+            piece = self._raw.FPDFText_GetTextObject(text_page, at)
+            place = ctypes.cast(piece, ctypes.c_void_p).value
+            if place is not None and place == before:
+                return True
+            before = place
+        return False
+
+    def _is_picture(self, page: Any, at: int) -> bool:
+        kind = self._raw.FPDFPageObj_GetType(self._raw.FPDFPage_GetObject(page, at))
+        if kind == self._raw.FPDF_PAGEOBJ_FORM:  # drawings that are used again, often around one picture
+            form = self._raw.FPDFPage_GetObject(page, at)
+            inner = min(self._raw.FPDFFormObj_CountObjects(form), _MOST_ANNOTATIONS)
+            kinds = (
+                self._raw.FPDFPageObj_GetType(self._raw.FPDFFormObj_GetObject(form, each)) for each in range(inner)
+            )
+            return self._raw.FPDF_PAGEOBJ_IMAGE in kinds
+        return bool(kind == self._raw.FPDF_PAGEOBJ_IMAGE)
+
+    # -- form fields, comments and links ------------------------------------------------------------------------------
+
+    def _annotations(self, page: Any, text_page: Any, number: int) -> Iterator[str]:
+        raw = self._raw
+        found = raw.FPDFPage_GetAnnotCount(page)
+        room = PAGE_CHARS
+        for at in range(min(found, _MOST_ANNOTATIONS)):
+            note = raw.FPDFPage_GetAnnot(page, at)
+            if not note:
+                continue
+            try:
+                line = self._note(note, text_page, number)
+            finally:
+                raw.FPDFPage_CloseAnnot(note)
+            room -= len(line)
+            if room < 0:
+                self.lacks[_MANY_NOTES].append(number)
+                return
+            if line:
+                yield line
+        if found > _MOST_ANNOTATIONS:
+            self.lacks[_MANY_NOTES].append(number)
+
+    def _note(self, note: Any, text_page: Any, number: int) -> str:
+        raw = self._raw
+        kind = raw.FPDFAnnot_GetSubtype(note)
+        if kind == raw.FPDF_ANNOT_WIDGET:
+            return self._field(note)
+        if kind == raw.FPDF_ANNOT_LINK:
+            return self._link(note, text_page)
+        if kind == raw.FPDF_ANNOT_POPUP:
+            return ""  # its text is that of the comment to which it belongs
+        if kind in (raw.FPDF_ANNOT_SOUND, raw.FPDF_ANNOT_MOVIE, raw.FPDF_ANNOT_RICHMEDIA, raw.FPDF_ANNOT_THREED):
+            self.lacks[_MEDIA].append(number)
+        said = _line(_string(raw.FPDFAnnot_GetStringValue, note, b"Contents"))
+        if kind == raw.FPDF_ANNOT_FILEATTACHMENT:
+            name = _string(raw.FPDFAttachment_GetName, raw.FPDFAnnot_GetFileAttachment(note)) or "without a name"
+            return f"[attached file, not read: {_line(name)}]" + (f" {said}" if said else "")
+        if not said:
+            if kind in (raw.FPDF_ANNOT_INK, raw.FPDF_ANNOT_STAMP) and number not in self.lacks[_MARKS]:
+                self.lacks[_MARKS].append(number)
+            return ""
+        author = _line(_string(raw.FPDFAnnot_GetStringValue, note, b"T"))
+        return f"[comment by {author}] {said}" if author else f"[comment] {said}"
+
+    def _field(self, note: Any) -> str:
+        raw, form = self._raw, self._file.formenv
+        if form is None:
+            return ""
+        name = _line(_string(raw.FPDFAnnot_GetFormFieldName, form, note)) or "without a name"
+        kind = raw.FPDFAnnot_GetFormFieldType(form, note)
+        if kind == raw.FPDF_FORMFIELD_PUSHBUTTON:
+            return ""
+        if kind in (raw.FPDF_FORMFIELD_CHECKBOX, raw.FPDF_FORMFIELD_RADIOBUTTON):
+            choice = _line(_string(raw.FPDFAnnot_GetFormFieldExportValue, form, note))
+            named = f"{name} ({choice})" if choice.lower() not in ("", "yes", "on", "off") else name
+            return f"[field {named}] {'checked' if raw.FPDFAnnot_IsChecked(form, note) else 'not checked'}"
+        if kind == raw.FPDF_FORMFIELD_SIGNATURE:
+            return f"[field {name}] a signature, which is not checked"
+        value = _line(_string(raw.FPDFAnnot_GetFormFieldValue, form, note))
+        if kind in (raw.FPDF_FORMFIELD_COMBOBOX, raw.FPDF_FORMFIELD_LISTBOX):
+            chosen = ", ".join(self._chosen(form, note))
+            value = chosen or value
+        return f"[field {name}] {value or '(empty)'}"
+
+    def _chosen(self, form: Any, note: Any) -> Iterator[str]:
+        raw = self._raw
+        for at in range(min(max(raw.FPDFAnnot_GetOptionCount(form, note), 0), _MOST_ANNOTATIONS)):
+            if raw.FPDFAnnot_IsOptionSelected(form, note, at):
+                yield _line(_string(raw.FPDFAnnot_GetOptionLabel, form, note, at))
+
+    def _link(self, note: Any, text_page: Any) -> str:
+        raw = self._raw
+        link = raw.FPDFAnnot_GetLink(note)
+        action = raw.FPDFLink_GetAction(link) if link else None
+        if not action:
+            return ""
+        kind = raw.FPDFAction_GetType(action)
+        if kind == raw.PDFACTION_URI:
+            address = _line(_bytes(raw.FPDFAction_GetURIPath, self._file, action).decode("utf-8", "replace"))
+        elif kind in (raw.PDFACTION_LAUNCH, raw.PDFACTION_REMOTEGOTO):
+            address = _line(_bytes(raw.FPDFAction_GetFilePath, action).decode("utf-8", "replace"))
+        else:
+            return ""
+        rect = raw.FS_RECTF()
+        text = ""
+        if raw.FPDFAnnot_GetRect(note, rect):
+            sides = (rect.left, min(rect.top, rect.bottom), rect.right, max(rect.top, rect.bottom))
+            text = _line(text_page.get_text_bounded(*sides))
+        bare = address.removeprefix("https://").removeprefix("http://").removeprefix("mailto:").strip("/")
+        if not bare or bare in "".join(text.split()):
+            return ""
+        return f"[link {text!r}] {address}" if text else f"[link] {address}"
+
+
+def _string(call: Callable[..., int], *given: Any) -> str:
+    """Return a text that PDFium gives in UTF-16, with its length in bytes."""
+    return _bytes(call, *given, wide=True).decode("utf-16-le", "replace")
+
+
+def _bytes(call: Callable[..., int], *given: Any, wide: bool = False) -> bytes:
+    end = 2 if wide else 1
+    size = call(*given, None, 0)
+    if not end < size <= _VALUE_BYTES:
+        return b""
+    buffer = ctypes.create_string_buffer(size)
+    call(*given, ctypes.cast(buffer, ctypes.POINTER(ctypes.c_ushort)) if wide else buffer, size)
+    return buffer.raw[: size - end]
+
+
+def _line(text: str) -> str:
+    beginning = text[: 2 * _VALUE_CHARS]
+    line = " ".join(beginning.replace("\0", "").replace(_HYPHEN, "-").split())
+    if len(text) > len(beginning):
+        return f"{line[:_VALUE_CHARS]} (cut here: it is longer)"
+    return line if len(line) <= _VALUE_CHARS else f"{line[:_VALUE_CHARS]} (cut here: it is longer)"
+
+
+def _letters(text: str) -> str:
+    return "".join(filter(str.isalnum, text.casefold()))
+
+
+def _is_unknown(char: str) -> bool:
+    """Tell whether a character has no meaning outside its font: a control, a private one or a replacement."""
+    return (char < " " and char not in "\n\t") or "\ue000" <= char <= "\uf8ff" or char == "\ufffd"

@@ -1,0 +1,348 @@
+"""PowerPoint files: the text of each slide with its notes and comments; what cannot be text is named.
+
+`_TEXT`, `_SILENT`, `_NAMED` and `_HANDLERS` say what each element of the XML gives. One that is in none of them gives
+what is inside it, so that the text of an unknown element is never lost.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Any
+
+from ava_roles.documents.package import OfficePackage, child, drawn_text, name_of, number_of, value_of
+from ava_roles.documents.symbols import NUMERALS
+from ava_roles.tools.extracted import ALL, Extracted, Part, Wanted
+from ava_roles.tools.pages import MAX_COLUMNS, TableBudget, parsing, render_table
+
+_TEXT_CHARS = 5_000_000
+_NAME_CHARS = 200
+_ADDRESS_CHARS = 1_000
+_MOST_NAMED = 20
+_MAX_SLIDES = 5_000
+_CUT = "(cut here: the rest is too long to read)"
+
+_TEXT = frozenset({"a:t", "m:t"})
+_SILENT = frozenset(("a:pPr", "a:rPr", "a:endParaRPr", "p:spPr", "p:style", "a:bodyPr", "a:lstStyle", "p:extLst"))
+_NAMED = {
+    "p:control": "a control",
+    "p:contentPart": "an ink drawing",
+    "a:videoFile": "a video",
+    "a:audioFile": "a sound",
+    "a:wavAudioFile": "a sound",
+}
+_TITLES = ("title", "ctrTitle")
+_NUMBERS = {
+    "arabic": "decimal",
+    "alphaLc": "lowerLetter",
+    "alphaUc": "upperLetter",
+    "romanLc": "lowerRoman",
+    "romanUc": "upperRoman",
+}
+_ENDS = {"Period": ("", "."), "ParenR": ("", ")"), "ParenBoth": ("(", ")"), "Plain": ("", "")}
+
+
+@parsing("presentation")
+def read_pptx(data: bytes, _wanted: Wanted = ALL) -> Extracted:
+    """Return a presentation as text, a part for each slide. Raises ToolFailed."""
+    package = OfficePackage(data, "presentation", ".pptx")
+    reader = _Reader(package)
+    parts = reader.read()
+    return Extracted(tuple(parts), package.title(), len(parts), reader.missing())
+
+
+def _reference(element: Any) -> str:
+    """Return the id of a relation; the element has another id of its own."""
+    return next((str(value) for key, value in element.attrib.items() if key.endswith("}id")), "")
+
+
+class _Reader:
+    """Walks through the slides of a presentation, and collects the text of each."""
+
+    def __init__(self, package: OfficePackage) -> None:
+        self._package = package
+        self._main, self._root = package.main("p:presentation")
+        self._budget = TableBudget()
+        self._part = self._main
+        self._blocks: list[str] = []
+        self._line: list[str] = []
+        self._numbers: dict[int, tuple[str, int]] = {}
+        self._is_title = self._only_free = False
+        self._emitted = self._size = self._hidden_words = 0
+        self._cut = False
+        self._pictures = 0
+        self._named: Counter[str] = Counter()
+
+    def read(self) -> list[Part]:
+        parts: list[Part] = []
+        layouts: dict[str, None] = {}
+        listed = child(self._root, "p:sldIdLst")
+        slides = [] if listed is None else [each for each in listed if name_of(each) == "p:sldId"]
+        ids = [_reference(each) for each in slides]
+        relations = self._package.relations(self._main)
+        for number, relation_id in enumerate(ids, 1):
+            if self._full() or number > _MAX_SLIDES:
+                parts.append(Part("", f"({len(ids) - number + 1:,} more slides are not shown)"))
+                break
+            relation = relations.get(relation_id)
+            root = self._package.root(relation.target) if relation and not relation.outside else None
+            if relation is None or root is None:
+                self._name("a slide that is damaged or not in the file", f"slide {number}")
+                continue
+            hidden = " (hidden)" if value_of(root, "show") in ("0", "false") else ""
+            parts.append(Part(f"slide {number}{hidden}", self._slide(relation.target, root)))
+            layouts.update(dict.fromkeys(self._package.related(relation.target, "slideLayout")))
+        shared = self._shared_text(list(layouts))
+        if shared:
+            parts.append(Part("on several slides", shared))
+        if self._cut:
+            parts.append(Part("", _CUT))
+        return parts
+
+    def missing(self) -> tuple[str, ...]:
+        """Return sentences on what is in the presentation and not in its text."""
+        said: list[str] = []
+        if self._pictures:
+            said.append(f"{self._pictures:,} picture{'s' * (self._pictures > 1)}")
+        if self._hidden_words:
+            said.append(f"{self._hidden_words:,} word{'s' * (self._hidden_words > 1)} of hidden shapes")
+        for what, count in islice(self._named.items(), _MOST_NAMED):
+            said.append(what if count == 1 else f"{what}, {count:,} times")
+        if len(self._named) > _MOST_NAMED:
+            said.append(f"{len(self._named) - _MOST_NAMED:,} more objects")
+        if any(name.lower().endswith("vbaproject.bin") for name in self._package.names):
+            said.append("macros")
+        for part in dict.fromkeys(self._package.broken):
+            said.append(f"a damaged or absent part ({part[:_NAME_CHARS]})")
+        return tuple(said)
+
+    # -- slides -----------------------------------------------------------------------------------------------
+
+    def _slide(self, part: str, root: Any) -> str:
+        blocks = self._blocks_of(part, root)
+        for notes in self._package.related(part, "notesSlide"):
+            found = self._package.root(notes)
+            shapes = [] if found is None else [each for each in found.iter() if name_of(each) == "p:sp"]
+            bodies = [each for each in shapes if _placeholder(each) in ("body", None)]
+            text = "\n\n".join(block for each in bodies for block in self._blocks_of(notes, each))
+            if text:
+                blocks.append(f"Notes:\n{text}")
+        for comments in self._package.related(part, "comments"):
+            found = self._package.root(comments)
+            for each in () if found is None else found.iter():
+                text = each.text if name_of(each) == "p:text" else drawn_text(each) if name_of(each) == "a:p" else ""
+                if text and text.strip():
+                    self._add(blocks, f"[comment] {' '.join(text.split())}")
+        return "\n\n".join(blocks)
+
+    def _shared_text(self, layouts: list[str]) -> str:
+        """Return the text of layouts and masters that is shown on each slide, such as a company's name."""
+        parts = dict.fromkeys(layouts)
+        for layout in layouts:
+            parts.update(dict.fromkeys(self._package.related(layout, "slideMaster")))
+        texts: dict[str, None] = {}
+        self._only_free = True
+        for part in parts:
+            root = self._package.root(part)
+            if root is not None:
+                texts.update(dict.fromkeys(self._blocks_of(part, root)))
+        self._only_free = False
+        return "\n\n".join(texts)
+
+    def _blocks_of(self, part: str, element: Any) -> list[str]:
+        self._part, self._blocks, self._line = part, [], []
+        if name_of(element) == "p:sp":
+            self._shape(element)
+        else:
+            self._inside(element)
+        return self._blocks
+
+    def _full(self) -> bool:
+        if self._size >= _TEXT_CHARS or self._budget.late:
+            self._cut = True
+        return self._cut
+
+    def _add(self, blocks: list[str], block: str) -> None:
+        room = max(0, _TEXT_CHARS - self._size)
+        self._cut = self._cut or len(block) > room
+        if block[:room].strip():
+            blocks.append(block[:room])
+            self._size += len(block[:room])
+
+    # -- the walk ---------------------------------------------------------------------------------------------
+
+    def _inside(self, element: Any) -> None:
+        for each in element:
+            name = name_of(each)
+            handler = _HANDLERS.get(name)
+            if handler is not None:
+                handler(self, each)
+            elif name in _TEXT:
+                self._say(each.text or "")
+            elif name in _NAMED:
+                self._name(_NAMED[name])
+            elif name not in _SILENT:
+                self._inside(each)
+
+    def _say(self, text: str) -> None:
+        self._emitted += 1
+        self._line.append(text)
+
+    def _name(self, what: str, detail: str = "") -> None:
+        """Note something that cannot be text."""
+        self._emitted += 1
+        detail = " ".join(detail[: 2 * _NAME_CHARS].split())[:_NAME_CHARS]
+        self._named[f"{what} ({detail})" if detail else what] += 1
+
+    def _alternatives(self, element: Any) -> None:
+        """Read the first of the forms in which the same thing is written that gives anything."""
+        before = self._emitted
+        for each in element:
+            self._inside(each)
+            if self._emitted != before:
+                return
+
+    def _shape(self, element: Any) -> None:
+        placeholder = _placeholder(element)
+        if self._only_free and placeholder is not None:
+            return  # a place for the text of a slide, with a hint
+        about = _about(element)
+        if value_of(about, "hidden") in ("1", "true"):
+            self._emitted += 1
+            self._hidden_words += len(drawn_text(element).split())
+            return
+        outer, self._is_title = self._is_title, placeholder in _TITLES
+        self._describe(value_of(about, "descr") or "", "picture" if name_of(element) == "p:pic" else "shape")
+        first = len(self._blocks)
+        self._numbers.clear()
+        self._inside(element)
+        lines = self._blocks[first:]
+        if name_of(element) == "p:sp" and len(lines) > 1:  # the lines of one shape belong together
+            self._blocks[first:] = ["\n".join(lines)]
+        self._is_title = outer
+        if name_of(element) == "p:pic":
+            self._emitted += 1
+            self._pictures += 1
+
+    def _describe(self, text: str, what: str) -> None:
+        words = " ".join(text.split())
+        if words:
+            self._emitted += 1
+            self._add(self._blocks, f"[{what}: {words}]")
+
+    def _paragraph(self, element: Any) -> None:
+        if self._full():
+            return
+        outer, self._line = self._line, []
+        self._inside(element)
+        text = "".join(self._line).strip()
+        self._line = outer
+        properties = child(element, "a:pPr")
+        if text and self._is_title:
+            self._add(self._blocks, f"# {' '.join(text.split())}")
+        elif text:
+            self._add(self._blocks, f"{self._label(properties)}{text}")
+
+    def _label(self, properties: Any) -> str:
+        level = max(0, min(number_of(properties, "lvl"), 8)) if properties is not None else 0
+        for deeper in [each for each in self._numbers if each > level]:
+            del self._numbers[deeper]
+        indent = "  " * level
+        numbers = child(properties, "a:buAutoNum")
+        if numbers is None:
+            self._numbers.pop(level, None)
+            bullet = value_of(child(properties, "a:buChar"), "char") or ""
+            return f"{indent}{'•' if bullet.isalnum() or not bullet.isprintable() else bullet} " if bullet else indent
+        kind = value_of(numbers, "type") or ""
+        known, count = self._numbers.get(level, ("", 0))
+        count = count + 1 if known == kind else number_of(numbers, "startAt", 1)
+        self._numbers[level] = kind, count
+        ending = next((each for each in _ENDS if kind.endswith(each)), "Plain")
+        before, after = _ENDS[ending]
+        written = _NUMBERS.get(kind.removesuffix(ending), "decimal")
+        return f"{indent}{before}{NUMERALS[written](count)}{after} "
+
+    def _run(self, element: Any) -> None:
+        self._inside(element)
+        link = child(element, "a:rPr", "a:hlinkClick")
+        relation = None if link is None else self._package.relations(self._part).get(_reference(link))
+        if relation is not None and relation.outside:
+            shown = drawn_text(element)
+            if shown not in (relation.target, relation.target.removeprefix("mailto:"), relation.target.rstrip("/")):
+                self._say(f" ({relation.target[:_ADDRESS_CHARS]})")
+
+    def _break(self, _element: Any) -> None:
+        self._say("\n")
+
+    # -- tables and objects -----------------------------------------------------------------------------------
+
+    def _table(self, element: Any) -> None:
+        self._emitted += 1
+        if not self._full():
+            rows = (each for each in element if name_of(each) == "a:tr")
+            self._add(self._blocks, render_table(map(self._cells, rows), self._budget))
+
+    def _cells(self, row: Any) -> Iterable[str]:
+        cells = (each for each in row if name_of(each) == "a:tc")
+        for cell in islice(cells, MAX_COLUMNS + 1):
+            outer, size = self._blocks, self._size
+            self._blocks = []
+            self._inside(cell)
+            text = "\n".join(self._blocks)
+            self._blocks, self._size = outer, size  # the table is counted as a whole
+            yield text
+
+    def _target(self, element: Any, attribute: str) -> str:
+        relation = self._package.relations(self._part).get(value_of(element, attribute) or "")
+        return relation.target if relation and not relation.outside else ""
+
+    def _chart(self, element: Any) -> None:
+        lines = self._package.drawn_lines(self._target(element, "id"), "c:title")
+        self._name("a chart", lines[0] if lines else "")
+
+    def _diagram(self, element: Any) -> None:
+        lines = self._package.drawn_lines(self._target(element, "dm"), "a:p")
+        if lines:
+            self._emitted += 1
+            self._add(self._blocks, "\n".join(lines))
+        else:
+            self._name("a diagram")
+
+    def _embedded(self, element: Any) -> None:
+        self._name("an embedded object", value_of(element, "progId") or value_of(element, "name") or "")
+
+
+def _about(shape: Any) -> Any:
+    """Return what a shape says of itself: its name and description."""
+    for each in shape:
+        found = child(each, "p:cNvPr")
+        if found is not None:
+            return found
+    return None
+
+
+def _placeholder(shape: Any) -> str | None:
+    """Return for what of its layout a shape is, e.g. `title`; None: it is one of its own."""
+    for each in shape:
+        found = child(each, "p:nvPr", "p:ph")
+        if found is not None:
+            return value_of(found, "type") or "body"
+    return None
+
+
+_HANDLERS: dict[str, Callable[[_Reader, Any], None]] = {
+    "p:sp": _Reader._shape,
+    "p:pic": _Reader._shape,
+    "p:graphicFrame": _Reader._shape,
+    "p:grpSp": _Reader._shape,
+    "a:p": _Reader._paragraph,
+    "a:r": _Reader._run,
+    "a:br": _Reader._break,
+    "a:tbl": _Reader._table,
+    "c:chart": _Reader._chart,
+    "dgm:relIds": _Reader._diagram,
+    "p:oleObj": _Reader._embedded,
+    "mc:AlternateContent": _Reader._alternatives,
+}
+"""What each element gives that is more than its text."""

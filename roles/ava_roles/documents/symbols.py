@@ -1,0 +1,66 @@
+"""Signs of the fonts Symbol and Wingdings, whose codes are no characters, and numbers as lists show them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+_GREEK = dict(zip(range(0x41, 0x5B), "ΑΒΧΔΕΦΓΗΙϑΚΛΜΝΟΠΘΡΣΤΥςΩΞΨΖ", strict=True))
+_GREEK |= dict(zip(range(0x61, 0x7B), "αβχδεφγηιϕκλμνοπθρστυϖωξψζ", strict=True))
+_MATHS = {0xA3: "≤", 0xA5: "∞", 0xAC: "←", 0xAE: "→", 0xB0: "°", 0xB1: "±", 0xB3: "≥", 0xB4: "×", 0xB7: "•", 0xB8: "÷"}
+_MATHS |= {0xB9: "≠", 0xBB: "≈", 0xD0: "∠", 0xD2: "®", 0xD3: "©", 0xD4: "™", 0xD5: "∏", 0xD6: "√", 0xE5: "∑", 0xF2: "∫"}
+_DINGBATS = {0x28: "☎", 0x2A: "✉", 0x4A: "☺", 0x4C: "☹", 0x6C: "●", 0x6E: "■", 0x6F: "□", 0x71: "❑", 0x76: "❖"}
+_DINGBATS |= {0x9F: "•", 0xA7: "▪", 0xA8: "☐", 0xD8: "➢", 0xDF: "←", 0xE0: "→", 0xE8: "➔", 0xFB: "✗", 0xFC: "✓"}
+_DINGBATS |= {0xFD: "☒", 0xFE: "☑"}
+_FONTS = {"symbol": _GREEK | _MATHS, "wingdings": _DINGBATS}
+
+
+def symbol_of(code: int, font: str) -> str | None:
+    """Return the character for a code of a font of signs; None if this is not known."""
+    own = code - 0xF000 if 0xF000 <= code <= 0xF0FF else code
+    signs = _FONTS.get(font.strip().lower())
+    if signs is not None:
+        return signs.get(own) or (chr(own) if font.lower() == "symbol" and 0x20 <= own < 0x40 else None)
+    return chr(code) if 0x20 <= code < 0xD800 else None
+
+
+def _letter(number: int) -> str:
+    if not 1 <= number <= 780:
+        return str(number)
+    return chr(ord("a") + (number - 1) % 26) * ((number - 1) // 26 + 1)
+
+
+_ROMAN = tuple(
+    zip(
+        (1000, 900, 500, 400, 100, 90, 50, 40, 10, 9, 5, 4, 1),
+        ("m", "cm", "d", "cd", "c", "xc", "l", "xl", "x", "ix", "v", "iv", "i"),
+        strict=True,
+    )
+)
+
+
+def _roman(number: int) -> str:
+    if not 1 <= number < 4000:
+        return str(number)
+    text = ""
+    for value, letters in _ROMAN:
+        text += letters * (number // value)
+        number %= value
+    return text
+
+
+def _ordinal(number: int) -> str:
+    teen = 10 < number % 100 < 20
+    return f"{number}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
+
+
+NUMERALS: dict[str, Callable[[int], str]] = {
+    "decimal": str,
+    "decimalZero": lambda number: f"{number:02}",
+    "lowerLetter": _letter,
+    "upperLetter": lambda number: _letter(number).upper(),
+    "lowerRoman": _roman,
+    "upperRoman": lambda number: _roman(number).upper(),
+    "ordinal": _ordinal,
+    "none": lambda _number: "",
+}
+"""How each format of a list's numbers is written."""

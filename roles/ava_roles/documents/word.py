@@ -1,0 +1,604 @@
+"""Word documents: everything that a reader sees on the pages, in its order; what cannot be text is named.
+
+`_TEXT`, `_FIXED`, `_AROUND`, `_SILENT`, `_NAMED` and `_HANDLERS` say what each element of the XML gives. One that is in
+none of them gives what is inside it, so that the text of an unknown element is never lost.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from ava_roles.documents.package import OfficePackage, child, name_of, value_of
+from ava_roles.documents.symbols import symbol_of
+from ava_roles.documents.word_lists import Lists, Style, Styles, heading_level, is_on
+from ava_roles.tools.extracted import ALL, Extracted, Part, Wanted
+from ava_roles.tools.pages import MAX_COLUMNS, TableBudget, parsing, render_table
+
+_TEXT_CHARS = 5_000_000
+_NAME_CHARS = 200
+_ADDRESS_CHARS = 1_000
+_MOST_NAMED = 20
+_LINK_PIECES = 100  # of the text of a link, to compare it with the address
+_CUT = "(cut here: the rest is too long to read)"
+
+_TEXT = frozenset({"w:t", "m:t", "a:t"})
+_FIXED = {
+    "w:tab": "\t",
+    "w:ptab": "\t",
+    "w:br": "\n",
+    "w:cr": "\n",
+    "a:br": "\n",
+    "w:noBreakHyphen": "-",
+}
+_AROUND = {
+    "w:rt": ("(", ")"),
+    "a:p": ("", "\n"),
+    "m:num": ("(", ")"),
+    "m:den": ("/(", ")"),
+    "m:sup": ("^(", ")"),
+    "m:sub": ("_(", ")"),
+    "m:deg": ("[", "]"),
+    "m:rad": ("√(", ")"),
+    "m:d": ("(", ")"),
+    "m:mr": ("", "; "),
+}
+"""What stands before and after the text of an element, if it has any."""
+_SILENT_NAMES = """
+    w:pPr w:rPr w:tblPr w:tblPrEx w:tblGrid w:trPr w:tcPr w:sectPr w:sdtPr w:sdtEndPr w:customXmlPr w:smartTagPr
+    w:rubyPr w:delText w:delInstrText w:moveFrom w:ffData w:fldData m:ctrlPr m:rPr a:rPr a:endParaRPr
+"""
+_SILENT = frozenset(_SILENT_NAMES.split())
+_NAMED = {
+    "w:altChunk": "an inserted file",
+    "w:subDoc": "a part that is a file of its own",
+    "w:control": "a control",
+    "w:contentPart": "an ink drawing",
+}
+_LINK_FIELD = re.compile(r'\s*HYPERLINK\s+(?:"([^"]+)"|([^\s"\\]\S*))', re.IGNORECASE)
+_NOTHING_SHOWN = frozenset(("XE", "TC", "TA", "RD", "SET", "ASK", "PRIVATE", "ADVANCE", "NEXT", "NEXTIF", "SKIPIF"))
+"""Fields that have no result to show."""
+
+
+@parsing("Word document")
+def read_docx(data: bytes, _wanted: Wanted = ALL) -> Extracted:
+    """Return a Word document as text: headings marked, tables as rows, in their order. Raises ToolFailed."""
+    package = OfficePackage(data, "Word document", ".docx")
+    reader = _Reader(package)
+    parts = reader.read()
+    return Extracted(tuple(parts), package.title(), len(parts), reader.missing())
+
+
+@dataclass
+class _Field:
+    """A field whose end has not come yet: its instruction, and where its result begins.
+
+    `said`: how many texts had been said when the result began.
+    """
+
+    instruction: list[str] = field(default_factory=list[str])
+    has_result: bool = False
+    is_form: bool = False
+    paragraph: int = 0
+    start: int = 0
+    said: int = 0
+
+    def words(self) -> list[str]:
+        return "".join(self.instruction).split()
+
+
+class _Notes:
+    """Footnotes, endnotes or comments: each is read once, in the order of the marks in the text."""
+
+    def __init__(self, word: str, part: str, elements: dict[str, Any]) -> None:
+        self.word, self.part, self.elements = word, part, elements
+        self.numbers: dict[str, int] = {}
+
+    def mark(self, note_id: str) -> str:
+        number = self.numbers.setdefault(note_id, len(self.numbers) + 1)
+        return f"[{self.word} {number}]"
+
+
+class _Reader:
+    """Walks through the parts of a document, and collects the text of each."""
+
+    def __init__(self, package: OfficePackage) -> None:
+        self._package = package
+        self._main, self._root = package.main("w:document")
+        self._styles = Styles(self._related_root("styles"))
+        self._lists = Lists(self._related_root("numbering"))
+        self._notes = {
+            "w:footnoteReference": self._read_notes("footnote", "footnotes"),
+            "w:endnoteReference": self._read_notes("endnote", "endnotes"),
+            "w:commentReference": self._read_notes("comment", "comments"),
+        }
+        self._budget = TableBudget()
+        self._part = self._main
+        self._blocks: list[str] = []
+        self._line: list[str] = []
+        self._after: list[str] = []  # text boxes, which follow the paragraph that they belong to
+        self._fields: list[_Field] = []
+        self._hidden = False
+        self._font = ""
+        self._tables = 0
+        self._in_object = False
+        self._alternative = ""
+        self._paragraphs = self._emitted = self._said = self._size = self._hidden_words = 0
+        self._instructions = 0  # open fields whose result has not begun
+        self._cut = False
+        self._counts: Counter[str] = Counter()
+        self._named: Counter[str] = Counter()
+
+    def read(self) -> list[Part]:
+        parts = [Part("", self._story(self._main, self._root))]
+        margins: list[str] = []
+        for part in (*self._package.related(self._main, "header"), *self._package.related(self._main, "footer")):
+            root = self._package.root(part)
+            text = "" if root is None else self._story(part, root)
+            if text and text not in margins:
+                margins.append(text)
+        found = [("headers and footers", "\n\n".join(margins))]
+        for notes in self._notes.values():
+            found.append((f"{notes.word}s", "\n\n".join(self._note_texts(notes))))
+        parts += [Part(place, text) for place, text in found if text]
+        if self._cut:
+            parts[-1] = Part(parts[-1].place, f"{parts[-1].text}\n\n{_CUT}".strip())
+        return parts
+
+    def missing(self) -> tuple[str, ...]:
+        """Return sentences on what is in the document and not in its text."""
+        said: list[str] = []
+        for what, count in self._counts.items():
+            said.append(f"{count:,} {what}{'s' * (count > 1)}")
+        if self._hidden_words:
+            said.append(f"{self._hidden_words:,} word{'s' * (self._hidden_words > 1)} of hidden text")
+        for what, count in islice(self._named.items(), _MOST_NAMED):
+            said.append(what if count == 1 else f"{what}, {count:,} times")
+        if len(self._named) > _MOST_NAMED:
+            said.append(f"{len(self._named) - _MOST_NAMED:,} more objects")
+        for number_format in sorted(self._lists.other_formats)[:_MOST_NAMED]:
+            said.append(f"numbers of lists as {number_format[:_NAME_CHARS]} (shown as 1, 2, 3)")
+        if any(name.lower().endswith("vbaproject.bin") for name in self._package.names):
+            said.append("macros")
+        for part in dict.fromkeys(self._package.broken):
+            said.append(f"a damaged or absent part ({part[:_NAME_CHARS]})")
+        return tuple(said)
+
+    # -- parts ------------------------------------------------------------------------------------------------
+
+    def _related_root(self, kind: str) -> Any:
+        return next((self._package.root(part) for part in self._package.related(self._main, kind)), None)
+
+    def _read_notes(self, word: str, kind: str) -> _Notes:
+        for part in self._package.related(self._main, kind):
+            root = self._package.root(part)
+            elements = [each for each in (() if root is None else root) if name_of(each) == f"w:{word}"]
+            real = [each for each in elements if value_of(each, "type") in (None, "normal")]
+            return _Notes(word, part, {value_of(each, "id") or "": each for each in real})
+        return _Notes(word, "", {})
+
+    def _note_texts(self, notes: _Notes) -> Iterator[str]:
+        for note_id in notes.elements:
+            notes.mark(note_id)  # those without a mark in the text come last
+        for note_id in notes.numbers:
+            element = notes.elements[note_id]
+            author = value_of(element, "author") or ""
+            text = self._story(notes.part, element)
+            if text or notes.word == "comment":
+                yield f"{notes.mark(note_id)} {author[:_NAME_CHARS]}{': ' * bool(author)}{text}"
+
+    def _story(self, part: str, element: Any) -> str:
+        """Return the text of a part, or of one note."""
+        self._part = part
+        return "\n\n".join(self._apart(element))
+
+    def _apart(self, element: Any) -> list[str]:
+        """Return the blocks of something that stands apart from the paragraph around it, such as a text box."""
+        outer = self._fields, self._instructions, self._hidden
+        self._fields, self._instructions, self._hidden = [], 0, False
+        blocks = self._blocks_of(element)
+        if self._instructions:
+            self._name("what follows the beginning of a field that has no end")
+        self._fields, self._instructions, self._hidden = outer
+        return blocks
+
+    def _blocks_of(self, element: Any) -> list[str]:
+        outer = self._blocks, self._line, self._after
+        self._blocks, self._line, self._after = [], [], []
+        self._inside(element)
+        self._end_paragraph(Style(), "")
+        blocks = self._blocks
+        self._blocks, self._line, self._after = outer
+        return blocks
+
+    # -- the walk ---------------------------------------------------------------------------------------------
+
+    def _inside(self, element: Any) -> None:
+        for each in element:
+            name = name_of(each)
+            handler = _HANDLERS.get(name)
+            if handler is not None:
+                handler(self, each)
+            elif name in _TEXT:
+                self._say(each.text or "")
+            elif name in _FIXED:
+                self._say(_FIXED[name])
+            elif name in _AROUND:
+                self._around(each, *_AROUND[name])
+            elif name in _NAMED:
+                self._name(_NAMED[name], self._target(each))
+            elif name not in _SILENT:
+                self._inside(each)
+
+    def _say(self, text: str) -> None:
+        """Add text to the open paragraph, if it can be seen."""
+        if not text:
+            return
+        self._emitted += 1
+        if self._hidden:
+            self._hidden_words += len(text.split())
+        elif not self._instructions:
+            if self._font and any("\uf000" <= sign <= "\uf0ff" for sign in text):
+                text = "".join(symbol_of(ord(sign), self._font) or sign for sign in text)
+            self._said += 1
+            self._line.append(text)
+
+    def _name(self, what: str, detail: str = "") -> None:
+        """Note something that cannot be text."""
+        self._emitted += 1
+        detail = " ".join(detail[: 2 * _NAME_CHARS].split())[:_NAME_CHARS]
+        self._named[f"{what} ({detail})" if detail else what] += 1
+
+    def _around(self, element: Any, before: str, after: str) -> None:
+        at, said = len(self._line), self._emitted
+        self._inside(element)
+        if self._emitted != said and len(self._line) > at:
+            self._line.insert(at, before)
+            self._line.append(after)
+
+    def _target(self, element: Any, attribute: str = "id") -> str:
+        """Return what an element refers to: a part of the file, or an address outside."""
+        relation = self._package.relations(self._part).get(value_of(element, attribute) or "")
+        return relation.target[:_ADDRESS_CHARS] if relation else ""
+
+    # -- paragraphs -------------------------------------------------------------------------------------------
+
+    def _paragraph(self, element: Any) -> None:
+        if self._cut or self._size > _TEXT_CHARS or self._budget.late:
+            self._cut = True
+            return
+        self._paragraphs += 1
+        properties = child(element, "w:pPr")
+        style_id = value_of(child(properties, "w:pStyle")) or self._styles.default
+        style = self._styles.style(style_id)
+        hidden = self._hidden
+        self._hidden = hidden or style.hidden
+        self._inside(element)
+        self._hidden = hidden
+        mark = child(properties, "w:rPr")
+        if child(mark, "w:del") is not None or child(mark, "w:moveFrom") is not None:
+            return  # the end of the paragraph is deleted: the next one continues it
+        level = heading_level(properties)
+        shown = Style(style.heading if level is None else level)
+        self._end_paragraph(shown, self._label(properties, style, style_id))
+
+    def _label(self, properties: Any, style: Style, style_id: str | None) -> str:
+        numbers = child(properties, "w:numPr")
+        list_id = value_of(child(numbers, "w:numId")) or style.list_id
+        if list_id is None or list_id == "0":
+            return ""
+        own = value_of(child(numbers, "w:ilvl"))
+        if own is not None and own.isascii() and own.isdecimal():
+            level = int(own[:2])
+        elif style.list_level is not None:
+            level = style.list_level
+        else:
+            level = self._lists.level_of(list_id, style_id)
+        label = self._lists.label(list_id, level)
+        return f"{'  ' * min(level, 8)}{label} " if label else ""
+
+    def _end_paragraph(self, style: Style, label: str) -> None:
+        text = "".join(self._line).strip()
+        self._line.clear()
+        if text and style.heading:
+            text = f"{'#' * style.heading} {label.lstrip()}{' '.join(text.split())}"
+        elif text:
+            text = label + text
+        after, self._after = self._after, []
+        for block in (text, *after):
+            self._add(block)
+
+    def _add(self, block: str) -> None:
+        room = max(0, _TEXT_CHARS - self._size)
+        if len(block) > room:
+            self._cut = True
+        if block[:room]:
+            self._blocks.append(block[:room])
+            self._size += len(block[:room])
+
+    def _run(self, element: Any) -> None:
+        properties = child(element, "w:rPr")
+        if properties is None:
+            self._inside(element)
+            return
+        hidden, font = self._hidden, self._font
+        vanish = child(properties, "w:vanish")
+        if vanish is not None:
+            self._hidden = is_on(vanish)
+        elif self._styles.style(value_of(child(properties, "w:rStyle"))).hidden:
+            self._hidden = True
+        self._font = value_of(child(properties, "w:rFonts"), "ascii") or ""
+        self._inside(element)
+        self._hidden, self._font = hidden, font
+
+    def _deletion(self, _element: Any) -> None:
+        self._emitted += 1
+        self._counts["tracked deletion"] += 1
+
+    def _symbol(self, element: Any) -> None:
+        code, font = value_of(element, "char") or "", value_of(element, "font") or ""
+        try:
+            sign = symbol_of(int(code, 16), font)
+        except ValueError:
+            sign = None
+        self._say(sign or f"[sign {code[:8]} of {font[:50] or 'a font'}]")
+
+    def _ruby(self, element: Any) -> None:
+        for name in ("w:rubyBase", "w:rt"):  # in the file, the reading comes first
+            found = child(element, name)
+            if found is not None:
+                self._around(found, *_AROUND.get(name, ("", "")))
+
+    def _operator(self, element: Any) -> None:
+        self._say(value_of(child(element, "m:naryPr", "m:chr")) or "∫")
+        self._inside(element)
+
+    def _note_mark(self, element: Any) -> None:
+        note_id = value_of(element, "id") or ""
+        notes = self._notes[name_of(element)]
+        if note_id in notes.elements:
+            self._say(notes.mark(note_id))
+        else:
+            self._name(f"a {notes.word} that is not in the file")
+
+    # -- links and fields -------------------------------------------------------------------------------------
+
+    def _link(self, element: Any) -> None:
+        at = len(self._line)
+        self._inside(element)
+        address = self._target(element)
+        if not address:  # a link to a place of the document
+            return
+        self._say_address(address, self._words_from(at))
+
+    def _words_from(self, at: int) -> str:
+        return "".join(self._line[at : at + _LINK_PIECES])
+
+    def _say_address(self, address: str, shown: str) -> None:
+        words = shown.strip()
+        if words not in (address, address.removeprefix("mailto:"), address.removesuffix("/")):
+            self._say(f" ({address[:_ADDRESS_CHARS]})" if words else address[:_ADDRESS_CHARS])
+
+    def _field_mark(self, element: Any) -> None:
+        kind = value_of(element, "fldCharType")
+        if kind == "begin":
+            form = child(element, "w:ffData")
+            if form is not None:
+                self._form_value(form)
+            self._fields.append(_Field(is_form=form is not None))
+            self._instructions += 1
+        elif self._fields and kind == "separate" and not self._fields[-1].has_result:
+            self._begin_result(self._fields[-1])
+            self._instructions -= 1
+        elif self._fields and kind == "end":
+            ended = self._fields.pop()
+            self._instructions -= not ended.has_result
+            self._end_field(ended)
+
+    def _begin_result(self, of: _Field) -> None:
+        of.has_result, of.paragraph, of.start, of.said = True, self._paragraphs, len(self._line), self._said
+
+    def _instruction(self, element: Any) -> None:
+        if self._fields and not self._fields[-1].has_result:
+            self._fields[-1].instruction.append(element.text or "")
+
+    def _simple_field(self, element: Any) -> None:
+        simple = _Field([value_of(element, "instr") or ""])
+        self._begin_result(simple)
+        self._inside(element)
+        self._end_field(simple)
+
+    def _end_field(self, ended: _Field) -> None:
+        start = ended.start if ended.paragraph == self._paragraphs else 0
+        shown = self._words_from(start) if ended.has_result else ""
+        empty = not ended.is_form and not (ended.has_result and self._said > ended.said)
+        words = ended.words()
+        kind = words[0].upper() if words else ""
+        address = _LINK_FIELD.match("".join(ended.instruction))
+        if address:
+            self._say_address(address[1] or address[2], shown)
+        elif kind == "MACROBUTTON":
+            self._say(" ".join(words[2:]))
+        elif empty and kind and kind not in _NOTHING_SHOWN and not self._instructions:
+            self._name("the value of a field", kind)
+
+    def _form_value(self, form: Any) -> None:
+        box, choices = child(form, "w:checkBox"), child(form, "w:ddList")
+        if box is not None:
+            checked = child(box, "w:checked")
+            self._say("☒" if is_on(child(box, "w:default") if checked is None else checked) else "☐")
+        elif choices is not None:
+            entries = [value_of(each) or "" for each in choices if name_of(each) == "w:listEntry"]
+            chosen = value_of(child(choices, "w:result")) or value_of(child(choices, "w:default")) or "0"
+            if chosen.isascii() and chosen.isdecimal() and int(chosen[:4]) < len(entries):
+                self._say(entries[int(chosen[:4])])
+
+    # -- boxes, pictures and objects --------------------------------------------------------------------------
+
+    def _alternatives(self, element: Any) -> None:
+        """Read the first of the forms in which the same thing is written that gives anything."""
+        before = self._emitted
+        for each in element:
+            self._inside(each)
+            if self._emitted != before:
+                return
+
+    def _box(self, element: Any) -> None:
+        self._emitted += 1
+        size = self._size
+        self._after += self._apart(element)
+        self._size = size  # it is counted where it is shown
+
+    def _drawing(self, element: Any) -> None:
+        outer = self._alternative
+        found = next((each for place in element for each in place if name_of(each) == "wp:docPr"), None)
+        self._alternative = value_of(found, "descr") or value_of(found, "title") or ""
+        self._describe(self._alternative)
+        self._inside(element)
+        self._alternative = outer
+
+    def _describe(self, text: str) -> None:
+        words = " ".join(text.split())
+        if words:
+            self._say(f"[picture: {words}]")
+
+    def _picture(self, element: Any) -> None:
+        own = value_of(child(element, "pic:nvPicPr", "pic:cNvPr"), "descr") or ""
+        if own != self._alternative:
+            self._describe(own)
+        self._count_picture()
+
+    def _count_picture(self) -> None:
+        self._emitted += 1
+        self._counts["picture"] += 1
+
+    def _old_picture(self, element: Any) -> None:
+        if not self._in_object:
+            self._count_picture()
+            title = value_of(element, "title") or ""
+            if title != self._alternative:
+                self._describe(title)
+
+    def _old_shape(self, element: Any) -> None:
+        outer, self._alternative = self._alternative, value_of(element, "alt") or ""
+        self._describe(self._alternative)
+        self._inside(element)
+        self._alternative = outer
+
+    def _letters(self, element: Any) -> None:
+        text = value_of(element, "string")
+        if text:
+            self._emitted += 1
+            self._after.append(text)
+
+    def _object(self, element: Any) -> None:
+        outer, self._in_object = self._in_object, True
+        self._inside(element)
+        self._in_object = outer
+
+    def _embedded(self, element: Any) -> None:
+        self._name("an embedded object", value_of(element, "ProgID") or self._target(element))
+
+    def _chart(self, element: Any) -> None:
+        lines = self._package.drawn_lines(self._target(element), "c:title")
+        self._name("a chart", lines[0] if lines else "")
+
+    def _diagram(self, element: Any) -> None:
+        lines = self._package.drawn_lines(self._target(element, "dm"), "a:p")
+        if lines:
+            self._emitted += 1
+            self._after.append("\n".join(lines))
+        else:
+            self._name("a diagram")
+
+    # -- tables -----------------------------------------------------------------------------------------------
+
+    def _table(self, element: Any) -> None:
+        self._end_paragraph(Style(), "")
+        if self._cut:
+            return
+        rows = list(_rows(element))
+        framed = _framed(rows)
+        if framed is not None:
+            self._inside(framed)
+            return
+        self._tables += 1
+        if self._tables == 1:
+            text = render_table(map(self._cell_texts, rows), self._budget)
+        else:
+            text = " / ".join("; ".join(" ".join(cell.split()) for cell in self._cell_texts(row)) for row in rows)
+        self._tables -= 1
+        self._add(text)
+
+    def _cell_texts(self, row: Any) -> Iterable[str]:
+        for cell in islice(_cells(row), MAX_COLUMNS + 1):
+            size = self._size
+            yield "\n".join(self._blocks_of(cell))
+            self._size = size  # the table is counted as a whole
+
+
+def _rows(table: Any) -> Iterator[Any]:
+    for row in _below(table, "w:tr"):
+        if child(row, "w:trPr", "w:del") is None:
+            yield row
+
+
+def _cells(row: Any) -> Iterator[Any]:
+    """Yield a row's cells. A cell that spans columns comes once, whatever it claims."""
+    for cell in _below(row, "w:tc"):
+        if child(cell, "w:tcPr", "w:cellDel") is None:
+            yield cell
+
+
+def _framed(rows: list[Any]) -> Any:
+    """Return the only cell of a table that is a frame around a part of the document; None if it is a real table."""
+    cells = list(_cells(rows[0])) if len(rows) == 1 else []
+    blocks = [] if len(cells) != 1 else [each for each in cells[0] if name_of(each) in ("w:p", "w:tbl", "w:sdt")]
+    return cells[0] if len(blocks) > 1 else None
+
+
+_BETWEEN = frozenset({"w:sdt", "w:sdtContent", "w:customXml", "w:smartTag", "w:ins", "w:moveTo"})
+
+
+def _below(element: Any, name: str) -> Iterator[Any]:
+    """Yield the rows of a table, or the cells of a row, also those in a content control."""
+    for each in element:
+        found = name_of(each)
+        if found == name:
+            yield each
+        elif found in _BETWEEN:
+            yield from _below(each, name)
+
+
+_HANDLERS: dict[str, Callable[[_Reader, Any], None]] = {
+    "w:p": _Reader._paragraph,
+    "w:tbl": _Reader._table,
+    "w:r": _Reader._run,
+    "w:del": _Reader._deletion,
+    "w:sym": _Reader._symbol,
+    "w:ruby": _Reader._ruby,
+    "m:nary": _Reader._operator,
+    "w:footnoteReference": _Reader._note_mark,
+    "w:endnoteReference": _Reader._note_mark,
+    "w:commentReference": _Reader._note_mark,
+    "w:hyperlink": _Reader._link,
+    "w:fldChar": _Reader._field_mark,
+    "w:instrText": _Reader._instruction,
+    "w:fldSimple": _Reader._simple_field,
+    "mc:AlternateContent": _Reader._alternatives,
+    "w:txbxContent": _Reader._box,
+    "w:drawing": _Reader._drawing,
+    "pic:pic": _Reader._picture,
+    "v:imagedata": _Reader._old_picture,
+    **dict.fromkeys(("v:shape", "v:rect", "v:roundrect", "v:oval", "v:group"), _Reader._old_shape),
+    "v:textpath": _Reader._letters,
+    "w:object": _Reader._object,
+    "o:OLEObject": _Reader._embedded,
+    "c:chart": _Reader._chart,
+    "dgm:relIds": _Reader._diagram,
+}
+"""What each element gives that is more than its text."""

@@ -1,0 +1,225 @@
+"""Styles and numbered lists of a Word document: which level a heading has, and the number or bullet of an item."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ava_roles.documents.package import child, name_of, number_of, value_of
+from ava_roles.documents.symbols import NUMERALS
+
+_BODY_LEVEL = 9  # of an outline: text that is no heading
+_LEVELS = 9
+_PLACE = re.compile(r"%([1-9])")
+_BULLET = "•"
+_MAX_BASES = 50
+
+
+def is_on(element: Any) -> bool:
+    """Tell whether a property that is on or off is there and on."""
+    return element is not None and (value_of(element) or "1").lower() not in ("0", "false", "off", "none")
+
+
+@dataclass
+class Style:
+    """A paragraph's or run's style: its level as a heading (0: none), its list, and whether its text is hidden."""
+
+    heading: int = 0
+    hidden: bool = False
+    list_id: str | None = None
+    list_level: int | None = None
+
+
+def heading_level(properties: Any) -> int | None:
+    """Return the level of a heading by the outline, 1 to 6; 0 for body text; None: not said."""
+    outline = child(properties, "w:outlineLvl")
+    if outline is None:
+        return None
+    level = number_of(outline)
+    return min(level + 1, 6) if 0 <= level < _BODY_LEVEL else 0
+
+
+class Styles:
+    """The styles of a document, each with what it has from those that it is based on."""
+
+    def __init__(self, root: Any) -> None:
+        elements = [] if root is None else [each for each in root if name_of(each) == "w:style"]
+        self._elements = {value_of(each, "styleId") or "": each for each in elements}
+        self._styles: dict[str, Style] = {}
+        self.default = next(
+            (
+                value_of(each, "styleId")
+                for each in elements
+                if value_of(each, "type") == "paragraph" and value_of(each, "default") in ("1", "true")
+            ),
+            None,
+        )
+
+    def style(self, style_id: str | None) -> Style:
+        if style_id is None:
+            return Style()
+        if style_id not in self._styles:
+            self._styles[style_id] = self._read(style_id)
+        return self._styles[style_id]
+
+    def _read(self, style_id: str) -> Style:
+        chain: list[str] = []
+        at: str | None = style_id
+        while at in self._elements and at not in self._styles and at not in chain and len(chain) < _MAX_BASES:
+            chain.append(at)
+            at = value_of(child(self._elements[at], "w:basedOn"))
+        style = self._styles.get(at or "", Style())
+        for each in reversed(chain):  # each after the one that it is based on
+            style = replace(style)
+            _add_properties(style, self._elements[each])
+            self._styles[each] = style
+        return style
+
+
+def _add_properties(style: Style, element: Any) -> None:
+    paragraph, run = child(element, "w:pPr"), child(element, "w:rPr")
+    hidden = child(run, "w:vanish")
+    if hidden is not None:
+        style.hidden = is_on(hidden)
+    name = (value_of(child(element, "w:name")) or "").casefold()
+    digits = name.removeprefix("heading ")
+    level = heading_level(paragraph)
+    if name == "title":
+        style.heading = 1
+    elif name.startswith("heading ") and digits.isascii() and digits.isdecimal():
+        style.heading = max(1, min(int(digits[:2]), 6))
+    elif level is not None:
+        style.heading = level
+    numbers = child(paragraph, "w:numPr")
+    if numbers is not None:
+        list_id = child(numbers, "w:numId")
+        list_level = child(numbers, "w:ilvl")
+        style.list_id = value_of(list_id) if list_id is not None else style.list_id
+        style.list_level = number_of(list_level) if list_level is not None else style.list_level
+
+
+@dataclass
+class _Level:
+    start: int = 1
+    format: str = "decimal"
+    text: str = ""
+    restart: int | None = None
+    legal: bool = False
+    style: str | None = None
+
+
+@dataclass
+class _List:
+    """A list that paragraphs name: the scheme with which it shares its numbers, and what it starts anew."""
+
+    scheme: str
+    levels: dict[int, _Level]
+    starts: dict[int, int] = field(default_factory=dict[int, int])
+
+
+class Lists:
+    """The lists of a document. `other_formats`: formats of numbers that are shown as 1, 2, 3."""
+
+    def __init__(self, root: Any) -> None:
+        self.other_formats: set[str] = set()
+        self._counts: dict[str, Counter[int]] = {}
+        self._begun: set[str] = set()
+        self._lists: dict[str, _List] = {}
+        schemes: dict[str, dict[int, _Level]] = {}
+        links: dict[str, str] = {}
+        styles: dict[str, str] = {}
+        elements = [] if root is None else list(root)
+        for element in elements:
+            if name_of(element) == "w:abstractNum":
+                scheme = value_of(element, "abstractNumId") or ""
+                schemes[scheme] = _read_levels(element)
+                links[scheme] = value_of(child(element, "w:numStyleLink")) or ""
+                styles[value_of(child(element, "w:styleLink")) or ""] = scheme
+        for element in elements:
+            if name_of(element) == "w:num":
+                scheme = value_of(child(element, "w:abstractNumId")) or ""
+                linked = links.get(scheme)
+                levels = schemes.get(styles.get(linked, scheme) if linked else scheme, {})
+                self._lists[value_of(element, "numId") or ""] = _read_list(scheme, levels, element)
+
+    def level_of(self, list_id: str, style_id: str | None) -> int:
+        """Return the level of a list that belongs to a style."""
+        found = self._lists.get(list_id)
+        levels = found.levels if found else {}
+        return next((number for number, level in levels.items() if style_id and level.style == style_id), 0)
+
+    def label(self, list_id: str, number: int) -> str:
+        """Count an item of a list, and return its number or bullet as it is shown, e.g. `2.a)`."""
+        found = self._lists.get(list_id)
+        number = max(0, min(number, _LEVELS - 1))
+        if found is None or not found.levels:
+            return ""
+        level = found.levels.get(number, _Level())
+        counts = self._counts.setdefault(found.scheme, Counter())
+        if list_id not in self._begun:
+            self._begun.add(list_id)
+            for at in found.starts:
+                counts.pop(at, None)
+        counts[number] = counts[number] + 1 if number in counts else found.starts.get(number, level.start)
+        for deeper in range(number + 1, _LEVELS):
+            restart = found.levels.get(deeper, _Level()).restart
+            if restart is None or 0 < restart >= number + 1:
+                counts.pop(deeper, None)
+        if level.format == "bullet":
+            return _bullet(level.text)
+
+        def numeral(place: re.Match[str]) -> str:
+            return self._numeral(found, counts, int(place[1]) - 1, level.legal)
+
+        return _PLACE.sub(numeral, level.text).strip()
+
+    def _numeral(self, of: _List, counts: Counter[int], number: int, legal: bool) -> str:
+        level = of.levels.get(number, _Level())
+        count = counts[number] if number in counts else of.starts.get(number, level.start)
+        if level.format not in NUMERALS:
+            self.other_formats.add(level.format)
+        return str(count) if legal else NUMERALS.get(level.format, str)(count)
+
+
+def _bullet(text: str) -> str:
+    """Return a bullet; one that is only a sign of some font is shown as a dot."""
+    sign = text.strip()
+    return sign if sign and not any(each.isalnum() or "\ue000" <= each <= "\uf8ff" for each in sign) else _BULLET
+
+
+def _read_levels(element: Any) -> dict[int, _Level]:
+    found: dict[int, _Level] = {}
+    for each in element:
+        number = number_of(each, "ilvl")
+        if name_of(each) == "w:lvl" and 0 <= number < _LEVELS:
+            found[number] = _read_level(each)
+    return found
+
+
+def _read_list(scheme: str, levels: dict[int, _Level], element: Any) -> _List:
+    found = _List(scheme, dict(levels))
+    for each in element:
+        number = number_of(each, "ilvl")
+        if name_of(each) != "w:lvlOverride" or not 0 <= number < _LEVELS:
+            continue
+        own, start = child(each, "w:lvl"), child(each, "w:startOverride")
+        if own is not None:
+            found.levels[number] = _read_level(own)
+            found.starts[number] = found.levels[number].start
+        if start is not None:
+            found.starts[number] = number_of(start, default=1)
+    return found
+
+
+def _read_level(element: Any) -> _Level:
+    restart = child(element, "w:lvlRestart")
+    return _Level(
+        start=number_of(child(element, "w:start"), default=0),
+        format=value_of(child(element, "w:numFmt")) or "decimal",
+        text=(value_of(child(element, "w:lvlText")) or "")[:100],
+        restart=None if restart is None else number_of(restart),
+        legal=is_on(child(element, "w:isLgl")),
+        style=value_of(child(element, "w:pStyle")),
+    )

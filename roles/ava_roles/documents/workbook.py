@@ -1,0 +1,458 @@
+"""Workbooks: a table for each sheet as a person sees it, with the numbers of rows and the letters of columns."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+import warnings
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from ava_roles.documents.number_format import GENERAL, plain_number, show_number
+from ava_roles.documents.office import open_office_file
+from ava_roles.errors import ToolFailed
+from ava_roles.tools.extracted import ALL, MOST_CHARS, Extracted, Part, Wanted
+from ava_roles.tools.pages import PARSING_S, parsing
+
+_MAX_COLUMNS = 1_000
+_CELL_CHARS = 32_767  # the most that a cell of Excel holds
+_MARGIN_CHARS = 300_000  # for what is said below the tables
+_NOTES_MOST = 500
+_TRANSLATED_CHARS = 1_000_000  # of formulas that cells share: to translate them takes 3 s for a million
+_NOTE_CHARS = 2_000
+_DRAWING_TEXT = "{http://schemas.openxmlformats.org/drawingml/2006/main}t"
+_SHAPES = "{http://schemas.openxmlformats.org/drawingml/2006/spreadsheetDrawing}"
+
+
+@parsing("workbook")
+def read_xlsx(data: bytes, _wanted: Wanted = ALL) -> Extracted:
+    """Return a workbook, a table for each sheet: values as last calculated, formulas where there is no value."""
+    with open_office_file(data, "workbook", ".xlsx") as archive:
+        if "xl/workbook.bin" in archive.namelist():
+            raise ToolFailed("this workbook cannot be read: it is in a binary format; ask for a copy saved as .xlsx")
+    with warnings.catch_warnings():  # they are about what openpyxl could not write again
+        warnings.simplefilter("ignore")
+        reader = _reader(data)
+        reader.read()
+        try:
+            return _Book(reader).extracted()
+        finally:
+            reader.wb.close()
+
+
+class _Book:
+    """A workbook that is being read. `room`: characters that its tables may still have."""
+
+    def __init__(self, reader: Any) -> None:
+        self._book = reader.wb
+        self._names = reader.parser.defined_names.definedName
+        self._archive: zipfile.ZipFile = reader.archive
+        self._until = time.monotonic() + PARSING_S
+        self._formats: dict[int, str] = {}
+        self._sheets: list[_Sheet] = reader.sheets
+        self._strings = reader.shared_strings
+        self._missing = [f"sheet {title} is a chart, which is not read" for title in reader.charts[:_NOTES_MOST]]
+        self._missing += [f"sheet {title} is listed, and is not in the file" for title in reader.lost[:_NOTES_MOST]]
+        self.room = MOST_CHARS - _MARGIN_CHARS
+
+    @property
+    def spent(self) -> bool:
+        return self.room <= 0 or time.monotonic() > self._until
+
+    def extracted(self) -> Extracted:
+        sheets = self._sheets
+        if not sheets and not self._missing:
+            raise ToolFailed("this file has no sheets of a workbook: it is damaged, or has the name of another kind")
+        parts: list[Part] = []
+        unread = False
+        for number, sheet in enumerate(sheets):
+            if self.spent:
+                left = ", ".join(each.title for each in sheets[number : number + 20])
+                self._missing.append(f"{len(sheets) - number:,} more sheets, which are not read: {left}")
+                unread = True
+                break
+            hidden = "" if sheet.state == "visible" else " (hidden)"
+            text, whole = self._sheet_text(sheet)
+            parts.append(Part(f"sheet {sheet.title}{hidden}", text))
+            unread = unread or not whole
+        if names := self._defined_names():
+            parts.append(Part("", names))
+        if any(name.endswith("vbaProject.bin") for name in self._archive.namelist()):
+            self._missing.append("macros, which are neither run nor read")
+        title = _one_line(str(self._book.properties.title or "")) or None
+        return Extracted(tuple(parts), title, total=max(len(sheets), 1), missing=tuple(self._missing), unread=unread)
+
+    def _defined_names(self) -> str:
+        lines = [
+            f"[name {_one_line(str(each.name))}] {_one_line(str(each.attr_text))}"
+            for each in self._names
+            if not str(each.name).startswith("_xl")
+        ]
+        if len(lines) > _NOTES_MOST:
+            self._missing.append(f"{len(lines) - _NOTES_MOST:,} more defined names")
+        return "\n".join(lines[:_NOTES_MOST])
+
+    # -- one sheet ----------------------------------------------------------------------------------------------------
+
+    def _sheet_text(self, sheet: _Sheet) -> tuple[str, bool]:
+        """Return a sheet as a table with notes below, and whether that is the whole sheet."""
+        title = sheet.title
+        beside = self._read_beside(sheet)
+        parser_class = _parser_class()
+        table = _Table()
+        whole = True
+        with self._archive.open(sheet.path) as source:
+            parser = parser_class(source, self._strings, data_only=True)
+            for number, cells in parser.parse():
+                if self.spent:
+                    self._missing.append(f"what comes from row {number:,} on in sheet {title} is too long to read")
+                    whole = False
+                    break
+                self._add_row(table, number, cells, beside.comments)
+        if whole:
+            table.fill_merged(_ranges(parser.merged_cells))
+        if table.is_cut:
+            self._missing.append(f"columns after the first {_MAX_COLUMNS:,} of sheet {title}")
+        lines = [*table.lines(), *_hidden(parser), *_links(parser, beside.targets, table), *beside.lines()]
+        lines += _headers(parser)
+        return "\n".join(lines), whole
+
+    def _add_row(self, table: _Table, number: int, cells: Iterable[dict[str, Any]], comments: dict[str, str]) -> None:
+        for cell in cells:
+            if cell["column"] > _MAX_COLUMNS:
+                table.is_cut = table.is_cut or cell["value"] is not None
+                continue
+            text = self._shown(cell)
+            comment = comments.pop(_name(number, cell["column"]), "") if comments else ""
+            if comment:
+                text = f"{text} {comment}".lstrip()
+            if text:
+                self.room -= table.put(number, cell["column"], text)
+            if self.room <= 0:
+                return
+
+    def _shown(self, cell: dict[str, Any]) -> str:
+        value = cell["value"]
+        if value is None:
+            return ""
+        if cell["data_type"] == "n" and not isinstance(value, str):
+            return _show_number(value, self._format(cell["style_id"]), self._is_1904)
+        if isinstance(value, bool):
+            return str(value).upper()
+        if isinstance(value, datetime) and value.time() == datetime.min.time():
+            return str(value.date())
+        text = getattr(value, "text", value)  # of a formula for an array
+        return _one_line(str(text), _CELL_CHARS, "the cell has more text")
+
+    @property
+    def _is_1904(self) -> bool:
+        return bool(self._book.epoch.year == 1904)
+
+    def _format(self, style: int) -> str:
+        if style not in self._formats:
+            from openpyxl.styles.numbers import BUILTIN_FORMATS
+
+            number = self._book._cell_styles[style].numFmtId if style < len(self._book._cell_styles) else 0
+            own = self._book._number_formats
+            code = own[number - 164] if 0 <= number - 164 < len(own) else BUILTIN_FORMATS.get(number, GENERAL)
+            self._formats[style] = str(code)
+        return self._formats[style]
+
+    # -- what is beside the cells -------------------------------------------------------------------------------------
+
+    def _read_beside(self, sheet: _Sheet) -> _Beside:
+        """Return what the other parts of a sheet have: comments, text boxes, and what can only be named."""
+        relationship: Any = import_module("openpyxl.packaging.relationship")
+        names = set(self._archive.namelist())
+        path = relationship.get_rels_path(sheet.path)
+        beside = _Beside()
+        if path not in names:
+            return beside
+        things: dict[str, int] = {}
+        for each in relationship.get_dependents(self._archive, path):
+            kind = each.Type.rpartition("/")[2]
+            if kind == "hyperlink":
+                beside.targets[each.Id] = each.Target
+            elif each.Target not in names:
+                continue
+            elif kind == "comments":
+                beside.comments.update(self._comments(each.Target, sheet.title))
+            elif kind == "drawing":
+                self._read_drawing(each.Target, beside, things)
+            elif kind in ("oleObject", "package"):
+                things["embedded file"] = things.get("embedded file", 0) + 1
+            elif kind in ("control", "ctrlProp"):
+                things["form control"] = things.get("form control", 0) + 1
+        said = [f"{count} {what}{'s' * (count > 1)}" for what, count in things.items()]
+        if said:
+            self._missing.append(f"sheet {sheet.title} has {' and '.join(said)}, which {_are(things)} not read")
+        return beside
+
+    def _comments(self, part: str, title: str) -> Iterator[tuple[str, str]]:
+        sheets: Any = import_module("openpyxl.comments.comment_sheet")
+        parsed: Any = sheets.CommentSheet.from_tree(self._xml(part))
+        for number, (place, comment) in enumerate(parsed.comments):
+            if number == _NOTES_MOST * 10:
+                self._missing.append(f"more than {_NOTES_MOST * 10:,} comments in sheet {title}")
+                return
+            author = _one_line(str(comment.author or ""))
+            by = f" by {author}" if author and author.lower() != "none" else ""
+            text = _one_line(str(comment.text or "").removeprefix(f"{comment.author}:"))
+            self.room -= len(text)
+            yield place, f"[comment{by}: {text}]"
+
+    def _read_drawing(self, part: str, beside: _Beside, things: dict[str, int]) -> None:
+        tree = self._xml(part)
+        for shape in tree.iter(f"{_SHAPES}sp"):
+            text = _one_line(" ".join(each.text or "" for each in shape.iter(_DRAWING_TEXT)))
+            if text and len(beside.boxes) < _NOTES_MOST:
+                beside.boxes.append(text)
+                self.room -= len(text)
+            elif text:
+                things["more text box"] = things.get("more text box", 0) + 1
+        for tag, what in (("pic", "picture"), ("graphicFrame", "chart or diagram")):
+            if count := sum(1 for _ in tree.iter(f"{_SHAPES}{tag}")):
+                things[what] = things.get(what, 0) + count
+
+    def _xml(self, part: str) -> Any:
+        functions: Any = import_module("openpyxl.xml.functions")
+        return functions.fromstring(self._archive.read(part))
+
+
+@dataclass
+class _Beside:
+    """What belongs to a sheet and is in other parts of the file: comments by cell, addresses by id, text boxes."""
+
+    comments: dict[str, str] = field(default_factory=dict)
+    targets: dict[str, str] = field(default_factory=dict)
+    boxes: list[str] = field(default_factory=list)
+
+    def lines(self) -> Iterator[str]:
+        for place, comment in self.comments.items():  # of cells without a value, which no row has
+            yield f"{comment[:-1]}; at {place}]"
+        for text in self.boxes:
+            yield f"[text box] {text}"
+
+
+class _Table:
+    """The cells of a sheet, by row and column."""
+
+    def __init__(self) -> None:
+        self.is_cut = False
+        self._rows: dict[int, dict[int, str]] = {}
+        self._last_column = 0
+        self._width = 0  # of the row that was added last
+
+    def put(self, row: int, column: int, text: str) -> int:
+        """Add a cell; return about how many characters that takes."""
+        cells = self._rows.get(row)
+        if cells is None:
+            cells = self._rows[row] = {}
+            self._width = 0
+        wider = max(column - self._width, 0)
+        self._width += wider
+        self._last_column = max(self._last_column, column)
+        cells[column] = text
+        return len(text) + 3 * wider
+
+    def get(self, row: int, column: int) -> str:
+        return self._rows.get(row, {}).get(column, "")
+
+    def fill_merged(self, ranges: Iterable[tuple[int, int, int, int]]) -> None:
+        """Show the text of a cell that spans rows in each of them that has others."""
+        for left, top, _right, bottom in ranges:
+            text = self.get(top, left)
+            if not text or top == bottom or len(text) > _NOTE_CHARS:
+                continue
+            for row in self._rows if bottom - top > len(self._rows) else range(top + 1, bottom + 1):
+                if top < row <= bottom and row in self._rows and not self.get(row, left):
+                    self._rows[row][left] = f"{text} (cell {_name(top, left)})"
+
+    def lines(self) -> Iterator[str]:
+        if not self._rows:
+            yield "(empty)"
+            return
+        letters = [_letters(column) for column in range(1, self._last_column + 1)]
+        yield f"|  | {' | '.join(letters)} |"
+        yield "|" + "---|" * (len(letters) + 1)
+        for number in sorted(self._rows):
+            cells = self._rows[number]
+            texts = [cells.get(column, "").replace("|", "\\|") for column in range(1, max(cells) + 1)]
+            yield f"| {number} | {' | '.join(texts)} |"
+
+
+class _Sheet(NamedTuple):
+    title: str
+    state: str
+    path: str  # in the archive
+
+
+def _reader(data: bytes) -> Any:
+    excel: Any = import_module("openpyxl.reader.excel")
+
+    class Reader(excel.ExcelReader):  # type: ignore[misc]
+        """Opens a workbook without its sheets, and without the files to which it links."""
+
+        def __init__(self) -> None:
+            super().__init__(io.BytesIO(data), read_only=True, data_only=True, keep_links=False)
+            self.sheets: list[_Sheet] = []
+            self.charts: list[str] = []
+            self.lost: list[str] = []
+
+        def read_worksheets(self) -> None:
+            """Note where the sheets are; openpyxl would parse each of them here to find its size."""
+            for sheet in self.parser.sheets:
+                relation = self.parser.rels.get(sheet.id)
+                title = " ".join(str(sheet.name).split())
+                if relation is None or relation.target not in self.valid_files:
+                    self.lost.append(title)
+                elif "chartsheet" in relation.Type:
+                    self.charts.append(title)
+                else:
+                    self.sheets.append(_Sheet(title, str(sheet.state), str(relation.target)))
+
+    return Reader()
+
+
+def _parser_class() -> Any:
+    reader: Any = import_module("openpyxl.worksheet._reader")
+    translator: Any = import_module("openpyxl.formula.translate")
+    formula_tag = reader.FORMULA_TAG
+
+    class Parser(reader.WorkSheetParser):  # type: ignore[misc]
+        """Reads the values of a sheet, and the formula of each cell that has no value."""
+
+        def __init__(self, *given: Any, **options: Any) -> None:
+            super().__init__(*given, **options)
+            self._sizes: dict[str | None, int] = {}  # of the formulas that cells share
+            self._translated = 0  # characters of formulas
+
+        def parse_cell(self, element: Any) -> dict[str, Any]:
+            cell: dict[str, Any] = super().parse_cell(element)
+            formula = element.find(formula_tag)
+            if formula is not None and (cell["value"] is None or (formula.get("t") == "shared" and formula.text)):
+                text = self._formula_text(element, formula)
+                if cell["value"] is None:
+                    cell["value"], cell["data_type"] = text, "f"
+            return cell
+
+        def _formula_text(self, element: Any, formula: Any) -> Any:
+            """Return a formula, and note one that other cells share: for each of them it has to be translated."""
+            shared_id = formula.get("si") if formula.get("t") == "shared" else None
+            shared = self.shared_formulae.get(shared_id)
+            if shared is None:
+                self._sizes[shared_id] = len(formula.text or "")
+                return self.parse_formula(element)
+            self._translated += self._sizes[shared_id]
+            if self._translated <= _TRANSLATED_CHARS:
+                with suppress(translator.TranslatorError):
+                    return self.parse_formula(element)
+            return f"(the formula of cell {_name(shared.row, shared.col)})"
+
+    return Parser
+
+
+def _show_number(value: float, code: str, epoch_1904: bool) -> str:
+    return plain_number(value) if code == GENERAL else show_number(value, code, epoch_1904)
+
+
+def _one_line(text: str, most: int = _NOTE_CHARS, cut: str = "it is longer") -> str:
+    line = " ".join(text[: 2 * most].split())
+    return line if len(line) <= most else f"{line[:most]} (cut here: {cut})"
+
+
+def _are(things: dict[str, int]) -> str:
+    return "is" if sum(things.values()) == 1 else "are"
+
+
+def _letters(column: int) -> str:
+    letters = ""
+    while column:
+        column, rest = divmod(column - 1, 26)
+        letters = chr(ord("A") + rest) + letters
+    return letters
+
+
+def _name(row: int, column: int) -> str:
+    return f"{_letters(column)}{row}"
+
+
+_RANGE = re.compile(r"([A-Z]{1,3})(\d{1,7})(?::([A-Z]{1,3})(\d{1,7}))?")
+
+
+def _ranges(merged: Any) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the merged cells of a sheet: first column, first row, last column, last row."""
+    for each in list(getattr(merged, "mergeCell", ()))[: _NOTES_MOST * 10]:
+        if found := _RANGE.fullmatch(str(each.ref)):
+            yield _column(found[1]), int(found[2]), _column(found[3] or found[1]), int(found[4] or found[2])
+
+
+def _column(letters: str) -> int:
+    number = 0
+    for letter in letters:
+        number = number * 26 + ord(letter) - ord("A") + 1
+    return number
+
+
+def _hidden(parser: Any) -> Iterator[str]:
+    rows = sorted(int(row) for row, said in parser.row_dimensions.items() if _is_true(said.get("hidden")))
+    if rows:
+        yield f"[hidden rows: {', '.join(_spans(rows))}]"
+    columns = [
+        (_letters(int(said["min"])), _letters(min(int(said.get("max", said["min"])), 16_384)))
+        for said in parser.column_dimensions.values()
+        if _is_true(said.get("hidden"))
+    ]
+    if columns:
+        spans = [first if first == last else f"{first} to {last}" for first, last in columns[:_NOTES_MOST]]
+        if len(columns) > _NOTES_MOST:
+            spans.append("and more")
+        yield f"[hidden columns: {', '.join(spans)}]"
+
+
+def _spans(rows: Iterable[int]) -> list[str]:
+    spans: list[list[int]] = []
+    for row in rows:
+        if spans and row == spans[-1][1] + 1:
+            spans[-1][1] = row
+        else:
+            spans.append([row, row])
+    shown = [str(first) if first == last else f"{first} to {last}" for first, last in spans[:_NOTES_MOST]]
+    return shown if len(spans) <= _NOTES_MOST else [*shown, "and more"]
+
+
+def _is_true(said: object) -> bool:
+    return said in ("1", "true")
+
+
+def _links(parser: Any, targets: dict[str, str], table: _Table) -> Iterator[str]:
+    links = list(getattr(parser.hyperlinks, "hyperlink", ()))
+    if len(links) > _NOTES_MOST:
+        yield f"[{len(links) - _NOTES_MOST:,} more links, which are not read]"
+    for link in links[:_NOTES_MOST]:
+        address = _one_line(targets.get(link.id or "", "") or "")
+        found = _RANGE.match(link.ref or "")
+        shown = table.get(int(found[2]), _column(found[1])) if found else ""
+        bare = address.removeprefix("https://").removeprefix("http://").removeprefix("mailto:").strip("/")
+        if bare and bare not in shown:
+            yield f"[link at {_one_line(link.ref)}] {address}"
+
+
+def _headers(parser: Any) -> Iterator[str]:
+    header = getattr(parser, "HeaderFooter", None)
+    shown: set[str] = set()
+    for name in ("oddHeader", "oddFooter", "firstHeader", "firstFooter", "evenHeader", "evenFooter"):
+        what = "header" if name.endswith("Header") else "footer"
+        found = getattr(header, name, None)
+        texts = [getattr(getattr(found, side, None), "text", None) for side in ("left", "center", "right")]
+        text = _one_line(" ".join(str(each) for each in texts if each))
+        line = f"[{what} of the printed page] {text}"
+        if text and line not in shown:
+            shown.add(line)
+            yield line

@@ -1,0 +1,191 @@
+"""A document as text, and the table of the kinds of document: whoever reads files asks here what a file is.
+
+A new kind is a row here and a parser of the same name in `documents`; every tool that reads files then reads it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+from ava_roles.passages import split_lines
+
+MOST_CHARS = 6_000_000
+"""The longest text of one document: its secrets have to be hidden, which takes half a second for a million."""
+_MOST_RANGES = 50
+
+
+OLE_MAGIC = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+"""How a binary file of an old Office begins, and an encrypted one of a new Office."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of document: its name, the suffixes of its files, and whether it is read page by page.
+
+    `old`: suffixes of its binary files from before 2007; their parser says what to do. `extra`: its parser needs the
+    packages of the extra `documents`.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    by_page: bool = False
+    old: tuple[str, ...] = ()
+    extra: bool = True
+
+
+PDF = Format("PDF", (".pdf",), by_page=True)
+FORMATS = (
+    PDF,
+    Format("Word document", (".docx", ".docm", ".dotx", ".dotm"), old=(".doc", ".dot"), extra=False),
+    Format("presentation", (".pptx", ".pptm", ".ppsx", ".ppsm", ".potx"), old=(".ppt", ".pps"), extra=False),
+    Format("workbook", (".xlsx", ".xlsm", ".xltx", ".xltm", ".xlsb"), old=(".xls", ".xlt")),
+    Format("email", (".eml",), extra=False),
+    Format("notebook", (".ipynb",), extra=False),
+)
+
+
+def format_of(name: str, data: bytes = b"") -> Format | None:
+    """Return the kind of a document, by the first bytes of a PDF or by the name of its file; None: it is none."""
+    if is_pdf(data):
+        return PDF
+    suffix = PurePosixPath(name).suffix.lower()
+    if data.startswith(OLE_MAGIC):
+        return next((each for each in FORMATS if suffix in (*each.suffixes, *each.old)), None)
+    found = next((each for each in FORMATS if suffix in each.suffixes), None)
+    return None if found is PDF and data else found
+
+
+def is_pdf(data: bytes) -> bool:
+    return b"%PDF-" in data[:1024]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which pages of a document to read, of one that is read by page: from `first` (1) on, at most `count`."""
+
+    first: int = 1
+    count: int | None = None
+    max_chars: int = 200_000
+
+
+ALL = Wanted()
+
+
+class Part(NamedTuple):
+    """A page, sheet or slide: its place, e.g. `page 3`, and its text. A document without them is one part."""
+
+    place: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """The text of a document, or of some of its pages.
+
+    `total`: how many parts the document has. `missing`: sentences on what is in it and not in the text. `unread`: the
+    time was up before the last page that was wanted. `before`: the page before the first one, in which a secret may
+    begin. `encrypted`: its file hides it, so the text is not kept. `note`: how it was read, e.g. `read as Big5`.
+    """
+
+    parts: tuple[Part, ...]
+    title: str | None = None
+    total: int = 1
+    missing: tuple[str, ...] = ()
+    unread: bool = False
+    before: str = ""
+    encrypted: bool = False
+    note: str = ""
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Extracted:
+        """Return what a parser's process has sent."""
+        return cls(
+            parts=tuple(Part(str(place), str(text)) for place, text in fields["parts"]),
+            title=None if fields["title"] is None else str(fields["title"]),
+            total=int(fields["total"]),
+            missing=tuple(map(str, fields["missing"])),
+            unread=bool(fields["unread"]),
+            before=str(fields["before"]),
+            encrypted=bool(fields["encrypted"]),
+            note=str(fields["note"]),
+        )
+
+    @property
+    def end(self) -> str:
+        """Return which parts were not read, e.g. `pages 31 to 40`; empty if all were."""
+        if not self.unread:
+            return ""
+        by_page = self.parts and self.parts[0].place.startswith("page ")
+        return f"pages {len(self.parts) + 1:,} to {self.total:,}" if by_page else "the end"
+
+    def of_pages(self, wanted: Wanted) -> Extracted:
+        """Return some pages of a whole document, as its parser would return them."""
+        first = wanted.first - 1
+        last = len(self.parts) if wanted.count is None else first + wanted.count
+        pages: list[Part] = []
+        for part in self.parts[first:last]:
+            if size_of(pages) > wanted.max_chars:
+                break
+            pages.append(part)
+        before = self.parts[first - 1].text if 0 < first <= len(self.parts) else ""
+        return replace(self, parts=tuple(pages), before=before, unread=False)
+
+    def text(self) -> str:
+        """Return all parts as one text, each below its place."""
+        return "\n\n".join(f"[{part.place}]\n{part.text}" if part.place else part.text for part in self.parts)
+
+    def hidden(self, hide: Callable[[str], str]) -> list[Part]:
+        """Return the parts with their secrets hidden, even one that continues on the next page.
+
+        `hide` keeps the number of lines.
+        """
+        texts = ["\n".join(split_lines(text)) for text in (self.before, *(part.text for part in self.parts))]
+        lines = iter(hide("\n".join(texts)).split("\n"))
+        shown = ["\n".join(islice(lines, text.count("\n") + 1)) for text in texts]
+        return [Part(hide(part.place), text) for part, text in zip(self.parts, shown[1:], strict=True)]
+
+
+def size_of(parts: Sequence[Part]) -> int:
+    return sum(len(part.text) for part in parts)
+
+
+_ROW = re.compile(r"^\| (\d+) \|", re.MULTILINE)
+
+
+def row_places(place: str, pieces: Iterable[str]) -> Iterator[str]:
+    """Yield the place of each piece of a part's text, in their order: of a sheet with its rows, as tables number them.
+
+    E.g. `sheet Plan, rows 12 to 18`. A row of several pieces is named with each of them.
+    """
+    last = ""
+    for piece in pieces:
+        rows: list[str] = _ROW.findall(piece) if place.startswith("sheet ") else []
+        if rows or piece.lstrip().startswith(("[", "(")):
+            last = rows[-1] if rows else ""
+        first = rows[0] if rows else last
+        if not first:
+            yield place
+        elif first == last:
+            yield f"{place}, row {first}"
+        else:
+            yield f"{place}, rows {first} to {last}"
+
+
+def page_ranges(numbers: Sequence[int]) -> str:
+    """Return pages by their numbers, which ascend: `page 3`, or `pages 1 to 4, 7`."""
+    starts: list[int] = []
+    ends: list[int] = []
+    for number in numbers:
+        if ends and number <= ends[-1] + 1:
+            ends[-1] = number
+        else:
+            starts.append(number)
+            ends.append(number)
+    ranges = [str(start) if start == end else f"{start} to {end}" for start, end in zip(starts, ends, strict=True)]
+    shown = ranges[:_MOST_RANGES] + ([f"and {len(ranges) - _MOST_RANGES:,} more"] if len(ranges) > _MOST_RANGES else [])
+    return f"page{'s' * (len(numbers) > 1)} {', '.join(shown)}"

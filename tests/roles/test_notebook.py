@@ -1,0 +1,160 @@
+"""Jupyter notebooks: cells with their numbers, outputs as text, pictures named. Hostile ones do no harm."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ava_roles.documents import read_notebook
+from ava_roles.errors import ToolFailed
+from ava_roles.tools import parser_process
+from ava_roles.tools.extracted import format_of
+
+
+def notebook(*cells: object, **fields: object) -> bytes:
+    return json.dumps({"cells": cells, "nbformat": 4, **fields}).encode()
+
+
+def code(source: object, *outputs: object, **fields: object) -> dict[str, Any]:
+    return {"cell_type": "code", "source": source, "outputs": outputs, **fields}
+
+
+def shown(**data: object) -> dict[str, Any]:
+    kinds = {kind.replace("_", "/", 1): value for kind, value in data.items()}
+    return {"output_type": "display_data", "data": kinds}
+
+
+def test_reads_cells_with_their_numbers_and_outputs() -> None:
+    data = notebook(
+        {"cell_type": "markdown", "source": ["# Rent\n", "in euro"]},
+        code(["a = 1\n", "a"], {"output_type": "execute_result", "data": {"text/plain": ["1", "150"]}}),
+        code("print(a)", {"output_type": "stream", "name": "stdout", "text": ["one\n", "two\n"]}),
+        {"cell_type": "raw", "source": "raw words"},
+        metadata={"language_info": {"name": "python"}},
+    )
+    found = read_notebook(data)
+    assert [tuple(part) for part in found.parts] == [
+        ("cell 1", "# Rent\nin euro"),
+        ("cell 2", "```python\na = 1\na\n```\n\nOutput:\n1150"),
+        ("cell 3", "```python\nprint(a)\n```\n\nOutput:\none\ntwo"),
+        ("cell 4", "raw words"),
+    ]
+    assert (found.total, found.missing) == (4, ())
+
+
+def test_names_pictures_and_what_only_a_program_shows() -> None:
+    found = read_notebook(
+        notebook(
+            code("plot()", shown(text_plain="<Figure>", image_png="iVBOR")),
+            {"cell_type": "markdown", "source": "![x](attachment:x.png)", "attachments": {"x.png": {"image/png": "i"}}},
+            code("w", shown(application_vnd_widget="{}")),
+        )
+    )
+    assert "Output:\n<Figure>" in found.text()
+    assert found.missing == (
+        "a picture among the outputs of cell 1",
+        "a picture in cell 2 (x.png)",
+        "an output of cell 3 (application/vnd_widget)",
+    )
+
+
+def test_reads_pages_among_outputs_and_errors_without_colours() -> None:
+    error = {"output_type": "error", "ename": "E", "evalue": "v", "traceback": ["\x1b[0;31mValueError\x1b[0m: no"]}
+    found = read_notebook(
+        notebook(
+            code(
+                "t", shown(text_html="<table><tr><td>1150</td></tr></table>", text_plain="<IPython.core.HTML object>")
+            ),
+            code("e", error),
+        )
+    )
+    assert "Output:\n1150" in found.text()
+    assert "Output:\nValueError: no" in found.text()
+
+
+def test_reads_a_notebook_of_before_version_4() -> None:
+    cells = [
+        {"cell_type": "heading", "source": ["Rent"]},
+        {"cell_type": "code", "input": ["1 + 1"], "outputs": [{"output_type": "pyout", "text": ["2"], "png": "iV"}]},
+    ]
+    found = read_notebook(json.dumps({"worksheets": [{"cells": cells}], "nbformat": 3}).encode())
+    assert found.text() == "[cell 1]\n# Rent\n\n[cell 2]\n```\n1 + 1\n```\n\nOutput:\n2"
+    assert found.missing == ("a picture among the outputs of cell 2",)
+
+
+def test_reads_a_notebook_in_a_child_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parser_process, "has_extra", lambda _name: False)
+    kind = format_of("a.ipynb")
+    assert kind is not None
+    assert "rent" in parser_process.read_document(kind, notebook(code("rent = 1"))).text()
+
+
+KEPT = "KEPTWORD"
+ATTACKS: dict[str, tuple[Callable[[], bytes], str]] = {
+    "empty": (lambda: b"", "cannot be read"),
+    "no JSON": (lambda: b"\xff\x00KEPTWORD", "cannot be read"),
+    "cut short": (lambda: notebook(code(KEPT))[:-5], "cannot be read"),
+    "a list": (lambda: b"[]", "no cells"),
+    "no cells": (lambda: b"{}", "no cells"),
+    "cells that are none": (lambda: notebook(1, None, [], "x", code(KEPT)), KEPT),
+    "fields of other kinds": (
+        lambda: notebook(code({"a": 1}, 5, None, {"data": []}, {"text": 7, "output_type": []}), code(KEPT)),
+        KEPT,
+    ),
+    "outputs that are no list": (lambda: notebook({"cell_type": "code", "source": KEPT, "outputs": 5}), KEPT),
+    "attachments that are no table": (lambda: notebook({"source": KEPT, "attachments": ["x"] * 9}), KEPT),
+    "100,000 levels": (lambda: b'{"cells": ' + b"[" * 100_000, "cannot be read"),
+    "100,000 levels of tables": (lambda: b'{"cells": ' + b'{"a":' * 100_000, "cannot be read"),
+    "a number of a million digits": (
+        lambda: b'{"nbformat": ' + b"9" * 1_000_000 + b"," + notebook(code(KEPT))[1:],
+        KEPT,
+    ),
+    "numbers that are none": (lambda: b'{"a": NaN, "b": -Infinity,' + notebook(code(KEPT))[1:], KEPT),
+    "a million cells": (lambda: b'{"cells": [' + b"{}," * 1_000_000 + b"{}]}", "990,001 cells after cell 10,000"),
+    "a million outputs": (lambda: notebook(code(KEPT, *[{"data": {"image/png": ""}}] * 300_000)), "more outputs"),
+    "a million lines": (lambda: notebook(code(["a\n"] * 1_000_000 + [KEPT])), KEPT),
+    "a cell of 18 MB": (lambda: notebook(code("x" * 18_000_000)), "the rest of cell 1"),
+    "2,000 cells of 9 kB": (lambda: notebook(*[code("x" * 9_000)] * 2_000), "cells after cell"),
+    "a page of a million elements": (lambda: notebook(code(KEPT, shown(text_html="<b>" * 1_000_000))), KEPT),
+    "200 pages": (lambda: notebook(code(KEPT, *[shown(text_html="<p>" * 1_000)] * 200)), KEPT),
+    "a page with an entity": (
+        lambda: notebook(
+            code(KEPT, shown(text_html='<!DOCTYPE x [<!ENTITY f SYSTEM "file:///etc/passwd">]><p>&f;</p>'))
+        ),
+        KEPT,
+    ),
+    "a script among the outputs": (lambda: notebook(code(KEPT, shown(application_javascript="alert()"))), "javascript"),
+    "colours without an end": (
+        lambda: notebook(code(KEPT, {"output_type": "stream", "text": "\x1b[" * 1_000_000 + "0;" * 1_000_000})),
+        KEPT,
+    ),
+    "half characters": (lambda: b'{"cells": [{"cell_type": "raw", "source": "KEPTWORD \\ud800"}]}', KEPT),
+    "fields twice": (lambda: b'{"cells": [],' + notebook(code(KEPT))[1:], KEPT),
+    "a language that is a page": (
+        lambda: notebook(code(KEPT), metadata={"language_info": {"name": "<script>\n" * 100}}),
+        "```\n",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_hostile_notebook_is_refused_or_read_in_bounds(name: str) -> None:
+    make, says = ATTACKS[name]
+    data = make()
+    began = time.process_time()
+    try:
+        found = read_notebook(data)
+        said = "\n".join((found.text(), *found.missing))
+        assert len(said) < 6_000_000
+    except ToolFailed as refused:
+        said = str(refused)
+        assert len(said) < 300
+    assert time.process_time() - began < 25
+    assert "root:" not in said and "<script>" not in said
+    assert re.search(says, said)
