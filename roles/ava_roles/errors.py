@@ -11,6 +11,7 @@ RolesError
 └── ToolFailed         a tool failed: data for the model, never a crash
     ├── AccessRefused  a path or an address that the run may not reach
     ├── NotThere       a file or folder that does not exist
+    ├── ParserEnded    a parser took too long, needed too much memory or crashed
     └── NotRequested   a page whose host was busy with other requests until the deadline
 """
 
@@ -50,6 +51,10 @@ class AccessRefused(ToolFailed):
 
 class NotThere(ToolFailed):
     """Raised when a file or folder does not exist."""
+
+
+class ParserEnded(ToolFailed):
+    """Raised when a parser took too long, needed too much memory or crashed: another attempt may succeed."""
 
 
 class NotRequested(ToolFailed):

@@ -111,8 +111,29 @@ class Query:
             joined = _BROKEN.sub("", text)
             for number, part in self._parts.items():
                 counts[number] = joined.count(part)
-        # A word in these scripts has about two characters; a run of them is one token.
-        return Matches(counts, pairs, len(tokens) + sum(len(run) // 2 for run in _UNSPACED_RUN.findall(text)))
+        return Matches(counts, pairs, len(tokens) + _unspaced_words(text))
+
+    @property
+    def beginnings(self) -> frozenset[str]:
+        """How the index terms begin that may be forms of a word."""
+        return self._stems.beginnings
+
+    def asks_for(self, term: str) -> bool:
+        """Tell whether a term of an index (`index_terms`) is a form of a word."""
+        return self._stems[term.partition(_MARKED)[2] or term] >= 0
+
+    @property
+    def tired(self) -> bool:
+        """Whether so many terms were asked for that further ones are not stemmed any more."""
+        return self._stems.tired
+
+    def pairs_of_parts(self) -> list[list[str]]:
+        """Return the pairs of characters of each word without spaces; a text with the word has them all."""
+        return [sorted(_unspaced_terms(part)) for part in self._parts.values() if _UNSPACED_RUN.search(part)]
+
+    def spaced_parts(self) -> list[str]:
+        """Return the words that stand anywhere in a term, as Korean ones do before their endings."""
+        return [part for part in self._parts.values() if not _UNSPACED_RUN.search(part)]
 
     def found_in(self, text: str) -> list[str]:
         """Return the words that a text has, each as it stands there, in lower case and in the question's order."""
@@ -124,6 +145,40 @@ class Query:
             if number >= 0:
                 forms.setdefault(number, token)
         return [forms[number] for number in sorted(forms)]
+
+
+_MARKED = "·"
+"""Between a beginning without marks and a term that begins with them: `ube·über`."""
+_TERM_CHARS = 200
+
+
+def index_terms(text: str) -> set[str]:
+    """Return what an index keeps of a text, so that `Query` finds it: its words, and pairs of characters."""
+    text = _fold_width(text).lower()
+    terms: set[str] = set()
+    for token in set(_WORD.findall(text)):
+        if text.isascii():
+            terms.add(token[:_TERM_CHARS])
+        elif _UNSPACED_RUN.search(token) is None:
+            begins = _without_marks(token[:_BEGINNING])[:_BEGINNING]
+            terms.add(token[:_TERM_CHARS] if token.startswith(begins) else f"{begins}{_MARKED}{token[:_TERM_CHARS]}")
+    return terms if text.isascii() else terms | _unspaced_terms(text)
+
+
+def _unspaced_terms(text: str) -> set[str]:
+    runs = _UNSPACED_RUN.findall(_BROKEN.sub("", text))
+    return {"".join(pair) for run in runs for pair in pairwise(run)}
+
+
+def passage_length(text: str) -> int:
+    """Return the length of a text in words, as `Query.matches` counts it."""
+    text = _fold_width(text).lower()
+    return len(_WORD.findall(text)) + _unspaced_words(text)
+
+
+def _unspaced_words(text: str) -> int:
+    """A word in these scripts has about two characters; a run of them is one token."""
+    return 0 if text.isascii() else sum(len(run) // 2 for run in _UNSPACED_RUN.findall(text))
 
 
 class _Stems(dict[str, int]):
@@ -158,6 +213,14 @@ class _Stems(dict[str, int]):
             return {_without_marks(word)}
         self._left = max(self._left - len(self._stemmers), 0)
         return {_without_marks(stem(word)) for stem in self._stemmers}
+
+    @property
+    def beginnings(self) -> frozenset[str]:
+        return frozenset(self._beginnings)
+
+    @property
+    def tired(self) -> bool:
+        return not self._left
 
 
 def _split(text: str) -> Iterable[str]:
@@ -269,10 +332,15 @@ class FilePassage:
 
 @dataclass(frozen=True)
 class FileMatch:
-    """A file that matches, with its best passages, the best first."""
+    """A file that matches, with its best passages, the best first.
+
+    `note`: how it was read, e.g. `read as Big5`. `sha256`: of the file that the passages are from.
+    """
 
     path: str
     passages: tuple[FilePassage, ...]
+    note: str = ""
+    sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -307,6 +375,11 @@ class PassageRanking:
                 self.spread[number] += count > 0
             if any(matches.counts) or any(in_path):
                 self._found.append(_Candidate(path, passage, self.total, matches, in_path))
+
+    def add_others(self, passages: int, length: int) -> None:
+        """Count passages that have no word of the question, and how many words they have together."""
+        self.total += passages
+        self._length += length
 
     def best(self, max_files: int, max_chars: int = 18_000) -> tuple[FileMatch, ...]:
         """Return the best files, the best first, each with its best passage and those that rank next of all.
@@ -407,21 +480,24 @@ def split_lines(text: str) -> list[str]:
     return lines if lines[-1] else lines[:-1]
 
 
-def split_passages(text: str) -> Generator[FilePassage]:
-    """Yield passages of whole lines, about 1,200 characters each, split at empty lines if possible; cut long lines."""
+def split_passages(text: str, first: int = 1) -> Generator[FilePassage]:
+    """Yield passages of whole lines, about 1,200 characters each, split at empty lines if possible; cut long lines.
+
+    `first`: the number of the text's first line.
+    """
     taken: list[str] = []
     length = start = 0
 
     def passage() -> FilePassage:
         return FilePassage(_lines(start, start + len(taken) - 1), "\n".join(taken))
 
-    for number, line in enumerate(split_lines(text), 1):
+    for number, line in enumerate(split_lines(text), first):
         if len(line) > 2 * _PASSAGE_CHARS:
             if taken:
                 yield passage()
                 taken, length = [], 0
-            for piece in _split_line(line):
-                yield FilePassage(_lines(number, number), piece)
+            for column, piece in _split_line(line):
+                yield FilePassage(f"line {number}, from column {column:,}", piece)
             continue
         blank = not line.strip()
         if taken and (length + len(line) > _PASSAGE_CHARS or (blank and length > _PASSAGE_CHARS // 2)):
@@ -439,14 +515,15 @@ def split_passages(text: str) -> Generator[FilePassage]:
         yield passage()
 
 
-def _split_line(line: str) -> Generator[str]:
+def _split_line(line: str) -> Generator[tuple[int, str]]:
+    """Yield the pieces of a long line, each with the column (from 1) at which it begins."""
     start = 0
     while start < len(line):
         end = start + _PASSAGE_CHARS
         if end < len(line) and (blank := line.rfind(" ", start, end)) > start:
             end = blank
         if piece := line[start:end].strip():
-            yield piece
+            yield start + 1, piece
         start = end
 
 

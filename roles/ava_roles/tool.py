@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from ava_roles.errors import ToolFailed
 from ava_roles.placeholders import InjectedSecret
+from ava_roles.texts.store import KeptTexts
 
 if TYPE_CHECKING:
     from ava_roles.memory import Memory
@@ -118,10 +119,14 @@ class ToolSpec:
 
 @dataclass(frozen=True)
 class Source:
-    """Something that a tool read: a URL, or a path relative to the workspace."""
+    """Something that a tool read: a URL, or a path relative to the workspace.
+
+    `sha256`: of the whole file, so that a person can be told whether it is still the same; empty where it is not known.
+    """
 
     location: str
     title: str | None = None
+    sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,8 @@ class ToolContext:
     # Where commands run, created for the first of them; None if the run may run none.
     bench: CommandWorkspace | None = None
     edits: Edits | None = None  # the files that the run may change, in its worktree; None if it has no worktree
+    texts: KeptTexts = field(default_factory=KeptTexts)  # what was read of files
+    seconds_left: Callable[[], float] = lambda: 60.0  # of the run's time
     # Takes a sentence of at most 80 characters about what is being done this second.
     say: Callable[[str], None] = lambda _sentence: None
     run_id: str = ""  # the run that calls; marks every child process that it starts

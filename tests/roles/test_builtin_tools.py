@@ -38,7 +38,7 @@ def test_each_tool_declares_what_it_accesses(name: str) -> None:
 def test_creating_the_tools_imports_no_heavy_modules() -> None:
     program = (
         "import sys; from ava_roles.tools.registry import builtin_tools; builtin_tools()\n"
-        "heavy = 'trafilatura lxml pypdf openpyxl docx protego pathspec httpx2 httpcore2'.split()\n"
+        "heavy = 'trafilatura lxml pypdfium2 openpyxl docx protego pathspec httpx2 httpcore2'.split()\n"
         "sys.exit(','.join(name for name in heavy if name in sys.modules) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)

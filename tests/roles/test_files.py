@@ -61,7 +61,7 @@ async def test_offset_and_limit_select_lines(at: ToolContext, tmp_path: Path) ->
 async def test_truncates_one_enormous_line_and_says_so(at: ToolContext, tmp_path: Path) -> None:
     (tmp_path / "min.js").write_text("x" * 100_000)
     got = await read(at, "min.js")
-    assert "cut at 4,000 characters: line 1" in got.text
+    assert "cut: line 1 (of 100,000)" in got.text and "[goes on: offset 1, column 4001]" in got.text
     assert len(got.text) < 5_000
 
 
@@ -127,8 +127,8 @@ async def test_renders_each_sheet_of_a_workbook_as_a_table(at: ToolContext, tmp_
     book.create_sheet("Empty")
     book.save(tmp_path / "book.xlsx")
     text = (await read(at, "book.xlsx")).text
-    assert "## Sheet Sales\n\n| Month | Sum |\n|---|---|\n| May | 12.5 |" in text
-    assert "## Sheet Empty\n\n(empty)" in text
+    assert "[sheet Sales]\n|  | A | B |\n|---|---|---|\n| 1 | Month | Sum |\n| 2 | May | 12.5 |" in text
+    assert "[sheet Empty]\n(empty)" in text
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])

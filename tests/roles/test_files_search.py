@@ -2,32 +2,36 @@
 
 import gzip
 import os
+import re
 import time
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
 
 from ava_roles.errors import AccessRefused, ToolFailed
-from ava_roles.passages import PassageRanking, Query, split_passages
+from ava_roles.passages import Query, split_passages
 from ava_roles.sandbox.paths import Root
+from ava_roles.texts.store import TextStore
+from ava_roles.threads import run_sync
 from ava_roles.tool import ToolContext, ToolOutput, need_files
 from ava_roles.tools import grep
 from ava_roles.tools.files import (
     FindFiles,
     FindFilesArgs,
-    PassageReader,
     ReadFile,
     ReadFileArgs,
     SearchAndRead,
     SearchAndReadArgs,
     SearchArgs,
     SearchCodebase,
-    search_passages,
 )
-from ava_roles.tools.text_files import patterns, without_tags
+from ava_roles.tools.page_text import read_page_text
+from ava_roles.tools.reading import FolderReader
+from ava_roles.tools.text_files import patterns
 
 
 @pytest.fixture
@@ -306,7 +310,7 @@ async def test_finds_and_quotes_words_deep_inside_one_long_line(at: ToolContext,
     (tmp_path / "long.txt").write_text(f"first\n{' '.join(words)}\nlast\n")
     got = await ask(at, "w00007 w15000 w19999")
     assert got.sources[0].location == "long.txt"
-    passages = got.text.split("line 2:\n")[1:]
+    passages = re.split(r"line 2, from column [\d,]+:\n", got.text)[1:]
     assert [any(word in passage for passage in passages) for word in ("w00007", "w15000", "w19999")] == [True] * 3
     assert all(passage.strip() in " ".join(words) for passage in passages)
 
@@ -319,7 +323,7 @@ def test_splits_a_long_line_without_losing_words_or_the_lines_around_it() -> Non
     assert found[-6].text == "after"
     assert "".join(passage.text for passage in found[-5:]) == "x" * 5_000
     assert [passage.where for passage in (found[0], found[1], found[-6], found[-1])] == [
-        *("line 1", "line 2", "line 3", "line 4")
+        *("line 1", "line 2, from column 1", "line 3", "line 4, from column 4,801")
     ]
     assert max(len(passage.text) for passage in found) <= 1_200
 
@@ -373,19 +377,18 @@ async def test_html_is_searched_and_quoted_without_its_tags(at: ToolContext, tmp
     assert (await ask(at, "zeppelin")).count == 0
     began = time.monotonic()
     for hostile in ("<script" * 200_000, "<!--" * 300_000, "<a " * 300_000, "</script " * 200_000):
-        without_tags(hostile)
+        read_page_text(hostile, keep_lines=True)
     assert time.monotonic() - began < 15
 
 
-async def test_says_how_many_files_were_not_searched_and_why(
-    at: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_says_how_many_files_were_not_searched_and_why(at: ToolContext, tmp_path: Path) -> None:
     (tmp_path / "large.txt").write_bytes(b"pump\n" * 2_500_000)
     got = await ask(at, "pump")
     assert got.text.startswith("1 files fit best (")
     assert "; not searched: 1 not text, or unreadable, 1 too large or damaged\n" in got.text
-    monkeypatch.setattr("ava_roles.tools.files._MAX_TOTAL_BYTES", 100)
-    assert "beyond the limits of one search: give a path" in (await ask(at, "pump")).text
+    got = await ask(replace(at, seconds_left=lambda: 0.0), "pump")
+    assert got.text.startswith("0 files fit best (0 searched); not searched: 8 not reached in the time: ask again,")
+    assert got.unread == "Files searched: 0. Not searched: 8 not reached in the time: ask again, or give a path."
 
 
 @pytest.mark.parametrize("page", ["<" + "a" * 1_000_000, "&#" + "9" * 5_000 + ";", "<script " * 100_000])
@@ -397,9 +400,8 @@ async def test_no_page_stops_a_search_or_the_server(at: ToolContext, tmp_path: P
 
 
 async def test_packed_archives_blank_text_and_large_documents_leave_room_for_others(
-    at: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at: ToolContext, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("ava_roles.tools.files._MAX_TOTAL_BYTES", 3_000_000)
     for number in range(25):
         (tmp_path / f"a{number}.tar.gz").write_bytes(gzip.compress(os.urandom(200_000) + b"\0"))
         with (tmp_path / f"a{number}.pdf").open("wb") as file:
@@ -408,36 +410,34 @@ async def test_packed_archives_blank_text_and_large_documents_leave_room_for_oth
     assert "The zeppelin leaves at noon." in (await ask(at, "zeppelin")).text
     for number in range(9):
         (tmp_path / f"b{number}.gz").write_bytes(gzip.compress(b"\n" * 1_000_000))
-    assert (await ask(at, "zeppelin")).text.startswith("0 files fit best (4 searched); not searched: ")
+    got = await ask(at, "zeppelin")
+    assert "The zeppelin leaves at noon." in got.text
+    assert "; not searched: 26 not text, or unreadable, 25 too large or damaged\n" in got.text
 
 
 async def test_a_file_that_changes_before_its_secrets_are_hidden_is_not_shown(at: ToolContext, tmp_path: Path) -> None:
     for name in ("gone.txt", "new.txt", "same.txt"):
         (tmp_path / name).write_text(f"{name} zeppelin OPEN-\nSESAME")
-    reader = PassageReader(need_files(at))
+    reader = FolderReader(need_files(at), TextStore(None))
     query = Query("zeppelin")
-    ranking = PassageRanking(query)
-    for name in ("gone.txt", "new.txt", "same.txt"):
-        found = reader.read(name, 0)
-        assert not isinstance(found, str)
-        ranking.add(name, found)
+    found = await reader.read("", query, 60)
     (tmp_path / "gone.txt").unlink()
     (tmp_path / "new.txt").write_text("a zeppelin")
 
     def hide(text: str) -> str:
         return text.replace("OPEN-\nSESAME", "[hidden]\n")
 
-    shown = {file.path: [each.text for each in reader.hidden(file, query, hide).passages] for file in ranking.best(9)}
-    assert shown == {"gone.txt": [], "new.txt": ["a zeppelin"], "same.txt": ["same.txt zeppelin [hidden]"]}
+    files, _ranking = await run_sync(reader.best, found, query, 9, hide)
+    shown = {file.path: [each.text for each in file.passages] for file in files}
+    assert shown == {"new.txt": ["a zeppelin"], "same.txt": ["same.txt zeppelin [hidden]"]}
 
 
 async def test_a_search_ends_when_it_is_cancelled_while_it_reads_or_hides(at: ToolContext, tmp_path: Path) -> None:
     for number in range(4):
         (tmp_path / f"z{number}.txt").write_text("zeppelin")
-    calls = 0
+    query = Query("zeppelin")
 
-    def search(cancelled_at: int) -> None:
-        nonlocal calls
+    async def search(cancelled_at: int) -> int:
         calls = 0
 
         def check() -> None:
@@ -446,18 +446,21 @@ async def test_a_search_ends_when_it_is_cancelled_while_it_reads_or_hides(at: To
             if calls == cancelled_at:
                 raise TimeoutError
 
-        search_passages(need_files(at), "zeppelin", "", 4, str, check)
+        reader = FolderReader(need_files(at), TextStore(None), check=check)
+        found = await reader.read("", query, 60)
+        await run_sync(reader.best, found, query, 4, str)
+        return calls
 
-    search(0)
-    whole, files = calls, sum(1 for _ in need_files(at).walk())
-    assert whole >= 2 * files + 4, "for each file when it is found and read, and before each of the best is hidden"
+    whole = await search(0)
+    files = len((await FolderReader(need_files(at), TextStore(None)).read("", query, 60)).order)
+    assert whole >= 3 * files + 4, "for each file when it is found, read and ranked, and before a best one is hidden"
     for number in range(1, whole + 1):
-        with pytest.raises(TimeoutError):
-            search(number)
+        with pytest.raises((TimeoutError, ExceptionGroup)):
+            await search(number)
 
 
 async def test_pictures_large_files_and_inner_folders_leave_room_for_the_texts_beside_them(
-    at: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at: ToolContext, tmp_path: Path
 ) -> None:
     for name, size in [("film.mp4", 50_000_000), *((f"picture{number}.png", 1_900_000) for number in range(30))]:
         with (tmp_path / name).open("wb") as file:
@@ -467,10 +470,9 @@ async def test_pictures_large_files_and_inner_folders_leave_room_for_the_texts_b
     (tmp_path / "api").mkdir()
     for number in range(5):  # more than a search reads, in a folder that comes first by name
         (tmp_path / "api" / f"page{number}.txt").write_bytes(b"airship\n" * 120_000)
-    monkeypatch.setattr("ava_roles.tools.files._MAX_TOTAL_BYTES", 4_000_000)
     got = await ask(at, "zeppelin")
     assert "The zeppelin leaves at noon." in got.text
-    assert "; not searched: 30 not text, or unreadable, 9 beyond the limits of" in got.text
+    assert "; not searched: 32 not text, or unreadable\n" in got.text
 
 
 def alike(number_of_words: int) -> str:

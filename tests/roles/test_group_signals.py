@@ -41,9 +41,12 @@ async def search():
 print(anyio.run(search).text)
 """
 PARSE = """
-from ava_roles.tools import parser_process
+from ava_roles.tools import child, parser_process
+from ava_roles.tools.extracted import format_of
 
-print(parser_process.read_docx((folder / "prices.docx").read_bytes(), signalled))
+order = child.message
+child.message = lambda value: order(signalled(value))  # the child has started, and waits for it
+print(parser_process.read_document(format_of("prices.docx"), (folder / "prices.docx").read_bytes()).text())
 """
 GIT = """
 from ava_roles.sandbox.git import run_git

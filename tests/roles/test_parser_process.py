@@ -20,7 +20,9 @@ from ava_roles import documents as parsers
 from ava_roles.errors import ToolFailed
 from ava_roles.threads import run_sync
 from ava_roles.tools import child, pages, parser_process
+from ava_roles.tools.extracted import PDF, Wanted, format_of
 
+WORD = format_of("a.docx") or PDF
 ATTACKS = {
     "crash": ("import ctypes; ctypes.string_at(0)", "fails, or needs too much memory"),
     "abort": ("import os; os.abort()", "fails, or needs too much memory"),
@@ -35,15 +37,15 @@ ATTACKS = {
 
 @pytest.fixture
 def attacked(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Let the child's parsers for PDF and Word do what a hostile file has it do."""
+    """Let the child's parsers do what a hostile file has them do."""
 
     def attack(code: str) -> None:
         start = (
             "import sys; sys.path.insert(0, sys.argv[1]); from ava_roles import documents as parsers;"
             " from ava_roles.tools import pages, parser_process;"
             " parser_process.SECONDS = 2;"
-            f" parsers.read_pdf = pages.parsing('PDF')(lambda *_given: exec({code!r}, {{}}));"
-            " parsers.read_docx = parsers.read_pdf; parser_process.main()"
+            f" attacked = pages.parsing('PDF')(lambda *_given: exec({code!r}, {{'_given': _given}}));"
+            " parsers.PARSERS.update(dict.fromkeys(parsers.PARSERS, attacked)); parser_process.main()"
         )
         own = str(Path(child.__file__).parents[2])
         monkeypatch.setattr(
@@ -69,44 +71,25 @@ async def test_an_attacked_parser_is_a_file_that_cannot_be_read(name: str, attac
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(beat)
         with pytest.raises(ToolFailed, match=says):
-            await run_sync(parser_process.read_pdf, b"%PDF-")
+            await run_sync(parser_process.read_document, PDF, b"%PDF-")
         tasks.cancel_scope.cancel()
     assert longest < 1, "all runs go on meanwhile"
     assert time.monotonic() - began < 10
 
 
-ENDLESS = "import signal; signal.alarm(0); from ava_roles.tools.child import hide\nwhile True: hide('x' * 1_000_000)"
 STUCK = "import signal, time; signal.alarm(0); time.sleep(600)"
+BUSY = "import signal; signal.alarm(0)\nwhile True: pass"
+HUGE = "import os; from dataclasses import asdict; from ava_roles.tools.extracted import Extracted, Part;"
+HUGE += " from ava_roles.tools import child; child.send({'result': asdict(Extracted((Part('', 'x' * 7_000_000),)))});"
+HUGE += " os._exit(0)"
+ODD = 'import os; text = b\'{"result": {"parts": [1]}}\'; os.write(1, len(text).to_bytes(8) + text); os._exit(0)'
 
 
-def test_bounds_what_a_child_may_have_hidden_whatever_it_sends(attacked: Callable[[str], None]) -> None:
-    attacked(ENDLESS)
-    hidden: list[int] = []
-
-    def hide(text: str) -> str:
-        hidden.append(len(text))
-        assert sum(hidden) < 30_000_000, "one file may cost only so much"
-        return text
-
-    with pytest.raises(ToolFailed, match="more than 15,000,000 characters to hide secrets in; ask for a smaller one"):
-        parser_process.read_docx(b"", hide)
-    assert sum(hidden) == 15_000_000
-
-
-def test_the_time_for_hiding_secrets_counts(attacked: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    attacked(ENDLESS)
-    monkeypatch.setattr(parser_process, "SECONDS", 1)
-    asked = 0
-
-    def hide(text: str) -> str:
-        nonlocal asked
-        asked += 1
-        assert asked < 20, "the time is up"
-        time.sleep(0.2)  # hiding that takes long is the subject
-        return text
-
-    with pytest.raises(ToolFailed, match="takes longer than 1 s"):
-        parser_process.read_docx(b"", hide)
+@pytest.mark.parametrize(("code", "says"), [(HUGE, "more than 6,000,000 characters"), (ODD, "its parser fails")])
+def test_bounds_what_a_child_may_send(code: str, says: str, attacked: Callable[[str], None]) -> None:
+    attacked(code)
+    with pytest.raises(ToolFailed, match=says):
+        parser_process.read_document(WORD, b"")
 
 
 def test_ends_a_child_that_has_switched_its_own_time_limit_off(
@@ -115,10 +98,39 @@ def test_ends_a_child_that_has_switched_its_own_time_limit_off(
     attacked(STUCK)
     monkeypatch.setattr(parser_process, "SECONDS", 1)
     with pytest.raises(ToolFailed, match="takes longer than 1 s"):
-        parser_process.read_docx(b"")
+        parser_process.read_document(WORD, b"")
 
 
-@pytest.mark.parametrize("code", [STUCK, ENDLESS])
+FORGED = "import os; from ava_roles.tools import child; child.send({'result': {'parts': [['', 'forged']]}});"
+FORGED += " child.send({'result': {}}); os._exit(0)"
+
+
+def test_a_file_has_no_part_in_what_the_same_child_reads_next(attacked: Callable[[str], None]) -> None:
+    with parser_process.ParserProcess() as parser:
+        attacked("if _given[0] == b'good': raise KeyError('the good one')\n" + FORGED)
+        for _again in range(2):
+            with pytest.raises(ToolFailed, match="its parser fails, or needs too much memory"):
+                parser.read_document(WORD, b"evil")
+            with pytest.raises(ToolFailed, match="the good one"):
+                parser.read_document(WORD, b"good")
+
+
+def test_one_child_reads_the_files_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[object] = []
+    command = child.command
+
+    def noted(module: str) -> list[str]:
+        started.append(module)
+        return command(module)
+
+    monkeypatch.setattr(child, "command", noted)
+    mail = format_of("a.eml") or PDF
+    with parser_process.ParserProcess() as parser:
+        texts = [parser.read_document(mail, f"Subject: {word}\n\n{word}\n".encode()).text() for word in ("one", "two")]
+    assert "one" in texts[0] and "two" in texts[1] and len(started) == 1
+
+
+@pytest.mark.parametrize("code", [STUCK, BUSY])
 async def test_a_child_ends_when_its_call_is_cancelled(
     code: str, tmp_path: Path, attacked: Callable[[str], None]
 ) -> None:
@@ -126,7 +138,7 @@ async def test_a_child_ends_when_its_call_is_cancelled(
     os.mkfifo(alive)
     attacked(f"alive = open({str(alive)!r}, 'wb', 0); alive.write(b'here'); {code}")
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(run_sync, parser_process.read_docx, b"", str)
+        tasks.start_soon(run_sync, parser_process.read_document, WORD, b"")
         with anyio.fail_after(20):
             async with await anyio.open_file(alive, "rb", 0) as child_is:
                 assert await child_is.read(4) == b"here"
@@ -157,21 +169,21 @@ async def test_a_run_survives_a_document_that_kills_its_parser_and_so_do_the_oth
             assert says in (await lab.facts(each, ToolResult))[0].output
 
 
-def test_a_child_has_no_keys_and_hides_secrets_by_asking(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_has_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-something")
     start = "import os, sys; sys.path.insert(0, sys.argv[1]); from ava_roles import documents as parsers;"
-    start += " from ava_roles.tools import parser_process;"
-    start += " parsers.read_docx = lambda _data, hide: hide('a secret of ' + str(sorted(os.environ)));"
-    start += " parser_process.main()"
+    start += " from ava_roles.tools import parser_process; from ava_roles.tools.extracted import Extracted, Part;"
+    start += " seen = Extracted((Part('', str(sorted(os.environ))),));"
+    start += " parsers.PARSERS['Word document'] = lambda _data, _wanted: seen; parser_process.main()"
     own = str(Path(child.__file__).parents[2])
     monkeypatch.setattr(child, "command", lambda _module: [sys.executable, "-I", "-c", start, own, str(os.getpid())])
-    text = parser_process.read_docx(b"", lambda text: text.replace("secret", "[hidden]"))
-    assert text.startswith("a [hidden] of") and "KEY" not in text
+    text = parser_process.read_document(WORD, b"").text()
+    assert "'AVA_RUN_ID'" in text and "KEY" not in text
 
 
 @pytest.mark.slow
 def test_a_child_reads_as_the_parser_does() -> None:
     data = pdf("twelve cents")
-    assert parser_process.read_pdf(data) == parsers.read_pdf(data)
+    assert parser_process.read_document(PDF, data) == parsers.read_pdf(data, Wanted())
     html = "<html><head><title>T</title></head><body><p>" + "Twelve cents an hour. " * 40 + "</p></body></html>"
     assert parser_process.read_html(html, "https://x.org/") == pages.read_html(html, "https://x.org/")

@@ -22,7 +22,7 @@ import pytest
 from mcp import Client
 from support.log import child
 from support.model_server import Gate, Say, Step
-from support.runtime import Lab, arrived, connect, open_lab, text
+from support.runtime import Lab, arrived, connect, hand_over, open_lab, text
 from support.terminal import COMMAND, ava, environment, on_terminal
 
 from ava_audit.events import TRANSCRIPT_TYPES, LogErased
@@ -325,3 +325,30 @@ async def test_the_next_process_finishes_a_killed_erase(tmp_path: Path) -> None:
     assert (await erase(two.root, two.run_id, "--yes")).returncode == 0
     assert standing(two.root) == {}
     await sound(two.root)
+
+
+WORKSPACE_WORDS = ("numbatlantern", "quollharbour")
+
+
+async def test_the_texts_of_files_are_erased_with_the_run_that_read_them_or_all_at_once(tmp_path: Path) -> None:
+    def searches(path: str) -> list[Step]:
+        return [Say("x", [("search_and_read", {"query": "timetable", "path": path})]), hand_over()]
+
+    async with open_lab(tmp_path, [*searches("one"), *searches("two"), *searches("two")], check=False) as lab:
+        for name, word in zip(("one", "two"), WORKSPACE_WORDS, strict=True):
+            (lab.workspace / name).mkdir()
+            (lab.workspace / name / "a.txt").write_text(f"The timetable of the {word}.")
+        runs = [await lab.start() for _ in range(3)]
+        for run_id in runs:
+            await lab.ended(run_id)
+        assert set(standing(lab.root, WORKSPACE_WORDS)) == set(WORKSPACE_WORDS)
+        for run_id in runs[:2]:
+            assert (await erase(lab.root, run_id, "--yes")).returncode == 0
+        left = standing(lab.root, WORKSPACE_WORDS)
+        assert set(left) == {WORKSPACE_WORDS[1]}, "the third run read it, too"
+        assert any(name.startswith("texts.db") for name in left[WORKSPACE_WORDS[1]])
+        done = await erase(lab.root, "--cache", "--yes")
+        assert done.stdout.endswith("Erased: 1 text of files.\n"), done.stderr
+        assert not any(name.startswith("texts.db") for name in standing(lab.root, WORKSPACE_WORDS)[WORKSPACE_WORDS[1]])
+        both = await erase(lab.root, runs[2], "--cache", "--yes")
+        assert (both.returncode, "Give either a subagent" in both.stderr) == (2, True)

@@ -155,7 +155,7 @@ async def test_a_run_cut_off_after_a_draft_keeps_the_valid_findings_of_the_draft
         await lab.ended(run_id)
         result = await lab.result(run_id)
     assert result["status"] == "cancelled"
-    assert result["untrusted_result"]["findings"] == [FOUND]
+    assert result["untrusted_result"]["findings"] == [{**FOUND, "found_in": "a.md:1"}]
     assert [quote["verdict"] for quote in result["quotes_checked"]] == ["found"], "a draft's quotes are looked up, too"
     assert "A draft that was not accepted." in result["untrusted_result"]["caveats"]
 

@@ -11,7 +11,6 @@ from support.runtime import Lab, open_lab
 from support.terminal import ava
 
 from ava_audit.events import RunEnded, SubagentComplete, ToolResult
-from ava_roles.tools import files
 from ava_roles.tools.files import SearchAndRead
 from ava_server.cli.results import exit_code, result_text
 from ava_server.models.offline import NOT_ALL_READ, NOT_FINISHED
@@ -102,17 +101,27 @@ async def test_a_search_that_runs_out_of_time_is_said_first_and_is_no_missing_an
     assert answer.subagent_id in errors
 
 
-@pytest.mark.parametrize(("limit", "most"), [("_MAX_TOTAL_BYTES", 100_000), ("_MAX_ENTRIES", 5)])
 async def test_a_search_that_reaches_its_limits_is_said_first_and_is_no_missing_answer(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, limit: str, most: int
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many_files(lab.workspace)
-    monkeypatch.setattr(files, limit, most)
+    monkeypatch.setattr("ava_roles.tools.reading.MAX_ENTRIES", 5)
     answer = await run(lab, "Where do zebras sleep?")
     assert_not_everything_was_read(lab, answer, "Files searched: ")
     found = await run(lab, "Who lights the lamp at dusk?")
     assert found.state == "success" and found.untrusted_result is not None
     assert found.untrusted_result.summary.startswith(f"{NOT_ALL_READ} Files searched: ")
+
+
+async def test_a_search_ends_in_time_and_the_next_one_goes_on(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    many_files(lab.workspace)
+    with monkeypatch.context() as hurry:
+        hurry.setattr("ava_roles.tools.files.SHARE_OF_TIME", 0)
+        answer = await run(lab, "Who lights the lamp at dusk?")
+        assert_not_everything_was_read(lab, answer, "Files searched: 0. Not searched: ")
+    found = await run(lab, "Who lights the lamp at dusk?")
+    assert found.state == "success" and found.untrusted_result is not None
+    assert NOT_ALL_READ not in found.untrusted_result.summary
 
 
 async def test_where_every_call_failed_nothing_was_read(lab: Lab) -> None:

@@ -48,7 +48,11 @@ def send(value: object) -> None:
 
 
 def receive() -> Any:
-    size = int.from_bytes(sys.stdin.buffer.read(HEAD_BYTES))
+    """Return the next message; None if the server has closed the pipe."""
+    head = sys.stdin.buffer.read(HEAD_BYTES)
+    if len(head) < HEAD_BYTES:
+        return None
+    size = int.from_bytes(head)
     return json.loads(sys.stdin.buffer.read(size))
 
 
@@ -57,8 +61,8 @@ def hide(text: str) -> str:
     return str(receive())
 
 
-def limit_lifetime(seconds: int) -> None:
-    """End this process with the server, and after some seconds in any case; 0 for no time limit."""
+def limit_lifetime(seconds: int, parent: int | None = None) -> None:
+    """End this process with its parent (the server, if none is given), and after some seconds; 0 for no time limit."""
     try:
         end_within(seconds)
     except NotOnThisSystem:  # a C thread of Python's, which does not need the lock that a library in C holds
@@ -67,5 +71,5 @@ def limit_lifetime(seconds: int) -> None:
             faulthandler.dump_traceback_later(seconds, exit=True)
     with suppress(NotOnThisSystem):  # on other systems the time limit ends it
         end_with_parent()
-        if os.getppid() != int(sys.argv[2]):  # it had ended before
+        if os.getppid() != (parent or int(sys.argv[2])):  # it had ended before
             os._exit(1)

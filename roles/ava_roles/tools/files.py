@@ -1,19 +1,21 @@
 """`read_file`, and the tools that search the workspace for files, lines and passages.
 
-`read_file` shows text as it is, and PDF, DOCX, XLSX and CSV as text and tables.
+`read_file` shows text as it is, and documents (`tools/extracted.py`) and CSV as text and tables.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import subprocess
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+import time
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from itertools import islice
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 from anyio.abc import Process
@@ -21,27 +23,26 @@ from anyio.from_thread import check_cancelled
 from anyio.streams.buffered import BufferedByteReceiveStream
 from pydantic import Field
 
-from ava_extras import has_extra
+from ava_roles.encodings import decode
 from ava_roles.errors import ToolFailed
-from ava_roles.passages import HEADING_CHARS, FileMatch, FilePassage, PassageRanking, Query, split_lines, split_passages
+from ava_roles.passages import FileMatch, PassageRanking, Query, split_lines
 from ava_roles.sandbox.path_access import FolderEntry
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.sandbox.sandbox import child_environment
+from ava_roles.texts.store import TextStore
 from ava_roles.threads import run_sync
 from ava_roles.tool import Source, ToolArgs, ToolContext, ToolOutput, ToolSpec, need_files
 from ava_roles.tools import grep, parser_process
 from ava_roles.tools.child import HEAD_BYTES, message, took_too_long
 from ava_roles.tools.child import command as child_command
-from ava_roles.tools.pages import hide_pages, is_pdf, read_csv
-from ava_roles.tools.parser_process import read_docx, read_pdf, read_xlsx
+from ava_roles.tools.extracted import Extracted, Format, Wanted, format_of
+from ava_roles.tools.pages import read_csv
+from ava_roles.tools.reading import MAX_ENTRIES, FolderReader, FolderTexts
 from ava_roles.tools.text_files import (
     WalkFilter,
-    decode_text,
-    is_binary,
     patterns,
-    read_unpacked,
     take_lines,
-    without_tags,
+    unpacked,
 )
 
 _MAX_BYTES = 20_000_000
@@ -55,6 +56,7 @@ class ReadFileArgs(ToolArgs):
     path: str = Field(description="File or folder, relative to the workspace; '.' lists the workspace.")
     offset: int = Field(default=1, ge=1, description="First line (PDF: page) to read.")
     limit: int | None = Field(default=None, ge=1, description="Lines (PDF: pages) to read at most.")
+    column: int = Field(default=1, ge=1, description="First character to read of the line `offset`, if it is long.")
 
 
 class ReadFile:
@@ -63,8 +65,8 @@ class ReadFile:
     spec = ToolSpec(
         name="read_file",
         description=(
-            "Read a file of the workspace: text as it is, PDF, DOCX, XLSX and CSV as text or tables. "
-            "Lists a folder. Long files come in pieces: continue with the offset that the answer names."
+            "Read a file of the workspace: text as it is, PDF, DOCX, PPTX, XLSX, CSV, EML and IPYNB as text or tables. "
+            "Lists a folder. Long files come in pieces: continue with the offset (and column) that the answer names."
         ),
         args=ReadFileArgs,
         files=True,
@@ -78,66 +80,129 @@ class ReadFile:
     async def __call__(self, args: ReadFileArgs, at: ToolContext) -> ToolOutput:
         root = need_files(at)
         room = self.spec.max_chars - _HEAD_CHARS
-        return await run_sync(_read, root, args, room, at.hide)
+
+        async def work(store: TextStore) -> ToolOutput:
+            return await run_sync(_read, root, args, room, at.hide, FolderReader(root, store, at.run_id))
+
+        return await at.texts.use(work)
 
 
-def _read(root: Root, args: ReadFileArgs, room: int, hide: Callable[[str], str]) -> ToolOutput:
-    name = "/".join(root.parts(args.path))
-    if root.kind(args.path) == "folder":
-        return _list_folder(name, root.entries(args.path), args)
-    data, more = read_unpacked(root, args.path, _MAX_BYTES)
+class _Asked(NamedTuple):
+    """A file that is read: its name and hash, its size in words, what was asked, and the answer's room in characters.
+
+    `sha256` is empty where not all of the file was read.
+    """
+
+    name: str
+    sha256: str
+    size: str
+    args: ReadFileArgs
+    room: int
+    hide: Callable[[str], str]
+
+    def source(self, title: str | None = None) -> Source:
+        return Source(self.name, title, self.sha256)
+
+
+def _read(root: Root, args: ReadFileArgs, room: int, hide: Callable[[str], str], reader: FolderReader) -> ToolOutput:
+    name = root.find(args.path)
+    if root.kind(name) == "folder":
+        return _list_folder(name, root.entries(name), args)
+    read_ns = time.time_ns()
+    packed, longer, mark = root.read_marked(name, _MAX_BYTES)
+    data, more = unpacked(packed, _MAX_BYTES)
+    more = more or longer
     size = f"{len(data):,} bytes" if not more else f"more than {_MAX_BYTES:,} bytes, only the first are read"
-    suffix = PurePosixPath(name).suffix.lower()
-    if is_pdf(data):
-        return _read_pdf(name, size, data, args, room, hide)
+    sha256 = "" if longer else hashlib.sha256(packed).hexdigest()
+    asked = _Asked(name, sha256, size, args, room, hide)
+    kind = format_of(name, data)
     try:
-        what, text = _text(suffix, data, more, hide)
+        if kind is None:
+            return _show_text(asked, data, more)
+        if more:
+            raise ToolFailed(f"this {kind.name} has more than {_MAX_BYTES:,} bytes; ask for a smaller one")
+        found = reader.document(name, kind, data, mark, read_ns)
+        return _show_pages(asked, kind, data, found) if kind.by_page else _show_document(asked, kind, found)
     except ToolFailed as error:
         raise ToolFailed(f"{shown(name)}: {error}") from None
+
+
+def _show_text(asked: _Asked, data: bytes, cut: bool) -> ToolOutput:
+    what, text = _text(asked.name, data, cut, asked.hide)
     if text is None:
-        return ToolOutput(f"{shown(name)}: binary ({size}), cannot be shown as text", success=False, count=0)
-    lines = split_lines(text)
+        about = f"{shown(asked.name)}: binary ({asked.size}), cannot be shown as text"
+        return ToolOutput(about, success=False, count=0)
+    return _show_lines(asked, what, split_lines(text))
+
+
+def _show_document(asked: _Asked, kind: Format, found: Extracted) -> ToolOutput:
+    lines = split_lines(asked.hide(found.text()))
+    begun = _sheet_above(lines, asked.args.offset)
+    return _show_lines(asked, kind.name, lines, asked.hide(_not_in(found)), begun)
+
+
+def _show_lines(asked: _Asked, what: str, lines: Sequence[str], gaps: str = "", begun: str = "") -> ToolOutput:
+    """Return the lines that were asked for; `gaps`: what is not in them, `begun`: what they belong to."""
+    args, name = asked.args, shown(asked.name)
     if args.offset > max(len(lines), 1):
-        raise ToolFailed(f"{shown(name)} has {len(lines):,} lines; give an offset up to that")
-    part = take_lines(lines, args.offset, args.limit, room)
-    head = f"{shown(name)} ({what}, {size}): lines {part.first:,} to {part.last:,} of {len(lines):,}"
+        raise ToolFailed(f"it has {len(lines):,} lines; give an offset up to that")
+    if lines and args.column > len(lines[args.offset - 1]) + 1:
+        length = len(lines[args.offset - 1])
+        raise ToolFailed(f"line {args.offset:,} has {length:,} characters; give a column up to that")
+    part = take_lines(lines, args.offset, args.limit, asked.room, args.column)
+    head = f"{name} ({what}, {asked.size}): lines {part.first:,} to {part.last:,} of {len(lines):,}"
     if part.cut:
-        head += f"; cut at 4,000 characters: line {', '.join(map(str, part.cut[:20]))}"
+        numbers = ", ".join(f"{line} (of {len(lines[line - 1]):,})" for line, _column in part.cut[:20])
+        head += f"; cut: line {numbers}; each goes on with its number as offset and column {part.cut[0][1]}"
     if not lines:
-        head = f"{shown(name)} ({what}, {size}): empty"
-    tail = f"\n\n[goes on: offset {part.last + 1}]" if part.last < len(lines) else ""
-    return ToolOutput(f"{head}\n\n{part.text}{tail}", count=1, sources=(Source(name),))
+        head = f"{name} ({what}, {asked.size}): empty"
+    tail = ""
+    if part.cut and part.cut[-1][0] == part.last == part.first:
+        tail = f"\n\n[goes on: offset {part.last}, column {part.cut[-1][1]}]"
+    elif part.last < len(lines):
+        tail = f"\n\n[goes on: offset {part.last + 1}]"
+    return ToolOutput(f"{head}{gaps}\n\n{begun}{part.text}{tail}", count=1, sources=(asked.source(),))
 
 
-def _text(suffix: str, data: bytes, cut: bool, hide: Callable[[str], str]) -> tuple[str, str | None]:
-    """Return the kind of a file and its text without secrets; None if it has no text."""
-    if suffix == ".docx":
-        return "Word document", read_docx(data, hide)
-    if suffix in (".xlsx", ".xlsm"):
-        return "workbook", read_xlsx(data, hide)
-    if suffix in (".csv", ".tsv"):
-        return "CSV as a table", read_csv(data, hide)
-    text = decode_text(data, cut=cut)
-    return "text", text and hide(text)
+def _text(name: str, data: bytes, cut: bool, hide: Callable[[str], str]) -> tuple[str, str | None]:
+    """Return what a file is, and its text without secrets; None if it has no text."""
+    decoded = decode(data, cut=cut)
+    if decoded is None:
+        return "text", None
+    if PurePosixPath(name).suffix.lower() in (".csv", ".tsv"):
+        what, text = "CSV as a table", read_csv(decoded.text, hide)
+    else:
+        what, text = "text", hide(decoded.text)
+    return f"{what}, {decoded.note}" if decoded.note else what, text
 
 
-def _read_pdf(
-    name: str, size: str, data: bytes, args: ReadFileArgs, room: int, hide: Callable[[str], str]
-) -> ToolOutput:
-    try:
-        pdf = read_pdf(data, args.offset, args.limit, room)
-    except ToolFailed as error:
-        raise ToolFailed(f"{shown(name)}: {error}") from None
-    if args.offset > pdf.total:
-        raise ToolFailed(f"{shown(name)} has {pdf.total:,} pages; give an offset up to that")
-    last = args.offset + len(pdf.pages) - 1
-    head = f"{shown(name)} (PDF, {size}): pages {args.offset} to {last} of {pdf.total}"
-    pages = hide_pages(((args.offset - 1, pdf.before), *pdf.pages), hide)[1:]
-    if not any(text for _, text in pages):
-        head += "; they contain no text: they may be scanned images, which cannot be read here"
-    text = "\n\n".join(f"[page {number}]\n{text}" for number, text in pages)
-    tail = f"\n\n[goes on: offset {last + 1}]" if last < pdf.total else ""
-    return ToolOutput(f"{head}\n\n{text}{tail}", count=1, sources=(Source(name, pdf.title),))
+def _show_pages(asked: _Asked, kind: Format, data: bytes, found: Extracted) -> ToolOutput:
+    first, name = asked.args.offset, asked.name
+    if first > found.total:
+        raise ToolFailed(f"it has {found.total:,} pages; give an offset up to that")
+    wanted = Wanted(first, asked.args.limit, asked.room)
+    kept = first <= len(found.parts)  # a file may have more than is kept of one
+    pages = found.of_pages(wanted) if kept else parser_process.read_document(kind, data, wanted)
+    last = first + len(pages.parts) - 1
+    head = f"{shown(name)} ({kind.name}, {asked.size}): pages {first} to {last} of {found.total}"
+    head += asked.hide(_not_in(pages))
+    text = "\n\n".join(f"[{part.place}]\n{part.text}" for part in pages.hidden(asked.hide))
+    tail = f"\n\n[goes on: offset {last + 1}]" if last < found.total else ""
+    return ToolOutput(f"{head}\n\n{text}{tail}", count=1, sources=(asked.source(found.title),))
+
+
+def _sheet_above(lines: Sequence[str], first: int) -> str:
+    """Return the line with the name of the sheet in which a piece of a workbook begins; empty if it has that itself."""
+    above = lines[:first]
+    if not above or above[-1].startswith("[sheet "):
+        return ""
+    return next((f"{line}\n" for line in reversed(above) if line.startswith("[sheet ")), "")
+
+
+def _not_in(found: Extracted) -> str:
+    """Say what is in a file and not in its text."""
+    gaps = [*found.missing, f"{found.end}, which takes too long to read or is too much"] if found.end else found.missing
+    return f"\nNot in the text: {'; '.join(gaps)}" if gaps else ""
 
 
 def _list_folder(name: str, entries: list[FolderEntry], args: ReadFileArgs) -> ToolOutput:
@@ -151,102 +216,6 @@ def _list_folder(name: str, entries: list[FolderEntry], args: ReadFileArgs) -> T
         lines.append(f"\n[goes on: offset {first + len(part) + 1}]")
     return ToolOutput("\n".join(lines), count=len(part), sources=(Source(name or "."),))
 
-
-_MAX_FILE_BYTES = 10_000_000
-_HEAD_BYTES = 1_024
-_NOT_TEXT, _TOO_LARGE = "not text, or unreadable", "too large or damaged"
-_NO_EXTRA = "documents, which need the extra `documents`"
-
-
-class PassageReader:
-    """Reads files as passages. It keeps the pages of PDFs, which take seconds to parse. Blocks.
-
-    `size`: bytes that were read, and characters of passages. Of a file that is not text, as its first kilobyte shows,
-    only that counts. `documents`: how many documents were read.
-    """
-
-    def __init__(self, root: Root) -> None:
-        self.size = self.documents = 0
-        self._root = root
-        self._pages: dict[str, tuple[tuple[int, str], ...]] = {}
-
-    def read(self, name: str, size: int, hide: Callable[[str], str] = str) -> list[FilePassage] | str:
-        """Return the passages of a file; why not, if it cannot be read."""
-        if size > _MAX_FILE_BYTES:
-            return _TOO_LARGE
-        found = self._passages(name, size, hide)
-        if not isinstance(found, str):
-            self.size += sum(len(passage.text) for passage in found)
-        return found
-
-    def _passages(self, name: str, size: int, hide: Callable[[str], str]) -> list[FilePassage] | str:
-        try:
-            if not is_document(name):
-                return self._text_passages(name, size, hide)
-            self.size += size
-            self.documents += 1
-            if name not in self._pages:
-                if not has_extra("documents"):
-                    return _NO_EXTRA
-                data, _more = self._root.read(name, _MAX_FILE_BYTES)
-                if not is_pdf(data):
-                    return list(split_passages(parser_process.read_docx(data, hide)))
-                self._pages[name] = parser_process.read_pdf(data, count=100).pages
-            pages = hide_pages(self._pages[name], hide)
-            return [_on_page(page, each.text) for page, text in pages for each in split_passages(text)]
-        except ToolFailed:
-            return _NOT_TEXT
-
-    def hidden(self, file: FileMatch, query: Query, hide: Callable[[str], str]) -> FileMatch:
-        """Return a file's best passages with secrets hidden; none if the words match only in secrets."""
-        changed = False
-
-        def noted(text: str) -> str:
-            nonlocal changed
-            shown = hide(text)
-            changed = changed or shown != text
-            return shown
-
-        found = self.read(file.path, 0, noted)
-        if isinstance(found, str):
-            return FileMatch(file.path, ())
-        if not changed and {each.text for each in file.passages} <= {each.text for each in found}:
-            return file
-        ranking = PassageRanking(query)
-        ranking.add(file.path, found)
-        room = len(file.path) + sum(len(passage.text) + HEADING_CHARS for passage in file.passages)
-        return next(iter(ranking.best(1, room)), FileMatch(file.path, ()))
-
-    def _text_passages(self, name: str, size: int, hide: Callable[[str], str]) -> list[FilePassage] | str:
-        head, longer = read_unpacked(self._root, name, _HEAD_BYTES)
-        self.size += len(head)
-        if longer and is_binary(head):
-            return _NOT_TEXT
-        data, more = read_unpacked(self._root, name, _MAX_FILE_BYTES)
-        self.size += max(len(data), size)
-        if more:
-            return _TOO_LARGE
-        text = decode_text(data)
-        if text is None:
-            return _NOT_TEXT
-        if PurePosixPath(name.removesuffix(".gz")).suffix.lower() in (".html", ".htm", ".xhtml"):
-            text = without_tags(text)
-        return list(split_passages(hide(text)))
-
-
-def _on_page(page: int, text: str) -> FilePassage:
-    count = text.count("\n") + 1
-    return FilePassage(f"page {page}, {count} line{'s' * (count > 1)}", text)
-
-
-def is_document(name: str) -> bool:
-    return PurePosixPath(name).suffix.lower() in (".pdf", ".docx")
-
-
-_MAX_DOCUMENTS = 20
-_MAX_TOTAL_BYTES = 40_000_000
-_LARGE_BYTES = 2_000_000
-_MAX_ENTRIES = 20_000
 
 _MAX_FILES = 200
 
@@ -279,18 +248,18 @@ class FindFiles:
 
 
 def _find_files(root: Root, args: FindFilesArgs, check: Callable[[], None]) -> ToolOutput:
-    matching = patterns(args.pattern)
+    matching = patterns(unicodedata.normalize("NFC", args.pattern))
     if matching is None:
         raise ToolFailed(f"pattern {args.pattern!r} cannot be used; give one such as *.py or src/**/*.ts")
     walk = WalkFilter(root, check)
-    entries = root.walk(args.path, limit=_MAX_ENTRIES, keep=walk)
-    matches = (entry for entry in entries if matching.match_file(entry.name))
+    entries = root.walk(root.find(args.path), limit=MAX_ENTRIES, keep=walk)
+    matches = (entry for entry in entries if matching.match_file(unicodedata.normalize("NFC", entry.name)))
     found = [f"{shown(entry.name)} ({entry.size:,} bytes)" for entry in islice(matches, _MAX_FILES)]
     head = "1 file matches" if len(found) == 1 else f"{len(found)} files match"
     if next(matches, None) is not None:
         head += "; there are more: narrow the pattern or the path"
-    elif walk.asked >= _MAX_ENTRIES:
-        head += f"; only the first {_MAX_ENTRIES:,} entries were looked at: give a path"
+    elif walk.asked >= MAX_ENTRIES:
+        head += f"; only the first {MAX_ENTRIES:,} entries were looked at: give a path"
     return ToolOutput("\n".join([head, *found]), count=len(found))
 
 
@@ -311,8 +280,9 @@ class SearchCodebase:
         name="search_codebase",
         description=(
             "Find the lines of the workspace's files that contain a text (any case) or match a regular "
-            "expression. Returns path:line: text. Use it when you know the word; for a question, use "
-            "search_and_read. Skips files that .gitignore names, binary files and files over 2 MB."
+            "expression. Returns path:line: text; of a long line the piece with the match, and its column. Use it "
+            "when you know the word; for a question, use search_and_read. Skips files that .gitignore names, binary "
+            "files and files over 10 MB."
         ),
         args=SearchArgs,
         files=True,
@@ -332,9 +302,11 @@ class SearchCodebase:
         else:
             found = await run_sync(grep.search, root, query, at.hide, check_cancelled)
         lines = [f"{shown(path)}:{number}: {line}" for path, number, line in found.hits]
-        files = tuple(Source(path) for path in dict.fromkeys(path for path, _, _ in found.hits))
+        paths = dict.fromkeys(path for path, _, _ in found.hits)
+        files = tuple(Source(path, sha256=found.hashes.get(path, "")) for path in paths)
         head = f"{len(lines)} lines match in {len(files)} files ({found.files:,} searched)"
-        return ToolOutput("\n".join([head + _limits_of(found), "", *lines]), count=len(lines), sources=files)
+        head += _limits_of(found) + _listed(_HOW_READ, found.notes)
+        return ToolOutput("\n".join([head, "", *lines]), count=len(lines), sources=files)
 
 
 def _limits_of(found: grep.GrepResult) -> str:
@@ -408,6 +380,12 @@ def _too_slow() -> ToolFailed:
     )
 
 
+SHARE_OF_TIME = 0.5
+"""How much of the time that its run has left one search may take."""
+SEARCH_S = 4 * 3_600.0
+"""Never reached: a search ends itself, after half of the time that its run has left."""
+
+
 class SearchAndReadArgs(ToolArgs):
     """Arguments of `search_and_read`."""
 
@@ -428,97 +406,76 @@ class SearchAndRead:
         args=SearchAndReadArgs,
         files=True,
         default=True,
+        timeout_s=SEARCH_S,
     )
 
     def activity(self, args: SearchAndReadArgs) -> str:
         return f"Looking for {args.query}"
 
     async def __call__(self, args: SearchAndReadArgs, at: ToolContext) -> ToolOutput:
-        root = need_files(at)
-        found = await run_sync(search_passages, root, args.query, args.path, args.max_files, at.hide, check_cancelled)
-        head = f"{len(found.files)} files fit best ({found.searched:,} searched){_not_searched(found)}{_spread(found)}"
-        unread = _unread(found)
-        if not found.files:
+        return await at.texts.use(lambda store: self._search(args, at, store))
+
+    async def _search(self, args: SearchAndReadArgs, at: ToolContext, store: TextStore) -> ToolOutput:
+        query = Query(args.query)
+        reader = FolderReader(need_files(at), store, at.run_id, at.say)
+        found = await reader.read(args.path, query, at.seconds_left() * SHARE_OF_TIME)
+        files, ranking = await run_sync(reader.best, found, query, args.max_files, at.hide)
+        reasons = ", ".join(_reasons(found))
+        head = f"{len(files)} files fit best ({found.searched:,} searched)"
+        head += f"; not searched: {reasons}" if reasons else ""
+        head += _spread(query, ranking) + at.hide(_listed("Cannot be read", found.unreadable))
+        head += at.hide(_listed("Read, but not to the end", found.unread) + _listed("Not in the text", found.missing))
+        unread = at.hide(_unread(found))
+        if not files:
             return ToolOutput(f"{head}\n\nTry other words.", count=0, unread=unread)
-        sources = tuple(Source(file.path) for file in found.files)
-        text = "\n\n".join([head, *map(_quote, found.files)])
+        sources = tuple(Source(file.path, sha256=file.sha256) for file in files)
+        head += _listed(_HOW_READ, {file.path: file.note for file in files})
+        text = "\n\n".join([head, *map(_quote, files)])
         return ToolOutput(text, count=len(sources), sources=sources, unread=unread)
 
 
-def _not_searched(found: SearchResult) -> str:
-    reasons = ", ".join(_reasons(found))
-    return f"; not searched: {reasons}" if reasons else ""
+_LISTED_FILES, _LISTED_CHARS = 5, 300
+_HOW_READ = "Not in UTF-8"
 
 
-def _unread(found: SearchResult) -> str:
-    """Say what the limits of one search left out; what cannot be read at all, such as a picture, is no such thing."""
-    if not (found.more or found.left_out.get(_BEYOND)):
+def _listed(what: str, by_path: Mapping[str, str]) -> str:
+    """Return a line for each file of which something is to be said, at most five, below a line that says what."""
+    said = [f"\n- {shown(path)}: {sentence}" for path, sentence in by_path.items() if sentence]
+    lines = [line if len(line) <= _LISTED_CHARS else line[: _LISTED_CHARS - 1] + "…" for line in said[:_LISTED_FILES]]
+    if len(said) > _LISTED_FILES:
+        lines.append(f"\n- and {len(said) - _LISTED_FILES:,} other files")
+    return "".join([f"\n{what}:", *lines]) if lines else ""
+
+
+def _unread(found: FolderTexts) -> str:
+    """Say what was to be read and was not: a search that left something out has not shown that there is no answer.
+
+    What has no text for anybody, such as a picture or a program, is no such thing.
+    """
+    if not (found.more or found.waiting or found.unreadable or found.unread):
         return ""
-    return f"Files searched: {found.searched:,}. Not searched: {', '.join(_reasons(found))}."
+    said = [f"Files searched: {found.searched:,}.", f"Not searched: {', '.join(_reasons(found))}."]
+    named = {**found.unreadable, **{path: f"{end} not read" for path, end in found.unread.items()}}
+    if named:
+        path, why = next(iter(named.items()))
+        more = f", and {len(named) - 1:,} more" if len(named) > 1 else ""
+        said.append(f"{shown(path)}: {why}{more}.")
+    return " ".join(said)
 
 
-def _reasons(found: SearchResult) -> list[str]:
-    reasons = [f"{count:,} {why}" for why, count in found.left_out.items() if count]
+def _reasons(found: FolderTexts) -> list[str]:
+    reasons = [f"{count:,} {why}" for why, count in found.left_out().items()]
+    if found.unread:
+        reasons.append(f"the end of {len(found.unread):,}")
     if found.more:
-        reasons.append(f"all after the first {_MAX_ENTRIES:,} entries: give a path")
+        reasons.append(f"all after the first {MAX_ENTRIES:,} entries: give a path")
     return reasons
 
 
-def _spread(found: SearchResult) -> str:
-    words = [f"{word} {count:,}" for word, count in zip(found.words, found.spread, strict=True)]
-    return f"\nOf {found.passages:,} passages have: {', '.join(words) or 'no word to look for'}"
+def _spread(query: Query, ranking: PassageRanking) -> str:
+    words = [f"{word} {count:,}" for word, count in zip(query.words, ranking.spread, strict=True)]
+    return f"\nOf {ranking.total:,} passages have: {', '.join(words) or 'no word to look for'}"
 
 
 def _quote(file: FileMatch) -> str:
     return f"## {shown(file.path)}" + "".join(f"\n\n{each.where}:\n{each.text}" for each in file.passages)
-
-
-_BEYOND = "beyond the limits of one search: give a path"
-
-
-@dataclass(frozen=True)
-class SearchResult:
-    """The files that match a query best, the best first, and the words that were searched for.
-
-    `spread`: in how many passages each word is; `passages`: how many there are. `searched`: how many files were read;
-    `left_out`: how many were not, by reason. `more`: there are more files than entries of a folder that are looked at.
-    """
-
-    files: tuple[FileMatch, ...]
-    words: tuple[str, ...]
-    spread: tuple[int, ...]
-    passages: int
-    searched: int
-    left_out: Mapping[str, int]
-    more: bool
-
-
-def search_passages(
-    root: Root, question: str, path: str, max_files: int, hide: Callable[[str], str], check: Callable[[], None]
-) -> SearchResult:
-    """Return the files whose passages match a question best. Blocks. Raises ToolFailed: the path cannot be searched."""
-    query = Query(question)
-    walk = WalkFilter(root, check)
-    searched = 0
-    left_out: Counter[str] = Counter()
-    ranking, reader = PassageRanking(query), PassageReader(root)
-    # If a folder has more than one search reads, large files are left out first, then those deep inside.
-    entries = root.walk(path, limit=_MAX_ENTRIES, keep=walk)
-    for entry in sorted(entries, key=lambda entry: (entry.size > _LARGE_BYTES, entry.name.count("/"))):
-        check()
-        if reader.size > _MAX_TOTAL_BYTES or (is_document(entry.name) and reader.documents >= _MAX_DOCUMENTS):
-            left_out[_BEYOND] += 1
-            continue
-        found = reader.read(entry.name, entry.size)
-        if isinstance(found, str):
-            left_out[found] += 1
-            continue
-        searched += 1
-        ranking.add(entry.name, found)
-    files: list[FileMatch] = []
-    for file in ranking.best(max_files):
-        check()
-        if (hidden := reader.hidden(file, query, hide)).passages:
-            files.append(hidden)
-    more = walk.asked >= _MAX_ENTRIES
-    return SearchResult(tuple(files), query.words, tuple(ranking.spread), ranking.total, searched, left_out, more)

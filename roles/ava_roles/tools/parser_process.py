@@ -1,97 +1,128 @@
-"""Parses documents and pages in a child process, so that a hostile file cannot harm the process of the runs.
+"""Parses documents and pages in child processes, so that a hostile file cannot harm the process of the runs.
 
 A parser in C that crashes ends its process; one that hangs holds Python's lock, and with it every run; and no library
 bounds its memory. A child that is killed is only a file that cannot be read. What a file may cost this process is
-bounded here, whatever the child says: seconds, and characters to hide secrets in. A child ends when its call does.
+bounded here, whatever the child says: seconds, and characters. A child ends when its call does.
+
+Loading the parsers takes longer than most files do. So a child forks for each file (not on Windows): what a file does
+to its parser ends with the fork, and the next file finds the packages loaded.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, astuple
+from importlib import import_module
 from json import loads
-from sys import stdin
+from sys import stdin, stdout
 from typing import IO, Any, cast
 
-from ava_extras import has_extra, load
-from ava_roles.errors import ToolFailed
+from ava_extras import EXTRAS, has_extra, load
+from ava_roles.errors import ParserEnded, ToolFailed
 from ava_roles.sandbox.linux import NotOnThisSystem, limit_memory
 from ava_roles.threads import ended_with_call
 from ava_roles.tools import child, pages
-from ava_roles.tools.pages import Pdf, WebPage
+from ava_roles.tools.extracted import ALL, MOST_CHARS, Extracted, Format, Wanted, size_of
+from ava_roles.tools.pages import WebPage
 
 SECONDS = 30
-"""A child is ended after this many seconds, whatever its parser does; hiding secrets counts too."""
-HIDDEN_CHARS = 15_000_000
-"""The most characters of one file in which secrets are hidden; twice what the parsers' own limits let through."""
+"""A child is ended after this many seconds, whatever its parser does."""
 MEMORY_BYTES = 1_500_000_000
 ANSWER_BYTES = 30_000_000
 """The longest message of a child; a parser that a file has taken over may send anything."""
+_PAGE = "page"
+_ANOTHER = "ask for another copy"
+_TOO_LONG, _CRASHED = {"ended": "too long"}, {"ended": "crashed"}
+_FORKS = hasattr(os, "fork")
 
 
-def read_pdf(data: bytes, first: int = 1, count: int | None = None, max_chars: int = 200_000) -> Pdf:
-    found = _parse("PDF", data, first, count, max_chars)
-    pages = tuple((int(number), str(text)) for number, text in found.pop("pages"))
-    return Pdf(pages, **found)
+class ParserProcess:
+    """A child for the files of one call, started with the first one. Blocks; it reads one file at a time."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> ParserProcess:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._process is not None:
+            _end(self._process)
+            with suppress(OSError):  # it may have ended before it read everything
+                self._process.__exit__(None, None, None)
+            self._process = None
+
+    def read_document(self, kind: Format, data: bytes, wanted: Wanted = ALL) -> Extracted:
+        """Return the text of a document. Raises ToolFailed: it cannot be read."""
+        if kind.extra and not has_extra("documents"):
+            raise _failed(kind.name, "Ava has no extra `documents` here; `ava doctor` shows the command that adds it")
+        answer = self._parse(kind.name, data, *astuple(wanted))
+        try:
+            found = Extracted.of(answer)
+        except (KeyError, TypeError, ValueError):
+            raise _failed(kind.name, f"its parser fails; {_ANOTHER}") from None
+        if size_of(found.parts) + len(found.before) > MOST_CHARS:
+            raise _failed(kind.name, f"it has more than {MOST_CHARS:,} characters; ask for a smaller one")
+        return found
+
+    def read_html(self, html: str, url: str) -> WebPage:
+        return WebPage(**self._parse(_PAGE, html.encode("utf-8", "replace"), url))
+
+    def _parse(self, what: str, data: bytes, *given: object) -> Any:
+        """Return what a child makes of a file. Raises ToolFailed: unreadable; it crashed or took too much."""
+        until = time.monotonic() + SECONDS
+        process = self._process = self._process or _started()
+
+        def end() -> None:
+            _end(process)
+
+        clock = threading.Timer(SECONDS, end)
+        clock.daemon = True
+        clock.start()
+        answer: dict[str, Any] | None = None
+        try:
+            with suppress(OSError), ended_with_call(end):
+                answer = _exchange(process, {"parser": what, "bytes": len(data), "given": given}, data)
+        finally:
+            clock.cancel()
+            if answer is None or not _FORKS:
+                self.close()
+        if answer is None or "ended" in answer:
+            if answer == _TOO_LONG or time.monotonic() >= until or child.took_too_long(process.returncode):
+                raise ParserEnded(f"this {what} cannot be read: its parser takes longer than {SECONDS} s; {_ANOTHER}")
+            raise ParserEnded(f"this {what} cannot be read: its parser fails, or needs too much memory; {_ANOTHER}")
+        if "failed" in answer:
+            raise ToolFailed(str(answer["failed"]))
+        return answer["result"]
 
 
-def read_docx(data: bytes, hide: Callable[[str], str] = str) -> str:
-    return _read_text("Word document", data, hide)
-
-
-def read_xlsx(data: bytes, hide: Callable[[str], str] = str) -> str:
-    return _read_text("workbook", data, hide)
+def read_document(kind: Format, data: bytes, wanted: Wanted = ALL) -> Extracted:
+    """Return the text of a document, read by a child of its own. Blocks. Raises ToolFailed: it cannot be read."""
+    with ParserProcess() as parser:
+        return parser.read_document(kind, data, wanted)
 
 
 def read_html(html: str, url: str) -> WebPage:
-    return WebPage(**_parse("page", html.encode("utf-8", "replace"), url))
+    with ParserProcess() as parser:
+        return parser.read_html(html, url)
 
 
-def _read_text(what: str, data: bytes, hide: Callable[[str], str]) -> str:
-    limits = _Limits(what, hide)
-    return limits.hide(str(_parse(what, data, limits=limits)))
+def _failed(what: str, why: str) -> ToolFailed:
+    return ToolFailed(f"this {what} cannot be read: {why}")
 
 
-class _Limits:
-    """What one file may cost this process."""
-
-    def __init__(self, what: str, hide: Callable[[str], str] = str) -> None:
-        self._what = what
-        self._hide = hide
-        self._chars = HIDDEN_CHARS
-        self._until = time.monotonic() + SECONDS
-
-    def seconds_left(self) -> float:
-        return max(0.0, self._until - time.monotonic())
-
-    def hide(self, text: str) -> str:
-        """Return a text of the file without secrets. Raises ToolFailed: it costs too much."""
-        self._chars -= len(text)
-        if self._chars < 0:
-            raise self.failed(f"it has more than {HIDDEN_CHARS:,} characters to hide secrets in; ask for a smaller one")
-        if not self.seconds_left():
-            raise self.late()
-        return self._hide(text)
-
-    def failed(self, why: str) -> ToolFailed:
-        return ToolFailed(f"this {self._what} cannot be read: {why}")
-
-    def late(self) -> ToolFailed:
-        return self.failed(f"its parser takes longer than {SECONDS} s; ask for another copy")
-
-
-def _parse(what: str, data: bytes, *given: object, limits: _Limits | None = None) -> Any:
-    """Return what a child makes of a file. Blocks. Raises ToolFailed: unreadable; it crashed or took too much."""
+def _started() -> subprocess.Popen[bytes]:
     from ava_roles.sandbox.sandbox import child_environment
 
-    limits = limits or _Limits(what)
-    if what != "page" and not has_extra("documents"):
-        raise limits.failed("Ava has no extra `documents` here; `ava doctor` shows the command that adds it")
-    process = subprocess.Popen(  # noqa: S603 - this very program
+    return subprocess.Popen(  # noqa: S603 - this very program
         child.command(__name__),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -99,66 +130,90 @@ def _parse(what: str, data: bytes, *given: object, limits: _Limits | None = None
         env=child_environment(""),
         start_new_session=True,
     )
-    clock = threading.Timer(limits.seconds_left(), process.kill)
-    clock.daemon = True
-    clock.start()
-    answer = None
-    try:
-        with suppress(OSError), process, ended_with_call(process.kill):  # it may end before it has read everything
-            answer = _exchange(process, {"parser": what, "bytes": len(data), "given": given}, data, limits.hide)
-    finally:
-        clock.cancel()
-    if answer is None:
-        if child.took_too_long(process.returncode) or not limits.seconds_left():
-            raise limits.late()
-        raise limits.failed("its parser fails, or needs too much memory; ask for another copy")
-    if "failed" in answer:
-        raise ToolFailed(str(answer["failed"]))
-    return answer["result"]
 
 
-def _exchange(
-    process: subprocess.Popen[bytes], order: object, data: bytes, hide: Callable[[str], str]
-) -> dict[str, Any] | None:
-    """Return a child's answer, hiding secrets in each text that it sends before; None if it ends without one."""
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a child and its fork."""
+    if _FORKS and process.returncode is None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+
+
+def _exchange(process: subprocess.Popen[bytes], order: object, data: bytes) -> dict[str, Any] | None:
+    """Return a child's answer; None if it ends without one."""
     assert process.stdin is not None
     assert process.stdout is not None
-    try:
-        process.stdin.write(child.message(order) + data)
-        process.stdin.flush()
-        while (answer := _next_answer(process.stdout)) is not None and "hide" in answer:
-            process.stdin.write(child.message(hide(str(answer["hide"]))))
-            process.stdin.flush()
-        return answer
-    finally:
-        process.kill()
+    process.stdin.write(child.message(order) + data)
+    process.stdin.flush()
+    return _answer(process.stdout)
 
 
-def _next_answer(sent: IO[bytes]) -> dict[str, Any] | None:
+def _answer(sent: IO[bytes]) -> dict[str, Any] | None:
     size = int.from_bytes(sent.read(child.HEAD_BYTES))
     data = sent.read(size) if size <= ANSWER_BYTES else b""
     try:
         answer: Any = loads(data)
     except (ValueError, RecursionError):
         return None
-    return cast("dict[str, Any]", answer) if isinstance(answer, dict) else None
+    known = isinstance(answer, dict) and any(key in answer for key in ("failed", "result", "ended"))
+    return cast("dict[str, Any]", answer) if known else None
+
+
+# -- the child --
 
 
 def main() -> None:
-    """Run the child: read an order and a file from stdin, parse it, write the result."""
-    child.limit_lifetime(SECONDS)
+    """Run the child: parse the files that come from stdin one after another, until the server closes it."""
+    child.limit_lifetime(0 if _FORKS else SECONDS)
     with suppress(NotOnThisSystem):
         limit_memory(MEMORY_BYTES)
-    order = child.receive()
-    data = stdin.buffer.read(order["bytes"])
-    known: dict[str, Callable[..., object]] = {
-        "PDF": lambda *given: asdict(load("documents").read_pdf(data, *given)),
-        "Word document": lambda: load("documents").read_docx(data, child.hide),
-        "workbook": lambda: load("documents").read_xlsx(data, child.hide),
-        "page": lambda *given: asdict(pages.read_html(data.decode(), *given)),
-    }
+    while (order := child.receive()) is not None:
+        data = stdin.buffer.read(order["bytes"])
+        if not _FORKS:
+            child.send(_result(order, data))
+            return
+        load_packages = load("documents").load_packages if has_extra("documents") else lambda _parser: None
+        load_packages(order["parser"])
+        stdout.buffer.write(_fork(order, data))
+        stdout.buffer.flush()
+
+
+def _fork(order: dict[str, Any], data: bytes) -> bytes:
+    """Return the message of a fork that parses a file; it is sent on as it is."""
+    came, sent = os.pipe()
+    parent = os.getpid()
+    number = os.fork()
+    if not number:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(sent, 1)
+        child.limit_lifetime(SECONDS, parent)
+        child.send(_result(order, data))
+        os._exit(0)
+    os.close(sent)
+    with open(came, "rb", buffering=0) as pipe:  # noqa: PTH123 - a descriptor
+        message = bytearray()
+        while len(message) <= child.HEAD_BYTES + ANSWER_BYTES and (piece := pipe.read(1 << 20)):
+            message += piece
+    with suppress(ProcessLookupError):
+        os.kill(number, signal.SIGKILL)
+    _number, status = os.waitpid(number, 0)
+    size = int.from_bytes(message[: child.HEAD_BYTES])
+    if size and len(message) == child.HEAD_BYTES + size:
+        return bytes(message)
+    return child.message(_TOO_LONG if child.took_too_long(os.waitstatus_to_exitcode(status)) else _CRASHED)
+
+
+def _result(order: dict[str, Any], data: bytes) -> dict[str, object]:
     try:
-        answer = {"result": known[order["parser"]](*order["given"])}
+        return {"result": asdict(_parsed(order["parser"], data, order["given"]))}
     except ToolFailed as failed:
-        answer = {"failed": str(failed)}
-    child.send(answer)
+        return {"failed": str(failed)}
+
+
+def _parsed(parser: str, data: bytes, given: list[Any]) -> Extracted | WebPage:
+    if parser == _PAGE:
+        return pages.read_html(data.decode(), *given)
+    documents: Any = import_module(EXTRAS["documents"].module)  # some of its parsers need only the core's packages
+    found: Extracted = documents.PARSERS[parser](data, Wanted(*given))
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 import time
 from collections.abc import Callable
@@ -13,9 +14,10 @@ import anyio
 import typer
 
 from ava_audit.errors import BadQuery, StoreUnavailable
+from ava_roles.texts.store import KeptTexts
 from ava_server.cli.app import in_event_loop
 from ava_server.cli.log_access import find_run, open_log, read_settings, terminal_session
-from ava_server.cli.options import EndedRunId, Json
+from ava_server.cli.options import EndedRunIdOrNone, Json
 from ava_server.cli.terminal import (
     Progress,
     confirm,
@@ -28,7 +30,7 @@ from ava_server.cli.terminal import (
     tell,
 )
 from ava_server.core.data_root import DataRoot, find_data_root, has_log
-from ava_server.core.errors import BadInput
+from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label, state_words
 
 if TYPE_CHECKING:
@@ -179,7 +181,9 @@ _OUT_OF_REACH = (
 
 @in_event_loop
 async def erase_command(
-    subagent: EndedRunId, yes: Annotated[bool, typer.Option("-y", "--yes", help="Erase it without asking.")] = False
+    subagent: EndedRunIdOrNone = None,
+    cache: Annotated[bool, typer.Option("--cache", help="Erase the texts that are kept of files.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Erase it without asking.")] = False,
 ) -> None:
     """Erase a finished run's content from log, files and index, after a question. It cannot be undone."""
     from ava_server.service.runtime import maintain_data_root
@@ -187,6 +191,14 @@ async def erase_command(
     root = find_data_root()
     heading(root)
     settings, entries = read_settings(), 0
+    if (subagent is None) == (not cache):
+        raise BadInput("Give either a subagent (S-…) whose content to erase, or --cache.")
+    texts = KeptTexts(root.texts, settings.files.keep_mb * 1_000_000)
+    if subagent is None:
+        if not yes:
+            await confirm("Erase all texts that are kept of files? Runs make them anew from the files.", "erased")
+        say(f"Erased: {counted(await _erased_texts(texts.erase_all), 'text')} of files.")
+        return
     async with open_log(root) as store:
         run = await find_run(store, subagent)
         assert store is not None
@@ -204,8 +216,18 @@ async def erase_command(
             tasks.start_soon(maintain_data_root, store, settings)  # in case no server does it
             entries = await _erase_all(store, run, with_content)
             tasks.cancel_scope.cancel()
-        if with_content:
-            say(f"Erased: the content of {entries:,} entries of {label(run)}, and its files.")
+        of_files = await _erased_texts(lambda: texts.erase_run(run.id))
+        if with_content or of_files:
+            also = f", and {counted(of_files, 'text')} of files that only it read" if of_files else ""
+            say(f"Erased: the content of {entries:,} entries of {label(run)}, and its files{also}.")
+
+
+async def _erased_texts(erase: Callable[[], int]) -> int:
+    """Return how many texts of files were erased. Raises Refused: they are still there."""
+    try:
+        return await anyio.to_thread.run_sync(erase)
+    except (OSError, sqlite3.Error) as error:
+        raise Refused(f"The texts of files were not erased ({error}). Stop Ava's servers, then erase again.") from None
 
 
 def _content(view: View, run: RunRow) -> tuple[int | None, int] | None:

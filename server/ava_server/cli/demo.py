@@ -432,10 +432,11 @@ def telling_words(texts: Iterable[str]) -> list[str]:
 
 def _texts(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield the names and texts of the files that the subagent's search would look at."""
+    from ava_roles.encodings import decode
     from ava_roles.sandbox.paths import Root
     from ava_roles.tools import parser_process
-    from ava_roles.tools.pages import is_pdf
-    from ava_roles.tools.text_files import WalkFilter, decode_text
+    from ava_roles.tools.extracted import Wanted, format_of
+    from ava_roles.tools.text_files import WalkFilter
 
     try:
         root = Root.open(folder)
@@ -447,17 +448,17 @@ def _texts(folder: Path) -> Iterator[tuple[str, str]]:
         for number, entry in enumerate(root.walk("", limit=FILES_MOST * 10, keep=WalkFilter(root))):
             if number >= FILES_MOST or time.monotonic() > until:
                 return
-            document = PurePosixPath(entry.name).suffix.lower() in (".pdf", ".docx")
-            read_documents += document
+            kind = format_of(entry.name)
+            read_documents += kind is not None
             try:
-                if not document:
+                if kind is None:
                     data, cut_off = root.read(entry.name, CHARS_MOST)
-                    yield entry.name, decode_text(data, cut=cut_off) or ""
+                    decoded = decode(data, cut=cut_off)
+                    yield entry.name, decoded.text if decoded is not None else ""
                 elif read_documents <= DOCUMENTS_MOST:
                     data, _ = root.read(entry.name, 10_000_000)
-                    pages = parser_process.read_pdf(data, count=10).pages if is_pdf(data) else ()
-                    text = " ".join(text for _, text in pages) if pages else parser_process.read_docx(data)
-                    yield entry.name, text
+                    found = parser_process.read_document(format_of(entry.name, data) or kind, data, Wanted(count=10))
+                    yield entry.name, found.text()
             except ToolFailed:
                 continue
     finally:

@@ -212,6 +212,7 @@ LastRunId = Annotated[
     str | None, typer.Argument(metavar="[S-ID]", help=f"{_RUN} Default: your last run.", autocompletion=all_runs)
 ]
 EndedRunId = Annotated[str, typer.Argument(metavar="S-ID", help=_RUN, autocompletion=ended_runs)]
+EndedRunIdOrNone = Annotated[str | None, typer.Argument(metavar="[S-ID]", help=_RUN, autocompletion=ended_runs)]
 UnendedRunId = Annotated[str, typer.Argument(metavar="S-ID", help=_RUN, autocompletion=unended_runs)]
 _RUNS = "Subagents, their proposals (P-…), or a group (G-…)."
 LastRunIds = Annotated[

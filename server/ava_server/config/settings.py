@@ -194,6 +194,12 @@ class SearchSettings(Table):
     brave_url: SearchUrl = PROVIDERS["brave"].base_url
 
 
+class FilesSettings(Table):
+    """How many MB of texts are kept of files that were read, so that none is parsed twice; 0 keeps none."""
+
+    keep_mb: Count = 1_000
+
+
 class RolesSettings(Table):
     """Whether Claude Code's agent files (`.claude/agents`, the project's and the user's) are roles as well."""
 
@@ -296,6 +302,7 @@ class Configured(Table):
     sandbox: SandboxSettings = SandboxSettings()
     fetch: FetchSettings = FetchSettings()
     search: SearchSettings = SearchSettings()
+    files: FilesSettings = FilesSettings()
     roles: RolesSettings = RolesSettings()
     metrics: MetricsSettings = MetricsSettings()
     travel: TravelSettings = TravelSettings()

@@ -86,6 +86,8 @@ class DataRoot:
     scratch = _Place("scratch")
     """Temporary files of runs, a folder per run."""
     temporary = _Place("temporary")
+    texts = _Place("texts.db")
+    """The texts of files that were read, which are made anew where they are missing."""
     worktrees = _Place("worktrees")
     """Where runs change files, a folder per run while it lasts."""
     worker_lock = _Place("worker.lock")

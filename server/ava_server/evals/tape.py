@@ -37,7 +37,7 @@ from ava_audit.events import (
 )
 from ava_audit.redaction import Redactor, RunRedactor
 from ava_roles.placeholders import InjectedSecret, has_placeholder
-from ava_roles.tool import Source, Tool, ToolContext, ToolOutput, ToolSpec
+from ava_roles.tool import Tool, ToolContext, ToolOutput, ToolSpec
 from ava_roles.wrap import seen_offsets
 from ava_server.budget.run_config import Coding
 from ava_server.core.errors import ModelError, ModelErrorKind
@@ -66,6 +66,7 @@ from ava_server.runs.log import RunLog
 from ava_server.runs.loop import AgentRun
 from ava_server.runs.model_call import PAUSE_FROM_S
 from ava_server.runs.result import RunResult
+from ava_server.runs.run_tools import sources_of
 
 PAUSES = (RunPaused, ExtensionAsked, QuestionAsked)
 TIME_OVER = "the time for tools is over"
@@ -388,10 +389,9 @@ class Tape:
             removed, text = int(found[1]) if found else 0, wrapped[2]
         if footer is not None:
             text = self._whole(fact, spec, text, int(footer[1]))
-        sources = tuple(Source(str(each["location"]), each.get("title")) for each in fact.sources)
         own = wrapped is None and spec.foreign is None
         return ToolOutput(
-            text + removed * _INVISIBLE, fact.success, fact.count, sources, own=own, unread=fact.unread or ""
+            text + removed * _INVISIBLE, fact.success, fact.count, sources_of(fact), own=own, unread=fact.unread or ""
         )
 
     def _whole(self, fact: ToolResult, spec: ToolSpec, text: str, most: int) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from heapq import nsmallest
 
 from ava_roles.passages import Query, Weighing, filler_share, record_factor, weights_of
+from ava_roles.tools.extracted import row_places
 from ava_server.models.base import ToolTurn
 
 SEARCH, SUBMIT = "search_and_read", "submit_result"
@@ -20,7 +21,8 @@ _WRAPPED = re.compile(r"^<(tool_output_\w+)[^\n]*>\n(.*?)\n</\1>", re.DOTALL | r
 _PLACE = r"(?:line|lines|page|pages) \d[\d,]*(?: to \d[\d,]*)?"
 _FOUND_PLACE = re.compile(
     r"^(?:## (?P<path>[^\n]+)\n\n)?"
-    r"(?P<place>lines? \d[\d,]*(?: to (?P<last>\d[\d,]*))?|page \d[\d,]*(?=, \d))(?:, (?P<count>\d+) lines?)?:\n",
+    r"(?P<place>lines? \d[\d,]*(?: to (?P<last>\d[\d,]*))?(?:, from column \d[\d,]*)?|[^\n]+?(?=, \d+ lines?:\n))"
+    r"(?:, (?P<count>\d+) lines?)?:\n",
     re.MULTILINE,
 )
 _FOUND_HEAD = re.compile(
@@ -28,8 +30,10 @@ _FOUND_HEAD = re.compile(
     r"\nOf (?P<total>[\d,]+) passages have: (?P<words>[^\n]*)"
 )
 _WORD_COUNT = re.compile(r"([^\s,]+) (\d[\d,]*\d|\d)(?=, |$)")
-_READ_HEAD = re.compile(rf"(?P<path>[^\n]+?) \([^\n]*\): (?P<place>{_PLACE}) of [^\n]*\n\n")
-_PAGE = re.compile(r"^\[(page \d+)\]\n", re.MULTILINE)
+_READ_HEAD = re.compile(rf"(?P<path>[^\n]+?) \([^\n]*\): (?P<place>{_PLACE}) of [^\n]*(?:\n[^\n]+)*\n\n")
+_PAGE = re.compile(r"^\[(page \d+(?: \([\w .-]{1,20}\))?)\]\n", re.MULTILINE)
+_SHEET = re.compile(r"^\[(sheet [^\n]+)\]\n", re.MULTILINE)
+_WORKBOOK = re.compile(r"[^\n]* \(workbook, [\d,]+ bytes\): ")
 _GOES_ON = re.compile(r"\n\n\[goes on: [^\n]*\]\s*$")
 _WEB_HEAD = re.compile(
     r"^# (?:The rest of (?P<rest>\S+)\n"
@@ -139,7 +143,7 @@ def spread_in(query: Query, passages: Sequence[Passage]) -> Spread:
 
 def _found(body: str) -> Iterator[Passage]:
     """Read the output of `search_and_read`; line counts keep a passage's text from being taken for the next file."""
-    at, path, rank = 0, "", -1
+    at, path, rank = max(body.find("\n\n## "), 0), "", -1  # what is above is about the search
     while head := _FOUND_PLACE.search(body, at):
         if head["path"] is not None:
             path, rank = head["path"], rank + 1
@@ -156,7 +160,8 @@ def _read(body: str) -> Iterator[Passage]:
     if head is None:
         return
     text = _GOES_ON.sub("", body[head.end() :])
-    paged = [(found[1], words) for found, words in _headed(_PAGE, text)]
+    heads = _SHEET if _WORKBOOK.match(body) else _PAGE
+    paged = [(found[1], words) for found, words in _headed(heads, text)]
     for place, words in paged or [(head["place"], text)]:
         yield Passage(head["path"], place, words.strip("\n"), None if paged else _line(head["place"]))
 
@@ -193,6 +198,8 @@ def _number(digits: str) -> int:
 # -- which of them fit best -------------------------------------------------------------------------------------------
 
 QUOTE_CHARS = 800
+ROWS_CHARS = 240
+"""Most characters of rows that are quoted of a sheet, unless one row has more: a row stands for itself."""
 _FAR_BELOW = 1 / 8
 """A passage whose rank is below this share of the best rank is not shown."""
 _AROUND = 0.3
@@ -229,6 +236,7 @@ _TITLE = re.compile(r"[^\n]{0,79}[^\n.:;,…。]")
 _SENTENCE = re.compile(
     r".+?(?:[.!?…。！？][\"'”’)\]]*(?=\s|\Z)|(?=\n[ \t]*(?:[-*+#|>`{}]|\d+[.)]\s))|\Z)\s*", re.DOTALL
 )
+_ROWS = re.compile(r", rows? (?P<first>\d+)(?: to (?P<last>\d+))?\Z")
 _CONTINUES = re.compile(r"\d+(?:[^\d.)]|[.)]\S)")
 _SENTENCE_END = re.compile(r".*[.!?…。！？][\"'”’)\]]*", re.DOTALL)
 
@@ -347,9 +355,17 @@ def spread_out(ranked: Iterable[tuple[float, Passage]], most: int) -> list[Passa
 
 
 def _apart(piece: Passage, other: Passage) -> bool:
+    rows, others = _ROWS.search(piece.place), _ROWS.search(other.place)
+    if rows and others and piece.place[: rows.start()] == other.place[: others.start()]:
+        first, last, other_first, other_last = map(int, (*_span(rows), *_span(others)))
+        return last < other_first or other_last < first
     if piece.line is not None and other.line is not None:
         return abs(piece.line - other.line) >= _APART_LINES
     return piece.place != other.place or not piece.place
+
+
+def _span(rows: re.Match[str]) -> tuple[str, str]:
+    return rows["first"], rows["last"] or rows["first"]
 
 
 def pieces(passage: Passage) -> Iterator[Passage]:
@@ -359,10 +375,12 @@ def pieces(passage: Passage) -> Iterator[Passage]:
     fit into one; the next section has its own pieces.
     """
     starts, ends = _bounds(passage.text)
+    few = ROWS_CHARS if passage.place.startswith("sheet ") else QUOTE_CHARS
     sections = list(_sections(passage.text))
     for start in starts:
         limit = next((section for section in sections if section > start), len(passage.text))
         fitting = [end for end in ends if start < end <= min(start + QUOTE_CHARS, limit)]
+        fitting = [end for end in fitting if end <= start + few] or fitting[:1]
         end = fitting[-1] if fitting else _cut_at(passage.text, start)
         yield from _piece(passage, start, end)
         while not fitting and end < min(each for each in ends if each > start):  # a sentence that is longer
@@ -405,12 +423,23 @@ def _cut_at(text: str, start: int) -> int:
     return start + (at + 1 if at else QUOTE_CHARS)
 
 
+def place_of(passage: Passage, start: int, text: str) -> str:
+    """Return the place of a piece of a passage: in a sheet, with the rows that it has."""
+    place = _ROWS.sub("", passage.place)
+    if not place.startswith("sheet "):
+        return passage.place
+    begun = passage.text.rfind("\n", 0, start) + 1
+    line_end = passage.text.find("\n", start)
+    line = passage.text[begun : line_end if line_end >= 0 else None]
+    return next(row_places(place, [line if "\n" not in text else passage.text[begun : start + len(text)]]))
+
+
 def _piece(passage: Passage, start: int, end: int) -> Iterator[Passage]:
     text = passage.text[start:end]
     start += len(text) - len(text.lstrip())
     text = text.strip()
     if any(char.isalnum() for char in text):
         line = None if passage.line is None else passage.line + passage.text.count("\n", 0, start)
-        place = passage.place if line is None else f"line {line}"
+        place = place_of(passage, start, text) if line is None else f"line {line}"
         fenced = passage.text.count("\n```", 0, start) % 2 == 1 or text.startswith("```")
         yield Passage(passage.source, place, text, line, passage.title, fenced)

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import anyio
 import anyio.to_thread
 
+from ava_audit.events import ToolResult
 from ava_audit.store.store import Store
 from ava_audit.view import View
 from ava_roles.errors import ToolFailed
@@ -47,7 +48,7 @@ from ava_server.core.errors import BadInput
 from ava_server.core.ids import parse_id
 from ava_server.runs.history import History
 from ava_server.runs.questions import Ask
-from ava_server.runs.result import unwrap_output
+from ava_server.runs.quotes import unwrap_output
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Settings
@@ -58,6 +59,11 @@ RESULT_CHARS = 20_000
 PAGE_CHARS = 10_000
 RenderResult = Callable[[dict[str, Any]], str]
 """Turns a stored result (the `result` of SubagentComplete) into text."""
+
+
+def sources_of(result: ToolResult) -> tuple[Source, ...]:
+    """Return the sources of a tool result of the log."""
+    return tuple(Source(str(each["location"]), each.get("title"), each.get("sha256") or "") for each in result.sources)
 
 
 class Scratchpad:
@@ -112,8 +118,7 @@ class ReadToolResult:
         if args.offset >= len(text):
             raise ToolFailed(f"{args.id} has {len(text)} characters; give a smaller offset than {args.offset}")
         # What was read stays with it: a quote counts as read only where a source stands.
-        sources = tuple(Source(str(source["location"]), source.get("title")) for source in found.sources)
-        return ToolOutput(text[args.offset :], sources=sources)
+        return ToolOutput(text[args.offset :], sources=sources_of(found))
 
 
 @dataclass(frozen=True)

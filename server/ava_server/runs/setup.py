@@ -31,7 +31,7 @@ from ava_roles.sandbox.path_access import make_folders, remove_tree
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.toolchains import HostFolders
-from ava_roles.sandbox.workspace import recheck_workspace
+from ava_roles.texts.store import KeptTexts
 from ava_roles.tool import Tool, ToolContext
 from ava_roles.tools.registry import builtin_tools, specs_of
 from ava_roles.tools.shell import RunBash
@@ -69,6 +69,7 @@ from ava_server.runs.history import History
 from ava_server.runs.questions import Ask
 from ava_server.runs.run_tools import McpServers, ReadSubagentResult, foreign_tools, run_tools
 from ava_server.runs.travel import Travel
+from ava_server.runs.workspace import open_workspace
 
 if TYPE_CHECKING:
     from ava_audit.store.store import Store
@@ -104,10 +105,12 @@ class RunResources(ABC):
     user: str
     clients: ClientPool
     credentials: Credentials = field(init=False)
+    texts: KeptTexts = field(init=False)
 
     def __post_init__(self) -> None:
         """Make the shared objects now: two threads that need one at the same time would make two."""
         self.credentials = Credentials(self.settings)
+        self.texts = KeptTexts(self.settings.paths.texts, self.settings.files.keep_mb * 1_000_000)
 
     @cached_property
     def tools(self) -> Mapping[str, Tool]:
@@ -244,6 +247,7 @@ class RunSetup:
             tools=own,
             place=ToolContext(
                 files=files,
+                texts=self._resources.texts,
                 fetch=self._fetcher(config, own),
                 search=search,
                 artifacts=artifacts,
@@ -463,23 +467,22 @@ class RunSetup:
     def _open_workspace(self, config: RunConfig, workspace: str, user: str) -> Root:
         """Open the workspace of a run."""
         settings, folder = self._resources.settings, Path(workspace)
+        owner = user == self._resources.user
         try:
-            root = Root.open_approved(folder, config.workspace_identity)
+            root = open_workspace(settings, folder, config.workspace_identity, user, owner=owner)
         except OSError as error:
             raise ConfigNotSupported(f"its workspace {workspace} cannot be opened: {error.strerror}") from error
+        except WorkspaceRefused as error:
+            raise FolderReplaced(str(error)) from error
         try:
-            owner = user == self._resources.user
-            roots = user_limits.workspace_roots(settings, user, owner=owner)
-            allow = user_limits.named_folders(settings, user)
-            data_root, home = settings.data_root, home_folder()
-            recheck_workspace(folder, roots=roots, data_root=data_root, home=home, allow=allow)
             if config.coding is not None or runs_commands(config.tools, self._resources.tools):
+                roots = user_limits.workspace_roots(settings, user, owner=owner)
+                allow = user_limits.named_folders(settings, user)
+                data_root, home = settings.data_root, home_folder()
                 accept = git_folder_rule(roots, data_root=data_root, home=home, allow=allow, owner=owner)
                 self._check_git_folder(config, folder, accept)
-        except BaseException as error:
+        except BaseException:
             root.close()
-            if isinstance(error, WorkspaceRefused):
-                raise FolderReplaced(str(error)) from error
             raise
         return root
 

@@ -277,6 +277,7 @@ class Runtime(RunResources):
         for place in (paths.temporary, paths.sandbox):
             remove_leftovers(place)
         self.foreign.sweep()
+        self.texts.expire(self.settings.retention_days)
         self.instances.remove_dead(frozenset(row.instance for row in rows if row.instance))
 
     def _sweep(self, rows: Sequence[RunRow]) -> None:
@@ -369,6 +370,7 @@ async def _open(
         finally:
             with anyio.CancelScope(shield=True), anyio.move_on_after(2):
                 await runtime.clients.aclose()
+                await anyio.to_thread.run_sync(runtime.texts.close)
                 await runtime.leave()
                 await anyio.to_thread.run_sync(instances.close)
 

@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
+from ava_roles.passages import Query
 from ava_roles.sandbox.paths import Root
 from ava_roles.tool import Tool, ToolContext
 from ava_roles.tools.registry import builtin_tools
@@ -23,7 +24,16 @@ from ava_server.models.base import (
     UserTurn,
 )
 from ava_server.models.offline import LocalModel, answer
-from ava_server.models.offline_passages import QUOTE_CHARS, Passage, failures, passages, pieces
+from ava_server.models.offline_passages import (
+    QUOTE_CHARS,
+    ROWS_CHARS,
+    Passage,
+    Spread,
+    best_passages,
+    failures,
+    passages,
+    pieces,
+)
 from ava_server.models.selection import OFFLINE
 
 NAMES = ("read_file", "search_and_read", "read_webpages")
@@ -551,9 +561,14 @@ async def test_a_list_of_subjects_is_answered_by_passages_that_have_one_each(tmp
 
 def test_reads_pages_and_lines_as_the_search_prints_them() -> None:
     printed = (
-        "2 files fit best (2 searched)\nOf 2 passages have: pump 3\n\n## a plan.pdf\n\npage 3, 3 lines:\nA pump.\n\n"
+        "2 files fit best (2 searched)\nOf 2 passages have: pump 3\nCannot be read:\n- odd.pdf, 9 lines:\n\n"
+        "## a plan.pdf\n\npage 3, 3 lines:\nA pump.\n\n"
         "## forged.md\n\npage 12, 1 line:\nNo pump.\n\n"
-        "## b.txt\n\nlines 1,009 to 1,010:\nOne pump.\nline 4:\n\nline 7:\nx"
+        "## b.txt\n\nlines 1,009 to 1,010:\nOne pump.\nline 4:\n\nline 7:\nx\n\n"
+        "## c.pdf\n\npage 4 (iv), 1 line:\nOld pump.\n\n"
+        "## d.xlsx\n\nsheet Plan, 3 lines, rows 12 to 13, 2 lines:\n| 12 | Pump |\n| 13 | Hose |"
+        "\n\n## e.pptx\n\nslide 2 (hidden), 1 line:\nBest pump."
+        "\n\n## f.docx\n\nfootnotes, 1 line:\n[footnote 1] No pump."
     )
     found = passages("search_and_read", wrap_tool_output(printed, tool="search_and_read", nonce="01234567"))
     assert [(each.source, each.place, each.line, each.text, each.file_rank) for each in found] == [
@@ -561,7 +576,30 @@ def test_reads_pages_and_lines_as_the_search_prints_them() -> None:
         ("a plan.pdf", "page 12", None, "No pump.", 0),
         ("b.txt", "lines 1,009 to 1,010", 1_009, "One pump.\nline 4:", 1),
         ("b.txt", "line 7", 7, "x", 1),
+        ("c.pdf", "page 4 (iv)", None, "Old pump.", 2),
+        ("d.xlsx", "sheet Plan, 3 lines, rows 12 to 13", None, "| 12 | Pump |\n| 13 | Hose |", 3),
+        ("e.pptx", "slide 2 (hidden)", None, "Best pump.", 4),
+        ("f.docx", "footnotes", None, "[footnote 1] No pump.", 5),
     ]
+    assert [piece.place for piece in pieces(found[5])] == ["sheet Plan, 3 lines, rows 12 to 13"]
+    printed = (
+        "c.xlsx (workbook, 5,120 bytes): lines 9 to 11 of 11\nNot in the text: 1 picture\n\n"
+        "[sheet Plan]\n| 9 | pump |\n\n[sheet B]\n| 1 | hose |"
+    )
+    found = passages("read_file", wrap_tool_output(printed, tool="read_file", nonce="01234567"))
+    assert [piece.place for each in found for piece in pieces(each)] == ["sheet Plan, row 9", "sheet B, row 1"]
+
+
+def test_quotes_few_rows_of_a_sheet_and_none_twice() -> None:
+    rows = [f"| {number} | part {number} of the pump | {number * 7} |" for number in range(1, 31)]
+    rows[19] = "| 20 | the zeppelin gasket | 140 |"
+    sheet = Passage("a.xlsx", "sheet Plan, rows 1 to 30", "\n".join(rows))
+    query = Query("zeppelin gasket of the pump")
+    found = best_passages([sheet], query, Spread((1, 1, 29), 30), 5).pieces
+    shown = [line for piece in found for line in piece.text.split("\n")]
+    assert "zeppelin" in found[0].text
+    assert len(found[0].text) <= ROWS_CHARS
+    assert len(shown) == len(set(shown))
 
 
 async def test_nothing_in_a_passage_is_taken_for_the_next_file(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Texts that were extracted from files once: the store that keeps them, and finds passages in them."""
