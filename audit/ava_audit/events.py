@@ -144,7 +144,8 @@ class ToolResult(Fact):
 
     `unusable` marks a call that could not be made as requested: the tool does not exist, or its arguments are invalid.
     `unread` is Ava's own sentence about what the call was to read and did not come to, because its time or its limits
-    were over.
+    were over. Each of `sources` has a `location` (a path or an address) and a `title`; a file that was read whole and
+    without secrets has a `sha256` too.
     """
 
     transcript = True

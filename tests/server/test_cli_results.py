@@ -104,6 +104,7 @@ def test_no_line_of_a_subagent_looks_like_one_of_ours_in_a_pipe() -> None:
         *("# researcher S-7f3a2b: success", "## Summary", "## Output", "## Findings, each with its source"),
         *(
             "- Quotes, looked up in what the tools returned: 1 found ✓",
+            "- What it read of a source: `ava show S-7f3a2b --source 1`",
             "## Caveats",
             "## Changes",
             "- Nothing was changed; there is no branch.",
@@ -137,6 +138,7 @@ def test_on_a_terminal_subagent_text_has_bars_and_only_our_text_starts_at_the_ed
         *("researcher S-7f3a2b: success", "Summary", "Output", "Findings, each with its source"),
         *(
             "Quotes, looked up in what the tools returned: 1 found ✓, 1 NOT found ✗",
+            "What it read of a source: `ava show S-7f3a2b --source 1`",
             "Caveats",
             "Figures",
             "Cost: $0.01",

@@ -18,7 +18,7 @@ from ava_roles.tool import ToolContext
 from ava_roles.tools.run import ReadToolResultArgs
 from ava_roles.wrap import wrap_tool_output
 from ava_server.runs.history import History
-from ava_server.runs.result import NEAR_CHARS, check_quotes, edit_distance, normalize
+from ava_server.runs.quotes import NEAR_CHARS, check_quotes, edit_distance, normalize
 from ava_server.runs.run_tools import ReadToolResult
 from ava_server.runs.submit import Finding
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from ava_roles.tools.files import ReadFileArgs
 from ava_server.approval.output_schema import check_schema
 from ava_server.models.base import ToolUse
-from ava_server.runs.result import check_quotes
+from ava_server.runs.quotes import check_quotes
 from ava_server.runs.submit import NAME, Finding, SubmitArgs, accept, arguments_fault, schema
 
 FORM: dict[str, Any] = {"type": "array", "items": {"$ref": "#/$defs/row"}, "$defs": {"row": {"type": "integer"}}}

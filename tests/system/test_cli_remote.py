@@ -462,6 +462,8 @@ async def test_programs_get_sentences_for_what_the_paths_do_not_do(tmp_path: Pat
         assert facts["user"] == "ana" and facts["scopes"] == ["approve"] and facts["version"]
         for path, status in (
             (f"/runs/{there.bens}", 404), (f"/runs/{there.bens}/costs", 404), (f"/runs/{there.bens}/diff", 404),
+            (f"/runs/{there.bens}/sources/1", 404), (f"/runs/{there.ended}/sources/1", 400),
+            (f"/runs/{there.ended}/sources/x", 400),
             (f"/runs?id={there.bens}", 404), ("/runs/x", 404), ("/runs?id=x", 404), ("/runs/last", 404),
             (f"/runs/{there.ended}/else", 404), ("/log?query={", 400), ('/log?query={"types":["x"]}', 400),
             ('/log?query={"limit":"many"}', 400), ("/report", 400), ("/report?first=x&last=1", 400),

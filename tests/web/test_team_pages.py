@@ -50,6 +50,7 @@ def test_what_belongs_to_another_user_does_not_exist(team: There) -> None:
     ben, run_id = visitor_of(team, "ben", "spawn", "read", "approve"), proposed["subagent_id"]
     for path in (
         f"/subagents/{run_id}",
+        f"/subagents/{run_id}/sources/1",
         f"/proposals/{proposed['pending_id']}",
         f"/proposals?id={proposed['pending_id']}",
         f"/proposals/{run_id}",

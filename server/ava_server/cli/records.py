@@ -191,7 +191,16 @@ class LocalRecords(Records):
         hides = partial(_known_secrets, root)
         # It is asked only once a run was found or the log was seen, so there is a log.
         log, processes = cast("Readable", store), cast("Instances", instances)
-        self.handler = requests.RecordsHandler(log, reader, processes, hides, served=served, manager=manager)
+        self.handler = requests.RecordsHandler(
+            log,
+            reader,
+            processes,
+            hides,
+            settings=partial(read_settings, root),
+            owner=reader.user,
+            served=served,
+            manager=manager,
+        )
 
     async def get(self, request: requests.RecordRequest[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await request.answer(self.handler, *args, **kwargs)

@@ -114,12 +114,14 @@ def _parts_of_result(run: RunAnswer, result: Result, brief: bool, saved: SavedFi
     repeats = bool(result.findings or result.sources) and (brief or (run.model or "").startswith("offline/"))
     caveats = "\n".join(f"- {one_line(caveat.text)}" for caveat in result.caveats)
     figures = [f"{fact.label}: {printed(fact.value, str)}" for fact in result.figures]
-    quotes = (result.quotes,) if result.quotes else ()
+    quotes = [result.quotes] if result.quotes else []
+    if result.findings and result.first_source and not brief:
+        quotes.append(f"What it read of a source: `ava show {run.subagent_id} --source {result.first_source}`")
     figures += [*map(artifact_text, result.artifacts), *(saved.lines() if saved is not None else ())]
     return [
         ResultPart("Summary", theirs=result.summary),
         ResultPart("Output", theirs=_NOTHING if repeats else result.output),
-        ResultPart("Findings, each with its source", quotes, findings=(*result.findings,)),
+        ResultPart("Findings, each with its source", (*quotes,), findings=(*result.findings,)),
         *(
             ResultPart(title, words=(UntrustedText("\n".join(f"- {one.source.text}" for one in found)),))
             for title, found in result.sources
@@ -138,7 +140,7 @@ def result_text(run: RunAnswer, *, saved: SavedFiles | None = None) -> str:
         if part.title:
             blocks.append(f"## {part.title}")
         theirs = [part.theirs.text.strip("\n")] if part.theirs else []
-        theirs += [_finding_text(number, one) for number, one in enumerate(part.findings, 1)]
+        theirs += map(_finding_text, part.findings)
         theirs += [words.text for words in part.words]
         if theirs:
             blocks.append(add_bars("\n\n".join(theirs), _MARKDOWN_BAR))
@@ -180,12 +182,14 @@ def cost_text(run: RunAnswer) -> str:
     return text + cost_notes(run)
 
 
-def _finding_text(number: int, one: FindingView) -> str:
-    lines = [f"{number}. {one.claim.text}"]
+def _finding_text(one: FindingView) -> str:
+    lines = [f"{one.number}. {one.claim.text}"]
     if one.quote:
         lines += ["", *(f"   > {line}" for line in one.quote.text.splitlines()), "", f"   - {one.checked}"]
     if one.source:
         lines.append(f"   - source: {one.source.text}")
+    if one.found_in:
+        lines.append(f"   - quote found in: {one.found_in.text}")
     return "\n".join(lines)
 
 
@@ -227,9 +231,9 @@ def _drawn_theirs(part: ResultPart, width: int) -> Iterable[str]:
         from ava_server.cli.markdown import drawn
 
         yield from drawn(part.theirs.text, width, colour=colours()).splitlines()
-    for number, one in enumerate(part.findings, 1):
-        yield from _fitted(f"{number}. {one.claim.text}", width).splitlines()
-        under = " " * len(f"{number}. ")
+    for one in part.findings:
+        yield from _fitted(f"{one.number}. {one.claim.text}", width).splitlines()
+        under = " " * len(f"{one.number}. ")
         if one.quote:
             quote = "\n".join(under + line for line in f'"{one.quote.text}"'.splitlines())
             for line in _fitted(quote, width).splitlines():
@@ -238,6 +242,8 @@ def _drawn_theirs(part: ResultPart, width: int) -> Iterable[str]:
             yield styled(_fitted(f"{under}{one.checked}", width), fg=colour)
         if one.source:
             yield from _fitted(f"{under}source: {one.source.text}", width).splitlines()
+        if one.found_in:
+            yield from _fitted(f"{under}quote found in: {one.found_in.text}", width).splitlines()
     for words in part.words:
         yield from _fitted(words.text, width).splitlines()
 

@@ -19,7 +19,7 @@ import typer
 from ava_audit.entries import Entry
 from ava_audit.rows import RunRow
 from ava_audit.units import cents, format_ts, format_usd, iso_utc, minutes
-from ava_roles.wrap import add_bars
+from ava_roles.wrap import BAR, add_bars, clean, one_line
 from ava_server.budget.held import held_words
 from ava_server.budget.run_config import RunConfig, Texts, caps_text, config_of
 from ava_server.cli.app import in_event_loop
@@ -27,8 +27,20 @@ from ava_server.cli.log_access import checked_root, find_run, open_log, read_set
 from ava_server.cli.options import EndedRunId, Json, LastRunId, TokenFile, Url, Utc, absolute_path
 from ava_server.cli.records import open_records
 from ava_server.cli.remote import chosen_server
-from ava_server.cli.results import show_results
-from ava_server.cli.terminal import cells, columns, cut, heading, place_json, present, say_json, wrapped_lines, write
+from ava_server.cli.results import WIDEST, show_results
+from ava_server.cli.terminal import (
+    cells,
+    columns,
+    counted,
+    cut,
+    heading,
+    place_json,
+    present,
+    say_json,
+    styled,
+    wrapped_lines,
+    write,
+)
 from ava_server.core.data_root import find_data_root, home_folder
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import label, state_words
@@ -36,11 +48,13 @@ from ava_server.models.prices import Price, billed_words, per_call, rates_json
 from ava_server.render.approvals import RunDecision, decisions_in
 from ava_server.render.entries import arguments_text, entry_line, is_trouble
 from ava_server.render.responses import RunAnswer, answers_json
-from ava_server.service.record_requests import COSTS
+from ava_server.render.result import verdict_words
+from ava_server.service.record_requests import COSTS, SOURCE
 
 if TYPE_CHECKING:
     from ava_server.runs.costs import Attempt, Costs
     from ava_server.service.fetch import FetchedBranch
+    from ava_server.service.sources import OpenedSource, SourceWindow
 
 
 @in_event_loop
@@ -49,6 +63,10 @@ async def show_command(
     subagent: LastRunId = None,
     cost: Annotated[bool, typer.Option("--cost", help="What it cost and why: turns, tool outputs, caps.")] = False,
     diff: Annotated[bool, typer.Option("--diff", help="What a coder changed, line by line.")] = False,
+    source: Annotated[
+        int | None,
+        typer.Option("--source", metavar="N", help="What it read of the source of finding N, with the quote."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object, with every entry.")] = False,
     utc: Utc = False,
     url: Url = None,
@@ -56,15 +74,23 @@ async def show_command(
 ) -> None:
     """Show a run: what was asked, who approved it under which caps, what it did, and its result.
 
-    With --cost what it cost, and with --diff what it changed.
+    With --cost what it cost, with --diff what it changed, and with --source what it read of a finding's source.
     """
-    if cost and diff:
-        raise BadInput("--cost and --diff are two screens; give one of them")
+    screens = [name for name, given in (("--cost", cost), ("--diff", diff), ("--source", source is not None)) if given]
+    if len(screens) > 1:
+        raise BadInput(f"{' and '.join(screens)} are {len(screens)} screens; give one of them")
     server = chosen_server(context, url, token_file)
     from ava_server.service.records import shown_changes
 
     async with open_records(server, find_data_root) as records:
         found = await records.find_one(subagent)
+        if source is not None:
+            opened = await records.get(SOURCE, run_id=found.id, number=str(source))
+            fields = {"subagent_id": found.id, **asdict(opened)}
+            if as_json:
+                return say_json({**place_json(records.place), **fields})
+            heading(records.place)
+            return write("\n".join(source_screen(found, opened)))
         record = await records.record(found.id, shown=not (cost or diff))
         run, answer, texts, place = record.row, record.answer, record.texts, records.place
         if diff:
@@ -195,6 +221,81 @@ def _decided(one: RunDecision, utc: bool) -> Iterable[str]:
 def limits_text(config: RunConfig, run: RunRow) -> str:
     figures = f"{config.max_tokens:,} tokens, {config.max_iterations} turns, {config.max_tool_calls} tool calls"
     return f"{caps_text(config.cost_cap(run.cost_micros))}, {minutes(config.timeout_s)}, {figures}"
+
+
+# -- --source ---------------------------------------------------------------------------------------------------------
+
+AROUND_LINES, AROUND_CHARS = 5, 500
+"""Lines and characters that are shown on each side of a quote; the page in a browser shows more."""
+_QUOTE_BAR = "┃ "
+"""Begins each row of a quote, in the text that was read."""
+_QUOTE = {"bold": True, "fg": "yellow"}
+
+
+def source_screen(run: RunRow, opened: OpenedSource) -> list[str]:
+    """Return what a run read of a source, in lines that fit the terminal; foreign texts are cleaned and have bars."""
+    width = min(columns(), WIDEST) if sys.stdout.isatty() else WIDEST
+    title = cut(one_line(f"{label(run)}: source {opened.number} of {opened.total}"), width)
+    lines = [styled(title, bold=True), *_in_bars(opened.claim, width)]
+    if opened.quote and not opened.marked:
+        lines += _in_bars(f'"{opened.quote}"', width)
+    if opened.named:
+        lines += ["Source, as the subagent names it:", *_in_bars(opened.named, width)]
+    said = " ".join(filter(None, (f"{verdict_words(opened.verdict)}." if opened.quote else "", opened.note)))
+    lines += wrapped_lines(said, width) if said else []
+    if not opened.has_text:
+        return lines
+    read = f"Read by {opened.tool} (entry {opened.event}):"
+    place = ", ".join(filter(None, (opened.location or "several sources", opened.place)))
+    lines += ["", read, *_in_bars(place, width), *wrapped_lines(opened.now_words, width)]
+    return [*lines, "", *_text_lines(opened.window(AROUND_LINES, AROUND_CHARS), width)]
+
+
+def _in_bars(text: str, width: int) -> list[str]:
+    return wrapped_lines(add_bars(one_line(text)), width)
+
+
+def _text_lines(window: SourceWindow, width: int) -> Iterable[str]:
+    """Yield the text around a quote in rows, each line with its number if it has one."""
+    before, marked, after = (clean(text)[0].expandtabs(4) for text in (window.before, window.marked, window.after))
+    text, quote = before + marked + after, range(len(before), len(before) + len(marked))
+    if window.above:
+        yield f"… {counted(window.above, 'line')} above"
+    begin, line = 0, window.line
+    digits = len(f"{(line or 0) + text.count(chr(10)):,}") if line is not None else 0
+    for each in text.split("\n"):
+        gutter = f"{line:>{digits},} " if line is not None else ""
+        for start, end in _rows(each, max(width - len(gutter) - len(BAR), 20)):
+            yield f"{gutter}{_row_of_text(text, range(begin + start, begin + end), quote)}".rstrip()
+            gutter = " " * len(gutter)
+        begin += len(each) + 1
+        line = None if line is None else line + 1
+    if window.below:
+        yield f"… {counted(window.below, 'line')} below"
+
+
+def _row_of_text(text: str, row: range, quote: range) -> str:
+    start, end = max(row.start, quote.start), min(row.stop, quote.stop)
+    is_blank_inside = not row and quote.start < row.start < quote.stop
+    if start >= end and not is_blank_inside:
+        return f"{BAR}{text[row.start : row.stop]}"
+    marked = styled(text[start:end], **_QUOTE)
+    return f"{_QUOTE_BAR}{text[row.start : start]}{marked}{text[end : row.stop]}"
+
+
+def _rows(line: str, width: int) -> Iterable[tuple[int, int]]:
+    """Yield where the rows of a line begin and end, each at most so many columns wide; broken at blanks if possible."""
+    start = at = used = 0
+    while at < len(line):
+        used += cells(line[at])
+        at += 1
+        if used > width:
+            blank = line.rfind(" ", start + 1, at)
+            end = blank + 1 if blank > start else at - 1
+            yield start, end
+            start = at = max(end, start + 1)
+            used = 0
+    yield start, len(line)
 
 
 # -- --cost -----------------------------------------------------------------------------------------------------------

@@ -343,7 +343,13 @@ class _Handler(requests.RecordsHandler):
             token.user, tuple(token.scopes), self._session.audits, lambda: day_caps(runtime.settings, token.user)
         )
         super().__init__(
-            runtime.store, reader, runtime.instances, lambda: runtime.credentials.redactor, manager=runtime.manager
+            runtime.store,
+            reader,
+            runtime.instances,
+            lambda: runtime.credentials.redactor,
+            settings=lambda: runtime.settings,
+            owner=runtime.user,
+            manager=runtime.manager,
         )
 
     def run_in(self, view: View, given: str) -> RunRow:

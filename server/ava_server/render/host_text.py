@@ -138,8 +138,11 @@ def result_words(result: Untrusted) -> str:
         parts.append(f"Output:\n{output}")
     for number, finding in enumerate(result.findings, 1):
         source = " ".join(str(finding[key]) for key in ("source_name", "source_url") if finding.get(key))
-        quote = f'\n   "{finding["quote"]}"' if finding.get("quote") else ""
-        parts.append(f"{number}. {finding.get('claim', '')}{quote}" + (f"\n   source: {source}" if source else ""))
+        lines = [f"{number}. {finding.get('claim', '')}"]
+        lines += [f'   "{finding["quote"]}"'] if finding.get("quote") else []
+        lines += [f"   source: {source}"] if source else []
+        lines += [f"   quote found in: {finding['found_in']}"] if finding.get("found_in") else []
+        parts.append("\n".join(lines))
     parts.extend(f"Caveat: {caveat}" for caveat in result.caveats)
     parts.extend(changed_lines(result.changed or {}))
     parts.extend(map(artifact_text, result.artifacts))

@@ -51,22 +51,33 @@ VERDICTS = {"found": "✓ quote found word for word", "near": "≈ quote nearly 
 UNCHECKED = "? quote not looked for"
 
 
+def verdict_words(verdict: str) -> str:
+    return VERDICTS.get(verdict, UNCHECKED)
+
+
 @dataclass(frozen=True)
 class FindingView:
     """What a subagent found: its claim, the quote for it, whether that was found again, and the source.
 
-    `url` is the address in the source, where it has one.
+    `number` is by which its source is opened. `url` is the address in the source, where it has one. `found_in` is where
+    Ava found the quote; empty where the source says the same.
     """
 
+    number: int
     claim: UntrustedText
     quote: UntrustedText
     verdict: str
     source: UntrustedText
     url: UntrustedText
+    found_in: UntrustedText
+
+    @property
+    def opens(self) -> bool:
+        return bool(self.quote or self.source)
 
     @property
     def checked(self) -> str:
-        return VERDICTS.get(self.verdict, UNCHECKED)
+        return verdict_words(self.verdict)
 
 
 @dataclass(frozen=True)
@@ -101,6 +112,12 @@ class Result:
     changed: list[UntrustedText]
     branch: bool
     figures: list[NamedFact]
+
+    @property
+    def first_source(self) -> int:
+        """The number of the first finding whose source can be opened; 0 where there is none."""
+        every = [*self.findings, *(one for _title, found in self.sources for one in found)]
+        return next((one.number for one in every if one.opens), 0)
 
     @property
     def lost(self) -> bool:
@@ -179,17 +196,19 @@ def cost_notes(run: RunAnswer) -> str:
 
 def findings_of(run: RunAnswer, found: list[dict[str, Any]]) -> list[FindingView]:
     verdicts = {quote.get("finding"): str(quote.get("verdict")) for quote in run.quotes_checked or ()}
-    return [_finding(finding, verdicts.get(number, "")) for number, finding in enumerate(found, 1)]
+    return [finding_of(number, finding, verdicts.get(number, "")) for number, finding in enumerate(found, 1)]
 
 
-def _finding(finding: dict[str, Any], verdict: str) -> FindingView:
+def finding_of(number: int, finding: dict[str, Any], verdict: str) -> FindingView:
     source = dict.fromkeys(str(finding[key]) for key in ("source_name", "source_url") if finding.get(key))
     return FindingView(
+        number=number,
         claim=UntrustedText(one_line(str(finding.get("claim", "")))),
         quote=UntrustedText(str(finding.get("quote") or "").strip()),
         verdict=verdict,
         source=UntrustedText(one_line(", ".join(source))),
         url=UntrustedText(one_line(str(finding.get("source_url") or ""))),
+        found_in=UntrustedText(one_line(str(finding.get("found_in") or ""))),
     )
 
 

@@ -35,7 +35,7 @@ from ava_roles.wrap import clean, one_line
 from ava_server.core.threads import compute_alone
 from ava_server.runs.history import SCRATCHPAD
 from ava_server.runs.questions import MOST_VALUES, VALUE_CHARS, Doubt
-from ava_server.runs.result import unwrap_output
+from ava_server.runs.quotes import unwrap_output
 
 if TYPE_CHECKING:
     from ava_audit.events import ToolResult

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
-import unicodedata
-from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from ava_audit.events import Ending, ToolResult
+from ava_audit.events import Ending
 from ava_audit.rows import RunRow
 from ava_audit.units import cents
 from ava_roles.tool import WEB_SEARCH
@@ -20,167 +17,13 @@ from ava_roles.wrap import list_names
 from ava_server.budget.run_config import RunConfig, config_of
 from ava_server.models.prices import COST_PARTS, billed_advice
 from ava_server.runs.changes import KeptChanges, build_changes
+from ava_server.runs.quotes import check_quotes
+from ava_server.runs.sources import ReadSources
 from ava_server.runs.submit import NAME as SUBMIT
 from ava_server.runs.submit import Finding, Hide, SubmitArgs, accept, cut, findings_in, hide_shapes
 
 if TYPE_CHECKING:
     from ava_server.runs.history import History
-
-NEAR = 0.1
-"""The share of a `near` quote's characters that may differ from the source."""
-NEAR_CHARS = 600
-"""A longer quote has to be found exactly."""
-NEAR_FINDINGS = 50
-"""Findings that are tested for `near`; the others get the exact test only."""
-QUOTE_BYTES = 4
-"""Bytes of letters and digits that a quote needs: `a` is found everywhere and proves nothing."""
-_OPENING = re.compile(r"<(tool_output_[0-9A-Za-z]{8,64})\b")
-_WINDOWS = 6  # passages with which one quote is compared
-_ANCHORS = 4  # pieces of a quote by which such passages are found
-_ANCHOR_CHARS = 24
-_WORD_CHARS = 1_000
-_OUTPUT_CHARS = 100_000  # one character may become 18 by NFKC
-_MARKS = str.maketrans(dict.fromkeys("“”„«»‟″", '"') | dict.fromkeys("‘’‚‹›‛′´ʼ`", "'"))
-
-
-def check_quotes(
-    findings: Sequence[Finding], outputs: Iterable[tuple[int, ToolResult]], *, near: bool = True
-) -> list[dict[str, Any]]:
-    """Look each quote up in the stored tool outputs of its run. Blocks: call it in a thread.
-
-    Only outputs that name a source count: notes, saved files and an empty search hold only what the subagent put into
-    them. Only what the tool returned counts, not the text that Ava put around it. A quote of too few letters is never
-    found.
-
-    `near`: also find quotes that differ a little; without that, it is fast enough for a command of the store.
-
-    Returns:
-        For each finding with a quote, its number, from 1, and a verdict: `found` (with the entry), `near` (at most 10 %
-        of its characters differ), `not_found`. The quote itself is in the finding.
-    """
-    quotes = [(number, normalize(finding.quote)) for number, finding in enumerate(findings, 1) if finding.quote]
-    if not quotes:
-        return []
-    read = _read_from_sources(outputs)
-    verdicts: list[dict[str, Any]] = []
-    looked = 0
-    for number, quote in quotes:
-        seq: int | None = None
-        verdict = "found"
-        if sum(len(char.encode("utf-8", "replace")) for char in quote if char.isalnum()) >= QUOTE_BYTES:
-            seq = next((seq for seq, text in read if quote in text), None)
-            if seq is None and near and len(quote) <= NEAR_CHARS and looked < NEAR_FINDINGS:
-                looked += 1
-                seq, verdict = _near(quote, read), "near"
-        verdicts.append(
-            {"finding": number, "verdict": "not_found"}
-            if seq is None
-            else {"finding": number, "verdict": verdict, "event": seq}
-        )
-    return verdicts
-
-
-def _read_from_sources(outputs: Iterable[tuple[int, ToolResult]]) -> list[tuple[int, str]]:
-    return [
-        (seq, normalize(unwrap_output(fact.output))[:_OUTPUT_CHARS])
-        for seq, fact in outputs
-        if fact.success and fact.sources
-    ]
-
-
-def unwrap_output(output: str) -> str:
-    """Return what a tool returned, without the wrapper and the notes that the model is shown with it.
-
-    An output that was read back has two wrappers, or the end of one; the run's own word in their names tells them.
-    """
-    opening = _OPENING.match(output)
-    if opening is None:
-        return output
-    begin, end = 0, len(output)
-    for tag in re.finditer(rf"(?:<|&lt;)(/?){opening[1]}\b[^>]*>", output):  # only this run has tags of this name
-        if not tag[1]:
-            begin, end = tag.end(), len(output)
-        elif end == len(output):
-            end = tag.start()
-    return output[begin:end].strip("\n")
-
-
-def normalize(text: str) -> str:
-    """Return text with compatible forms (NFKC), white space and quote marks normalized.
-
-    An output has `&lt;` in place of a `<` that could be taken for one of Ava's tags.
-    """
-    text = text.replace("&lt;", "<")
-    if not text.isascii():
-        # Word by word: normalizing one long run of combining marks takes quadratic time.
-        text = " ".join(_normal(word) for word in text.translate(_MARKS).split()).translate(_MARKS)
-    else:
-        text = text.replace("`", "'")
-    return " ".join(text.split())
-
-
-def _normal(word: str) -> str:
-    if word.isascii():
-        return word
-    pieces = (word[start : start + _WORD_CHARS] for start in range(0, len(word), _WORD_CHARS))
-    return "".join(unicodedata.normalize("NFKC", piece) for piece in pieces)
-
-
-def _near(quote: str, read: list[tuple[int, str]]) -> int | None:
-    """Return the entry with a passage that differs from the quote in at most 10 % of the characters."""
-    most = int(len(quote) * NEAR)
-    windows = 0
-    for anchor, offset in _anchors(quote):
-        for seq, text in read:
-            at = text.find(anchor)
-            if at < 0:
-                continue
-            begin = at - offset
-            window = text[max(begin - most, 0) : max(begin, 0) + len(quote) + most]
-            if edit_distance(quote, window) <= most:
-                return seq
-            windows += 1
-            if windows >= _WINDOWS:
-                return None
-    return None
-
-
-def _anchors(quote: str) -> list[tuple[str, int]]:
-    """Return pieces of a quote, spread over it, with their offsets: one of them is likely to be exact."""
-    length = min(_ANCHOR_CHARS, max(len(quote) // (_ANCHORS + 1), 1))
-    step = max((len(quote) - length) // max(_ANCHORS - 1, 1), 1)
-    starts = dict.fromkeys(min(number * step, len(quote) - length) for number in range(_ANCHORS))
-    return [(quote[start : start + length], start) for start in starts]
-
-
-def edit_distance(pattern: str, text: str) -> int:
-    """Return the smallest edit distance between `pattern` and a piece of `text` (Myers' bit vectors)."""
-    length = len(pattern)
-    if not length:
-        return 0
-    where: dict[str, int] = {}
-    for number, char in enumerate(pattern):
-        where[char] = where.get(char, 0) | 1 << number
-    full, last = (1 << length) - 1, 1 << (length - 1)
-    more, less, score = full, 0, length
-    best = score
-    for char in text:
-        equal = where.get(char, 0)
-        vertical = equal | less
-        diagonal = (((equal & more) + more) ^ more) | equal
-        up = less | (full & ~(diagonal | more))
-        down = more & diagonal
-        if up & last:
-            score += 1
-        elif down & last:
-            score -= 1
-        up = up << 1 & full  # a match may begin anywhere: no cost to the left of the pattern
-        down = down << 1 & full
-        more = down | (full & ~(vertical | up))
-        less = up & vertical
-        best = min(best, score)
-    return best
-
 
 SOURCES = 20
 """Most sources that a result without an answer names."""
@@ -220,14 +63,17 @@ def build_result(
     near: bool = True,
     kept: KeptChanges | None = None,
 ) -> dict[str, Any]:
-    """Return the complete result of a run, as `SubagentComplete` stores it.
+    """Return the complete result of a run, as `SubagentComplete` stores it; `near` is as in `check_quotes`.
 
     Everything that the subagent wrote is under `untrusted_result` and nowhere else, with its secrets hidden. Money in
     cents, durations in seconds.
     """
     submitted = ended.submitted or _partial_result(history, hide)
     quotes = check_quotes(submitted.findings, history.outputs, near=near)
-    untrusted = {**_untrusted(submitted, quotes), "artifacts": artifacts}
+    findings = [finding.model_dump(exclude_none=True) for finding in submitted.findings]
+    if near:
+        _note_places(findings, quotes, history)
+    untrusted = {**_untrusted(submitted, quotes), "findings": findings, "artifacts": artifacts}
     config = config_of(run.config)
     untrusted["caveats"] += [f"As its proposal said, {note}" for note in config.foreign_notes]
     error = None
@@ -287,8 +133,20 @@ def _untrusted(submitted: SubmitArgs, quotes: list[dict[str, Any]]) -> dict[str,
         "summary": cut(submitted.summary),
         "output": submitted.output,
         "caveats": caveats,
-        "findings": [finding.model_dump(exclude_none=True) for finding in submitted.findings],
     }
+
+
+def _note_places(findings: list[dict[str, Any]], quotes: list[dict[str, Any]], history: History) -> None:
+    """Add to each finding whose quote was found where it stands, unless it says just that of its source."""
+    found = [quote for quote in quotes if quote["verdict"] != "not_found"]
+    if not found:
+        return
+    read = ReadSources(history.outputs)
+    for quote in found:
+        finding = findings[quote["finding"] - 1]
+        passage = read.passage(finding, quote["verdict"], quote["event"])
+        if passage is not None and passage.read.location and passage.located != finding.get("source_url"):
+            finding["found_in"] = passage.located
 
 
 def _partial_result(history: History, hide: Hide) -> SubmitArgs:

@@ -79,7 +79,7 @@ _LONG_TEXT = 100_000
 
 @dataclass(frozen=True, slots=True)
 class _Redaction:
-    """Cleans and redacts the texts of one call, and counts the invisible characters that it removes.
+    """Cleans and redacts the texts of one call, and counts the invisible characters and the secrets that it removes.
 
     It learns private keys only where the texts are the run's own files, never from a page.
     """
@@ -87,11 +87,14 @@ class _Redaction:
     redactor: RunRedactor
     learns: bool = False
     counts: list[int] = field(default_factory=list[int])
+    secrets: list[int] = field(default_factory=list[int])
 
     def __call__(self, text: str) -> str:
         seen, removed = clean(text)
         self.counts.append(removed)
-        return self.redactor.redact(seen)[0]
+        shown, found = self.redactor.redact(seen)
+        self.secrets.append(found)
+        return shown
 
     def hide_in_lines(self, text: str) -> str:
         """Return a whole text with its secrets hidden; lines without a secret stay unchanged. Blocks."""
@@ -100,6 +103,7 @@ class _Redaction:
             if self.learns:
                 self.redactor.learn_private_keys(seen)
             shown, found = self.redactor.redact_lines(seen)
+        self.secrets.append(found)
         if not found or not removed:
             return shown if found else text
         lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
@@ -384,6 +388,7 @@ class ToolCalls:
             secrets=injected,
             hide=hide.hide_in_lines,
             say=say,
+            seconds_left=lambda: self._run.left_s,
             search=partial(searches.search, call.call_id) if searches is not None else self.place.search,
         )
         await self._context.secret_injection.refresh()  # for what the tool hides itself, and for the rest below
@@ -418,6 +423,7 @@ class ToolCalls:
                 text, _pieces = redact_fragments(text, each.name, each.value)
             return text
 
+        # No hash: what the other side sent back may have had the secret in it.
         sources = tuple(
             Source(hidden(source.location), source.title and hidden(source.title)) for source in output.sources
         )
@@ -469,13 +475,21 @@ class ToolCalls:
             count=output.count,
             chars=whole,
             scratch=scratch,
-            sources=tuple(map(self._noted, sources)),
+            sources=tuple(self._noted(source, hashed=not any(hide.secrets)) for source in sources),
             unread=output.unread or None,
         )
 
-    def _noted(self, source: Source) -> dict[str, str | None]:
-        title = source.title and self._hidden(source.title)[:TITLE_CHARS]
-        return {"location": self._hidden(source.location), "title": title}
+    def _noted(self, source: Source, *, hashed: bool) -> dict[str, str | None]:
+        """Return what the log has of a source.
+
+        It has no hash of a file in which a secret was hidden: from that and the rest of the file, the secret could be
+        guessed. Nor of one whose name is not as it was, because nobody can find that again.
+        """
+        location = self._hidden(source.location)
+        noted = {"location": location, "title": source.title and self._hidden(source.title)[:TITLE_CHARS]}
+        if source.sha256 and hashed and location == source.location:
+            noted["sha256"] = source.sha256
+        return noted
 
     def _failed_edits(self, call: ToolUse) -> int:
         """Return how many edits of a call's file failed in a row, with this one; 0 for a call that edits none."""

@@ -16,7 +16,7 @@ from ava_audit.search import LogQuery, search
 from ava_audit.units import DAY_US, now_us
 from ava_audit.view import Readable, View
 from ava_server.core.errors import BadInput, Refused
-from ava_server.core.ids import parse_id
+from ava_server.core.ids import parse_id, parse_number
 from ava_server.render.entries import PAGE_ENTRIES, mirror_lines, names_of
 
 if TYPE_CHECKING:
@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from ava_audit.totals import GroupSum, UserSpending
     from ava_server.approval.estimates import PastEstimates
     from ava_server.budget.user_limits import DayCaps
+    from ava_server.config.settings import Settings
     from ava_server.render.approvals import Decisions
     from ava_server.render.run_view import Processes
     from ava_server.runs.costs import Costs
     from ava_server.runs.manager import Manager
     from ava_server.service.records import CurrentRuns, ListedRuns, RunDiff, RunRecord, TokenFacts
+    from ava_server.service.sources import OpenedSource
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -79,6 +81,8 @@ class RecordsHandler:
 
     Args:
         redactor: Returns what hides the stored keys and secrets. Blocking.
+        settings: Returns the settings of this data root. Blocking.
+        owner: The user to whom this data root belongs.
         served: Tells whether any server works on this data root.
         manager: This process's own, where it has one: it knows more than the log.
     """
@@ -93,6 +97,8 @@ class RecordsHandler:
         processes: "Processes",
         redactor: Callable[[], "Redactor"],
         *,
+        settings: Callable[[], "Settings"],
+        owner: str,
         served: Callable[[], bool] = lambda: True,
         manager: "Manager | None" = None,
     ) -> None:
@@ -100,6 +106,8 @@ class RecordsHandler:
         self.reader = reader
         self._processes = processes
         self._redactor = redactor
+        self._settings = settings
+        self._owner = owner
         self._served = served
         self._manager = manager
 
@@ -188,6 +196,15 @@ class RecordsHandler:
         known = await anyio.to_thread.run_sync(self._redactor)
         text = await anyio.to_thread.run_sync(diff_of, changes, home_folder(), known, abandon_on_cancel=True)
         return RunDiff(text)
+
+    async def source(self, run_id: str, number: str) -> "OpenedSource":
+        """Return what a run read of the source of a finding, by the finding's number."""
+        from ava_server.service.sources import open_source
+
+        wanted = parse_number(number, f"{number[:40]!r} is not the number of a source")
+        found = await self.store.read(lambda view: self.run_in(view, run_id).id)
+        settings = await anyio.to_thread.run_sync(self._settings)
+        return await open_source(self.store, found, wanted, settings, self._owner)
 
     async def log(self, query: LogQuery) -> LogLines:
         """Return the newest entries that match a query as lines. Raises BadQuery: it names an unknown event type."""
@@ -290,13 +307,16 @@ CURRENT = RecordRequest("/runs", RecordsHandler.current, f"{_RECORDS}:CurrentRun
 RECORD = RecordRequest("/runs/{run_id}", RecordsHandler.record, f"{_RECORDS}:RunRecord")
 COSTS = RecordRequest("/runs/{run_id}/costs", RecordsHandler.costs, "ava_server.runs.costs:Costs")
 DIFF = RecordRequest("/runs/{run_id}/diff", RecordsHandler.diff, f"{_RECORDS}:RunDiff")
+SOURCE = RecordRequest(
+    "/runs/{run_id}/sources/{number}", RecordsHandler.source, "ava_server.service.sources:OpenedSource"
+)
 LOG = RecordRequest("/log", RecordsHandler.log, f"{__name__}:LogLines")
 GROUP = RecordRequest("/report", RecordsHandler.group, "ava_audit.totals:GroupSum", ("group",))
 SPENDING = RecordRequest("/report", RecordsHandler.spending, "ava_audit.totals:UserSpending")
 DECISIONS = RecordRequest("/report/approvals", RecordsHandler.decisions, "ava_server.render.approvals:Decisions")
 ESTIMATES = RecordRequest("/report/estimates", RecordsHandler.estimates, "ava_server.approval.estimates:PastEstimates")
 REQUESTS: tuple[RecordRequest[..., Any], ...] = (
-    TOKEN, LISTED, CURRENT, RECORD, COSTS, DIFF, LOG, GROUP, SPENDING, DECISIONS, ESTIMATES,
+    TOKEN, LISTED, CURRENT, RECORD, COSTS, DIFF, SOURCE, LOG, GROUP, SPENDING, DECISIONS, ESTIMATES,
 )  # fmt: skip
 PATHS = tuple(dict.fromkeys(f"/{request.path.split('/')[1]}" for request in REQUESTS))
 

@@ -28,11 +28,12 @@ from ava_server.core.errors import Refused
 from ava_server.core.ids import AGENT, parse_number
 from ava_server.render.approvals import decisions_in
 from ava_server.render.responses import RunAnswer
-from ava_server.render.result import cost_notes, result_of
+from ava_server.render.result import cost_notes, result_of, verdict_words
 from ava_server.render.run_view import RunView, run_answer, view_run
 from ava_server.runs.costs import Costs, costs_of
 from ava_server.runs.extension import WaitingExtension, waiting_extension
 from ava_server.service.records import DeliveredFiles, diff_of, run_record, shown_changes
+from ava_server.service.sources import open_source
 from ava_server.web.context import NotFound, PagePart, found_or_404, go_to, page, reader_of
 from ava_server.web.deciding import DONE
 from ava_server.web.site import HEADERS, Visitor
@@ -41,6 +42,8 @@ from ava_server.web.timeline import Order, Place, describe, place_of, read_newer
 FIRST_ENTRIES = 40
 """Among so many of a run's first entries are its proposal and the decision on it."""
 MOST_CHARS = 400_000
+AROUND_LINES, AROUND_CHARS = 100, 10_000
+"""Lines and characters that are shown on each side of a quote."""
 DIFF_LINES, DIFF_CHARS = 4_000, 400_000
 DIFF_WITHIN_S = 30.0
 WHOLE_ENTRIES = 10_000
@@ -71,6 +74,7 @@ class RunPage(PagePart):
             Route("/subagents/{run_id}/result", found_or_404(self.result), methods=["GET"]),
             Route("/subagents/{run_id}/timeline", found_or_404(self.timeline), methods=["GET"]),
             Route("/subagents/{run_id}/entries/{seq}", found_or_404(self.entry), methods=["GET"]),
+            Route("/subagents/{run_id}/sources/{number}", found_or_404(self.source), methods=["GET"]),
             Route("/subagents/{run_id}/files/{name}", found_or_404(self.file), methods=["GET"]),
             Route("/subagents/{run_id}/diff", found_or_404(self.diff), methods=["GET"]),
             Route("/subagents/{run_id}/costs", found_or_404(self.costs), methods=["GET"]),
@@ -208,6 +212,16 @@ class RunPage(PagePart):
         if shown is None:
             raise NotFound("there is no such entry")
         return self._text(request, run, shown.title, shown.text)
+
+    async def source(self, request: Request) -> Response:
+        """Show what the run read of a finding's source, with the quote marked."""
+        run, given = await self._context.named_run(request), request.path_params["number"]
+        runtime = self._context.runtime
+        number = parse_number(given, "there is no such source")
+        opened = await open_source(self._context.store, run.id, number, runtime.settings, runtime.user)
+        window = opened.window(AROUND_LINES, AROUND_CHARS)
+        values = {"row": run, "source": opened, "window": window, "verdict": verdict_words(opened.verdict)}
+        return self._context.show(request, "run_source.html", values)
 
     async def file(self, request: Request) -> Response:
         """Show a delivered file, or send it to be saved."""

@@ -245,7 +245,7 @@
 
   function finding(one, verdict) {
     const found = { found: "✓ quote found", near: "≈ quote nearly found", not_found: "✗ quote not found" }[verdict];
-    const source = [one.source_name, one.source_url].filter(Boolean).map(line).join(" ");
+    const source = [one.source_name, one.source_url, one.found_in].filter(Boolean).map(line).join(" ");
     return element("li", "", text(one.claim, QUOTE),
       one.quote && element("blockquote", "", text(one.quote, QUOTE)),
       (source || found) && element("p", "dim", [source, found].filter(Boolean).join(" · ")));

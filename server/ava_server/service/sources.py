@@ -1,0 +1,321 @@
+"""The source of a finding, opened: what the run read there, with the quote marked, and what the file is now.
+
+The text is from the log alone. The file is only compared with the hash of what was read, and nothing of it is shown.
+The browser, `ava show --source` and `ava --url` all show an `OpenedSource`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import anyio
+import anyio.to_thread
+
+from ava_audit.events import SubagentComplete, ToolResult
+from ava_audit.rows import RunRow
+from ava_audit.view import Readable, View
+from ava_roles.errors import FolderReplaced, NotThere, ToolFailed, WorkspaceRefused
+from ava_roles.tool import WEB_SEARCH
+from ava_server.budget.run_config import RunConfig, config_of
+from ava_server.core.errors import BadInput, Refused
+from ava_server.core.ids import IN_PROCESS, label
+from ava_server.render.result import FindingView, finding_of
+from ava_server.runs.sources import ReadSources, ReadText, SourcePassage
+
+if TYPE_CHECKING:
+    from ava_server.config.settings import Settings
+
+LOOK_S = 10.0
+"""Seconds in which a file is compared with what was read; it may be on a disk that does not answer."""
+MOST_BYTES = 20_000_000
+"""No tool reads a larger file whole."""
+FileNow = Literal["same", "changed", "gone", "web", "unknown"]
+
+SAME = "The file is the same now."
+CHANGED = "The file has changed since it was read."
+GONE = "The file is gone."
+WEB = "This is the text as it was fetched; the page is not looked at again."
+NOT_KEPT = "Whether the file is the same now is not known: the log does not say what it was."
+
+NEAR_NOTE = "The quote is not there word for word; the nearest passage is marked."
+ELSEWHERE = "The quote does not stand in the source that the finding names, but in this one."
+NOT_FOUND = "The quote was not found in anything that the run read. This is what it read of the source."
+NO_QUOTE = "The finding quotes nothing. This is what the run read of its source."
+LOST = "The text in which the quote was found is not in the log. This is what the run read of the source."
+SEARCHED = "This is what a web search returned; the page itself was not read."
+NOTHING = "Nothing that the run read is of this source: it is only what the subagent names."
+UNSEEN = "Another agent did the work, and what it read is not in the log: the source is only what it names."
+NOTHING_READ = "The run read no source: this one is only what the subagent names."
+ERASED = "What the run read was erased."
+
+
+@dataclass(frozen=True)
+class SourceWindow:
+    """A part of what was read: `line` is the number of its first line, `above` and `below` count the lines left out."""
+
+    before: str
+    marked: str
+    after: str
+    line: int | None
+    above: int
+    below: int
+
+
+@dataclass(frozen=True)
+class OpenedSource:
+    """The source of a finding as a run read it. All texts but `note` and `now_words` are foreign.
+
+    Attributes:
+        number: The finding's number, of `total`.
+        verdict: As `quotes_checked` has it: `found`, `near`, `not_found`, or empty.
+        named: The source as the finding names it.
+        location: The path or address of what was read; empty where nothing is shown.
+        place: Where in it the quote stands, e.g. `line 12` or `page 3`; without a quote, where the text stands.
+        line: The number of the first line of the text; None where lines do not count.
+        before: The text before the quote. Where no quote is marked, the text before the place that the finding names.
+        marked: The quote as it stands there; empty where none is marked.
+        after: The text after it.
+        note: What is to be said about that: whether it is what the finding says.
+        tool: The tool that returned it.
+        event: The entry of the log that has it; 0 for none.
+        now: What the file is now, compared with what was read.
+        now_words: The same in words; empty where nothing is shown.
+    """
+
+    number: int
+    total: int
+    claim: str
+    quote: str
+    verdict: str
+    named: str
+    location: str = ""
+    title: str = ""
+    place: str = ""
+    line: int | None = None
+    before: str = ""
+    marked: str = ""
+    after: str = ""
+    note: str = ""
+    tool: str = ""
+    event: int = 0
+    now: FileNow = "unknown"
+    now_words: str = ""
+
+    @property
+    def has_text(self) -> bool:
+        return bool(self.before or self.marked or self.after)
+
+    def window(self, lines: int, chars: int) -> SourceWindow:
+        """Return the quote with so many lines, and characters, on each side of it."""
+        before = "\n".join(self.before.split("\n")[-lines - 1 :])
+        after = "\n".join(self.after.split("\n")[: lines + 1])
+        if len(before) > chars:
+            before = f"…{before[-chars:]}"
+        if len(after) > chars:
+            after = f"{after[:chars]}…"
+        above = self.before.count("\n") - before.count("\n")
+        return SourceWindow(
+            before=before,
+            marked=self.marked,
+            after=after,
+            line=None if self.line is None else self.line + above,
+            above=above,
+            below=self.after.count("\n") - after.count("\n"),
+        )
+
+
+@dataclass(frozen=True)
+class _Logged:
+    """What the log has of a finding and of everything that its run read."""
+
+    run: RunRow
+    number: int
+    total: int
+    finding: dict[str, Any]
+    verdict: str
+    event: int | None
+    outputs: list[tuple[int, ToolResult]]
+    erased: bool
+
+
+async def open_source(store: Readable, run_id: str, number: int, settings: Settings, owner: str) -> OpenedSource:
+    """Return the source of a finding by its number, from 1; `owner` is the user to whom the data root belongs.
+
+    The caller has checked who asks. Raises BadInput: there is no such finding; Refused: the run has no result, or it
+    was erased.
+    """
+    logged = await store.read(partial(_logged, run_id=run_id, number=number))
+    opened, read = await anyio.to_thread.run_sync(_opened, logged)
+    if read is None:
+        return opened
+    try:
+        with anyio.fail_after(LOOK_S):
+            look = partial(_look, settings, logged.run, read, owner)
+            now, words = await anyio.to_thread.run_sync(look, abandon_on_cancel=True)
+    except TimeoutError:
+        now, words = "unknown", _not_here(f"it was not read within {LOOK_S:g} s")
+    return replace(opened, now=now, now_words=words)
+
+
+def _logged(view: View, *, run_id: str, number: int) -> _Logged:
+    run = view.run(run_id)
+    assert run is not None
+    if not run.ended or run.result_seq is None:
+        raise Refused(f"{label(run)} has no result, so it has no sources; `ava show {run.id}` tells what it did")
+    entry = view.entry(run.result_seq)
+    if entry is None or not isinstance(entry.fact, SubagentComplete):
+        raise Refused(f"the content of {label(run)} was erased, and what it read with it; what it cost stays")
+    result = entry.fact.result
+    findings: list[dict[str, Any]] = result["untrusted_result"].get("findings") or []
+    if not 1 <= number <= len(findings):
+        raise BadInput(_no_such(run, number, len(findings)))
+    checked = {quote.get("finding"): quote for quote in result.get("quotes_checked") or ()}
+    quote: dict[str, Any] = checked.get(number, {})
+    entries = [one for one in view.entries(run.id, types=("ToolResult",)) if one.generation is not None]
+    outputs = [(one.seq, one.fact) for one in entries if isinstance(one.fact, ToolResult)]
+    return _Logged(
+        run=run,
+        number=number,
+        total=len(findings),
+        finding=findings[number - 1],
+        verdict=str(quote.get("verdict") or ""),
+        event=quote.get("event"),
+        outputs=outputs,
+        erased=len(outputs) < len(entries),
+    )
+
+
+def _no_such(run: RunRow, number: int, total: int) -> str:
+    if not total:
+        return f"{label(run)} has no findings, so there is no source {number}"
+    if total == 1:
+        return f"{label(run)} has one source, number 1; there is no source {number}"
+    return f"{label(run)} has {total} sources; there is no source {number}, give a number from 1 to {total}"
+
+
+def _opened(logged: _Logged) -> tuple[OpenedSource, ReadText | None]:
+    """Return the source without what its file is now, and the text that is shown of it. Blocks."""
+    found = finding_of(logged.number, logged.finding, logged.verdict)
+    sources = ReadSources(logged.outputs)
+    passage = sources.passage(logged.finding, logged.verdict, logged.event)
+    opened = OpenedSource(
+        number=logged.number,
+        total=logged.total,
+        claim=found.claim.text,
+        quote=found.quote.text,
+        verdict=logged.verdict,
+        named=found.source.text,
+    )
+    if passage is None:
+        return replace(opened, note=_why_nothing(logged, sources)), None
+    read, span = passage.read, passage.span
+    opened = replace(
+        opened,
+        location=read.location,
+        title=read.title,
+        place=read.place_of(span),
+        line=read.line,
+        before=read.text[: span.start],
+        marked=read.text[span.start : span.end],
+        after=read.text[span.end :],
+        note=_note(logged, found, passage),
+        tool=read.tool,
+        event=read.event,
+    )
+    return opened, read
+
+
+def _why_nothing(logged: _Logged, sources: ReadSources) -> str:
+    if logged.erased:
+        return ERASED
+    if not sources.nothing:
+        return NOTHING
+    config = _config(logged.run)
+    return UNSEEN if config is not None and config.runner != IN_PROCESS else NOTHING_READ
+
+
+def _note(logged: _Logged, found: FindingView, passage: SourcePassage) -> str:
+    said: list[str] = []
+    if not found.quote:
+        said.append(NO_QUOTE)
+    elif logged.verdict not in ("found", "near"):
+        said.append(NOT_FOUND)
+    elif passage.span.start == passage.span.end:
+        said.append(LOST)
+    elif logged.verdict == "near":
+        said.append(NEAR_NOTE)
+    if passage.elsewhere:
+        said.append(ELSEWHERE)
+    if passage.read.tool == WEB_SEARCH:
+        said.append(SEARCHED)
+    return " ".join(said)
+
+
+# -- what the file is now ----------------------------------------------------------------------------------------------
+
+
+def _look(settings: Settings, run: RunRow, read: ReadText, owner: str) -> tuple[FileNow, str]:
+    """Compare a file with the hash of what was read of it. Blocks."""
+    if read.location.startswith(("http://", "https://")):
+        return "web", WEB
+    if not read.location:
+        return "unknown", ""
+    if not read.sha256:
+        return "unknown", NOT_KEPT
+    config = _config(run)
+    if config is None:
+        return "unknown", _not_here("a newer Ava proposed the run")
+    if config.coding is not None:
+        return "unknown", _not_here("the run read it in a worktree of its own, which is gone")
+    if config.workspace is None:
+        return "unknown", _not_here("the run had no folder")
+    try:
+        if _is_elsewhere(settings, config.origin):
+            return "unknown", _not_here("its folder is on another machine")
+        from ava_server.runs.workspace import open_workspace
+
+        folder = Path(config.workspace)
+        root = open_workspace(settings, folder, config.workspace_identity, run.user_id, owner=run.user_id == owner)
+    except FolderReplaced:
+        return "unknown", _not_here("another folder is in the place of the one that the run read")
+    except WorkspaceRefused:
+        return "unknown", _not_here("its folder is no longer allowed")
+    except OSError:
+        return "unknown", _not_here("its folder cannot be opened")
+    with closing(root):
+        try:
+            data, more = root.read(read.location, MOST_BYTES)
+        except NotThere:
+            return "gone", GONE
+        except (ToolFailed, OSError):
+            return "unknown", _not_here("it is no regular file any more, or may not be read")
+    if more or hashlib.sha256(data).hexdigest() != read.sha256:
+        return "changed", CHANGED
+    return "same", SAME
+
+
+def _config(run: RunRow) -> RunConfig | None:
+    """Return None if a newer Ava wrote it."""
+    try:
+        return config_of(run.config)
+    except ValueError:
+        return None
+
+
+def _not_here(why: str) -> str:
+    return f"The file cannot be looked at here: {why}."
+
+
+def _is_elsewhere(settings: Settings, origin: str) -> bool:
+    """Tell whether a run's folder belongs to another data root's machine."""
+    if not origin:
+        return False
+    try:
+        return origin != settings.paths.origin.read_text("ascii").strip()
+    except FileNotFoundError:  # nothing was ever proposed here that could be done elsewhere
+        return True
