@@ -53,10 +53,10 @@ _HEAD_CHARS = 600  # reserved for the lines around the text
 class ReadFileArgs(ToolArgs):
     """Arguments of `read_file`."""
 
-    path: str = Field(description="File or folder, relative to the workspace; '.' lists the workspace.")
-    offset: int = Field(default=1, ge=1, description="First line (PDF: page) to read.")
-    limit: int | None = Field(default=None, ge=1, description="Lines (PDF: pages) to read at most.")
-    column: int = Field(default=1, ge=1, description="First character to read of the line `offset`, if it is long.")
+    path: str = Field(description="A file, or a folder to list; '.' is the workspace.")
+    offset: int = Field(default=1, ge=1, description="First line (PDF: page).")
+    limit: int | None = Field(default=None, ge=1, description="Most lines (PDF: pages).")
+    column: int = Field(default=1, ge=1, description="Where in the line.")
 
 
 class ReadFile:
@@ -65,8 +65,8 @@ class ReadFile:
     spec = ToolSpec(
         name="read_file",
         description=(
-            "Read a file of the workspace: text as it is, PDF, DOCX, PPTX, XLSX, CSV, EML and IPYNB as text or tables. "
-            "Lists a folder. Long files come in pieces: continue with the offset (and column) that the answer names."
+            "Read a file of the workspace, also a PDF, office file, email or notebook. "
+            "Long files come in pieces: continue where the answer says."
         ),
         args=ReadFileArgs,
         files=True,
@@ -280,9 +280,8 @@ class SearchCodebase:
         name="search_codebase",
         description=(
             "Find the lines of the workspace's files that contain a text (any case) or match a regular "
-            "expression. Returns path:line: text; of a long line the piece with the match, and its column. Use it "
-            "when you know the word; for a question, use search_and_read. Skips files that .gitignore names, binary "
-            "files and files over 10 MB."
+            "expression. Returns path:line: text. Use it when you know the word; for a question, use "
+            "search_and_read. Skips what .gitignore names, binaries and files over 10 MB."
         ),
         args=SearchArgs,
         files=True,
@@ -400,8 +399,8 @@ class SearchAndRead:
     spec = ToolSpec(
         name="search_and_read",
         description=(
-            "Find the files of the workspace that fit a question best, and return their best passages word for "
-            "word, with line numbers. Use it first when you do not know where something is; quote from it."
+            "Find the passages of the workspace's files that fit a question best, word for word, with line numbers. "
+            "Use it first when you do not know where something is; quote from it."
         ),
         args=SearchAndReadArgs,
         files=True,
