@@ -18,11 +18,14 @@ from support.log import child
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 SOURCES = [path for folder in ("server", "roles", "audit") for path in sorted((ROOT / folder).rglob("*.py"))]
+TEXTS = "ava_roles/texts/store.py"
+"""It keeps what was read of files, in a database of its own beside the log."""
 _SQLITE = ("connection", "schema", "sqlite", "writer")
 _WRITE = {"store": _SQLITE, "postgres": ("backend", "blobs", "database", "documents", "leases")}
 WRITERS = {
     "ava_audit/projections.py",
     *(f"ava_audit/{folder}/{name}.py" for folder, names in _WRITE.items() for name in names),
+    TEXTS,
 }
 OPENS_FOR_WRITERS = "ava_audit/postgres/session.py"
 """It opens connections that can write, for the log's writer and for what is not the log, and writes nothing itself."""
@@ -117,17 +120,18 @@ def test_only_the_listed_files_open_postgres_connections_that_write() -> None:
 @pytest.mark.parametrize(
     ("name", "tables"),
     [
-        ("documents", {"documents"}),
-        ("leases", {"leases", "activities"}),
-        ("blobs", {"blobs", "blob_parts", "blob_uses"}),
+        ("ava_audit/postgres/documents.py", {"documents"}),
+        ("ava_audit/postgres/leases.py", {"leases", "activities"}),
+        ("ava_audit/postgres/blobs.py", {"blobs", "blob_parts", "blob_uses"}),
+        (TEXTS, {"texts", "files", "readers", "passages", "words"}),
     ],
 )
 def test_what_is_not_the_log_writes_only_its_own_tables(name: str, tables: set[str]) -> None:
-    source = (ROOT / f"audit/ava_audit/postgres/{name}.py").read_text("utf-8")
+    [path] = [path for path in SOURCES if name_of(path) == name]
     written = {
         target[1].lower()
-        for found in writing_sql(source)
-        if (target := re.search(r"(?:INSERT\s+INTO|UPDATE|DELETE\s+FROM)\s+(\w+)", found.text))
+        for found in writing_sql(path.read_text("utf-8"))
+        if (target := re.search(r"(?:INSERT\s+(?:OR\s+\w+\s+)?INTO|UPDATE|DELETE\s+FROM)\s+(\w+)", found.text))
     }
     assert written == tables
 
@@ -247,9 +251,9 @@ def test_only_the_writer_thread_and_the_opening_connection_can_write(tmp_path: P
     hands: Counter[str] = Counter()
     readers = 0
     for path, executed in heard:
-        if path == ":memory:":
+        if path == ":memory:" or path.endswith("/texts.db"):
             continue
-        assert "ava.db" in path, "Ava has no other database"
+        assert "ava.db" in path, "Ava has no database but the log and the texts of files"
         effects = [(by, sql) for by, sql in executed if not OWN.match(sql)]
         if (effects and effects[0][1].startswith("PRAGMA query_only = ON")) or "mode=ro" in path:
             readers += 1

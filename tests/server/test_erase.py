@@ -338,9 +338,10 @@ async def test_the_texts_of_files_are_erased_with_the_run_that_read_them_or_all_
         for name, word in zip(("one", "two"), WORKSPACE_WORDS, strict=True):
             (lab.workspace / name).mkdir()
             (lab.workspace / name / "a.txt").write_text(f"The timetable of the {word}.")
-        runs = [await lab.start() for _ in range(3)]
-        for run_id in runs:
-            await lab.ended(run_id)
+        runs: list[str] = []
+        for _ in range(3):  # one after the other: each has its own steps
+            runs.append(await lab.start())
+            await lab.ended(runs[-1])
         assert set(standing(lab.root, WORKSPACE_WORDS)) == set(WORKSPACE_WORDS)
         for run_id in runs[:2]:
             assert (await erase(lab.root, run_id, "--yes")).returncode == 0

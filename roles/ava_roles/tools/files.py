@@ -56,7 +56,8 @@ class ReadFileArgs(ToolArgs):
     path: str = Field(description="A file, or a folder to list; '.' is the workspace.")
     offset: int = Field(default=1, ge=1, description="First line (PDF: page).")
     limit: int | None = Field(default=None, ge=1, description="Most lines (PDF: pages).")
-    column: int = Field(default=1, ge=1, description="Where in the line.")
+    # In the first line. It has no words and no default of its own: each is paid for with every run.
+    column: int | None = Field(default=None, ge=1)
 
 
 class ReadFile:
@@ -144,12 +145,13 @@ def _show_document(asked: _Asked, kind: Format, found: Extracted) -> ToolOutput:
 def _show_lines(asked: _Asked, what: str, lines: Sequence[str], gaps: str = "", begun: str = "") -> ToolOutput:
     """Return the lines that were asked for; `gaps`: what is not in them, `begun`: what they belong to."""
     args, name = asked.args, shown(asked.name)
+    column = args.column or 1
     if args.offset > max(len(lines), 1):
         raise ToolFailed(f"it has {len(lines):,} lines; give an offset up to that")
-    if lines and args.column > len(lines[args.offset - 1]) + 1:
+    if lines and column > len(lines[args.offset - 1]) + 1:
         length = len(lines[args.offset - 1])
         raise ToolFailed(f"line {args.offset:,} has {length:,} characters; give a column up to that")
-    part = take_lines(lines, args.offset, args.limit, asked.room, args.column)
+    part = take_lines(lines, args.offset, args.limit, asked.room, column)
     head = f"{name} ({what}, {asked.size}): lines {part.first:,} to {part.last:,} of {len(lines):,}"
     if part.cut:
         numbers = ", ".join(f"{line} (of {len(lines[line - 1]):,})" for line, _column in part.cut[:20])
@@ -224,7 +226,7 @@ class FindFilesArgs(ToolArgs):
     """Arguments of `find_files`."""
 
     pattern: str = Field(min_length=1, max_length=200, description="As in .gitignore, e.g. *.toml or src/**/test_*.py")
-    path: str = Field(default="", description="Folder to search; the whole workspace if left out.")
+    path: str = Field(default="", description="Folder; the whole workspace if left out.")
 
 
 class FindFiles:
@@ -266,9 +268,9 @@ def _find_files(root: Root, args: FindFilesArgs, check: Callable[[], None]) -> T
 class SearchArgs(ToolArgs):
     """Arguments of `search_codebase`."""
 
-    query: str = Field(min_length=1, max_length=500, description="Text to find, in any case; or an expression.")
-    path: str = Field(default="", description="Folder or file to search; the whole workspace if left out.")
-    regex: bool = Field(default=False, description="query is a Python regular expression, matched line by line.")
+    query: str = Field(min_length=1, max_length=500, description="The text or expression.")
+    path: str = Field(default="", description="Folder or file; the whole workspace if left out.")
+    regex: bool = Field(default=False, description="query is a Python regular expression.")
     glob: str | None = Field(default=None, description="Only files that match, e.g. *.py or src/**/*.ts")
     max_results: int = Field(default=50, ge=1, le=200)
 
@@ -390,7 +392,7 @@ class SearchAndReadArgs(ToolArgs):
 
     query: str = Field(min_length=1, max_length=1_000, description="Words or a question.")
     max_files: int = Field(default=5, ge=1, le=20)
-    path: str = Field(default="", description="Folder to search; the whole workspace if left out.")
+    path: str = Field(default="", description="Folder; the whole workspace if left out.")
 
 
 class SearchAndRead:

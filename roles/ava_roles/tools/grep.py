@@ -143,14 +143,17 @@ def _matcher(query: LineQuery) -> Callable[[str], Generator[tuple[int, str]]]:
 
 
 def _around(line: str, at: int) -> str:
-    """Return a line, of a long one what is around a place, and the column at which that begins."""
+    """Return a line; of a long one what is around a place, with the column at which that begins."""
     if len(line) <= _LINE_CHARS:
         return line.strip()
     start = max(0, at - _LINE_CHARS // 3)
     end = start + _LINE_CHARS
     piece = line[start:end]
+    text = piece.strip() + ("…" if end < len(line) else "")
+    if start == 0:
+        return text
     column = start + 1 + len(piece) - len(piece.lstrip())
-    return f"from column {column:,}: {piece.strip()}"
+    return f"from column {column:,}: {text}"
 
 
 def main() -> None:
