@@ -6,22 +6,17 @@ what is inside it, so that the text of an unknown element is never lost.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
 
 from ava_roles.documents.package import OfficePackage, child, drawn_text, name_of, number_of, value_of
+from ava_roles.documents.part_reader import ADDRESS_CHARS, CUT, TEXT_CHARS, PartReader
 from ava_roles.documents.symbols import NUMERALS
 from ava_roles.tools.extracted import ALL, Extracted, Part, Wanted
-from ava_roles.tools.pages import MAX_COLUMNS, TableBudget, parsing, render_table
+from ava_roles.tools.pages import MAX_COLUMNS, parsing, render_table
 
-_TEXT_CHARS = 5_000_000
-_NAME_CHARS = 200
-_ADDRESS_CHARS = 1_000
-_MOST_NAMED = 20
 _MAX_SLIDES = 5_000
-_CUT = "(cut here: the rest is too long to read)"
 
 _TEXT = frozenset({"a:t", "m:t"})
 _SILENT = frozenset(("a:pPr", "a:rPr", "a:endParaRPr", "p:spPr", "p:style", "a:bodyPr", "a:lstStyle", "p:extLst"))
@@ -57,22 +52,14 @@ def _reference(element: Any) -> str:
     return next((str(value) for key, value in element.attrib.items() if key.endswith("}id")), "")
 
 
-class _Reader:
+class _Reader(PartReader):
     """Walks through the slides of a presentation, and collects the text of each."""
 
     def __init__(self, package: OfficePackage) -> None:
-        self._package = package
-        self._main, self._root = package.main("p:presentation")
-        self._budget = TableBudget()
-        self._part = self._main
-        self._blocks: list[str] = []
-        self._line: list[str] = []
+        super().__init__(package, "p:presentation")
         self._numbers: dict[int, tuple[str, int]] = {}
         self._is_title = self._only_free = False
-        self._emitted = self._size = self._hidden_words = 0
-        self._cut = False
         self._pictures = 0
-        self._named: Counter[str] = Counter()
 
     def read(self) -> list[Part]:
         parts: list[Part] = []
@@ -97,25 +84,13 @@ class _Reader:
         if shared:
             parts.append(Part("on several slides", shared))
         if self._cut:
-            parts.append(Part("", _CUT))
+            parts.append(Part("", CUT))
         return parts
 
     def missing(self) -> tuple[str, ...]:
         """Return sentences on what is in the presentation and not in its text."""
-        said: list[str] = []
-        if self._pictures:
-            said.append(f"{self._pictures:,} picture{'s' * (self._pictures > 1)}")
-        if self._hidden_words:
-            said.append(f"{self._hidden_words:,} word{'s' * (self._hidden_words > 1)} of hidden shapes")
-        for what, count in islice(self._named.items(), _MOST_NAMED):
-            said.append(what if count == 1 else f"{what}, {count:,} times")
-        if len(self._named) > _MOST_NAMED:
-            said.append(f"{len(self._named) - _MOST_NAMED:,} more objects")
-        if any(name.lower().endswith("vbaproject.bin") for name in self._package.names):
-            said.append("macros")
-        for part in dict.fromkeys(self._package.broken):
-            said.append(f"a damaged or absent part ({part[:_NAME_CHARS]})")
-        return tuple(said)
+        pictures = [f"{self._pictures:,} picture{'s' * (self._pictures > 1)}"] if self._pictures else []
+        return (*pictures, *self._hidden_text("shapes"), *self._named_objects(), *self._unread_parts())
 
     # -- slides -----------------------------------------------------------------------------------------------
 
@@ -159,12 +134,12 @@ class _Reader:
         return self._blocks
 
     def _full(self) -> bool:
-        if self._size >= _TEXT_CHARS or self._budget.late:
+        if self._size >= TEXT_CHARS or self._budget.late:
             self._cut = True
         return self._cut
 
     def _add(self, blocks: list[str], block: str) -> None:
-        room = max(0, _TEXT_CHARS - self._size)
+        room = max(0, TEXT_CHARS - self._size)
         self._cut = self._cut or len(block) > room
         if block[:room].strip():
             blocks.append(block[:room])
@@ -188,20 +163,6 @@ class _Reader:
     def _say(self, text: str) -> None:
         self._emitted += 1
         self._line.append(text)
-
-    def _name(self, what: str, detail: str = "") -> None:
-        """Note something that cannot be text."""
-        self._emitted += 1
-        detail = " ".join(detail[: 2 * _NAME_CHARS].split())[:_NAME_CHARS]
-        self._named[f"{what} ({detail})" if detail else what] += 1
-
-    def _alternatives(self, element: Any) -> None:
-        """Read the first of the forms in which the same thing is written that gives anything."""
-        before = self._emitted
-        for each in element:
-            self._inside(each)
-            if self._emitted != before:
-                return
 
     def _shape(self, element: Any) -> None:
         placeholder = _placeholder(element)
@@ -270,7 +231,7 @@ class _Reader:
         if relation is not None and relation.outside:
             shown = drawn_text(element)
             if shown not in (relation.target, relation.target.removeprefix("mailto:"), relation.target.rstrip("/")):
-                self._say(f" ({relation.target[:_ADDRESS_CHARS]})")
+                self._say(f" ({relation.target[:ADDRESS_CHARS]})")
 
     def _break(self, _element: Any) -> None:
         self._say("\n")
@@ -293,13 +254,9 @@ class _Reader:
             self._blocks, self._size = outer, size  # the table is counted as a whole
             yield text
 
-    def _target(self, element: Any, attribute: str) -> str:
+    def _target(self, element: Any, attribute: str = "id") -> str:
         relation = self._package.relations(self._part).get(value_of(element, attribute) or "")
         return relation.target if relation and not relation.outside else ""
-
-    def _chart(self, element: Any) -> None:
-        lines = self._package.drawn_lines(self._target(element, "id"), "c:title")
-        self._name("a chart", lines[0] if lines else "")
 
     def _diagram(self, element: Any) -> None:
         lines = self._package.drawn_lines(self._target(element, "dm"), "a:p")

@@ -14,17 +14,13 @@ from itertools import islice
 from typing import Any
 
 from ava_roles.documents.package import OfficePackage, child, name_of, value_of
+from ava_roles.documents.part_reader import ADDRESS_CHARS, CUT, MOST_NAMED, NAME_CHARS, TEXT_CHARS, PartReader
 from ava_roles.documents.symbols import symbol_of
 from ava_roles.documents.word_lists import Lists, Style, Styles, heading_level, is_on
 from ava_roles.tools.extracted import ALL, Extracted, Part, Wanted
-from ava_roles.tools.pages import MAX_COLUMNS, TableBudget, parsing, render_table
+from ava_roles.tools.pages import MAX_COLUMNS, parsing, render_table
 
-_TEXT_CHARS = 5_000_000
-_NAME_CHARS = 200
-_ADDRESS_CHARS = 1_000
-_MOST_NAMED = 20
 _LINK_PIECES = 100  # of the text of a link, to compare it with the address
-_CUT = "(cut here: the rest is too long to read)"
 
 _TEXT = frozenset({"w:t", "m:t", "a:t"})
 _FIXED = {
@@ -103,12 +99,11 @@ class _Notes:
         return f"[{self.word} {number}]"
 
 
-class _Reader:
+class _Reader(PartReader):
     """Walks through the parts of a document, and collects the text of each."""
 
     def __init__(self, package: OfficePackage) -> None:
-        self._package = package
-        self._main, self._root = package.main("w:document")
+        super().__init__(package, "w:document")
         self._styles = Styles(self._related_root("styles"))
         self._lists = Lists(self._related_root("numbering"))
         self._notes = {
@@ -116,10 +111,6 @@ class _Reader:
             "w:endnoteReference": self._read_notes("endnote", "endnotes"),
             "w:commentReference": self._read_notes("comment", "comments"),
         }
-        self._budget = TableBudget()
-        self._part = self._main
-        self._blocks: list[str] = []
-        self._line: list[str] = []
         self._after: list[str] = []  # text boxes, which follow the paragraph that they belong to
         self._fields: list[_Field] = []
         self._hidden = False
@@ -127,11 +118,9 @@ class _Reader:
         self._tables = 0
         self._in_object = False
         self._alternative = ""
-        self._paragraphs = self._emitted = self._said = self._size = self._hidden_words = 0
+        self._paragraphs = self._said = 0
         self._instructions = 0  # open fields whose result has not begun
-        self._cut = False
         self._counts: Counter[str] = Counter()
-        self._named: Counter[str] = Counter()
 
     def read(self) -> list[Part]:
         parts = [Part("", self._story(self._main, self._root))]
@@ -146,27 +135,16 @@ class _Reader:
             found.append((f"{notes.word}s", "\n\n".join(self._note_texts(notes))))
         parts += [Part(place, text) for place, text in found if text]
         if self._cut:
-            parts[-1] = Part(parts[-1].place, f"{parts[-1].text}\n\n{_CUT}".strip())
+            parts[-1] = Part(parts[-1].place, f"{parts[-1].text}\n\n{CUT}".strip())
         return parts
 
     def missing(self) -> tuple[str, ...]:
         """Return sentences on what is in the document and not in its text."""
-        said: list[str] = []
-        for what, count in self._counts.items():
-            said.append(f"{count:,} {what}{'s' * (count > 1)}")
-        if self._hidden_words:
-            said.append(f"{self._hidden_words:,} word{'s' * (self._hidden_words > 1)} of hidden text")
-        for what, count in islice(self._named.items(), _MOST_NAMED):
-            said.append(what if count == 1 else f"{what}, {count:,} times")
-        if len(self._named) > _MOST_NAMED:
-            said.append(f"{len(self._named) - _MOST_NAMED:,} more objects")
-        for number_format in sorted(self._lists.other_formats)[:_MOST_NAMED]:
-            said.append(f"numbers of lists as {number_format[:_NAME_CHARS]} (shown as 1, 2, 3)")
-        if any(name.lower().endswith("vbaproject.bin") for name in self._package.names):
-            said.append("macros")
-        for part in dict.fromkeys(self._package.broken):
-            said.append(f"a damaged or absent part ({part[:_NAME_CHARS]})")
-        return tuple(said)
+        said = [f"{count:,} {what}{'s' * (count > 1)}" for what, count in self._counts.items()]
+        said += self._hidden_text("text") + self._named_objects()
+        for number_format in sorted(self._lists.other_formats)[:MOST_NAMED]:
+            said.append(f"numbers of lists as {number_format[:NAME_CHARS]} (shown as 1, 2, 3)")
+        return (*said, *self._unread_parts())
 
     # -- parts ------------------------------------------------------------------------------------------------
 
@@ -189,7 +167,7 @@ class _Reader:
             author = value_of(element, "author") or ""
             text = self._story(notes.part, element)
             if text or notes.word == "comment":
-                yield f"{notes.mark(note_id)} {author[:_NAME_CHARS]}{': ' * bool(author)}{text}"
+                yield f"{notes.mark(note_id)} {author[:NAME_CHARS]}{': ' * bool(author)}{text}"
 
     def _story(self, part: str, element: Any) -> str:
         """Return the text of a part, or of one note."""
@@ -247,12 +225,6 @@ class _Reader:
             self._said += 1
             self._line.append(text)
 
-    def _name(self, what: str, detail: str = "") -> None:
-        """Note something that cannot be text."""
-        self._emitted += 1
-        detail = " ".join(detail[: 2 * _NAME_CHARS].split())[:_NAME_CHARS]
-        self._named[f"{what} ({detail})" if detail else what] += 1
-
     def _around(self, element: Any, before: str, after: str) -> None:
         at, said = len(self._line), self._emitted
         self._inside(element)
@@ -263,12 +235,12 @@ class _Reader:
     def _target(self, element: Any, attribute: str = "id") -> str:
         """Return what an element refers to: a part of the file, or an address outside."""
         relation = self._package.relations(self._part).get(value_of(element, attribute) or "")
-        return relation.target[:_ADDRESS_CHARS] if relation else ""
+        return relation.target[:ADDRESS_CHARS] if relation else ""
 
     # -- paragraphs -------------------------------------------------------------------------------------------
 
     def _paragraph(self, element: Any) -> None:
-        if self._cut or self._size > _TEXT_CHARS or self._budget.late:
+        if self._cut or self._size > TEXT_CHARS or self._budget.late:
             self._cut = True
             return
         self._paragraphs += 1
@@ -313,7 +285,7 @@ class _Reader:
             self._add(block)
 
     def _add(self, block: str) -> None:
-        room = max(0, _TEXT_CHARS - self._size)
+        room = max(0, TEXT_CHARS - self._size)
         if len(block) > room:
             self._cut = True
         if block[:room]:
@@ -381,7 +353,7 @@ class _Reader:
     def _say_address(self, address: str, shown: str) -> None:
         words = shown.strip()
         if words not in (address, address.removeprefix("mailto:"), address.removesuffix("/")):
-            self._say(f" ({address[:_ADDRESS_CHARS]})" if words else address[:_ADDRESS_CHARS])
+            self._say(f" ({address[:ADDRESS_CHARS]})" if words else address[:ADDRESS_CHARS])
 
     def _field_mark(self, element: Any) -> None:
         kind = value_of(element, "fldCharType")
@@ -439,14 +411,6 @@ class _Reader:
 
     # -- boxes, pictures and objects --------------------------------------------------------------------------
 
-    def _alternatives(self, element: Any) -> None:
-        """Read the first of the forms in which the same thing is written that gives anything."""
-        before = self._emitted
-        for each in element:
-            self._inside(each)
-            if self._emitted != before:
-                return
-
     def _box(self, element: Any) -> None:
         self._emitted += 1
         size = self._size
@@ -502,10 +466,6 @@ class _Reader:
 
     def _embedded(self, element: Any) -> None:
         self._name("an embedded object", value_of(element, "ProgID") or self._target(element))
-
-    def _chart(self, element: Any) -> None:
-        lines = self._package.drawn_lines(self._target(element), "c:title")
-        self._name("a chart", lines[0] if lines else "")
 
     def _diagram(self, element: Any) -> None:
         lines = self._package.drawn_lines(self._target(element, "dm"), "a:p")

@@ -262,10 +262,7 @@ class TextStore:
                 rows = self._db.execute(_PLACED, (first, first + PASSAGES_MOST)).fetchall()
             else:
                 rows = [self._db.execute(_ONE, (first + number,)).fetchone() for number in numbers]
-        return [
-            FilePassage(place, zlib.decompress(packed).decode("utf-8", "surrogatepass"))
-            for place, packed in filter(None, rows)
-        ]
+        return [FilePassage(place, _unpacked(packed)) for place, packed in filter(None, rows)]
 
     # -- removal --
 

@@ -229,12 +229,12 @@ class FolderReader:
         if more:
             found.failed[name] = TOO_LARGE
             return mark, None
-        found.hashes[name] = hashlib.sha256(data).hexdigest()
+        sha256 = found.hashes[name] = hashlib.sha256(data).hexdigest()
         kind = format_of(name, data)
         if kind is not None and kind.extra and not has_extra("documents"):
             found.failed[name] = NO_EXTRA
             return mark, None
-        read = read_kept(self._store, name, kind, data, parser)
+        read = read_kept(self._store, name, kind, data, sha256, parser)
         if isinstance(read, KeptText):
             return mark, read
         if isinstance(read, str):
@@ -247,8 +247,9 @@ class FolderReader:
 
     def document(self, name: str, kind: Format, data: bytes, mark: FileMark, read_ns: int) -> Extracted:
         """Return the text of a document, which was read at a time, and keep it. Blocks. Raises ToolFailed."""
+        sha256 = hashlib.sha256(data).hexdigest()
         with ParserProcess() as parser:
-            read = read_kept(self._store, name, kind, data, parser)
+            read = read_kept(self._store, name, kind, data, sha256, parser)
         if isinstance(read, KeptText):
             self._store.enter(self._folder, [(name, mark, read_ns, read.id)], self._run_id)
             if not read.failed:
@@ -370,13 +371,13 @@ def _next_batch(waiting: deque[FolderEntry]) -> list[FolderEntry]:
 
 
 def read_kept(
-    store: TextStore, name: str, kind: Format | None, data: bytes, parser: ParserProcess
+    store: TextStore, name: str, kind: Format | None, data: bytes, sha256: str, parser: ParserProcess
 ) -> KeptText | Extracted | str:
-    """Return the kept text of a file, which is read now if it is not kept.
+    """Return the kept text of a file, which is read now if it is not kept; `sha256` is of its data.
 
     What may not be kept is returned itself: a text, or why there is none.
     """
-    digest = hashlib.sha256(f"{_reader_of(name, kind)}\0".encode() + data).digest()
+    digest = hashlib.sha256(f"{_reader_of(name, kind)}\0{sha256}".encode()).digest()
     if (known := store.find(digest)) is not None:
         return known
     try:

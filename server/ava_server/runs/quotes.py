@@ -118,21 +118,28 @@ def _normal(word: str) -> str:
 
 def _near(quote: str, read: list[tuple[int, str]]) -> int | None:
     """Return the entry with a passage that differs from the quote in at most 10 % of the characters."""
-    most = int(len(quote) * NEAR)
     windows = 0
     for anchor, offset in _anchors(quote):
         for seq, text in read:
-            at = text.find(anchor)
-            if at < 0:
+            found = _window(quote, text, anchor, offset)
+            if found is None:
                 continue
-            begin = at - offset
-            window = text[max(begin - most, 0) : max(begin, 0) + len(quote) + most]
-            if edit_distance(quote, window) <= most:
+            if edit_distance(quote, found[1]) <= int(len(quote) * NEAR):
                 return seq
             windows += 1
             if windows >= _WINDOWS:
                 return None
     return None
+
+
+def _window(quote: str, text: str, anchor: str, offset: int) -> tuple[int, str] | None:
+    """Return where in a text a quote may nearly stand, by a piece of it: the beginning, and the text from there."""
+    at = text.find(anchor)
+    if at < 0:
+        return None
+    most, begin = int(len(quote) * NEAR), at - offset
+    start = max(begin - most, 0)
+    return start, text[start : max(begin, 0) + len(quote) + most]
 
 
 def _anchors(quote: str) -> list[tuple[str, int]]:
@@ -239,11 +246,10 @@ def find_near_quote(quote: str, text: NormalText) -> Span | None:
     """Return the place of the piece that differs from a normalized quote in at most 10 % of the characters."""
     most = int(len(quote) * NEAR)
     for anchor, offset in _anchors(quote):
-        at = text.text.find(anchor)
-        if at < 0:
+        found = _window(quote, text.text, anchor, offset)
+        if found is None:
             continue
-        begin = max(at - offset - most, 0)
-        window = text.text[begin : max(at - offset, 0) + len(quote) + most]
+        begin, window = found
         distance, end = _closest_end(quote, window)
         if distance <= most and end:
             _distance, back = _closest_end(quote[::-1], window[:end][::-1])

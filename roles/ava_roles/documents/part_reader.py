@@ -1,0 +1,82 @@
+"""What the readers of Word and PowerPoint files share: bounds, objects that cannot be text, and what is missing."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from itertools import islice
+from typing import Any
+
+from ava_roles.documents.package import OfficePackage
+from ava_roles.tools.pages import TableBudget
+
+TEXT_CHARS = 5_000_000
+NAME_CHARS = 200
+ADDRESS_CHARS = 1_000
+MOST_NAMED = 20
+CUT = "(cut here: the rest is too long to read)"
+
+
+class PartReader(ABC):
+    """Walks through the parts of an office file, and collects the text of each.
+
+    `_emitted` counts everything that an element gave: text, or a name of what cannot be text.
+    """
+
+    def __init__(self, package: OfficePackage, main: str) -> None:
+        self._package = package
+        self._main, self._root = package.main(main)
+        self._budget = TableBudget()
+        self._part = self._main
+        self._blocks: list[str] = []
+        self._line: list[str] = []
+        self._emitted = self._size = self._hidden_words = 0
+        self._cut = False
+        self._named: Counter[str] = Counter()
+
+    @abstractmethod
+    def _inside(self, element: Any) -> None:
+        """Read what is inside an element."""
+
+    @abstractmethod
+    def _target(self, element: Any, attribute: str = "id") -> str:
+        """Return what an element refers to; empty if it refers to nothing."""
+
+    def _name(self, what: str, detail: str = "") -> None:
+        """Note something that cannot be text."""
+        self._emitted += 1
+        detail = " ".join(detail[: 2 * NAME_CHARS].split())[:NAME_CHARS]
+        self._named[f"{what} ({detail})" if detail else what] += 1
+
+    def _alternatives(self, element: Any) -> None:
+        """Read the first of the forms in which the same thing is written that gives anything."""
+        before = self._emitted
+        for each in element:
+            self._inside(each)
+            if self._emitted != before:
+                return
+
+    def _chart(self, element: Any) -> None:
+        lines = self._package.drawn_lines(self._target(element), "c:title")
+        self._name("a chart", lines[0] if lines else "")
+
+    def _hidden_text(self, of: str) -> list[str]:
+        """Return a sentence on words that are hidden, if there are any."""
+        count = self._hidden_words
+        return [f"{count:,} word{'s' * (count > 1)} of hidden {of}"] if count else []
+
+    def _named_objects(self) -> list[str]:
+        """Return sentences on what cannot be text."""
+        said = [
+            what if count == 1 else f"{what}, {count:,} times"
+            for what, count in islice(self._named.items(), MOST_NAMED)
+        ]
+        if len(self._named) > MOST_NAMED:
+            said.append(f"{len(self._named) - MOST_NAMED:,} more objects")
+        return said
+
+    def _unread_parts(self) -> list[str]:
+        """Return sentences on parts of the file that are not read: macros, and what is damaged or absent."""
+        has_macros = any(name.lower().endswith("vbaproject.bin") for name in self._package.names)
+        broken = dict.fromkeys(self._package.broken)
+        return ["macros"] * has_macros + [f"a damaged or absent part ({part[:NAME_CHARS]})" for part in broken]
