@@ -115,6 +115,11 @@ BEHIND: dict[tuple[str, str], str] = {
         ),
         "Windows passes it over",
     ),
+    **dict.fromkeys(
+        (("roles/ava_roles/tools/parser_process.py", name) for name in ("os.fork", "os.killpg", "signal.SIGKILL")),
+        "only where _FORKS has found os.fork; elsewhere the child itself parses, and ends",
+    ),
+    ("roles/ava_roles/documents/pdf.py", "ctypes"): "pypdfium2 is called through it on each system",
     (
         "server/ava_server/core/local_server.py",
         "start_new_session",
