@@ -993,11 +993,18 @@ def test_a_value_behind_a_long_run_of_marks_is_hidden() -> None:
     assert "Ab3Cd4" not in Redactor({}).redact("key=" * 20_000 + "credentials=Ab3Cd4Ef5Gh6Ij7Kl8Mn9\n")[0]
 
 
+@pytest.mark.parametrize(("line", "secret"), DENSE)
+def test_nothing_is_missed_where_such_a_text_is_cut_into_pieces(line: str, secret: str) -> None:
+    for before in range(0, 60, 20):
+        text = "x" * before + "\n" + line * (3 * redactor.PIECE_CHARS // len(line))
+        assert secret not in Redactor({}).redact(text)[0]
+
+
 @pytest.mark.slow
 def test_whatever_is_hidden_by_judgement_is_hidden_where_secrets_stand_everywhere() -> None:
     for part in dict.fromkeys(PARTS):
         for between in ("\n", " "):
-            text = (part + between) * (32_000 // (len(part) + 1))
+            text = (part + between) * (2 * redactor.PIECE_CHARS // (len(part) + 1))
             hidden = bytearray(len(text))
             for span in Redactor({})._all(text):  # pyright: ignore[reportPrivateUsage]
                 hidden[span.start : span.end] = b"x" * (span.end - span.start)

@@ -7,20 +7,21 @@ from support.slow_shapes import slow_pieces, times_words
 
 from ava_audit.redaction import Redactor
 
-MOST_TIMES_WORDS = 30
-"""Beside other processes, words hardly take longer and the others do: the worst took 28 times, alone 17 times."""
+MOST_TIMES_WORDS = 25
+"""Beside other processes, words hardly take longer and the others do: the worst took 24 times."""
 WORST = [
     *("/ABSK", "/sc_", "key=1", "token=1", "JWT=a1b2c3d4&", "mysql -p", "curl\n", "@tcp(", "pwd"),
     *("oken ", "/MIIEpAIBAAKCAQEA", "DB_PASSWORD=cor ", "/pplx-"),
     *("JWT  a\n", "a,pwd\na,hunter22\n\n", "PWD,a1b2c3d4\n", "pwd=a1b2c3d4\\\na\n", "tokens=['a1',", "passwords:\n- "),
     *("PASSWORD=abcdefgh\n", "a:b1@tcp(", "mysql -pa1b2c3d4 ", "curl -u a:b1c2d3 "),
+    *("a,assword\na,hunter22", "a\tassword\na\thunter22", "a|assword\n", "a;assword\na;hunter22"),
     *("PWD,a\na1b2c3d4e5,a\n", "</password>='a b ", 'REDENTIAL="a1b2c3d4\na"\n'),
 ]
 """The densest marks of each kind of rule; several took 13 to 38 times as long as words in earlier versions."""
 
 
 @pytest.mark.parametrize("piece", WORST)
-def test_no_repeated_mark_costs_more_than_twenty_times_words(piece: str) -> None:
+def test_no_repeated_mark_costs_much_more_than_words(piece: str) -> None:
     assert times_words(Redactor({}).redact, piece, MOST_TIMES_WORDS) <= MOST_TIMES_WORDS
 
 

@@ -5,7 +5,7 @@ looks like a key: by its shape (`shapes.py`), as a private key (`redactor.py`), 
 (`passwords.py`). Redact whole texts, never chunks of a stream: a secret that is cut in two is not found. A redactor
 itself searches a long text in pieces of 64 kB that overlap, and calls `between_pieces` after each. The output of
 a command may be only a part of a text; for that case, a run knows the private keys in its files (`RunRedactor`). The
-time to search a text grows linearly with its length, whatever the text is: at most thirty times that of words. Where
+time to search a text grows linearly with its length, whatever the text is: at most 25 times that of words. Where
 secrets stand everywhere, values are hidden by regular expressions and are not judged (`shapes.Looks`).
 """
 

@@ -21,6 +21,7 @@ from ava_audit.redaction.shapes import (
     PlacesBefore,
     SecretSpan,
     Verdicts,
+    as_one,
     find_values,
     is_code,
     is_mixed,
@@ -190,9 +191,11 @@ def _pattern_after(name: str, *, elements: bool) -> re.Pattern[str]:
     return _may_follow(*kinds, before=_IS_KEY if name == "key" else "")
 
 
-_ANY_QUOTED = re.compile(r"(?m:[:=,;|\t]\s{0,5}+|^)[fbruFBRU]{0,2}\\?(?:\"\"|[\"'`])([^\"'`\\\n]{8,400}+)\\?[\"'`]")
-_ANY_ELEMENT = re.compile(
-    r">\s{0,40}+(?:<!\[CDATA\[)?([^\s<>\[\]]{3,300}+(?: [^\s<>\[\]]{1,64}+){0,7}+)(?:\]\]>)?\s{0,40}+</"
+_ANY_QUOTED = as_one(r"(?m:[:=,;|\t]\s{0,5}+|^)[fbruFBRU]{0,2}\\?(?:\"\"|[\"'`])", r"[^\"'`\\\n]{8,400}+", r"\\?[\"'`]")
+_ANY_ELEMENT = as_one(
+    r">\s{0,40}+(?:<!\[CDATA\[)?",
+    r"[^\s<>\[\]]{3,300}+(?: [^\s<>\[\]]{1,64}+){0,7}+",
+    r"(?:\]\]>)?\s{0,40}+</",
 )
 """What may be the value of a name, whatever stands before it."""
 _NAMES_COLUMN = re.compile(f"(?:{'|'.join(NAMES)})(?:{ENDS_CELL.pattern})")
@@ -247,14 +250,12 @@ def _number_of_names(low: bytes) -> int:
 
 def _find_in_dense(text: str) -> Iterator[SecretSpan]:
     """Find what may be the value of a name, in a text with names everywhere: each word that may be one, all quotes."""
-    for match in WORDS_OF_VALUES.finditer(text):
-        yield SecretSpan("secret", *match.span())
-    patterns = [_ANY_QUOTED, _ANY_ELEMENT, ANY_LINES, ANY_CONTINUED]
+    patterns = [WORDS_OF_VALUES, _ANY_QUOTED, _ANY_ELEMENT, ANY_LINES, ANY_CONTINUED]
     if _NAMES_COLUMN.search(text) is not None:
         patterns.append(ANY_CELL)
     for pattern in patterns:
         for match in pattern.finditer(text):
-            yield SecretSpan("secret", *match.span(match.lastindex or 0))
+            yield SecretSpan("secret", *match.span(1))
 
 
 def _value_of(

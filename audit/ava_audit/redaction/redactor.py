@@ -208,14 +208,17 @@ _WORD_REST = re.compile(r"[^\s\"'`<>]*+")
 
 
 def _spans_of(piece: Iterable[SecretSpan], start: int, seen: int) -> list[SecretSpan]:
-    """Return what is found in a piece as spans of the text, without what begins before `seen`.
+    """Return what is found in a piece as spans of the text, from `seen` on: the piece before has what stands before it.
 
-    That part of a piece only says what stands before a secret.
+    What begins there and goes on behind `seen` is cut: where secrets stand everywhere, several are hidden as one, and
+    not the same ones in both pieces.
     """
     if not start:
         return _merge_spans(piece)
     first = seen - start
-    merged = _merge_spans([span for span in piece if span[1] >= first])
+    merged = _merge_spans(
+        [span if span[1] >= first else span._replace(start=first) for span in piece if span[2] > first]
+    )
     return [SecretSpan(name, begin + start, end + start) for name, begin, end in merged]
 
 

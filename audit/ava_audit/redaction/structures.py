@@ -20,6 +20,7 @@ from ava_audit.redaction.shapes import (
     Looks,
     SecretSpan,
     Verdicts,
+    as_one,
     is_code,
     is_mixed,
     is_password,
@@ -46,13 +47,14 @@ _UNQUOTED = r"[A-Za-z0-9_+/=.~!@#%^&*-]{1,128}+"
 _SHORT_PART = r"[A-Za-z0-9_+/=.~!@#%^&*-]{1,40}+"
 _CONTINUED = re.compile(rf"[sS]?=({_UNQUOTED}(?:\\\r?\n[ \t]{{0,40}}(?!-){_UNQUOTED}){{1,20}}+)")
 _CONTINUATION = re.compile(r"\\\r?\n[ \t]{0,40}")
-ANY_LINES = re.compile(
-    r"=[ ]{0,3}+(?:\"(?=[^\s\"])((?:[^\"\\]++|\\.){1,999}+)\"|'(?=[^\s'])([^']{8,4000}+)')(?=[\s;]|\Z)", re.DOTALL
+ANY_LINES = as_one(
+    r"=[ ]{0,3}+", r"\"(?=[^\s\"])(?:[^\"\\]++|\\.){1,999}+\"|'(?=[^\s'])[^']{8,4000}+'", r"(?:[\s;]|\Z)", re.DOTALL
 )
-ANY_CONTINUED = re.compile(rf"=({_UNQUOTED}(?:\\\r?\n[ \t]{{0,40}}(?!-){_UNQUOTED}){{1,20}}+)")
-ANY_CELL = re.compile(
-    r"(?:^|[,;|│┃║]|\t|  )[ \t]{0,40}+[\"'`*]{0,2}+([^\s,;|│┃║\"'`*]{6,64}+)"
-    r"(?=[\"'`*]{0,2}[ \t\r]{0,40}(?:[,;|│┃║\n]|\Z))",
+ANY_CONTINUED = as_one("=", rf"{_UNQUOTED}(?:\\\r?\n[ \t]{{0,40}}(?!-){_UNQUOTED}){{1,20}}+")
+ANY_CELL = as_one(
+    r"(?:^|[,;|│┃║]|\t|  )[ \t]{0,40}+[\"'`*]{0,2}+",
+    r"[^\s,;|│┃║\"'`*]{6,64}+",
+    r"[\"'`*]{0,2}[ \t\r]{0,40}(?:[,;|│┃║\n]|\Z)",
     re.MULTILINE,
 )
 """What may be a value over several lines, one that a backslash continues, or a cell, whatever its name is."""
