@@ -250,7 +250,9 @@ def _number_of_names(low: bytes) -> int:
 
 def _find_in_dense(text: str) -> Iterator[SecretSpan]:
     """Find what may be the value of a name, in a text with names everywhere: each word that may be one, all quotes."""
-    patterns = [WORDS_OF_VALUES, _ANY_QUOTED, _ANY_ELEMENT, ANY_LINES, ANY_CONTINUED]
+    patterns = [WORDS_OF_VALUES, _ANY_QUOTED, _ANY_ELEMENT, ANY_LINES]
+    if "\\" in text:
+        patterns.append(ANY_CONTINUED)
     if _NAMES_COLUMN.search(text) is not None:
         patterns.append(ANY_CELL)
     for pattern in patterns:
