@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,13 @@ _NAME = re.compile(r"`(_?[A-Z][A-Za-z_]+)`")
 
 def sources(package: str) -> Iterator[Path]:
     yield from sorted((REPOSITORY / PACKAGES[package]).rglob("*.py"))
+
+
+def test_the_count_of_concepts_counts_each_kind() -> None:
+    script = (sys.executable, REPOSITORY / "scripts" / "concepts.py")
+    counted = subprocess.run(script, capture_output=True, text=True, check=True, timeout=120).stdout
+    figures = {name: int(figure.split()[0]) for name, figure in (line.split(": ") for line in counted.splitlines())}
+    assert len(figures) == 13 and figures["causes"] > 5 and figures["users and scopes"] > 5, figures
 
 
 # -- imports ----------------------------------------------------------------------------------------------------------
