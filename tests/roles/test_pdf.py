@@ -99,9 +99,34 @@ def test_says_which_pages_are_pictures_and_what_else_is_not_read() -> None:
     assert read_pdf(data).missing == (
         "pages 1 to 3, 6 are pictures without text",
         "page 4 has pictures, which are not read",
+        "page 5 is blank, or cannot be decoded",
         "attached files: invoice.xml",
     )
     assert page_ranges([3]) == "page 3"
+
+
+LINES = b"".join(line(f"Line {at} of the page.", 720 - at) for at in range(200))
+DAMAGED = "some of the file's data is damaged, so text of its pages may be missing"
+
+
+@pytest.mark.parametrize("filters", ["/FlateDecode", "/LZWDecode", "/ASCIIHexDecode", "/ASCII85Decode"])
+def test_says_that_the_content_of_a_page_cannot_be_decoded(filters: str) -> None:
+    found = read_pdf(page_of(bytes(range(128, 256)) * 9, IMAGE, contents=f"/Filter {filters}"))
+    assert found.missing[0] == "page 1 is blank, or cannot be decoded"
+
+
+@pytest.mark.parametrize("filters", ["/FlateDecode", "[/FlateDecode]", "[ /Fl ]"])
+def test_says_that_the_content_of_a_page_breaks_off(filters: str) -> None:
+    whole = zlib.compress(LINES, 9)
+    half = len(whole) // 2
+    damaged = whole[:half] + bytes(each ^ 0x5A for each in whole[half : half + 30]) + whole[half + 30 :]
+    for content in (damaged, whole[:half]):
+        found = read_pdf(page_of(content, IMAGE, contents=f"/Filter {filters}"))
+        assert "Line 9 of" in found.parts[0].text and "Line 199" not in found.parts[0].text
+        assert found.missing == (DAMAGED,)
+    for content in (whole, whole[:-4]):  # many programs leave the checksum out
+        found = read_pdf(page_of(content, IMAGE, contents=f"/Filter {filters}"))
+        assert "Line 199" in found.parts[0].text and not found.missing
 
 
 def outline(titles: int, *, loop: bool = False) -> bytes:

@@ -6,7 +6,9 @@ PDFium reads them. It runs no script, follows no action and loads nothing from e
 from __future__ import annotations
 
 import ctypes
+import re
 import time
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -23,12 +25,18 @@ _VALUE_CHARS = 10_000  # of one field or comment
 _VALUE_BYTES = 100_000_000  # more than a file that is read can hold
 _LABEL_CHARS = 20
 _NAMED_FILES = 20
+_STREAM = re.compile(rb"(?<!end)stream\r?\n")
+_DEFLATED = re.compile(rb"/Filter\s*+\[?\s*+/(?:FlateDecode|Fl)\s*+[]/>](?!\s*+/?[A-Z0-9a-z]+Decode)")
+_STREAM_HEAD = 2_000
+_INFLATED_BYTES = 30_000_000
+_INFLATING_S = 2.0
 _LONG_STRING = 8_000
 """PDFium drops what follows the first 32,767 bytes of a string, up to 4 bytes a character, and does not say so."""
 _UNKNOWN_SHARE = 0.3
 """A page with this share of characters that its fonts leave open is not readable text."""
 _HYPHEN = "\ufffe"  # what PDFium returns for a hyphen and the end of its line
 
+_BLANK = "blank, or cannot be decoded"
 _PICTURE = "a picture without text"
 _PICTURES = "pictures, which are not read"
 _BROKEN = "broken, and cannot be read"
@@ -37,6 +45,7 @@ _MARKS = "drawn marks or stamps, which are not read"
 _MEDIA = "sound, video or 3D content, which is not read"
 _MANY_NOTES = "more comments, links and form fields than are read"
 _CUT_STRING = "a piece of text so long that its end may be missing here"
+_DAMAGED = "some of the file's data is damaged, so text of its pages may be missing"
 _LONG = f"more than {PAGE_CHARS:,} characters; the rest is not read"
 
 
@@ -58,7 +67,10 @@ def read_pdf(data: bytes, wanted: Wanted = ALL) -> Extracted:
                 break
             pages.append(Part(pdf.place(number), text))
         unread = first + len(pages) - 1 < last
-        return Extracted(tuple(pages), pdf.title, total, tuple(pdf.missing()), unread, before, pdf.encrypted)
+        missing = list(pdf.missing())
+        if not pdf.encrypted and _is_damaged(data):
+            missing.append(_DAMAGED)
+        return Extracted(tuple(pages), pdf.title, total, tuple(missing), unread, before, pdf.encrypted)
 
 
 class _Pdf:
@@ -102,7 +114,7 @@ class _Pdf:
     def missing(self) -> Iterator[str]:
         """Yield sentences on what is in the file and not in the texts of its pages."""
         for what, numbers in self.lacks.items():
-            verb = "is" if what in (_PICTURE, _BROKEN) else "has"
+            verb = "is" if what in (_BLANK, _PICTURE, _BROKEN) else "has"
             if len(numbers) > 1:
                 verb = "are" if verb == "is" else "have"
                 what = "pictures without text" if what is _PICTURE else what
@@ -167,7 +179,9 @@ class _Pdf:
     def _note_objects(self, page: Any, number: int, text: str) -> None:
         found = self._raw.FPDFPage_CountObjects(page)
         pictures = any(self._is_picture(page, at) for at in range(min(found, _MOST_OBJECTS)))
-        if not text and found:
+        if not text and not found:
+            self.lacks[_BLANK].append(number)
+        elif not text:
             self.lacks[_PICTURE].append(number)
         elif pictures:
             self.lacks[_PICTURES].append(number)
@@ -290,6 +304,35 @@ class _Pdf:
         if not bare or bare in "".join(text.split()):
             return ""
         return f"[link {text!r}] {address}" if text else f"[link] {address}"
+
+
+def _is_damaged(data: bytes) -> bool:
+    """Tell whether a deflated stream that is no picture breaks off: PDFium shows what comes before, and says nothing.
+
+    Within 2 s, and the first 30 MB of each stream.
+    """
+    until = time.monotonic() + _INFLATING_S
+    for found in _STREAM.finditer(data):
+        if time.monotonic() > until:
+            return False
+        before = data[max(0, found.start() - _STREAM_HEAD) : found.start()]
+        head = before[before.rfind(b" obj") :]
+        end = data.find(b"endstream", found.end())
+        if end < 0 or b"/Image" in head or _DEFLATED.search(head) is None:
+            continue
+        if not _is_whole(data[found.end() + 2 : end]):
+            return True
+    return False
+
+
+def _is_whole(deflated: bytes) -> bool:
+    """Tell whether deflated data has its end. Its checksum, which many programs leave out, does not count."""
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    try:
+        inflater.decompress(deflated, _INFLATED_BYTES)
+    except zlib.error:
+        return False
+    return inflater.eof or bool(inflater.unconsumed_tail)
 
 
 def _string(call: Callable[..., int], *given: Any) -> str:

@@ -30,7 +30,7 @@ log = logging.getLogger("ava.texts")
 
 _Result = TypeVar("_Result")
 
-VERSION = 1
+VERSION = 2
 """Raised with every change of what a parser makes of a file, how it is cut, or of the index: all is made anew then."""
 MOST_BYTES = 1_000_000_000
 FRESH_S = 2.0
