@@ -34,7 +34,6 @@ _PACKAGES: dict[str, tuple[str, ...]] = {
     "Word document": ("lxml.etree",),
     "presentation": ("lxml.etree",),
     "workbook": ("openpyxl", "openpyxl.chart", "lxml.etree"),
-    "email": ("lxml.html",),
 }
 """What each parser imports when it first reads."""
 
