@@ -244,6 +244,10 @@ def comments(count: int, text: str) -> str:
     return f'<comments xmlns="{SHEETS}">{authors}<commentList>{each}</commentList></comments>'
 
 
+def inline(text: str) -> str:
+    return f'<c t="inlineStr"><is><t>{text}</t></is></c>'
+
+
 PLAN = '<sheet name="Plan" sheetId="1" r:id="s1"/>'
 LONG = "+".join(["A1"] * 2_500)
 
@@ -268,6 +272,8 @@ def book_attacks(port: int) -> dict[str, Attack]:
     in_row += (
         "".join(f'<c r="{letters}2"><f t="shared" si="0"/></c>' for letters in ["C", "ZZ", "AAA"] * 4_000) + "</row>"
     )
+    links = many("hyperlinks", '<hyperlink ref="A1" r:id="l"/>', 500)
+    wide = "".join(f'<row r="{row}"><c r="ALL{row}"><v>1</v></c></row>' for row in range(2, 20_000))
     attacks |= {
         "relations outside": Attack(book("", "", *outside), read=kept),
         "a sheet that is a file elsewhere": Attack(
@@ -314,6 +320,38 @@ def book_attacks(port: int) -> dict[str, Attack]:
         "a style that is not there": Attack(book('<row r="2"><c s="99999999"><v>1</v></c></row>'), read=kept),
         "100,000 merged ranges": Attack(
             book(cells(2_000, number), many("mergeCells", '<mergeCell ref="A1:XFD1048576"/>', 100_000)), read=kept
+        ),
+        "a merged cell over 30,000 rows that is long": Attack(
+            book(
+                f'<row r="2">{inline("x" * 2_000)}</row>' + cells(30_000, f"<c/>{number}"),
+                many("mergeCells", '<mergeCell ref="A2:A40000"/>', 1),
+            ),
+            read=kept,
+            missing="the text of merged cells",
+        ),
+        "20,000 rows that come again and are wide": Attack(
+            book(cells(20_000, number) + '<row r="40000"><c r="ALL40000"><v>1</v></c></row>' + wide),
+            read=kept,
+            missing="too long to read",
+        ),
+        "a last row of 200 long cells": Attack(
+            book(f'<row r="2">{inline("y" * 32_000) * 200}</row>'), read=kept, missing="from row 2 on"
+        ),
+        "500 long links of 20 sheets": Attack(
+            lambda: changed(
+                book_parts(kept, ("l", "hyperlink", f"{web}/{'z' * 1_900}"), below=links),
+                **{"xl/workbook.xml": book_list(same_sheet(20))},
+            ),
+            read=kept,
+            missing="more links of sheet",
+        ),
+        "500 long defined names": Attack(
+            listed(PLAN, f'<definedName name="{"n" * 2_000}">Plan!A1</definedName>' * 500),
+            read=kept,
+            missing="more defined names",
+        ),
+        "a name of a megabyte for a sheet": Attack(
+            listed(f'<sheet name="{"n" * 1_000_000}" sheetId="1" r:id="s1"/>'), read=kept
         ),
         "50,000 links": Attack(
             book("", many("hyperlinks", '<hyperlink ref="A1:XFD9" r:id="l"/>', 50_000), ("l", "hyperlink", web)),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 from ava_roles.errors import ToolFailed
 from ava_roles.tools.extracted import ALL, Extracted, Part, Wanted
@@ -46,15 +47,12 @@ def read_notebook(data: bytes, _wanted: Wanted = ALL) -> Extracted:
 
 def _cells(found: Any) -> list[Any] | None:
     """Return the cells; those of a notebook before version 4 are in worksheets."""
-    if not isinstance(found, dict):
+    fields = _dict(found)
+    if isinstance(fields.get("cells"), list):
+        return _list(fields["cells"])
+    if not isinstance(fields.get("worksheets"), list):
         return None
-    if isinstance(found.get("cells"), list):
-        return list(found["cells"])
-    sheets = found.get("worksheets")
-    if not isinstance(sheets, list):
-        return None
-    lists = [sheet["cells"] for sheet in sheets if isinstance(sheet, dict) and isinstance(sheet.get("cells"), list)]
-    return [cell for cells in lists for cell in cells]
+    return [cell for sheet in _list(fields["worksheets"]) for cell in _list(_dict(sheet).get("cells"))]
 
 
 def _language(found: Any) -> str:
@@ -67,13 +65,17 @@ def _language(found: Any) -> str:
 
 
 def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return list(cast("Iterable[Any]", value)) if isinstance(value, list) else []
 
 
 def _text(value: Any) -> str:
     """Return a text, which a notebook may keep as a list of lines."""
     if isinstance(value, list):
-        return "".join(each for each in value if isinstance(each, str))
+        return "".join(each for each in _list(value) if isinstance(each, str))
     return value if isinstance(value, str) else ""
 
 
@@ -87,8 +89,7 @@ def _cell_text(cell: Any, number: int, language: str, named: list[str]) -> str:
     for name in _dict(fields.get("attachments")):
         named.append(f"a picture in cell {number:,} ({name[:100]})")
     texts = [source]
-    outputs = fields.get("outputs")
-    for output in outputs if isinstance(outputs, list) else ():
+    for output in _list(fields.get("outputs")):
         text = _output_text(_dict(output), number, named)
         if text.strip():
             texts.append(f"Output:\n{text.strip()}")
@@ -97,8 +98,7 @@ def _cell_text(cell: Any, number: int, language: str, named: list[str]) -> str:
 
 def _output_text(output: dict[str, Any], number: int, named: list[str]) -> str:
     if output.get("output_type") == "error" or output.get("output_type") == "pyerr":
-        lines = output.get("traceback")
-        trace = "\n".join(each for each in lines if isinstance(each, str)) if isinstance(lines, list) else ""
+        trace = "\n".join(each for each in _list(output.get("traceback")) if isinstance(each, str))
         return _COLOURS.sub("", trace) or f"{_text(output.get('ename'))}: {_text(output.get('evalue'))}"
     data = _dict(output.get("data")) or {_OLD_KINDS.get(key, ""): value for key, value in output.items()}
     for kind in data:

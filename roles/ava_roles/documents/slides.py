@@ -1,14 +1,14 @@
 """PowerPoint files: the text of each slide with its notes and comments; what cannot be text is named.
 
-`_TEXT`, `_SILENT`, `_NAMED` and `_HANDLERS` say what each element of the XML gives. One that is in none of them gives
-what is inside it, so that the text of an unknown element is never lost.
+`_TEXT`, `_SILENT`, `_NAMED` and `_Reader._HANDLERS` say what each element of the XML gives. One that is in none of
+them gives what is inside it, so that the text of an unknown element is never lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 from ava_roles.documents.package import OfficePackage, child, drawn_text, name_of, number_of, value_of
 from ava_roles.documents.part_reader import ADDRESS_CHARS, CUT, TEXT_CHARS, PartReader
@@ -150,7 +150,7 @@ class _Reader(PartReader):
     def _inside(self, element: Any) -> None:
         for each in element:
             name = name_of(each)
-            handler = _HANDLERS.get(name)
+            handler = self._HANDLERS.get(name)
             if handler is not None:
                 handler(self, each)
             elif name in _TEXT:
@@ -269,6 +269,22 @@ class _Reader(PartReader):
     def _embedded(self, element: Any) -> None:
         self._name("an embedded object", value_of(element, "progId") or value_of(element, "name") or "")
 
+    _HANDLERS: ClassVar[dict[str, Callable[[_Reader, Any], None]]] = {
+        "p:sp": _shape,
+        "p:pic": _shape,
+        "p:graphicFrame": _shape,
+        "p:grpSp": _shape,
+        "a:p": _paragraph,
+        "a:r": _run,
+        "a:br": _break,
+        "a:tbl": _table,
+        "c:chart": PartReader._chart,
+        "dgm:relIds": _diagram,
+        "p:oleObj": _embedded,
+        "mc:AlternateContent": PartReader._alternatives,
+    }
+    """What each element gives that is more than its text."""
+
 
 def _about(shape: Any) -> Any:
     """Return what a shape says of itself: its name and description."""
@@ -286,20 +302,3 @@ def _placeholder(shape: Any) -> str | None:
         if found is not None:
             return value_of(found, "type") or "body"
     return None
-
-
-_HANDLERS: dict[str, Callable[[_Reader, Any], None]] = {
-    "p:sp": _Reader._shape,
-    "p:pic": _Reader._shape,
-    "p:graphicFrame": _Reader._shape,
-    "p:grpSp": _Reader._shape,
-    "a:p": _Reader._paragraph,
-    "a:r": _Reader._run,
-    "a:br": _Reader._break,
-    "a:tbl": _Reader._table,
-    "c:chart": _Reader._chart,
-    "dgm:relIds": _Reader._diagram,
-    "p:oleObj": _Reader._embedded,
-    "mc:AlternateContent": _Reader._alternatives,
-}
-"""What each element gives that is more than its text."""

@@ -1,7 +1,7 @@
 """Word documents: everything that a reader sees on the pages, in its order; what cannot be text is named.
 
-`_TEXT`, `_FIXED`, `_AROUND`, `_SILENT`, `_NAMED` and `_HANDLERS` say what each element of the XML gives. One that is in
-none of them gives what is inside it, so that the text of an unknown element is never lost.
+`_TEXT`, `_FIXED`, `_AROUND`, `_SILENT`, `_NAMED` and `_Reader._HANDLERS` say what each element of the XML gives. One
+that is in none of them gives what is inside it, so that the text of an unknown element is never lost.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 from ava_roles.documents.package import OfficePackage, child, name_of, value_of
 from ava_roles.documents.part_reader import ADDRESS_CHARS, CUT, MOST_NAMED, NAME_CHARS, TEXT_CHARS, PartReader
@@ -198,7 +198,7 @@ class _Reader(PartReader):
     def _inside(self, element: Any) -> None:
         for each in element:
             name = name_of(each)
-            handler = _HANDLERS.get(name)
+            handler = self._HANDLERS.get(name)
             if handler is not None:
                 handler(self, each)
             elif name in _TEXT:
@@ -500,6 +500,35 @@ class _Reader(PartReader):
             yield "\n".join(self._blocks_of(cell))
             self._size = size  # the table is counted as a whole
 
+    _HANDLERS: ClassVar[dict[str, Callable[[_Reader, Any], None]]] = {
+        "w:p": _paragraph,
+        "w:tbl": _table,
+        "w:r": _run,
+        "w:del": _deletion,
+        "w:sym": _symbol,
+        "w:ruby": _ruby,
+        "m:nary": _operator,
+        "w:footnoteReference": _note_mark,
+        "w:endnoteReference": _note_mark,
+        "w:commentReference": _note_mark,
+        "w:hyperlink": _link,
+        "w:fldChar": _field_mark,
+        "w:instrText": _instruction,
+        "w:fldSimple": _simple_field,
+        "mc:AlternateContent": PartReader._alternatives,
+        "w:txbxContent": _box,
+        "w:drawing": _drawing,
+        "pic:pic": _picture,
+        "v:imagedata": _old_picture,
+        **dict.fromkeys(("v:shape", "v:rect", "v:roundrect", "v:oval", "v:group"), _old_shape),
+        "v:textpath": _letters,
+        "w:object": _object,
+        "o:OLEObject": _embedded,
+        "c:chart": PartReader._chart,
+        "dgm:relIds": _diagram,
+    }
+    """What each element gives that is more than its text."""
+
 
 def _rows(table: Any) -> Iterator[Any]:
     for row in _below(table, "w:tr"):
@@ -532,33 +561,3 @@ def _below(element: Any, name: str) -> Iterator[Any]:
             yield each
         elif found in _BETWEEN:
             yield from _below(each, name)
-
-
-_HANDLERS: dict[str, Callable[[_Reader, Any], None]] = {
-    "w:p": _Reader._paragraph,
-    "w:tbl": _Reader._table,
-    "w:r": _Reader._run,
-    "w:del": _Reader._deletion,
-    "w:sym": _Reader._symbol,
-    "w:ruby": _Reader._ruby,
-    "m:nary": _Reader._operator,
-    "w:footnoteReference": _Reader._note_mark,
-    "w:endnoteReference": _Reader._note_mark,
-    "w:commentReference": _Reader._note_mark,
-    "w:hyperlink": _Reader._link,
-    "w:fldChar": _Reader._field_mark,
-    "w:instrText": _Reader._instruction,
-    "w:fldSimple": _Reader._simple_field,
-    "mc:AlternateContent": _Reader._alternatives,
-    "w:txbxContent": _Reader._box,
-    "w:drawing": _Reader._drawing,
-    "pic:pic": _Reader._picture,
-    "v:imagedata": _Reader._old_picture,
-    **dict.fromkeys(("v:shape", "v:rect", "v:roundrect", "v:oval", "v:group"), _Reader._old_shape),
-    "v:textpath": _Reader._letters,
-    "w:object": _Reader._object,
-    "o:OLEObject": _Reader._embedded,
-    "c:chart": _Reader._chart,
-    "dgm:relIds": _Reader._diagram,
-}
-"""What each element gives that is more than its text."""

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ava_roles.documents.number_format import GENERAL, plain_number, show_number
 from ava_roles.documents.office import open_office_file
@@ -22,7 +22,9 @@ from ava_roles.tools.pages import PARSING_S, parsing
 
 _MAX_COLUMNS = 1_000
 _CELL_CHARS = 32_767  # the most that a cell of Excel holds
-_MARGIN_CHARS = 300_000  # for what is said below the tables
+_MARGIN_CHARS = 200_000  # for what is said below the tables
+_SLACK_CHARS = 100_000  # for the cell that is longer than what is left, and for the names of the sheets
+_NAME_CHARS = 200
 _NOTES_MOST = 500
 _TRANSLATED_CHARS = 1_000_000  # of formulas that cells share: to translate them takes 3 s for a million
 _NOTE_CHARS = 2_000
@@ -47,7 +49,12 @@ def read_xlsx(data: bytes, _wanted: Wanted = ALL) -> Extracted:
 
 
 class _Book:
-    """A workbook that is being read. `room`: characters that its tables may still have."""
+    """A workbook that is being read.
+
+    Attributes:
+        room: Characters that its tables may still have, with the comments and text boxes.
+        margin: Characters that everything below the tables may still have.
+    """
 
     def __init__(self, reader: Any) -> None:
         self._book = reader.wb
@@ -59,7 +66,8 @@ class _Book:
         self._strings = reader.shared_strings
         self._missing = [f"sheet {title} is a chart, which is not read" for title in reader.charts[:_NOTES_MOST]]
         self._missing += [f"sheet {title} is listed, and is not in the file" for title in reader.lost[:_NOTES_MOST]]
-        self.room = MOST_CHARS - _MARGIN_CHARS
+        self.room = MOST_CHARS - _MARGIN_CHARS - _SLACK_CHARS
+        self.margin = _MARGIN_CHARS
 
     @property
     def spent(self) -> bool:
@@ -78,8 +86,10 @@ class _Book:
                 unread = True
                 break
             hidden = "" if sheet.state == "visible" else " (hidden)"
+            place = f"sheet {sheet.title}{hidden}"
             text, whole = self._sheet_text(sheet)
-            parts.append(Part(f"sheet {sheet.title}{hidden}", text))
+            parts.append(Part(place, text))
+            self.room -= len(place) + len("[]\n\n\n")
             unread = unread or not whole
         if names := self._defined_names():
             parts.append(Part("", names))
@@ -96,7 +106,16 @@ class _Book:
         ]
         if len(lines) > _NOTES_MOST:
             self._missing.append(f"{len(lines) - _NOTES_MOST:,} more defined names")
-        return "\n".join(lines[:_NOTES_MOST])
+        return "\n".join(self._fitting(lines[:_NOTES_MOST], "defined names"))
+
+    def _fitting(self, lines: Iterable[str], what: str) -> Iterator[str]:
+        """Yield the lines for which there is room below the tables."""
+        for line in lines:
+            if len(line) >= self.margin:
+                self._missing.append(f"more {what}")
+                return
+            self.margin -= len(line) + 1
+            yield line
 
     # -- one sheet ----------------------------------------------------------------------------------------------------
 
@@ -110,21 +129,35 @@ class _Book:
         with self._archive.open(sheet.path) as source:
             parser = parser_class(source, self._strings, data_only=True)
             for number, cells in parser.parse():
-                if self.spent:
+                if self.spent or not self._add_row(table, number, cells, beside.comments):
                     self._missing.append(f"what comes from row {number:,} on in sheet {title} is too long to read")
                     whole = False
                     break
-                self._add_row(table, number, cells, beside.comments)
         if whole:
-            table.fill_merged(_ranges(parser.merged_cells))
+            self._fill_merged(table, parser, title)
         if table.is_cut:
             self._missing.append(f"columns after the first {_MAX_COLUMNS:,} of sheet {title}")
-        lines = [*table.lines(), *_hidden(parser), *_links(parser, beside.targets, table), *beside.lines()]
-        lines += _headers(parser)
+        below = (*_hidden(parser), *_links(parser, beside.targets, table))
+        lines = [*table.lines(), *self._fitting(below, f"links of sheet {title}"), *beside.lines()]
+        lines += self._fitting(_headers(parser), f"headers and footers of sheet {title}")
         return "\n".join(lines), whole
 
-    def _add_row(self, table: _Table, number: int, cells: Iterable[dict[str, Any]], comments: dict[str, str]) -> None:
+    def _fill_merged(self, table: _Table, parser: Any, title: str) -> None:
+        """Show the text of a cell that spans rows in each of them, as far as there is room for it."""
+        for merged in _ranges(parser.merged_cells):
+            taken = None if self.spent else table.fill_merged(merged, self.room)
+            if taken is None:
+                self._missing.append(
+                    f"the text of merged cells of sheet {title} in each of their rows; their first has it"
+                )
+                return
+            self.room -= taken
+
+    def _add_row(self, table: _Table, number: int, cells: Iterable[dict[str, Any]], comments: dict[str, str]) -> bool:
+        """Add the cells of a row; return False if there was no room for all of them."""
         for cell in cells:
+            if self.room <= 0 and cell["value"] is not None:
+                return False
             if cell["column"] > _MAX_COLUMNS:
                 table.is_cut = table.is_cut or cell["value"] is not None
                 continue
@@ -134,8 +167,7 @@ class _Book:
                 text = f"{text} {comment}".lstrip()
             if text:
                 self.room -= table.put(number, cell["column"], text)
-            if self.room <= 0:
-                return
+        return True
 
     def _shown(self, cell: dict[str, Any]) -> str:
         value = cell["value"]
@@ -198,22 +230,23 @@ class _Book:
         sheets: Any = import_module("openpyxl.comments.comment_sheet")
         parsed: Any = sheets.CommentSheet.from_tree(self._xml(part))
         for number, (place, comment) in enumerate(parsed.comments):
-            if number == _NOTES_MOST * 10:
-                self._missing.append(f"more than {_NOTES_MOST * 10:,} comments in sheet {title}")
+            if number == _NOTES_MOST * 10 or self.spent:
+                self._missing.append(f"more than {number:,} comments in sheet {title}")
                 return
             author = _one_line(str(comment.author or ""))
             by = f" by {author}" if author and author.lower() != "none" else ""
             text = _one_line(str(comment.text or "").removeprefix(f"{comment.author}:"))
-            self.room -= len(text)
-            yield place, f"[comment{by}: {text}]"
+            shown = f"[comment{by}: {text}]"
+            self.room -= len(shown) + len("; at XFD1048576\n")
+            yield place, shown
 
     def _read_drawing(self, part: str, beside: _Beside, things: dict[str, int]) -> None:
         tree = self._xml(part)
         for shape in tree.iter(f"{_SHAPES}sp"):
             text = _one_line(" ".join(each.text or "" for each in shape.iter(_DRAWING_TEXT)))
-            if text and len(beside.boxes) < _NOTES_MOST:
+            if text and len(beside.boxes) < _NOTES_MOST and self.room > 0:
                 beside.boxes.append(text)
-                self.room -= len(text)
+                self.room -= len(text) + len("[text box] \n")
             elif text:
                 things["more text box"] = things.get("more text box", 0) + 1
         for tag, what in (("pic", "picture"), ("graphicFrame", "chart or diagram")):
@@ -229,9 +262,9 @@ class _Book:
 class _Beside:
     """What belongs to a sheet and is in other parts of the file: comments by cell, addresses by id, text boxes."""
 
-    comments: dict[str, str] = field(default_factory=dict)
-    targets: dict[str, str] = field(default_factory=dict)
-    boxes: list[str] = field(default_factory=list)
+    comments: dict[str, str] = field(default_factory=dict[str, str])
+    targets: dict[str, str] = field(default_factory=dict[str, str])
+    boxes: list[str] = field(default_factory=list[str])
 
     def lines(self) -> Iterator[str]:
         for place, comment in self.comments.items():  # of cells without a value, which no row has
@@ -247,32 +280,42 @@ class _Table:
         self.is_cut = False
         self._rows: dict[int, dict[int, str]] = {}
         self._last_column = 0
-        self._width = 0  # of the row that was added last
+        self._widths: dict[int, int] = {}
 
     def put(self, row: int, column: int, text: str) -> int:
-        """Add a cell; return about how many characters that takes."""
-        cells = self._rows.get(row)
-        if cells is None:
-            cells = self._rows[row] = {}
-            self._width = 0
-        wider = max(column - self._width, 0)
-        self._width += wider
-        self._last_column = max(self._last_column, column)
-        cells[column] = text
-        return len(text) + 3 * wider
+        """Add a cell; return how many characters that takes."""
+        taken = len(text) + text.count("|")
+        if row not in self._rows:
+            self._rows[row], self._widths[row] = {}, 0
+            taken += len(f"| {row} |\n")
+        wider = max(column - self._widths[row], 0)
+        taken += wider * len(" | ")
+        if column > self._last_column:
+            taken += (column - self._last_column) * len(" XFD |---|")
+            self._last_column = column
+        self._widths[row] += wider
+        self._rows[row][column] = text
+        return taken
 
     def get(self, row: int, column: int) -> str:
         return self._rows.get(row, {}).get(column, "")
 
-    def fill_merged(self, ranges: Iterable[tuple[int, int, int, int]]) -> None:
-        """Show the text of a cell that spans rows in each of them that has others."""
-        for left, top, _right, bottom in ranges:
-            text = self.get(top, left)
-            if not text or top == bottom or len(text) > _NOTE_CHARS:
-                continue
-            for row in self._rows if bottom - top > len(self._rows) else range(top + 1, bottom + 1):
-                if top < row <= bottom and row in self._rows and not self.get(row, left):
-                    self._rows[row][left] = f"{text} (cell {_name(top, left)})"
+    def fill_merged(self, merged: tuple[int, int, int, int], room: int) -> int | None:
+        """Show the text of a cell that spans rows in each of them that has others.
+
+        Returns how many characters that takes; None, and shows it nowhere else, where these are more than `room`.
+        """
+        left, top, _right, bottom = merged
+        text = self.get(top, left)
+        if not text or top == bottom or len(text) > _NOTE_CHARS:
+            return 0
+        text = f"{text} (cell {_name(top, left)})"
+        near = self._rows if bottom - top > len(self._rows) else range(top + 1, bottom + 1)
+        rows = [row for row in near if top < row <= bottom and row in self._rows and not self.get(row, left)]
+        taken = sum(len(text) + text.count("|") + 3 * max(left - self._widths[row], 0) for row in rows)
+        if taken > room:
+            return None
+        return sum(self.put(row, left, text) for row in rows)
 
     def lines(self) -> Iterator[str]:
         if not self._rows:
@@ -300,7 +343,7 @@ def _reader(data: bytes) -> Any:
         """Opens a workbook without its sheets, and without the files to which it links."""
 
         def __init__(self) -> None:
-            super().__init__(io.BytesIO(data), read_only=True, data_only=True, keep_links=False)
+            super().__init__(io.BytesIO(data), read_only=True, data_only=True, keep_links=False)  # pyright: ignore[reportUnknownMemberType]
             self.sheets: list[_Sheet] = []
             self.charts: list[str] = []
             self.lost: list[str] = []
@@ -309,7 +352,7 @@ def _reader(data: bytes) -> Any:
             """Note where the sheets are; openpyxl would parse each of them here to find its size."""
             for sheet in self.parser.sheets:
                 relation = self.parser.rels.get(sheet.id)
-                title = " ".join(str(sheet.name).split())
+                title = _one_line(str(sheet.name), _NAME_CHARS)
                 if relation is None or relation.target not in self.valid_files:
                     self.lost.append(title)
                 elif "chartsheet" in relation.Type:
@@ -329,12 +372,12 @@ def _parser_class() -> Any:
         """Reads the values of a sheet, and the formula of each cell that has no value."""
 
         def __init__(self, *given: Any, **options: Any) -> None:
-            super().__init__(*given, **options)
+            super().__init__(*given, **options)  # pyright: ignore[reportUnknownMemberType]
             self._sizes: dict[str | None, int] = {}  # of the formulas that cells share
             self._translated = 0  # characters of formulas
 
         def parse_cell(self, element: Any) -> dict[str, Any]:
-            cell: dict[str, Any] = super().parse_cell(element)
+            cell = cast("dict[str, Any]", super().parse_cell(element))  # pyright: ignore[reportUnknownMemberType]
             formula = element.find(formula_tag)
             if formula is not None and (cell["value"] is None or (formula.get("t") == "shared" and formula.text)):
                 text = self._formula_text(element, formula)

@@ -91,16 +91,19 @@ class Root:
         parts = self.parts(rel)
         if not parts:
             raise ToolFailed("this is the workspace itself, a folder; name a file in it")
-        for _try in range(2):
-            data = bytearray()
-            with _translate_errors(parts), self._access.open_file(parts) as descriptor:
-                before = FileMark.of(os.fstat(descriptor))
-                while len(data) <= cap and (piece := os.read(descriptor, min(1 << 20, cap + 1 - len(data)))):
-                    data += piece
-                after = FileMark.of(os.fstat(descriptor))
-            if before == after:
-                break
+        data, before, after = self._read_once(parts, cap)
+        if before != after:
+            data, _before, after = self._read_once(parts, cap)
         return bytes(data[:cap]), len(data) > cap, after
+
+    def _read_once(self, parts: list[str], cap: int) -> tuple[bytearray, FileMark, FileMark]:
+        """Return a file's first `cap` bytes, and one more if it has more, with what it was before and after."""
+        data = bytearray()
+        with _translate_errors(parts), self._access.open_file(parts) as descriptor:
+            before = FileMark.of(os.fstat(descriptor))
+            while len(data) <= cap and (piece := os.read(descriptor, min(1 << 20, cap + 1 - len(data)))):
+                data += piece
+            return data, before, FileMark.of(os.fstat(descriptor))
 
     @contextmanager
     def open_file(self, rel: str) -> Generator[int]:

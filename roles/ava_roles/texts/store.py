@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 from ava_roles.passages import FilePassage, index_terms, passage_length
 from ava_roles.sandbox.path_access import FileMark
@@ -398,7 +398,10 @@ class KeptTexts:
 
 
 def _first_of(errors: BaseException) -> BaseException:
-    return _first_of(errors.exceptions[0]) if isinstance(errors, BaseExceptionGroup) else errors
+    while isinstance(errors, BaseExceptionGroup):
+        within = cast("tuple[BaseException, ...]", errors.exceptions)  # pyright: ignore[reportUnknownMemberType]
+        errors = within[0]
+    return errors
 
 
 def _packed(text: str) -> bytes:

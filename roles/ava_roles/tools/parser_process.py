@@ -173,8 +173,8 @@ def main() -> None:
         if not _FORKS:
             child.send(_result(order, data))
             return
-        load_packages = load("documents").load_packages if has_extra("documents") else lambda _parser: None
-        load_packages(order["parser"])
+        if has_extra("documents"):
+            load("documents").load_packages(order["parser"])
         stdout.buffer.write(_fork(order, data))
         stdout.buffer.flush()
 

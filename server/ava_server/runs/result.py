@@ -143,7 +143,8 @@ def _note_places(findings: list[dict[str, Any]], quotes: list[dict[str, Any]], h
         return
     read = ReadSources(history.outputs)
     for quote in found:
-        finding = findings[quote["finding"] - 1]
+        number: int = quote["finding"]
+        finding = findings[number - 1]
         passage = read.passage(finding, quote["verdict"], quote["event"])
         if passage is not None and passage.read.location and passage.located != finding.get("source_url"):
             finding["found_in"] = passage.located
