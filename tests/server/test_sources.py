@@ -17,6 +17,9 @@ from support.terminal import ava, on_terminal
 
 from ava_audit.events import ToolResult, Who
 from ava_audit.retention import erase_run
+from ava_roles.sandbox.paths import Root
+from ava_roles.tool import ToolContext
+from ava_roles.tools.files import ReadFile, ReadFileArgs
 from ava_roles.wrap import clean, wrap_tool_output
 from ava_server.cli.terminal import cells
 from ava_server.core.data_root import os_user
@@ -98,7 +101,7 @@ BACK = output("read_tool_result", "… lit every evening, at dusk", "h.md")
         (FILE, "a/b.md:3"),
         (OLD, "b.docx:3"),
         (PAGES, "c.pdf, page 2 (ii)"),
-        (SHEETS, "d.xlsx, sheet Plan, row 3"),
+        (SHEETS, "d.xlsx, sheet Plan, cell A3"),
         (FOUND, "e.md:4"),
         (GREP, "g.md:12"),
         (PAGE, "https://lamps.example/old"),
@@ -112,6 +115,38 @@ def test_finds_the_place_of_a_quote_in_the_output_of_each_tool(result: ToolResul
     assert found.located == located and not found.elsewhere
     assert normalize(marked(found)) == QUOTE
     assert "read_file" not in found.read.text and "tool_output" not in found.read.text
+
+
+@pytest.mark.parametrize(
+    ("quote", "place"),
+    [
+        ("two \\| three", "cell B4"),
+        ("four", "cell C4"),
+        ("one | two", "row 4"),
+        ("4 | one", "row 4"),
+        ("four | | 5 | five", "rows 4 to 5"),
+        ("[link at C4] https://x.example/", ""),
+    ],
+)
+def test_names_the_cell_of_a_quote_that_stands_in_one(quote: str, place: str) -> None:
+    table = "[sheet Plan (hidden)]\n| 4 | one | two \\| three | four |\n| 5 | five |\n[link at C4] https://x.example/"
+    result = output("read_file", f"d.xlsx (workbook, 9 bytes): lines 1 to 4 of 4\n\n{table}", "d.xlsx")
+    assert passage({"quote": quote}, result).located == ", ".join(filter(None, ("d.xlsx, sheet Plan (hidden)", place)))
+
+
+async def test_the_line_of_a_quote_is_that_of_the_file_and_what_was_not_read_is_said(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\n\n" + "first " * 1_000 + "\n\nIt is lit every evening, at dusk.\n")
+    root = Root.open(tmp_path)
+    for asked, missing in (
+        ({}, "the end of line 3, which has 6,000 characters"),
+        ({"offset": 3, "column": 3_001}, "line 3 before column 3,001"),
+        ({"offset": 4}, ""),
+    ):
+        read = await ReadFile()(ReadFileArgs(path="a.txt", **asked), ToolContext(files=root))
+        found = passage({"quote": QUOTE}, output("read_file", read.text, "a.txt"))
+        assert (found.located, found.read.missing) == ("a.txt:5", missing)
+    assert passage({"quote": QUOTE}, OLD).read.missing == "a picture"
+    root.close()
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_a_failed_verification_exits_with_21_for_run_and_wait(tmp_path: Path) ->
     run_id = branch.removeprefix("ava/")
     assert ava(root, "wait", run_id).returncode == 21
     told = ava(root, "show", run_id, "--diff", "--cost")
-    assert told.returncode == 2 and "two screens" in told.stderr
+    assert told.returncode == 2 and "--cost and --diff are 2 screens" in told.stderr
 
 
 def test_a_coder_that_is_not_approved_changes_nothing(tmp_path: Path) -> None:

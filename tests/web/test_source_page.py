@@ -76,6 +76,10 @@ def test_a_click_on_a_finding_shows_its_quote_on_the_screen_and_loads_nothing(
                 assert mark.inner_text() == QUOTE
                 box, size = mark.bounding_box(), page.viewport_size
                 assert box is not None and size is not None and 0 <= box["y"] < size["height"], "it is on the screen"
+                where = page.locator(".where")
+                above = where.bounding_box()
+                assert " ".join(where.inner_text().split()) == "lamp & co.md, line 400 The file is the same now."
+                assert above is not None and 0 <= above["y"] < box["y"], "and so is where it stands"
                 assert page.locator("main script, main img, main a[href*='evil']").count() == 0
                 if "viewport" in options:
                     assert page.evaluate("document.documentElement.scrollWidth") <= 390

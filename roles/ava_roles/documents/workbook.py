@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 from ava_roles.documents.number_format import GENERAL, plain_number, show_number
 from ava_roles.documents.office import open_office_file
 from ava_roles.errors import ToolFailed
-from ava_roles.tools.extracted import ALL, MOST_CHARS, Extracted, Part, Wanted
+from ava_roles.tools.extracted import ALL, MOST_CHARS, Extracted, Part, Wanted, column_letters
 from ava_roles.tools.pages import PARSING_S, parsing
 
 _MAX_COLUMNS = 1_000
@@ -321,7 +321,7 @@ class _Table:
         if not self._rows:
             yield "(empty)"
             return
-        letters = [_letters(column) for column in range(1, self._last_column + 1)]
+        letters = [column_letters(column) for column in range(1, self._last_column + 1)]
         yield f"|  | {' | '.join(letters)} |"
         yield "|" + "---|" * (len(letters) + 1)
         for number in sorted(self._rows):
@@ -414,16 +414,8 @@ def _are(things: dict[str, int]) -> str:
     return "is" if sum(things.values()) == 1 else "are"
 
 
-def _letters(column: int) -> str:
-    letters = ""
-    while column:
-        column, rest = divmod(column - 1, 26)
-        letters = chr(ord("A") + rest) + letters
-    return letters
-
-
 def _name(row: int, column: int) -> str:
-    return f"{_letters(column)}{row}"
+    return f"{column_letters(column)}{row}"
 
 
 _RANGE = re.compile(r"([A-Z]{1,3})(\d{1,7})(?::([A-Z]{1,3})(\d{1,7}))?")
@@ -448,7 +440,7 @@ def _hidden(parser: Any) -> Iterator[str]:
     if rows:
         yield f"[hidden rows: {', '.join(_spans(rows))}]"
     columns = [
-        (_letters(int(said["min"])), _letters(min(int(said.get("max", said["min"])), 16_384)))
+        (column_letters(int(said["min"])), column_letters(min(int(said.get("max", said["min"])), 16_384)))
         for said in parser.column_dimensions.values()
         if _is_true(said.get("hidden"))
     ]

@@ -155,6 +155,7 @@ def size_of(parts: Sequence[Part]) -> int:
 
 
 _ROW = re.compile(r"^\| (\d+) \|", re.MULTILINE)
+_SEPARATOR = re.compile(r"(?<!\\)\|")
 
 
 def row_places(place: str, pieces: Iterable[str]) -> Iterator[str]:
@@ -174,6 +175,25 @@ def row_places(place: str, pieces: Iterable[str]) -> Iterator[str]:
             yield f"{place}, row {first}"
         else:
             yield f"{place}, rows {first} to {last}"
+
+
+def column_letters(column: int) -> str:
+    """Return the letters of a sheet's column by its number, from 1."""
+    letters = ""
+    while column:
+        column, rest = divmod(column - 1, 26)
+        letters = chr(ord("A") + rest) + letters
+    return letters
+
+
+def cell_of(row: str, start: int, end: int) -> str | None:
+    """Return in which cell of a row of a sheet's table a piece of it stands, such as `C58`; None: in no one cell."""
+    number = _ROW.match(row)
+    separators = [found.start() for found in _SEPARATOR.finditer(row)]
+    column = sum(at < start for at in separators) - 1
+    if number is None or column < 1 or any(start <= at < end for at in separators):
+        return None
+    return f"{column_letters(column)}{number[1]}"
 
 
 def page_ranges(numbers: Sequence[int]) -> str:

@@ -153,6 +153,8 @@ def _show_lines(asked: _Asked, what: str, lines: Sequence[str], gaps: str = "", 
         raise ToolFailed(f"line {args.offset:,} has {length:,} characters; give a column up to that")
     part = take_lines(lines, args.offset, args.limit, asked.room, column)
     head = f"{name} ({what}, {asked.size}): lines {part.first:,} to {part.last:,} of {len(lines):,}"
+    if column > 1:
+        head += f", from column {column:,}"
     if part.cut:
         numbers = ", ".join(f"{line} (of {len(lines[line - 1]):,})" for line, _column in part.cut[:20])
         head += f"; cut: line {numbers}; each goes on with its number as offset and column {part.cut[0][1]}"

@@ -248,6 +248,8 @@ def source_screen(run: RunRow, opened: OpenedSource) -> list[str]:
     read = f"Read by {opened.tool} (entry {opened.event}):"
     place = ", ".join(filter(None, (opened.location or "several sources", opened.place)))
     lines += ["", read, *_in_bars(place, width), *wrapped_lines(opened.now_words, width)]
+    if opened.missing:
+        lines += ["Not in the text that was read:", *_in_bars(opened.missing, width)]
     return [*lines, "", *_text_lines(opened.window(AROUND_LINES, AROUND_CHARS), width)]
 
 

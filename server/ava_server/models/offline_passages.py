@@ -30,7 +30,12 @@ _FOUND_HEAD = re.compile(
     r"\nOf (?P<total>[\d,]+) passages have: (?P<words>[^\n]*)"
 )
 _WORD_COUNT = re.compile(r"([^\s,]+) (\d[\d,]*\d|\d)(?=, |$)")
-_READ_HEAD = re.compile(rf"(?P<path>[^\n]+?) \([^\n]*\): (?P<place>{_PLACE}) of [^\n]*(?:\n[^\n]+)*\n\n")
+_READ_HEAD = re.compile(
+    rf"(?P<path>[^\n]+?) \([^\n]*\): (?P<place>{_PLACE}) of (?:,?\d)+"
+    r"(?:, from column (?P<column>[\d,]+))?(?:; cut: line (?P<cut>[^;\n]*))?[^\n]*"
+    r"(?:\nNot in the text: (?P<gaps>[^\n]+))?(?:\n[^\n]+)*\n\n"
+)
+_CUT_LINE = re.compile(r"(\d+) \(of ([\d,]+)\)")
 _PAGE = re.compile(r"^\[(page \d+(?: \([\w .-]{1,20}\))?)\]\n", re.MULTILINE)
 _SHEET = re.compile(r"^\[(sheet [^\n]+)\]\n", re.MULTILINE)
 _WORKBOOK = re.compile(r"[^\n]* \(workbook, [\d,]+ bytes\): ")
@@ -57,6 +62,7 @@ class Passage:
     title: str = ""
     fenced: bool = False  # it is inside a code fence
     file_rank: int = 0  # how many files the search found that fit better
+    missing: str = ""  # what of the source was not given as text, where the tool said so above the text
 
     @property
     def location(self) -> str:
@@ -163,7 +169,23 @@ def _read(body: str) -> Iterator[Passage]:
     heads = _SHEET if _WORKBOOK.match(body) else _PAGE
     paged = [(found[1], words) for found, words in _headed(heads, text)]
     for place, words in paged or [(head["place"], text)]:
-        yield Passage(head["path"], place, words.strip("\n"), None if paged else _line(head["place"]))
+        shown = words.lstrip("\n")
+        first = None if paged else _line(head["place"])
+        if first is not None:
+            first += len(words) - len(shown)
+        yield Passage(head["path"], place, shown.rstrip("\n"), first, missing=_missing(head))
+
+
+def _missing(head: re.Match[str]) -> str:
+    """Return what the head of a file that was read says is not in the text below it."""
+    said: list[str] = []
+    if head["column"]:
+        said.append(f"line {_line(head['place'])} before column {head['column']}")
+    for number, chars in _CUT_LINE.findall(head["cut"] or ""):
+        said.append(f"the end of line {number}, which has {chars} characters")
+    if head["gaps"]:
+        said.append(head["gaps"])
+    return "; ".join(said)
 
 
 def _pages(body: str) -> Iterator[Passage]:

@@ -16,6 +16,7 @@ from typing import Any
 from ava_audit.events import ToolResult
 from ava_roles.sandbox.paths import shown
 from ava_roles.tool import WEB_SEARCH
+from ava_roles.tools.extracted import cell_of
 from ava_roles.wrap import one_line
 from ava_server.models.offline_passages import Passage, passages, place_of
 from ava_server.runs.quotes import NormalText, Span, find_near_quote, find_quote, normalize, unwrap_output
@@ -41,6 +42,7 @@ class ReadText:
         place: Where in the source it stands, such as `page 3` or `sheet Plan`; empty if unknown.
         line: The number of its first line in the source; None where lines do not count.
         text: The text, as the model was shown it.
+        missing: What of the source the tool said is not in the text.
     """
 
     event: int
@@ -51,6 +53,7 @@ class ReadText:
     place: str
     line: int | None
     text: str
+    missing: str = ""
 
     @cached_property
     def normal(self) -> NormalText:
@@ -63,10 +66,19 @@ class ReadText:
         """Return where a piece of the text stands in the source, e.g. `lines 3 to 5` or `sheet Plan, row 7`."""
         first, last = self.line_of(span.start), self.line_of(max(span.end - 1, span.start))
         if first is None:
-            return place_of(Passage(self.location, self.place, self.text), span.start, self.text[slice(*span)])
+            return self._place_without_lines(span)
         if span.start == span.end:
             return self.place
         return f"line {first}" if first == last else f"lines {first} to {last}"
+
+    def _place_without_lines(self, span: Span) -> str:
+        place = place_of(Passage(self.location, self.place, self.text), span.start, self.text[slice(*span)])
+        begin = self.text.rfind("\n", 0, span.start) + 1
+        row = self.text[begin:].partition("\n")[0]
+        cell = cell_of(row, span.start - begin, span.end - begin) if span.end > span.start else None
+        if cell is None or not place.startswith("sheet ") or span.end > begin + len(row):
+            return place
+        return f"{place.rpartition(', row ')[0]}, cell {cell}"
 
     def located(self, span: Span) -> str:
         """Return the source with the place of a piece, on one line: `notes.md:3`, `report.pdf, page 3`, an address."""
@@ -159,6 +171,7 @@ def _read_text(event: int, fact: ToolResult, source: Mapping[str, str | None], p
         place=passage.place,
         line=passage.line,
         text=passage.text,
+        missing=passage.missing,
     )
 
 

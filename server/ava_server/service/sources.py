@@ -80,6 +80,7 @@ class OpenedSource:
         before: The text before the quote. Where no quote is marked, the text before the place that the finding names.
         marked: The quote as it stands there; empty where none is marked.
         after: The text after it.
+        missing: What of the source is not in the text, as the tool said: cut lines, pictures.
         note: What is to be said about that: whether it is what the finding says.
         tool: The tool that returned it.
         event: The entry of the log that has it; 0 for none.
@@ -100,6 +101,7 @@ class OpenedSource:
     before: str = ""
     marked: str = ""
     after: str = ""
+    missing: str = ""
     note: str = ""
     tool: str = ""
     event: int = 0
@@ -223,6 +225,7 @@ def _opened(logged: _Logged) -> tuple[OpenedSource, ReadText | None]:
         before=read.text[: span.start],
         marked=read.text[span.start : span.end],
         after=read.text[span.end :],
+        missing=read.missing,
         note=_note(logged, found, passage),
         tool=read.tool,
         event=read.event,
