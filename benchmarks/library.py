@@ -5,7 +5,8 @@
 The folder is made of manuals and package documentation that Debian installs, in five languages: as they are (HTML,
 text, gzip, man pages), and their words as Word, Excel, PowerPoint, PDF, email and notebook files. With `--folder`, the
 questions go to a folder of yours. Each question is one call of `search_and_read` in a process of its own, with the
-texts that were kept by the one before; `--seconds` is what its run has left, of which a call takes half.
+texts that were kept by the one before; `--seconds` is what its run has left, of which a call takes half. What a server
+loads before its first search, 0.15 s, is loaded before the clock starts; parsers start within the question.
 
 python-pptx and reportlab make the documents; they are installed by hand, as Ava does not need them.
 """
@@ -33,6 +34,8 @@ from figures import Figure, write_json
 LANGUAGES = ("", "de", "fr", "ja", "ru")
 WORDS_MOST = 6_000
 OLD = 1_700_000_000
+FRESH_S = 2.1
+"""Files that are younger are read again with each question."""
 SHARE = 0.1
 """What a later question may take of the first one's processor time."""
 QUESTIONS = (
@@ -181,7 +184,8 @@ def answer(folder: Path, store: Path, question: str, seconds: float) -> None:
     read_marked, command = Root.read_marked, child.command
 
     def noted(root: Root, rel: str, cap: int) -> tuple[bytes, bool, FileMark]:
-        read.add(rel)
+        if not rel.endswith(".gitignore"):
+            read.add(rel)
         return read_marked(root, rel, cap)
 
     def counted(module: str) -> list[str]:
@@ -190,17 +194,20 @@ def answer(folder: Path, store: Path, question: str, seconds: float) -> None:
         return command(module)
 
     Root.read_marked, child.command = noted, counted  # type: ignore[method-assign]
+    tool, args = SearchAndRead(), SearchAndReadArgs(query=question)
+    with tempfile.TemporaryDirectory() as empty:  # loads the packages
+        anyio.run(tool, args, ToolContext(files=Root.open(Path(empty))))
+    read.clear()
     texts, root = KeptTexts(store, 4_000_000_000), Root.open(folder)
     at = ToolContext(files=root, texts=texts, run_id="S-1", seconds_left=lambda: seconds)
-    began = time.monotonic()
-    tool, args = SearchAndRead(), SearchAndReadArgs(query=question)
-    result = anyio.run(lambda: tool(args, at))
-    took = time.monotonic() - began
+    started, began = processor_s(), time.monotonic()
+    result = anyio.run(tool, args, at)
+    took, processor = time.monotonic() - began, processor_s() - started
     texts.close()
     own, others = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     figures = {
         "seconds": round(took, 2),
-        "processor": round(own.ru_utime + own.ru_stime + others.ru_utime + others.ru_stime, 2),
+        "processor": round(processor, 3),
         "read": len(read),
         "parsers": parsers,
         "memory_mb": round(own.ru_maxrss / 1024),
@@ -209,6 +216,12 @@ def answer(folder: Path, store: Path, question: str, seconds: float) -> None:
         "head": result.text.split("\n")[0],
     }
     print(json.dumps(figures))
+
+
+def processor_s() -> float:
+    """Return the processor time of this process and of its children that ended, in seconds."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def main() -> None:
@@ -228,6 +241,7 @@ def main() -> None:
         if args.folder is None:
             folder.mkdir()
             make_folder(folder, args.files)
+            time.sleep(FRESH_S)
         rows: dict[str, dict[str, object]] = {}
         for number, question in enumerate(QUESTIONS, 1):
             name = {1: "first question", 2: "second question", 10: "tenth question"}.get(number, f"question {number}")
@@ -236,6 +250,7 @@ def main() -> None:
             changed = next(path for path in sorted(folder.rglob("*.docx")))
             changed.write_bytes(as_word("One sentence is new: the zeppelin has landed."))
             os.utime(changed, (OLD + 9, OLD + 9))
+            time.sleep(FRESH_S)
             rows["after one change"] = ask(folder, store, "Has the zeppelin landed?", args.seconds)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         count = sum(path.is_file() for path in folder.rglob("*"))

@@ -365,7 +365,9 @@ class PassageRanking:
         self._query = query
         self._found: list[_Candidate] = []
 
-    def add(self, path: str, passages: Iterable[FilePassage]) -> None:
+    def add(self, path: str, passages: Iterable[FilePassage]) -> int:
+        """Add passages of a file, and return their length in words together."""
+        before = self._length
         in_path = self._query.matches(path).counts
         for passage in passages:
             matches = self._query.matches(passage.text)
@@ -375,6 +377,7 @@ class PassageRanking:
                 self.spread[number] += count > 0
             if any(matches.counts) or any(in_path):
                 self._found.append(_Candidate(path, passage, self.total, matches, in_path))
+        return self._length - before
 
     def add_others(self, passages: int, length: int) -> None:
         """Count passages that have no word of the question, and how many words they have together."""

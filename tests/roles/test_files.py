@@ -1,5 +1,6 @@
 """`read_file`: every kind of file is answered sensibly, in pieces that fit."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,9 +22,11 @@ def at(tmp_path: Path) -> Iterator[ToolContext]:
     root.close()
 
 
-async def read(at: ToolContext, path: str, offset: int = 1, limit: int | None = None) -> ToolOutput:
+async def read(
+    at: ToolContext, path: str, offset: int = 1, limit: int | None = None, column: int | None = None
+) -> ToolOutput:
     with anyio.fail_after(20):
-        return await ReadFile()(ReadFileArgs(path=path, offset=offset, limit=limit), at)
+        return await ReadFile()(ReadFileArgs(path=path, offset=offset, limit=limit, column=column), at)
 
 
 async def test_returns_a_text_file_unchanged_under_a_header_line(at: ToolContext, tmp_path: Path) -> None:
@@ -63,6 +66,27 @@ async def test_truncates_one_enormous_line_and_says_so(at: ToolContext, tmp_path
     got = await read(at, "min.js")
     assert "cut: line 1 (of 100,000)" in got.text and "[goes on: offset 1, column 4001]" in got.text
     assert len(got.text) < 5_000
+
+
+async def test_a_csv_that_is_too_large_for_a_table_is_read_to_its_end_as_text(at: ToolContext, tmp_path: Path) -> None:
+    for name, text in {
+        "rows.csv": "".join(f"{number},name\n" for number in range(5_000)),
+        "row.csv": ",".join(f"c{number}" for number in range(9_000)),
+    }.items():
+        (tmp_path / name).write_text(text)
+        assert "; with column 1 all of it as text" in (await read(at, name)).text
+        got, place = "", {"offset": 1, "column": 1}
+        for _call in range(60):
+            body, more, rest = (await read(at, name, **place)).text.partition("\n\n")[2].partition("\n\n[goes on: ")
+            got += body
+            if not more:
+                break
+            numbers = re.findall(r"\d+", rest)
+            place = {"offset": int(numbers[0]), "column": int(numbers[1])}
+            got += "\n" * (place["column"] == 1)
+        assert got == text.rstrip("\n")
+    (tmp_path / "small.csv").write_text("a,b\n1,2\n")
+    assert "CSV as a table, 8 bytes" in (await read(at, "small.csv")).text
 
 
 async def test_handles_binary_files_empty_files_and_other_encodings(at: ToolContext, tmp_path: Path) -> None:

@@ -3,22 +3,26 @@
 import gzip
 import os
 import re
+import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
-from ava_roles.errors import AccessRefused, ToolFailed
+from ava_roles.errors import AccessRefused, NotThere, ParserEnded, ToolFailed
 from ava_roles.passages import Query, split_passages
+from ava_roles.sandbox.path_access import FileMark
 from ava_roles.sandbox.paths import Root
-from ava_roles.texts.store import TextStore
+from ava_roles.texts.store import KeptText, KeptTexts, TextStore
 from ava_roles.threads import run_sync
 from ava_roles.tool import ToolContext, ToolOutput, need_files
-from ava_roles.tools import grep
+from ava_roles.tools import grep, reading
+from ava_roles.tools.extracted import Extracted, Format, Wanted
 from ava_roles.tools.files import (
     FindFiles,
     FindFilesArgs,
@@ -30,6 +34,7 @@ from ava_roles.tools.files import (
     SearchCodebase,
 )
 from ava_roles.tools.page_text import read_page_text
+from ava_roles.tools.parser_process import ParserProcess
 from ava_roles.tools.reading import FolderReader
 from ava_roles.tools.text_files import patterns
 
@@ -385,10 +390,103 @@ async def test_says_how_many_files_were_not_searched_and_why(at: ToolContext, tm
     (tmp_path / "large.txt").write_bytes(b"pump\n" * 2_500_000)
     got = await ask(at, "pump")
     assert got.text.startswith("1 files fit best (")
-    assert "; not searched: 1 not text, or unreadable, 1 too large or damaged\n" in got.text
+    assert "; not searched: 1 not text, 1 too large or damaged\n" in got.text
     got = await ask(replace(at, seconds_left=lambda: 0.0), "pump")
     assert got.text.startswith("0 files fit best (0 searched); not searched: 8 not reached in the time: ask again,")
     assert got.unread == "Files searched: 0. Not searched: 8 not reached in the time: ask again, or give a path."
+
+
+async def test_a_file_that_could_have_text_and_was_not_read_leaves_a_search_unfinished(
+    at: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (await ask(at, "zeppelin")).unread == ""  # blob.bin is no text for anybody
+    (tmp_path / "large.txt").write_bytes(b"pump\n" * 2_500_000)
+    (tmp_path / "locked.txt").write_text("The zeppelin leaves at noon.")
+    (tmp_path / "gone.txt").write_text("The zeppelin leaves at noon.")
+    read, caps = Root.read_marked, list[int]()
+
+    def denied(root: Root, rel: str, cap: int) -> tuple[bytes, bool, FileMark]:
+        if rel == "locked.txt":
+            raise ToolFailed("locked.txt: permission denied")
+        if rel == "gone.txt":
+            raise NotThere("gone.txt is not there")
+        if rel == "large.txt":
+            caps.append(cap)
+        return read(root, rel, cap)
+
+    monkeypatch.setattr(Root, "read_marked", denied)
+    got = await ask(at, "zeppelin")
+    reasons = "1 not text, 1 too large or damaged, 1 that cannot be opened, 1 gone meanwhile"
+    assert sorted(got.text.split("\n")[0].partition("; not searched: ")[2].split(", ")) == sorted(reasons.split(", "))
+    assert "1 too large or damaged" in got.unread and "1 that cannot be opened" in got.unread
+    assert max(caps) < 10_000, "what is too large is not read with each question"
+
+
+async def test_a_search_that_is_cut_short_counts_each_file_once_and_the_next_goes_on(
+    at: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ava_roles.texts.store.FRESH_S", -60.0)  # the files are made just now
+    for number in range(300):
+        (tmp_path / f"note{number:03}.txt").write_text(f"zeppelin {number}")
+    keep, enter, kept = TextStore.keep, TextStore.enter, list[str]()
+    held, go_on, entered = threading.Event(), threading.Event(), threading.Event()
+
+    def keep_some(store: TextStore, digest: bytes, body: bytes, *more: Any, **named: Any) -> KeptText | None:
+        kept.append(body.decode())
+        if len(kept) == 100:  # in the middle of a batch
+            held.set()
+            go_on.wait(20)
+        return keep(store, digest, body, *more, **named)
+
+    def enter_and_say(store: TextStore, *given: Any) -> None:
+        enter(store, *given)
+        if go_on.is_set():
+            entered.set()
+
+    monkeypatch.setattr(TextStore, "keep", keep_some)
+    monkeypatch.setattr(TextStore, "enter", enter_and_say)
+    monkeypatch.setattr(reading, "_PARSERS_MOST", 1)
+    store, query = TextStore(None), Query("zeppelin")
+    first = await FolderReader(need_files(at), store).read("", query, 1.0)
+    assert held.is_set() and not first.is_whole
+    assert first.searched + sum(first.left_out().values()) == len(first.order)
+    go_on.set()
+    assert await run_sync(entered.wait, 20)
+    second = await FolderReader(need_files(at), store).read("", query, 60.0)
+    assert second.is_whole and len(second.kept) == len(second.order) - 1
+    assert len(kept) <= len(second.order) + 1, "what was kept is not read again"
+
+
+async def test_a_file_whose_parser_ended_is_not_parsed_again_with_the_next_question(
+    at: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hangs.eml").write_text("Subject: zeppelin\n\nIt leaves at noon.")
+    parsed: list[str] = []
+
+    def ended(_parser: ParserProcess, kind: Format, _data: bytes, _wanted: Wanted) -> Extracted:
+        parsed.append(kind.name)
+        raise ParserEnded("this email cannot be read: its parser takes longer than 30 s; ask for another copy")
+
+    monkeypatch.setattr(ParserProcess, "read_document", ended)
+    at = replace(at, texts=KeptTexts(tmp_path / ".git" / "texts.db", 1_000_000))
+    first, second = [await ask(at, "zeppelin") for _again in range(2)]
+    assert parsed == ["email"] and first == second and "its parser takes longer than 30 s" in first.unread
+    monkeypatch.setattr("ava_roles.texts.store.time.monotonic", lambda: time.perf_counter() + 1e9)
+    await ask(at, "zeppelin")
+    assert parsed == ["email", "email"], "the machine may be less busy"
+    at.texts.close()
+
+
+async def test_files_beyond_those_that_one_search_covers_are_not_forgotten(
+    at: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = TextStore(None)
+    reader = FolderReader(need_files(at), store)
+    await reader.read("", Query("main"), 60)
+    known = store.known(need_files(at).identity()).keys()
+    monkeypatch.setattr(reading, "MAX_ENTRIES", 3)
+    assert (await reader.read("", Query("main"), 60)).more
+    assert store.known(need_files(at).identity()).keys() == known
 
 
 @pytest.mark.parametrize("page", ["<" + "a" * 1_000_000, "&#" + "9" * 5_000 + ";", "<script " * 100_000])
@@ -412,7 +510,7 @@ async def test_packed_archives_blank_text_and_large_documents_leave_room_for_oth
         (tmp_path / f"b{number}.gz").write_bytes(gzip.compress(b"\n" * 1_000_000))
     got = await ask(at, "zeppelin")
     assert "The zeppelin leaves at noon." in got.text
-    assert "; not searched: 26 not text, or unreadable, 25 too large or damaged\n" in got.text
+    assert "; not searched: 26 not text, 25 too large or damaged\n" in got.text
 
 
 async def test_a_file_that_changes_before_its_secrets_are_hidden_is_not_shown(at: ToolContext, tmp_path: Path) -> None:
@@ -472,7 +570,7 @@ async def test_pictures_large_files_and_inner_folders_leave_room_for_the_texts_b
         (tmp_path / "api" / f"page{number}.txt").write_bytes(b"airship\n" * 120_000)
     got = await ask(at, "zeppelin")
     assert "The zeppelin leaves at noon." in got.text
-    assert "; not searched: 32 not text, or unreadable\n" in got.text
+    assert "; not searched: 32 not text\n" in got.text
 
 
 def alike(number_of_words: int) -> str:

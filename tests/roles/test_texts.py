@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +19,8 @@ from hypothesis import strategies as st
 from ava_roles.passages import FilePassage, Query, index_terms
 from ava_roles.sandbox.path_access import FileMark
 from ava_roles.sandbox.paths import Root
-from ava_roles.texts.store import KeptTexts, TextStore
+from ava_roles.texts import store as store_module
+from ava_roles.texts.store import KeptTexts, TextStore, remove_store
 from ava_roles.tool import ToolContext
 from ava_roles.tools import parser_process, reading
 from ava_roles.tools.extracted import Extracted, Part
@@ -144,6 +146,7 @@ def bytes_of(folder: Path) -> set[bytes]:
 
 def keep(store: TextStore, name: str, text: str, run: str = "S-1") -> int:
     kept = store.keep(name.encode() * 32, text.encode(), [FilePassage("line 1", text)])
+    assert kept is not None
     store.enter("folder", [(name, MARK, 9, kept.id)], run)
     return kept.id
 
@@ -178,27 +181,75 @@ async def test_a_store_that_breaks_is_made_anew_and_the_question_is_answered(
             file.seek(page * 4_096)
             file.write(b"\xff" * 4_096)
     assert await ask(at, "zeppelin") == whole
-    assert caplog.text.count("cannot be used") == 1 and "malformed" in caplog.text
+    assert caplog.text.count("is damaged") == 1 and "malformed" in caplog.text
     assert await ask(at, "zeppelin") == whole
     store = TextStore(tmp_path / "texts.db")
     assert at.files is not None and store.known(at.files.identity())
     store.close()
 
 
-async def test_on_a_full_disk_files_are_read_without_the_store(
-    at: ToolContext, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_on_a_full_disk_files_are_read_without_the_store_and_its_texts_can_be_erased(
+    at: ToolContext, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    await ask(at, "zeppelin")
+    prepare = store_module._prepare
+
+    def full(db: sqlite3.Connection) -> None:
+        prepare(db)
+        if db.execute("PRAGMA database_list").fetchone()[2]:  # not the one in memory
+            pages = db.execute("PRAGMA page_count").fetchone()[0]
+            db.execute(f"PRAGMA max_page_count = {pages}")
+
+    monkeypatch.setattr(store_module, "_prepare", full)
+    for number in range(20):
+        (folder / f"w{number}.txt").write_text(f"{words(number)} and the mooring mast number {number}")
+    whole = await ask(replace(at, texts=KeptTexts()), "mooring masts")
+    at.texts.close()
+    assert [await ask(at, "mooring masts") for _again in range(2)] == [whole, whole]
+    assert caplog.text.count("database or disk is full") == 1
+    assert at.texts.erase_all() > 0
+    assert bytes_of(tmp_path).isdisjoint({b"zeppelin", b"mooring"})
+
+
+def test_texts_are_erased_where_a_full_disk_takes_no_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = TextStore(tmp_path / "texts.db")
+    keep(store, "a", SENTENCE)
+    kept = KeptTexts(tmp_path / "texts.db", 1_000_000)
+    store.close()
+
+    def full(_store: TextStore) -> None:
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
+
+    monkeypatch.setattr(TextStore, "_scrub", full)
+    kept.erase_all()
+    assert bytes_of(tmp_path) == set()
+
+
+async def test_a_store_that_another_process_made_anew_is_opened_anew(at: ToolContext, tmp_path: Path) -> None:
     whole = await ask(at, "zeppelin")
-    writing = TextStore._writing
+    remove_store(tmp_path / "texts.db")
+    assert await ask(at, "zeppelin") == whole
+    assert TextStore(tmp_path / "texts.db").count() == 2
 
-    def full(self: TextStore) -> object:
-        if self._path is not None:
-            raise sqlite3.OperationalError("database or disk is full")
-        return writing(self)
 
-    monkeypatch.setattr(TextStore, "_writing", full)
+@pytest.mark.parametrize("column", ["passages.text", "passages.place", "texts.body", "texts.failed", "files.mark"])
+async def test_whatever_part_is_damaged_the_answer_is_the_same_and_damage_is_said_once(
+    column: str, at: ToolContext, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ava_roles.texts.store.FRESH_S", -60.0)
+    whole = await ask(at, "zeppelin")
+    at.texts.close()
+    table, _, name = column.partition(".")
+    db = sqlite3.connect(tmp_path / "texts.db")
+    db.execute(f"UPDATE {table} SET {name} = CAST(x'ff00fe' AS {'BLOB' if name in ('text', 'body') else 'TEXT'})")
+    db.commit()
+    db.close()
     assert [await ask(at, "zeppelin") for _again in range(2)] == [whole, whole]
-    assert caplog.text.count("disk is full") == 1
+    assert caplog.text.count("is damaged") == 1
 
 
 async def test_a_document_is_parsed_once_for_reading_and_for_searching(
@@ -212,15 +263,47 @@ async def test_a_document_is_parsed_once_for_reading_and_for_searching(
     assert SENTENCE in (await ReadFile()(ReadFileArgs(path="letter.eml"), at)).text
 
 
-def test_what_was_used_least_goes_first(tmp_path: Path) -> None:
+def words(number: int) -> str:
+    return " ".join(f"word{number}x{other}" for other in range(300))
+
+
+def age(path: Path, hours: int) -> None:
+    """Make all texts of a store look as if they were used last so many hours earlier."""
+    db = sqlite3.connect(path)
+    db.execute("UPDATE texts SET used_us = used_us - ?", (hours * 3_600_000_000,))
+    db.commit()
+    db.close()
+
+
+def test_the_store_never_grows_beyond_its_bound_and_what_was_used_least_goes_first(tmp_path: Path) -> None:
     store = TextStore(tmp_path / "texts.db", most_bytes=400_000)
-    for number in range(300):
-        keep(store, f"{number:03}", " ".join(f"word{number}x{other}" for other in range(300)))
-    assert store.expire(0) > 0
+    sizes: list[int] = []
+    for number in range(500):
+        keep(store, f"{number:03}", words(number))
+        age(tmp_path / "texts.db", 3)
+        sizes.append(sum(each.stat().st_size for each in tmp_path.glob("texts.db*")))
     names = set(store.known("folder"))
-    assert "299" in names and "000" not in names
-    assert (tmp_path / "texts.db").stat().st_size < 600_000
+    assert "499" in names and "000" not in names and len(names) > 20
+    assert max(sizes[300:]) < 1.2 * max(sizes[:300]), (max(sizes[300:]), max(sizes[:300]), sizes[::50])
     store.close()
+
+
+def test_what_may_be_in_use_is_not_removed_for_something_new(tmp_path: Path) -> None:
+    store = TextStore(tmp_path / "texts.db", most_bytes=40_000)
+    passages = [[FilePassage("line 1", words(number))] for number in range(30)]
+    kept = [store.keep(b"%032d" % number, b"", each) for number, each in enumerate(passages)]
+    assert kept[0] is not None and kept[-1] is None
+    assert store.find(b"%032d" % 0) == kept[0]
+    store.close()
+
+
+async def test_a_folder_with_more_text_than_is_kept_is_searched_whole(at: ToolContext, folder: Path) -> None:
+    for number in range(30):
+        (folder / f"w{number}.txt").write_text(f"{words(number)} and the mooring mast number {number}")
+    small = replace(at, texts=KeptTexts(at.texts._path, 40_000))
+    whole = await ask(replace(at, texts=KeptTexts()), "mooring masts")
+    assert [await ask(small, "mooring masts") for _again in range(2)] == [whole, whole]
+    small.texts.close()
 
 
 def test_texts_that_nobody_used_for_long_are_removed(tmp_path: Path) -> None:
@@ -232,6 +315,58 @@ def test_texts_that_nobody_used_for_long_are_removed(tmp_path: Path) -> None:
     kept.expire(-1)
     assert store.known("folder") == {}
     store.close()
+
+
+def test_a_run_that_forgets_files_removes_no_text_that_another_is_about_to_enter(tmp_path: Path) -> None:
+    ours, theirs = TextStore(tmp_path / "texts.db"), TextStore(tmp_path / "texts.db")
+    kept = ours.keep(b"1" * 32, b"", [FilePassage("line 1", SENTENCE)])
+    assert kept is not None
+    keep(theirs, "gone", "another text")
+    theirs.leave("folder", ["gone"])
+    ours.enter("folder", [("here", MARK, 9, kept.id)], "S-1")
+    assert {path: text for path, (_mark, _entered, text) in ours.known("folder").items()} == {"here": kept}
+    ours.close()
+    theirs.close()
+
+
+def test_a_text_that_was_removed_before_it_is_entered_is_left_out(tmp_path: Path) -> None:
+    store = TextStore(tmp_path / "texts.db")
+    number = keep(store, "a", SENTENCE)
+    store.erase_all()
+    store.enter("folder", [("a", MARK, 9, number)], "S-1")
+    assert store.known("folder") == {} and not store.are_kept([number])
+    assert keep(store, "b", SENTENCE) != number, "a number never means another text"
+    store.close()
+
+
+def test_the_text_of_a_file_that_has_changed_goes(tmp_path: Path) -> None:
+    store = TextStore(tmp_path / "texts.db")
+    old = keep(store, "a", SENTENCE)
+    new = store.keep(b"2" * 32, b"", [FilePassage("line 1", "The airship has left.")])
+    assert new is not None
+    store.enter("folder", [("a", MARK, 9, new.id)], "S-1")
+    assert not store.are_kept([old]) and store.are_kept([new.id])
+    store.close()
+
+
+async def test_a_search_whose_texts_are_removed_meanwhile_is_made_again(
+    at: ToolContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = await ask(at, "zeppelin")
+    find = TextStore.find_passages
+    erased: list[int] = []
+
+    def find_after_removal(store: TextStore, *asked: Any) -> dict[int, set[int]]:
+        if len(erased) < removals:
+            erased.append(store.erase_all())
+        return find(store, *asked)
+
+    monkeypatch.setattr(TextStore, "find_passages", find_after_removal)
+    removals = 1
+    assert await ask(at, "zeppelin") == whole and erased == [2]
+    removals = 9
+    result = await SearchAndRead()(SearchAndReadArgs(query="zeppelin"), at)
+    assert "2 removed meanwhile from what is kept: ask again" in result.text and result.unread
 
 
 def test_several_threads_and_processes_use_it_side_by_side(tmp_path: Path) -> None:
@@ -277,6 +412,7 @@ TEXTS = st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=6).map(" 
 def test_the_index_leaves_out_no_passage_that_matches(texts: list[str], word: str) -> None:
     store = TextStore(None)
     kept = store.keep(b"1" * 32, b"", [FilePassage("line 1", text) for text in texts])
+    assert kept is not None
     expressions = reading.expressions_of(Query(word), store)
     found = None if expressions is None else store.find_passages([kept.id], expressions).get(kept.id, set())
     matching = {at for at, text in enumerate(texts) if any(Query(word).matches(text).counts)}

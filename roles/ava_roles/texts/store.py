@@ -19,6 +19,7 @@ import time
 import zlib
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
 
@@ -27,26 +28,40 @@ from ava_roles.sandbox.path_access import FileMark
 from ava_roles.threads import run_sync
 
 log = logging.getLogger("ava.texts")
+_ANEW = "%s is damaged (%s) and is made anew: files are read again"
 
 _Result = TypeVar("_Result")
 
 VERSION = 2
 """Raised with every change of what a parser makes of a file, how it is cut, or of the index: all is made anew then."""
 MOST_BYTES = 1_000_000_000
+PASSING_BYTES = 200_000_000
+"""The most texts that one call keeps in memory, where the file cannot be used."""
 FRESH_S = 2.0
 """A file that changed less than so long before it was read may change again without its times telling."""
+ENDED_S = 600.0
+"""How long a file whose parser ended is not parsed again: that would take the parser's time with each question."""
 PASSAGES_MOST = 1 << 16
 """The most passages of one text: what a file of 10 MB can have, cut into lines of a hundred characters or more."""
-_BUSY_MS = 5_000
+_BUSY_MS = 30_000
+"""How long to wait for another process that writes: reading all files anew would take longer."""
+_STEP = 200
+"""How many texts are removed in one transaction, so that others can write between two."""
+_STEP_PAGES = 2_000
 _USED_US = 3_600_000_000
+"""When a text was used last is noted to the hour; so what was used in the last two may be in use."""
 _DAY_US = 86_400_000_000
 _SCHEMA = """
 CREATE TABLE texts (
-    id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, body BLOB NOT NULL,
+    id INTEGER PRIMARY KEY AUTOINCREMENT, digest BLOB NOT NULL UNIQUE, body BLOB NOT NULL,
     failed TEXT NOT NULL, missing TEXT NOT NULL, unread TEXT NOT NULL,
     passages INTEGER NOT NULL, length INTEGER NOT NULL, bytes INTEGER NOT NULL, used_us INTEGER NOT NULL
 );
-CREATE INDEX texts_used ON texts (used_us);
+CREATE INDEX texts_used ON texts (used_us, bytes);
+CREATE TABLE total (bytes INTEGER NOT NULL);
+INSERT INTO total VALUES (0);
+CREATE TRIGGER text_kept AFTER INSERT ON texts BEGIN UPDATE total SET bytes = bytes + new.bytes; END;
+CREATE TRIGGER text_removed AFTER DELETE ON texts BEGIN UPDATE total SET bytes = bytes - old.bytes; END;
 CREATE TABLE files (
     folder TEXT NOT NULL, path TEXT NOT NULL, mark TEXT NOT NULL, entered_ns INTEGER NOT NULL,
     text INTEGER NOT NULL REFERENCES texts (id) ON DELETE CASCADE, PRIMARY KEY (folder, path)
@@ -62,12 +77,21 @@ CREATE VIRTUAL TABLE vocabulary USING fts5vocab (words, row);
 """
 
 
-_DROP = [f"DROP TABLE IF EXISTS {name}" for name in ("vocabulary", "words", "passages", "readers", "files", "texts")]
+_TABLES = ("vocabulary", "words", "passages", "readers", "files", "texts", "total")
+_DROP = [f"DROP TABLE IF EXISTS {name}" for name in _TABLES]
+_DAMAGE = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+"""What SQLite says of a damaged file; the first of a damaged schema, as the statements here are fixed."""
+
+
+class StoreDamaged(sqlite3.DatabaseError):
+    """Raised where SQLite has read something that was not written."""
 
 
 _PASSAGES = "SELECT id, text FROM passages WHERE id >= ? AND id < ?"
 _PLACED = "SELECT place, text FROM passages WHERE id >= ? AND id < ? ORDER BY id"
 _ONE = "SELECT place, text FROM passages WHERE id = ?"
+_UNUSED = "SELECT id, bytes FROM texts WHERE used_us < ? ORDER BY used_us, id"
+_READER = "INSERT OR IGNORE INTO readers (text, run) SELECT id, ? FROM texts WHERE id = ?"
 
 
 class KeptText(NamedTuple):
@@ -99,18 +123,29 @@ class TextStore:
         self._path = path
         self._most_bytes = most_bytes
         self._lock = threading.RLock()
+        self._ended: dict[bytes, tuple[float, str]] = {}
         try:
             self._db = self._opened()
         except sqlite3.DatabaseError as error:
-            if path is None or isinstance(error, sqlite3.OperationalError):
+            if path is None or not is_damage(error):
                 raise
-            log.warning("%s is damaged (%s) and is made anew: files are read again", path, error)
+            log.warning(_ANEW, path, error)
             remove_store(path)
             self._db = self._opened()
+        self._file = None if path is None else _identity(path)
 
     def close(self) -> None:
         with self._lock:
             self._db.close()
+
+    def is_in_place(self) -> bool:
+        """Tell whether the file that is open is still the one at its path; another process may have made it anew."""
+        if self._path is None:
+            return True
+        try:
+            return _identity(self._path) == self._file
+        except OSError:
+            return False
 
     def _opened(self) -> sqlite3.Connection:
         if self._path is not None:
@@ -119,31 +154,29 @@ class TextStore:
         name = ":memory:" if self._path is None else str(self._path)
         db = sqlite3.connect(name, timeout=_BUSY_MS / 1000, check_same_thread=False, isolation_level=None)
         try:
-            db.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = NORMAL")
-            db.execute("PRAGMA secure_delete = ON")
-            db.execute("PRAGMA foreign_keys = ON")
-            db.execute("BEGIN IMMEDIATE")
-            if (version := db.execute("PRAGMA user_version").fetchone()[0]) != VERSION:
-                for statement in (*(_DROP if version else ()), *_SCHEMA.split(";\n")):
-                    db.execute(statement)
-                db.execute(f"PRAGMA user_version = {VERSION}")
-            db.execute("COMMIT")
+            with _damage_found():
+                _prepare(db)
         except BaseException:
             db.close()
             raise
         return db
 
     @contextmanager
+    def _reading(self) -> Generator[sqlite3.Connection]:
+        """Hold the connection. Raises sqlite3.Error; StoreDamaged where something is not what was written."""
+        with self._lock, _damage_found():
+            yield self._db
+
+    @contextmanager
     def _writing(self) -> Generator[sqlite3.Connection]:
-        with self._lock:
-            self._db.execute("BEGIN IMMEDIATE")
+        with self._reading() as db:
+            db.execute("BEGIN IMMEDIATE")
             try:
-                yield self._db
-                self._db.execute("COMMIT")
+                yield db
+                db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if db.in_transaction:  # a full disk has ended it
+                    db.execute("ROLLBACK")
                 raise
 
     # -- what is kept --
@@ -151,14 +184,14 @@ class TextStore:
     def known(self, folder: str) -> dict[str, tuple[str, int, KeptText]]:
         """Return the files of a folder that are kept, by path: mark, when it was entered, text."""
         query = f"SELECT path, mark, entered_ns, {_COLUMNS} FROM files JOIN texts ON id = text WHERE folder = ?"  # noqa: S608 - fixed names
-        with self._lock:
-            rows = self._db.execute(query, (folder,)).fetchall()
+        with self._reading() as db:
+            rows = db.execute(query, (folder,)).fetchall()
         return {path: (mark, entered_ns, KeptText(*fields)) for path, mark, entered_ns, *fields in rows}
 
     def find(self, digest: bytes) -> KeptText | None:
         query = f"SELECT {_COLUMNS} FROM texts WHERE digest = ?"  # noqa: S608 - fixed names
-        with self._lock:
-            row = self._db.execute(query, (digest,)).fetchone()
+        with self._reading() as db:
+            row = db.execute(query, (digest,)).fetchone()
         return None if row is None else KeptText(*row)
 
     def keep(
@@ -169,8 +202,8 @@ class TextStore:
         failed: str = "",
         missing: str = "",
         unread: str = "",
-    ) -> KeptText:
-        """Keep a text with its passages and their words; the sentences are those of `KeptText`."""
+    ) -> KeptText | None:
+        """Keep a text with its passages and their words; None: there is no room. The sentences: see `KeptText`."""
         now = time.time_ns() // 1000
         length = sum(passage_length(each.text) for each in passages)
         packed = zlib.compress(body, 1)
@@ -180,6 +213,8 @@ class TextStore:
         with self._writing() as db:
             if (found := self.find(digest)) is not None:
                 return found
+            if not self._make_room(db, size, now):
+                return None
             number = db.execute(
                 "INSERT INTO texts (digest, body, failed, missing, unread, passages, length, bytes, used_us)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -192,29 +227,89 @@ class TextStore:
             db.executemany("INSERT INTO words (rowid, tokens) VALUES (?, ?)", zip(rows, terms))  # noqa: B905
         return KeptText(number, len(passages), length, failed, missing, unread)
 
+    def ended(self, digest: bytes) -> str | None:
+        """Return why a file's parser ended, if that was a short while ago."""
+        until, why = self._ended.get(digest, (0.0, ""))
+        return why if until > time.monotonic() else None
+
+    def note_ended(self, digest: bytes, why: str) -> None:
+        """Remember in this process that a parser ended: another time, the machine may be less busy."""
+        self._ended[digest] = (time.monotonic() + ENDED_S, why)
+
+    def _make_room(self, db: sqlite3.Connection, size: int, now_us: int) -> bool:
+        """Remove what was used least recently until so many bytes fit; nothing if what may be in use is too much."""
+        over = db.execute("SELECT bytes FROM total").fetchone()[0] + size - self._most_bytes
+        oldest: list[int] = []
+        unused = db.execute(
+            "SELECT id, bytes FROM texts WHERE used_us < ? ORDER BY used_us, id", (now_us - 2 * _USED_US,)
+        )
+        while over > 0:
+            row = unused.fetchone()
+            if row is None:
+                return False
+            oldest.append(row[0])
+            over -= row[1]
+        unused.close()
+        self._remove(db, oldest)
+        return True
+
     def enter(self, folder: str, files: Iterable[tuple[str, FileMark, int, int]], run: str) -> None:
-        """Note what files of a folder are now (path, mark, when it was read in ns, text), and which run read them."""
+        """Note what files of a folder are now (path, mark, when it was read in ns, text), and which run read them.
+
+        A text that was removed meanwhile is left out; one that no file has any more goes.
+        """
         with self._writing() as db:
+            replaced: set[int] = set()
             for path, mark, entered_ns, text in files:
+                replaced.update(self._texts_of(db, folder, path))
                 db.execute(
-                    "INSERT OR REPLACE INTO files (folder, path, mark, entered_ns, text) VALUES (?, ?, ?, ?, ?)",
+                    "INSERT OR REPLACE INTO files (folder, path, mark, entered_ns, text)"
+                    " SELECT ?, ?, ?, ?, id FROM texts WHERE id = ?",
                     (folder, path, written(mark), entered_ns, text),
                 )
-                db.execute("INSERT OR IGNORE INTO readers (text, run) VALUES (?, ?)", (text, run))
+                db.execute(
+                    "INSERT OR IGNORE INTO readers (text, run) SELECT id, ? FROM texts WHERE id = ?", (run, text)
+                )
+            self._remove_unused(db, replaced)
 
     def leave(self, folder: str, paths: Iterable[str]) -> None:
         """Forget files of a folder that are gone, or are no longer allowed, and texts that no file has any more."""
-        with self._writing() as db:
-            db.executemany("DELETE FROM files WHERE folder = ? AND path = ?", ((folder, path) for path in paths))
-            self._remove(db, "id NOT IN (SELECT text FROM files)")
+        rest = iter(paths)
+        while step := list(islice(rest, _STEP)):
+            with self._writing() as db:
+                texts = {text for path in step for text in self._texts_of(db, folder, path)}
+                db.executemany("DELETE FROM files WHERE folder = ? AND path = ?", ((folder, path) for path in step))
+                self._remove_unused(db, texts)
+
+    def _texts_of(self, db: sqlite3.Connection, folder: str, path: str) -> list[int]:
+        rows = db.execute("SELECT text FROM files WHERE folder = ? AND path = ?", (folder, path))
+        return [text for (text,) in rows]
+
+    def _remove_unused(self, db: sqlite3.Connection, texts: Iterable[int]) -> None:
+        """Remove those of some texts that no file has any more."""
+        has_file = "SELECT 1 FROM files WHERE text = ?"
+        self._remove(db, [text for text in texts if db.execute(has_file, (text,)).fetchone() is None])
+
+    def count(self) -> int:
+        with self._reading() as db:
+            count: int = db.execute("SELECT count(*) FROM texts").fetchone()[0]
+        return count
+
+    def are_kept(self, texts: Iterable[int]) -> bool:
+        """Tell whether none of some texts was removed; a number never means another text."""
+        numbers = set(texts)
+        query = "SELECT count(*) FROM texts WHERE id IN (SELECT value FROM json_each(?))"
+        with self._reading() as db:
+            count: int = db.execute(query, (json.dumps(list(numbers)),)).fetchone()[0]
+        return count == len(numbers)
 
     def body(self, text: int) -> bytes:
         """Return what was kept. Raises KeyError: it was removed meanwhile."""
-        with self._lock:
-            row = self._db.execute("SELECT body FROM texts WHERE id = ?", (text,)).fetchone()
-        if row is None:
-            raise KeyError(text)
-        return zlib.decompress(row[0])
+        with self._reading() as db:
+            row = db.execute("SELECT body FROM texts WHERE id = ?", (text,)).fetchone()
+            if row is None:
+                raise KeyError(text)
+            return zlib.decompress(row[0])
 
     def use(self, texts: Iterable[int], run: str) -> None:
         """Note that texts were used now (to the hour: most questions then write nothing), and by which run."""
@@ -234,21 +329,21 @@ class TextStore:
     def terms(self, beginning: str) -> list[str]:
         """Return the terms of all texts that begin so."""
         query, end = "SELECT term FROM vocabulary WHERE term >= ? AND term < ?", beginning + "\U0010ffff"
-        with self._lock:
-            return [term for (term,) in self._db.execute(query, (beginning, end))]
+        with self._reading() as db:
+            return [term for (term,) in db.execute(query, (beginning, end))]
 
     def terms_with(self, part: str) -> list[str]:
         """Return the terms of all texts in which a part stands anywhere."""
-        with self._lock:
-            return [term for (term,) in self._db.execute("SELECT term FROM vocabulary WHERE instr(term, ?)", (part,))]
+        with self._reading() as db:
+            return [term for (term,) in db.execute("SELECT term FROM vocabulary WHERE instr(term, ?)", (part,))]
 
     def find_passages(self, texts: Sequence[int], expressions: Iterable[str]) -> dict[int, set[int]]:
         """Return by text the numbers of its passages that match one of some expressions of FTS5."""
         found: dict[int, set[int]] = {}
         wanted = set(texts)
-        with self._lock:
+        with self._reading() as db:
             for expression in expressions:
-                for (row,) in self._db.execute("SELECT rowid FROM words WHERE words MATCH ?", (expression,)):
+                for (row,) in db.execute("SELECT rowid FROM words WHERE words MATCH ?", (expression,)):
                     text, number = divmod(row, PASSAGES_MOST)
                     if text in wanted:
                         found.setdefault(text, set()).add(number)
@@ -257,59 +352,83 @@ class TextStore:
     def passages(self, text: int, numbers: Sequence[int] | None = None) -> list[FilePassage]:
         """Return the passages of a text in their order; `numbers`: only these, which are in order as well."""
         first = text * PASSAGES_MOST
-        with self._lock:
+        with self._reading() as db:
             if numbers is None:
-                rows = self._db.execute(_PLACED, (first, first + PASSAGES_MOST)).fetchall()
+                rows = db.execute(_PLACED, (first, first + PASSAGES_MOST)).fetchall()
             else:
-                rows = [self._db.execute(_ONE, (first + number,)).fetchone() for number in numbers]
-        return [FilePassage(place, _unpacked(packed)) for place, packed in filter(None, rows)]
+                rows = [db.execute(_ONE, (first + number,)).fetchone() for number in numbers]
+            return [FilePassage(place, _unpacked(packed)) for place, packed in filter(None, rows)]
 
     # -- removal --
 
     def erase_run(self, run: str) -> int:
         """Erase the texts that only this run read, so that their bytes are gone; return how many."""
         only = "id IN (SELECT text FROM readers WHERE run = ?) AND id NOT IN (SELECT text FROM readers WHERE run != ?)"
+        count = self._remove_where(only, run, run)
         with self._writing() as db:
-            count = self._remove(db, only, run, run)
             db.execute("DELETE FROM readers WHERE run = ?", (run,))
         self._scrub()
         return count
 
     def erase_all(self) -> int:
+        """Erase all texts, so that their bytes are gone; return how many."""
+        count = self.count()
         with self._writing() as db:
-            count = self._remove(db, "true")
+            db.execute("INSERT INTO words (words) VALUES ('delete-all')")
+            for table in ("passages", "readers", "files", "texts"):
+                db.execute(f"DELETE FROM {table}")  # noqa: S608 - fixed names
         self._scrub()
         return count
 
     def expire(self, before_us: int) -> int:
-        """Remove what was not used since then, and what was used least where all together is too much."""
+        """Remove what was not used since then, what no file has, and what was used least where all is too much."""
         together = "SELECT id, sum(bytes) OVER (ORDER BY used_us DESC, id DESC) AS together FROM texts"
         oldest = f"id IN (SELECT id FROM ({together}) WHERE together > ?)"  # noqa: S608 - no values in it
-        with self._writing() as db:
-            count = self._remove(db, "used_us < ?", before_us)
-            count += self._remove(db, oldest, self._most_bytes)
+        count = self._remove_where("used_us < ?", before_us)
+        left = "id NOT IN (SELECT text FROM files) AND used_us < ?"  # others are about to be entered
+        count += self._remove_where(left, time.time_ns() // 1000 - _USED_US)
+        count += self._remove_where(oldest, self._most_bytes)
         if count:
             self._scrub()
         return count
 
-    def _remove(self, db: sqlite3.Connection, where: str, *given: object) -> int:
-        """Remove texts with the words of their passages; an index without content has to be told what they were."""
+    def _remove_where(self, condition: str, *given: object) -> int:
+        """Remove texts step by step, and return how many."""
         count = 0
-        query = f"SELECT id FROM texts WHERE {where}"  # noqa: S608 - conditions of this module
-        for (text,) in db.execute(query, given).fetchall():
+        query = f"SELECT id FROM texts WHERE {condition} LIMIT {_STEP}"  # noqa: S608 - conditions of this module
+        while True:
+            with self._writing() as db:
+                texts = [text for (text,) in db.execute(query, given)]
+                self._remove(db, texts)
+            if not texts:
+                return count
+            count += len(texts)
+
+    def _remove(self, db: sqlite3.Connection, texts: Iterable[int]) -> None:
+        """Remove texts with the words of their passages; an index without content has to be told what they were."""
+        for text in texts:
             for row, passage in db.execute(_PASSAGES, (text * PASSAGES_MOST, (text + 1) * PASSAGES_MOST)).fetchall():
                 terms = " ".join(index_terms(_unpacked(passage)))
                 db.execute("INSERT INTO words (words, rowid, tokens) VALUES ('delete', ?, ?)", (row, terms))
                 db.execute("DELETE FROM passages WHERE id = ?", (row,))
             db.execute("DELETE FROM texts WHERE id = ?", (text,))
-            count += 1
-        return count
 
     def _scrub(self) -> None:
-        """Overwrite what was removed: the index has it until its parts are merged, and the log until it is emptied."""
+        """Overwrite what was removed: the index has it until its parts are merged, and the log until it is emptied.
+
+        In steps, so that others can write between two.
+        """
+        pages = -_STEP_PAGES  # of all parts, which further steps go on with
+        done = 2
+        while done > 1:
+            with self._writing() as db:
+                before = db.total_changes
+                db.execute("INSERT INTO words (words, rank) VALUES ('merge', ?)", (pages,))
+                done = db.total_changes - before
+            pages = _STEP_PAGES
         with self._lock:
-            self._db.execute("INSERT INTO words (words) VALUES ('optimize')")
-            self._db.executescript("PRAGMA incremental_vacuum;")  # `execute` gives back one page
+            while self._db.execute("PRAGMA freelist_count").fetchone()[0]:
+                self._db.executescript(f"PRAGMA incremental_vacuum({_STEP_PAGES});")  # `execute` gives back one page
             if self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
                 log.info("what was erased stays in %s-wal until other processes have read on", self._path)
 
@@ -329,14 +448,16 @@ class KeptTexts:
         self._said = False
 
     async def use(self, work: Callable[[TextStore], Awaitable[_Result]]) -> _Result:
-        """Return what `work` makes with the store; where that fails, with an empty one in memory."""
-        store = await run_sync(self._opened_or_none)
-        if store is not None:
-            try:
-                return await work(store)
-            except* sqlite3.Error as errors:
-                await run_sync(self._give_up, store, _first_of(errors))
-        passing = TextStore(None)
+        """Return what `work` makes with the store: with a new one if it is damaged, else with one in memory."""
+        usable = True
+        for _try in range(2):
+            store = await run_sync(self._opened_or_none) if usable else None
+            if store is not None:
+                try:
+                    return await work(store)
+                except* sqlite3.Error as errors:
+                    usable = await run_sync(self._made_anew, store, _first_of(errors))
+        passing = TextStore(None, PASSING_BYTES)
         try:
             return await work(passing)
         finally:
@@ -344,22 +465,34 @@ class KeptTexts:
 
     def _opened_or_none(self) -> TextStore | None:
         with self._lock:
-            if self._store is None and self._path is not None and self._most_bytes:
+            if self._path is None or not self._most_bytes:
+                return None
+            if self._store is not None and not self._store.is_in_place():
+                self._close()
+            if self._store is None:
                 try:
                     self._store = TextStore(self._path, self._most_bytes)
                 except (OSError, sqlite3.Error) as error:
                     self._say(error)
             return self._store
 
-    def _give_up(self, store: TextStore, error: BaseException) -> None:
-        """Say that the store failed; a damaged one is made anew when it is next needed."""
-        damaged = isinstance(error, sqlite3.DatabaseError) and "malformed" in str(error)
+    def _made_anew(self, store: TextStore, error: BaseException) -> bool:
+        """Tell whether a store that failed is replaced, as a damaged one is; say why it failed."""
         with self._lock:
-            self._say(error)
-            if damaged and self._store is store and self._path is not None:
-                store.close()
-                remove_store(self._path)
-                self._store = None
+            if self._store is not store or self._path is None:
+                return True  # another call has done it
+            if not is_damage(error):
+                self._say(error)
+                return False
+            log.warning(_ANEW, self._path, error)
+            self._close()
+            remove_store(self._path)
+            return True
+
+    def _close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+            self._store = None
 
     def _say(self, error: BaseException) -> None:
         if not self._said:
@@ -382,19 +515,72 @@ class KeptTexts:
             log.warning("old texts in %s were not removed (%s)", self._path, error)
 
     def _removed(self, remove: Callable[[TextStore], int]) -> int:
+        """Remove texts; all of them where the file is damaged, or too full to say which."""
         if self._path is None or not self._path.exists():
             return 0
         store = TextStore(self._path, max(self._most_bytes, 1))
         try:
             return remove(store)
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error) and _code(error) != sqlite3.SQLITE_FULL:
+                raise
+            log.warning("%s was removed as a whole (%s): files are read again", self._path, error)
+            count = _counted(store)
+            store.close()
+            remove_store(self._path)
+            return count
         finally:
             store.close()
 
     def close(self) -> None:
         with self._lock:
-            if self._store is not None:
-                self._store.close()
-                self._store = None
+            self._close()
+
+
+def _prepare(db: sqlite3.Connection) -> None:
+    """Set a connection up, and make what is not there or of another version."""
+    db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = NORMAL")
+    db.execute("PRAGMA secure_delete = ON")
+    db.execute("PRAGMA foreign_keys = ON")
+    db.execute("BEGIN IMMEDIATE")
+    if (version := db.execute("PRAGMA user_version").fetchone()[0]) != VERSION:
+        for statement in (*(_DROP if version else ()), *_SCHEMA.split(";\n")):
+            db.execute(statement)
+        db.execute(f"PRAGMA user_version = {VERSION}")
+    db.execute("COMMIT")
+
+
+@contextmanager
+def _damage_found() -> Generator[None]:
+    """Raise StoreDamaged for what cannot be unpacked or is no text, be it in a column or in a message of SQLite."""
+    try:
+        yield
+    except (zlib.error, UnicodeDecodeError) as error:
+        raise StoreDamaged(str(error)) from None
+    except sqlite3.OperationalError as error:
+        if "decode to UTF-8" in str(error):
+            raise StoreDamaged(str(error)) from None
+        raise
+
+
+def _counted(store: TextStore) -> int:
+    try:
+        return store.count()
+    except sqlite3.Error:
+        return 0
+
+
+def is_damage(error: BaseException) -> bool:
+    """Tell whether an error is of a damaged store, and not of a disk or of another process."""
+    return isinstance(error, StoreDamaged) or _code(error) in _DAMAGE
+
+
+def _code(error: BaseException) -> int:
+    """Return SQLite's primary result code; -1 for an error of another origin."""
+    code = getattr(error, "sqlite_errorcode", -1)
+    return code & 0xFF if code >= 0 else -1
 
 
 def _first_of(errors: BaseException) -> BaseException:
@@ -420,6 +606,11 @@ def is_same(mark: FileMark, kept: str, entered_ns: int) -> bool:
     """Tell whether a file is the one that was read: no less than two seconds old at that time, so that times tell."""
     newest = max(mark.modified_ns, mark.changed_ns)
     return written(mark) == kept and newest + int(FRESH_S * 1e9) <= entered_ns
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
 
 
 def remove_store(path: Path) -> None:

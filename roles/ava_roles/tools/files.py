@@ -129,7 +129,7 @@ def _read(root: Root, args: ReadFileArgs, room: int, hide: Callable[[str], str],
 
 
 def _show_text(asked: _Asked, data: bytes, cut: bool) -> ToolOutput:
-    what, text = _text(asked.name, data, cut, asked.hide)
+    what, text = _text(asked, data, cut)
     if text is None:
         about = f"{shown(asked.name)}: binary ({asked.size}), cannot be shown as text"
         return ToolOutput(about, success=False, count=0)
@@ -164,19 +164,22 @@ def _show_lines(asked: _Asked, what: str, lines: Sequence[str], gaps: str = "", 
     if part.cut and part.cut[-1][0] == part.last == part.first:
         tail = f"\n\n[goes on: offset {part.last}, column {part.cut[-1][1]}]"
     elif part.last < len(lines):
-        tail = f"\n\n[goes on: offset {part.last + 1}]"
+        as_text = "" if args.column is None else ", column 1"  # of a CSV, which is a table without
+        tail = f"\n\n[goes on: offset {part.last + 1}{as_text}]"
     return ToolOutput(f"{head}{gaps}\n\n{begun}{part.text}{tail}", count=1, sources=(asked.source(),))
 
 
-def _text(name: str, data: bytes, cut: bool, hide: Callable[[str], str]) -> tuple[str, str | None]:
+def _text(asked: _Asked, data: bytes, cut: bool) -> tuple[str, str | None]:
     """Return what a file is, and its text without secrets; None if it has no text."""
     decoded = decode(data, cut=cut)
     if decoded is None:
         return "text", None
-    if PurePosixPath(name).suffix.lower() in (".csv", ".tsv"):
-        what, text = "CSV as a table", read_csv(decoded.text, hide)
+    if PurePosixPath(asked.name).suffix.lower() in (".csv", ".tsv") and asked.args.column is None:
+        what, text = "CSV as a table", read_csv(decoded.text, asked.hide)
+        if text.rpartition("\n")[2].startswith("("):  # it says what is not in the table
+            what += "; with column 1 all of it as text"
     else:
-        what, text = "text", hide(decoded.text)
+        what, text = "text", asked.hide(decoded.text)
     return f"{what}, {decoded.note}" if decoded.note else what, text
 
 
@@ -421,8 +424,11 @@ class SearchAndRead:
     async def _search(self, args: SearchAndReadArgs, at: ToolContext, store: TextStore) -> ToolOutput:
         query = Query(args.query)
         reader = FolderReader(need_files(at), store, at.run_id, at.say)
-        found = await reader.read(args.path, query, at.seconds_left() * SHARE_OF_TIME)
-        files, ranking = await run_sync(reader.best, found, query, args.max_files, at.hide)
+        for _try in range(2):
+            found = await reader.read(args.path, query, at.seconds_left() * SHARE_OF_TIME)
+            files, ranking = await run_sync(reader.best, found, query, args.max_files, at.hide)
+            if not await run_sync(reader.note_removed, found):
+                break
         reasons = ", ".join(_reasons(found))
         head = f"{len(files)} files fit best ({found.searched:,} searched)"
         head += f"; not searched: {reasons}" if reasons else ""
@@ -455,7 +461,7 @@ def _unread(found: FolderTexts) -> str:
 
     What has no text for anybody, such as a picture or a program, is no such thing.
     """
-    if not (found.more or found.waiting or found.unreadable or found.unread):
+    if found.is_whole:
         return ""
     said = [f"Files searched: {found.searched:,}.", f"Not searched: {', '.join(_reasons(found))}."]
     named = {**found.unreadable, **{path: f"{end} not read" for path, end in found.unread.items()}}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -20,14 +21,13 @@ from anyio.from_thread import check_cancelled
 
 from ava_extras import has_extra
 from ava_roles.encodings import decode
-from ava_roles.errors import ParserEnded, ToolFailed
+from ava_roles.errors import NotThere, ParserEnded, ToolFailed
 from ava_roles.passages import (
     HEADING_CHARS,
     FileMatch,
     FilePassage,
     PassageRanking,
     Query,
-    passage_length,
     split_lines,
     split_passages,
 )
@@ -50,11 +50,17 @@ _PARSERS_MOST = 4
 _HEAD_BYTES = 1_024
 _PAGES = (".html", ".htm", ".xhtml", ".xht")
 
-NOT_TEXT, TOO_LARGE = "not text, or unreadable", "too large or damaged"
+NOT_TEXT, GONE, NOT_OPENED = "not text", "gone meanwhile", "that cannot be opened"
+TOO_LARGE = "too large or damaged"
 NO_EXTRA = "documents, which need the extra `documents`"
 UNREADABLE = "documents that cannot be read"
 NOT_REACHED = "not reached in the time: ask again, or give a path"
-_SHARED_REASONS = (NOT_TEXT, TOO_LARGE, NO_EXTRA)
+NO_ROOM = "more text than is kept at once: give a path"
+REMOVED = "removed meanwhile from what is kept: ask again"
+_NOTHING_LOST = (NOT_TEXT, GONE)
+_SHARED_REASONS = (*_NOTHING_LOST, NOT_OPENED, TOO_LARGE, NO_EXTRA, NO_ROOM, REMOVED)
+_LOOSE_CHARS = 50_000_000
+"""The most characters of texts that are not kept, and that one call has in memory."""
 
 
 # -- a file as passages --
@@ -92,6 +98,8 @@ class FolderTexts:
     `loose`: texts that are not kept. `hashes`: of the files that were read now. `failed`: why a file has no text: a
     reason that many share, or for a document a sentence of its own. `missing`, `unread`: what of a file is not in its
     text, as in `KeptText`. `waiting`: files that are still to be read. `more`: there are more files than are looked at.
+
+    Threads of workers note what they read, until the time is up (`settle`).
     """
 
     kept: dict[str, KeptText] = field(default_factory=dict[str, KeptText])
@@ -103,6 +111,9 @@ class FolderTexts:
     waiting: deque[FolderEntry] = field(default_factory=deque[FolderEntry])
     order: list[str] = field(default_factory=list[str])
     more: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _settled: bool = False
+    _loose_chars: int = 0
 
     @property
     def searched(self) -> int:
@@ -113,6 +124,12 @@ class FolderTexts:
         """The documents that cannot be read, each with a sentence why."""
         return {path: why.partition(";")[0] for path, why in self.failed.items() if why not in _SHARED_REASONS}
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether each file was read to its end that has text for anybody, as a picture or a program has not."""
+        left_out = any(why not in _NOTHING_LOST for why in self.failed.values())
+        return not (self.more or self.waiting or self.unread or left_out)
+
     def left_out(self) -> Counter[str]:
         """Return how many files have no text, by reason."""
         found = Counter(why if why in _SHARED_REASONS else UNREADABLE for why in self.failed.values())
@@ -122,16 +139,38 @@ class FolderTexts:
 
     def note(self, path: str, text: KeptText) -> None:
         """Add what is kept of a file."""
-        if text.failed:
-            self.failed[path] = text.failed
-            return
-        self.kept[path] = text
-        self._note_gaps(path, text.missing, text.unread)
+        with self._lock:
+            if self._settled:
+                return
+            if text.failed:
+                self.failed[path] = text.failed
+            else:
+                self.kept[path] = text
+                self._note_gaps(path, text.missing, text.unread)
 
     def note_loose(self, path: str, text: Extracted) -> None:
-        """Add a text that is not kept."""
-        self.loose[path] = text
-        self._note_gaps(path, *gaps_of(text))
+        """Add a text that is not kept, as long as there is room for such texts."""
+        with self._lock:
+            if self._settled:
+                return
+            self._loose_chars += sum(len(part.text) for part in text.parts)
+            if self._loose_chars > _LOOSE_CHARS:
+                self.failed[path] = NO_ROOM
+            else:
+                self.loose[path] = text
+                self._note_gaps(path, *gaps_of(text))
+
+    def note_failed(self, path: str, why: str) -> None:
+        with self._lock:
+            if not self._settled:
+                self.failed[path] = why
+
+    def settle(self, order: Sequence[FolderEntry]) -> None:
+        """End the reading: of these files, those that nothing was noted of wait. What comes later is dropped."""
+        with self._lock:
+            self._settled = True
+            noted = self.kept.keys() | self.loose.keys() | self.failed.keys()
+            self.waiting = deque(entry for entry in order if entry.name not in noted)
 
     def _note_gaps(self, path: str, missing: str, unread: str) -> None:
         if missing:
@@ -164,21 +203,18 @@ class FolderReader:
         until = anyio.current_time() + within_s
         found = await run_sync(self._look, path, query)
         total = len(found.order)
+        wanted = list(found.waiting)
         with anyio.move_on_at(until):
             async with anyio.create_task_group() as tasks:
-                for _worker in range(min(_PARSERS_MOST, os.cpu_count() or 1, len(found.waiting))):
+                for _worker in range(min(_PARSERS_MOST, os.cpu_count() or 1, len(wanted))):
                     tasks.start_soon(self._work, found, total)
+        found.settle(wanted)
         return found
 
     async def _work(self, found: FolderTexts, total: int) -> None:
         with ParserProcess() as parser:
             while found.waiting:
-                batch = _next_batch(found.waiting)
-                try:
-                    await run_sync(self._read_batch, batch, found, parser)
-                except BaseException:
-                    found.waiting.extendleft(reversed(batch))  # not read
-                    raise
+                await run_sync(self._read_batch, _next_batch(found.waiting), found, parser)
                 self._say(f"Reading: {total - len(found.waiting):,} of {total:,} files")
 
     def _look(self, path: str, query: Query) -> FolderTexts:
@@ -197,51 +233,54 @@ class FolderReader:
                 waiting.append(entry)
         waiting.sort(key=lambda entry: not any(query.matches(entry.name).counts))
         found.waiting.extend(waiting)
-        if not path:
-            gone = known.keys() - set(found.order)
-            if gone:
-                self._store.leave(self._folder, gone)
+        gone = known.keys() - set(found.order)
+        if gone and not path and not found.more:
+            self._store.leave(self._folder, gone)
         self._store.use([text.id for text in found.kept.values()], self._run_id)
         return found
 
     def _read_batch(self, batch: Sequence[FolderEntry], found: FolderTexts, parser: ParserProcess) -> None:
         entered: list[tuple[str, FileMark, int, int]] = []
-        for entry in batch:
-            self._check()
-            now_ns = time.time_ns()
-            try:
-                mark, text = self._read(entry.name, found, parser)
-            except ToolFailed:  # it is gone, or may not be read
-                found.failed[entry.name] = NOT_TEXT
-                continue
-            if text is not None:
-                found.note(entry.name, text)
-                entered.append((entry.name, mark, now_ns, text.id))
-        self._store.enter(self._folder, entered, self._run_id)
+        try:
+            for entry in batch:
+                now_ns = time.time_ns()
+                self._check()
+                mark, read = self._read(entry, found, parser)
+                if isinstance(read, KeptText):
+                    found.note(entry.name, read)
+                    if mark is not None:
+                        entered.append((entry.name, mark, now_ns, read.id))
+                elif isinstance(read, Extracted):
+                    found.note_loose(entry.name, read)
+                else:
+                    found.note_failed(entry.name, read)
+        finally:  # a later call goes on where this one was cancelled
+            self._store.enter(self._folder, entered, self._run_id)
 
-    def _read(self, name: str, found: FolderTexts, parser: ParserProcess) -> tuple[FileMark, KeptText | None]:
-        """Return what a file is and its kept text; None where nothing of it is kept, as noted in `found`."""
-        if format_of(name) is None:
-            head, longer = read_unpacked(self._root, name, _HEAD_BYTES)
-            if longer and is_binary(head) and format_of(name, head) is None:
-                raise ToolFailed(NOT_TEXT)
-        data, more, mark = self._root.read_marked(name, MAX_FILE_BYTES)
+    def _read(
+        self, entry: FolderEntry, found: FolderTexts, parser: ParserProcess
+    ) -> tuple[FileMark | None, KeptText | Extracted | str]:
+        """Return what a file is now, and its text or why it has none."""
+        name = entry.name
+        try:
+            if format_of(name) is None:
+                head, longer = read_unpacked(self._root, name, _HEAD_BYTES)
+                if longer and is_binary(head) and format_of(name, head) is None:
+                    return None, NOT_TEXT
+            if entry.size > MAX_FILE_BYTES:
+                return None, TOO_LARGE
+            data, more, mark = self._root.read_marked(name, MAX_FILE_BYTES)
+        except NotThere:
+            return None, GONE
+        except ToolFailed:
+            return None, NOT_OPENED
         if more:
-            found.failed[name] = TOO_LARGE
-            return mark, None
+            return None, TOO_LARGE
         sha256 = found.hashes[name] = hashlib.sha256(data).hexdigest()
         kind = format_of(name, data)
         if kind is not None and kind.extra and not has_extra("documents"):
-            found.failed[name] = NO_EXTRA
-            return mark, None
-        read = read_kept(self._store, name, kind, data, sha256, parser)
-        if isinstance(read, KeptText):
-            return mark, read
-        if isinstance(read, str):
-            found.failed[name] = read
-        else:
-            found.note_loose(name, read)
-        return mark, None
+            return None, NO_EXTRA
+        return mark, read_kept(self._store, name, kind, data, sha256, parser, self._check)
 
     # -- a document --
 
@@ -249,14 +288,22 @@ class FolderReader:
         """Return the text of a document, which was read at a time, and keep it. Blocks. Raises ToolFailed."""
         sha256 = hashlib.sha256(data).hexdigest()
         with ParserProcess() as parser:
-            read = read_kept(self._store, name, kind, data, sha256, parser)
-        if isinstance(read, KeptText):
-            self._store.enter(self._folder, [(name, mark, read_ns, read.id)], self._run_id)
-            if not read.failed:
-                return text_of(self._store, read)
-        if isinstance(read, Extracted):
-            return read
-        raise ToolFailed(read if isinstance(read, str) else read.failed)
+            read = read_kept(self._store, name, kind, data, sha256, parser, self._check)
+            if isinstance(read, KeptText):
+                self._store.enter(self._folder, [(name, mark, read_ns, read.id)], self._run_id)
+                read = self._text_of(read) or parser.read_document(kind, data, _WANTED)
+        if isinstance(read, str):
+            raise ToolFailed(read)
+        return read
+
+    def _text_of(self, text: KeptText) -> Extracted | str | None:
+        """Return the text that is kept, or why there is none; None: it was removed meanwhile."""
+        if text.failed:
+            return text.failed
+        try:
+            return text_of(self._store, text)
+        except KeyError:
+            return None
 
     # -- search --
 
@@ -296,8 +343,7 @@ class FolderReader:
             ranking.add_others(text.passages, text.length)
             return
         picked = self._store.passages(text.id, numbers)
-        ranking.add(path, picked)
-        length = sum(passage_length(passage.text) for passage in picked)
+        length = ranking.add(path, picked)
         ranking.add_others(text.passages - len(picked), text.length - length)
 
     def _matching(self, found: FolderTexts, query: Query) -> dict[int, set[int]] | None:
@@ -327,13 +373,25 @@ class FolderReader:
         return replace(best, note=read.note, sha256=sha256)
 
     def _now(self, path: str, found: FolderTexts) -> Extracted | None:
+        """Return the text of a file as it is now; None: it has none."""
         if path in found.loose:
             return found.loose[path]
         with ParserProcess() as parser:
-            _mark, text = self._read(path, found, parser)
-        if text is None:
-            return found.loose.get(path)
-        return text_of(self._store, text) if not text.failed else None
+            _mark, read = self._read(FolderEntry(path, "file", 0), found, parser)
+        if isinstance(read, KeptText):
+            found.kept[path] = read
+            read = self._text_of(read) or ""
+        return None if isinstance(read, str) else read
+
+    def note_removed(self, found: FolderTexts) -> bool:
+        """Tell whether a text was removed while it was searched; its file then counts as not searched. Blocks."""
+        if self._store.are_kept(text.id for text in found.kept.values()):
+            return False
+        for path, text in list(found.kept.items()):
+            if not self._store.are_kept([text.id]):
+                del found.kept[path]
+                found.failed[path] = REMOVED
+        return True
 
 
 def expressions_of(query: Query, store: TextStore) -> list[str] | None:
@@ -371,26 +429,38 @@ def _next_batch(waiting: deque[FolderEntry]) -> list[FolderEntry]:
 
 
 def read_kept(
-    store: TextStore, name: str, kind: Format | None, data: bytes, sha256: str, parser: ParserProcess
+    store: TextStore,
+    name: str,
+    kind: Format | None,
+    data: bytes,
+    sha256: str,
+    parser: ParserProcess,
+    check: Callable[[], None],
 ) -> KeptText | Extracted | str:
     """Return the kept text of a file, which is read now if it is not kept; `sha256` is of its data.
 
-    What may not be kept is returned itself: a text, or why there is none.
+    What may not be kept is returned itself: a text, or why there is none. `check` raises if the call was cancelled.
     """
     digest = hashlib.sha256(f"{_reader_of(name, kind)}\0{sha256}".encode()).digest()
     if (known := store.find(digest)) is not None:
         return known
+    if (ended := store.ended(digest)) is not None:
+        return ended
+    failed = ""
     try:
         read = _read_text(name, kind, data, parser)
-    except ParserEnded as failed:
-        return str(failed)
-    except ToolFailed as failed:
-        return store.keep(digest, _body(Extracted(())), failed=str(failed))
+    except ParserEnded as error:
+        check()  # which has ended it, too
+        store.note_ended(digest, str(error))
+        return str(error)
+    except ToolFailed as error:
+        read, failed = Extracted(()), str(error)
     passages = passages_of(read)
     if read.encrypted or len(passages) > PASSAGES_MOST:
         return read
     missing, unread = gaps_of(read)
-    return store.keep(digest, _body(read), passages, missing=missing, unread=unread)
+    kept = store.keep(digest, _body(read), passages, failed=failed, missing=missing, unread=unread)
+    return kept if kept is not None else failed or read
 
 
 def text_of(store: TextStore, text: KeptText) -> Extracted:
