@@ -5,6 +5,7 @@ AuditError
 │   ├── OutcomeUnknown the store started a command and did not finish; it may have been written
 │   └── LogMoved       the log was removed, moved or replaced while it was open; nothing was written
 ├── SchemaNewer        a newer program has migrated the database; restart this one
+├── SchemaOlder        an older program wrote the database, and this caller may not migrate it
 ├── StaleOwner         an event of an older generation, or of a run that is not running; nothing was written
 ├── Contradiction      an event that contradicts the log; nothing was written
 ├── EntryTooLarge      an entry over 2 MB
@@ -38,6 +39,10 @@ class LogMoved(StoreUnavailable):
 
 class SchemaNewer(AuditError):
     """Raised when the database has a newer schema than this program."""
+
+
+class SchemaOlder(AuditError):
+    """Raised when an older program wrote the database, and the caller may not migrate it."""
 
 
 class StaleOwner(AuditError):

@@ -1,4 +1,4 @@
-"""Migrations: each whole or not at all, and a newer database is left alone."""
+"""Migrations: each whole or not at all, after a copy, by whoever may; and a newer database is left alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import re
 import sqlite3
 from importlib.resources import files
 from pathlib import Path
-from unittest.mock import patch
 
 import anyio
 import pytest
@@ -20,17 +19,21 @@ from support.logs.cutting import newer
 from ava_audit import reducers
 from ava_audit.database import Database
 from ava_audit.entries import ENTRY_COLUMNS
-from ava_audit.errors import SchemaNewer, StoreUnavailable
+from ava_audit.errors import SchemaNewer, SchemaOlder, StoreUnavailable
 from ava_audit.projections import BUDGETS, GROUPS, PROJECTIONS, PROPOSALS, RUNS
 from ava_audit.rows import RunRow
-from ava_audit.store import schema as migrations
+from ava_audit.store import sqlite
+from ava_audit.store.backend import OlderSchema
 from ava_audit.store.connection import SqliteDatabase
 from ava_audit.store.schema import MIGRATIONS, SCHEMA_VERSION, migrate, open_in_memory, reducers_changed
+from ava_audit.store.sqlite import backend_of
 from ava_audit.store.store import Store
 from ava_audit.verify import verify
 from ava_audit.view import View
+from ava_server.core.data_root import DataRoot
 
 TESTS = Path(__file__).parent.parent
+MIGRATES = OlderSchema.COPY_AND_MIGRATE
 
 
 def schema_version(db: sqlite3.Connection) -> int:
@@ -53,13 +56,6 @@ def test_a_new_database_has_all_tables_and_the_latest_version() -> None:
                 assert found == its_columns, f"{table}: MIGRATIONS must add each new column of rows.py"
 
 
-def test_migrating_twice_changes_nothing() -> None:
-    with contextlib.closing(open_in_memory()) as db:
-        before = db.execute("SELECT sql FROM sqlite_master ORDER BY name").fetchall()
-        migrate(db)
-        assert db.execute("SELECT sql FROM sqlite_master ORDER BY name").fetchall() == before
-
-
 @pytest.mark.sqlite_only("sets the version in the file")
 async def test_refuses_a_newer_database_and_leaves_it_unchanged(tmp_path: Path) -> None:
     async with Store.open(tmp_path) as log:
@@ -74,21 +70,61 @@ async def test_refuses_a_newer_database_and_leaves_it_unchanged(tmp_path: Path) 
 
 
 def second(db: Database) -> None:
-    db.execute("CREATE TABLE novelty (a)")
+    db.execute("CREATE TABLE novelty (a integer)")
 
 
 @pytest.mark.sqlite_only("looks into the file")
-async def test_migrates_an_older_database_and_keeps_its_entries(
+async def test_migrates_an_older_database_and_keeps_its_entries_and_a_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Store.open(tmp_path) as log:
         await write_texts(log, ["a"])
     version = newer(monkeypatch, second)
-    async with Store.open(tmp_path) as log:
+    async with Store.open(tmp_path, older=MIGRATES) as log:
         await write_texts(log, ["b"])
     with contextlib.closing(sqlite3.connect(tmp_path / "ava.db", factory=SqliteDatabase)) as db:
         assert (db.schema_version(), "novelty" in tables(db)) == (version, True)
         assert db.execute("SELECT count(*) FROM events").fetchone() == (2,)
+    [copy] = DataRoot(tmp_path).log_copies
+    assert copy.stat().st_mode & 0o777 == 0o600
+    with contextlib.closing(sqlite3.connect(copy, factory=SqliteDatabase)) as db:
+        assert (db.schema_version(), "novelty" in tables(db)) == (version - 1, False)
+        assert db.execute("SELECT count(*) FROM events").fetchone() == (1,)
+
+
+async def test_a_log_is_migrated_only_by_whoever_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Store.open(tmp_path) as log:
+        await write_texts(log, ["a"])
+    newer(monkeypatch, second)
+    for _ in range(2):
+        with pytest.raises(SchemaOlder, match="`ava migrate` copies"):
+            async with Store.open(tmp_path):
+                pass
+    with pytest.raises(SchemaOlder):
+        verify(tmp_path)
+    backend = backend_of(tmp_path)
+    copy = backend.prepare(older=MIGRATES)
+    backend.close()
+    assert copy is not None
+    async with Store.open(tmp_path) as log:
+        assert await log.read(View.head) == 1
+    assert verify(tmp_path).ok
+    with contextlib.closing(backend_of(tmp_path)) as again:
+        assert again.prepare(older=MIGRATES) is None, "once is enough"
+
+
+@pytest.mark.sqlite_only("fills the place of the copy")
+async def test_a_log_that_cannot_be_copied_is_not_migrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Store.open(tmp_path) as log:
+        await write_texts(log, ["a"])
+    before = SCHEMA_VERSION
+    newer(monkeypatch, second)
+    monkeypatch.setattr(sqlite, "COPY_NAME", "ava.db")  # that file exists
+    with pytest.raises(StoreUnavailable, match="cannot be copied"):
+        async with Store.open(tmp_path, older=MIGRATES):
+            pass
+    with contextlib.closing(sqlite3.connect(tmp_path / "ava.db", factory=SqliteDatabase)) as db:
+        assert db.schema_version() == before
 
 
 def test_a_failed_migration_leaves_the_previous_version(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,48 +135,9 @@ def test_a_failed_migration_leaves_the_previous_version(monkeypatch: pytest.Monk
     with contextlib.closing(open_in_memory()) as db:
         newer(monkeypatch, second, broken)
         with pytest.raises(RuntimeError):
-            migrate(db)
+            migrate(db, SCHEMA_VERSION)
         assert db.schema_version() == SCHEMA_VERSION
         assert not {"half", "novelty"} & tables(db)
-
-
-async def test_runs_of_a_log_without_the_newest_message_get_what_a_rebuild_gives(tmp_path: Path) -> None:
-    columns, indexes = (now - before for now, before in zip(form(SCHEMA_VERSION), form(9), strict=True))
-    assert "message_seq" in columns
-
-    def older(db: Database) -> None:
-        for index in indexes:
-            db.execute(f"DROP INDEX {index}")
-        for column in columns:
-            db.execute(f"ALTER TABLE runs DROP COLUMN {column}")
-        db.execute("PRAGMA user_version = 9" if isinstance(db, SqliteDatabase) else "UPDATE meta SET version = 9")
-
-    async with Store.open(tmp_path) as log:
-        told, silent, waits = Life("S-aaaaaa"), Life("S-bbbbbb"), Life("S-cccccc")
-        await write_each(log, [*told.begun(), *silent.whole(), told.task("And one more thing"), waits.proposed()])
-        meant = await log.read(newest)
-        assert [seq is None for seq in meant] == [False, False, True]
-        await log.maintain(older)
-    async with Store.open(tmp_path) as log:
-        assert await log.read(newest) == meant
-    assert verify(tmp_path).ok
-
-
-def form(version: int) -> tuple[set[str], set[str]]:
-    """The columns of runs, and all indexes, in a version of the schema."""
-    known = MIGRATIONS[:version]
-    with (
-        patch.multiple(migrations, MIGRATIONS=known, SCHEMA_VERSION=version),
-        contextlib.closing(open_in_memory()) as db,
-    ):
-        named = {
-            name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL")
-        }
-        return {row[1] for row in db.execute("PRAGMA table_info(runs)")}, named
-
-
-def newest(view: View) -> list[int | None]:
-    return [run.message_seq for run in view.runs(limit=-1)]
 
 
 # -- a changed reducer ----------------------------------------------------------------------------------------------
@@ -169,7 +166,7 @@ async def test_a_changed_reducer_repairs_the_tables_when_an_older_database_is_op
     async with Store.open(tmp_path) as log:
         assert rows(log.path) != meant, "a program of the same version takes them as they are"
     newer(monkeypatch, reducers_changed, second)
-    async with Store.open(tmp_path) as log:
+    async with Store.open(tmp_path, older=MIGRATES) as log:
         assert rows(log.path) == meant
         await write(log, life.task("and on"))
     assert [fault.kind for fault in verify(tmp_path).faults] == ["erased"], "as it was done above"
@@ -198,7 +195,7 @@ async def test_rebuilding_with_a_changed_reducer_equals_applying_it_from_the_sta
         assert await log.read(calls) == [1]
     monkeypatch.setitem(reducers._BY_HEADER, "ToolCall", twice)
     newer(monkeypatch, reducers_changed)
-    async with Store.open(tmp_path) as log:
+    async with Store.open(tmp_path, older=MIGRATES) as log:
         assert await log.read(calls) == [2]
     assert verify(tmp_path).ok
 
@@ -218,8 +215,9 @@ async def test_a_failed_rebuild_names_the_entry_and_leaves_the_database_unchange
         before = rows(tmp_path / "ava.db")
     newer(monkeypatch, second, reducers_changed)
     with pytest.raises(StoreUnavailable, match="cannot be rebuilt at entry 5"):
-        async with Store.open(tmp_path):
+        async with Store.open(tmp_path, older=MIGRATES):
             pass
+    assert not DataRoot(tmp_path).log_copies, "nothing has changed, so no copy is kept"
     with contextlib.closing(sqlite3.connect(tmp_path / "ava.db", factory=SqliteDatabase)) as db:
         assert (db.schema_version(), "novelty" in tables(db)) == (SCHEMA_VERSION, False)
     assert rows(tmp_path / "ava.db") == before
@@ -256,7 +254,7 @@ async def test_an_older_running_program_stops_writing_after_a_migration_and_says
             heard = BufferedByteReceiveStream(older.stdout)
             assert await heard.receive_until(b"\n", 100) == b"ready"
             newer(monkeypatch, reducers_changed)
-            async with Store.open(tmp_path) as log:
+            async with Store.open(tmp_path, older=MIGRATES) as log:
                 await write_texts(log, ["the newer one"])
                 await older.stdin.send(b"go\n")
                 said = b"".join([part async for part in heard]).decode().splitlines()
@@ -265,10 +263,10 @@ async def test_an_older_running_program_stops_writing_after_a_migration_and_says
     assert said == ["a newer ava has migrated this data root: restart this server", "2"]
 
 
-SCHEMA = "afc9705a"
+SCHEMA = "1173f835"
 """Of `schema.sql`, which is version 1 and stays as it was released: what comes later is a migration."""
 REDUCERS = ("5532b0f2",)
-"""Of the reducers, first as they were released, then after each `reducers_changed`; version 10 adds its own column."""
+"""Of the reducers, first as they were released, then after each `reducers_changed`."""
 
 
 def test_a_schema_or_reducer_change_requires_a_migration() -> None:

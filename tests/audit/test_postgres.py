@@ -22,6 +22,7 @@ import anyio
 import anyio.to_thread
 import pytest
 from support.log import AVA, Life, said, write, write_each, write_texts, writing
+from support.logs.cutting import newer
 
 from ava_audit.database import Busy, Database, FoundRows
 from ava_audit.errors import DataRootRefused, LogMoved, OutcomeUnknown, SchemaNewer, StoreUnavailable
@@ -30,7 +31,6 @@ from ava_audit.maintenance import index_new_entries
 from ava_audit.search import LogQuery, search
 from ava_audit.store import backend, locks, sqlite, store
 from ava_audit.store import store as stores
-from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.store.store import Outcome
 from ava_audit.totals import EntryCounts, count_new_entries, current_runs, run_sums, spending, start_waits, user_sums
 from ava_audit.transfer import export_log, import_log
@@ -713,26 +713,26 @@ def test_the_tables_are_the_same_as_in_the_embedded_database(url: str, tmp_path:
     embedded.close()
 
 
-def test_a_log_of_the_first_version_on_a_server_gets_what_later_ones_have(url: str, tmp_path: Path) -> None:
-    PostgresBackend(tmp_path, url).prepare()
+async def test_a_migration_on_a_server_keeps_a_copy_and_the_schema_is_as_expected(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with stores.Store.open(tmp_path, url) as log:
+        await write_texts(log, ["a"])
+
+    def novelty(db: Database) -> None:
+        db.execute("CREATE TABLE novelty (a integer)")
+        db.execute("CREATE INDEX novelty_a ON novelty (a)")
+
+    version = newer(monkeypatch, novelty)
+    on_server = PostgresBackend(tmp_path, url)
+    copy = on_server.prepare(older=backend.OlderSchema.COPY_AND_MIGRATE)
+    with contextlib.closing(on_server.connect(readonly=True)) as db:
+        assert (db.schema_version(), on_server.schema_changes(db)) == (version, {})
+    assert copy is not None
+    schema = copy.split()[2]
     with asking(url) as other:
-        for made in (
-            "ALTER TABLE ava.runs DROP COLUMN money_wait",
-            "DROP INDEX ava.runs_ended",
-            "DROP INDEX ava.runs_own",
-            "ALTER TABLE ava.configs DROP COLUMN terms",
-            "ALTER TABLE ava.runs DROP COLUMN message_seq",
-            "DROP INDEX ava.runs_owners",
-            "DROP INDEX ava.events_decided, ava.events_decided_by, ava.events_session",
-            "DROP INDEX ava.runs_newest, ava.runs_roles, ava.proposals_waiting",
-            "DROP TABLE ava.activities",
-            "UPDATE ava.meta SET version = 3",
-        ):
-            other.execute(made)
-    backend = PostgresBackend(tmp_path, url)
-    backend.prepare()
-    with contextlib.closing(backend.connect(readonly=True)) as log:
-        assert (log.schema_version(), backend.schema_changes(log)) == (SCHEMA_VERSION, {})
+        other.execute("SELECT set_config('search_path', %s, false)", (schema,))
+        assert other.execute("SELECT (SELECT count(*) FROM events), version FROM meta").fetchall() == [(1, version - 1)]
 
 
 def test_the_server_of_the_tests_belongs_to_no_other_user(server: PostgresServer) -> None:

@@ -17,6 +17,7 @@ from support.model_server import Say, running_model_server
 from support.stdio import Wire, assert_intact, logged, made, serving, until, using
 from support.terminal import ava
 
+from ava_audit.store.backend import OlderSchema
 from ava_audit.store.locks import try_hold
 from ava_audit.store.schema import reducers_changed
 from ava_audit.store.store import Store
@@ -172,7 +173,7 @@ async def test_stops_writing_and_says_restart_after_a_newer_program_migrated_the
         await wire.tool("check_subagent")
         await until(lambda: is_kept(root))
         newer(monkeypatch, reducers_changed)
-        async with Store.open(root) as log:
+        async with Store.open(root, older=OlderSchema.COPY_AND_MIGRATE) as log:
             await write_texts(log, ["written by the newer one"])
             head = await log.read(View.head)
             refused = await wire.tool_result("spawn_subagent", role="researcher", task="Prices of https://example.org/")

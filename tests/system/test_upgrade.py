@@ -1,9 +1,10 @@
-"""A data root that two servers of the previous version use, upgraded under them, and given back: nothing is lost."""
+"""A data root that two servers use, upgraded under them by a newer version, and given back: nothing is lost."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -15,42 +16,56 @@ from typing import Any
 import pytest
 from support.model_server import Gate, Say, Step, running_model_server
 from support.repository import REPOSITORY
-from support.stdio import AVA, Wire, assert_intact, environment, serving, state_of, until, using
+from support.stdio import AVA, Wire, assert_intact, environment, serving, until, using
 from support.terminal import ava
 
-PREVIOUS = "8d45ebdfcb2dfca065ea5d98d0f3fe6e3f639fec"
-"""The commit that stands for 0.1.0: tests/data/data-root-0.1.0.tar.xz was made with it."""
+from ava_server.core.data_root import DataRoot
+
+NEWER = """
+def novelty(db):
+    db.execute("CREATE TABLE novelty (a integer)")
+
+
+MIGRATIONS = (novelty, reducers_changed)
+SCHEMA_VERSION = 3
+"""
+"""What the schema's module of the newer version has at its end: two migrations."""
 RESULT = Say(calls=[("submit_result", {"summary": "found", "output": "twelve cents", "confidence": 0.5})])
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python whose Ava is the previous version: its sources, with the packages of this environment."""
-    folder = tmp_path_factory.mktemp("previous")
-    asked = ["git", "archive", "--format=tar", PREVIOUS, "server", "roles", "audit"]
-    sources = subprocess.run(asked, cwd=REPOSITORY, capture_output=True, check=False)
-    if sources.returncode != 0:
-        pytest.skip("the repository's history is not here; a clone with all of it has it")
-    subprocess.run(["tar", "xf", "-"], cwd=folder, input=sources.stdout, check=True)
+def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python whose Ava is a newer version: these sources with migrations, and the packages of this environment."""
+    folder = tmp_path_factory.mktemp("newer")
+    for source in ("server", "roles", "audit"):
+        shutil.copytree(REPOSITORY / source, folder / source, ignore=shutil.ignore_patterns("__pycache__"))
+    schema = folder / "audit" / "ava_audit" / "store" / "schema.py"
+    marked = "SCHEMA_VERSION = 1 + len(MIGRATIONS)\n"
+    text = schema.read_text("utf-8")
+    assert text.count(marked) == 1
+    schema.write_text(text.replace(marked, NEWER), "utf-8")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
     packages = folder / "venv" / Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
     paths = [*(str(folder / root) for root in ("server", "roles", "audit")), sysconfig.get_path("purelib")]
-    (packages / "previous.pth").write_text("\n".join(paths) + "\n")
+    (packages / "newer.pth").write_text("\n".join(paths) + "\n")
     return folder / "venv" / "bin" / "python"
 
 
-def old(python: Path, root: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of the previous version."""
+def new(python: Path, root: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the newer version."""
     command = [str(python), "-m", "ava_server", *words]
     return subprocess.run(command, env=environment(root), capture_output=True, text=True, timeout=200, check=False)
 
 
-def lines(root: Path) -> list[dict[str, Any]]:
-    """Every entry, as this version exports it."""
-    exported = ava(root, "logs", "--json", "--last", "100000").stdout.splitlines()
-    return [json.loads(line) for line in exported]
+def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    """Every entry that `ava logs --json` prints."""
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+ALL = ("logs", "--json", "--last", "100000")
 
 
 def files(root: Path) -> dict[str, str]:
@@ -59,8 +74,8 @@ def files(root: Path) -> dict[str, str]:
     return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
 
-async def test_two_servers_of_the_previous_version_are_upgraded_and_a_downgrade_is_refused(
-    previous: Path, tmp_path: Path
+async def test_two_servers_are_upgraded_by_a_newer_version_and_a_downgrade_is_refused(
+    newer: Path, tmp_path: Path
 ) -> None:
     root, folder = tmp_path / "data", tmp_path / "shop"
     folder.mkdir()
@@ -71,14 +86,14 @@ async def test_two_servers_of_the_previous_version_are_upgraded_and_a_downgrade_
         held = "Badger" in str(request["messages"][1]["content"]) and not gate.arrived.is_set()
         return Say("lost", gate=gate) if held else RESULT
 
-    command = [str(previous), "-m", "ava_server", "serve"]
+    command = [str(newer), "-m", "ava_server", "serve"]
     with running_model_server(script) as models:
         env = using(models.base_url)
 
         def host(command: Sequence[str] = AVA) -> AbstractAsyncContextManager[Wire]:
             return serving(root, env=env, cwd=folder, command=command)
 
-        async with host(command) as one, host(command) as other:
+        async with host() as one, host() as other:
             ended = await one.start_run(task="Otter: what does it cost?", workspace=str(folder))
             answer = await other.tool("check_subagent", subagent_id=ended, wait_seconds=30)
             assert answer["runs"][0]["status"] == "success"
@@ -87,33 +102,53 @@ async def test_two_servers_of_the_previous_version_are_upgraded_and_a_downgrade_
                 "spawn_subagent", role="researcher", task="Heron: what does it cost?", workspace=str(folder)
             )
             await until(gate.arrived.is_set)
-            before = old(previous, root, "logs", "--json", "--last", "100000").stdout.splitlines()
+            before = lines(ava(root, *ALL))
+            for words in (("status", "--once"), ("logs",), ("verify",), ("show", ended), ("report",)):
+                done = new(newer, root, *words)
+                assert done.returncode != 0 and "`ava migrate` copies" in done.stdout + done.stderr, (words, done)
+            backup = new(newer, root, "backup", str(tmp_path / "backup"))
+            assert backup.returncode == 0 and "copied as it is" in backup.stdout, backup
+            assert not DataRoot(root).log_copies and lines(ava(root, *ALL)) == before, (
+                "commands that read changed nothing"
+            )
 
-            async with host() as new:
-                [run] = (await new.tool("check_subagent", subagent_id=ended))["runs"]
+            async with host(command) as upgraded:
+                [run] = (await upgraded.tool("check_subagent", subagent_id=ended))["runs"]
                 assert run["untrusted_result"]["output"] == "twelve cents"
                 refused = await other.tool_result("spawn_subagent", role="researcher", task="Crane: what does it cost?")
                 assert "newer ava has migrated" in str(refused)
                 one.process.kill()
-                answer = await new.tool("check_subagent", subagent_id=running, wait_seconds=30)
+                answer = await upgraded.tool("check_subagent", subagent_id=running, wait_seconds=30)
                 assert answer["runs"][0]["status"] == "success", "it goes on where the old server left it"
                 line = waiting["approval_line"]
-                await new.tool("confirm_spawn", pending_ids=[waiting["pending_id"]], approving=[line])
-                answer = await new.tool("check_subagent", subagent_id=waiting["subagent_id"], wait_seconds=30)
+                await upgraded.tool("confirm_spawn", pending_ids=[waiting["pending_id"]], approving=[line])
+                answer = await upgraded.tool("check_subagent", subagent_id=waiting["subagent_id"], wait_seconds=30)
                 assert answer["runs"][0]["status"] == "success", "what waited for approval can be approved"
 
-    now = lines(root)
-    assert now[: len(before)] == [json.loads(line) for line in before], "every entry reads as it did"
-    assert_intact(root)
+    now = lines(new(newer, root, *ALL))
+    assert now[: len(before)] == before, "every entry reads as it did"
+    checked = new(newer, root, "verify")
+    assert checked.returncode == 0, checked
 
     kept = files(root)
     for words in (("status", "--once"), ("logs",), ("verify",)):
-        done = old(previous, root, *words)
+        done = ava(root, *words)
         assert done.returncode != 0 and "newer" in done.stdout + done.stderr, words
         assert "Traceback" not in done.stderr
-    async with serving(root, cwd=folder, command=command) as back:
+    async with serving(root, cwd=folder) as back:
         answer = await back.tool_result("check_subagent")
         assert answer["isError"] and "newer" in str(answer["content"])
-    assert files(root) == kept, "the previous version changed nothing"
-    assert lines(root) == now and state_of(root, running) == "success"
+    assert files(root) == kept, "the older version changed nothing"
+
+    [copy] = DataRoot(root).log_copies
+    for part in root.glob("ava.db*"):
+        part.unlink()
+    copy.rename(root / "ava.db")
+    assert lines(ava(root, *ALL))[: len(before)] == before, "the copy is the log as it was"
     assert_intact(root)
+
+    (tmp_path / "again").mkdir(mode=0o700)
+    restored = new(newer, tmp_path / "again", "restore", str(tmp_path / "backup"), "--yes")
+    assert restored.returncode == 0, restored
+    assert lines(new(newer, tmp_path / "again", *ALL))[: len(before)] == before
+    assert not DataRoot(tmp_path / "again").log_copies, "the backup is the copy"

@@ -20,21 +20,20 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from ava_audit.database import Busy, Commit, Database
-from ava_audit.errors import DataRootRefused, LogMoved, SchemaNewer, StoreUnavailable, is_thread_shortage
+from ava_audit.errors import DataRootRefused, LogMoved, StoreUnavailable, is_thread_shortage
 from ava_audit.postgres.blobs import PostgresBlobs
 from ava_audit.postgres.database import LOCK, PostgresDatabase
 from ava_audit.postgres.documents import PostgresDocuments
 from ava_audit.postgres.leases import LeasedInstances, SessionConnection
 from ava_audit.postgres.session import LogPlace, first_line
-from ava_audit.projections import rebuild_projections
 from ava_audit.store import schema
-from ava_audit.store.backend import LEASE_S, MARK, VARIABLE, Instances
+from ava_audit.store.backend import LEASE_S, MARK, VARIABLE, Instances, OlderSchema
 from ava_audit.store.locks import refuse_unfit
 
 log = logging.getLogger("ava.store")
 
-BASE_VERSION = 3
-"""The version of `schema.sql` here; later ones are migrations."""
+_OF_PROCESSES = ("leases", "activities")
+"""Tables that say what lives now."""
 OLDEST_SERVER = 13
 CLOCK_S = 120
 """How far the clocks of this machine and of the server may differ."""
@@ -90,7 +89,7 @@ class PostgresBackend:
 
     # -- opening ------------------------------------------------------------------------------------------------------
 
-    def prepare(self, *, fresh: bool = False) -> None:
+    def prepare(self, *, fresh: bool = False, older: OlderSchema = OlderSchema.REFUSE) -> str | None:
         refuse_unfit(self._root)
         with self._opened() as (db, conn):
             _refuse_server(conn, self.place)
@@ -98,8 +97,9 @@ class PostgresBackend:
             conn.execute("SELECT pg_advisory_lock(%s)", (LOCK,))  # until the connection is closed
             self._refuse_two_logs(fresh, made=db.schema_version() > 0)
             conn.execute("SET statement_timeout = 0")
-            _migrate(db, self.place)
+            copy = _make_or_migrate(db, self.place, older)
             self._claim(conn)
+        return None if copy is None else f"the schema {copy} of {self.place}"
 
     @contextmanager
     def _opened(self) -> Generator[tuple[PostgresDatabase, psycopg.Connection[Any]]]:
@@ -151,12 +151,9 @@ class PostgresBackend:
     def open_to_check(self) -> PostgresDatabase:
         with self._opened() as (db, _conn):
             version = db.schema_version()
-        if version > schema.SCHEMA_VERSION:
-            raise SchemaNewer(_newer(self.place, version))
         if version == 0:
             raise StoreUnavailable(f"there is no log in {self.place}")
-        if version < schema.SCHEMA_VERSION:
-            raise StoreUnavailable(f"{self.place} has an older schema ({version}): run `ava migrate`")
+        schema.needs_migration(version, self.place, OlderSchema.REFUSE)
         return PostgresDatabase(self._conninfo, LogPlace(), readonly=True)
 
     # -- while it is open ---------------------------------------------------------------------------------------------
@@ -235,7 +232,7 @@ class PostgresBackend:
         return isinstance(error, psycopg.Error) and (error.sqlstate or "") in ("XX001", "XX002")
 
     def schema_changes(self, db: Database) -> schema.Changes:
-        script = "\n".join((_script(), *schema.INDEXES, schema.ACTIVITIES))
+        script = "\n".join((_script(), *schema.MigrationStatements().statements))
         expected = {(kind.lower(), name): "O" for kind, name in _MADE.findall(script)}
         expected |= {("function", name): body for name, body in _FUNCTION.findall(script)}
         found = {(kind, name): state for kind, name, state in db.execute(_FOUND)}
@@ -259,30 +256,44 @@ def _commits(db: PostgresDatabase) -> list[Commit]:
         return []
 
 
-def _migrate(db: PostgresDatabase, place: str) -> None:
-    """Migrate to the newest version; the caller holds the lock. Raises SchemaNewer: a newer program has migrated it."""
-    before = version = db.schema_version()
-    if version > schema.SCHEMA_VERSION:
-        raise SchemaNewer(_newer(place, version))
-    if version == schema.SCHEMA_VERSION:
-        return
+def _make_or_migrate(db: PostgresDatabase, place: str, older: OlderSchema) -> str | None:
+    """Return the name of the schema with the copy from before a migration. The caller holds the lock."""
+    version = db.schema_version()
+    if not schema.needs_migration(version, place, older) and version > 0:
+        return None
+    copy = None
     db.execute("BEGIN")
     try:
         if version == 0:
             db.run_script(_script())
             db.execute("INSERT INTO meta (log_id, version) VALUES (?, 0)", (secrets.token_hex(16),))
-            version = BASE_VERSION
-        missing = schema.MIGRATIONS[version:]
-        for migration in missing:
-            migration(db)
-        if before > 0 and schema.reducers_changed in missing:
-            log.info("the tables are rebuilt from the log, because the rules that derive them have changed")
-            rebuild_projections(db)
+        elif older is OlderSchema.COPY_AND_MIGRATE:
+            copy = _copy_schema(db, version)
+        schema.apply_migrations(db, max(version, 1))
         db.execute("UPDATE meta SET version = ?", (schema.SCHEMA_VERSION,))
         db.execute("COMMIT")
     except BaseException:
         db.rollback()
         raise
+    if copy is not None:
+        log.warning(
+            "%s had schema %d: it is migrated to %d; its schema %s is the copy from before",
+            place,
+            version,
+            schema.SCHEMA_VERSION,
+            copy,
+        )
+    return copy
+
+
+def _copy_schema(db: PostgresDatabase, version: int) -> str:
+    """Copy the rows of all tables to a schema of their own, which is a part of the caller's transaction."""
+    name = f"ava_schema_{version}_{time.strftime('%Y%m%dt%H%M%S', time.gmtime())}"
+    db.execute(f"CREATE SCHEMA {name}")
+    for (table,) in db.execute("SELECT tablename::text FROM pg_tables WHERE schemaname = 'ava'").fetchall():
+        if table not in _OF_PROCESSES:
+            db.execute(f"CREATE TABLE {name}.{table} AS TABLE ava.{table}")
+    return name
 
 
 def _refuse_server(conn: psycopg.Connection[Any], place: str) -> None:
@@ -306,13 +317,6 @@ def _refuse_server(conn: psycopg.Connection[Any], place: str) -> None:
         )
     if fsync == "off":
         log.warning("%s runs with fsync = off: a power failure there can lose or damage the log", place)
-
-
-def _newer(place: str, version: int) -> str:
-    return (
-        f"{place} has schema {version}, this program knows {schema.SCHEMA_VERSION}: install the newer ava, or choose"
-        " another database"
-    )
 
 
 def _explained(error: BaseException) -> str:

@@ -23,7 +23,7 @@ _LOCKED = "55P03"
 class PostgresDocuments:
     """The documents of one database. Every method blocks."""
 
-    def __init__(self, conninfo: Mapping[str, Any], place: str, prepare: Callable[[], None]) -> None:
+    def __init__(self, conninfo: Mapping[str, Any], place: str, prepare: Callable[[], object]) -> None:
         self._conninfo = conninfo
         self._place = place
         self._prepare = prepare

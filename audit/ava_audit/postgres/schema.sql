@@ -1,4 +1,4 @@
--- The log on a Postgres server: version 3, with the same tables as the embedded database. Later versions are migrations.
+-- The log on a Postgres server, with the same tables as the embedded database.
 CREATE SCHEMA ava;
 SET search_path = ava;
 
@@ -36,6 +36,12 @@ CREATE INDEX events_agent ON events (agent_id, seq);
 CREATE INDEX events_run ON events (run_id, seq) WHERE run_id IS NOT NULL;
 CREATE INDEX events_type ON events (type, seq);
 CREATE INDEX events_ts ON events (ts_us);
+-- Decisions by time, of all users and of one, and the start of the session that decided.
+CREATE INDEX events_decided ON events (ts_us, seq)
+    WHERE type IN ('SpawnDecided', 'ExtensionDecided', 'RunResumed');
+CREATE INDEX events_decided_by ON events (user_id, ts_us, seq)
+    WHERE type IN ('SpawnDecided', 'ExtensionDecided', 'RunResumed');
+CREATE INDEX events_session ON events (session_id) WHERE type = 'SessionStart';
 
 CREATE FUNCTION events_kept() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -73,6 +79,8 @@ CREATE TABLE proposals (
     group_id   text COLLATE "C"
 );
 CREATE INDEX proposals_user ON proposals (user_id, state);
+-- Proposals that have not expired, which are few among those that were never decided.
+CREATE INDEX proposals_waiting ON proposals (expires_us) WHERE state = 'awaiting_approval';
 
 CREATE TABLE runs (
     id            text COLLATE "C" PRIMARY KEY,
@@ -117,7 +125,9 @@ CREATE TABLE runs (
     result_seq    bigint,
     fetched_us    bigint,
     extension     text COLLATE "C",
-    question      text COLLATE "C"
+    question      text COLLATE "C",
+    message_seq   bigint,
+    money_wait    text COLLATE "C"
 );
 CREATE INDEX runs_user ON runs (user_id, state);
 CREATE INDEX runs_created ON runs (created_us);
@@ -126,11 +136,19 @@ CREATE INDEX runs_group ON runs (group_id) WHERE group_id IS NOT NULL;
 CREATE INDEX runs_task_id ON runs (user_id, task_id) WHERE task_id IS NOT NULL;
 CREATE INDEX runs_unfetched ON runs (user_id, ended_us) WHERE result_seq IS NOT NULL AND fetched_us IS NULL;
 CREATE INDEX runs_queued ON runs (user_id, queued_us) WHERE queued_us IS NOT NULL;
+-- Runs by when they ended, by owner, by time and by role, so that a long history makes no call slower.
+CREATE INDEX runs_ended ON runs (ended_us) WHERE ended_us IS NOT NULL;
+CREATE INDEX runs_owners ON runs (user_id, instance) WHERE state = 'running';
+CREATE INDEX runs_newest ON runs (user_id, created_us);
+CREATE INDEX runs_roles ON runs (user_id, role, created_us);
+-- A user's ended runs by role, for estimates.
+CREATE INDEX runs_own ON runs (user_id, role, ended_us) WHERE started_us IS NOT NULL AND ended_us IS NOT NULL;
 
 -- What was approved, apart from the run: it is large, and a row of `runs` is written whole whenever its run goes on.
 CREATE TABLE configs (
     id     text COLLATE "C" PRIMARY KEY,
-    config text COLLATE "C" NOT NULL
+    config text COLLATE "C" NOT NULL,
+    terms  text COLLATE "C"
 );
 
 CREATE TABLE groups (
@@ -222,4 +240,12 @@ CREATE TABLE documents (
     name    text COLLATE "C" PRIMARY KEY,
     version bigint NOT NULL,
     text    text COLLATE "C" NOT NULL
+);
+
+-- What the runs of each instance are doing: not a part of the log, and not in the write-ahead log either. Processes
+-- with the embedded database show it in files.
+CREATE UNLOGGED TABLE activities (
+    name     text COLLATE "C" PRIMARY KEY,
+    doing    text COLLATE "C" NOT NULL,
+    shown_at timestamptz NOT NULL
 );

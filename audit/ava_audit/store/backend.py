@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -209,6 +210,14 @@ class Documents(Protocol):
     def close(self) -> None: ...
 
 
+class OlderSchema(Enum):
+    """What to do with a log that an older program wrote."""
+
+    REFUSE = "refuse it"
+    COPY_AND_MIGRATE = "copy it, then migrate it"
+    MIGRATE = "migrate it: it is a copy itself"
+
+
 class Backend(Protocol):
     """The database of one log."""
 
@@ -217,11 +226,12 @@ class Backend(Protocol):
     no_answer: str  # why the writer may not answer in time
     is_near: bool  # it is in this process: a few rows are read faster than a thread is woken
 
-    def prepare(self, *, fresh: bool = False) -> None:
-        """Create or migrate the database; with `fresh`, it replaces another log of the data root. Blocking.
+    def prepare(self, *, fresh: bool = False, older: OlderSchema = OlderSchema.REFUSE) -> str | None:
+        """Create the database, or migrate it; return where a copy from before the migration is. Blocking.
 
-        Raises SchemaNewer: a newer program has migrated it; DataRootRefused: this data root cannot have its log there;
-        StoreUnavailable: it cannot be opened.
+        With `fresh`, it replaces another log of the data root. Raises SchemaOlder: an older program wrote it, and
+        `older` refuses that; SchemaNewer: a newer program has migrated it; DataRootRefused: this data root cannot have
+        its log there; StoreUnavailable: it cannot be opened or copied.
         """
         ...
 
@@ -230,7 +240,7 @@ class Backend(Protocol):
     def open_to_check(self) -> Database:
         """Open a connection that only reads a log, to verify it. Blocking.
 
-        Raises StoreUnavailable: there is no log, or its schema is older; SchemaNewer: a newer program has migrated it.
+        Raises StoreUnavailable: there is no log; SchemaOlder, SchemaNewer: it has another schema.
         """
         ...
 

@@ -5,129 +5,93 @@ from __future__ import annotations
 import contextlib
 import logging
 import sqlite3
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Generator
 from importlib import resources
+from typing import cast
 
 from ava_audit.database import Database
 from ava_audit.entries import Fault
-from ava_audit.errors import SchemaNewer
+from ava_audit.errors import SchemaNewer, SchemaOlder
 from ava_audit.projections import rebuild_projections
+from ava_audit.store.backend import OlderSchema
 from ava_audit.store.connection import SqliteDatabase
 
 log = logging.getLogger("ava.store")
 
-_RUN_INDEXES = (
-    "CREATE INDEX runs_ended ON runs (ended_us) WHERE ended_us IS NOT NULL",
-    "CREATE INDEX runs_owners ON runs (user_id, instance) WHERE state = 'running'",
-    "CREATE INDEX IF NOT EXISTS runs_group ON runs (group_id) WHERE group_id IS NOT NULL",
-)
-"""Runs by when they ended, by owner, and by group, so that a long history makes no call slower. Postgres always had
-the last one."""
-_BY_ROLE = "CREATE INDEX runs_role ON runs (role, ended_us) WHERE state = 'success'"
-_OWN_RUNS = (
-    "CREATE INDEX runs_own ON runs (user_id, role, ended_us) WHERE started_us IS NOT NULL AND ended_us IS NOT NULL"
-)
-"""A user's ended runs by role, for estimates; it replaces the one before."""
-_DECISION_INDEXES = (
-    "CREATE INDEX events_decided ON events (ts_us, seq)"
-    " WHERE +type IN ('SpawnDecided', 'ExtensionDecided', 'RunResumed')",
-    "CREATE INDEX events_decided_by ON events (user_id, ts_us, seq)"
-    " WHERE +type IN ('SpawnDecided', 'ExtensionDecided', 'RunResumed')",
-    "CREATE INDEX events_session ON events (session_id) WHERE type = 'SessionStart'",
-)
-"""Decisions by time, of all users and of one, and the start of the session that decided."""
-_GROWTH_INDEXES = (
-    "CREATE INDEX runs_newest ON runs (user_id, created_us)",
-    "CREATE INDEX runs_roles ON runs (user_id, role, created_us)",
-    "CREATE INDEX proposals_waiting ON proposals (expires_us) WHERE state = 'awaiting_approval'",
-)
-"""A user's runs by time and by role; and proposals that have not expired, which are few among those never decided."""
-INDEXES = (*_RUN_INDEXES, *_DECISION_INDEXES, _OWN_RUNS, *_GROWTH_INDEXES)
-
-
-def _first(db: Database) -> None:
-    """Version 1: the log, its projections, and the progress of background maintenance."""
-    script = resources.files("ava_audit.store").joinpath("schema.sql").read_text("utf-8")
-    _execute(list(_statements(script)), db)
-
-
-def _execute(statements: Sequence[str], db: Database) -> None:
-    for statement in statements:
-        db.execute(statement)
-
-
-ACTIVITIES = (
-    'CREATE UNLOGGED TABLE activities (name text COLLATE "C" PRIMARY KEY, doing text COLLATE "C" NOT NULL,'
-    " shown_at timestamptz NOT NULL)"
-)
-"""What the runs of each instance are doing: not a part of the log, and not in the write-ahead log either."""
-
-
-def _activities(db: Database) -> None:
-    """Version 6: a table for what runs are doing. Processes with the embedded database show it in files."""
-    if not isinstance(db, SqliteDatabase):
-        db.execute(ACTIVITIES)
-
-
-def _no_answer(_db: Database) -> None:
-    """Version 7: the ending `no_answer`, so that a program that does not know it stops writing."""
-
-
-def _several_calls(_db: Database) -> None:
-    """Version 8: several model calls of a run in flight, so that a program that does not know that stops writing."""
-
-
-def _newest_messages(db: Database) -> None:
-    """Version 10: the newest message to each run, so that a turn does not look for one in the log."""
-    kind = "INTEGER" if isinstance(db, SqliteDatabase) else "bigint"
-    db.execute(f"ALTER TABLE runs ADD COLUMN message_seq {kind}")
-    newest = "SELECT max(seq) FROM events WHERE events.run_id = runs.id AND +events.type = 'UserMessage'"
-    db.execute(f"UPDATE runs SET message_seq = ({newest})")  # noqa: S608
-
 
 def reducers_changed(_db: Database) -> None:
-    """Do nothing: `migrate` rebuilds the projections once every table has the form that today's reducers need."""
+    """Do nothing: `apply_migrations` rebuilds the projections once every table has the form that reducers need."""
 
 
-MIGRATIONS: tuple[Callable[[Database], None], ...] = (
-    _first,
-    partial(_execute, ["ALTER TABLE runs ADD COLUMN extension TEXT"]),  # what a run near a cap asks a person for
-    partial(_execute, ["ALTER TABLE runs ADD COLUMN question TEXT"]),  # what a run asks a person
-    partial(_execute, [*_RUN_INDEXES, _BY_ROLE]),
-    partial(_execute, _DECISION_INDEXES),
-    _activities,
-    _no_answer,
-    _several_calls,
-    partial(_execute, ["DROP INDEX runs_role", _OWN_RUNS, "ALTER TABLE configs ADD COLUMN terms TEXT"]),
-    _newest_messages,
-    partial(_execute, _GROWTH_INDEXES),
-    partial(_execute, ["ALTER TABLE runs ADD COLUMN money_wait TEXT"]),  # what a run waits for that others hold
-)
-"""In order; the schema's version is the number of applied migrations. From the fourth on, Postgres runs them too."""
+MIGRATIONS: tuple[Callable[[Database], None], ...] = ()
+"""From the schema as it was first released (`schema.sql`, of both databases) to today's, in order."""
 
-SCHEMA_VERSION = len(MIGRATIONS)
+SCHEMA_VERSION = 1 + len(MIGRATIONS)
 
 
-def migrate(db: SqliteDatabase) -> None:
-    """Migrate to the newest version; the caller holds the write lock. Raises SchemaNewer: a newer program did."""
-    version = db.schema_version()
+def needs_migration(version: int, place: str, older: OlderSchema) -> bool:
+    """Tell whether a log with this version of the schema, 0 before there is one, has to be migrated.
+
+    Raises SchemaNewer: a newer program has migrated it; SchemaOlder: it would have to be, and may not.
+    """
     if version > SCHEMA_VERSION:
         raise SchemaNewer(
-            f"the data root has schema {version}, this program knows {SCHEMA_VERSION}: "
-            "install the newer ava, or choose another AVA_DATA_ROOT"
+            f"{place} has schema {version}, this program knows {SCHEMA_VERSION}: install the newer ava, or choose"
+            " another AVA_DATA_ROOT"
         )
-    if version == SCHEMA_VERSION:
-        return
-    missing = MIGRATIONS[version:]
+    if version in (0, SCHEMA_VERSION):
+        return False
+    if older is OlderSchema.REFUSE:
+        raise SchemaOlder(
+            f"an older ava wrote {place} (schema {version}, this version has {SCHEMA_VERSION}): `ava migrate` copies"
+            " the log and migrates it; so does the next server that starts"
+        )
+    return True
+
+
+def apply_migrations(db: Database, version: int) -> None:
+    """Bring a log from a version to the newest, in the caller's transaction."""
+    missing = MIGRATIONS[version - 1 :]
+    for migration in missing:
+        migration(db)
+    if reducers_changed in missing:
+        log.info("the tables are rebuilt from the log, because the rules that derive them have changed")
+        rebuild_projections(db)
+
+
+def create(db: SqliteDatabase) -> None:
+    """Make the newest schema in an empty database, in the caller's transaction."""
+    for statement in _statements(resources.files("ava_audit.store").joinpath("schema.sql").read_text("utf-8")):
+        db.execute(statement)
+    for migration in MIGRATIONS:
+        migration(db)
+    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+class MigrationStatements:
+    """Takes the place of a database to collect the statements of all migrations."""
+
+    def __init__(self) -> None:
+        self.statements: list[str] = []
+        for migration in MIGRATIONS:
+            migration(cast("Database", self))
+
+    def execute(self, sql: str, _values: object = ()) -> None:
+        self.statements.append(sql)
+
+
+def migrate(db: SqliteDatabase, version: int) -> None:
+    """Bring a log from a version to the newest in one transaction; the caller holds the write lock."""
+    with transaction(db):
+        apply_migrations(db, version)
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+@contextlib.contextmanager
+def transaction(db: SqliteDatabase) -> Generator[None]:
     db.execute("BEGIN IMMEDIATE")
     try:
-        for migration in missing:
-            migration(db)
-        if version > 0 and reducers_changed in missing:
-            log.info("the tables are rebuilt from the log, because the rules that derive them have changed")
-            rebuild_projections(db)
-        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        yield
         db.execute("COMMIT")
     except BaseException:
         db.execute("ROLLBACK")
@@ -136,7 +100,8 @@ def migrate(db: SqliteDatabase) -> None:
 
 def open_in_memory() -> SqliteDatabase:
     db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, factory=SqliteDatabase)
-    migrate(db)
+    with transaction(db):
+        create(db)
     return db
 
 

@@ -25,6 +25,12 @@ CREATE INDEX events_agent ON events (agent_id);
 CREATE INDEX events_run ON events (run_id) WHERE run_id IS NOT NULL;
 CREATE INDEX events_type ON events (type);
 CREATE INDEX events_ts ON events (ts_us);
+-- Decisions by time, of all users and of one, and the start of the session that decided.
+CREATE INDEX events_decided ON events (ts_us, seq)
+    WHERE +type IN ('SpawnDecided', 'ExtensionDecided', 'RunResumed');
+CREATE INDEX events_decided_by ON events (user_id, ts_us, seq)
+    WHERE +type IN ('SpawnDecided', 'ExtensionDecided', 'RunResumed');
+CREATE INDEX events_session ON events (session_id) WHERE type = 'SessionStart';
 
 CREATE TRIGGER events_keep BEFORE DELETE ON events
 BEGIN SELECT raise(ABORT, 'entries of the log are never deleted'); END;
@@ -57,6 +63,8 @@ CREATE TABLE proposals (
     group_id   TEXT
 ) STRICT;
 CREATE INDEX proposals_user ON proposals (user_id, state);
+-- Proposals that have not expired, which are few among those that were never decided.
+CREATE INDEX proposals_waiting ON proposals (expires_us) WHERE state = 'awaiting_approval';
 
 CREATE TABLE runs (
     id            TEXT PRIMARY KEY,
@@ -99,7 +107,11 @@ CREATE TABLE runs (
     task_seq      INTEGER,
     started_seq   INTEGER,
     result_seq    INTEGER,
-    fetched_us    INTEGER
+    fetched_us    INTEGER,
+    extension     TEXT,
+    question      TEXT,
+    message_seq   INTEGER,
+    money_wait    TEXT
 ) STRICT;
 CREATE INDEX runs_user ON runs (user_id, state);
 CREATE INDEX runs_created ON runs (created_us);
@@ -107,12 +119,21 @@ CREATE INDEX runs_state ON runs (state);
 CREATE INDEX runs_task_id ON runs (user_id, task_id) WHERE task_id IS NOT NULL;
 CREATE INDEX runs_unfetched ON runs (user_id, ended_us) WHERE result_seq IS NOT NULL AND fetched_us IS NULL;
 CREATE INDEX runs_queued ON runs (user_id, queued_us) WHERE queued_us IS NOT NULL;
+-- Runs by when they ended, by owner, by group, by time and by role, so that a long history makes no call slower.
+CREATE INDEX runs_ended ON runs (ended_us) WHERE ended_us IS NOT NULL;
+CREATE INDEX runs_owners ON runs (user_id, instance) WHERE state = 'running';
+CREATE INDEX runs_group ON runs (group_id) WHERE group_id IS NOT NULL;
+CREATE INDEX runs_newest ON runs (user_id, created_us);
+CREATE INDEX runs_roles ON runs (user_id, role, created_us);
+-- A user's ended runs by role, for estimates.
+CREATE INDEX runs_own ON runs (user_id, role, ended_us) WHERE started_us IS NOT NULL AND ended_us IS NOT NULL;
 
 -- What was approved, apart from the run: it is large, and a row of `runs` is written whole whenever
 -- its run goes on.
 CREATE TABLE configs (
     id     TEXT PRIMARY KEY,
-    config TEXT NOT NULL
+    config TEXT NOT NULL,
+    terms  TEXT
 ) STRICT;
 
 CREATE TABLE groups (

@@ -10,6 +10,7 @@ import logging
 import os
 import sqlite3
 import stat
+import time
 import tomllib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
@@ -18,13 +19,21 @@ from pathlib import Path
 
 import anyio
 
-from ava_audit.database import Commit, Database
-from ava_audit.entries import ProgressCallback
-from ava_audit.errors import DataRootRefused, LogMoved, SchemaNewer, StoreUnavailable
-from ava_audit.store.backend import LEASE_S, MARK, SETTING, VARIABLE, Backend, Instances
+from ava_audit.database import NEWEST_ENTRY, Commit, Database
+from ava_audit.entries import GENESIS, ProgressCallback
+from ava_audit.errors import DataRootRefused, LogMoved, StoreUnavailable
+from ava_audit.store.backend import LEASE_S, MARK, SETTING, VARIABLE, Backend, Instances, OlderSchema
 from ava_audit.store.connection import DAMAGED, SqliteDatabase, advice, connect, disk_fault, is_damaged, uri_of
 from ava_audit.store.locks import LockedInstances, NoLocks, WriteLock, refuse_unfit
-from ava_audit.store.schema import SCHEMA_VERSION, Changes, migrate, schema_changes
+from ava_audit.store.schema import (
+    SCHEMA_VERSION,
+    Changes,
+    create,
+    migrate,
+    needs_migration,
+    schema_changes,
+    transaction,
+)
 from ava_extras import ExtraMissing, load
 
 log = logging.getLogger("ava.store")
@@ -33,6 +42,8 @@ COPIED_PAGES = 2_000
 POLL_S = 0.05
 """How often the store checks for commits of other processes; a check costs 3 microseconds."""
 
+COPY_NAME = "ava.schema-{version}.{time}.db"
+"""The copy of a log from before a migration, beside it."""
 PREPARE_S = 20.0
 """How long the creation or migration of a log waits for other writers."""
 
@@ -54,8 +65,10 @@ class SqliteBackend:
         self._lock: WriteLock | None = None
         self._location: LogLocation | None = None
 
-    def prepare(self, *, fresh: bool = False) -> None:
+    def prepare(self, *, fresh: bool = False, older: OlderSchema = OlderSchema.REFUSE) -> str | None:
+        del fresh
         refuse_unfit(self._root)
+        copy = None
         try:
             self.path.touch(mode=0o600, exist_ok=True)
             lock = WriteLock(self._root / "write.lock")
@@ -64,8 +77,7 @@ class SqliteBackend:
                     (mode,) = db.execute("PRAGMA journal_mode").fetchone()
                     if db.schema_version() != SCHEMA_VERSION or mode != "wal":
                         with lock.held(PREPARE_S):
-                            db.execute("PRAGMA journal_mode = WAL")
-                            migrate(db)
+                            copy = self._make_or_migrate(db, older)
                     self._location = LogLocation(self.path)
             except BaseException:
                 lock.close()
@@ -75,6 +87,38 @@ class SqliteBackend:
             why = f"{error}; {DAMAGED}" if is_damaged(error) else f"{why}, or choose another AVA_DATA_ROOT"
             raise StoreUnavailable(f"the log in {self._root} cannot be opened: {why}") from error
         self._lock = lock
+        return None if copy is None else str(copy)
+
+    def _make_or_migrate(self, db: SqliteDatabase, older: OlderSchema) -> Path | None:
+        """Return the copy from before a migration. The caller holds the write lock."""
+        version = db.schema_version()
+        migrates = needs_migration(version, self.place, older)
+        db.execute("PRAGMA journal_mode = WAL")
+        if version == 0:
+            with transaction(db):
+                create(db)
+        if not migrates:
+            return None
+        if older is OlderSchema.MIGRATE:
+            migrate(db, version)
+            return None
+        copy = self.path.with_name(
+            COPY_NAME.format(version=version, time=time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()))
+        )
+        copy_log(self.path, copy)
+        try:
+            migrate(db, version)
+        except BaseException:
+            copy.unlink(missing_ok=True)
+            raise
+        log.warning(
+            "%s had schema %d: it is migrated to %d; %s is the copy from before",
+            self.path,
+            version,
+            SCHEMA_VERSION,
+            copy,
+        )
+        return copy
 
     def connect(self, *, readonly: bool = False) -> SqliteDatabase:
         return connect(self.path, readonly=readonly)
@@ -98,15 +142,11 @@ class SqliteBackend:
             db.execute("PRAGMA query_only = ON")
             db.execute("PRAGMA wal_autocheckpoint = 0")
             version = db.schema_version()
-            if version > SCHEMA_VERSION:
-                text = f"{path} has schema {version}, this program knows {SCHEMA_VERSION}: use the newer ava"
-                raise SchemaNewer(text)
             if version == 0:
                 no_log = sqlite3.DatabaseError("it was emptied, or its beginning is missing")
                 no_log.sqlite_errorcode = sqlite3.SQLITE_NOTADB
                 raise no_log
-            if version < SCHEMA_VERSION:
-                raise StoreUnavailable(f"{path} has an older schema ({version}): run `ava logs` once to migrate it")
+            needs_migration(version, self.place, OlderSchema.REFUSE)
         except BaseException as error:
             db.close()
             if why := disk_fault(error, path):
@@ -193,18 +233,38 @@ def copy_log(path: Path, target: Path, on_progress: ProgressCallback | None = No
 
     try:
         target.touch(mode=0o600, exist_ok=False)
-        with contextlib.closing(connect(path, readonly=True)) as db, contextlib.closing(connect(target)) as copy:
-            db.execute("BEGIN")  # one snapshot, so that a commit meanwhile does not restart the copy
-            db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-            db.backup(copy, pages=COPIED_PAGES, progress=progress)
-        fd = os.open(target, os.O_RDONLY)
         try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+            with contextlib.closing(connect(path, readonly=True)) as db, contextlib.closing(connect(target)) as copy:
+                db.execute("BEGIN")  # one snapshot, so that a commit meanwhile does not restart the copy
+                db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+                db.backup(copy, pages=COPIED_PAGES, progress=progress)
+            fd = os.open(target, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except BaseException:
+            target.unlink()  # half a copy is none
+            raise
     except (OSError, sqlite3.Error) as error:
         why = disk_fault(error, path) or error
         raise StoreUnavailable(f"the log {path} cannot be copied to {target}: {why}") from error
+
+
+def newest_of_older(path: Path) -> tuple[int, str]:
+    """Return the newest entry's number and hash (hex) of a copy that an older version wrote, as far as SQLite reads it.
+
+    Raises StoreUnavailable: it is damaged, or cannot be read. Blocking.
+    """
+    try:
+        with contextlib.closing(connect(path, readonly=True)) as db:
+            (fault,) = db.execute("PRAGMA quick_check(1)").fetchone()
+            if fault != "ok":
+                raise StoreUnavailable(f"the log {path} is damaged: {fault}")
+            seq, digest = db.execute(NEWEST_ENTRY).fetchone() or (0, GENESIS)
+            return seq, digest.hex()
+    except (OSError, sqlite3.Error) as error:
+        raise StoreUnavailable(f"the log {path} cannot be read: {disk_fault(error, path) or error}") from error
 
 
 class LogLocation:

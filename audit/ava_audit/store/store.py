@@ -28,7 +28,7 @@ import anyio.to_thread
 from ava_audit.database import Commit, Database
 from ava_audit.errors import LogMoved, OutcomeUnknown, StoreUnavailable, is_thread_shortage
 from ava_audit.events import build_models
-from ava_audit.store.backend import LEASE_S, Backend, Instances
+from ava_audit.store.backend import LEASE_S, Backend, Instances, OlderSchema
 from ava_audit.store.sqlite import backend_of
 from ava_audit.store.writer import Checkpoint, Job, MaintenanceJob, Writer
 from ava_audit.view import Command, Outcome, Query, T, View, append
@@ -201,14 +201,17 @@ class Store:
 
     @staticmethod
     @asynccontextmanager
-    async def open(root: Path, url: str | None = None) -> AsyncGenerator[Store]:
-        """Open (and create or migrate) the log of a data root, until the context ends; `url` is as for `backend_of`.
+    async def open(
+        root: Path, url: str | None = None, *, older: OlderSchema = OlderSchema.REFUSE
+    ) -> AsyncGenerator[Store]:
+        """Open the log of a data root, until the context ends, and make it if it is missing.
 
-        Raises SchemaNewer: a newer program has migrated it; DataRootRefused: the folder cannot hold the log;
-        StoreUnavailable: it cannot be opened.
+        `url` is as for `backend_of`. `older` says what happens to a log that an older program wrote. Raises
+        SchemaOlder: it is refused; SchemaNewer: a newer program has migrated it; DataRootRefused: the folder cannot
+        hold the log; StoreUnavailable: it cannot be opened.
         """
         backend = await anyio.to_thread.run_sync(backend_of, root, url)
-        await anyio.to_thread.run_sync(backend.prepare)
+        await anyio.to_thread.run_sync(partial(backend.prepare, older=older))
         store = Store(root, backend, asyncio.get_running_loop())
         store._writer.start()
         try:

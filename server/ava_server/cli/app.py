@@ -17,7 +17,7 @@ from typing import Annotated, Any, ParamSpec, TextIO, TypeVar, cast
 import typer
 from typer.core import TyperGroup
 
-from ava_audit.errors import AuditError, BadQuery, DataRootRefused, SchemaNewer, StoreUnavailable
+from ava_audit.errors import AuditError, BadQuery, DataRootRefused, SchemaNewer, SchemaOlder, StoreUnavailable
 from ava_extras import ExtraMissing
 from ava_roles.errors import RoleFileError, RolesError, UnknownRole, WorkspaceRefused
 from ava_server.core.commands import REMOTE_COMMANDS, TAKE_URL, TWO_WORDS, advice, forget_server
@@ -108,6 +108,7 @@ _CODES: Mapping[type, int] = {
     RoleFileError: CONFIGURATION,
     DataRootRefused: CONFIGURATION,
     SchemaNewer: CONFIGURATION,
+    SchemaOlder: CONFIGURATION,
     ExtraMissing: CONFIGURATION,
     AvaError: OUR_FAULT,
     RolesError: OUR_FAULT,

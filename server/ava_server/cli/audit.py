@@ -220,6 +220,8 @@ async def erase_command(
         if with_content or of_files:
             also = f", and {counted(of_files, 'text')} of files that only it read" if of_files else ""
             say(f"Erased: the content of {entries:,} entries of {label(run)}, and its files{also}.")
+        for copy in root.log_copies:
+            say(f"{copy} is the log from before a migration and may still have it: remove that file too.")
 
 
 async def _erased_texts(erase: Callable[[], int]) -> int:

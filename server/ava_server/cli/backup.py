@@ -159,7 +159,13 @@ def backup_command(folder: _Folder, as_json: Json = False) -> None:
         manifest = backup.back_up(root, partial, show)
     if as_json:
         return say_json({"folder": str(target), "files": len(manifest.files), **_summary(manifest)})
-    say(f"Backed up {manifest.entries:,} entries and {len(manifest.files):,} files to {target}, and verified them.")
+    backed_up = f"Backed up {manifest.entries:,} entries and {len(manifest.files):,} files to {target}"
+    if manifest.verified:
+        say(f"{backed_up}, and verified them.")
+    else:
+        say(
+            f"{backed_up}. An older version wrote the log: it was copied as it is, and is verified when it is restored."
+        )
     say(f"Head: {manifest.head}")
     return say(f"It contains your keys and secrets. To restore it: ava restore {shlex.quote(str(target))}")
 

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from ava_audit.errors import AuditError
+from ava_audit.errors import AuditError, SchemaOlder
 from ava_audit.mirror import mirror_faults
 from ava_audit.redaction import Redactor
 from ava_audit.store.connection import disk_fault
@@ -65,6 +65,8 @@ def _check_postgres(root: Path) -> CheckFinding:
         with contextlib.closing(backend.open_to_check()) as db:
             faults = schema_faults(backend.schema_changes(db))
             head = View(db).head()
+    except SchemaOlder as error:
+        return CheckFinding("log", "note", str(error))
     except AuditError as error:
         return CheckFinding("log", "fault", str(error), "Start the Postgres server, or correct AVA_DATABASE_URL.")
     if faults:
@@ -83,7 +85,10 @@ def _check_log(setup: Setup, path: Path, snapshot: LogSnapshot) -> Iterator[Chec
         return
     if snapshot.schema < SCHEMA_VERSION:
         yield CheckFinding(
-            "log", "note", f"{path} has schema {snapshot.schema}; the next start brings it to {SCHEMA_VERSION}"
+            "log",
+            "note",
+            f"{path} has schema {snapshot.schema}; the next server that starts copies it and brings it to"
+            f" {SCHEMA_VERSION}, and so does `ava migrate`",
         )
         return
     if faults := schema_faults(backend_at(path).schema_changes(snapshot.db)):

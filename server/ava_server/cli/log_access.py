@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio.to_thread
 
-from ava_audit.errors import AuditError, DataRootRefused, SchemaNewer, StoreUnavailable
+from ava_audit.errors import AuditError, DataRootRefused, StoreUnavailable
 from ava_server.cli.app import refuse_in_subagent
 from ava_server.cli.options import parse_any_id
 from ava_server.cli.terminal import heading, tell
@@ -264,44 +264,37 @@ class ClosedLog:
 
     Args:
         root: The data root.
-        older: Queries can read a log that an older version wrote.
     """
 
-    def __init__(self, root: DataRoot, *, older: bool = False) -> None:
+    def __init__(self, root: DataRoot) -> None:
         self._root = root
-        self._older = older
 
     async def read(self, query: Query[T], /, *, within_s: float | None = None, short: bool = False) -> T:
         """Raises NoLog: there is none yet; otherwise as `read_log`."""
         del within_s, short
-        found = read_log(self._root, lambda log: (query(log.view),), older=self._older)
+        found = read_log(self._root, lambda log: (query(log.view),))
         if found is None:
             raise NoLog(f"there is no log in {self._root.path} yet")
         return found[0]
 
 
-def read_log(root: DataRoot, use: Callable[[LogSnapshot], T], *, older: bool = False) -> T | None:
+def read_log(root: DataRoot, use: Callable[[LogSnapshot], T]) -> T | None:
     """Return what `use` finds in a log that is only looked at; None where there is none yet.
 
-    `older`: it can read a log that an older version wrote. Raises ConfigError: the data root cannot be used;
-    DataRootRefused: not by this version as it is; SchemaNewer: a newer one has migrated it; StoreUnavailable:
-    unreadable.
+    Raises ConfigError: the data root cannot be used; DataRootRefused: it holds no log; SchemaOlder, SchemaNewer: it
+    has another schema; StoreUnavailable: unreadable.
     """
     import sqlite3
 
-    from ava_audit.store.schema import SCHEMA_VERSION
+    from ava_audit.store.backend import OlderSchema
+    from ava_audit.store.schema import needs_migration
 
     def checked(found: LogSnapshot) -> T | None:
         if found.schema == 0 and (in_postgres(root) or root.db.stat().st_size == 0):
             return None  # another process is about to make it
         if found.schema == 0:
             raise DataRootRefused(f"{root.db} is not a log: its beginning is gone (`ava doctor` tells more)")
-        if found.schema > SCHEMA_VERSION:
-            raise SchemaNewer("a newer ava has migrated this log: use that one, or another AVA_DATA_ROOT")
-        if found.schema < SCHEMA_VERSION and not older:
-            raise DataRootRefused(
-                "an older ava wrote this log: the next server that starts migrates it, and so does `ava logs`"
-            )
+        needs_migration(found.schema, str(root.db), OlderSchema.REFUSE)
         return use(found)
 
     if not has_log(root):

@@ -432,13 +432,16 @@ def import_command(
 
 
 def migrate_command() -> None:
-    """Bring the log to the schema of this version, as the next server does when it starts; make a missing one."""
+    """Copy a log that an older version wrote and bring it to this version, as a server does; make a missing one."""
+    from ava_audit.store.backend import OlderSchema
     from ava_audit.store.schema import SCHEMA_VERSION
     from ava_audit.store.sqlite import backend_of
 
     root = checked_root("ava migrate")
     root.create()
     backend = backend_of(root.path)
-    backend.prepare()
+    copy = backend.prepare(older=OlderSchema.COPY_AND_MIGRATE)
     backend.close()
     say(f"{backend.place} has schema {SCHEMA_VERSION}.")
+    if copy is not None:
+        say(f"The log as it was before is in {copy}. Remove it once you no longer want to go back.")

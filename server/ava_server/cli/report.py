@@ -65,12 +65,12 @@ def report_command(
         if since is not None or until is not None:
             raise BadInput("--group: a group is shown whole; leave --since and --until out")
         screen = partial(_group, parse_id("group_id", group, "--group"), everybody, as_json)
-        return _show(server, screen, older=False, owners=True)
-    return _show(server, partial(_spending, *days_of(since, until, now_us()), everybody, as_json), older=True)
+        return _show(server, screen, owners=True)
+    return _show(server, partial(_spending, *days_of(since, until, now_us()), everybody, as_json))
 
 
-def _show(server: RemoteServer | None, screen: Screen, *, older: bool, owners: bool = False) -> None:
-    """`older`: the log may be an older version's. `owners`: the screen asks whether the owners of runs live."""
+def _show(server: RemoteServer | None, screen: Screen, *, owners: bool = False) -> None:
+    """`owners`: the screen asks whether the owners of runs live."""
     from ava_server.cli.records import LocalRecords, open_remote_records
 
     if server is not None:
@@ -78,7 +78,7 @@ def _show(server: RemoteServer | None, screen: Screen, *, older: bool, owners: b
 
         return run_async(_show_opened, open_remote_records(server), screen)
     root = find_data_root()
-    log = ClosedLog(root, older=older)
+    log = ClosedLog(root)
     if not owners:
         return run_at_once(_show_opened(nullcontext(LocalRecords(root, log)), screen))
     from ava_audit.store.sqlite import backend_of
@@ -364,7 +364,7 @@ def report_approvals_command(
     if user is not None and everybody:
         raise BadInput("--user: leave out --all, which shows all users")
     span = _span(since, until)
-    return _show(server, partial(_decisions, *span, user, everybody, as_json, as_csv), older=False)
+    return _show(server, partial(_decisions, *span, user, everybody, as_json, as_csv))
 
 
 def _span(since: str | None, until: str | None) -> tuple[int, int]:
@@ -443,7 +443,7 @@ def report_estimates_command(
     Only runs count that came to their own end or to a cap.
     """
     server, span = chosen_server(context, url, token_file), _span(since, until)
-    return _show(server, partial(_estimates, *span, everybody, as_json), older=False)
+    return _show(server, partial(_estimates, *span, everybody, as_json))
 
 
 async def _estimates(since_us: int, until_us: int, everybody: bool, as_json: bool, records: Records) -> None:

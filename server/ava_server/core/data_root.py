@@ -134,6 +134,11 @@ class DataRoot:
         return [self.worker_lock, *sorted(self.path.glob("worker.*.lock"))]
 
     @property
+    def log_copies(self) -> list[Path]:
+        """The copies of the log from before migrations; what was erased since is still in them."""
+        return sorted(self.path.glob("ava.schema-*.db"))
+
+    @property
     def owned(self) -> bool:
         """Whether it belongs to this user of the system, or this user is root: its owner may steer everyone's runs."""
         user = getattr(os, "geteuid", None)

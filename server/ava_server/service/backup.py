@@ -46,13 +46,17 @@ _Show = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Manifest:
-    """The list in `backup.json`: the program, the time, the log's size and head, and each file's SHA-256."""
+    """The list in `backup.json`: the program, the time, the log's size and head, and each file's SHA-256.
+
+    `verified`: the log was checked. One that an older version wrote is copied as it is, and checked when restored.
+    """
 
     ava: str
     made: str
     entries: int
     head: str
     files: dict[str, str]
+    verified: bool = True
 
 
 @dataclass(frozen=True)
@@ -189,7 +193,7 @@ def _copy_file(source: Path, target: Path, *, links: bool = False) -> str:
 
 
 def back_up(root: DataRoot, partial: Path, show: _Show) -> Manifest:
-    """Copy a data root to a folder, and verify the copy of its log.
+    """Copy a data root to a folder, and verify the copy of its log, unless an older version wrote it.
 
     Raises:
         Refused: The log has a fault.
@@ -198,14 +202,21 @@ def back_up(root: DataRoot, partial: Path, show: _Show) -> Manifest:
     """
     from importlib.metadata import version
 
-    from ava_audit.store.sqlite import copy_log
+    from ava_audit.errors import SchemaOlder
+    from ava_audit.store.sqlite import copy_log, newest_of_older
     from ava_audit.units import iso_second, now_us
     from ava_audit.verify import verify
 
     made = iso_second(now_us())
     copy_log(root.db, partial / LOG, lambda done, of: show(f"{done:,} of {of:,} pages copied"))
-    report = verify(partial / LOG, on_progress=lambda done, of: show(f"{done:,} of {of:,} entries checked"))
-    _refuse_faults(report, f"the log of {root.path}", "Nothing was kept. `ava verify` and `ava doctor` tell more")
+    verified = True
+    try:
+        report = verify(partial / LOG, on_progress=lambda done, of: show(f"{done:,} of {of:,} entries checked"))
+        _refuse_faults(report, f"the log of {root.path}", "Nothing was kept. `ava verify` and `ava doctor` tell more")
+        entries, head = report.seq, report.head
+    except SchemaOlder:
+        verified = False
+        entries, head = newest_of_older(partial / LOG)
     # After the log: it names only files that were there before it was copied, or that were erased since.
     files = {LOG: _sha256(partial / LOG)}
     for path in _files_of(root.path):
@@ -222,7 +233,7 @@ def back_up(root: DataRoot, partial: Path, show: _Show) -> Manifest:
         except FileNotFoundError:  # erased meanwhile
             target.unlink(missing_ok=True)
         show(f"{len(files):,} files copied")
-    manifest = Manifest(ava=version("ava-subagents"), made=made, entries=report.seq, head=report.head, files=files)
+    manifest = Manifest(version("ava-subagents"), made, entries, head, files, verified)
     (partial / MANIFEST).touch(mode=0o600)
     (partial / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2) + "\n", "utf-8")
     return manifest
@@ -287,6 +298,7 @@ def restore(manifest: Manifest, source: Path, partial: Path, show: _Show) -> Res
         Refused: A file or the log is not as it was backed up.
         OSError: Something cannot be read or written.
     """
+    from ava_audit.store.backend import OlderSchema
     from ava_audit.store.sqlite import SqliteBackend
     from ava_audit.verify import verify
 
@@ -306,7 +318,7 @@ def restore(manifest: Manifest, source: Path, partial: Path, show: _Show) -> Res
     what, then = f"the log in {source}", "Nothing was restored; use another backup"
     try:
         with closing(SqliteBackend(partial)) as backend:
-            backend.prepare()  # brings an older schema to this one
+            backend.prepare(older=OlderSchema.MIGRATE)
         # Before anything is written, which would mend a state that differs from the log instead of finding it.
         _refuse_faults(verify(partial / LOG, head=manifest.head, on_progress=checked), what, then)
         held, waiting = run_async(_hold_runs, partial)

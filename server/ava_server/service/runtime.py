@@ -18,7 +18,7 @@ from ava_audit.events import Who
 from ava_audit.maintenance import run_maintenance
 from ava_audit.retention import Retention
 from ava_audit.rows import RUNNING, UNENDED, RunRow
-from ava_audit.store.backend import UNANNOUNCED, Announcement, Instances, Membership
+from ava_audit.store.backend import UNANNOUNCED, Announcement, Instances, Membership, OlderSchema
 from ava_audit.store.store import Store
 from ava_audit.totals import EntryCounts
 from ava_audit.units import now_us
@@ -328,7 +328,8 @@ async def open_runtime(
 async def _open(
     settings: Settings, mode: Mode, announce: Callable[[Runtime], Announcement] | None
 ) -> AsyncGenerator[Runtime]:
-    async with Store.open(settings.data_root, settings.database_url) as store:
+    older = OlderSchema.COPY_AND_MIGRATE if mode.keeps_root else OlderSchema.REFUSE
+    async with Store.open(settings.data_root, settings.database_url, older=older) as store:
         settings = await anyio.to_thread.run_sync(with_shared_users, settings)
         instances = store.instances(settings.paths.instances, settings.lease_s)
         runtime = Runtime(settings, store, os_user(), ClientPool(), instances)
