@@ -204,7 +204,11 @@ async def test_works_without_a_server_and_says_when_already_erased(tmp_path: Pat
     async with two_runs(tmp_path) as two:
         pass
     assert set(standing(two.root)) == set(PLANTED)
+    copy = two.root / "ava.schema-1.20261129T031000Z.db"
+    copy.touch()
     first = await erase(two.root, two.run_id.removeprefix("S-").upper(), "--yes")
+    assert f"{copy} is the log from before a migration" in first.stdout
+    copy.unlink()
     again = await erase(two.root, two.run_id)
     assert first.returncode == 0, first.stderr
     assert first.stdout.splitlines()[0] == f"Data root: {two.root}"
