@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from ava_roles.threads import run_sync
 from ava_roles.tools import child, pages, parser_process
 from ava_roles.tools.extracted import PDF, Wanted, format_of
 
-WORD = format_of("a.docx") or PDF
+WORD, EMAIL = format_of("a.docx") or PDF, format_of("a.eml") or PDF
 ATTACKS = {
     "crash": ("import ctypes; ctypes.string_at(0)", "fails, or needs too much memory"),
     "abort": ("import os; os.abort()", "fails, or needs too much memory"),
@@ -53,6 +54,23 @@ def attacked(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         )
 
     return attack
+
+
+def test_a_child_outlives_the_thread_that_first_used_it() -> None:
+    read: list[str] = []
+    with parser_process.ParserProcess() as parser:
+
+        def work() -> None:
+            found = parser.read_document(EMAIL, b"Subject: x\n\nThe zeppelin leaves at noon.")
+            read.append(found.text())
+
+        for _each in range(3):
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+            while Path(f"/proc/self/task/{thread.native_id}").exists():  # its signal comes when the kernel ends it
+                time.sleep(0.001)
+    assert len(read) == 3 and all("zeppelin" in text for text in read)
 
 
 @pytest.mark.parametrize("name", sampled(ATTACKS, 4))

@@ -350,7 +350,7 @@ def test_the_text_of_a_file_that_has_changed_goes(tmp_path: Path) -> None:
 
 
 async def test_a_search_whose_texts_are_removed_meanwhile_is_made_again(
-    at: ToolContext, monkeypatch: pytest.MonkeyPatch
+    at: ToolContext, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = await ask(at, "zeppelin")
     find = TextStore.find_passages
@@ -365,8 +365,9 @@ async def test_a_search_whose_texts_are_removed_meanwhile_is_made_again(
     removals = 1
     assert await ask(at, "zeppelin") == whole and erased == [2]
     removals = 9
+    (folder / "other.txt").unlink()
     result = await SearchAndRead()(SearchAndReadArgs(query="zeppelin"), at)
-    assert "2 removed meanwhile from what is kept: ask again" in result.text and result.unread
+    assert "1 removed meanwhile from what is kept: ask again" in result.text and result.unread
 
 
 def test_several_threads_and_processes_use_it_side_by_side(tmp_path: Path) -> None:
@@ -422,3 +423,19 @@ def test_the_index_leaves_out_no_passage_that_matches(texts: list[str], word: st
 
 def test_an_index_has_words_by_their_beginnings_without_marks() -> None:
     assert index_terms("Über 価格は noon") >= {"ube·über", "価格", "格は", "noon"}
+
+
+async def test_a_text_that_another_run_removed_with_its_file_is_no_loss(
+    at: ToolContext, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = TextStore.find_passages
+
+    def find_without(store: TextStore, *asked: Any) -> dict[int, set[int]]:
+        (folder / "other.txt").unlink(missing_ok=True)
+        assert at.files is not None
+        store.leave(at.files.identity(), ["other.txt"])
+        return find(store, *asked)
+
+    monkeypatch.setattr(TextStore, "find_passages", find_without)
+    result = await SearchAndRead()(SearchAndReadArgs(query="zeppelin"), at)
+    assert SENTENCE in result.text and "1 gone meanwhile" in result.text and not result.unread

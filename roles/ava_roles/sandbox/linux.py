@@ -48,7 +48,7 @@ def openat2(folder: int, name: str, flags: int) -> int:
 
 
 def end_with_parent() -> None:
-    """Make the kernel kill this process when its parent ends for any reason (Linux)."""
+    """Make the kernel kill this process when its parent, or the thread that started it, ends for any reason (Linux)."""
     _prctl(_PR_SET_PDEATHSIG, int(KILL))
 
 

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, astuple
 from importlib import import_module
@@ -39,6 +40,7 @@ _PAGE = "page"
 _ANOTHER = "ask for another copy"
 _TOO_LONG, _CRASHED = {"ended": "too long"}, {"ended": "crashed"}
 _FORKS = hasattr(os, "fork")
+_starter = ThreadPoolExecutor(1, "ava-parsers")
 
 
 class ParserProcess:
@@ -120,6 +122,14 @@ def _failed(what: str, why: str) -> ToolFailed:
 
 
 def _started() -> subprocess.Popen[bytes]:
+    """Start a child, which ends with the thread that started it (`end_with_parent`): one that never ends itself.
+
+    The threads of tools end when they were idle for some seconds, while a child serves several of them.
+    """
+    return _starter.submit(_start).result()
+
+
+def _start() -> subprocess.Popen[bytes]:
     from ava_roles.sandbox.sandbox import child_environment
 
     return subprocess.Popen(  # noqa: S603 - this very program

@@ -384,14 +384,26 @@ class FolderReader:
         return None if isinstance(read, str) else read
 
     def note_removed(self, found: FolderTexts) -> bool:
-        """Tell whether a text was removed while it was searched; its file then counts as not searched. Blocks."""
+        """Tell whether a text was removed while it was searched; its file then counts as not searched. Blocks.
+
+        Another run removes the text of a file that is gone; that is no loss.
+        """
         if self._store.are_kept(text.id for text in found.kept.values()):
             return False
-        for path, text in list(found.kept.items()):
-            if not self._store.are_kept([text.id]):
-                del found.kept[path]
-                found.failed[path] = REMOVED
-        return True
+        removed = [path for path, text in found.kept.items() if not self._store.are_kept([text.id])]
+        for path in removed:
+            del found.kept[path]
+            found.failed[path] = REMOVED if self._is_there(path) else GONE
+        return any(found.failed[path] == REMOVED for path in removed)
+
+    def _is_there(self, path: str) -> bool:
+        try:
+            with self._root.open_file(path):
+                return True
+        except NotThere:
+            return False
+        except ToolFailed:
+            return True
 
 
 def expressions_of(query: Query, store: TextStore) -> list[str] | None:
