@@ -7,7 +7,9 @@ import re
 import sqlite3
 import stat
 import threading
+import zlib
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -130,10 +132,13 @@ async def test_an_erased_text_is_nowhere_in_the_file(at: ToolContext, folder: Pa
     await ask(replace(at, run_id="S-2"), "timetable")
     (folder / "words.txt").write_text(f"{SENTENCE}\n")
     await ask(at, "zeppelin")
+    packed = packed_texts(tmp_path / "texts.db", SENTENCE)
+    assert len(packed) == 2 and all(in_files(tmp_path, each) for each in packed), "a text whole, and its passage"
     kept = KeptTexts(tmp_path / "texts.db", 1_000_000)
     assert kept.erase_run("S-1") == 1
     at.texts.close()
     assert bytes_of(tmp_path).isdisjoint({b"zeppelin", b"mooring"})
+    assert not any(in_files(tmp_path, each[at : at + 12]) for each in packed for at in range(len(each) - 12))
     again = TextStore(tmp_path / "texts.db")
     assert {text.id for _mark, _entered, text in again.known(Root.open(folder).identity()).values()} != set()
     again.close()
@@ -142,6 +147,17 @@ async def test_an_erased_text_is_nowhere_in_the_file(at: ToolContext, folder: Pa
 def bytes_of(folder: Path) -> set[bytes]:
     """Return the words in the store's files, as they are on the disk."""
     return {word for each in folder.glob("texts.db*") for word in re.findall(rb"[a-z]{4,}", each.read_bytes())}
+
+
+def packed_texts(path: Path, words: str) -> list[bytes]:
+    """Return the packed texts of a store that have these words."""
+    with closing(sqlite3.connect(path)) as db:
+        found = [row[0] for row in db.execute("SELECT body FROM texts UNION ALL SELECT text FROM passages")]
+    return [each for each in found if words.encode() in zlib.decompress(each)]
+
+
+def in_files(folder: Path, piece: bytes) -> bool:
+    return any(piece in each.read_bytes() for each in folder.glob("texts.db*"))
 
 
 def keep(store: TextStore, name: str, text: str, run: str = "S-1") -> int:
