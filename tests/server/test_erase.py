@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -354,6 +355,23 @@ async def test_the_texts_of_files_are_erased_with_the_run_that_read_them_or_all_
         assert any(name.startswith("texts.db") for name in left[WORKSPACE_WORDS[1]])
         done = await erase(lab.root, "--cache", "--yes")
         assert done.stdout.endswith("Erased: 1 text of files.\n"), done.stderr
-        assert not any(name.startswith("texts.db") for name in standing(lab.root, WORKSPACE_WORDS)[WORKSPACE_WORDS[1]])
+        left = standing(lab.root, WORKSPACE_WORDS)
+        assert not any(name.startswith("texts.db") for names in left.values() for name in names)
         both = await erase(lab.root, runs[2], "--cache", "--yes")
         assert (both.returncode, "Give either a subagent" in both.stderr) == (2, True)
+
+
+async def test_texts_that_another_machine_kept_are_erased_there_after_the_run(tmp_path: Path) -> None:
+    script = [Say("x", [("search_and_read", {"query": "timetable"})]), hand_over()]
+    async with open_lab(tmp_path, script, check=False) as lab:
+        (lab.workspace / "a.txt").write_text(f"The timetable of the {WORKSPACE_WORDS[0]}.")
+        run_id = await lab.start()
+        await lab.ended(run_id)
+    kept = shutil.copy(lab.root / "texts.db", tmp_path)
+    assert (await erase(lab.root, run_id, "--yes")).returncode == 0
+    shutil.copy(kept, lab.root / "texts.db")
+    there = await erase(lab.root, run_id, "--yes")
+    assert "already erased" in there.stderr and "nothing is left" not in there.stderr
+    assert there.stdout.endswith("Erased: 1 text of files that only it read.\n")
+    again = await erase(lab.root, run_id, "--yes")
+    assert "nothing is left to erase" in again.stderr and "Erased" not in again.stdout

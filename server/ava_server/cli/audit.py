@@ -166,7 +166,7 @@ LOOK_S = 0.1
 _ERASED = (
     "Erased for ever: its task, context, messages, tool calls and outputs, result, artifacts and scratch files; the"
     " orchestrator's calls and answers that contain them, even an answer that also contains other runs; in the log, the"
-    " files under logs/ and the text index."
+    " files under logs/ and the text index; on this machine also the texts of files that only it read."
 )
 _KEPT = (
     "Kept: that it ran, when, who approved it, its role, name, task_id, folders and limits, its turns, tokens and cost,"
@@ -174,8 +174,9 @@ _KEPT = (
 )
 _OUT_OF_REACH = (
     "Not reached: a later subagent that was given this one's content (erase that one too), search queries, your host's"
-    " own transcript, the model provider, exports, backups and snapshots of the data root, and day files in logs/ava"
-    " that were set aside (set-aside in their name) because they belong to another log."
+    " own transcript, the model provider, texts of files on other machines (erase it there too), exports, backups and"
+    " snapshots of the data root, and day files in logs/ava that were set aside (set-aside in their name) because they"
+    " belong to another log."
 )
 
 
@@ -190,7 +191,7 @@ async def erase_command(
 
     root = find_data_root()
     heading(root)
-    settings, entries = read_settings(), 0
+    settings = read_settings()
     if (subagent is None) == (not cache):
         raise BadInput("Give either a subagent (S-…) whose content to erase, or --cache.")
     texts = KeptTexts(root.texts, settings.files.keep_mb * 1_000_000)
@@ -209,17 +210,23 @@ async def erase_command(
                 f" Wait for its end, or end it with `ava cancel {run.id}`, then erase it."
             )
         erased_us, with_content = before
-        tell("\n".join(_summary(run, erased_us, with_content)))
-        if with_content and not yes:
-            await confirm(f"Erase the content of {label(run)} for ever?", "erased")
+        if with_content:
+            tell("\n".join(_summary(run, erased_us, with_content)))
+            if not yes:
+                await confirm(f"Erase the content of {label(run)} for ever?", "erased")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(maintain_data_root, store, settings)  # in case no server does it
             entries = await _erase_all(store, run, with_content)
             tasks.cancel_scope.cancel()
         of_files = await _erased_texts(lambda: texts.erase_run(run.id))
-        if with_content or of_files:
-            also = f", and {counted(of_files, 'text')} of files that only it read" if of_files else ""
+        also = f"{counted(of_files, 'text')} of files that only it read" if of_files else ""
+        if with_content:
+            also = f", and {also}" if also else ""
             say(f"Erased: the content of {entries:,} entries of {label(run)}, and its files{also}.")
+        else:
+            tell(_without_content(run, erased_us, nothing=not of_files))
+            if of_files:  # it was erased on another machine, which has texts of its own
+                say(f"Erased: {also}.")
         for copy in root.log_copies:
             say(f"{copy} is the log from before a migration and may still have it: remove that file too.")
 
@@ -245,16 +252,24 @@ def _content(view: View, run: RunRow) -> tuple[int | None, int] | None:
     return (last.ts_us if last is not None else None), own + len(quoting_entries(view, run))
 
 
+def _without_content(run: RunRow, erased_us: int | None, *, nothing: bool) -> str:
+    if erased_us is None:
+        return f"{label(run)} has no content{': there is nothing to erase' if nothing else ''}."
+    return f"{_already_erased(run, erased_us)}{'; nothing is left to erase' if nothing else ''}."
+
+
+def _already_erased(run: RunRow, erased_us: int) -> str:
+    from ava_audit.units import format_ts
+
+    return f"{label(run)} was already erased, {format_ts(erased_us)}"
+
+
 def _summary(run: RunRow, erased_us: int | None, with_content: int) -> list[str]:
     from ava_audit.units import format_ts
 
     if erased_us is not None:
-        erased = f"{label(run)} was already erased, {format_ts(erased_us)}"
-        if not with_content:
-            return [f"{erased}; nothing is left to erase."]
-        return [f"{erased}; {with_content:,} entries about it have content again.", _ERASED, _KEPT, _OUT_OF_REACH]
-    if not with_content:
-        return [f"{label(run)} has no content: there is nothing to erase."]
+        again = f"{_already_erased(run, erased_us)}; {with_content:,} entries about it have content again."
+        return [again, _ERASED, _KEPT, _OUT_OF_REACH]
     ended = f", ended {format_ts(run.ended_us)}" if run.ended_us is not None else ""
     state = f"{label(run)}: {state_words(run.state)}{ended}; {with_content:,} entries have content."
     return [state, _ERASED, _KEPT, _OUT_OF_REACH]
