@@ -72,6 +72,9 @@ _CONVERTED = {
     "libreoffice.docx": ("letter.fodt", "docx"),
     "libreoffice.xlsx": ("plan.fods", "xlsx"),
     "libreoffice.pptx": ("talk.fodp", "pptx"),
+    "libreoffice.odt": ("letter.fodt", "odt"),
+    "libreoffice.ods": ("plan.fods", "ods"),
+    "libreoffice.odp": ("talk.fodp", "odp"),
     "libreoffice.pdf": ("letter.fodt", 'pdf:writer_pdf_Export:{"ExportNotes":{"type":"boolean","value":"true"}}'),
 }
 
@@ -247,7 +250,7 @@ def by_json(folder: Path, name: str) -> None:
 
 MAKERS: dict[str, Callable[[Path, str], None]] = {
     **dict.fromkeys(_CONVERTED, by_libreoffice),
-    **dict.fromkeys(("pandoc.docx", "pandoc.pptx", "pandoc.ipynb"), by_pandoc),
+    **dict.fromkeys(("pandoc.docx", "pandoc.pptx", "pandoc.ipynb", "pandoc.odt"), by_pandoc),
     "python-docx.docx": by_python_docx,
     "python-pptx.pptx": by_python_pptx,
     "openpyxl.xlsx": by_openpyxl,

@@ -14,6 +14,9 @@ from importlib import import_module
 from ava_roles.documents.article import read_article
 from ava_roles.documents.mail import read_mail
 from ava_roles.documents.notebook import read_notebook
+from ava_roles.documents.odp import read_odp
+from ava_roles.documents.ods import read_ods
+from ava_roles.documents.odt import read_odt
 from ava_roles.documents.pdf import read_pdf
 from ava_roles.documents.slides import read_pptx
 from ava_roles.documents.word import read_docx
@@ -25,6 +28,9 @@ PARSERS: dict[str, Callable[[bytes, Wanted], Extracted]] = {
     "Word document": read_docx,
     "presentation": read_pptx,
     "workbook": read_xlsx,
+    "OpenDocument text": read_odt,
+    "OpenDocument presentation": read_odp,
+    "OpenDocument spreadsheet": read_ods,
     "email": read_mail,
     "notebook": read_notebook,
 }
@@ -33,6 +39,9 @@ _PACKAGES: dict[str, tuple[str, ...]] = {
     "PDF": ("pypdfium2.raw",),
     "Word document": ("lxml.etree",),
     "presentation": ("lxml.etree",),
+    "OpenDocument text": ("lxml.etree",),
+    "OpenDocument presentation": ("lxml.etree",),
+    "OpenDocument spreadsheet": ("lxml.etree",),
     "workbook": ("openpyxl", "openpyxl.chart", "lxml.etree"),
 }
 """What each parser imports when it first reads."""
@@ -45,4 +54,16 @@ def load_packages(parser: str) -> None:
             import_module(name)
 
 
-__all__ = ["PARSERS", "read_article", "read_docx", "read_mail", "read_notebook", "read_pdf", "read_pptx", "read_xlsx"]
+__all__ = [
+    "PARSERS",
+    "read_article",
+    "read_docx",
+    "read_mail",
+    "read_notebook",
+    "read_odp",
+    "read_ods",
+    "read_odt",
+    "read_pdf",
+    "read_pptx",
+    "read_xlsx",
+]

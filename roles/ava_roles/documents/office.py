@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from collections.abc import Callable
 from typing import Any
 from xml.parsers import expat
 
@@ -25,8 +26,18 @@ _CHUNK = 65_536
 _SHEET = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 
 
-def open_office_file(data: bytes, kind: str, suffix: str) -> zipfile.ZipFile:
-    """Return the archive. Raises ToolFailed: encrypted, damaged, of an older format, or too much to read."""
+def open_office_file(data: bytes, kind: str, suffix: str, *, has_doctypes: bool = False) -> zipfile.ZipFile:
+    """Return the archive. Raises ToolFailed: encrypted, damaged, of an older format, or too much to read.
+
+    `has_doctypes`: a part may name a document type that is elsewhere, but may not declare one.
+    """
+    archive = open_archive(data, kind, suffix)
+    _check_parts(archive, _refuse_own_doctype if has_doctypes else _refuse_doctype)
+    return archive
+
+
+def open_archive(data: bytes, kind: str, suffix: str) -> zipfile.ZipFile:
+    """Return the archive, whose parts are bounded in number and size, but not looked at. Raises ToolFailed."""
     cannot = f"this {kind} cannot be read"
     if data.startswith(OLE_MAGIC):
         if _ENCRYPTED in data:
@@ -37,33 +48,32 @@ def open_office_file(data: bytes, kind: str, suffix: str) -> zipfile.ZipFile:
     archive = zipfile.ZipFile(io.BytesIO(data))
     if any(part.flag_bits & _ENCRYPTED_FLAG for part in archive.infolist()):
         raise ToolFailed(f"{cannot}: it is encrypted; ask for a copy without a password")
-    _check_parts(archive)
-    return archive
-
-
-def _check_parts(archive: zipfile.ZipFile) -> None:
     parts = archive.infolist()
     if sum(part.file_size for part in parts) > _MAX_UNPACKED_BYTES:
         raise ToolFailed("this file unpacks to more than 100 MB; ask for a smaller one")
     if len(parts) > _MAX_PARTS:
         raise _too_large(f"more than {_MAX_PARTS:,} parts")
-    for part in parts:
+    return archive
+
+
+def _check_parts(archive: zipfile.ZipFile, doctype: Callable[..., None]) -> None:
+    for part in archive.infolist():
         with archive.open(part) as file:
             head = file.read(_CHUNK)
             if _is_markup(head):
-                _count_elements(head, file, part.file_size)
+                _count_elements(head, file, part.file_size, doctype)
 
 
 def _is_markup(head: bytes) -> bool:
     return head[:2] in (b"\xff\xfe", b"\xfe\xff") or head.lstrip(b"\xef\xbb\xbf \t\r\n\0")[:1] == b"<"
 
 
-def _count_elements(head: bytes, file: Any, size: int) -> None:
+def _count_elements(head: bytes, file: Any, size: int, doctype: Callable[..., None]) -> None:
     counter = _Counter()
     parser = expat.ParserCreate(namespace_separator="}")
     parser.StartElementHandler = counter.start
     parser.EndElementHandler = counter.end
-    parser.StartDoctypeDeclHandler = _refuse_doctype
+    parser.StartDoctypeDeclHandler = doctype
     fed = 0
     chunk = head
     try:
@@ -108,6 +118,11 @@ class _Counter:
 
 def _refuse_doctype(*_declared: object) -> None:
     raise own_document_type()
+
+
+def _refuse_own_doctype(_name: str, _system: str | None, _public: str | None, is_declared: int) -> None:
+    if is_declared:
+        raise own_document_type()
 
 
 def own_document_type() -> ToolFailed:

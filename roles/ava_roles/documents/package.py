@@ -1,4 +1,4 @@
-"""An office file of Word or PowerPoint: XML parts in a zip archive, and the relations between them.
+"""An office file: XML parts in a zip archive, and the relations between them that Word and PowerPoint write.
 
 Nothing outside the archive is ever opened: a relation to another place is only its address.
 """
@@ -36,6 +36,15 @@ _PREFIXES = {
     "http://schemas.openxmlformats.org/markup-compatibility/2006": "mc",
     "http://schemas.openxmlformats.org/package/2006/relationships": "rel",
     "http://purl.org/dc/elements/1.1/": "dc",
+    "http://www.w3.org/1998/Math/MathML": "math",
+    "http://openoffice.org/2009/office": "officeooo",
+    "urn:oasis:names:tc:opendocument:xmlns:drawing:1.0": "draw",
+    "urn:oasis:names:tc:opendocument:xmlns:svg-compatible:1.0": "svg",
+    "urn:oasis:names:tc:opendocument:xmlns:animation:1.0": "anim",
+    **{
+        f"urn:oasis:names:tc:opendocument:xmlns:{name}:1.0": name
+        for name in ["office", "text", "table", "style", "presentation", "meta", "manifest", "form", "chart", "dr3d"]
+    },
     "urn:schemas-microsoft-com:vml": "v",
     "urn:schemas-microsoft-com:office:office": "o",
 }
@@ -97,9 +106,13 @@ class Relation(NamedTuple):
 class OfficePackage:
     """The parts of an office file. `broken`: parts that are missing, or are no XML."""
 
-    def __init__(self, data: bytes, kind: str, suffix: str) -> None:
-        """Raises ToolFailed: it is encrypted, of an older format, or would take too much to read."""
-        self._archive = open_office_file(data, kind, suffix)
+    def __init__(self, data: bytes, kind: str, suffix: str, *, has_doctypes: bool = False) -> None:
+        """`has_doctypes`: parts may name a document type that is elsewhere; it is not loaded, and has no entities.
+
+        Raises ToolFailed: it is encrypted, of an older format, or would take too much to read.
+        """
+        self._archive = open_office_file(data, kind, suffix, has_doctypes=has_doctypes)
+        self._has_doctypes = has_doctypes
         self.names = tuple(self._archive.namelist())
         self._by_lower = {name.lower(): name for name in self.names}
         self._relations: dict[str, dict[str, Relation]] = {}
@@ -125,7 +138,8 @@ class OfficePackage:
         except (KeyError, etree.XMLSyntaxError, zipfile.BadZipFile, ValueError):
             self.broken.append(part)
             return None
-        if root.getroottree().docinfo.doctype:
+        about = root.getroottree().docinfo
+        if about.doctype and (not self._has_doctypes or any(about.internalDTD.iterentities())):
             raise own_document_type()
         return root
 

@@ -1,4 +1,4 @@
-"""What the readers of Word and PowerPoint files share: bounds, objects that cannot be text, and what is missing."""
+"""What the readers of office files share: bounds, objects that cannot be text, and what is missing."""
 
 from __future__ import annotations
 

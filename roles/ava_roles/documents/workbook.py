@@ -16,18 +16,23 @@ from typing import Any, NamedTuple, cast
 
 from ava_roles.documents.number_format import GENERAL, plain_number, show_number
 from ava_roles.documents.office import open_office_file
+from ava_roles.documents.sheet_table import (
+    CELL_CHARS,
+    MARGIN_CHARS,
+    MAX_COLUMNS,
+    MOST_NOTES,
+    NAME_CHARS,
+    SLACK_CHARS,
+    SheetTable,
+    cell_name,
+    one_line,
+    spans_of,
+)
 from ava_roles.errors import ToolFailed
 from ava_roles.tools.extracted import ALL, MOST_CHARS, Extracted, Part, Wanted, column_letters
 from ava_roles.tools.pages import PARSING_S, parsing
 
-_MAX_COLUMNS = 1_000
-_CELL_CHARS = 32_767  # the most that a cell of Excel holds
-_MARGIN_CHARS = 200_000  # for what is said below the tables
-_SLACK_CHARS = 100_000  # for the cell that is longer than what is left, and for the names of the sheets
-_NAME_CHARS = 200
-_NOTES_MOST = 500
 _TRANSLATED_CHARS = 1_000_000  # of formulas that cells share: to translate them takes 3 s for a million
-_NOTE_CHARS = 2_000
 _DRAWING_TEXT = "{http://schemas.openxmlformats.org/drawingml/2006/main}t"
 _SHAPES = "{http://schemas.openxmlformats.org/drawingml/2006/spreadsheetDrawing}"
 
@@ -64,10 +69,10 @@ class _Book:
         self._formats: dict[int, str] = {}
         self._sheets: list[_Sheet] = reader.sheets
         self._strings = reader.shared_strings
-        self._missing = [f"sheet {title} is a chart, which is not read" for title in reader.charts[:_NOTES_MOST]]
-        self._missing += [f"sheet {title} is listed, and is not in the file" for title in reader.lost[:_NOTES_MOST]]
-        self.room = MOST_CHARS - _MARGIN_CHARS - _SLACK_CHARS
-        self.margin = _MARGIN_CHARS
+        self._missing = [f"sheet {title} is a chart, which is not read" for title in reader.charts[:MOST_NOTES]]
+        self._missing += [f"sheet {title} is listed, and is not in the file" for title in reader.lost[:MOST_NOTES]]
+        self.room = MOST_CHARS - MARGIN_CHARS - SLACK_CHARS
+        self.margin = MARGIN_CHARS
 
     @property
     def spent(self) -> bool:
@@ -95,18 +100,18 @@ class _Book:
             parts.append(Part("", names))
         if any(name.endswith("vbaProject.bin") for name in self._archive.namelist()):
             self._missing.append("macros, which are neither run nor read")
-        title = _one_line(str(self._book.properties.title or "")) or None
+        title = one_line(str(self._book.properties.title or "")) or None
         return Extracted(tuple(parts), title, total=max(len(sheets), 1), missing=tuple(self._missing), unread=unread)
 
     def _defined_names(self) -> str:
         lines = [
-            f"[name {_one_line(str(each.name))}] {_one_line(str(each.attr_text))}"
+            f"[name {one_line(str(each.name))}] {one_line(str(each.attr_text))}"
             for each in self._names
             if not str(each.name).startswith("_xl")
         ]
-        if len(lines) > _NOTES_MOST:
-            self._missing.append(f"{len(lines) - _NOTES_MOST:,} more defined names")
-        return "\n".join(self._fitting(lines[:_NOTES_MOST], "defined names"))
+        if len(lines) > MOST_NOTES:
+            self._missing.append(f"{len(lines) - MOST_NOTES:,} more defined names")
+        return "\n".join(self._fitting(lines[:MOST_NOTES], "defined names"))
 
     def _fitting(self, lines: Iterable[str], what: str) -> Iterator[str]:
         """Yield the lines for which there is room below the tables."""
@@ -124,7 +129,7 @@ class _Book:
         title = sheet.title
         beside = self._read_beside(sheet)
         parser_class = _parser_class()
-        table = _Table()
+        table = SheetTable()
         whole = True
         with self._archive.open(sheet.path) as source:
             parser = parser_class(source, self._strings, data_only=True)
@@ -136,13 +141,13 @@ class _Book:
         if whole:
             self._fill_merged(table, parser, title)
         if table.is_cut:
-            self._missing.append(f"columns after the first {_MAX_COLUMNS:,} of sheet {title}")
+            self._missing.append(f"columns after the first {MAX_COLUMNS:,} of sheet {title}")
         below = (*_hidden(parser), *_links(parser, beside.targets, table))
         lines = [*table.lines(), *self._fitting(below, f"links of sheet {title}"), *beside.lines()]
         lines += self._fitting(_headers(parser), f"headers and footers of sheet {title}")
         return "\n".join(lines), whole
 
-    def _fill_merged(self, table: _Table, parser: Any, title: str) -> None:
+    def _fill_merged(self, table: SheetTable, parser: Any, title: str) -> None:
         """Show the text of a cell that spans rows in each of them, as far as there is room for it."""
         for merged in _ranges(parser.merged_cells):
             taken = None if self.spent else table.fill_merged(merged, self.room)
@@ -153,16 +158,18 @@ class _Book:
                 return
             self.room -= taken
 
-    def _add_row(self, table: _Table, number: int, cells: Iterable[dict[str, Any]], comments: dict[str, str]) -> bool:
+    def _add_row(
+        self, table: SheetTable, number: int, cells: Iterable[dict[str, Any]], comments: dict[str, str]
+    ) -> bool:
         """Add the cells of a row; return False if there was no room for all of them."""
         for cell in cells:
             if self.room <= 0 and cell["value"] is not None:
                 return False
-            if cell["column"] > _MAX_COLUMNS:
+            if cell["column"] > MAX_COLUMNS:
                 table.is_cut = table.is_cut or cell["value"] is not None
                 continue
             text = self._shown(cell)
-            comment = comments.pop(_name(number, cell["column"]), "") if comments else ""
+            comment = comments.pop(cell_name(number, cell["column"]), "") if comments else ""
             if comment:
                 text = f"{text} {comment}".lstrip()
             if text:
@@ -180,7 +187,7 @@ class _Book:
         if isinstance(value, datetime) and value.time() == datetime.min.time():
             return str(value.date())
         text = getattr(value, "text", value)  # of a formula for an array
-        return _one_line(str(text), _CELL_CHARS, "the cell has more text")
+        return one_line(str(text), CELL_CHARS, "the cell has more text")
 
     @property
     def _is_1904(self) -> bool:
@@ -230,12 +237,12 @@ class _Book:
         sheets: Any = import_module("openpyxl.comments.comment_sheet")
         parsed: Any = sheets.CommentSheet.from_tree(self._xml(part))
         for number, (place, comment) in enumerate(parsed.comments):
-            if number == _NOTES_MOST * 10 or self.spent:
+            if number == MOST_NOTES * 10 or self.spent:
                 self._missing.append(f"more than {number:,} comments in sheet {title}")
                 return
-            author = _one_line(str(comment.author or ""))
+            author = one_line(str(comment.author or ""))
             by = f" by {author}" if author and author.lower() != "none" else ""
-            text = _one_line(str(comment.text or "").removeprefix(f"{comment.author}:"))
+            text = one_line(str(comment.text or "").removeprefix(f"{comment.author}:"))
             shown = f"[comment{by}: {text}]"
             self.room -= len(shown) + len("; at XFD1048576\n")
             yield place, shown
@@ -243,8 +250,8 @@ class _Book:
     def _read_drawing(self, part: str, beside: _Beside, things: dict[str, int]) -> None:
         tree = self._xml(part)
         for shape in tree.iter(f"{_SHAPES}sp"):
-            text = _one_line(" ".join(each.text or "" for each in shape.iter(_DRAWING_TEXT)))
-            if text and len(beside.boxes) < _NOTES_MOST and self.room > 0:
+            text = one_line(" ".join(each.text or "" for each in shape.iter(_DRAWING_TEXT)))
+            if text and len(beside.boxes) < MOST_NOTES and self.room > 0:
                 beside.boxes.append(text)
                 self.room -= len(text) + len("[text box] \n")
             elif text:
@@ -273,63 +280,6 @@ class _Beside:
             yield f"[text box] {text}"
 
 
-class _Table:
-    """The cells of a sheet, by row and column."""
-
-    def __init__(self) -> None:
-        self.is_cut = False
-        self._rows: dict[int, dict[int, str]] = {}
-        self._last_column = 0
-        self._widths: dict[int, int] = {}
-
-    def put(self, row: int, column: int, text: str) -> int:
-        """Add a cell; return how many characters that takes."""
-        taken = len(text) + text.count("|")
-        if row not in self._rows:
-            self._rows[row], self._widths[row] = {}, 0
-            taken += len(f"| {row} |\n")
-        wider = max(column - self._widths[row], 0)
-        taken += wider * len(" | ")
-        if column > self._last_column:
-            taken += (column - self._last_column) * len(" XFD |---|")
-            self._last_column = column
-        self._widths[row] += wider
-        self._rows[row][column] = text
-        return taken
-
-    def get(self, row: int, column: int) -> str:
-        return self._rows.get(row, {}).get(column, "")
-
-    def fill_merged(self, merged: tuple[int, int, int, int], room: int) -> int | None:
-        """Show the text of a cell that spans rows in each of them that has others.
-
-        Returns how many characters that takes; None, and shows it nowhere else, where these are more than `room`.
-        """
-        left, top, _right, bottom = merged
-        text = self.get(top, left)
-        if not text or top == bottom or len(text) > _NOTE_CHARS:
-            return 0
-        text = f"{text} (cell {_name(top, left)})"
-        near = self._rows if bottom - top > len(self._rows) else range(top + 1, bottom + 1)
-        rows = [row for row in near if top < row <= bottom and row in self._rows and not self.get(row, left)]
-        taken = sum(len(text) + text.count("|") + 3 * max(left - self._widths[row], 0) for row in rows)
-        if taken > room:
-            return None
-        return sum(self.put(row, left, text) for row in rows)
-
-    def lines(self) -> Iterator[str]:
-        if not self._rows:
-            yield "(empty)"
-            return
-        letters = [column_letters(column) for column in range(1, self._last_column + 1)]
-        yield f"|  | {' | '.join(letters)} |"
-        yield "|" + "---|" * (len(letters) + 1)
-        for number in sorted(self._rows):
-            cells = self._rows[number]
-            texts = [cells.get(column, "").replace("|", "\\|") for column in range(1, max(cells) + 1)]
-            yield f"| {number} | {' | '.join(texts)} |"
-
-
 class _Sheet(NamedTuple):
     title: str
     state: str
@@ -352,7 +302,7 @@ def _reader(data: bytes) -> Any:
             """Note where the sheets are; openpyxl would parse each of them here to find its size."""
             for sheet in self.parser.sheets:
                 relation = self.parser.rels.get(sheet.id)
-                title = _one_line(str(sheet.name), _NAME_CHARS)
+                title = one_line(str(sheet.name), NAME_CHARS)
                 if relation is None or relation.target not in self.valid_files:
                     self.lost.append(title)
                 elif "chartsheet" in relation.Type:
@@ -396,7 +346,7 @@ def _parser_class() -> Any:
             if self._translated <= _TRANSLATED_CHARS:
                 with suppress(translator.TranslatorError):
                     return self.parse_formula(element)
-            return f"(the formula of cell {_name(shared.row, shared.col)})"
+            return f"(the formula of cell {cell_name(shared.row, shared.col)})"
 
     return Parser
 
@@ -405,17 +355,8 @@ def _show_number(value: float, code: str, epoch_1904: bool) -> str:
     return plain_number(value) if code == GENERAL else show_number(value, code, epoch_1904)
 
 
-def _one_line(text: str, most: int = _NOTE_CHARS, cut: str = "it is longer") -> str:
-    line = " ".join(text[: 2 * most].split())
-    return line if len(line) <= most else f"{line[:most]} (cut here: {cut})"
-
-
 def _are(things: dict[str, int]) -> str:
     return "is" if sum(things.values()) == 1 else "are"
-
-
-def _name(row: int, column: int) -> str:
-    return f"{column_letters(column)}{row}"
 
 
 _RANGE = re.compile(r"([A-Z]{1,3})(\d{1,7})(?::([A-Z]{1,3})(\d{1,7}))?")
@@ -423,7 +364,7 @@ _RANGE = re.compile(r"([A-Z]{1,3})(\d{1,7})(?::([A-Z]{1,3})(\d{1,7}))?")
 
 def _ranges(merged: Any) -> Iterator[tuple[int, int, int, int]]:
     """Yield the merged cells of a sheet: first column, first row, last column, last row."""
-    for each in list(getattr(merged, "mergeCell", ()))[: _NOTES_MOST * 10]:
+    for each in list(getattr(merged, "mergeCell", ()))[: MOST_NOTES * 10]:
         if found := _RANGE.fullmatch(str(each.ref)):
             yield _column(found[1]), int(found[2]), _column(found[3] or found[1]), int(found[4] or found[2])
 
@@ -438,45 +379,34 @@ def _column(letters: str) -> int:
 def _hidden(parser: Any) -> Iterator[str]:
     rows = sorted(int(row) for row, said in parser.row_dimensions.items() if _is_true(said.get("hidden")))
     if rows:
-        yield f"[hidden rows: {', '.join(_spans(rows))}]"
+        yield f"[hidden rows: {', '.join(spans_of(rows))}]"
     columns = [
         (column_letters(int(said["min"])), column_letters(min(int(said.get("max", said["min"])), 16_384)))
         for said in parser.column_dimensions.values()
         if _is_true(said.get("hidden"))
     ]
     if columns:
-        spans = [first if first == last else f"{first} to {last}" for first, last in columns[:_NOTES_MOST]]
-        if len(columns) > _NOTES_MOST:
+        spans = [first if first == last else f"{first} to {last}" for first, last in columns[:MOST_NOTES]]
+        if len(columns) > MOST_NOTES:
             spans.append("and more")
         yield f"[hidden columns: {', '.join(spans)}]"
-
-
-def _spans(rows: Iterable[int]) -> list[str]:
-    spans: list[list[int]] = []
-    for row in rows:
-        if spans and row == spans[-1][1] + 1:
-            spans[-1][1] = row
-        else:
-            spans.append([row, row])
-    shown = [str(first) if first == last else f"{first} to {last}" for first, last in spans[:_NOTES_MOST]]
-    return shown if len(spans) <= _NOTES_MOST else [*shown, "and more"]
 
 
 def _is_true(said: object) -> bool:
     return said in ("1", "true")
 
 
-def _links(parser: Any, targets: dict[str, str], table: _Table) -> Iterator[str]:
+def _links(parser: Any, targets: dict[str, str], table: SheetTable) -> Iterator[str]:
     links = list(getattr(parser.hyperlinks, "hyperlink", ()))
-    if len(links) > _NOTES_MOST:
-        yield f"[{len(links) - _NOTES_MOST:,} more links, which are not read]"
-    for link in links[:_NOTES_MOST]:
-        address = _one_line(targets.get(link.id or "", "") or "")
+    if len(links) > MOST_NOTES:
+        yield f"[{len(links) - MOST_NOTES:,} more links, which are not read]"
+    for link in links[:MOST_NOTES]:
+        address = one_line(targets.get(link.id or "", "") or "")
         found = _RANGE.match(link.ref or "")
         shown = table.get(int(found[2]), _column(found[1])) if found else ""
         bare = address.removeprefix("https://").removeprefix("http://").removeprefix("mailto:").strip("/")
         if bare and bare not in shown:
-            yield f"[link at {_one_line(link.ref)}] {address}"
+            yield f"[link at {one_line(link.ref)}] {address}"
 
 
 def _headers(parser: Any) -> Iterator[str]:
@@ -486,7 +416,7 @@ def _headers(parser: Any) -> Iterator[str]:
         what = "header" if name.endswith("Header") else "footer"
         found = getattr(header, name, None)
         texts = [getattr(getattr(found, side, None), "text", None) for side in ("left", "center", "right")]
-        text = _one_line(" ".join(str(each) for each in texts if each))
+        text = one_line(" ".join(str(each) for each in texts if each))
         line = f"[{what} of the printed page] {text}"
         if text and line not in shown:
             shown.add(line)

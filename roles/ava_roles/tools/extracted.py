@@ -44,6 +44,9 @@ FORMATS = (
     Format("Word document", (".docx", ".docm", ".dotx", ".dotm"), old=(".doc", ".dot"), extra=False),
     Format("presentation", (".pptx", ".pptm", ".ppsx", ".ppsm", ".potx"), old=(".ppt", ".pps"), extra=False),
     Format("workbook", (".xlsx", ".xlsm", ".xltx", ".xltm", ".xlsb"), old=(".xls", ".xlt")),
+    Format("OpenDocument text", (".odt", ".ott"), extra=False),
+    Format("OpenDocument presentation", (".odp", ".otp", ".odg", ".otg"), extra=False),
+    Format("OpenDocument spreadsheet", (".ods", ".ots"), extra=False),
     Format("email", (".eml",), extra=False),
     Format("notebook", (".ipynb",), extra=False),
 )

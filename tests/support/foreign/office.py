@@ -171,6 +171,8 @@ class Victim(NamedTuple):
     main: str
     text: str
     """The part with the text, which may be the main one."""
+    tag: str = "w:sdt"
+    """An element that may be in itself."""
 
 
 def changed(parts: Mapping[str, str | bytes], **new: str | bytes) -> bytes:
@@ -178,7 +180,25 @@ def changed(parts: Mapping[str, str | bytes], **new: str | bytes) -> bytes:
 
 
 def office_attacks(victim: Victim, port: int) -> dict[str, Attack]:
-    """Return attacks on a kind of office file; those that fetch something ask a server at this port."""
+    """Return attacks on a kind of Office's files; those that fetch something ask a server at this port."""
+    parts = victim.parts("KEPTWORD")
+    elsewhere = f'<!DOCTYPE x SYSTEM "http://127.0.0.1:{port}/x">'
+    attacks = archive_attacks(victim, port)
+    attacks |= {
+        "a document type elsewhere": Attack(
+            lambda: changed(parts, **{victim.text: elsewhere + str(parts[victim.text])}), "document type"
+        ),
+        "an entity among the relations": Attack(
+            lambda: changed(parts, **{"_rels/.rels": '<!DOCTYPE x [<!ENTITY f "y">]>' + str(parts["_rels/.rels"])}),
+            "document type",
+        ),
+        "macros": Attack(lambda: changed(parts, **{"x/vbaProject.bin": OLE}), read="KEPTWORD", missing="macros"),
+    }
+    return attacks
+
+
+def archive_attacks(victim: Victim, port: int) -> dict[str, Attack]:
+    """Return attacks on XML in a zip archive; those that fetch something ask a server at this port."""
     parts = victim.parts("KEPTWORD")
     text = str(parts[victim.text])
     web = f"http://127.0.0.1:{port}/x"
@@ -215,7 +235,7 @@ def office_attacks(victim: Victim, port: int) -> dict[str, Attack]:
         return made.getvalue()
 
     bomb = packed({"a": b"\0" * 30_000_000})
-    deep = "<w:sdt>" * 300 + "</w:sdt>" * 300
+    deep = f"<{victim.tag}>" * 300 + f"</{victim.tag}>" * 300
     lol = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))
     return {
         "a part that unpacks to 150 MB": Attack(with_text(text + " " * 150_000_000), "unpacks to more than 100 MB"),
@@ -223,7 +243,9 @@ def office_attacks(victim: Victim, port: int) -> dict[str, Attack]:
             lambda: packed({**parts, **{f"x{n}.xml": b" " * 30_000_000 for n in range(5)}}), "more than 100 MB"
         ),
         "20,000 parts": Attack(lambda: packed({**parts, **{f"x/{n}": "" for n in range(20_000)}}), "10,000 parts"),
-        "a million elements": Attack(with_text(text.replace("KEPTWORD", "<w:x/>" * 1_000_000)), "500,000 elements"),
+        "a million elements": Attack(
+            with_text(text.replace("KEPTWORD", f"<{victim.tag}/>" * 1_000_000)), "500,000 elements"
+        ),
         "300 levels": Attack(with_text(text.replace("KEPTWORD", deep)), "nested too deep"),
         "an attribute of 2 MB": Attack(with_text(text.replace("KEPTWORD", f'<a b="{"x" * 2_000_000}"/>')), "1 MB"),
         "300 attributes": Attack(
@@ -238,12 +260,7 @@ def office_attacks(victim: Victim, port: int) -> dict[str, Attack]:
         "a web page as an entity": Attack(
             with_doctype(f'<!DOCTYPE x [<!ENTITY f SYSTEM "{web}">]>', "&f;"), "document type"
         ),
-        "a document type elsewhere": Attack(with_doctype(f'<!DOCTYPE x SYSTEM "{web}">', "KEPTWORD"), "document type"),
         "an entity in UTF-16": Attack(with_doctype('<!DOCTYPE x [<!ENTITY f "y">]>', "&f;", "utf-16"), "document type"),
-        "an entity among the relations": Attack(
-            lambda: changed(parts, **{"_rels/.rels": '<!DOCTYPE x [<!ENTITY f "y">]>' + str(parts["_rels/.rels"])}),
-            "document type",
-        ),
         "an encoding that nobody knows": Attack(
             with_text('<?xml version="1.0" encoding="x-evil"?>' + text), "cannot be read|no text of its kind", "", ""
         ),
@@ -270,7 +287,6 @@ def office_attacks(victim: Victim, port: int) -> dict[str, Attack]:
         "archives in an archive": Attack(
             lambda: changed(parts, **{"x/inner.docx": packed({f"{n}.zip": bomb for n in range(10)})}), read="KEPTWORD"
         ),
-        "macros": Attack(lambda: changed(parts, **{"x/vbaProject.bin": OLE}), read="KEPTWORD", missing="macros"),
         "not a zip": Attack(lambda: b"KEPTWORD " * 100, "damaged"),
         "empty": Attack(lambda: b"", "damaged"),
     }

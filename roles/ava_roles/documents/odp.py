@@ -1,0 +1,94 @@
+"""OpenDocument presentations and drawings: the text of each slide with its notes and comments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ava_roles.documents.opendocument import OpenPackage, OpenReader
+from ava_roles.documents.opendocument_lists import style_elements
+from ava_roles.documents.package import child, name_of, value_of
+from ava_roles.tools.extracted import ALL, Extracted, Part, Wanted
+from ava_roles.tools.pages import parsing
+
+_MAX_SLIDES = 5_000
+_DECLARED = {"presentation:header-decl", "presentation:footer-decl"}
+
+
+@parsing("OpenDocument presentation")
+def read_odp(data: bytes, _wanted: Wanted = ALL) -> Extracted:
+    """Return a presentation as text, a part for each slide. Raises ToolFailed."""
+    package = OpenPackage(data, "OpenDocument presentation", ".odp")
+    is_drawing = child(package.root("content.xml"), "office:body", "office:drawing") is not None
+    reader = _Reader(package, "office:drawing" if is_drawing else "office:presentation")
+    parts = reader.read()
+    return Extracted(tuple(parts), package.title(), len(parts), reader.missing())
+
+
+class _Reader(OpenReader):
+    _joins_lines = True
+
+    def read(self) -> list[Part]:
+        parts: list[Part] = []
+        hidden = self._hidden_pages()
+        slides = [each for each in self._body if name_of(each) == "draw:page"]
+        for number, slide in enumerate(slides, 1):
+            if self._full() or number > _MAX_SLIDES:
+                parts.append(Part("", f"({len(slides) - number + 1:,} more slides are not shown)"))
+                break
+            is_hidden = " (hidden)" if value_of(slide, "style-name") in hidden else ""
+            parts.append(Part(f"slide {number}{is_hidden}", self._slide(slide)))
+        shared = self._shared_text()
+        if shared:
+            parts.append(Part("on several slides", shared))
+        return self.with_cut([*parts, *self.note_parts()])
+
+    def _hidden_pages(self) -> set[str | None]:
+        """Return the names of the styles of pages that are not shown."""
+        found: set[str | None] = set()
+        for each in style_elements([self._styles_root, self._root]):
+            if value_of(child(each, "style:drawing-page-properties"), "visibility") == "hidden":
+                found.add(value_of(each, "name"))
+        return found
+
+    def _slide(self, slide: Any) -> str:
+        blocks = self._apart(slide)
+        notes: list[str] = []
+        for each in slide:
+            if name_of(each) == "presentation:notes":
+                for frame in each:
+                    if value_of(frame, "class") in ("notes", None):
+                        notes += self._apart(frame)
+        if notes:
+            blocks.append("Notes:\n" + "\n\n".join(notes))
+        return "\n\n".join(blocks)
+
+    def _element(self, element: Any) -> None:
+        name = name_of(element)
+        if name.endswith(":annotation"):
+            self._slide_comment(element)
+        elif name != "presentation:notes":  # they come last
+            super()._element(element)
+
+    def _slide_comment(self, element: Any) -> None:
+        author, text = self._said_in(element)
+        self._emitted += 1
+        self._add(f"[comment] {author}{': ' * bool(author)}{text}")
+
+    def _shared_text(self) -> str:
+        """Return the text that the master pages and footers show on each slide, such as a company's name."""
+        found: dict[str, None] = {}
+        for page in self.master_pages():
+            for shape in page:
+                is_place = value_of(shape, "class") is not None or value_of(shape, "placeholder") == "true"
+                if not is_place and name_of(shape) != "presentation:notes":
+                    found.update(dict.fromkeys(self._shape_blocks(shape)))
+        for each in self._body:
+            if name_of(each) in _DECLARED:
+                found.update(dict.fromkeys(self._apart(each)))
+        return "\n\n".join(found)
+
+    def _shape_blocks(self, shape: Any) -> list[str]:
+        outer, self._blocks = self._blocks, []
+        self._element(shape)
+        blocks, self._blocks = self._blocks, outer
+        return blocks

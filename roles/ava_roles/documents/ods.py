@@ -1,0 +1,268 @@
+"""OpenDocument spreadsheets: a table for each sheet as a person sees it, as `workbook.py` shows those of Excel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ava_roles.documents.opendocument import OpenPackage, OpenReader, count_of, rows_of
+from ava_roles.documents.opendocument_lists import style_elements
+from ava_roles.documents.package import child, name_of, value_of
+from ava_roles.documents.sheet_table import (
+    CELL_CHARS,
+    MARGIN_CHARS,
+    MAX_COLUMNS,
+    MOST_NOTES,
+    NAME_CHARS,
+    SLACK_CHARS,
+    SheetTable,
+    one_line,
+    spans_of,
+)
+from ava_roles.tools.extracted import ALL, MOST_CHARS, Extracted, Part, Wanted, column_letters
+from ava_roles.tools.pages import parsing
+
+_MOST_REPEATS = 100
+"""A row that is the same as the next ones is shown so often; then it is said how many follow."""
+_VALUES = ("string-value", "date-value", "time-value", "boolean-value", "value")
+_SHOWN = ("text:p", "text:h", "text:list", "table:table")
+_HIDDEN = ("collapse", "filter")
+_COLUMN_GROUPS = frozenset(("table:table-columns", "table:table-header-columns", "table:table-column-group"))
+
+
+@parsing("OpenDocument spreadsheet")
+def read_ods(data: bytes, _wanted: Wanted = ALL) -> Extracted:
+    """Return a spreadsheet, a table for each sheet: values as last shown, formulas where there is no value."""
+    package = OpenPackage(data, "OpenDocument spreadsheet", ".ods")
+    reader = _Reader(package, "office:spreadsheet")
+    return reader.extracted()
+
+
+@dataclass
+class _Sheet:
+    """A sheet that is being read."""
+
+    title: str
+    table: SheetTable = field(default_factory=SheetTable)
+    merged: list[tuple[int, int, int, int]] = field(default_factory=list[tuple[int, int, int, int]])
+    hidden_rows: list[int] = field(default_factory=list[int])
+    hidden_columns: list[str] = field(default_factory=list[str])
+    notes: list[str] = field(default_factory=list[str])
+
+
+class _Reader(OpenReader):
+    _joins_lines = True
+
+    def __init__(self, package: OpenPackage, main: str) -> None:
+        super().__init__(package, main)
+        self._room = MOST_CHARS - MARGIN_CHARS - SLACK_CHARS
+        self._more: list[str] = []
+        self._margin = MARGIN_CHARS
+        self._unread = False
+
+    def extracted(self) -> Extracted:
+        parts: list[Part] = []
+        hidden = self._hidden_sheets()
+        tables = [each for each in self._body if name_of(each) == "table:table"]
+        for number, each in enumerate(tables):
+            title = one_line(value_of(each, "name") or "", NAME_CHARS)
+            source = child(each, "table:table-source")
+            if source is not None:
+                address = one_line(value_of(source, "href") or "")
+                self._more.append(f"sheet {title} has cells of another file, which is not opened ({address})")
+            if self._spent:
+                left = ", ".join(one_line(value_of(other, "name") or "") for other in tables[number : number + 20])
+                self._more.append(f"{len(tables) - number:,} more sheets, which are not read: {left}")
+                self._unread = True
+                break
+            is_hidden = " (hidden)" if value_of(each, "style-name") in hidden else ""
+            place = f"sheet {title}{is_hidden}"
+            parts.append(Part(place, self._sheet_text(title, each)))
+            self._room -= len(place) + len("[]\n\n\n")
+        names = self._defined_names()
+        if names:
+            parts.append(Part("", names))
+        for each in self._body:
+            if name_of(each) == "table:tracked-changes":
+                self._changes(each)
+        missing = (*self._more, *self.missing())
+        return Extracted(tuple(parts), self._package.title(), max(len(tables), 1), missing, self._unread)
+
+    @property
+    def _spent(self) -> bool:
+        return self._room <= 0 or self._budget.late
+
+    def _hidden_sheets(self) -> set[str | None]:
+        found: set[str | None] = set()
+        for each in style_elements([self._root]):
+            if value_of(child(each, "style:table-properties"), "display") == "false":
+                found.add(value_of(each, "name"))
+        return found
+
+    def _defined_names(self) -> str:
+        lines: list[str] = []
+        for each in self._body.iter():
+            if name_of(each) in ("table:named-range", "table:named-expression"):
+                meaning = value_of(each, "cell-range-address") or value_of(each, "expression") or ""
+                lines.append(f"[name {one_line(value_of(each, 'name') or '')}] {one_line(meaning)}")
+        if len(lines) > MOST_NOTES:
+            self._more.append(f"{len(lines) - MOST_NOTES:,} more defined names")
+        return "\n".join(self._fitting(lines[:MOST_NOTES], "defined names"))
+
+    # -- one sheet --------------------------------------------------------------------------------------------
+
+    def _sheet_text(self, title: str, element: Any) -> str:
+        sheet = _Sheet(title)
+        self._note_hidden_columns(sheet, element)
+        self._read_rows(sheet, element)
+        for merged in sheet.merged:
+            taken = None if self._spent else sheet.table.fill_merged(merged, self._room)
+            if taken is None:
+                self._more.append(
+                    f"the text of merged cells of sheet {title} in each of their rows; their first has it"
+                )
+                break
+            self._room -= taken
+        if sheet.table.is_cut:
+            self._more.append(f"columns after the first {MAX_COLUMNS:,} of sheet {title}")
+        below = list(sheet.notes)
+        if sheet.hidden_rows:
+            below.append(f"[hidden rows: {', '.join(spans_of(sheet.hidden_rows))}]")
+        if sheet.hidden_columns:
+            below.append(f"[hidden columns: {', '.join(sheet.hidden_columns[:MOST_NOTES])}]")
+        shapes = child(element, "table:shapes")
+        boxes = [] if shapes is None else self._apart(shapes)
+        below += [f"[text box] {one_line(box)}" for box in boxes[:MOST_NOTES]]
+        if len(boxes) > MOST_NOTES:
+            self._more.append(f"{len(boxes) - MOST_NOTES:,} more text boxes of sheet {title}")
+        below += self._printed(element)
+        return "\n".join([*sheet.table.lines(), *self._fitting(below, f"notes and text boxes of sheet {title}")])
+
+    def _fitting(self, lines: Iterable[str], what: str) -> Iterator[str]:
+        """Yield the lines for which there is room below the tables."""
+        for line in lines:
+            if len(line) >= self._margin:
+                self._more.append(f"more {what}")
+                return
+            self._margin -= len(line) + 1
+            yield line
+
+    def _note_hidden_columns(self, sheet: _Sheet, element: Any) -> None:
+        at = 1
+        for each in _columns(element):
+            count = count_of(each, "number-columns-repeated")
+            if value_of(each, "visibility") in _HIDDEN and at <= 16_384:
+                first, last = column_letters(at), column_letters(min(at + count - 1, 16_384))
+                sheet.hidden_columns.append(first if first == last else f"{first} to {last}")
+            at += count
+
+    def _read_rows(self, sheet: _Sheet, element: Any) -> None:
+        number = 1
+        for row in rows_of(element):
+            count = count_of(row, "number-rows-repeated")
+            cells = self._cells(sheet, number, row)
+            shown = min(count, _MOST_REPEATS) if cells else 0
+            for at in range(number, number + shown):
+                if not self._put_row(sheet, at, cells):
+                    self._more.append(f"what comes from row {at:,} on in sheet {sheet.title} is too long to read")
+                    self._unread = True
+                    return
+            if value_of(row, "visibility") in _HIDDEN:
+                sheet.hidden_rows += range(number, number + max(shown, 1))
+            if cells and count > shown:
+                first, last = number + shown, number + count - 1
+                sheet.notes.append(f"[rows {first:,} to {last:,} are the same as row {number:,}]")
+            number += count
+
+    def _put_row(self, sheet: _Sheet, at: int, cells: list[tuple[int, str]]) -> bool:
+        """Add the cells of a row; return False if there was no room for all of them."""
+        for column, text in cells:
+            if self._spent:
+                return False
+            self._room -= sheet.table.put(at, column, text)
+        return True
+
+    def _cells(self, sheet: _Sheet, number: int, row: Any) -> list[tuple[int, str]]:
+        """Return the cells of a row that have text, by their columns."""
+        found: list[tuple[int, str]] = []
+        column = 1
+        for cell in row:
+            name = name_of(cell)
+            if name not in ("table:table-cell", "table:covered-table-cell"):
+                continue
+            count = count_of(cell, "number-columns-repeated")
+            text = self._cell_text(sheet, cell)
+            if text:
+                last = min(column + count - 1, MAX_COLUMNS)
+                found += [(at, text) for at in range(column, last + 1)]
+                sheet.table.is_cut = sheet.table.is_cut or column + count - 1 > MAX_COLUMNS
+            down, right = count_of(cell, "number-rows-spanned"), count_of(cell, "number-columns-spanned")
+            if down > 1 and len(sheet.merged) < MOST_NOTES * 10:
+                sheet.merged.append((column, number, column + right - 1, number + down - 1))
+            column += count
+        return found
+
+    def _cell_text(self, sheet: _Sheet, cell: Any) -> str:
+        blocks: list[str] = []
+        comments: list[str] = []
+        drawn: list[str] = []
+        for each in cell:
+            if name_of(each) in _SHOWN:
+                blocks += self._blocks_from(each)
+            elif name_of(each) in ("office:annotation", "officeooo:annotation"):
+                by, said = self._said_in(each)
+                comments.append(f"[comment by {by}: {one_line(said)}]" if by else f"[comment: {one_line(said)}]")
+            else:
+                drawn += self._blocks_from(each)
+        sheet.notes += [f"[text box] {one_line(text)}" for text in drawn]
+        text = " ".join("\n".join(blocks).split()) or _value(cell)
+        if len(text) > CELL_CHARS:
+            text = f"{text[:CELL_CHARS]} (cut here: the cell has more text)"
+        return " ".join(filter(None, [text, *comments]))
+
+    def _blocks_from(self, element: Any) -> list[str]:
+        outer, self._blocks = self._blocks, []
+        self._element(element)
+        self._end_paragraph("", 0)
+        blocks, self._blocks = self._blocks, outer
+        self._size = 0  # the room of sheets counts what is shown
+        return blocks
+
+    def _printed(self, element: Any) -> Iterator[str]:
+        """Yield the headers and footers of the printed pages of a sheet."""
+        wanted = self._master_of(value_of(element, "style-name"))
+        seen: set[str] = set()
+        for page in self.master_pages():
+            if value_of(page, "name") != wanted:
+                continue
+            for each in page:
+                name = name_of(each).removeprefix("style:")
+                if name.startswith(("header", "footer")) and value_of(each, "display") != "false":
+                    what = "header" if name.startswith("header") else "footer"
+                    line = f"[{what} of the printed page] {one_line(' '.join(self._apart(each)))}"
+                    if not line.endswith("] ") and line not in seen:
+                        seen.add(line)
+                        yield line
+
+    def _master_of(self, style: str | None) -> str:
+        for each in style_elements([self._root]):
+            if value_of(each, "family") == "table" and value_of(each, "name") == style:
+                return value_of(each, "master-page-name") or "Default"
+        return "Default"
+
+
+def _columns(element: Any) -> Iterator[Any]:
+    for each in element:
+        name = name_of(each)
+        if name == "table:table-column":
+            yield each
+        elif name in _COLUMN_GROUPS:
+            yield from _columns(each)
+
+
+def _value(cell: Any) -> str:
+    """Return the value of a cell whose text the file leaves out, or else its formula."""
+    value = next(filter(None, (value_of(cell, name) for name in _VALUES)), "")
+    formula = value_of(cell, "formula") or ""
+    return one_line(value or formula.partition(":")[2] or formula, CELL_CHARS)

@@ -1,0 +1,197 @@
+"""Styles and lists of an OpenDocument file: what is hidden or a title, and the number or bullet of an item."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ava_roles.documents.package import child, name_of, number_of, value_of
+from ava_roles.documents.symbols import NUMERALS
+
+_LEVELS = 10
+_MAX_BASES = 50
+_NUMERALS = {"1": "decimal", "a": "lowerLetter", "A": "upperLetter", "i": "lowerRoman", "I": "upperRoman"}
+_HOLDERS = ("office:styles", "office:automatic-styles", "office:master-styles")
+
+
+@dataclass
+class OpenStyle:
+    """A style: whether its text is hidden, and its level as a heading (0: none)."""
+
+    heading: int = 0
+    hidden: bool = False
+
+
+def outline_level(element: Any) -> int:
+    return max(1, min(number_of(element, "outline-level", 1), _LEVELS))
+
+
+def style_elements(roots: list[Any]) -> Iterator[Any]:
+    for root in roots:
+        for holder in () if root is None else root:
+            if name_of(holder) in _HOLDERS:
+                yield from holder
+
+
+class OpenStyles:
+    """The styles of paragraphs and runs, each with what it has from those that it is based on."""
+
+    def __init__(self, roots: list[Any]) -> None:
+        self._elements = {
+            value_of(each, "name") or "": each
+            for each in style_elements(roots)
+            if name_of(each) == "style:style" and value_of(each, "family") in ("paragraph", "text")
+        }
+        self._styles: dict[str, OpenStyle] = {}
+
+    def style(self, name: str | None) -> OpenStyle:
+        if not name:
+            return OpenStyle()
+        if name not in self._styles:
+            self._styles[name] = self._read(name)
+        return self._styles[name]
+
+    def _read(self, name: str) -> OpenStyle:
+        chain: list[str] = []
+        at = name
+        while at in self._elements and at not in chain and len(chain) < _MAX_BASES:
+            chain.append(at)
+            at = value_of(self._elements[at], "parent-style-name") or ""
+        style = OpenStyle(heading=1 if "Title" in (name, at, *chain) else 0)
+        for each in reversed(chain):  # each after the one that it is based on
+            display = value_of(child(self._elements[each], "style:text-properties"), "display")
+            style = replace(style, hidden=style.hidden if display is None else display == "none")
+        return style
+
+
+@dataclass
+class _Level:
+    start: int = 1
+    numeral: str = ""
+    bullet: str = ""
+    before: str = ""
+    after: str = ""
+    shown: int = 1  # how many levels its number has
+
+
+@dataclass
+class _List:
+    """A list that is open: its style, its level (from 0), the numbers of all its levels, and its item."""
+
+    style: str
+    level: int
+    counts: list[int]
+    start: int | None = None
+    is_waiting: bool = False  # the item has no paragraph yet
+    is_header: bool = False
+
+
+@dataclass
+class OpenLists:
+    """The lists of a file. `open`: those around the place that is read, the innermost last."""
+
+    roots: list[Any]
+    open: list[_List] = field(default_factory=list[_List])
+
+    def __post_init__(self) -> None:
+        self._styles: dict[str, dict[int, _Level]] = {}
+        self._outline: dict[int, _Level] = {}
+        self._last: dict[str, list[int]] = {}
+        self._headings = [0] * _LEVELS
+        for each in style_elements(self.roots):
+            if name_of(each) == "text:list-style":
+                self._styles[value_of(each, "name") or ""] = _read_levels(each)
+            elif name_of(each) == "text:outline-style":
+                self._outline = _read_levels(each)
+
+    @contextmanager
+    def within(self, element: Any) -> Iterator[None]:
+        """Open a list."""
+        outer = self.open[-1] if self.open else None
+        style = value_of(element, "style-name") or (outer.style if outer else "")
+        if outer is None:
+            earlier = self._last.get(f"list {value_of(element, 'continue-list')}")
+            if earlier is None and value_of(element, "continue-numbering") == "true":
+                earlier = self._last.get(f"style {style}")
+            opened = _List(style, 0, earlier or [0] * _LEVELS)
+        else:
+            opened = _List(style, min(outer.level + 1, _LEVELS - 1), outer.counts)
+            if value_of(element, "continue-numbering") != "true":
+                opened.counts[opened.level] = 0
+        self._last[f"style {style}"] = opened.counts
+        if value_of(element, "id"):
+            self._last[f"list {value_of(element, 'id')}"] = opened.counts
+        self.open.append(opened)
+        yield
+        self.open.pop()
+
+    def begin_item(self, element: Any) -> None:
+        if self.open:
+            innermost = self.open[-1]
+            innermost.is_waiting = True
+            innermost.start = number_of(element, "start-value") if value_of(element, "start-value") else None
+
+    def label(self) -> str:
+        """Return the number or bullet for the next paragraph, with its indent; count its item if it is the first."""
+        if not self.open:
+            return ""
+        innermost = self.open[-1]
+        indent = "  " * innermost.level
+        if not innermost.is_waiting:
+            return indent
+        innermost.is_waiting = False
+        levels = self._styles.get(innermost.style, {})
+        level = levels.get(innermost.level, _Level())
+        counts = innermost.counts
+        if innermost.start is not None:
+            counts[innermost.level] = innermost.start
+        else:
+            counts[innermost.level] = counts[innermost.level] + 1 if counts[innermost.level] else level.start
+        counts[innermost.level + 1 :] = [0] * (_LEVELS - innermost.level - 1)
+        text = _label(levels, counts, innermost.level)
+        return f"{indent}{text} " if text else indent
+
+    def label_of_heading(self, outline: int) -> str:
+        """Count a heading, and return its number."""
+        at = max(0, outline - 1)
+        level = self._outline.get(at, _Level())
+        self._headings[at] = self._headings[at] + 1 if self._headings[at] else level.start
+        self._headings[at + 1 :] = [0] * (_LEVELS - at - 1)
+        text = _label(self._outline, self._headings, at)
+        return f"{text} " if text else ""
+
+
+def _label(levels: dict[int, _Level], counts: list[int], at: int) -> str:
+    level = levels.get(at, _Level())
+    if level.bullet:
+        return level.bullet
+    if not level.numeral:
+        return ""
+    numbers = [
+        NUMERALS[_NUMERALS.get(levels[each].numeral, "decimal")](max(counts[each], 1))
+        for each in range(max(0, at - level.shown + 1), at + 1)
+        if each in levels and levels[each].numeral
+    ]
+    return f"{level.before}{'.'.join(numbers)}{level.after}".strip()
+
+
+def _read_levels(element: Any) -> dict[int, _Level]:
+    found: dict[int, _Level] = {}
+    for each in element:
+        at = number_of(each, "level") - 1
+        if not 0 <= at < _LEVELS:
+            continue
+        if name_of(each) in ("text:list-level-style-bullet", "text:list-level-style-image"):
+            sign = (value_of(each, "bullet-char") or "•").strip()[:5]
+            found[at] = _Level(bullet=sign if sign.isprintable() and not sign.isalnum() else "•")
+        else:
+            found[at] = _Level(
+                start=number_of(each, "start-value", 1),
+                numeral=(value_of(each, "num-format") or "")[:20],
+                before=(value_of(each, "num-prefix") or "")[:50],
+                after=(value_of(each, "num-suffix") or "")[:50],
+                shown=number_of(each, "display-levels", 1),
+            )
+    return found

@@ -1,0 +1,92 @@
+"""A sheet as a table with the numbers of its rows and the letters of its columns, as workbooks of each kind show it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ava_roles.tools.extracted import column_letters
+
+MAX_COLUMNS = 1_000
+CELL_CHARS = 32_767  # the most that a cell of Excel holds
+MARGIN_CHARS = 200_000  # for what is said below the tables
+SLACK_CHARS = 100_000  # for the cell that is longer than what is left, and for the names of the sheets
+NAME_CHARS = 200
+MOST_NOTES = 500
+_NOTE_CHARS = 2_000
+
+
+class SheetTable:
+    """The cells of a sheet, by row and column."""
+
+    def __init__(self) -> None:
+        self.is_cut = False
+        self._rows: dict[int, dict[int, str]] = {}
+        self._last_column = 0
+        self._widths: dict[int, int] = {}
+
+    def put(self, row: int, column: int, text: str) -> int:
+        """Add a cell; return how many characters that takes."""
+        taken = len(text) + text.count("|")
+        if row not in self._rows:
+            self._rows[row], self._widths[row] = {}, 0
+            taken += len(f"| {row} |\n")
+        wider = max(column - self._widths[row], 0)
+        taken += wider * len(" | ")
+        if column > self._last_column:
+            taken += (column - self._last_column) * len(" XFD |---|")
+            self._last_column = column
+        self._widths[row] += wider
+        self._rows[row][column] = text
+        return taken
+
+    def get(self, row: int, column: int) -> str:
+        return self._rows.get(row, {}).get(column, "")
+
+    def fill_merged(self, merged: tuple[int, int, int, int], room: int) -> int | None:
+        """Show the text of a cell that spans rows in each of them that has others.
+
+        Returns how many characters that takes; None, and shows it nowhere else, where these are more than `room`.
+        """
+        left, top, _right, bottom = merged
+        text = self.get(top, left)
+        if not text or top == bottom or len(text) > _NOTE_CHARS:
+            return 0
+        text = f"{text} (cell {cell_name(top, left)})"
+        near = self._rows if bottom - top > len(self._rows) else range(top + 1, bottom + 1)
+        rows = [row for row in near if top < row <= bottom and row in self._rows and not self.get(row, left)]
+        taken = sum(len(text) + text.count("|") + 3 * max(left - self._widths[row], 0) for row in rows)
+        if taken > room:
+            return None
+        return sum(self.put(row, left, text) for row in rows)
+
+    def lines(self) -> Iterator[str]:
+        if not self._rows:
+            yield "(empty)"
+            return
+        letters = [column_letters(column) for column in range(1, self._last_column + 1)]
+        yield f"|  | {' | '.join(letters)} |"
+        yield "|" + "---|" * (len(letters) + 1)
+        for number in sorted(self._rows):
+            cells = self._rows[number]
+            texts = [cells.get(column, "").replace("|", "\\|") for column in range(1, max(cells) + 1)]
+            yield f"| {number} | {' | '.join(texts)} |"
+
+
+def one_line(text: str, most: int = _NOTE_CHARS, cut: str = "it is longer") -> str:
+    line = " ".join(text[: 2 * most].split())
+    return line if len(line) <= most else f"{line[:most]} (cut here: {cut})"
+
+
+def cell_name(row: int, column: int) -> str:
+    return f"{column_letters(column)}{row}"
+
+
+def spans_of(rows: Iterable[int]) -> list[str]:
+    spans: list[list[int]] = []
+    for row in rows:
+        if spans and row == spans[-1][1] + 1:
+            spans[-1][1] = row
+        else:
+            spans.append([row, row])
+    shown = [str(first) if first == last else f"{first} to {last}" for first, last in spans[:MOST_NOTES]]
+    return shown if len(spans) <= MOST_NOTES else [*shown, "and more"]
