@@ -1,11 +1,12 @@
 """How often the offline reader quotes the right passage: questions over documentation that Debian packages install.
 
-    python benchmarks/reader.py [--set tuning|tuning-2|held-out|held-out-2|held-out-3|held-out-4] [--only WORD] [--show]
+    python benchmarks/reader.py [--set SET] [--only WORD] [--show]
 
-Each question of `reader.toml`, or with `--set tuning-2` of `reader_tuning.toml`, is one real run: `ava run researcher`
-with the offline reader over the folder of a package. A finding is right if its file is one of those named and its quote
-contains one of the phrases. The questions without an answer must end as "no answer found". Nothing is installed: a
-question whose file is missing is skipped, and the packages to install are named at the end.
+Each question of `reader.toml`, or with `--set tuning-2` of `reader_tuning.toml` and with `--set sealed` of
+`reader_sealed.toml`, is one real run: `ava run researcher` with the offline reader over the folder of a package. A
+finding is right if its file is one of those named and its quote contains one of the phrases. The questions without an
+answer must end as "no answer found". Nothing is installed: a question whose file is missing is skipped, and the
+packages to install are named at the end.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from typing import Any
 
 HERE = Path(__file__).parent
 SETS = ("tuning", "held-out", "held-out-2", "held-out-3", "held-out-4")
-LARGE_SET = "tuning-2"
+OWN_FILES = {"tuning-2": "reader_tuning.toml", "sealed": "reader_sealed.toml"}
+"""The sets that are not in `reader.toml`, each with its file."""
+
 FIRST = 5
 NO_ANSWER = "no answer found"
 SECONDS = 300
@@ -60,6 +63,12 @@ def ask(question: str, folder: Path, data_root: Path) -> dict[str, Any]:
     return result
 
 
+def groups_of(question: dict[str, Any]) -> list[str]:
+    """Return the groups in which a question is counted: its set, and within that its language, if it is named."""
+    language = [f"{question['set']} ({question['language']})"] if "language" in question else []
+    return [question["set"], *language]
+
+
 def place_of(question: dict[str, Any], findings: list[dict[str, Any]]) -> int | None:
     """Return the place of the first right finding, from 1; None if none of the first five is right."""
     for place, finding in enumerate(findings[:FIRST], 1):
@@ -76,11 +85,11 @@ def share(part: int, whole: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--set", choices=(*SETS, LARGE_SET), help="only these questions")
+    parser.add_argument("--set", choices=(*SETS, *OWN_FILES), help="only these questions")
     parser.add_argument("--only", default="", metavar="WORD", help="only questions with this text")
     parser.add_argument("--show", action="store_true", help="show the findings of questions that went wrong")
     given = parser.parse_args()
-    file = "reader_tuning.toml" if given.set == LARGE_SET else "reader.toml"
+    file = OWN_FILES.get(given.set, "reader.toml")
     asked = tomllib.loads((HERE / file).read_text(encoding="utf-8"))
     questions = [each for each in asked["question"] if given.set in (None, each["set"]) and given.only in each["ask"]]
     without = [each for each in asked["unanswerable"] if given.set in (None, each["set"]) and given.only in each["ask"]]
@@ -98,14 +107,15 @@ def main() -> None:
             seconds.append(time.monotonic() - began)
             findings, summary = result["untrusted_result"]["findings"], result["untrusted_result"]["summary"]
             refuses = NO_ANSWER in summary.lower()
-            kind = question["set"] if "file" in question else f"{question['set']}, without"
-            counts[kind, "asked"] += 1
-            counts[kind, "no answer"] += refuses
+            ending = "" if "file" in question else ", without"
+            kind, groups = question["set"] + ending, groups_of(question)
+            counts.update((group + ending, "asked") for group in groups)
+            counts.update((group + ending, "no answer") for group in groups if refuses)
             wrong, said = not refuses, "an answer"
             if "file" in question:
                 place = place_of(question, findings)
-                counts[kind, "first"] += place == 1
-                counts[kind, "first five"] += place is not None
+                counts.update((group, "first") for group in groups if place == 1)
+                counts.update((group, "first five") for group in groups if place is not None)
                 wrong, said = place != 1, f"place {place}"
             print(f"{kind:19} {'no answer' if refuses else said:10} {question['ask']}", flush=True)
             if wrong and given.show:
@@ -113,7 +123,7 @@ def main() -> None:
                     f"    {summary}\n" + "".join(f"    {each['source_url']}: {each['quote']!r}\n" for each in findings)
                 )
     print()
-    for kind in (*SETS, LARGE_SET):
+    for kind in dict.fromkeys(group for question in [*questions, *without] for group in groups_of(question)):
         if whole := counts[kind, "asked"]:
             print(f"{kind}: among the first five {share(counts[kind, 'first five'], whole)}, first")
             print(
