@@ -146,8 +146,10 @@ async def test_all_commands_of_a_run_share_one_disk_limit(at: ToolContext) -> No
 
 
 async def test_too_deeply_nested_folders_do_not_stop_later_commands(at: ToolContext) -> None:
-    assert (await bash(at, "mkdir -p $(printf 'd/%.0s' $(seq 500))")).success
-    assert "nested too deep" in (await bash(at, "true")).text
+    made = await bash(at, "mkdir -p $(printf 'd/%.0s' $(seq 500))")
+    if made.success:  # on a busy machine, the folders are looked at before this command ends
+        made = await bash(at, "true")
+    assert "nested too deep" in made.text
     assert (await bash(at, "cat a.txt")).text.endswith("\na")
 
 
