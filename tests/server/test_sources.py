@@ -134,6 +134,25 @@ def test_names_the_cell_of_a_quote_that_stands_in_one(quote: str, place: str) ->
     assert passage({"quote": quote}, result).located == ", ".join(filter(None, ("d.xlsx, sheet Plan (hidden)", place)))
 
 
+HEADED = "# One\n\n## Two: *lamps*\n\n```\n# no heading\n```\n\nIt is lit every evening, at dusk."
+
+
+@pytest.mark.parametrize(
+    ("name", "quote", "heading"),
+    [
+        ("a.md", QUOTE, "Two: *lamps*"),
+        ("a.DOCX", QUOTE, "Two: *lamps*"),
+        ("a.py", QUOTE, ""),
+        ("a.md", "Two: *lamps*", ""),
+        ("a.md", "# One", ""),
+    ],
+)
+def test_names_the_heading_above_a_quote_in_a_file_that_has_headings(name: str, quote: str, heading: str) -> None:
+    result = output("read_file", f"{name} (text, 9 bytes): lines 1 to 9 of 9\n\n{HEADED}", name)
+    found = passage({"quote": quote}, result)
+    assert found.read.heading_of(found.span) == heading
+
+
 async def test_the_line_of_a_quote_is_that_of_the_file_and_what_was_not_read_is_said(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\n\n" + "first " * 1_000 + "\n\nIt is lit every evening, at dusk.\n")
     root = Root.open(tmp_path)
@@ -224,7 +243,7 @@ async def lab(tmp_path: Path) -> AsyncIterator[Lab]:
     async with open_lab(tmp_path, [Say(calls=reads), submits(findings=FINDINGS)], check=False) as lab:
         (lab.workspace / "lamp.md").write_text(TEXT)
         (lab.workspace / "keys.md").write_text(f"key = {SECRET}\nthe harbour is closed\n")
-        (lab.workspace / NAME).write_text("a name of its own\n")
+        (lab.workspace / NAME).write_text("# Names\n\na name of its own\n")
         yield lab
 
 
@@ -252,7 +271,8 @@ async def test_each_source_opens_on_what_was_read_and_says_what_the_file_is_now(
     assert unread.note == sources.NOTHING and not unread.has_text
     assert secret.marked == "the harbour is closed" and SECRET not in secret.before
     assert (secret.now, secret.now_words) == ("unknown", sources.NOT_KEPT), "a hash would let it be guessed"
-    assert named.marked == "a name of its own" and "\u202e" not in named.location and named.now == "unknown"
+    assert (named.marked, named.place) == ("a name of its own", 'line 3, under "Names"')
+    assert "\u202e" not in named.location and named.now == "unknown"
     results = await lab.facts(run_id, ToolResult)
     hashed = {each.sources[0]["location"] for each in results if each.sources and each.sources[0].get("sha256")}
     assert hashed == {"lamp.md"}

@@ -16,7 +16,7 @@ from typing import Any
 from ava_audit.events import ToolResult
 from ava_roles.sandbox.paths import shown
 from ava_roles.tool import WEB_SEARCH
-from ava_roles.tools.extracted import cell_of
+from ava_roles.tools.extracted import cell_of, format_of
 from ava_roles.wrap import one_line
 from ava_server.models.offline_passages import Passage, passages, place_of
 from ava_server.runs.quotes import NormalText, Span, find_near_quote, find_quote, normalize, unwrap_output
@@ -24,6 +24,9 @@ from ava_server.runs.quotes import NormalText, Span, find_near_quote, find_quote
 _LOCATION_CHARS = 2_000
 _NAMED_LINE = re.compile(r"(?::|\blines? )(\d{1,9})")
 _NAMED_PAGE = re.compile(r"\bpages? (\d{1,9})", re.IGNORECASE)
+_MARKDOWN = (".md", ".markdown")
+_HEADING = re.compile(r"#{1,6} (.*\S)")
+_HEADING_CHARS = 200
 _HIT = re.compile(r"\n\n(?=\d+\. )")
 _OPENS, _ENDS = r"(?:^|[\s(\"'`\[,;])", r"(?=$|[\s:,;)\]\"'`#]|\.(?:\s|$))"
 _ABSOLUTE = r"(?:\./|(?:/|[A-Za-z]:[\\/])(?:\S*[\\/])?)?"
@@ -79,6 +82,21 @@ class ReadText:
         if cell is None or not place.startswith("sheet ") or span.end > begin + len(row):
             return place
         return f"{place.rpartition(', row ')[0]}, cell {cell}"
+
+    def heading_of(self, span: Span) -> str:
+        """Return the heading under which a piece stands in a Word or Markdown file, where the text has that heading."""
+        if self.line is None or not (format_of(self.location) or self.location.lower().endswith(_MARKDOWN)):
+            return ""
+        begin = self.text.rfind("\n", 0, span.start) + 1
+        if _HEADING.match(self.text, begin):
+            return ""
+        heading, is_code = "", False
+        for line in self.text[:begin].split("\n"):
+            is_code ^= line.startswith("```")
+            found = _HEADING.match(line)
+            if found and not is_code:
+                heading = found[1]
+        return one_line(heading, _HEADING_CHARS)
 
     def located(self, span: Span) -> str:
         """Return the source with the place of a piece, on one line: `notes.md:3`, `report.pdf, page 3`, an address."""

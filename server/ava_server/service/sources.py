@@ -25,6 +25,7 @@ from ava_server.budget.run_config import RunConfig, config_of
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import IN_PROCESS, label
 from ava_server.render.result import FindingView, finding_of
+from ava_server.runs.quotes import Span
 from ava_server.runs.sources import ReadSources, ReadText, SourcePassage
 
 if TYPE_CHECKING:
@@ -75,7 +76,8 @@ class OpenedSource:
         verdict: As `quotes_checked` has it: `found`, `near`, `not_found`, or empty.
         named: The source as the finding names it.
         location: The path or address of what was read; empty where nothing is shown.
-        place: Where in it the quote stands, e.g. `line 12` or `page 3`; without a quote, where the text stands.
+        place: Where in it the quote stands, e.g. `page 3` or `line 12, under "Prices"`; without a quote, where the text
+            stands.
         line: The number of the first line of the text; None where lines do not count.
         before: The text before the quote. Where no quote is marked, the text before the place that the finding names.
         marked: The quote as it stands there; empty where none is marked.
@@ -220,7 +222,7 @@ def _opened(logged: _Logged) -> tuple[OpenedSource, ReadText | None]:
         opened,
         location=read.location,
         title=read.title,
-        place=read.place_of(span),
+        place=_place(read, span),
         line=read.line,
         before=read.text[: span.start],
         marked=read.text[span.start : span.end],
@@ -231,6 +233,11 @@ def _opened(logged: _Logged) -> tuple[OpenedSource, ReadText | None]:
         event=read.event,
     )
     return opened, read
+
+
+def _place(read: ReadText, span: Span) -> str:
+    heading = read.heading_of(span) if span.end > span.start else ""
+    return f'{read.place_of(span)}, under "{heading}"' if heading else read.place_of(span)
 
 
 def _why_nothing(logged: _Logged, sources: ReadSources) -> str:
