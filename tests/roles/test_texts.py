@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import sqlite3
@@ -14,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,8 +27,9 @@ from ava_roles.texts import store as store_module
 from ava_roles.texts.store import KeptTexts, TextStore, remove_store
 from ava_roles.tool import ToolContext
 from ava_roles.tools import parser_process, reading
-from ava_roles.tools.extracted import Extracted, Part
+from ava_roles.tools.extracted import Extracted, Format, Part, Wanted
 from ava_roles.tools.files import ReadFile, ReadFileArgs, SearchAndRead, SearchAndReadArgs
+from ava_roles.tools.parser_process import ParserProcess
 
 SENTENCE = "The zeppelin leaves the mooring mast at a quarter past noon."
 MARK = FileMark(1, 2, 3, 4, 5)
@@ -86,6 +89,21 @@ async def test_a_second_question_reads_only_what_it_quotes(at: ToolContext, monk
     seen = reads(monkeypatch)
     assert await ask(at, "When does the zeppelin leave?") == first
     assert SENTENCE in first and set(seen) == {"words.txt"}
+
+
+async def test_a_second_question_looks_into_no_picture_again(
+    at: ToolContext, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ava_roles.texts.store.FRESH_S", -60.0)
+    for number in range(9):
+        (folder / f"{number}.png").write_bytes(b"\x89PNG\0\0\0" + bytes([number]) * 90_000)
+        (folder / f"{number}.gz").write_bytes(gzip.compress(os.urandom(90_000) + b"\0"))
+    first = await ask(at, "zeppelin")
+    assert "18 not text" in first
+    seen = reads(monkeypatch)
+    assert await ask(at, "zeppelin") == first and set(seen) == {"words.txt"}
+    (folder / "0.png").write_text("A zeppelin, in words.")
+    assert "A zeppelin, in words." in await ask(at, "zeppelin")
 
 
 async def test_a_young_file_is_read_again(at: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -455,3 +473,27 @@ async def test_a_text_that_another_run_removed_with_its_file_is_no_loss(
     monkeypatch.setattr(TextStore, "find_passages", find_without)
     result = await SearchAndRead()(SearchAndReadArgs(query="zeppelin"), at)
     assert SENTENCE in result.text and "1 gone meanwhile" in result.text and not result.unread
+
+
+async def test_runs_that_ask_about_a_folder_at_once_have_each_document_parsed_once(
+    at: ToolContext, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(6):
+        (folder / f"{number}.eml").write_text(f"Subject: Airships\n\n{SENTENCE} {number}\n")
+    parse, parsed = ParserProcess.read_document, list[bytes]()
+
+    def noted(parser: ParserProcess, kind: Format, data: bytes, wanted: Wanted) -> Extracted:
+        parsed.append(data)
+        return parse(parser, kind, data, wanted)
+
+    monkeypatch.setattr(ParserProcess, "read_document", noted)
+    answers: list[str] = []
+
+    async def one(number: int) -> None:
+        answers.append(await ask(replace(at, run_id=f"S-{number}"), "zeppelin"))
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(4):
+            tasks.start_soon(one, number)
+    assert len(set(parsed)) == len(parsed) == 6
+    assert len(answers) == 4 and len(set(answers)) == 1

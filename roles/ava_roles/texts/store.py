@@ -124,6 +124,8 @@ class TextStore:
         self._most_bytes = most_bytes
         self._lock = threading.RLock()
         self._ended: dict[bytes, tuple[float, str]] = {}
+        self._made = threading.Condition()
+        self._making: set[bytes] = set()
         try:
             self._db = self._opened()
         except sqlite3.DatabaseError as error:
@@ -226,6 +228,24 @@ class TextStore:
             db.executemany("INSERT INTO passages (id, place, text) VALUES (?, ?, ?)", zip(rows, places, texts))  # noqa: B905
             db.executemany("INSERT INTO words (rowid, tokens) VALUES (?, ?)", zip(rows, terms))  # noqa: B905
         return KeptText(number, len(passages), length, failed, missing, unread)
+
+    @contextmanager
+    def making(self, digest: bytes, check: Callable[[], None]) -> Generator[None]:
+        """Make a text alone: a run of this process that wants the same one waits, and then finds it.
+
+        `check` is called meanwhile; it raises to stop.
+        """
+        with self._made:
+            while digest in self._making:
+                self._made.wait(0.1)
+                check()
+            self._making.add(digest)
+        try:
+            yield
+        finally:
+            with self._made:
+                self._making.discard(digest)
+                self._made.notify_all()
 
     def ended(self, digest: bytes) -> str | None:
         """Return why a file's parser ended, if that was a short while ago."""

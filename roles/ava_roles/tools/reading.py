@@ -38,7 +38,7 @@ from ava_roles.threads import run_sync
 from ava_roles.tools.extracted import MOST_CHARS, Extracted, Format, Part, Wanted, format_of, row_places
 from ava_roles.tools.page_text import read_page_text
 from ava_roles.tools.parser_process import ParserProcess
-from ava_roles.tools.text_files import WalkFilter, is_binary, read_unpacked, unpacked
+from ava_roles.tools.text_files import WalkFilter, is_binary, unpacked
 
 MAX_ENTRIES = 20_000
 MAX_FILE_BYTES = 10_000_000
@@ -57,6 +57,7 @@ UNREADABLE = "documents that cannot be read"
 NOT_REACHED = "not reached in the time: ask again, or give a path"
 NO_ROOM = "more text than is kept at once: give a path"
 REMOVED = "removed meanwhile from what is kept: ask again"
+_NO_TEXT = hashlib.sha256(NOT_TEXT.encode()).digest()
 _NOTHING_LOST = (NOT_TEXT, GONE)
 _SHARED_REASONS = (*_NOTHING_LOST, NOT_OPENED, TOO_LARGE, NO_EXTRA, NO_ROOM, REMOVED)
 _LOOSE_CHARS = 50_000_000
@@ -264,9 +265,10 @@ class FolderReader:
         name = entry.name
         try:
             if format_of(name) is None:
-                head, longer = read_unpacked(self._root, name, _HEAD_BYTES)
-                if longer and is_binary(head) and format_of(name, head) is None:
-                    return None, NOT_TEXT
+                packed, longer, mark = self._root.read_marked(name, _HEAD_BYTES)
+                head, more = unpacked(packed, _HEAD_BYTES)
+                if (longer or more) and is_binary(head) and format_of(name, head) is None:
+                    return mark, self._not_text()
             if entry.size > MAX_FILE_BYTES:
                 return None, TOO_LARGE
             data, more, mark = self._root.read_marked(name, MAX_FILE_BYTES)
@@ -281,6 +283,10 @@ class FolderReader:
         if kind is not None and kind.extra and not has_extra("documents"):
             return None, NO_EXTRA
         return mark, read_kept(self._store, name, kind, data, sha256, parser, self._check)
+
+    def _not_text(self) -> KeptText | str:
+        """Return what is kept of all files that are not text, so that they are not looked into again."""
+        return self._store.find(_NO_TEXT) or self._store.keep(_NO_TEXT, b"", failed=NOT_TEXT) or NOT_TEXT
 
     # -- a document --
 
@@ -456,8 +462,20 @@ def read_kept(
     digest = hashlib.sha256(f"{_reader_of(name, kind)}\0{sha256}".encode()).digest()
     if (known := store.find(digest)) is not None:
         return known
-    if (ended := store.ended(digest)) is not None:
-        return ended
+    with store.making(digest, check):
+        return store.find(digest) or store.ended(digest) or _keep(store, digest, name, kind, data, parser, check)
+
+
+def _keep(
+    store: TextStore,
+    digest: bytes,
+    name: str,
+    kind: Format | None,
+    data: bytes,
+    parser: ParserProcess,
+    check: Callable[[], None],
+) -> KeptText | Extracted | str:
+    """Read a file and keep its text."""
     failed = ""
     try:
         read = _read_text(name, kind, data, parser)
