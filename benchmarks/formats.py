@@ -75,6 +75,7 @@ _CONVERTED = {
     "libreoffice.odt": ("letter.fodt", "odt"),
     "libreoffice.ods": ("plan.fods", "ods"),
     "libreoffice.odp": ("talk.fodp", "odp"),
+    "libreoffice.epub": ("letter.fodt", "epub"),
     "libreoffice.pdf": ("letter.fodt", 'pdf:writer_pdf_Export:{"ExportNotes":{"type":"boolean","value":"true"}}'),
 }
 
@@ -250,7 +251,7 @@ def by_json(folder: Path, name: str) -> None:
 
 MAKERS: dict[str, Callable[[Path, str], None]] = {
     **dict.fromkeys(_CONVERTED, by_libreoffice),
-    **dict.fromkeys(("pandoc.docx", "pandoc.pptx", "pandoc.ipynb", "pandoc.odt"), by_pandoc),
+    **dict.fromkeys(("pandoc.docx", "pandoc.pptx", "pandoc.ipynb", "pandoc.odt", "pandoc.epub"), by_pandoc),
     "python-docx.docx": by_python_docx,
     "python-pptx.pptx": by_python_pptx,
     "openpyxl.xlsx": by_openpyxl,

@@ -12,6 +12,7 @@ from contextlib import suppress
 from importlib import import_module
 
 from ava_roles.documents.article import read_article
+from ava_roles.documents.epub import read_epub
 from ava_roles.documents.mail import read_mail
 from ava_roles.documents.notebook import read_notebook
 from ava_roles.documents.odp import read_odp
@@ -31,6 +32,7 @@ PARSERS: dict[str, Callable[[bytes, Wanted], Extracted]] = {
     "OpenDocument text": read_odt,
     "OpenDocument presentation": read_odp,
     "OpenDocument spreadsheet": read_ods,
+    "EPUB book": read_epub,
     "email": read_mail,
     "notebook": read_notebook,
 }
@@ -42,6 +44,7 @@ _PACKAGES: dict[str, tuple[str, ...]] = {
     "OpenDocument text": ("lxml.etree",),
     "OpenDocument presentation": ("lxml.etree",),
     "OpenDocument spreadsheet": ("lxml.etree",),
+    "EPUB book": ("lxml.etree",),
     "workbook": ("openpyxl", "openpyxl.chart", "lxml.etree"),
 }
 """What each parser imports when it first reads."""
@@ -58,6 +61,7 @@ __all__ = [
     "PARSERS",
     "read_article",
     "read_docx",
+    "read_epub",
     "read_mail",
     "read_notebook",
     "read_odp",

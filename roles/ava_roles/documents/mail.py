@@ -8,6 +8,7 @@ from email.message import Message
 from email.policy import EmailPolicy
 from typing import Any
 
+from ava_roles.documents.addresses import count_of_addresses, unseen_addresses
 from ava_roles.encodings import decode
 from ava_roles.errors import ToolFailed
 from ava_roles.tools.extracted import ALL, Extracted, Part, Wanted
@@ -26,7 +27,6 @@ _MOST_NAMED = 50
 _NAME_CHARS = 200
 _NEW_WORDS, _NEW_SHARE = 5, 0.1
 """A page with more words that its plain form lacks is read too."""
-_LINK = re.compile(rb"<a\s[^<>]{0,500}href\s{0,9}=\s{0,9}[\"']?(https?://[^\"'\s>]{1,500})([^<]{0,500})", re.IGNORECASE)
 _WORD = re.compile(r"\w+")
 _BOUNDARY = re.compile(rb"boundary\s{0,20}=", re.IGNORECASE)
 
@@ -166,9 +166,7 @@ class _Reader:
     def _name_links(self, page: Message) -> None:
         """Name how many links lead to an address that nobody sees."""
         data: Any = page.get_payload(decode=True)
-        hidden = {address for address, words in _LINK.findall(data or b"") if address not in words}
-        if hidden:
-            self._named.append(f"{len(hidden):,} address{'es' * (len(hidden) > 1)} of links")
+        self._named += count_of_addresses(unseen_addresses(data or b""))
 
 
 def _pages_of(part: Message) -> list[Message]:

@@ -47,6 +47,7 @@ FORMATS = (
     Format("OpenDocument text", (".odt", ".ott"), extra=False),
     Format("OpenDocument presentation", (".odp", ".otp", ".odg", ".otg"), extra=False),
     Format("OpenDocument spreadsheet", (".ods", ".ots"), extra=False),
+    Format("EPUB book", (".epub",), extra=False),
     Format("email", (".eml",), extra=False),
     Format("notebook", (".ipynb",), extra=False),
 )

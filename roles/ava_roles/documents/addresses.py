@@ -1,0 +1,17 @@
+"""Addresses of links that the text of a page does not show."""
+
+from __future__ import annotations
+
+import re
+
+_LINK = re.compile(rb"<a\s[^<>]{0,500}href\s{0,9}=\s{0,9}[\"']?(https?://[^\"'\s>]{1,500})([^<]{0,500})", re.IGNORECASE)
+
+
+def unseen_addresses(html: bytes) -> set[bytes]:
+    """Return the addresses of links to the web that are not the words of their links."""
+    return {address for address, words in _LINK.findall(html) if address not in words}
+
+
+def count_of_addresses(addresses: set[bytes]) -> list[str]:
+    """Return a sentence on addresses that nobody sees, if there are any."""
+    return [f"{len(addresses):,} address{'es' * (len(addresses) > 1)} of links"] if addresses else []

@@ -1,0 +1,175 @@
+"""EPUB books: the words of each section in the order of reading; what cannot be text is named.
+
+A section is a page of HTML in a zip archive. Nothing outside the archive is opened, and no script runs.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import time
+import zipfile
+from importlib import import_module
+from typing import Any
+from urllib.parse import unquote
+
+from ava_roles.documents.addresses import count_of_addresses, unseen_addresses
+from ava_roles.documents.office import open_archive, own_document_type
+from ava_roles.encodings import decode
+from ava_roles.errors import ToolFailed
+from ava_roles.tools.extracted import ALL, Extracted, Part, Wanted
+from ava_roles.tools.page_text import read_page_text
+from ava_roles.tools.pages import PARSING_S, parsing
+
+_TEXT_CHARS = 5_000_000
+_SECTION_CHARS = 10_000_000
+_XML_BYTES = 5_000_000
+_MOST_SECTIONS = 5_000
+_MOST_NAMED = 50
+_NAME_CHARS = 200
+_ABOUT_CHARS = 10_000
+_ABOUT = ("creator", "contributor", "publisher", "date", "subject", "description", "rights")
+_PAGES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml", "image/svg+xml", "text/x-oeb1-document")
+_CONTAINER, _ENCRYPTION = "META-INF/container.xml", "META-INF/encryption.xml"
+
+
+@parsing("EPUB book")
+def read_epub(data: bytes, _wanted: Wanted = ALL) -> Extracted:
+    """Return a book as text, a part for each section. Raises ToolFailed."""
+    with open_archive(data, "EPUB book", ".epub") as archive:
+        return _Book(archive).extracted()
+
+
+class _Book:
+    def __init__(self, archive: zipfile.ZipFile) -> None:
+        self._archive = archive
+        self._names = set(archive.namelist())
+        self._until = time.monotonic() + PARSING_S
+        self._named: list[str] = []
+        self._addresses: set[bytes] = set()
+        self._package = self._package_part()
+        self._root = self._xml(self._package)
+        self._encrypted = self._encrypted_parts()
+
+    def extracted(self) -> Extracted:
+        items = {item.get("id"): item for item in _below(self._root, "manifest")}
+        listed = [item.get("idref") for item in _below(self._root, "spine")]
+        parts: list[Part] = []
+        unread = False
+        size = 0
+        for number, idref in enumerate(listed, 1):
+            if number > _MOST_SECTIONS or size >= _TEXT_CHARS or time.monotonic() > self._until:
+                self._named.append(f"sections {number:,} to {len(listed):,}, which are too much to read")
+                unread = True
+                break
+            text = self._section(number, items.get(idref))[: _TEXT_CHARS - size]
+            size += len(text)
+            if text:
+                parts.append(Part(f"section {number}", text))
+        if not parts and not self._named:
+            raise _no_text()
+        title, about = self._about()
+        if about:
+            parts.insert(0, Part("about this book", about))
+        beside = sum(_is_page(item) and item.get("properties") != "nav" for item in items.values())
+        beside -= len({idref for idref in listed if idref in items and _is_page(items[idref])})
+        if beside > 0:
+            self._named.append(f"{beside:,} page{'s' * (beside > 1)} outside the order of reading")
+        return Extracted(tuple(parts), title, max(len(listed), 1), self._missing(), unread)
+
+    def _missing(self) -> tuple[str, ...]:
+        more = len(self._named) - _MOST_NAMED
+        said = [*self._named[:_MOST_NAMED], *([f"{more:,} more notes on sections"] if more > 0 else [])]
+        return (*said, *count_of_addresses(self._addresses))
+
+    # -- the package ------------------------------------------------------------------------------------------
+
+    def _package_part(self) -> str:
+        """Return the name of the part that lists the others."""
+        root = self._xml(_CONTAINER) if _CONTAINER in self._names else None
+        for each in () if root is None else root.iter():
+            path = each.get("full-path") or ""
+            if _local(each) == "rootfile" and path in self._names:
+                return path
+        raise _no_text()
+
+    def _xml(self, part: str) -> Any:
+        """Return the XML of a part. Raises ToolFailed: it is too large, or declares entities."""
+        etree: Any = import_module("lxml.etree")
+        if self._archive.getinfo(part).file_size > _XML_BYTES:
+            raise ToolFailed("this EPUB book lists too much to read here; ask for a smaller one")
+        parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False)
+        try:
+            root = etree.fromstring(self._archive.read(part), parser)
+        except (etree.XMLSyntaxError, ValueError):
+            raise _no_text() from None
+        about = root.getroottree().docinfo
+        if about.doctype and any(about.internalDTD.iterentities()):
+            raise own_document_type()
+        return root
+
+    def _encrypted_parts(self) -> set[str]:
+        root = self._xml(_ENCRYPTION) if _ENCRYPTION in self._names else None
+        references = () if root is None else (each for each in root.iter() if _local(each) == "CipherReference")
+        return {unquote(each.get("URI") or "") for each in references}
+
+    def _about(self) -> tuple[str | None, str]:
+        """Return the title of the book, and what its package says about it."""
+        title: str | None = None
+        lines: list[str] = []
+        for each in _below(self._root, "metadata"):
+            words = " ".join("".join(each.itertext()).split())[:_ABOUT_CHARS]
+            if words and _local(each) == "title" and title is None:
+                title = words[:2_000]
+            elif words and _local(each) in _ABOUT:
+                lines.append(f"{_local(each).capitalize()}: {words}")
+        return title, "\n".join(lines)[:_ABOUT_CHARS]
+
+    # -- sections ---------------------------------------------------------------------------------------------
+
+    def _section(self, number: int, item: Any) -> str:
+        """Return the text of a section; note what it lacks."""
+        place = f"section {number}"
+        address = "" if item is None else item.get("href") or ""
+        part = posixpath.normpath(posixpath.join(posixpath.dirname(self._package), unquote(address.partition("#")[0])))
+        if part in self._encrypted:
+            raise ToolFailed("this EPUB book cannot be read: it is encrypted; ask for a copy without protection")
+        if item is None or part not in self._names:
+            self._named.append(f"{place}, which is not in the file ({address[:_NAME_CHARS]})")
+            return ""
+        if not _is_page(item):
+            self._named.append(f"{place}, which is no page ({(item.get('media-type') or '')[:_NAME_CHARS]})")
+            return ""
+        try:
+            data = self._archive.read(part)
+        except (zipfile.BadZipFile, ValueError, OSError):
+            data = b"\0"
+        decoded = decode(data)
+        if decoded is None:
+            self._named.append(f"{place}, which is damaged")
+            return ""
+        html = decoded.text
+        if len(html) > _SECTION_CHARS:
+            self._named.append(f"the text of {place} after its first {_SECTION_CHARS:,} characters")
+        page = read_page_text(html[:_SECTION_CHARS], is_xml=True)
+        self._addresses |= unseen_addresses(data)
+        lacks = [*page.missing, *page.unseen]
+        if lacks:
+            self._named.append(f"in {place} {', '.join(lacks)}")
+        return page.text
+
+
+def _no_text() -> ToolFailed:
+    return ToolFailed("this file has no text of its kind: it is damaged, or has the name of another kind")
+
+
+def _local(element: Any) -> str:
+    return str(element.tag).rpartition("}")[2]
+
+
+def _below(root: Any, name: str) -> list[Any]:
+    """Return the elements inside those of a name that the root has."""
+    return [each for holder in root if _local(holder) == name for each in holder if isinstance(each.tag, str)]
+
+
+def _is_page(item: Any) -> bool:
+    return (item.get("media-type") or "").partition(";")[0].strip().lower() in _PAGES
