@@ -1,7 +1,7 @@
 """OpenDocument files: their parts, and the walk through their text, which letters, slides and sheets share.
 
-`_FIXED`, `_SILENT`, `_NAMED` and `_HANDLERS` say what each element of the XML gives. One that is in none of them gives
-what is inside it, so that the text of an unknown element is never lost.
+`_FIXED`, `_SILENT`, `_NAMED` and `OpenReader._HANDLERS` say what each element of the XML gives. One that is in none of
+them gives what is inside it, so that the text of an unknown element is never lost.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 from ava_roles.documents.opendocument_lists import OpenLists, OpenStyles, outline_level
 from ava_roles.documents.package import OfficePackage, child, name_of, value_of
@@ -157,7 +157,7 @@ class OpenReader(PartReader):
 
     def _element(self, element: Any) -> None:
         name = name_of(element)
-        handler = _HANDLERS.get(name)
+        handler = self._HANDLERS.get(name)
         if handler is not None:
             handler(self, element)
         elif name in _FIXED:
@@ -396,9 +396,10 @@ class OpenReader(PartReader):
             self._formula(inner)
             return
         body = child(inner, "office:body")
-        kind = name_of(body[0]) if body is not None and len(body) else ""
-        if kind == "office:chart":
-            title = next((each for each in body.iter() if name_of(each) == "chart:title"), None)
+        content = body[0] if body is not None and len(body) else None
+        kind = "" if content is None else name_of(content)
+        if content is not None and kind == "office:chart":
+            title = next((each for each in content.iter() if name_of(each) == "chart:title"), None)
             self._name("a chart", "".join(title.itertext()) if title is not None else "")
         else:
             self._name("an embedded object", _OBJECTS.get(kind, part))
@@ -458,6 +459,37 @@ class OpenReader(PartReader):
                 self._size = size  # the table is counted as a whole
             repeats = count_of(cell, "number-columns-repeated") if self._tables == 1 else 1
             yield from [text] * min(repeats, MAX_COLUMNS + 1)
+
+    _HANDLERS: ClassVar[dict[str, Callable[[OpenReader, Any], None]]] = {
+        "text:p": _paragraph,
+        "text:h": _paragraph,
+        "text:list": _list,
+        "text:list-item": _item,
+        "text:section": _section,
+        "text:span": _span,
+        "text:s": _spaces,
+        "text:hidden-text": _hidden_string,
+        "text:hidden-paragraph": _hidden_string,
+        "text:ruby-text": _ruby_text,
+        "text:a": _link,
+        "draw:a": _link,
+        "text:tracked-changes": _changes,
+        "table:tracked-changes": _changes,
+        "text:note": _footnote,
+        "office:annotation": _comment,
+        "officeooo:annotation": _comment,
+        "draw:frame": _frame,
+        **dict.fromkeys(_SHAPES.split(), _shape),
+        "draw:text-box": _box,
+        "draw:image": _picture,
+        "draw:plugin": _media,
+        "draw:object": _object,
+        "draw:object-ole": _object,
+        "math:math": _formula,
+        "draw:control": _control,
+        "table:table": _table,
+    }
+    """What each element gives that is more than its text."""
 
 
 def count_of(element: Any, name: str) -> int:
@@ -521,35 +553,3 @@ def _controls(root: Any) -> Iterator[tuple[str, str]]:
             yield identity, label
         elif kind != "hidden":
             yield identity, f"[field {label}] {', '.join(chosen) or value or text or '(empty)'}"
-
-
-_HANDLERS: dict[str, Callable[[OpenReader, Any], None]] = {
-    "text:p": OpenReader._paragraph,
-    "text:h": OpenReader._paragraph,
-    "text:list": OpenReader._list,
-    "text:list-item": OpenReader._item,
-    "text:section": OpenReader._section,
-    "text:span": OpenReader._span,
-    "text:s": OpenReader._spaces,
-    "text:hidden-text": OpenReader._hidden_string,
-    "text:hidden-paragraph": OpenReader._hidden_string,
-    "text:ruby-text": OpenReader._ruby_text,
-    "text:a": OpenReader._link,
-    "draw:a": OpenReader._link,
-    "text:tracked-changes": OpenReader._changes,
-    "table:tracked-changes": OpenReader._changes,
-    "text:note": OpenReader._footnote,
-    "office:annotation": OpenReader._comment,
-    "officeooo:annotation": OpenReader._comment,
-    "draw:frame": OpenReader._frame,
-    **dict.fromkeys(_SHAPES.split(), OpenReader._shape),
-    "draw:text-box": OpenReader._box,
-    "draw:image": OpenReader._picture,
-    "draw:plugin": OpenReader._media,
-    "draw:object": OpenReader._object,
-    "draw:object-ole": OpenReader._object,
-    "math:math": OpenReader._formula,
-    "draw:control": OpenReader._control,
-    "table:table": OpenReader._table,
-}
-"""What each element gives that is more than its text."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -107,7 +107,7 @@ class OpenLists:
                 self._outline = _read_levels(each)
 
     @contextmanager
-    def within(self, element: Any) -> Iterator[None]:
+    def within(self, element: Any) -> Generator[None]:
         """Open a list."""
         outer = self.open[-1] if self.open else None
         style = value_of(element, "style-name") or (outer.style if outer else "")

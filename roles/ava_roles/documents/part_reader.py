@@ -30,7 +30,8 @@ class PartReader(ABC):
         self._part = self._main
         self._blocks: list[str] = []
         self._line: list[str] = []
-        self._emitted = self._hidden_words = 0
+        self._emitted: int = 0
+        self._hidden_words = 0
         self._size: int = 0
         self._cut = False
         self._named: Counter[str] = Counter()

@@ -424,11 +424,15 @@ class SearchAndRead:
     async def _search(self, args: SearchAndReadArgs, at: ToolContext, store: TextStore) -> ToolOutput:
         query = Query(args.query)
         reader = FolderReader(need_files(at), store, at.run_id, at.say)
-        for _try in range(2):
+
+        async def best() -> tuple[FolderTexts, list[FileMatch], PassageRanking]:
             found = await reader.read(args.path, query, at.seconds_left() * SHARE_OF_TIME)
-            files, ranking = await run_sync(reader.best, found, query, args.max_files, at.hide)
-            if not await run_sync(reader.note_removed, found):
-                break
+            return found, *await run_sync(reader.best, found, query, args.max_files, at.hide)
+
+        found, files, ranking = await best()
+        if await run_sync(reader.note_removed, found):
+            found, files, ranking = await best()
+            await run_sync(reader.note_removed, found)
         reasons = ", ".join(_reasons(found))
         head = f"{len(files)} files fit best ({found.searched:,} searched)"
         head += f"; not searched: {reasons}" if reasons else ""

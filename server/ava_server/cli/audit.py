@@ -214,6 +214,7 @@ async def erase_command(
             tell("\n".join(_summary(run, erased_us, with_content)))
             if not yes:
                 await confirm(f"Erase the content of {label(run)} for ever?", "erased")
+        entries = 0
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(maintain_data_root, store, settings)  # in case no server does it
             entries = await _erase_all(store, run, with_content)
