@@ -17,7 +17,7 @@ from ava_audit.store.sqlite import backend_at, backend_of
 from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_server.budget.user_limits import day_caps, day_setting
-from ava_server.cli.log_access import LogSnapshot, look_at_log, read_log
+from ava_server.cli.log_look import LogLook, OpenedLog, look_at
 from ava_server.config.keys import is_placeholder, key_variables, list_keys
 from ava_server.config.secrets import read_secrets
 from ava_server.core.data_root import in_postgres, os_user
@@ -50,7 +50,7 @@ def log(setup: Setup) -> Iterator[CheckFinding]:
         elif not path.exists():
             yield CheckFinding("log", "note", "there is none yet; it is created at the first start")
         else:
-            yield from look_at_log(path, lambda snapshot: list(_check_log(setup, path, snapshot)))
+            yield from look_at(path, lambda opened: list(_check_log(setup, path, opened)))
     except (sqlite3.Error, OSError) as error:
         if lock_fault(path.parent):  # the data root's own check reports this
             return
@@ -74,30 +74,31 @@ def _check_postgres(root: Path) -> CheckFinding:
     return CheckFinding("log", "ok", f"{head:,} entries in {backend.place}")
 
 
-def _check_log(setup: Setup, path: Path, snapshot: LogSnapshot) -> Iterator[CheckFinding]:
+def _check_log(setup: Setup, path: Path, opened: OpenedLog) -> Iterator[CheckFinding]:
+    version = opened.db.schema_version()
     size = sum(part.stat().st_size for part in path.parent.glob(f"{path.name}*") if part.is_file())
-    if snapshot.schema > SCHEMA_VERSION:
-        text = f"{path} has schema {snapshot.schema}, and this version knows {SCHEMA_VERSION}: a newer Ava wrote it"
+    if version > SCHEMA_VERSION:
+        text = f"{path} has schema {version}, and this version knows {SCHEMA_VERSION}: a newer Ava wrote it"
         yield CheckFinding("log", "fault", text, "Install the newer Ava, or set AVA_DATA_ROOT to another folder.")
         return
-    if snapshot.schema == 0 and size > 0:
+    if version == 0 and size > 0:
         yield CheckFinding("log", "fault", f"{path} is not a log: its beginning is missing", _BROKEN)
         return
-    if snapshot.schema < SCHEMA_VERSION:
+    if version < SCHEMA_VERSION:
         yield CheckFinding(
             "log",
             "note",
-            f"{path} has schema {snapshot.schema}; the next server that starts copies it and brings it to"
+            f"{path} has schema {version}; the next server that starts copies it and brings it to"
             f" {SCHEMA_VERSION}, and so does `ava migrate`",
         )
         return
-    if faults := schema_faults(backend_at(path).schema_changes(snapshot.db)):
+    if faults := schema_faults(backend_at(path).schema_changes(opened.db)):
         for fault in faults:
             yield CheckFinding("log", "fault", fault.text, _BROKEN)
         return
-    more = f", schema {snapshot.schema}"
-    yield data.log_size(snapshot.view.head(), size, partial=snapshot.partial, more=more)
-    lags = data.lags_of(snapshot.view, mirrors=setup.settings is None or setup.settings.mirrors)
+    view, more = View(opened.db), f", schema {version}"
+    yield data.log_size(view.head(), size, partial=opened.partial, more=more)
+    lags = data.lags_of(view, mirrors=setup.settings is None or setup.settings.mirrors)
     yield data.upkeep(lags, keeper=data.seems_held(path.with_name("keeper.lock")))
 
 
@@ -107,7 +108,9 @@ def budgets(setup: Setup) -> Iterator[CheckFinding]:
         return
     user, caps = os_user(), day_caps(settings, os_user())
     try:
-        found = read_log(root, lambda log: todays_budgets(log.view, user, "you", caps, now_us(), everybody=True))
+        found = LogLook(root).look(
+            lambda log: todays_budgets(View(log.db), user, "you", caps, now_us(), everybody=True)
+        )
     except (AvaError, AuditError):  # the log's own check reports this
         return
     found = found or todays_budgets(None, user, "you", caps, now_us(), everybody=True)

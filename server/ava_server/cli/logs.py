@@ -26,7 +26,8 @@ from ava_audit.errors import BadQuery
 from ava_audit.rows import RunRow
 from ava_server.cli import terminal
 from ava_server.cli.app import in_event_loop
-from ava_server.cli.log_access import checked_root, find_run, open_log, open_to_look, run_at_once
+from ava_server.cli.log_access import checked_root, find_run, open_log
+from ava_server.cli.log_look import run_at_once
 from ava_server.cli.options import (
     TokenFile,
     Until,
@@ -136,13 +137,12 @@ def _run(
     show: Callable[[AbstractAsyncContextManager[Records]], Coroutine[Any, Any, None]],
 ) -> None:
     """Show a log of this machine without an event loop, where it is only to be looked at: that starts faster."""
-    from ava_server.cli.records import LocalRecords, open_records
+    from ava_server.cli.records import look_at_records, open_records
 
-    if server is None and not follow:
-        root = find_data_root()
-        with open_to_look(root) as log:
-            if log is not None:
-                return run_at_once(show(nullcontext(LocalRecords(root, log))))
+    root = find_data_root() if server is None and not follow else None
+    records = None if root is None else look_at_records(root)
+    if records is not None:
+        return run_at_once(show(nullcontext(records)))
     return run_async(show, open_records(server, find_data_root, make=follow))
 
 

@@ -18,16 +18,17 @@ import anyio
 from pydantic import TypeAdapter
 
 from ava_audit.entries import Entry, entry_of_line
-from ava_audit.errors import StoreUnavailable
+from ava_audit.errors import AuditError, StoreUnavailable
 from ava_audit.search import EntryPage, LogQuery, follow
 from ava_roles.wrap import clean
 from ava_server.cli.app import leaves_of
 from ava_server.cli.log_access import find_runs, note_fetched, open_log, read_settings, terminal_session
+from ava_server.cli.log_look import LogLook
 from ava_server.cli.options import parse_any_id
 from ava_server.cli.remote import Connection, RemoteServer, Unreachable, connected
 from ava_server.cli.terminal import Place, tell
 from ava_server.core.commands import advice_there
-from ava_server.core.data_root import DataRoot, os_user
+from ava_server.core.data_root import DataRoot, has_log, os_user
 from ava_server.core.errors import AvaError, BadInput, ConfigError
 from ava_server.service import record_requests as requests
 
@@ -216,12 +217,29 @@ class LocalRecords(Records):
 
     async def note_shown(self, command: str, shown: Sequence[RunRecord]) -> None:
         session = terminal_session()
-        for one in shown:
-            if one.answer.untrusted_result is not None:  # an erased one is not shown
-                try:
-                    await note_fetched(cast("Store", self.store), session, command, one.row)
-                except StoreUnavailable as error:
-                    tell(f"The log does not say that this was shown: {error}")
+        rows = [one.row for one in shown if one.answer.untrusted_result is not None]  # an erased one is not shown
+        if not rows:
+            return
+        try:
+            async with self._to_write() as store:
+                for row in rows:
+                    try:
+                        await note_fetched(store, session, command, row)
+                    except StoreUnavailable as error:
+                        tell(f"The log does not say that this was shown: {error}")
+        except AuditError as error:  # it cannot be opened to write
+            tell(f"The log does not say that this was shown: {error}")
+
+    @asynccontextmanager
+    async def _to_write(self) -> AsyncGenerator[Store]:
+        """Open the log to write, where it was only looked at until now. Raises AuditError: it cannot be written."""
+        if not isinstance(self.store, LogLook):
+            yield cast("Store", self.store)
+            return
+        from ava_audit.store.store import Store
+
+        async with Store.open(self._root.path) as store:
+            yield store
 
     async def diff(self, run: RunRow) -> str:
         """Git's own files are in the data root."""
@@ -380,6 +398,28 @@ async def open_records(
             if store is not None:
                 instances = open_with_it.enter_context(contextlib.closing(store.instances(place.instances)))
             yield LocalRecords(place, store, instances)
+
+
+def look_at_records(root: DataRoot) -> LocalRecords | None:
+    """Return the records of a log that is only looked at; None where only a `Store` shows all of it."""
+    if not has_log(root):
+        return LocalRecords(root, None)
+    log = LogLook(root)
+    return None if log.needs_recovery() else LocalRecords(root, log)
+
+
+@asynccontextmanager
+async def open_to_show(server: RemoteServer | None, root: Callable[[], DataRoot]) -> AsyncGenerator[Records]:
+    """Open what a command only shows: the server, or without one the data root, if possible without opening it."""
+    place = None if server is not None else root()
+    if place is None or not has_log(place) or LogLook(place).needs_recovery():
+        async with open_records(server, root) as records:
+            yield records
+        return
+    from ava_audit.store.sqlite import backend_of
+
+    with contextlib.closing(backend_of(place.path).instances(place.instances)) as instances:
+        yield LocalRecords(place, LogLook(place), instances)
 
 
 @asynccontextmanager

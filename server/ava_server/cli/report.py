@@ -20,10 +20,10 @@ import typer
 from ava_audit.rows import INTERRUPTED
 from ava_audit.units import DAY_US, US_PER_S, cents, day_of, format_duration, format_ts, format_usd, iso_utc, now_us
 from ava_server.cli import terminal
-from ava_server.cli.log_access import ClosedLog, NoLog, run_at_once
+from ava_server.cli.log_look import LogLook, NoLog, run_at_once
 from ava_server.cli.options import Everybody, Json, TokenFile, Until, Url, groups
 from ava_server.cli.remote import RemoteServer, chosen_server
-from ava_server.cli.terminal import counted, heading, one_line, place_json, say, say_json, write
+from ava_server.cli.terminal import counted, heading, one_line, place_json, say, say_json, tell, write
 from ava_server.core.commands import advice
 from ava_server.core.data_root import find_data_root, os_user
 from ava_server.core.errors import BadInput
@@ -78,7 +78,9 @@ def _show(server: RemoteServer | None, screen: Screen, *, owners: bool = False) 
 
         return run_async(_show_opened, open_remote_records(server), screen)
     root = find_data_root()
-    log = ClosedLog(root)
+    log = LogLook(root)
+    if log.needs_recovery():
+        tell("The newest entries are missing: a process died while it wrote them. `ava logs` recovers them.")
     if not owners:
         return run_at_once(_show_opened(nullcontext(LocalRecords(root, log)), screen))
     from ava_audit.store.sqlite import backend_of

@@ -25,7 +25,7 @@ from ava_server.budget.run_config import RunConfig, Texts, caps_text, config_of
 from ava_server.cli.app import in_event_loop
 from ava_server.cli.log_access import checked_root, find_run, open_log, read_settings
 from ava_server.cli.options import EndedRunId, Json, LastRunId, TokenFile, Url, Utc, absolute_path
-from ava_server.cli.records import open_records
+from ava_server.cli.records import open_to_show
 from ava_server.cli.remote import chosen_server
 from ava_server.cli.results import WIDEST, show_results
 from ava_server.cli.terminal import (
@@ -82,7 +82,7 @@ async def show_command(
     server = chosen_server(context, url, token_file)
     from ava_server.service.records import shown_changes
 
-    async with open_records(server, find_data_root) as records:
+    async with open_to_show(server, find_data_root) as records:
         found = await records.find_one(subagent)
         if source is not None:
             opened = await records.get(SOURCE, run_id=found.id, number=str(source))

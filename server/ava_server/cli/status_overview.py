@@ -17,9 +17,10 @@ from ava_audit.rows import AWAITING_ANSWER, AWAITING_EXTENSION, WAITING
 from ava_audit.store.backend import Instances
 from ava_audit.store.sqlite import backend_of
 from ava_audit.units import cents, format_bytes, now_us
+from ava_audit.view import View
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_server.budget.user_limits import day_caps
-from ava_server.cli.log_access import LogSnapshot, read_log
+from ava_server.cli.log_look import LogLook, OpenedLog
 from ava_server.cli.terminal import counted
 from ava_server.config.credentials import model_settings
 from ava_server.config.settings import Settings, load_settings
@@ -30,7 +31,6 @@ from ava_server.service.checks import State, data
 from ava_server.service.current import Budget, current_rows, todays_budgets
 
 if TYPE_CHECKING:
-    from ava_audit.view import View
     from ava_server.render.entries import Step
     from ava_server.render.run_view import Processes, RunView
 
@@ -137,14 +137,14 @@ class OverviewReader:
             faults=tuple(faults),
         )
         try:
-            return read_log(root, lambda found: self._found(found, overview)) or overview
+            return LogLook(root).look(lambda log: self._found(log, overview)) or overview
         except (AuditError, AvaError) as error:
             return replace(overview, trouble=error)
 
     def read(self, query: Callable[[View, Processes], T]) -> T:
         """Give a query the state, and the processes on the log. Raises AvaError: no log; AuditError: unreadable."""
         root = self.settings.paths
-        found = read_log(root, lambda found: (query(found.view, self._instances),))
+        found = LogLook(root).look(lambda log: (query(View(log.db), self._instances),))
         if found is None:
             raise StoreUnavailable(f"there is no log in {root.path} any more")
         return found[0]
@@ -157,8 +157,8 @@ class OverviewReader:
     def _instances(self) -> Instances:
         return backend_of(self.settings.data_root).instances(self.settings.paths.instances)
 
-    def _found(self, found: LogSnapshot, overview: Overview) -> Overview:
-        view, at_us, selected = found.view, overview.at_us, self.selected
+    def _found(self, log: OpenedLog, overview: Overview) -> Overview:
+        view, at_us, selected = View(log.db), overview.at_us, self.selected
 
         whose = None if self.everybody else self.user
         others = 0 if self.everybody else view.unended_of_others(self.user, at_us)
@@ -183,7 +183,7 @@ class OverviewReader:
                 database_bytes=sizes["database"],
                 wal_bytes=sizes.get("write_ahead_log", 0),
                 lags=data.lags_of(view, mirrors=self.settings.mirrors),
-                partial=found.partial,
+                partial=log.partial,
             ),
             steps_of=selected,
             steps=steps,

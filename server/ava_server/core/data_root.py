@@ -208,8 +208,11 @@ _KERNEL = (Path("/proc"), Path("/sys"))
 """Where no folder can be created, even if root seems to have the right to."""
 
 
-def has_log(root: DataRoot) -> bool:
-    """Tell whether there is a log. Raises ConfigError: the data root cannot be used, so "nothing" would be wrong."""
+def has_log(root: DataRoot, *, writes: bool = False) -> bool:
+    """Tell whether there is a log; `writes`: for a command that also writes.
+
+    Raises ConfigError: the data root cannot be used, so "nothing" would be wrong.
+    """
     path = root.path
     try:
         mode = path.stat().st_mode
@@ -220,8 +223,10 @@ def has_log(root: DataRoot) -> bool:
         raise ConfigError(f"The data root {path} cannot be read: {failed.strerror}. {_ELSEWHERE}") from failed
     if not stat.S_ISDIR(mode):
         raise ConfigError(f"The data root {path} is not a folder. {_ELSEWHERE}")
-    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        raise ConfigError(f"The data root {path} is not readable and writable for this user. {_ELSEWHERE}")
+    if not os.access(path, os.R_OK | os.X_OK):
+        raise ConfigError(f"The data root {path} is not readable for this user. {_ELSEWHERE}")
+    if writes and not os.access(path, os.W_OK):
+        raise ConfigError(f"The data root {path} is not writable for this user. {_ELSEWHERE}")
     return root.db.exists() or in_postgres(root)
 
 

@@ -56,7 +56,7 @@ class Setup:
         """The data root if it can be used; its own check says why it cannot."""
         if self.root is not None:
             try:
-                has_log(self.root)
+                has_log(self.root, writes=True)
             except ConfigError:
                 return None
         return self.root

@@ -55,7 +55,7 @@ def data_root(setup: Setup) -> Iterator[CheckFinding]:
         return
     path = setup.root.path
     try:
-        has_log(setup.root)
+        has_log(setup.root, writes=True)
     except ConfigError as error:
         yield from_error(name, str(error), _OTHER_FOLDER)
         return
