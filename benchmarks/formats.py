@@ -76,6 +76,7 @@ _CONVERTED = {
     "libreoffice.ods": ("plan.fods", "ods"),
     "libreoffice.odp": ("talk.fodp", "odp"),
     "libreoffice.epub": ("letter.fodt", "epub"),
+    "libreoffice.rtf": ("letter.fodt", "rtf"),
     "libreoffice.pdf": ("letter.fodt", 'pdf:writer_pdf_Export:{"ExportNotes":{"type":"boolean","value":"true"}}'),
 }
 
@@ -84,7 +85,7 @@ def by_pandoc(folder: Path, name: str) -> None:
     source = "cells.md" if name.endswith(".ipynb") else "paper.md"
     shutil.copy(PARTS / source, folder)
     (folder / "dot.png").write_bytes(DOT)
-    run("pandoc", source, "-o", name, folder=folder)
+    run("pandoc", "-s", source, "-o", name, folder=folder)
 
 
 def by_python_docx(folder: Path, name: str) -> None:
@@ -251,7 +252,9 @@ def by_json(folder: Path, name: str) -> None:
 
 MAKERS: dict[str, Callable[[Path, str], None]] = {
     **dict.fromkeys(_CONVERTED, by_libreoffice),
-    **dict.fromkeys(("pandoc.docx", "pandoc.pptx", "pandoc.ipynb", "pandoc.odt", "pandoc.epub"), by_pandoc),
+    **dict.fromkeys(
+        ("pandoc.docx", "pandoc.pptx", "pandoc.ipynb", "pandoc.odt", "pandoc.epub", "pandoc.rtf"), by_pandoc
+    ),
     "python-docx.docx": by_python_docx,
     "python-pptx.pptx": by_python_pptx,
     "openpyxl.xlsx": by_openpyxl,

@@ -19,6 +19,7 @@ from ava_roles.documents.odp import read_odp
 from ava_roles.documents.ods import read_ods
 from ava_roles.documents.odt import read_odt
 from ava_roles.documents.pdf import read_pdf
+from ava_roles.documents.rtf import read_rtf
 from ava_roles.documents.slides import read_pptx
 from ava_roles.documents.word import read_docx
 from ava_roles.documents.workbook import read_xlsx
@@ -33,6 +34,7 @@ PARSERS: dict[str, Callable[[bytes, Wanted], Extracted]] = {
     "OpenDocument presentation": read_odp,
     "OpenDocument spreadsheet": read_ods,
     "EPUB book": read_epub,
+    "RTF file": read_rtf,
     "email": read_mail,
     "notebook": read_notebook,
 }
@@ -69,5 +71,6 @@ __all__ = [
     "read_odt",
     "read_pdf",
     "read_pptx",
+    "read_rtf",
     "read_xlsx",
 ]

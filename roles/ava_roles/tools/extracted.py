@@ -48,6 +48,7 @@ FORMATS = (
     Format("OpenDocument presentation", (".odp", ".otp", ".odg", ".otg"), extra=False),
     Format("OpenDocument spreadsheet", (".ods", ".ots"), extra=False),
     Format("EPUB book", (".epub",), extra=False),
+    Format("RTF file", (".rtf",), extra=False),
     Format("email", (".eml",), extra=False),
     Format("notebook", (".ipynb",), extra=False),
 )
