@@ -268,7 +268,7 @@ def main() -> None:
             figures = [
                 Figure(f"{name}, processor time", float(str(row["processor"])), "s", goal=SHARE, floor=first)
                 for name, row in rows.items()
-                if name in ("second question", "tenth question", "after one change")
+                if name in ("second question", "tenth question")
             ]
             write_json(args.json, figures)
 

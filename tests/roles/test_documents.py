@@ -198,7 +198,7 @@ def test_sheets_of_a_workbook_share_one_limit_and_omitted_ones_are_counted() -> 
     assert len(found.text()) < MOST_CHARS
     assert found.unread
     assert found.missing == (
-        "what comes from row 77 on in sheet Sheet is too long to read",
+        "what comes from row 76 on in sheet Sheet is too long to read",
         "1 more sheets, which are not read: Second",
     )
 
