@@ -404,6 +404,28 @@ async def test_a_search_whose_texts_are_removed_meanwhile_is_made_again(
     assert "1 removed meanwhile from what is kept: ask again" in result.text and result.unread
 
 
+async def test_a_text_is_used_by_whoever_reads_or_searches_its_file(
+    at: ToolContext, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ava_roles.texts.store.FRESH_S", -60.0)
+    (folder / "letter.eml").write_text(f"Subject: Airships\n\n{SENTENCE}\n")
+    (folder / "broken.docx").write_bytes(b"PK no archive")
+    await ask(at, "zeppelin")
+    age(tmp_path / "texts.db", 50)
+    await ask(at, "noon")
+    assert used_lately(tmp_path / "texts.db") == 4, "also what has no text"
+    age(tmp_path / "texts.db", 50)
+    await ReadFile()(ReadFileArgs(path="letter.eml"), at)
+    assert used_lately(tmp_path / "texts.db") == 1
+
+
+def used_lately(path: Path) -> int:
+    db = sqlite3.connect(path)
+    count: int = db.execute("SELECT count(*) FROM texts WHERE used_us > (unixepoch() - 3600) * 1000000").fetchone()[0]
+    db.close()
+    return count
+
+
 def test_several_threads_and_processes_use_it_side_by_side(tmp_path: Path) -> None:
     stores = [TextStore(tmp_path / "texts.db") for _ in range(2)]
     failed: list[Exception] = []

@@ -91,6 +91,7 @@ _PASSAGES = "SELECT id, text FROM passages WHERE id >= ? AND id < ?"
 _PLACED = "SELECT place, text FROM passages WHERE id >= ? AND id < ? ORDER BY id"
 _ONE = "SELECT place, text FROM passages WHERE id = ?"
 _UNUSED = "SELECT id, bytes FROM texts WHERE used_us < ? ORDER BY used_us, id"
+_USED = "UPDATE texts SET used_us = ? WHERE id = ? AND used_us < ?"
 _READER = "INSERT OR IGNORE INTO readers (text, run) SELECT id, ? FROM texts WHERE id = ?"
 
 
@@ -278,6 +279,7 @@ class TextStore:
 
         A text that was removed meanwhile is left out; one that no file has any more goes.
         """
+        now = time.time_ns() // 1000
         with self._writing() as db:
             replaced: set[int] = set()
             for path, mark, entered_ns, text in files:
@@ -287,9 +289,8 @@ class TextStore:
                     " SELECT ?, ?, ?, ?, id FROM texts WHERE id = ?",
                     (folder, path, written(mark), entered_ns, text),
                 )
-                db.execute(
-                    "INSERT OR IGNORE INTO readers (text, run) SELECT id, ? FROM texts WHERE id = ?", (run, text)
-                )
+                db.execute(_READER, (run, text))
+                db.execute(_USED, (now, text, now - _USED_US))
             self._remove_unused(db, replaced)
 
     def leave(self, folder: str, paths: Iterable[str]) -> None:

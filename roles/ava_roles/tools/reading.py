@@ -226,10 +226,12 @@ class FolderReader:
         known = self._store.known(self._folder)
         found = FolderTexts(order=[entry.name for entry in entries], more=walk.asked >= MAX_ENTRIES)
         waiting: list[FolderEntry] = []
+        used: list[int] = []
         for entry in entries:
             mark, entered_ns, text = known.get(entry.name, ("", 0, None))
             if text is not None and entry.mark is not None and is_same(entry.mark, mark, entered_ns):
                 found.note(entry.name, text)
+                used.append(text.id)
             else:
                 waiting.append(entry)
         waiting.sort(key=lambda entry: not any(query.matches(entry.name).counts))
@@ -237,7 +239,7 @@ class FolderReader:
         gone = known.keys() - set(found.order)
         if gone and not path and not found.more:
             self._store.leave(self._folder, gone)
-        self._store.use([text.id for text in found.kept.values()], self._run_id)
+        self._store.use(used, self._run_id)
         return found
 
     def _read_batch(self, batch: Sequence[FolderEntry], found: FolderTexts, parser: ParserProcess) -> None:
