@@ -396,8 +396,10 @@ class TextStore:
         count = self.count()
         with self._writing() as db:
             db.execute("INSERT INTO words (words) VALUES ('delete-all')")
-            for table in ("passages", "readers", "files", "texts"):
-                db.execute(f"DELETE FROM {table}")  # noqa: S608 - fixed names
+            db.execute("DELETE FROM passages")
+            db.execute("DELETE FROM readers")
+            db.execute("DELETE FROM files")
+            db.execute("DELETE FROM texts")
         self._scrub()
         return count
 
