@@ -15,6 +15,7 @@ from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.tool import ToolContext
 from ava_roles.tools.document import Document, NotWritable
+from ava_roles.tools.edits import EditFile, EditFileArgs, WriteFile, WriteFileArgs
 from ava_roles.tools.files import (
     FindFiles,
     FindFilesArgs,
@@ -94,6 +95,24 @@ KEPT = [
     *((codec, b"", text) for codec, text, _name in TEXTS if codec not in ("iso2022_jp", "utf_16", "utf_32")),
 ]
 """Encodings whose files are edited; ISO-2022-JP is not one, for its bytes depend on those before."""
+
+
+@pytest.mark.parametrize(("codec", "mark", "text"), KEPT, ids=[f"{codec} {mark.hex()}" for codec, mark, _text in KEPT])
+async def test_both_tools_keep_encoding_mark_and_line_ends(tmp_path: Path, codec: str, mark: bytes, text: str) -> None:
+    (tmp_path / "tree").mkdir()
+    path = tmp_path / "tree" / "a.txt"
+    at = ToolContext(edits=Edits(Root.open(path.parent), ["."], tmp_path / "aside"))
+    whole = text.strip() + "\r\n" + text * 2 + "mark = 1\r\n" + text.strip()
+
+    def encoded(words: str) -> bytes:
+        return mark + words.encode(codec)
+
+    path.write_bytes(encoded(whole))
+    await EditFile()(EditFileArgs(path="a.txt", old="mark = 1\n", new="mark = 22\n"), at)
+    edited = whole.replace("mark = 1", "mark = 22")
+    assert path.read_bytes() == encoded(edited)
+    await WriteFile()(WriteFileArgs(path="a.txt", content=edited.replace("\r\n", "\n").replace("22", "333")), at)
+    assert path.read_bytes() == encoded(edited.replace("22", "333"))
 
 
 @st.composite
