@@ -163,6 +163,23 @@ def test_a_page_has_the_text_that_a_person_sees(page: str, text: str) -> None:
     assert "".join(kept.split()).replace("|", "") == "".join(text.split()).replace("|", "")
 
 
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("<ol><li>a<li><p>b</p><p>more</p></ol>", "1. a\n2. b\nmore"),
+        ('<ol start="3"><li>a<ol type="a"><li>b</li><li> c</li></ol></li><li>d</li></ol>', "3. a\na. b\nb. c\n4. d"),
+        ('<ol type="I"><li>a</li><li value="9">b</li><li>c</li></ol>', "I. a\nIX. b\nX. c"),
+        ('<ol><li><img alt="a dot" src="x"></li><li></li><li>c</li></ol>', "1. [picture: a dot]\n3. c"),
+        ("<ol><li hidden>a</li><li>b</li></ol>", "1. b"),
+        ('<ul><li>a</ul><ol style="list-style-type: none"><li>b</ol><ol reversed><li>c</ol><li>d', "a\nb\nc\nd"),
+        (f'<ol start="{10**99}"><li>a</ol><ol start="x"><li value="-2">b</ol>', "1. a\n-2. b"),
+    ],
+)
+def test_an_item_of_a_list_has_its_number(page: str, text: str) -> None:
+    assert read_page_text(page).text == text
+    assert not any(char.isdigit() for char in read_page_text(page, keep_lines=True).text)
+
+
 def test_the_first_title_names_the_page() -> None:
     assert read_page_text("<svg><title>no</title></svg><title>A &amp;\nB</title><title>C</title>").title == "A & B"
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from ava_roles.documents.package import OfficePackage, child, drawn_text, name_of, number_of, value_of
 from ava_roles.documents.part_reader import ADDRESS_CHARS, CUT, TEXT_CHARS, PartReader
-from ava_roles.documents.symbols import NUMERALS
+from ava_roles.numerals import NUMERALS
 from ava_roles.tools.extracted import ALL, Extracted, Part, Wanted
 from ava_roles.tools.pages import MAX_COLUMNS, parsing, render_table
 

@@ -1,8 +1,6 @@
-"""Signs of the fonts Symbol and Wingdings, whose codes are no characters, and numbers as lists show them."""
+"""Signs of the fonts Symbol and Wingdings, whose codes are no characters."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 _GREEK = {
     **dict(zip(range(0x41, 0x5B), "ΑΒΧΔΕΦΓΗΙϑΚΛΜΝΟΠΘΡΣΤΥςΩΞΨΖ", strict=True)),
@@ -62,46 +60,3 @@ def symbol_of(code: int, font: str) -> str | None:
     if signs is not None:
         return signs.get(own) or (chr(own) if font.lower() == "symbol" and 0x20 <= own < 0x40 else None)
     return chr(code) if 0x20 <= code < 0xD800 else None
-
-
-def _letter(number: int) -> str:
-    if not 1 <= number <= 780:
-        return str(number)
-    return chr(ord("a") + (number - 1) % 26) * ((number - 1) // 26 + 1)
-
-
-_ROMAN = tuple(
-    zip(
-        (1000, 900, 500, 400, 100, 90, 50, 40, 10, 9, 5, 4, 1),
-        ("m", "cm", "d", "cd", "c", "xc", "l", "xl", "x", "ix", "v", "iv", "i"),
-        strict=True,
-    )
-)
-
-
-def _roman(number: int) -> str:
-    if not 1 <= number < 4000:
-        return str(number)
-    text = ""
-    for value, letters in _ROMAN:
-        text += letters * (number // value)
-        number %= value
-    return text
-
-
-def _ordinal(number: int) -> str:
-    teen = 10 < number % 100 < 20
-    return f"{number}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
-
-
-NUMERALS: dict[str, Callable[[int], str]] = {
-    "decimal": str,
-    "decimalZero": lambda number: f"{number:02}",
-    "lowerLetter": _letter,
-    "upperLetter": lambda number: _letter(number).upper(),
-    "lowerRoman": _roman,
-    "upperRoman": lambda number: _roman(number).upper(),
-    "ordinal": _ordinal,
-    "none": lambda _number: "",
-}
-"""How each format of a list's numbers is written."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ava_roles.documents.package import child, name_of, number_of, value_of
-from ava_roles.documents.symbols import NUMERALS
+from ava_roles.numerals import NUMERALS
 
 _BODY_LEVEL = 9  # of an outline: text that is no heading
 _LEVELS = 9

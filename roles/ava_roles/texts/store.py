@@ -32,7 +32,7 @@ _ANEW = "%s is damaged (%s) and is made anew: files are read again"
 
 _Result = TypeVar("_Result")
 
-VERSION = 2
+VERSION = 3
 """Raised with every change of what a parser makes of a file, how it is cut, or of the index: all is made anew then."""
 MOST_BYTES = 1_000_000_000
 PASSING_BYTES = 200_000_000

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from urllib.parse import urljoin
 
 from ava_roles.markup import COMMENT_END, TAG, attributes
+from ava_roles.numerals import NUMERALS
 from ava_roles.wrap import unescape_html
 
 NEEDS_SCRIPTS = "text that its scripts make (it needs scripts, which are not run)"
@@ -53,11 +54,15 @@ _RAW = ("script", "style", "iframe", "noembed", "xmp", "title", "textarea")
 """Elements whose content has no tags."""
 _RAW_END = {name: re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE) for name in _RAW}
 _WITH_ATTRIBUTES_NAMES = """
-    base dialog embed frame iframe img input area meta object optgroup option script td template th
+    base dialog embed frame iframe img input area li meta object ol optgroup option script td template th
 """
 _WITH_ATTRIBUTES = frozenset(_WITH_ATTRIBUTES_NAMES.split())
 _MAY_MATTER = re.compile(r"hidden|style|\bid\b|popover", re.IGNORECASE)
 _HIDING_STYLE = re.compile(r"display\s*+:\s*+none|visibility\s*+:\s*+(?:hidden|collapse)", re.IGNORECASE)
+_LISTS = frozenset(("ol", "ul", "menu", "dir"))
+_NUMERALS = {"a": "lowerLetter", "A": "upperLetter", "i": "lowerRoman", "I": "upperRoman"}
+_NO_NUMBERS = re.compile(r"list-style(?:-type)?+\s*+:[^;]{0,50}\bnone", re.IGNORECASE)
+_INTEGER = re.compile(r"\s*+([-+]?+\d{1,9})(?!\d)")
 _MOUNTS = frozenset(("root", "app", "__next", "__nuxt", "app-root"))
 """Elements that scripts fill, by their ids."""
 _WRITES = re.compile(r"\bdocument\s*+\.\s*+write(?:ln)?+\s*+\(")
@@ -113,6 +118,15 @@ class _Table:
         self.spans: dict[int, tuple[int, str]] = {}
 
 
+@dataclass
+class _List:
+    """A list that is open. `step`: what the number of its next item adds; 0 for a list without numbers."""
+
+    number: int = 0
+    step: int = 0
+    numeral: str = "decimal"
+
+
 class _Reader:
     def __init__(self, html: str, url: str, keep_lines: bool, is_xml: bool, depth: int) -> None:
         self._html = html
@@ -138,6 +152,8 @@ class _Reader:
         self._mounts: list[tuple[int, int]] = []
         self._shown = 0
         self._tables: list[_Table] = []
+        self._lists: list[_List] = []
+        self._label = ""  # the number of an item whose text has not begun
         self._cell_from: int | None = None
         self._cell_rows = 1
         self._after_cell = False
@@ -238,6 +254,8 @@ class _Reader:
         self._counts[name] += 1
         if name == "table":
             self._tables.append(_Table())
+        elif name in _LISTS:
+            self._lists.append(_opened_list(name, given))
         if name in _RAW_END and f"</{name}" not in self._never_found:
             return self._raw(name, given, tag.end())
         if name == "plaintext":
@@ -314,6 +332,8 @@ class _Reader:
                 self._end_row()
             if name == "table" and self._tables:
                 self._tables.pop()
+            elif name in _LISTS and self._lists:
+                self._lists.pop()
 
     def _show_again(self, at: int) -> None:
         self._hidden_at = None
@@ -325,6 +345,8 @@ class _Reader:
             self._start_cell(given)
         elif name == "tr":
             self._start_row()
+        elif name == "li":
+            self._start_item(given)
         elif name == "img" or (name == "input" and given.get("type", "").lower() == "image"):
             self._picture(given.get("alt"))
         elif name == "input" and given.get("type", "").lower() in _SHOWN_INPUTS:
@@ -373,6 +395,16 @@ class _Reader:
             self._missing[f"{what}: {whole[:_ADDRESS_CHARS]}"] = None
         else:
             self._unnamed += 1
+
+    def _start_item(self, given: dict[str, str]) -> None:
+        """Count an item; its number is shown before its text."""
+        inner = self._lists[-1] if self._lists else _List()
+        self._label = ""
+        if self._keep_lines or not inner.step:
+            return
+        own = _INTEGER.match(given.get("value", ""))
+        inner.number = int(own[1]) if own else inner.number + inner.step
+        self._label = f"{NUMERALS[inner.numeral](inner.number)}. "
 
     # -- tables --
 
@@ -433,6 +465,9 @@ class _Reader:
             return
         text = _unescape(written) if escaped and "&" in written else written
         self._shown += 0 if self._counts["noscript"] else len(text.strip())
+        if self._label and not text.isspace():
+            self._parts.append(self._label)
+            self._label = ""
         if self._keep_lines:
             self._parts.append(text)
         elif self._counts["pre"] or self._counts["textarea"] or self._counts["xmp"]:
@@ -447,7 +482,8 @@ class _Reader:
         line = " ".join(words.split())
         if line:
             self._shown += len(line)
-            self._parts.append(f" {line} ")
+            self._parts.append(f"{self._label} {line} ")
+            self._label = ""
 
     def _break(self, name: str, written: str) -> None:
         """Keep apart what a tag keeps apart."""
@@ -508,6 +544,13 @@ def _is_hidden(name: str, given: dict[str, str]) -> bool:
     if "hidden" in given and given["hidden"].lower() != "until-found":
         return True
     return "popover" in given or _HIDING_STYLE.search(given.get("style", "")) is not None
+
+
+def _opened_list(name: str, given: dict[str, str]) -> _List:
+    if name != "ol" or "reversed" in given or _NO_NUMBERS.search(given.get("style", "")):
+        return _List()  # where one that counts down begins is not known yet
+    start = _INTEGER.match(given.get("start", ""))
+    return _List(int(start[1]) - 1 if start else 0, 1, _NUMERALS.get(given.get("type", ""), "decimal"))
 
 
 def _is_program(kind: str) -> bool:
