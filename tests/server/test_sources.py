@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from ava_server.core.errors import BadInput, Refused
 from ava_server.render.host_text import run_text
 from ava_server.render.responses import RunAnswer
 from ava_server.runs.quotes import NormalText, normalize
-from ava_server.runs.sources import ReadSources, ReadText, SourcePassage
+from ava_server.runs.sources import ReadSources, ReadText, SourcePassage, texts_of
 from ava_server.service import sources
 from ava_server.service.sources import OpenedSource, open_source
 
@@ -132,6 +133,13 @@ def test_names_the_cell_of_a_quote_that_stands_in_one(quote: str, place: str) ->
     table = "[sheet Plan (hidden)]\n| 4 | one | two \\| three | four |\n| 5 | five |\n[link at C4] https://x.example/"
     result = output("read_file", f"d.xlsx (workbook, 9 bytes): lines 1 to 4 of 4\n\n{table}", "d.xlsx")
     assert passage({"quote": quote}, result).located == ", ".join(filter(None, ("d.xlsx, sheet Plan (hidden)", place)))
+
+
+def test_the_head_of_a_file_that_no_text_follows_takes_no_time() -> None:
+    head = "a (" * 300 + "): lines 1 to 2 of " + "1" * 400
+    began = time.process_time()
+    assert texts_of(1, output("read_file", head + "\n" + "x\n" * 20_000, "a"))[0].line is None
+    assert time.process_time() - began < 2
 
 
 HEADED = "# One\n\n## Two: *lamps*\n\n```\n# no heading\n```\n\nIt is lit every evening, at dusk."

@@ -33,8 +33,9 @@ _WORD_COUNT = re.compile(r"([^\s,]+) (\d[\d,]*\d|\d)(?=, |$)")
 _READ_HEAD = re.compile(
     rf"(?P<path>[^\n]+?) \([^\n]*\): (?P<place>{_PLACE}) of (?:,?\d)+"
     r"(?:, from column (?P<column>[\d,]+))?(?:; cut: line (?P<cut>[^;\n]*))?[^\n]*"
-    r"(?:\nNot in the text: (?P<gaps>[^\n]+))?(?:\n[^\n]+)*\n\n"
+    r"(?:\nNot in the text: (?P<gaps>[^\n]+))?"
 )
+_HEAD_CHARS = 10_000
 _CUT_LINE = re.compile(r"(\d+) \(of ([\d,]+)\)")
 _PAGE = re.compile(r"^\[(page \d+(?: \([\w .-]{1,20}\))?)\]\n", re.MULTILINE)
 _SHEET = re.compile(r"^\[(sheet [^\n]+)\]\n", re.MULTILINE)
@@ -96,7 +97,7 @@ def left_out(tool: str, output: str) -> list[str]:
         searched = _FOUND_HEAD.match(body) if tool == "search_and_read" else None
         if searched and searched["left"]:
             notes.append(f"Files searched: {searched['searched']}. Not searched: {searched['left']}.")
-        read = _READ_HEAD.match(body) if tool == "read_file" else None
+        read = _read_head(body)[0] if tool == "read_file" else None
         if read and _GOES_ON.search(body):
             notes.append(f"{read['path']} was not read to its end: only {read['place']}.")
     return notes
@@ -161,11 +162,17 @@ def _found(body: str) -> Iterator[Passage]:
         at = head.end() + len(text)
 
 
+def _read_head(body: str) -> tuple[re.Match[str] | None, str]:
+    """Return what stands above the text of a file, and the text."""
+    head, gap, text = body.partition("\n\n")
+    return _READ_HEAD.match(head, 0, _HEAD_CHARS) if gap else None, text
+
+
 def _read(body: str) -> Iterator[Passage]:
-    head = _READ_HEAD.match(body)
+    head, text = _read_head(body)
     if head is None:
         return
-    text = _GOES_ON.sub("", body[head.end() :])
+    text = _GOES_ON.sub("", text)
     heads = _SHEET if _WORKBOOK.match(body) else _PAGE
     paged = [(found[1], words) for found, words in _headed(heads, text)]
     for place, words in paged or [(head["place"], text)]:
