@@ -8,7 +8,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.commands.fork_server import command
+from support.commands.fork_server import COMMAND
 from support.log import child
 from support.model_server import Gate, Say, running_model_server
 from support.stdio import environment, serving, until, using
@@ -120,7 +120,7 @@ async def test_commands_that_read_work_on_a_medium_that_is_only_read(tmp_path: P
         ("report",): "Spent",
         ("verify",): "entries",
     }.items():
-        done = await anyio.run_process([*mount, *command({}), *words], env=environment(root), check=False)
+        done = await anyio.run_process([*mount, *COMMAND, *words], env=environment(root), check=False)
         shown, said = done.stdout.decode(), done.stderr.decode()
         if left == "copied" and words[0] != "verify":
             assert "newest entries are missing" in said or "recovers its last" in shown, (words, shown, said)
