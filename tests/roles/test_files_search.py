@@ -35,7 +35,7 @@ from ava_roles.tools.files import (
 )
 from ava_roles.tools.page_text import read_page_text
 from ava_roles.tools.parser_process import ParserProcess
-from ava_roles.tools.reading import FolderReader
+from ava_roles.tools.reading import FolderReader, FolderTexts
 from ava_roles.tools.text_files import patterns
 
 
@@ -475,6 +475,18 @@ async def test_a_file_whose_parser_ended_is_not_parsed_again_with_the_next_quest
     await ask(at, "zeppelin")
     assert parsed == ["email", "email"], "the machine may be less busy"
     at.texts.close()
+
+
+def test_what_is_said_of_files_does_not_depend_on_which_worker_was_first() -> None:
+    said: list[object] = []
+    for order in (("a", "b", "c"), ("c", "b", "a")):
+        found = FolderTexts()
+        for name in order:
+            found.note_failed(f"{name}.eml", "it is damaged" if name == "b" else reading.NOT_TEXT)
+            found.note(name, KeptText(1, 1, 5, missing=f"pictures of {name}", unread=f"the end of {name}"))
+        found.settle(())
+        said.append([[*each.items()] for each in (found.failed, found.missing, found.unread, found.left_out())])
+    assert said[0] == said[1]
 
 
 async def test_files_beyond_those_that_one_search_covers_are_not_forgotten(

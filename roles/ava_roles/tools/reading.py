@@ -167,9 +167,16 @@ class FolderTexts:
                 self.failed[path] = why
 
     def settle(self, order: Sequence[FolderEntry]) -> None:
-        """End the reading: of these files, those that nothing was noted of wait. What comes later is dropped."""
+        """End the reading: of these files, those that nothing was noted of wait. What comes later is dropped.
+
+        What is said of files is in the order of their names from now on, whichever worker was first.
+        """
         with self._lock:
             self._settled = True
+            for said in (self.failed, self.missing, self.unread):
+                in_order = sorted(said.items())
+                said.clear()
+                said.update(in_order)
             noted = self.kept.keys() | self.loose.keys() | self.failed.keys()
             self.waiting = deque(entry for entry in order if entry.name not in noted)
 
