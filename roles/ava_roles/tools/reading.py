@@ -132,8 +132,9 @@ class FolderTexts:
         return not (self.more or self.waiting or self.unread or left_out)
 
     def left_out(self) -> Counter[str]:
-        """Return how many files have no text, by reason."""
-        found = Counter(why if why in _SHARED_REASONS else UNREADABLE for why in self.failed.values())
+        """Return how many files have no text, by reason, the commonest first."""
+        counted = Counter(why if why in _SHARED_REASONS else UNREADABLE for why in self.failed.values())
+        found = Counter(dict(sorted(counted.items(), key=lambda item: (-item[1], item[0]))))
         if self.waiting:
             found[NOT_REACHED] = len(self.waiting)
         return found
