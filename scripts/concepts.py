@@ -25,7 +25,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeGuard, get_args
 
 from pydantic import BaseModel
 
@@ -136,7 +136,7 @@ def twins() -> list[str]:
     return found
 
 
-def is_table(kind: Any) -> bool:
+def is_table(kind: Any) -> TypeGuard[type[BaseModel]]:
     return inspect.isclass(kind) and issubclass(kind, BaseModel)
 
 

@@ -1,7 +1,9 @@
-"""What several tests of the sandbox begin with."""
+"""What several tests of the sandbox and of documents begin with."""
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,3 +25,11 @@ def here(tmp_path: Path) -> Path:
     """A folder that a command may write to."""
     (tmp_path / "here").mkdir()
     return tmp_path / "here"
+
+
+@pytest.fixture(scope="module")
+def listener() -> Iterator[socket.socket]:
+    """A port at which nobody may ask for anything."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        yield server

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import socket
 import time
-from collections.abc import Iterator
 
 import pytest
 from support.foreign.office import Attack, Victim, element, office_attacks, packed, relations, slides_parts, sp
@@ -105,14 +104,6 @@ def test_knows_presentations_by_their_names_and_reads_them_in_a_child_without_th
 
 
 # -- attacks ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def listener() -> Iterator[socket.socket]:
-    """A port at which nobody may ask for anything."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.setblocking(False)
-        yield server
 
 
 def slide_attacks(port: int) -> dict[str, Attack]:

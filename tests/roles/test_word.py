@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
 
 import pytest
 from support.foreign.office import (
@@ -342,14 +341,6 @@ def test_an_old_document_is_known_by_its_bytes_and_a_text_of_its_name_stays_text
 
 
 # -- attacks ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def listener() -> Iterator[socket.socket]:
-    """A port at which nobody may ask for anything."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.setblocking(False)
-        yield server
 
 
 def word_attacks(port: int) -> dict[str, Attack]:

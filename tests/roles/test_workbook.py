@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -179,14 +179,6 @@ async def test_a_workbook_is_searched_and_read_to_its_last_row(tmp_path: Path) -
 
 
 # -- attacks ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def listener() -> Iterator[socket.socket]:
-    """A port at which nobody may ask for anything."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.setblocking(False)
-        yield server
 
 
 def book(rows: str = "", below: str = "", *related: tuple[str, str, str], **others: str) -> Callable[[], bytes]:

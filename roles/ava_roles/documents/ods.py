@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,16 +11,15 @@ from ava_roles.documents.opendocument_lists import style_elements
 from ava_roles.documents.package import child, name_of, value_of
 from ava_roles.documents.sheet_table import (
     CELL_CHARS,
-    MARGIN_CHARS,
     MAX_COLUMNS,
     MOST_NOTES,
     NAME_CHARS,
-    SLACK_CHARS,
+    SheetRoom,
     SheetTable,
     one_line,
     spans_of,
 )
-from ava_roles.tools.extracted import ALL, MOST_CHARS, Extracted, Part, Wanted, column_letters
+from ava_roles.tools.extracted import ALL, Extracted, Part, Wanted, column_letters
 from ava_roles.tools.pages import parsing
 
 _MOST_REPEATS = 100
@@ -56,9 +55,7 @@ class _Reader(OpenReader):
 
     def __init__(self, package: OpenPackage, main: str) -> None:
         super().__init__(package, main)
-        self._room = MOST_CHARS - MARGIN_CHARS - SLACK_CHARS
-        self._more: list[str] = []
-        self._margin = MARGIN_CHARS
+        self._room = SheetRoom(lambda: self._budget.late)
         self._unread = False
 
     def extracted(self) -> Extracted:
@@ -70,28 +67,24 @@ class _Reader(OpenReader):
             source = child(each, "table:table-source")
             if source is not None:
                 address = one_line(value_of(source, "href") or "")
-                self._more.append(f"sheet {title} has cells of another file, which is not opened ({address})")
-            if self._spent:
+                self._room.missing.append(f"sheet {title} has cells of another file, which is not opened ({address})")
+            if self._room.spent:
                 left = ", ".join(one_line(value_of(other, "name") or "") for other in tables[number : number + 20])
-                self._more.append(f"{len(tables) - number:,} more sheets, which are not read: {left}")
+                self._room.missing.append(f"{len(tables) - number:,} more sheets, which are not read: {left}")
                 self._unread = True
                 break
             is_hidden = " (hidden)" if value_of(each, "style-name") in hidden else ""
             place = f"sheet {title}{is_hidden}"
             parts.append(Part(place, self._sheet_text(title, each)))
-            self._room -= len(place) + len("[]\n\n\n")
+            self._room.tables -= len(place) + len("[]\n\n\n")
         names = self._defined_names()
         if names:
             parts.append(Part("", names))
         for each in self._body:
             if name_of(each) == "table:tracked-changes":
                 self._changes(each)
-        missing = (*self._more, *self.missing())
+        missing = (*self._room.missing, *self.missing())
         return Extracted(tuple(parts), self._package.title(), max(len(tables), 1), missing, self._unread)
-
-    @property
-    def _spent(self) -> bool:
-        return self._room <= 0 or self._budget.late
 
     def _hidden_sheets(self) -> set[str | None]:
         found: set[str | None] = set()
@@ -106,9 +99,7 @@ class _Reader(OpenReader):
             if name_of(each) in ("table:named-range", "table:named-expression"):
                 meaning = value_of(each, "cell-range-address") or value_of(each, "expression") or ""
                 lines.append(f"[name {one_line(value_of(each, 'name') or '')}] {one_line(meaning)}")
-        if len(lines) > MOST_NOTES:
-            self._more.append(f"{len(lines) - MOST_NOTES:,} more defined names")
-        return "\n".join(self._fitting(lines[:MOST_NOTES], "defined names"))
+        return self._room.defined_names(lines)
 
     # -- one sheet --------------------------------------------------------------------------------------------
 
@@ -116,16 +107,8 @@ class _Reader(OpenReader):
         sheet = _Sheet(title)
         self._note_hidden_columns(sheet, element)
         self._read_rows(sheet, element)
-        for merged in sheet.merged:
-            taken = None if self._spent else sheet.table.fill_merged(merged, self._room)
-            if taken is None:
-                self._more.append(
-                    f"the text of merged cells of sheet {title} in each of their rows; their first has it"
-                )
-                break
-            self._room -= taken
-        if sheet.table.is_cut:
-            self._more.append(f"columns after the first {MAX_COLUMNS:,} of sheet {title}")
+        self._room.fill_merged(sheet.table, sheet.merged, title)
+        self._room.note_columns(sheet.table, title)
         below = list(sheet.notes)
         if sheet.hidden_rows:
             below.append(f"[hidden rows: {', '.join(spans_of(sheet.hidden_rows))}]")
@@ -135,18 +118,9 @@ class _Reader(OpenReader):
         boxes = [] if shapes is None else self._apart(shapes)
         below += [f"[text box] {one_line(box)}" for box in boxes[:MOST_NOTES]]
         if len(boxes) > MOST_NOTES:
-            self._more.append(f"{len(boxes) - MOST_NOTES:,} more text boxes of sheet {title}")
+            self._room.missing.append(f"{len(boxes) - MOST_NOTES:,} more text boxes of sheet {title}")
         below += self._printed(element)
-        return "\n".join([*sheet.table.lines(), *self._fitting(below, f"notes and text boxes of sheet {title}")])
-
-    def _fitting(self, lines: Iterable[str], what: str) -> Iterator[str]:
-        """Yield the lines for which there is room below the tables."""
-        for line in lines:
-            if len(line) >= self._margin:
-                self._more.append(f"more {what}")
-                return
-            self._margin -= len(line) + 1
-            yield line
+        return "\n".join([*sheet.table.lines(), *self._room.fitting(below, f"notes and text boxes of sheet {title}")])
 
     def _note_hidden_columns(self, sheet: _Sheet, element: Any) -> None:
         at = 1
@@ -165,7 +139,9 @@ class _Reader(OpenReader):
             shown = min(count, _MOST_REPEATS) if cells else 0
             for at in range(number, number + shown):
                 if not self._put_row(sheet, at, cells):
-                    self._more.append(f"what comes from row {at:,} on in sheet {sheet.title} is too long to read")
+                    self._room.missing.append(
+                        f"what comes from row {at:,} on in sheet {sheet.title} is too long to read"
+                    )
                     self._unread = True
                     return
             if value_of(row, "visibility") in _HIDDEN:
@@ -178,9 +154,9 @@ class _Reader(OpenReader):
     def _put_row(self, sheet: _Sheet, at: int, cells: list[tuple[int, str]]) -> bool:
         """Add the cells of a row; return False if there was no room for all of them."""
         for column, text in cells:
-            if self._spent:
+            if self._room.spent:
                 return False
-            self._room -= sheet.table.put(at, column, text)
+            self._room.tables -= sheet.table.put(at, column, text)
         return True
 
     def _cells(self, sheet: _Sheet, number: int, row: Any) -> list[tuple[int, str]]:
@@ -224,7 +200,7 @@ class _Reader(OpenReader):
     def _blocks_from(self, element: Any) -> list[str]:
         outer, self._blocks = self._blocks, []
         self._element(element)
-        self._end_paragraph("", 0)
+        self._end_paragraph()
         blocks, self._blocks = self._blocks, outer
         self._size = 0  # the room of sheets counts what is shown
         return blocks

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from ava_roles.documents.opendocument_lists import OpenLists, OpenStyles, outline_level
 from ava_roles.documents.package import OfficePackage, child, name_of, value_of
-from ava_roles.documents.part_reader import ADDRESS_CHARS, CUT, NAME_CHARS, TEXT_CHARS, PartReader
+from ava_roles.documents.part_reader import ADDRESS_CHARS, CUT, NAME_CHARS, TEXT_CHARS, FlowReader
 from ava_roles.errors import ToolFailed
 from ava_roles.tools.extracted import Part
 from ava_roles.tools.pages import MAX_COLUMNS, render_table
@@ -90,7 +90,7 @@ class _Note:
     text: str = ""
 
 
-class OpenReader(PartReader):
+class OpenReader(FlowReader):
     """Walks through the text of an OpenDocument file."""
 
     def __init__(self, package: OpenPackage, main: str) -> None:
@@ -101,7 +101,6 @@ class OpenReader(PartReader):
         self._lists = OpenLists([self._styles_root, self._root])
         self._notes: dict[str, list[_Note]] = {word: [] for word in _NOTES}
         self._controls = dict(_controls(self._root))
-        self._after: list[str] = []  # text boxes, which follow the paragraph that they belong to
         self._paragraphs = 0  # that are open
         self._hidden = self._is_title = False
         self._tables = 0
@@ -194,15 +193,6 @@ class OpenReader(PartReader):
         self._paragraphs, self._hidden, self._lists.open = outer
         return blocks
 
-    def _blocks_of(self, element: Any) -> list[str]:
-        outer = self._blocks, self._line, self._after
-        self._blocks, self._line, self._after = [], [], []
-        self._inside(element)
-        self._end_paragraph("", 0)
-        blocks = self._blocks
-        self._blocks, self._line, self._after = outer
-        return blocks
-
     def _full(self) -> bool:
         if self._size >= TEXT_CHARS or self._budget.late:
             self._cut = True
@@ -214,7 +204,7 @@ class OpenReader(PartReader):
         if self._full():
             return
         if not self._paragraphs:
-            self._end_paragraph("", 0)  # text that stood outside of any
+            self._end_paragraph()  # text that stood outside of any
         style = self._styles.style(value_of(element, "style-name"))
         is_heading = name_of(element) == "text:h"
         level = outline_level(element) if is_heading else style.heading
@@ -228,24 +218,6 @@ class OpenReader(PartReader):
         self._hidden = outer
         if not self._paragraphs:
             self._end_paragraph(label, 1 if self._is_title else min(level, 6))
-
-    def _end_paragraph(self, label: str, heading: int) -> None:
-        text = "".join(self._line).strip()
-        self._line.clear()
-        if text and heading:
-            text = f"{'#' * heading} {label.lstrip()}{' '.join(text.split())}"
-        elif text:
-            text = label + text
-        after, self._after = self._after, []
-        for block in (text, *after):
-            self._add(block)
-
-    def _add(self, block: str) -> None:
-        room = max(0, TEXT_CHARS - self._size)
-        self._cut = self._cut or len(block) > room
-        if block[:room].strip():
-            self._blocks.append(block[:room])
-            self._size += len(block[:room])
 
     def _list(self, element: Any) -> None:
         with self._lists.within(element):
@@ -426,7 +398,7 @@ class OpenReader(PartReader):
 
     def _table(self, element: Any) -> None:
         if not self._paragraphs:
-            self._end_paragraph("", 0)
+            self._end_paragraph()
         if self._full():
             return
         self._emitted += 1

@@ -82,3 +82,39 @@ class PartReader(ABC):
         has_macros = any(name.lower().endswith("vbaproject.bin") for name in self._package.names)
         broken = dict.fromkeys(self._package.broken)
         return ["macros"] * has_macros + [f"a damaged or absent part ({part[:NAME_CHARS]})" for part in broken]
+
+
+class FlowReader(PartReader):
+    """Walks through a text that flows in paragraphs, with text boxes and the like after the one that they belong to."""
+
+    def __init__(self, package: OfficePackage, main: str) -> None:
+        super().__init__(package, main)
+        self._after: list[str] = []
+
+    def _blocks_of(self, element: Any) -> list[str]:
+        outer = self._blocks, self._line, self._after
+        self._blocks, self._line, self._after = [], [], []
+        self._inside(element)
+        self._end_paragraph()
+        blocks = self._blocks
+        self._blocks, self._line, self._after = outer
+        return blocks
+
+    def _end_paragraph(self, label: str = "", heading: int = 0) -> None:
+        """Add the open paragraph, which may be an item with a label or a heading of a level, and what comes after."""
+        text = "".join(self._line).strip()
+        self._line.clear()
+        if text and heading:
+            text = f"{'#' * heading} {label.lstrip()}{' '.join(text.split())}"
+        elif text:
+            text = label + text
+        after, self._after = self._after, []
+        for block in (text, *after):
+            self._add(block)
+
+    def _add(self, block: str) -> None:
+        room = max(0, TEXT_CHARS - self._size)
+        self._cut = self._cut or len(block) > room
+        if block[:room].strip():
+            self._blocks.append(block[:room])
+            self._size += len(block[:room])

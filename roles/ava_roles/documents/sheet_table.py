@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from ava_roles.tools.extracted import column_letters
+from ava_roles.tools.extracted import MOST_CHARS, column_letters
 
 MAX_COLUMNS = 1_000
 CELL_CHARS = 32_767  # the most that a cell of Excel holds
@@ -70,6 +70,54 @@ class SheetTable:
             cells = self._rows[number]
             texts = [cells.get(column, "").replace("|", "\\|") for column in range(1, max(cells) + 1)]
             yield f"| {number} | {' | '.join(texts)} |"
+
+
+class SheetRoom:
+    """The room that the sheets of one file have, and sentences on what did not fit.
+
+    Attributes:
+        tables: Characters that the tables may still have, with the comments and text boxes.
+        missing: What is in the file and not in its text.
+    """
+
+    def __init__(self, is_late: Callable[[], bool]) -> None:
+        self.tables = MOST_CHARS - MARGIN_CHARS - SLACK_CHARS
+        self.missing: list[str] = []
+        self._below = MARGIN_CHARS
+        self._is_late = is_late
+
+    @property
+    def spent(self) -> bool:
+        return self.tables <= 0 or self._is_late()
+
+    def fitting(self, lines: Iterable[str], what: str) -> Iterator[str]:
+        """Yield the lines for which there is room below the tables."""
+        for line in lines:
+            if len(line) >= self._below:
+                self.missing.append(f"more {what}")
+                return
+            self._below -= len(line) + 1
+            yield line
+
+    def defined_names(self, lines: Sequence[str]) -> str:
+        if len(lines) > MOST_NOTES:
+            self.missing.append(f"{len(lines) - MOST_NOTES:,} more defined names")
+        return "\n".join(self.fitting(lines[:MOST_NOTES], "defined names"))
+
+    def fill_merged(self, table: SheetTable, ranges: Iterable[tuple[int, int, int, int]], title: str) -> None:
+        """Show the text of a cell that spans rows in each of them, as far as there is room for it."""
+        for merged in ranges:
+            taken = None if self.spent else table.fill_merged(merged, self.tables)
+            if taken is None:
+                self.missing.append(
+                    f"the text of merged cells of sheet {title} in each of their rows; their first has it"
+                )
+                return
+            self.tables -= taken
+
+    def note_columns(self, table: SheetTable, title: str) -> None:
+        if table.is_cut:
+            self.missing.append(f"columns after the first {MAX_COLUMNS:,} of sheet {title}")
 
 
 def one_line(text: str, most: int = _NOTE_CHARS, cut: str = "it is longer") -> str:

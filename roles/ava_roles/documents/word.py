@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from ava_roles.documents.package import OfficePackage, child, name_of, value_of
-from ava_roles.documents.part_reader import ADDRESS_CHARS, CUT, MOST_NAMED, NAME_CHARS, TEXT_CHARS, PartReader
+from ava_roles.documents.part_reader import ADDRESS_CHARS, CUT, MOST_NAMED, NAME_CHARS, TEXT_CHARS, FlowReader
 from ava_roles.documents.symbols import symbol_of
 from ava_roles.documents.word_lists import Lists, Style, Styles, heading_level, is_on
 from ava_roles.tools.extracted import ALL, Extracted, Part, Wanted
@@ -99,7 +99,7 @@ class _Notes:
         return f"[{self.word} {number}]"
 
 
-class _Reader(PartReader):
+class _Reader(FlowReader):
     """Walks through the parts of a document, and collects the text of each."""
 
     def __init__(self, package: OfficePackage) -> None:
@@ -111,7 +111,6 @@ class _Reader(PartReader):
             "w:endnoteReference": self._read_notes("endnote", "endnotes"),
             "w:commentReference": self._read_notes("comment", "comments"),
         }
-        self._after: list[str] = []  # text boxes, which follow the paragraph that they belong to
         self._fields: list[_Field] = []
         self._hidden = False
         self._font = ""
@@ -184,15 +183,6 @@ class _Reader(PartReader):
         self._fields, self._instructions, self._hidden = outer
         return blocks
 
-    def _blocks_of(self, element: Any) -> list[str]:
-        outer = self._blocks, self._line, self._after
-        self._blocks, self._line, self._after = [], [], []
-        self._inside(element)
-        self._end_paragraph(Style(), "")
-        blocks = self._blocks
-        self._blocks, self._line, self._after = outer
-        return blocks
-
     # -- the walk ---------------------------------------------------------------------------------------------
 
     def _inside(self, element: Any) -> None:
@@ -255,8 +245,7 @@ class _Reader(PartReader):
         if child(mark, "w:del") is not None or child(mark, "w:moveFrom") is not None:
             return  # the end of the paragraph is deleted: the next one continues it
         level = heading_level(properties)
-        shown = Style(style.heading if level is None else level)
-        self._end_paragraph(shown, self._label(properties, style, style_id))
+        self._end_paragraph(self._label(properties, style, style_id), style.heading if level is None else level)
 
     def _label(self, properties: Any, style: Style, style_id: str | None) -> str:
         numbers = child(properties, "w:numPr")
@@ -272,25 +261,6 @@ class _Reader(PartReader):
             level = self._lists.level_of(list_id, style_id)
         label = self._lists.label(list_id, level)
         return f"{'  ' * min(level, 8)}{label} " if label else ""
-
-    def _end_paragraph(self, style: Style, label: str) -> None:
-        text = "".join(self._line).strip()
-        self._line.clear()
-        if text and style.heading:
-            text = f"{'#' * style.heading} {label.lstrip()}{' '.join(text.split())}"
-        elif text:
-            text = label + text
-        after, self._after = self._after, []
-        for block in (text, *after):
-            self._add(block)
-
-    def _add(self, block: str) -> None:
-        room = max(0, TEXT_CHARS - self._size)
-        if len(block) > room:
-            self._cut = True
-        if block[:room]:
-            self._blocks.append(block[:room])
-            self._size += len(block[:room])
 
     def _run(self, element: Any) -> None:
         properties = child(element, "w:rPr")
@@ -478,7 +448,7 @@ class _Reader(PartReader):
     # -- tables -----------------------------------------------------------------------------------------------
 
     def _table(self, element: Any) -> None:
-        self._end_paragraph(Style(), "")
+        self._end_paragraph()
         if self._cut:
             return
         rows = list(_rows(element))
@@ -515,7 +485,7 @@ class _Reader(PartReader):
         "w:fldChar": _field_mark,
         "w:instrText": _instruction,
         "w:fldSimple": _simple_field,
-        "mc:AlternateContent": PartReader._alternatives,
+        "mc:AlternateContent": FlowReader._alternatives,
         "w:txbxContent": _box,
         "w:drawing": _drawing,
         "pic:pic": _picture,
@@ -524,7 +494,7 @@ class _Reader(PartReader):
         "v:textpath": _letters,
         "w:object": _object,
         "o:OLEObject": _embedded,
-        "c:chart": PartReader._chart,
+        "c:chart": FlowReader._chart,
         "dgm:relIds": _diagram,
     }
     """What each element gives that is more than its text."""

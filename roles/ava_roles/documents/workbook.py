@@ -18,18 +18,17 @@ from ava_roles.documents.number_format import GENERAL, plain_number, show_number
 from ava_roles.documents.office import open_office_file
 from ava_roles.documents.sheet_table import (
     CELL_CHARS,
-    MARGIN_CHARS,
     MAX_COLUMNS,
     MOST_NOTES,
     NAME_CHARS,
-    SLACK_CHARS,
+    SheetRoom,
     SheetTable,
     cell_name,
     one_line,
     spans_of,
 )
 from ava_roles.errors import ToolFailed
-from ava_roles.tools.extracted import ALL, MOST_CHARS, Extracted, Part, Wanted, column_letters
+from ava_roles.tools.extracted import ALL, Extracted, Part, Wanted, column_letters
 from ava_roles.tools.pages import PARSING_S, parsing
 
 _TRANSLATED_CHARS = 1_000_000  # of formulas that cells share: to translate them takes 3 s for a million
@@ -54,29 +53,20 @@ def read_xlsx(data: bytes, _wanted: Wanted = ALL) -> Extracted:
 
 
 class _Book:
-    """A workbook that is being read.
-
-    Attributes:
-        room: Characters that its tables may still have, with the comments and text boxes.
-        margin: Characters that everything below the tables may still have.
-    """
+    """A workbook that is being read."""
 
     def __init__(self, reader: Any) -> None:
         self._book = reader.wb
         self._names = reader.parser.defined_names.definedName
         self._archive: zipfile.ZipFile = reader.archive
-        self._until = time.monotonic() + PARSING_S
+        until = time.monotonic() + PARSING_S
+        self._room = SheetRoom(lambda: time.monotonic() > until)
         self._formats: dict[int, str] = {}
         self._sheets: list[_Sheet] = reader.sheets
         self._strings = reader.shared_strings
-        self._missing = [f"sheet {title} is a chart, which is not read" for title in reader.charts[:MOST_NOTES]]
+        self._missing = self._room.missing
+        self._missing += [f"sheet {title} is a chart, which is not read" for title in reader.charts[:MOST_NOTES]]
         self._missing += [f"sheet {title} is listed, and is not in the file" for title in reader.lost[:MOST_NOTES]]
-        self.room = MOST_CHARS - MARGIN_CHARS - SLACK_CHARS
-        self.margin = MARGIN_CHARS
-
-    @property
-    def spent(self) -> bool:
-        return self.room <= 0 or time.monotonic() > self._until
 
     def extracted(self) -> Extracted:
         sheets = self._sheets
@@ -85,7 +75,7 @@ class _Book:
         parts: list[Part] = []
         unread = False
         for number, sheet in enumerate(sheets):
-            if self.spent:
+            if self._room.spent:
                 left = ", ".join(each.title for each in sheets[number : number + 20])
                 self._missing.append(f"{len(sheets) - number:,} more sheets, which are not read: {left}")
                 unread = True
@@ -94,7 +84,7 @@ class _Book:
             place = f"sheet {sheet.title}{hidden}"
             text, whole = self._sheet_text(sheet)
             parts.append(Part(place, text))
-            self.room -= len(place) + len("[]\n\n\n")
+            self._room.tables -= len(place) + len("[]\n\n\n")
             unread = unread or not whole
         if names := self._defined_names():
             parts.append(Part("", names))
@@ -109,18 +99,7 @@ class _Book:
             for each in self._names
             if not str(each.name).startswith("_xl")
         ]
-        if len(lines) > MOST_NOTES:
-            self._missing.append(f"{len(lines) - MOST_NOTES:,} more defined names")
-        return "\n".join(self._fitting(lines[:MOST_NOTES], "defined names"))
-
-    def _fitting(self, lines: Iterable[str], what: str) -> Iterator[str]:
-        """Yield the lines for which there is room below the tables."""
-        for line in lines:
-            if len(line) >= self.margin:
-                self._missing.append(f"more {what}")
-                return
-            self.margin -= len(line) + 1
-            yield line
+        return self._room.defined_names(lines)
 
     # -- one sheet ----------------------------------------------------------------------------------------------------
 
@@ -134,36 +113,24 @@ class _Book:
         with self._archive.open(sheet.path) as source:
             parser = parser_class(source, self._strings, data_only=True)
             for number, cells in parser.parse():
-                if self.spent or not self._add_row(table, number, cells, beside.comments):
+                if self._room.spent or not self._add_row(table, number, cells, beside.comments):
                     self._missing.append(f"what comes from row {number:,} on in sheet {title} is too long to read")
                     whole = False
                     break
         if whole:
-            self._fill_merged(table, parser, title)
-        if table.is_cut:
-            self._missing.append(f"columns after the first {MAX_COLUMNS:,} of sheet {title}")
+            self._room.fill_merged(table, _ranges(parser.merged_cells), title)
+        self._room.note_columns(table, title)
         below = (*_hidden(parser), *_links(parser, beside.targets, table))
-        lines = [*table.lines(), *self._fitting(below, f"links of sheet {title}"), *beside.lines()]
-        lines += self._fitting(_headers(parser), f"headers and footers of sheet {title}")
+        lines = [*table.lines(), *self._room.fitting(below, f"links of sheet {title}"), *beside.lines()]
+        lines += self._room.fitting(_headers(parser), f"headers and footers of sheet {title}")
         return "\n".join(lines), whole
-
-    def _fill_merged(self, table: SheetTable, parser: Any, title: str) -> None:
-        """Show the text of a cell that spans rows in each of them, as far as there is room for it."""
-        for merged in _ranges(parser.merged_cells):
-            taken = None if self.spent else table.fill_merged(merged, self.room)
-            if taken is None:
-                self._missing.append(
-                    f"the text of merged cells of sheet {title} in each of their rows; their first has it"
-                )
-                return
-            self.room -= taken
 
     def _add_row(
         self, table: SheetTable, number: int, cells: Iterable[dict[str, Any]], comments: dict[str, str]
     ) -> bool:
         """Add the cells of a row; return False if there was no room for all of them."""
         for cell in cells:
-            if self.room <= 0 and cell["value"] is not None:
+            if self._room.tables <= 0 and cell["value"] is not None:
                 return False
             if cell["column"] > MAX_COLUMNS:
                 table.is_cut = table.is_cut or cell["value"] is not None
@@ -173,7 +140,7 @@ class _Book:
             if comment:
                 text = f"{text} {comment}".lstrip()
             if text:
-                self.room -= table.put(number, cell["column"], text)
+                self._room.tables -= table.put(number, cell["column"], text)
         return True
 
     def _shown(self, cell: dict[str, Any]) -> str:
@@ -237,23 +204,23 @@ class _Book:
         sheets: Any = import_module("openpyxl.comments.comment_sheet")
         parsed: Any = sheets.CommentSheet.from_tree(self._xml(part))
         for number, (place, comment) in enumerate(parsed.comments):
-            if number == MOST_NOTES * 10 or self.spent:
+            if number == MOST_NOTES * 10 or self._room.spent:
                 self._missing.append(f"more than {number:,} comments in sheet {title}")
                 return
             author = one_line(str(comment.author or ""))
             by = f" by {author}" if author and author.lower() != "none" else ""
             text = one_line(str(comment.text or "").removeprefix(f"{comment.author}:"))
             shown = f"[comment{by}: {text}]"
-            self.room -= len(shown) + len("; at XFD1048576\n")
+            self._room.tables -= len(shown) + len("; at XFD1048576\n")
             yield place, shown
 
     def _read_drawing(self, part: str, beside: _Beside, things: dict[str, int]) -> None:
         tree = self._xml(part)
         for shape in tree.iter(f"{_SHAPES}sp"):
             text = one_line(" ".join(each.text or "" for each in shape.iter(_DRAWING_TEXT)))
-            if text and len(beside.boxes) < MOST_NOTES and self.room > 0:
+            if text and len(beside.boxes) < MOST_NOTES and self._room.tables > 0:
                 beside.boxes.append(text)
-                self.room -= len(text) + len("[text box] \n")
+                self._room.tables -= len(text) + len("[text box] \n")
             elif text:
                 things["more text box"] = things.get("more text box", 0) + 1
         for tag, what in (("pic", "picture"), ("graphicFrame", "chart or diagram")):

@@ -261,9 +261,7 @@ class TextStore:
         """Remove what was used least recently until so many bytes fit; nothing if what may be in use is too much."""
         over = db.execute("SELECT bytes FROM total").fetchone()[0] + size - self._most_bytes
         oldest: list[int] = []
-        unused = db.execute(
-            "SELECT id, bytes FROM texts WHERE used_us < ? ORDER BY used_us, id", (now_us - 2 * _USED_US,)
-        )
+        unused = db.execute(_UNUSED, (now_us - 2 * _USED_US,))
         while over > 0:
             row = unused.fetchone()
             if row is None:

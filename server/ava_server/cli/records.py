@@ -400,26 +400,28 @@ async def open_records(
             yield LocalRecords(place, store, instances)
 
 
-def look_at_records(root: DataRoot) -> LocalRecords | None:
+def look_at_records(root: DataRoot, instances: Instances | None = None) -> LocalRecords | None:
     """Return the records of a log that is only looked at; None where only a `Store` shows all of it."""
     if not has_log(root):
         return LocalRecords(root, None)
     log = LogLook(root)
-    return None if log.needs_recovery() else LocalRecords(root, log)
+    return None if log.needs_recovery() else LocalRecords(root, log, instances)
 
 
 @asynccontextmanager
 async def open_to_show(server: RemoteServer | None, root: Callable[[], DataRoot]) -> AsyncGenerator[Records]:
     """Open what a command only shows: the server, or without one the data root, if possible without opening it."""
     place = None if server is not None else root()
-    if place is None or not has_log(place) or LogLook(place).needs_recovery():
-        async with open_records(server, root) as records:
-            yield records
-        return
-    from ava_audit.store.sqlite import backend_of
+    if place is not None and has_log(place):
+        from ava_audit.store.sqlite import backend_of
 
-    with contextlib.closing(backend_of(place.path).instances(place.instances)) as instances:
-        yield LocalRecords(place, LogLook(place), instances)
+        with contextlib.closing(backend_of(place.path).instances(place.instances)) as instances:
+            looked = look_at_records(place, instances)
+            if looked is not None:
+                yield looked
+                return
+    async with open_records(server, root) as records:
+        yield records
 
 
 @asynccontextmanager

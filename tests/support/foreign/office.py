@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import io
+import re
+import socket
+import time
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
+
+import pytest
+
+from ava_roles.errors import ToolFailed
+from ava_roles.tools.extracted import Extracted, Wanted
 
 W = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 NAMESPACES = {
@@ -162,6 +170,24 @@ class Attack(NamedTuple):
     refused: str = ""
     read: str = ""
     missing: str = ""
+
+
+def withstands(attack: Attack, read: Callable[[bytes, Wanted], Extracted], listener: socket.socket) -> None:
+    """Assert that a reader refuses a hostile file or reads it within its bounds, and asks for nothing elsewhere."""
+    data = attack.data()
+    began = time.process_time()
+    try:
+        found = read(data, Wanted())
+    except ToolFailed as refused:
+        assert attack.refused and re.search(attack.refused, str(refused))
+    else:
+        assert attack.read and re.search(attack.read, found.text())
+        assert attack.missing in "; ".join(found.missing)
+        assert "root:" not in found.text() and "lollol" not in found.text()
+        assert len(found.text()) < 6_000_000
+    assert time.process_time() - began < 25
+    with pytest.raises(BlockingIOError):
+        listener.accept()
 
 
 class Victim(NamedTuple):
