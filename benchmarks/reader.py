@@ -1,6 +1,6 @@
 """How often the offline reader quotes the right passage: questions over documentation that Debian packages install.
 
-    python benchmarks/reader.py [--set SET] [--only WORD] [--show]
+    python benchmarks/reader.py [--set SET] [--only WORD] [--show] [--json FILE]
 
 Each question of `reader.toml`, or with `--set tuning-2` of `reader_tuning.toml` and with `--set sealed` of
 `reader_sealed.toml`, is one real run: `ava run researcher` with the offline reader over the folder of a package. A
@@ -79,6 +79,15 @@ def place_of(question: dict[str, Any], findings: list[dict[str, Any]]) -> int | 
     return None
 
 
+def append_result(file: Path, question: dict[str, Any], refuses: bool, findings: list[dict[str, Any]]) -> None:
+    """Add a line with what came of a question, so that two versions can be compared question by question."""
+    place = place_of(question, findings) if "file" in question else None
+    found = [{"source": each["source_url"], "quote": each["quote"]} for each in findings[:FIRST]]
+    line = {"set": question["set"], "ask": question["ask"], "refuses": refuses, "place": place, "found": found}
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
 def share(part: int, whole: int) -> str:
     return f"{part} of {whole} ({part / whole:.0%})" if whole else "none asked"
 
@@ -88,6 +97,7 @@ def main() -> None:
     parser.add_argument("--set", choices=(*SETS, *OWN_FILES), help="only these questions")
     parser.add_argument("--only", default="", metavar="WORD", help="only questions with this text")
     parser.add_argument("--show", action="store_true", help="show the findings of questions that went wrong")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what came of each question here, a line each")
     given = parser.parse_args()
     file = OWN_FILES.get(given.set, "reader.toml")
     asked = tomllib.loads((HERE / file).read_text(encoding="utf-8"))
@@ -118,6 +128,8 @@ def main() -> None:
                 counts.update((group, "first five") for group in groups if place is not None)
                 wrong, said = place != 1, f"place {place}"
             print(f"{kind:19} {'no answer' if refuses else said:10} {question['ask']}", flush=True)
+            if given.json is not None:
+                append_result(given.json, question, refuses, findings)
             if wrong and given.show:
                 print(
                     f"    {summary}\n" + "".join(f"    {each['source_url']}: {each['quote']!r}\n" for each in findings)

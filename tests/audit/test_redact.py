@@ -578,6 +578,49 @@ def test_a_value_that_one_run_learns_is_known_to_all_runs() -> None:
     assert shared.redact("the-key-of-all-keys") == ("[redacted:mine]", 1)
 
 
+def test_a_long_text_is_searched_once_by_a_run_until_more_is_known_that_must_be_hidden() -> None:
+    pauses: list[int] = []
+    shared = Redactor({}, lambda: pauses.append(1))
+    run, other = RunRedactor(shared), RunRedactor(shared)
+    body = "".join(body_of())
+    rows = "\n".join(f"| {number} | a row of the sheet |" for number in range(10_000))
+    text = f"{rows}\nAPI_KEY={LETTERS}\n| 7 | the-key-of-all-keys |\n| 8 | {body[100:140]} |\n{rows}"
+
+    def searched(text: str, values: dict[str, str] | None = None, keys: str = "") -> tuple[str, bool]:
+        before = len(pauses)
+        shown = run.redact_lines(text)
+        is_new = len(pauses) > before
+        afresh = RunRedactor(Redactor(values or {}))
+        afresh.learn_private_keys(keys)
+        assert shown == afresh.redact_lines(text)
+        return shown[0], is_new
+
+    first, was_searched = searched(text)
+    assert was_searched and LETTERS not in first and "the-key-of-all-keys" in first
+    assert searched(text) == (first, False)
+    assert searched(text.replace("| 7 |", "| 9 |"))[1], "another text of the same length"
+    assert searched(text)[1], "only the last one is kept"
+    values = {"mine": "the-key-of-all-keys"}
+    other.learn(values)
+    second, was_searched = searched(text, values)
+    assert was_searched and "the-key-of-all-keys" not in second and body[100:140] in second
+    run.learn_private_keys(private_key())
+    third, was_searched = searched(text, values, private_key())
+    assert was_searched and body[100:140] not in third and LETTERS not in third
+    assert searched(text, values, private_key()) == (third, False)
+
+
+def test_where_secrets_stand_everywhere_their_places_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redactor, "_MOST_KEPT_SPANS", 100)
+    run, pauses = RunRedactor(Redactor({}, lambda: pauses.append(1))), list[int]()
+    for count, is_kept in ((50, True), (2_000, False)):
+        text = "\n\n".join([f"API_KEY={LETTERS}"] * count) + "\n\n" + "words and words\n" * 10_000
+        shown = run.redact_lines(text)
+        before = len(pauses)
+        assert run.redact_lines(text) == shown and shown[1] >= count // 10
+        assert (len(pauses) == before) is is_kept
+
+
 def test_replaces_secrets_in_json_and_keeps_its_form() -> None:
     key = "ghp_" + LETTERS[:36]
     given = {"a": [key, 1, None, True], f"b {key}": {"c": f"x {key}"}}

@@ -16,7 +16,7 @@ import pytest
 
 from ava_roles.errors import AccessRefused, NotThere, ParserEnded, ToolFailed
 from ava_roles.passages import Query, split_passages
-from ava_roles.sandbox.path_access import FileMark
+from ava_roles.sandbox.path_access import FileMark, FolderEntry
 from ava_roles.sandbox.paths import Root
 from ava_roles.texts.store import KeptText, KeptTexts, TextStore
 from ava_roles.threads import run_sync
@@ -33,6 +33,7 @@ from ava_roles.tools.files import (
     SearchArgs,
     SearchCodebase,
 )
+from ava_roles.tools.headings import HEADINGS_BYTES, headings_of
 from ava_roles.tools.page_text import read_page_text
 from ava_roles.tools.parser_process import ParserProcess
 from ava_roles.tools.reading import FolderReader, FolderTexts
@@ -455,6 +456,65 @@ async def test_a_search_that_is_cut_short_counts_each_file_once_and_the_next_goe
     second = await FolderReader(need_files(at), store).read("", query, 60.0)
     assert second.is_whole and len(second.kept) == len(second.order) - 1
     assert len(kept) <= len(second.order) + 1, "what was kept is not read again"
+
+
+HEADINGS = {
+    "page.html": "<html><title>Airships</title><p>Text <h2 class='x'>The <b>zeppelin</b> &amp; mast</h2>",
+    "marked.md": "Notes of May\n\nText.\n\n## Zeppelin\n\nMore text.",
+    "first.txt": "\n\nA zeppelin over the town\n\nText.",
+    "underlined.rst": "Notes\n\nThe zeppelin\n~~~~~~~~~~~~\n\nText.",
+    "badge.md": "<p align=center><img src=x></p>\n<h1>Zeppelin</h1>\n\nText.",
+}
+
+
+@pytest.mark.parametrize("name", HEADINGS)
+async def test_with_too_little_time_a_file_whose_heading_matches_is_read_first(
+    name: str, at: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "z").mkdir()
+    (tmp_path / "z" / name).write_text(HEADINGS[name])
+    for number in range(150):
+        (tmp_path / f"note{number:03}.txt").write_text(f"Note {number}\n\nNo zeppelin in a heading.")
+    read, names, go_on = FolderReader._read, list[str](), threading.Event()
+
+    def read_some(reader: FolderReader, entry: FolderEntry, *more: Any) -> Any:
+        names.append(entry.name)
+        if len(names) > 3:
+            go_on.wait(20)
+        return read(reader, entry, *more)
+
+    monkeypatch.setattr(FolderReader, "_read", read_some)
+    monkeypatch.setattr(reading, "_PARSERS_MOST", 1)
+    monkeypatch.setattr(reading, "_HEADINGS_SHARE", 0.9)  # 150 headings may take longer than 0.1 s on a busy machine
+    found = await FolderReader(need_files(at), TextStore(None)).read("", Query("Where does the zeppelin land?"), 2.0)
+    go_on.set()
+    assert names[0] == f"z/{name}" and f"z/{name}" in {*found.kept, *found.loose}
+    assert len(found.waiting) > 100
+
+
+async def test_headings_are_looked_at_for_a_bounded_time(
+    at: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(150):
+        (tmp_path / f"note{number:03}.txt").write_text("x" * 100_000)
+    read, caps = Root.read_marked, list[int]()
+
+    def slow(root: Root, rel: str, cap: int) -> tuple[bytes, bool, FileMark]:
+        if cap == HEADINGS_BYTES:
+            caps.append(cap)
+            time.sleep(0.05)
+        return read(root, rel, cap)
+
+    monkeypatch.setattr(Root, "read_marked", slow)
+    found = await FolderReader(need_files(at), TextStore(None)).read("", Query("zeppelin"), 60.0)
+    assert found.is_whole and 1 <= len(caps) <= 11
+
+
+@pytest.mark.parametrize("hostile", [b"<h1>", b"<h1 x", b"<title>", b"#", b"# ", b"<", b"-\n---\n", b"\xff\xfe<"])
+def test_no_head_of_a_file_takes_long(hostile: bytes) -> None:
+    began = time.process_time()
+    headings_of((hostile * HEADINGS_BYTES)[:HEADINGS_BYTES])
+    assert time.process_time() - began < 0.2
 
 
 async def test_a_file_whose_parser_ended_is_not_parsed_again_with_the_next_question(

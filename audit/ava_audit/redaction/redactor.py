@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import html
 import json
 import re
@@ -379,12 +380,30 @@ _COMMON_BEGINNINGS = {"MII": 44, "b3Bl": 96}
 """By a private key's first letters: how many of its characters also begin public keys and other keys."""
 
 
+_MOST_KEPT_SPANS = 10_000
+
+
+class _Searched(NamedTuple):
+    """A text that was searched, by its hash, and what was known then: all values, and how many pieces of keys."""
+
+    sha256: bytes
+    forms: Mapping[str, str]
+    pieces: int
+    spans: Sequence[SecretSpan]
+
+    def is_of(self, sha256: bytes, forms: Mapping[str, str], pieces: int) -> bool:
+        return self.sha256 == sha256 and self.forms is forms and self.pieces == pieces
+
+
 class RunRedactor(Redactor):
     """Knows everything that a shared redactor knows, and the private keys in the files of one run.
 
     A command can print any part of a file. So every part of such a key with at least 16 characters of one line is
     replaced, also in base64. The shared redactor also learns the values given to `learn`, but no private keys. `full`:
     there were more of them than it can learn; `told_full`: its run's log says so.
+
+    A run reads a long document piece by piece, and each time its whole text is redacted. So the places of secrets in
+    the last long text are kept, until more is known that has to be hidden.
     """
 
     def __init__(self, shared: Redactor) -> None:
@@ -392,6 +411,7 @@ class RunRedactor(Redactor):
         self._shared = shared
         self._pieces: set[str] = set()
         self._learned: set[int] = set()
+        self._searched: _Searched | None = None
         super().__init__({}, shared.between_pieces, shared.seen_offsets)
 
     def learn(self, values: Mapping[str, str]) -> None:
@@ -418,6 +438,24 @@ class RunRedactor(Redactor):
                 return
             self._learned.add(hash(written))
             self._pieces.update(_pieces_of(data, written))
+
+    def _all(self, text: str) -> Iterator[SecretSpan]:
+        if len(text) <= PIECE_CHARS:
+            yield from super()._all(text)
+            return
+        sha256 = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+        forms, pieces = self._shared._forms, len(self._pieces)  # before the search: another thread may learn meanwhile
+        last = self._searched
+        if last is not None and last.is_of(sha256, forms, pieces):
+            yield from last.spans
+            return
+        spans: list[SecretSpan] = []
+        for span in super()._all(text):
+            if len(spans) <= _MOST_KEPT_SPANS:
+                spans.append(span)
+            yield span
+        if len(spans) <= _MOST_KEPT_SPANS:
+            self._searched = _Searched(sha256, forms, pieces, spans)
 
     def _configured(self, text: str) -> Iterator[SecretSpan]:
         return chain(self._shared._configured(text), self._parts_of_keys(text))

@@ -70,7 +70,9 @@ def _is_markup(head: bytes) -> bool:
 
 def _count_elements(head: bytes, file: Any, size: int, doctype: Callable[..., None]) -> None:
     counter = _Counter()
-    parser = expat.ParserCreate(namespace_separator="}")
+    parser: Any = expat.ParserCreate(namespace_separator="}")
+    if hasattr(parser, "SetReparseDeferralEnabled"):  # else a tag may be read only when twice as much is there
+        parser.SetReparseDeferralEnabled(False)
     parser.StartElementHandler = counter.start
     parser.EndElementHandler = counter.end
     parser.StartDoctypeDeclHandler = doctype

@@ -36,6 +36,7 @@ from ava_roles.sandbox.paths import Root
 from ava_roles.texts.store import PASSAGES_MOST, KeptText, TextStore, is_same
 from ava_roles.threads import run_sync
 from ava_roles.tools.extracted import MOST_CHARS, Extracted, Format, Part, Wanted, format_of, row_places
+from ava_roles.tools.headings import HEADINGS_BYTES, headings_of
 from ava_roles.tools.page_text import read_page_text
 from ava_roles.tools.parser_process import ParserProcess
 from ava_roles.tools.text_files import WalkFilter, is_binary, unpacked
@@ -48,6 +49,8 @@ _BATCH_BYTES = 4_000_000
 """How many text files, and bytes of them, are read before their texts are kept."""
 _PARSERS_MOST = 4
 _HEAD_BYTES = 1_024
+_HEADINGS_S, _HEADINGS_SHARE = 0.5, 0.05
+"""The most time in which headings are looked at before files are read: seconds, and a share of a call's time."""
 _PAGES = (".html", ".htm", ".xhtml", ".xht")
 
 NOT_TEXT, GONE, NOT_OPENED = "not text", "gone meanwhile", "that cannot be opened"
@@ -210,7 +213,7 @@ class FolderReader:
     async def read(self, path: str, query: Query, within_s: float) -> FolderTexts:
         """Return the texts of a folder's files: those that were kept, and as many others as the time allows."""
         until = anyio.current_time() + within_s
-        found = await run_sync(self._look, path, query)
+        found = await run_sync(self._look, path, query, min(_HEADINGS_S, within_s * _HEADINGS_SHARE))
         total = len(found.order)
         wanted = list(found.waiting)
         with anyio.move_on_at(until):
@@ -226,8 +229,11 @@ class FolderReader:
                 await run_sync(self._read_batch, _next_batch(found.waiting), found, parser)
                 self._say(f"Reading: {total - len(found.waiting):,} of {total:,} files")
 
-    def _look(self, path: str, query: Query) -> FolderTexts:
-        """Return what is kept of the folder's files as they are now; the others wait, best chances first."""
+    def _look(self, path: str, query: Query, headings_s: float) -> FolderTexts:
+        """Return what is kept of the folder's files as they are now; the others wait, best chances first.
+
+        Their headings are looked at for at most `headings_s` seconds.
+        """
         walk = WalkFilter(self._root, self._check)
         entries = list(self._root.walk(path, limit=MAX_ENTRIES, keep=walk))
         entries.sort(key=lambda entry: (entry.size > MAX_FILE_BYTES // 5, entry.name.count("/")))
@@ -242,13 +248,37 @@ class FolderReader:
                 used.append(text.id)
             else:
                 waiting.append(entry)
-        waiting.sort(key=lambda entry: not any(query.matches(entry.name).counts))
-        found.waiting.extend(waiting)
+        found.waiting.extend(self._by_chance(waiting, query, headings_s))
         gone = known.keys() - set(found.order)
         if gone and not path and not found.more:
             self._store.leave(self._folder, gone)
         self._store.use(used, self._run_id)
         return found
+
+    def _by_chance(self, waiting: list[FolderEntry], query: Query, headings_s: float) -> list[FolderEntry]:
+        """Return files in the order in which to read them: those with more of the question's words come first.
+
+        Words count in a file's name, and in the headings of a text as far as the time allows.
+        """
+        until = time.monotonic() + headings_s
+        looks = len(waiting) > _BATCH  # fewer are read at once
+        chances: dict[str, int] = {}
+        for entry in waiting:
+            counts = query.matches(entry.name).counts
+            if looks and format_of(entry.name) is None and time.monotonic() < until:
+                in_headings = query.matches("\n".join(self._headings(entry))).counts
+                counts = [in_name + in_text for in_name, in_text in zip(counts, in_headings, strict=True)]
+            chances[entry.name] = sum(count > 0 for count in counts)
+        return sorted(waiting, key=lambda entry: -chances[entry.name])
+
+    def _headings(self, entry: FolderEntry) -> list[str]:
+        self._check()
+        try:
+            packed, _longer, _mark = self._root.read_marked(entry.name, HEADINGS_BYTES)
+        except ToolFailed:  # said when it is read
+            return []
+        head, _more = unpacked(packed, HEADINGS_BYTES)
+        return headings_of(head)
 
     def _read_batch(self, batch: Sequence[FolderEntry], found: FolderTexts, parser: ParserProcess) -> None:
         entered: list[tuple[str, FileMark, int, int]] = []
