@@ -173,7 +173,8 @@ class Ava:
 async def ava(url: str) -> AsyncGenerator[Ava]:
     with tempfile.TemporaryDirectory() as folder:
         root = make_root(Path(folder), url)
-        settings = load_settings(root, env={"AVA_MODEL_BASE_URL": url, "AVA_MODEL": "test"})
+        env = {"AVA_MODEL_BASE_URL": url, "AVA_MODEL": "test", "AVA_BACKGROUND": "false"}
+        settings = load_settings(root, env=env)
         async with open_runtime(settings) as runtime:
             yield Ava(runtime, Path(folder) / "workspace")
 

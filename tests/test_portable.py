@@ -121,10 +121,10 @@ BEHIND: dict[tuple[str, str], str] = {
     ),
     ("roles/ava_roles/documents/pdf.py", "ctypes"): "pypdfium2 is called through it on each system",
     (
-        "server/ava_server/core/local_server.py",
+        "server/ava_server/core/background.py",
         "start_new_session",
     ): "Windows passes it over; creationflags do it there",
-    ("server/ava_server/core/local_server.py", "pass_fds"): "empty on Windows, where no pipe is made",
+    ("server/ava_server/core/background.py", "pass_fds"): "empty on Windows, where no pipe is made",
     ("server/ava_server/core/threads.py", "open_signal_receiver"): "on Windows a handler of the interpreter's does it",
     **dict.fromkeys(
         (("server/ava_server/core/threads.py", name) for name in ("add_signal_handler", "signal.SIGURG")),

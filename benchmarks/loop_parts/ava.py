@@ -116,7 +116,8 @@ async def ava(url: str, keeps: bool, streams: bool) -> AsyncGenerator[Ava]:
             held = try_hold(root / "keeper.lock")
             assert held is not None
             stack.enter_context(held)
-        settings = load_settings(root, env={"AVA_MODEL_BASE_URL": url, "AVA_MODEL": "test"})
+        env = {"AVA_MODEL_BASE_URL": url, "AVA_MODEL": "test", "AVA_BACKGROUND": "false"}
+        settings = load_settings(root, env=env)
         async with open_runtime(settings) as runtime:
             yield Ava(runtime, keeps)
 

@@ -20,7 +20,7 @@ from ava_server.approval.proposals import SpawnLimits
 from ava_server.budget.user_limits import DayCaps, policy_in_force
 from ava_server.config.pin import PinFile
 from ava_server.config.settings import Settings, load_settings
-from ava_server.core import local_server
+from ava_server.core import background
 from ava_server.core.data_root import os_user
 from ava_server.core.errors import ConfigError
 from ava_server.hosts.clients import ConnectedHost, client_of, known_clients
@@ -121,7 +121,7 @@ def test_a_terminal_asks_for_the_pin_only_for_what_such_a_host_proposed(tmp_path
 async def test_two_clients_of_one_data_root_each_have_their_own_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    monkeypatch.setattr(local_server, "start_pages", lambda _root: "http://localhost:8643")
+    monkeypatch.setattr(background, "start_pages", lambda _root: "http://localhost:8643")
 
     async def yes(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
         return ElicitResult(action="accept", content={})
@@ -144,7 +144,7 @@ async def test_two_clients_of_one_data_root_each_have_their_own_row(
 async def test_who_has_approved_in_hosts_is_told_of_the_change_until_they_have_decided_themselves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_server, "start_pages", lambda _root: "http://localhost:8643")
+    monkeypatch.setattr(background, "start_pages", lambda _root: "http://localhost:8643")
     with running_model_server([hand_over(), hand_over()]) as models:
 
         async def propose(config: str, *, confirm: bool = False) -> dict[str, Any]:

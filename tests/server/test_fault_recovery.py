@@ -43,7 +43,7 @@ from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.view import View
 from ava_server.runs.loop import AgentRun
 from ava_server.runs.manager import Manager
-from ava_server.runs.mode import DRIVING
+from ava_server.runs.mode import SERVER
 from ava_server.service.spawn import Spawns
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
@@ -283,7 +283,7 @@ async def test_a_file_in_place_of_the_artifact_folder_costs_few_claims_and_no_ot
 @asynccontextmanager
 async def looked_after(lab: Lab) -> AsyncGenerator[None]:
     """Let a runtime that was opened to look only run what it has."""
-    lab.runtime.manager.mode = DRIVING
+    lab.runtime.manager.mode = SERVER
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(lab.runtime.manager.run)
         try:

@@ -117,7 +117,7 @@ async def test_a_workspace_that_the_settings_no_longer_allow_is_not_read(tmp_pat
         async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
             proposed = await lab.propose(workspace=str(folder))
             await lab.approve(proposed)
-        settings = settings_of(lab.root, server.base_url, with_workspace("", elsewhere))
+        settings = settings_of(lab.root, server.base_url, with_workspace("background = false", elsewhere))
         async with open_runtime(settings) as runtime:
             ended = await runtime.manager.control.ended(proposed.subagent_id)
         assert ended.state == "error" and server.requests == []

@@ -18,7 +18,7 @@ from support.stdio import told
 
 import ava_extras
 from ava_audit.store.locks import try_hold
-from ava_server.core import local_server
+from ava_server.core import background
 from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import ConfigError
 from ava_server.mcp_server.server import build_server
@@ -38,7 +38,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         begun.set()
         return "http://localhost:8643"
 
-    monkeypatch.setattr(local_server, "start_pages", start_pages)
+    monkeypatch.setattr(background, "start_pages", start_pages)
     return begun
 
 
@@ -104,7 +104,7 @@ async def test_pages_that_start_at_the_second_attempt_have_their_link(
             raise error
         return "http://localhost:8643"
 
-    monkeypatch.setattr(local_server, "start_pages", start_pages)
+    monkeypatch.setattr(background, "start_pages", start_pages)
     async with connect(tmp_path, config=BY_HOST, name=ASKS_NOBODY) as (client, _models):
         made = told(await client.call_tool("spawn_subagent", SPAWN))[0]
         assert "ended as soon as it was started; see pages.log" in made["next"] and "/enter?code=" not in made["next"]
@@ -130,8 +130,8 @@ async def test_without_the_extra_nothing_starts_and_no_link_is_promised(
 def test_a_program_that_ends_at_once_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = DataRoot(tmp_path / "data")
     root.create()
-    server = local_server.pages_server(root)
-    monkeypatch.setattr(local_server, "MODULE_ARGS", ("-c", "raise SystemExit('no port is free')"))
+    server = background.pages_server(root)
+    monkeypatch.setattr(background, "MODULE_ARGS", ("-c", "raise SystemExit('no port is free')"))
     with pytest.raises(ConfigError, match=r"the server of `ava ui` ended as soon as it was started; see .*pages"):
         server.start((), within_s=120)
     assert root.pages_words.read_text() == "no port is free\n"
@@ -142,8 +142,8 @@ def test_a_program_that_ended_because_another_one_is_starting_is_no_fault(
 ) -> None:
     root = DataRoot(tmp_path / "data")
     root.create()
-    server = local_server.pages_server(root)
-    monkeypatch.setattr(local_server, "MODULE_ARGS", ("-c", "pass"))
+    server = background.pages_server(root)
+    monkeypatch.setattr(background, "MODULE_ARGS", ("-c", "pass"))
     other = try_hold(server.lock)
     assert other is not None
     with other, pytest.raises(ConfigError, match="did not start within"):

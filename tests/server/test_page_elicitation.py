@@ -47,7 +47,7 @@ from ava_server.budget.user_limits import DayCaps
 from ava_server.config.pin import PinFile
 from ava_server.config.settings import Limits
 from ava_server.config.tokens import Token
-from ava_server.core import local_server
+from ava_server.core import background
 from ava_server.core.data_root import DataRoot, os_user
 from ava_server.core.errors import ConfigError
 from ava_server.mcp_server import elicitation
@@ -69,7 +69,7 @@ def era(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(autouse=True)
 def known_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process starts no server for the pages; their address is known."""
-    monkeypatch.setattr(local_server, "start_pages", lambda _root: ADDRESS)
+    monkeypatch.setattr(background, "start_pages", lambda _root: ADDRESS)
 
 
 @pytest.fixture
@@ -266,7 +266,7 @@ async def test_a_host_without_questions_is_told_the_ways_to_decide_and_not_to_wa
 
     monkeypatch.setattr(access, "WAIT_LIMIT_S", 0.5)
     if not pages:
-        monkeypatch.setattr(local_server, "start_pages", missing)
+        monkeypatch.setattr(background, "start_pages", missing)
     async with connect(tmp_path, [hand_over()], config=HUMAN, mode=era, name="some host") as (client, models):
         at = At(client, Person(decline), models, tmp_path / "data", tmp_path / "workspace")
         made = await at.propose()
@@ -423,7 +423,7 @@ async def test_without_pages_the_person_is_told_the_commands(
     def fails(_root: DataRoot) -> str:
         raise ConfigError("the server of `ava ui` did not start within 8 s")
 
-    monkeypatch.setattr(local_server, "start_pages", fails)
+    monkeypatch.setattr(background, "start_pages", fails)
     async with host(tmp_path, era) as at:
         made = await at.propose()
         answer = await at.confirm(made)

@@ -16,7 +16,7 @@ from ava_audit.events import ExtensionDecided, RunResumed, SpawnDecided
 from ava_audit.rows import WAITING
 from ava_server.approval.decide import Shown, approval_needs
 from ava_server.approval.proposals import agreement, pending_proposals
-from ava_server.core import local_server
+from ava_server.core import background
 from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import Refused
 from ava_server.dashboard.decisions import _takes_pin
@@ -76,7 +76,7 @@ async def test_a_host_with_prompts_does_not_confirm_for_one_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     monkeypatch.setattr(access, "WAIT_LIMIT_S", 0.2)
-    monkeypatch.setattr(local_server, "start_pages", lambda _root: "http://localhost:8643")
+    monkeypatch.setattr(background, "start_pages", lambda _root: "http://localhost:8643")
     with running_model_server([]) as models:
         async with connect(tmp_path, config=BY_HOST, mode=mode, server=models, name=ASKS_NOBODY) as (host, _models):
             made = told(await host.call_tool("spawn_subagent", SPAWN))[0]
@@ -99,7 +99,7 @@ async def test_the_answer_to_a_proposal_does_not_wait_for_the_pages(
         assert started.wait(60)
         return "http://localhost:8643"
 
-    monkeypatch.setattr(local_server, "start_pages", start_pages)
+    monkeypatch.setattr(background, "start_pages", start_pages)
     with running_model_server([]) as models:
         async with connect(tmp_path, config=BY_HOST, mode=mode, server=models, name=ASKS_NOBODY) as (host, _models):
             made = told(await host.call_tool("spawn_subagent", SPAWN))[0]

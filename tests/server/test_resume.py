@@ -36,7 +36,6 @@ from ava_server.cli.wait import FollowedRuns
 from ava_server.core.errors import Refused
 from ava_server.runs import lifecycle
 from ava_server.runs.lifecycle import NotResumed, claim, resume, resume_line
-from ava_server.runs.mode import serving
 from ava_server.service.access import Asking
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
@@ -410,7 +409,7 @@ async def test_ctrl_c_tells_the_runs_of_this_process_from_those_of_the_worker(tm
         await arrived(gate.arrived)
         here = await lab.run(run.id)
         elsewhere = replace(here, id="S-aaaaaa", instance="another")
-        lab.runtime.manager.mode = serving(lab.runtime.settings)
+        lab.runtime.manager.driver = "the worker"
         followed = FollowedRuns(lab.runtime, lab.service, [here.id, elsewhere.id])
         assert await followed._when_left([elsewhere]) == "If left, it will go on."
         only, both = await followed._when_left([here]), await followed._when_left([here, elsewhere])

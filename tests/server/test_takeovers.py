@@ -26,7 +26,7 @@ from ava_audit.store.locks import LockedInstances, is_held
 from ava_server.core.ids import AGENT
 from ava_server.runs import manager
 from ava_server.runs.control import RunControl
-from ava_server.runs.mode import ASKING
+from ava_server.runs.mode import OWN_RUNS
 
 
 @contextmanager
@@ -187,7 +187,7 @@ async def test_leases_that_were_not_read_just_now_cause_no_early_look(
         run = await lab.start()
         await arrived(gate.arrived)
         monkeypatch.setattr(RunControl, "lasts_s", lambda _self, rows, _gone: [-1.0 for _ in rows])
-        async with open_lab(tmp_path, server=lab.server, mode=lambda _settings: ASKING, check=False) as other:
+        async with open_lab(tmp_path, server=lab.server, mode=OWN_RUNS, check=False) as other:
             look = other.runtime.manager._look
 
             async def looked(tasks: TaskGroup) -> None:

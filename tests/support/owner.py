@@ -90,7 +90,8 @@ def fetcher_of(port: str, certificate: str) -> Fetcher:
 
 async def own(root: Path, base_url: str, how: str = "", *more: str) -> None:
     """Look after the runs of a data root until standard input ends; with `killed`, until none is left."""
-    settings = load_settings(root, env={"AVA_MODEL_BASE_URL": base_url, "AVA_MODEL": "test"})
+    env = {"AVA_MODEL_BASE_URL": base_url, "AVA_MODEL": "test", "AVA_BACKGROUND": "false"}
+    settings = load_settings(root, env=env)
     async with open_runtime(settings) as runtime:
         if how == "killed":
             for run in await runtime.store.read(lambda view: view.runs()):

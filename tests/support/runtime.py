@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,7 +40,7 @@ from ava_server.models.search_model import search_model, search_request
 from ava_server.models.selection import Choice
 from ava_server.render.responses import Answer
 from ava_server.runs.history import History, Recipe
-from ava_server.runs.mode import DRIVING, LOOKING, Mode
+from ava_server.runs.mode import LOOKING, SERVER, Mode
 from ava_server.service.access import Session
 from ava_server.service.runtime import Runtime, open_runtime
 from ava_server.service.service import Service
@@ -219,7 +219,8 @@ async def open_lab(
     server: ModelServer | None = None,
     env: Mapping[str, str] | None = None,
     runs: bool = True,
-    mode: Callable[[Settings], Mode] = lambda _settings: DRIVING,
+    mode: Mode = SERVER,
+    background: bool = False,
     everybody: bool = False,
     check: bool = True,
     beneath: Path | None = None,
@@ -227,8 +228,9 @@ async def open_lab(
     """Open a runtime on `tmp/data` with `tmp/workspace` to read and a scripted model server behind it.
 
     `server` runs already, in place of `script`. `runs`: claim runs, with `everybody` those of all users, as an HTTP
-    server does. `beneath`: where workspaces may lie, if not only in `tmp/workspace`. `check` compares requests and
-    budgets with the log at the end; not for a root that another runtime also uses.
+    server does, and with `background` leave them to the worker. `beneath`: where workspaces may lie, if not only in
+    `tmp/workspace`. `check` compares requests and budgets with the log at the end; not for a root that another runtime
+    also uses.
     """
     root, workspace = tmp / "data", tmp / "workspace"
     workspace.mkdir(exist_ok=True)
@@ -237,9 +239,9 @@ async def open_lab(
         if server is None:
             server = stack.enter_context(running_model_server(script))
         settings = settings_of(root, server.base_url, with_workspace(config, beneath or workspace), env)
-        kind = mode(settings) if runs else LOOKING
-        kind = replace(kind, claims="everybody") if everybody and runs else kind
-        runtime = await stack.enter_async_context(open_runtime(settings, kind))
+        settings = settings.model_copy(update={"background": background})
+        opening = open_runtime(settings, mode if runs else LOOKING, everybody=everybody)
+        runtime = await stack.enter_async_context(opening)
         session = Session(user=runtime.user, transport="memory")
         runtime.manager.sessions.add(session.id)
         yield Lab(runtime, Service(runtime, session), session, server, root, workspace)

@@ -28,12 +28,13 @@ from ava_audit.units import now_us
 from ava_audit.view import append
 from ava_server.cli import serve
 from ava_server.config.settings import load_settings
+from ava_server.core import background
+from ava_server.core.background import WorkerProcesses, hold_worker_lock
 from ava_server.core.data_root import DataRoot
 from ava_server.render.host_text import text_of
 from ava_server.runs import manager
 from ava_server.runs import mode as modes
 from ava_server.runs.lifecycle import claim
-from ava_server.runs.mode import WorkerProcesses, hold_worker_lock
 from ava_server.service.runtime import open_runtime
 
 pytestmark = pytest.mark.slow
@@ -43,7 +44,7 @@ DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"
 
 
 PATIENT = (
-    "import sys; from ava_server.runs import mode; mode.IDLE_S = 600.0;"
+    "import sys; from ava_server.core import background; background.WORKER_IDLE_S = 600.0;"
     " from ava_server.cli.app import main; main(sys.argv[1:])"
 )
 """A worker that does not end by itself while a slow test needs it."""
@@ -163,8 +164,8 @@ async def test_a_second_worker_exits_and_a_subagent_starts_none(root: Path) -> N
 async def test_a_worker_exits_when_idle_but_stays_for_paused_runs(
     tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert modes.IDLE_S == 60
-    monkeypatch.setattr(modes, "IDLE_S", 1.0)
+    assert background.WORKER_IDLE_S == 60
+    monkeypatch.setattr(background, "WORKER_IDLE_S", 1.0)
     with running_model_server([Fail(429, retry_after="4"), hand_over()]) as models:
         async with open_lab(tmp_path, server=models, runs=False, check=False) as lab:
             run_id = await lab.start(timeout=3)
@@ -183,7 +184,7 @@ async def test_a_run_that_no_worker_takes_runs_in_the_server_and_every_surface_s
     monkeypatch.setattr(manager, "WORKER_TAKES_S", 1.0)
     monkeypatch.setattr(WorkerProcesses.__init__, "__defaults__", ((sys.executable, "-c", "raise SystemExit('no')"),))
     gate = Gate()
-    async with open_lab(tmp_path, [Say(DONE.text, DONE.calls, gate=gate)], mode=modes.serving) as lab:
+    async with open_lab(tmp_path, [Say(DONE.text, DONE.calls, gate=gate)], background=True) as lab:
         run_id = await lab.start()
         await until(gate.arrived.is_set)
         await _says_with_host(lab, run_id, "no background process has taken it within 1 s")
@@ -218,7 +219,7 @@ async def test_a_run_that_not_even_a_worker_with_its_own_environment_can_run_say
     gate = Gate()
     async with no_worker_left(root):
         script = [Say(DONE.text, DONE.calls, gate=gate)]
-        async with open_lab(tmp_path, script, mode=modes.serving) as lab:
+        async with open_lab(tmp_path, script, background=True) as lab:
             run_id = await lab.start()
             await until(gate.arrived.is_set)
             await until(lambda: len(workers_of(root)) == 2)
@@ -296,10 +297,10 @@ async def test_a_host_without_background_leaves_a_worker_time_and_says_what_it_t
     monkeypatch.setattr(WorkerProcesses.__init__, "__defaults__", ((sys.executable, "-c", "raise SystemExit('no')"),))
     gate = Gate()
     with running_model_server([Say(DONE.text, DONE.calls, gate=gate)]) as models:
-        async with open_lab(tmp_path, server=models, mode=modes.serving, check=False) as lab:
+        async with open_lab(tmp_path, server=models, background=True, check=False) as lab:
             run_id = await lab.start()
         began_us = now_us()
-        async with open_lab(tmp_path, server=models, mode=lambda _settings: modes.DRIVING) as lab:
+        async with open_lab(tmp_path, server=models, mode=modes.SERVER) as lab:
             entry = await lab.logged(run_id, "RunClaimed")
             assert entry.ts_us - began_us >= 3_000_000
             await _says_with_host(lab, run_id, manager.KEEPS_RUNS)
@@ -311,7 +312,7 @@ async def test_a_worker_has_its_whole_time_once_a_slot_is_free(tmp_path: Path, m
     monkeypatch.setattr(manager, "WORKER_TAKES_S", 2.0)
     monkeypatch.setattr(WorkerProcesses.__init__, "__defaults__", ((sys.executable, "-c", "raise SystemExit('no')"),))
     one_slot = "[limits]\nrunning_per_user = 1\n"
-    async with open_lab(tmp_path, [hand_over()], mode=modes.serving, config=one_slot, check=False) as lab:
+    async with open_lab(tmp_path, [hand_over()], background=True, config=one_slot, check=False) as lab:
         first, second = await lab.start(task="one"), await lab.start(task="two")
         own = await anyio.to_thread.run_sync(lab.runtime.instances.join)
         none = frozenset[str]()
@@ -392,7 +393,7 @@ async def test_starts_no_worker_for_a_run_that_the_server_cannot_continue(tmp_pa
     with running_model_server([]) as models, running_model_server([]) as elsewhere:
         async with open_lab(tmp_path, server=models, runs=False, check=False) as lab:
             run_id = await lab.start()
-        async with open_lab(tmp_path, server=elsewhere, mode=modes.serving, check=False) as lab:
+        async with open_lab(tmp_path, server=elsewhere, background=True, check=False) as lab:
             with anyio.fail_after(40):
                 while not (await lab.call("check_subagent", subagent_id=run_id)).runs[0].waits_for:
                     await lab.store.wait_for_entry_after(lab.store.head - 1)
@@ -400,10 +401,10 @@ async def test_starts_no_worker_for_a_run_that_the_server_cannot_continue(tmp_pa
 
 
 async def test_a_worker_ends_when_its_data_root_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modes, "IDLE_S", 1.0)
+    monkeypatch.setattr(background, "WORKER_IDLE_S", 1.0)
     gate = Gate()
     with running_model_server([Say("x", gate=gate), hand_over()]) as models:
-        async with open_lab(tmp_path, server=models, mode=modes.working, check=False) as lab:
+        async with open_lab(tmp_path, server=models, mode=modes.BACKGROUND, check=False) as lab:
             await lab.start()
             await until(gate.arrived.is_set)
             with post_at(lab.root) as post, anyio.fail_after(20):
@@ -414,7 +415,7 @@ async def test_a_worker_ends_when_its_data_root_is_removed(tmp_path: Path, monke
 
 async def test_a_worker_ends_when_a_newer_program_has_the_log(tmp_path: Path) -> None:
     gate = Gate()
-    async with open_lab(tmp_path, [Say("x", gate=gate)], mode=modes.working, check=False) as lab:
+    async with open_lab(tmp_path, [Say("x", gate=gate)], mode=modes.BACKGROUND, check=False) as lab:
         await lab.start()
         await until(gate.arrived.is_set)
         await anyio.to_thread.run_sync(_migrate, lab.root / "ava.db")
@@ -459,9 +460,7 @@ async def test_a_run_that_ends_its_worker_again_and_again_waits_for_a_person(
     with running_model_server([Say("x", [("read_file", {"path": "."})])]) as models:
         for name, value in using(models.base_url).items():
             monkeypatch.setenv(name, value)
-        async with open_lab(
-            tmp_path, server=models, mode=modes.serving, env=using(models.base_url), check=False
-        ) as lab:
+        async with open_lab(tmp_path, server=models, background=True, env=using(models.base_url), check=False) as lab:
             run_id = await lab.start()
             last = await lab.logged(run_id, "RunClaimed", 4, within_s=60)
             await until(lambda: not workers_of(lab.root), within_s=60)

@@ -25,8 +25,8 @@ from support.sandboxes.plain_user import PLAIN
 from support.stdio import made
 from support.terminal import ava
 
+from ava_server.core.background import pages_server
 from ava_server.core.data_root import DataRoot
-from ava_server.core.local_server import pages_server
 
 pytestmark = pytest.mark.slow
 

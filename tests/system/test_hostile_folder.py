@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from support.stdio import environment, until
 
+from ava_server.core.background import WorkerProcesses
 from ava_server.core.data_root import DataRoot
 from ava_server.hosts import launching
-from ava_server.runs.mode import WorkerProcesses
 
 DEPENDENCIES = ("anyio", "typer", "signal", "pydantic", "sqlite3", "json")
 OURS = ("ava_server", "ava_audit", "ava_roles", "runpy")

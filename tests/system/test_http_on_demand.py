@@ -25,8 +25,8 @@ from support.terminal import ava
 
 from ava_audit.store.locks import try_hold
 from ava_server.config.tokens import host_token, read_tokens
+from ava_server.core.background import http_server, pages_server, start_detached
 from ava_server.core.data_root import DataRoot
-from ava_server.core.local_server import http_server, pages_server, start_detached
 
 pytestmark = pytest.mark.slow
 

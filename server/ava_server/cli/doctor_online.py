@@ -13,6 +13,7 @@ import anyio
 
 from ava_audit.errors import AuditError
 from ava_audit.rows import RunRow
+from ava_audit.store.backend import OlderSchema
 from ava_audit.units import format_usd, micros_from_cents
 from ava_roles.errors import RolesError, ToolFailed
 from ava_roles.net.search_engines import Engine, SearchResults
@@ -31,7 +32,7 @@ from ava_server.core.threads import run_async
 from ava_server.models.clients import ClientPool
 from ava_server.models.selection import Choice, configured
 from ava_server.render.responses import RunAnswer, SpawnAnswer
-from ava_server.runs.mode import ASKING
+from ava_server.runs.mode import OWN_RUNS
 from ava_server.service.access import Session, ignore_progress
 from ava_server.service.checks import REPORT, CheckFinding, Setup, from_error
 from ava_server.service.checks.models import cheapest, models_of, search_engine
@@ -125,7 +126,7 @@ def _announcement(choices: list[Choice], most_cents: float) -> str:
 
 async def _ask_all(settings: Settings, choices: list[Choice], report: Report) -> None:
     async with (
-        open_runtime(settings, ASKING) as runtime,
+        open_runtime(settings, OWN_RUNS, older=OlderSchema.REFUSE) as runtime,
         open_session(runtime, _COMMAND, asked=someone_there(), by="system") as session,
     ):
         for choice in choices:

@@ -67,7 +67,7 @@ def serve_command(
         from ava_server.cli.options import parse_seconds
         from ava_server.core.addresses import HTTP_PORT, proxies_of
         from ava_server.core.addresses import public_url as url_of
-        from ava_server.core.local_server import pages_port
+        from ava_server.core.background import pages_port
 
         server = load("web" if pages else "team")
         settings = load_settings()
@@ -101,7 +101,7 @@ def connect_command(port: Annotated[int, typer.Option(min=1, max=65_535, help="T
     """
     from ava_server.cli.log_access import checked_root, record_setting
     from ava_server.config.tokens import host_token
-    from ava_server.core.local_server import start_http
+    from ava_server.core.background import start_http
 
     refuse_in_subagent("ava connect")
     require("team")
@@ -184,8 +184,9 @@ async def _stay(settings: Settings, drain_s: float) -> int:
 
 async def _work(settings: Settings, beside: str) -> int:
     """Run everybody's runs until there is no work; `beside`: as the worker of this name beside the first one."""
+    from ava_server.core.background import hold_worker_lock
     from ava_server.core.shutdown import Shutdown, ignore_signals
-    from ava_server.runs.mode import hold_worker_lock, working
+    from ava_server.runs.mode import working
     from ava_server.service.runtime import open_runtime
 
     await anyio.to_thread.run_sync(settings.paths.create)
@@ -214,11 +215,11 @@ async def _until_idle(runtime: Runtime, post: HeldLock) -> None:
 
     A worker whose log a newer program has taken over ends with its last run: it would keep that program's worker away.
     """
-    from ava_server.runs.mode import IDLE_S
+    from ava_server.core.background import WORKER_IDLE_S
 
     manager = runtime.manager
     needed = anyio.current_time()
-    while anyio.current_time() - needed < IDLE_S and not (manager.outdated and manager.idle_since is not None):
+    while anyio.current_time() - needed < WORKER_IDLE_S and not (manager.outdated and manager.idle_since is not None):
         if manager.idle_since is None and await anyio.to_thread.run_sync(post.in_place):
             needed = anyio.current_time()
-        await anyio.sleep(min(IDLE_S / 4, 1.0))
+        await anyio.sleep(min(WORKER_IDLE_S / 4, 1.0))

@@ -95,11 +95,11 @@ async def open_service(
     person's approval or answer, and the runs are this process's own. `runs`: serve this user's runs; False for a short
     look.
     """
-    from ava_server.runs.mode import ALONE, LOOKING, serving
+    from ava_server.runs.mode import LOOKING, OWN_RUNS, SERVER
     from ava_server.service.runtime import open_runtime
     from ava_server.service.service import Service
 
-    mode = LOOKING if not runs else serving(settings) if asked else ALONE
+    mode = LOOKING if not runs else SERVER if asked else OWN_RUNS
     async with (
         open_runtime(settings, mode) as runtime,
         open_session(runtime, command, asked=asked, roots=roots) as session,
@@ -238,9 +238,10 @@ class LocalApprovals:
 
     async def _start_worker(self) -> None:
         """Start a worker if runs belong to one on this machine: there may be no host."""
-        from ava_server.runs.mode import WorkerProcesses, serving
+        from ava_server.core.background import WorkerProcesses
+        from ava_server.runs.mode import driver_of
 
-        if serving(self._runtime.settings).leaves_to != "the worker":
+        if driver_of(self._runtime.settings) != "the worker":
             return
         try:
             await WorkerProcesses(self._runtime.settings.paths)()

@@ -462,7 +462,7 @@ def open_pages(root: DataRoot, *, browser: bool, terminal: bool, page: str | Non
     `terminal`: somebody at a terminal asked for it.
     """
     from ava_server.config.sign_in import BrowserSessions
-    from ava_server.core.local_server import start_pages
+    from ava_server.core.background import start_pages
 
     require("web")
     read_settings()  # what is wrong in them is said here, not in the server's output

@@ -333,7 +333,7 @@ class FollowedRuns:
     @property
     def _driven_elsewhere(self) -> bool:
         """A worker drives what a person has approved, unless that is switched off."""
-        return self._runtime.manager.mode.leaves_to is not None
+        return self._runtime.manager.leaves_runs
 
     async def _without_reader(self) -> None:
         if self._driven_elsewhere:

@@ -23,8 +23,8 @@ import uvicorn
 from ava_extras import has_extra, missing
 from ava_server.config.sign_in import BrowserSessions, Passkeys
 from ava_server.config.tokens import Token, TokenFile
+from ava_server.core.background import http_server, pages_server
 from ava_server.core.data_root import DataRoot
-from ava_server.core.local_server import http_server, pages_server
 from ava_server.core.shortage import raise_limit
 from ava_server.core.shutdown import GracefulShutdown, ignore_signals, log_to_stderr
 from ava_server.core.threads import run_server

@@ -150,12 +150,15 @@ class App:
         for name in ("runtime", "service"):  # it is slow; the first call needs the service too
             await anyio.to_thread.run_sync(import_module, f"ava_server.service.{name}")
         from ava_audit.store.backend import Announcement
-        from ava_server.runs.mode import DRIVING, serving
+        from ava_server.runs.mode import SERVER
         from ava_server.service.runtime import open_runtime
 
-        settings, in_memory = self._load(), self.transport == "memory"  # there, host and server are one
-        mode = DRIVING if in_memory else serving(settings, everybody=self.transport == HTTP)
-        opening = open_runtime(settings, mode, announce=lambda _runtime: Announcement("server"))
+        settings = self._load()
+        if self.transport == "memory":  # there, host and server are one
+            settings = settings.model_copy(update={"background": False, "runs_on": "here"})
+        opening = open_runtime(
+            settings, SERVER, everybody=self.transport == HTTP, announce=lambda _runtime: Announcement("server")
+        )
         return await stack.enter_async_context(opening)
 
     def start(self) -> None:

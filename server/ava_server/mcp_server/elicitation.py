@@ -166,7 +166,7 @@ class ClientPerson:
 
     async def address(self) -> str | None:
         """Return the address of the pages; None where they cannot be served."""
-        from ava_server.core.local_server import PAGES_READY_S
+        from ava_server.core.background import PAGES_READY_S
 
         with suppress(AvaError, OSError), anyio.move_on_after(PAGES_READY_S + 2):
             return await self._address()

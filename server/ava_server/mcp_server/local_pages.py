@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.to_thread
 
-from ava_server.core import local_server
+from ava_server.core import background
 from ava_server.core.errors import AvaError, ConfigError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class LocalPages:
             attempt = self._attempt
             try:
                 attempt.address = await anyio.to_thread.run_sync(
-                    lambda: local_server.start_pages(root), abandon_on_cancel=True
+                    lambda: background.start_pages(root), abandon_on_cancel=True
                 )
             except (AvaError, OSError) as error:
                 attempt.why_not = str(error)

@@ -31,6 +31,7 @@ from ava_roles.errors import FolderReplaced
 from ava_server import telemetry
 from ava_server.budget import user_limits
 from ava_server.budget.run_config import config_of
+from ava_server.core.background import WorkerProcesses
 from ava_server.core.ids import AGENT
 from ava_server.core.shortage import find_shortage, shortage_in
 from ava_server.core.threads import each_at_once
@@ -54,7 +55,7 @@ from ava_server.runs.lifecycle import (
     waits_for_resume,
 )
 from ava_server.runs.loop import AgentRun
-from ava_server.runs.mode import Mode, WorkerProcesses
+from ava_server.runs.mode import Driver, Mode, driver_of
 from ava_server.runs.money_wait import start_wait
 from ava_server.runs.result import RunResult
 
@@ -216,13 +217,23 @@ class Manager:
         outdated: A newer program has migrated the log: this process claims nothing more.
         sessions: The sessions of this process: their runs are claimed at once, others' after a grace.
         adopted: Runs that were resumed here: they are claimed at once too.
+        driver: Who drives the runs that it claims.
     """
 
     def __init__(
-        self, mode: Mode, resources: RunResources, instances: Instances, membership: Membership, setup: RunSetup
+        self,
+        mode: Mode,
+        resources: RunResources,
+        instances: Instances,
+        membership: Membership,
+        setup: RunSetup,
+        *,
+        everybody: bool = False,
     ) -> None:
+        """`everybody`: all users of the log are users of this process, not only the system's."""
         store, settings = resources.store, resources.settings
         self.mode = mode
+        self.driver: Driver = driver_of(settings) if mode.leaves else "this process"
         self.instance = membership.name
         self.waiting_for: dict[str, str] = {}
         self.control = RunControl(store, instances, membership.name, setup)
@@ -232,14 +243,14 @@ class Manager:
         self.sessions: set[str] = set()
         self.adopted: set[str] = set()
         self._store = store
-        self._user = resources.user
+        self._user = None if everybody else resources.user
         self.slots = user_limits.slots(settings)
         self._setup = setup
         self._day_caps = resources.day_caps
         self._credentials = resources.credentials
         self._workers_here = WorkerProcesses(settings.paths)
         self._gone_owners = GoneOwners(store, self.control)
-        self._where = f"on {socket.gethostname()}: " if mode.one_of_many else ""
+        self._where = f"on {socket.gethostname()}: " if mode.shares_log else ""
         self._instances = instances
         self._membership = membership
         self._workers_seen_s = float("-inf")
@@ -254,6 +265,11 @@ class Manager:
         self._unended: Unended | None = None
         self._settled_s = float("-inf")
         self._settle_s = self._whole_from_s = self._look_in_s = 0.0
+
+    @property
+    def leaves_runs(self) -> bool:
+        """Whether other processes drive the runs that it claims, so that these outlive it."""
+        return self.driver != "this process"
 
     def wake(self) -> None:
         self._woken.set()
@@ -437,8 +453,8 @@ class Manager:
         match self.mode.claims:
             case "everybody":
                 mine = True
-            case "its user":
-                mine = row.user_id == self._user
+            case "its users":
+                mine = self._user in (None, row.user_id)
             case "its session":
                 mine = row.session_id in self.sessions
             case "nobody":
@@ -482,7 +498,7 @@ class Manager:
         """Take runs while slots are free: each time the oldest of the user who has the fewest running."""
         if self._leaving:
             return
-        if self.mode.leaves_to == "workers":
+        if self.driver == "workers":
             if free:
                 await self._look_for_workers()
             for row in free:
@@ -584,10 +600,10 @@ class Manager:
 
     async def _why_with_host(self, row: RunRow) -> str | None:
         """Return None where a run is left to a worker; else why it ends with this process, or "" if it may."""
-        if self.mode.leaves_to == "the worker":
+        if self.driver == "the worker":
             return await self._leave(row.id)
         promised = config_of(row.config).background
-        return KEEPS_RUNS if promised and not self.mode.is_worker else ""
+        return KEEPS_RUNS if promised and not self.mode.outlives_host else ""
 
     async def _leave(self, run_id: str) -> str | None:
         """Leave a run to a worker and start it if need be; where no worker takes it, return why.
@@ -629,7 +645,7 @@ class Manager:
         why = f"{self._where}{why}"
         if self.waiting_for.get(run_id) != why:
             self.waiting_for[run_id] = why
-            unable = unable and self.mode.only_worker
+            unable = unable and self.mode.outlives_host and not self.mode.shares_log
             found = Blocker(why, self.instance, self.mode.beside) if unable else Blocker(why)
             self._store.set_live(run_id, blocked_note(found))
 
@@ -678,7 +694,7 @@ class Manager:
 
     def _grace_s(self, row: RunRow) -> float:
         """Return how long others have to claim a run; a worker has time to start, where the run outlives its host."""
-        if self.mode.is_worker or self.mode.leaves_to is not None:
+        if self.mode.outlives_host or self.leaves_runs:
             return self.mode.grace_s
         try:
             promised = config_of(row.config).background

@@ -54,7 +54,7 @@ from ava_server.render.responses import Untrusted
 from ava_server.render.run_view import ProcessesNow
 from ava_server.runs.activities import ActivityWatch
 from ava_server.runs.manager import Manager
-from ava_server.runs.mode import DRIVING, Mode
+from ava_server.runs.mode import SERVER, Mode
 from ava_server.runs.setup import RunResources, RunSetup
 from ava_server.service.event_hook import desktop_program, run_event_hook
 
@@ -207,7 +207,7 @@ class Runtime(RunResources):
                 secrets=lambda: self.credentials.secrets,
                 sandbox=confined if remote else self.sandbox,
                 notes=memory is not None and not memory.is_empty(),
-                background=self.manager.mode.leaves_to is not None,
+                background=self.manager.leaves_runs,
                 remote_roots=user_limits.user_settings(self.settings, user).workspaces if remote else None,
                 policy=self.policy_now(user, through=through),
                 workspace=workspace,
@@ -305,11 +305,18 @@ async def _answering(read: Callable[[], T]) -> T:
 
 @asynccontextmanager
 async def open_runtime(
-    settings: Settings, mode: Mode = DRIVING, *, announce: Callable[[Runtime], Announcement] | None = None
+    settings: Settings,
+    mode: Mode = SERVER,
+    *,
+    everybody: bool = False,
+    older: OlderSchema | None = None,
+    announce: Callable[[Runtime], Announcement] | None = None,
 ) -> AsyncGenerator[Runtime]:
     """Open a data root, and serve its runs until the context ends; unfinished runs stay in the log.
 
-    `mode`: which kind of process this is. `announce`: what this process tells others on the same log about itself.
+    `mode`: which kind of process this is. `everybody`: it has all users of the log, not only the system's. `older`:
+    what becomes of an older log; by default, whoever keeps the data root migrates it. `announce`: what this process
+    tells others on the same log about itself.
 
     Raises:
         ConfigError: The data root cannot be used.
@@ -320,22 +327,28 @@ async def open_runtime(
     await anyio.to_thread.run_sync(settings.paths.create)
     await anyio.to_thread.run_sync(settings.paths.close_to_others)
     with temporary_files_in(settings.paths.temporary):
-        async with _open(settings, mode, announce) as runtime:
+        if older is None:
+            older = OlderSchema.COPY_AND_MIGRATE if mode.keeps_root else OlderSchema.REFUSE
+        async with _open(settings, mode, everybody, older, announce) as runtime:
             yield runtime
 
 
 @asynccontextmanager
 async def _open(
-    settings: Settings, mode: Mode, announce: Callable[[Runtime], Announcement] | None
+    settings: Settings,
+    mode: Mode,
+    everybody: bool,
+    older: OlderSchema,
+    announce: Callable[[Runtime], Announcement] | None,
 ) -> AsyncGenerator[Runtime]:
-    older = OlderSchema.COPY_AND_MIGRATE if mode.keeps_root else OlderSchema.REFUSE
     async with Store.open(settings.data_root, settings.database_url, older=older) as store:
         settings = await anyio.to_thread.run_sync(with_shared_users, settings)
         instances = store.instances(settings.paths.instances, settings.lease_s)
         runtime = Runtime(settings, store, os_user(), ClientPool(), instances)
         own = await anyio.to_thread.run_sync(instances.join, announce(runtime) if announce is not None else UNANNOUNCED)
         runtime.membership = own
-        runtime.manager = manager = Manager(mode, runtime, instances, own, runtime.run_setup)
+        setup = runtime.run_setup
+        runtime.manager = manager = Manager(mode, runtime, instances, own, setup, everybody=everybody)
         if mode.keeps_root and (why := find_shortage(RUN_RESERVE + SERVER_RESERVE)) is not None:
             log.warning("%s", why)
 
@@ -362,7 +375,7 @@ async def _open(
                             running.start_soon(runtime.sweep)
                             running.start_soon(runtime.sweep_leftovers)
                             running.start_soon(runtime.follow_users)
-                            if mode.leaves_to is None:
+                            if not manager.leaves_runs:
                                 running.start_soon(runtime.prepare_first_run)
                         yield runtime
                         running.cancel_scope.cancel()

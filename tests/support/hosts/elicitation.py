@@ -29,8 +29,8 @@ from ava_audit.events import Fact, RunClaimed, SpawnDecided
 from ava_audit.rows import WAITING
 from ava_audit.store.store import Store
 from ava_audit.view import View
+from ava_server.core.background import pages_server
 from ava_server.core.data_root import DataRoot
-from ava_server.core.local_server import pages_server
 from ava_server.mcp_server.elicitation import READ_S
 from support.model_server import ModelServer, Script
 from support.processes import end_started_pages

@@ -1,7 +1,17 @@
-"""Programs that outlive the process that starts them, and one of them: a server that listens on this machine only.
+"""The programs of a data root that outlive the process that starts them, on demand and without a terminal.
 
-Another process starts that server on demand. It holds a lock in the data root and records its port there. Another user
-could listen on a port that no server of Ava uses: only the lock proves which process listens.
+Each holds a lock while it runs, writes what it has to say to a file, and ends when it is idle. Two of them are servers
+for this machine only: of the pages (`ava ui`), and for its hosts over HTTP (`ava connect`). These record their port,
+and one of an older Ava is replaced. Another user could listen on a port that no server of Ava uses: only the lock
+proves which process listens.
+
+The third is the worker: it runs approved subagents, so that they outlive their host (`background`). It also
+isolates servers from their runs: whatever a run does to its process, the host's connection stays.
+
+A worker has the environment of the server that started it. Where it cannot run what another host's environment allows
+(another endpoint, or a key that only that one has), that host's server starts a second worker beside it, named by the
+digest of what its environment gives (`Credentials.session_digest`). Each takes only the runs that it can run. Where not
+even that one takes a run, the server runs it itself, and the claim says why.
 """
 
 from __future__ import annotations
@@ -17,7 +27,9 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from ava_audit.store.locks import hold_within, is_held, try_hold
+import anyio.to_thread
+
+from ava_audit.store.locks import HeldLock, hold_within, is_held, try_hold
 from ava_server import MODULE_ARGS
 from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import ConfigError
@@ -87,6 +99,11 @@ def start_detached(
         raise OSError(f"{command[0]} cannot be started (code {code}); see {words}")
 
 
+def _environment(root: DataRoot) -> dict[str, str]:
+    """Return the environment of a program on a data root: this process's own."""
+    return {**os.environ, "AVA_DATA_ROOT": str(root.path)}
+
+
 class _Started:
     """Tells whether a program that was just started still runs: it holds one end of a pipe. Not on Windows."""
 
@@ -130,7 +147,7 @@ _PACKAGE = "ava-subagents"
 _LOCKS_RECORD = os.name == "posix"
 """On Windows, a locked file can be neither read nor replaced."""
 TRY_FOR_S = 1.0
-"""Seconds for which a server tries its lock: a command that looks for a server holds it for a moment."""
+"""Seconds for which a program tries its lock: a command that looks for one holds it for a moment."""
 
 
 @dataclass(frozen=True)
@@ -235,8 +252,7 @@ class LocalServer:
                     f"{self.what} of {self.root.path} uses port {serving}, not {port}; run `ava init` again"
                 )
             if started is None:
-                env = {**os.environ, "AVA_DATA_ROOT": str(self.root.path)}
-                command = (sys.executable, *MODULE_ARGS, *options)
+                env, command = _environment(self.root), (sys.executable, *MODULE_ARGS, *options)
                 try:
                     started = _Started(stack)
                     start_detached(command, self.output, self.root.path, env, keep=True, holds=started.holds)
@@ -285,3 +301,48 @@ def _lives(process: int) -> bool:
         os.kill(process, 0)
         return True
     return False
+
+
+# -- the worker -------------------------------------------------------------------------------------------------------
+
+WORKER_IDLE_S = 60.0
+"""Seconds after which an idle worker ends."""
+WORKER_READY_S = 10.0
+"""Seconds that a started worker has to take the lock, before another one is started."""
+
+
+def hold_worker_lock(root: DataRoot, beside: str = "") -> HeldLock | None:
+    """Return the lock of the data root's worker, or of one beside it; None where there is that worker. Blocks."""
+    return hold_within(root.worker_lock_of(beside), TRY_FOR_S)
+
+
+class WorkerProcesses:
+    """Starts the worker of a data root, and one beside it.
+
+    Args:
+        command: The command line of a worker; by default this program, with this process's environment.
+    """
+
+    def __init__(self, root: DataRoot, command: tuple[str, ...] = (sys.executable, *MODULE_ARGS, "worker")) -> None:
+        self._root = root
+        self._command = command
+        self._started_s: dict[str, float] = {}
+
+    async def __call__(self, beside: str = "") -> None:
+        """Start the worker of this name if there is none; one just started has time to get ready. Raises OSError."""
+        await anyio.to_thread.run_sync(self._start, beside)
+
+    def is_running(self) -> bool:
+        """Tell whether there is a worker, beside which another one may be started. Blocks."""
+        return is_held(self._root.worker_lock)
+
+    def _start(self, beside: str) -> None:
+        if is_held(self._root.worker_lock_of(beside)):  # there is one; when it ends, the next one starts at once
+            self._started_s.pop(beside, None)
+            return
+        started_s = self._started_s.get(beside)
+        if started_s is not None and time.monotonic() - started_s < WORKER_READY_S:
+            return
+        self._started_s[beside] = time.monotonic()
+        command = (*self._command, "--beside", beside) if beside else self._command
+        start_detached(command, self._root.worker_words, self._root.path, _environment(self._root))
