@@ -80,11 +80,20 @@ async def end(process: Process) -> None:
 
 
 def end_started_pages(root: Path) -> None:
-    """End the server of the pages that a host's server of this data root has started, if it has."""
+    """End the server of the pages that a host's server of this data root has started, if it has.
+
+    It may be starting still, without a record: a host whose person decides in Ava starts it when it connects. Then
+    its command and environment tell, also of the program that starts it again.
+    """
     with suppress(OSError, ValueError, IndexError):
         pid = int(DataRoot(root).pages_port.read_text().split()[1])
         if b"--idle" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGTERM)
+    for pid in _all():
+        with suppress(OSError):  # another user's, or gone meanwhile
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if b"--pages" in words and environment_of(pid).get("AVA_DATA_ROOT") == str(root):
+                os.kill(pid, signal.SIGTERM)
 
 
 def end_started_from(folder: Path) -> None:

@@ -239,7 +239,8 @@ async def open_lab(
         if server is None:
             server = stack.enter_context(running_model_server(script))
         settings = settings_of(root, server.base_url, with_workspace(config, beneath or workspace), env)
-        settings = settings.model_copy(update={"background": background})
+        if mode is SERVER and not background:
+            settings = settings.model_copy(update={"background": False, "runs_on": "here"})
         opening = open_runtime(settings, mode if runs else LOOKING, everybody=everybody)
         runtime = await stack.enter_async_context(opening)
         session = Session(user=runtime.user, transport="memory")

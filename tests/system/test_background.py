@@ -451,7 +451,7 @@ async def test_a_server_that_crashes_says_so_and_its_run_goes_on(root: Path, wor
 async def test_a_run_that_ends_its_worker_again_and_again_waits_for_a_person(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(modes, "READY_S", 1.0)
+    monkeypatch.setattr(background, "WORKER_READY_S", 1.0)
     poisoned = (
         "import os; from ava_roles.tools.files import ReadFile;"
         " ReadFile.__call__ = lambda *_given: os.abort(); from ava_server.cli.app import main; main(['worker'])"
