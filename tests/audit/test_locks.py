@@ -22,7 +22,7 @@ from support.no_locks import needs_filter
 from support.stdio import until
 
 from ava_audit.errors import StoreUnavailable
-from ava_audit.store.locks import LockedInstances, NoLocks, WriteLock, is_held, try_hold
+from ava_audit.store.locks import HeldLock, LockedInstances, NoLocks, WriteLock, is_held, try_hold
 from ava_audit.store.store import Store
 from ava_audit.units import now_us
 
@@ -198,6 +198,27 @@ async def test_only_one_holder_can_have_a_lock_until_it_is_released(tmp_path: Pa
     second = try_hold(tmp_path / "some.lock")
     assert second is not None
     second.release()
+
+
+def test_a_lock_that_is_released_while_somebody_looks_at_it_is_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = hold(tmp_path / "a.lock")
+    assert held.in_place()
+    look = Path.stat
+
+    def released(path: Path) -> os.stat_result:
+        held.release()
+        return look(path)
+
+    monkeypatch.setattr(Path, "stat", released)
+    assert not held.in_place()
+
+
+def hold(path: Path) -> HeldLock:
+    held = try_hold(path)
+    assert held is not None
+    return held
 
 
 async def test_waits_for_the_write_lock_until_its_holder_dies(tmp_path: Path) -> None:

@@ -88,6 +88,8 @@ def steady(lines: list[str]) -> str:
     text = re.sub(r", \d[\d.]* m?s\b.*", ", 0 s", text)
     text = re.sub(r"\d+k?/2\.0M", lambda found: "0/2.0M".rjust(len(found[0]), "0"), text)
     text = re.sub(r"(?<!,)\b\d+ tokens", "0 tokens", text)
+    # From a cent on, an amount has a digit less; in the list it is aligned to the right.
+    text = re.sub(r"(?<= ) (\$0\.\d{3})(?![\d/])|(\$0\.\d{3})(?!\d)", r"\g<1>\g<2>0", text)
     text = re.sub(r"\$0\.\d+", lambda found: re.sub(r"\d", "0", found[0]), text).replace("▒", "░")
     text = re.sub(r"(?<=keeper · ).*|[\d.]+ [kMG]B\b.*", "…", text)
     return re.sub(r"[\d,]+ entries.*", "0 entries", text) + "\n"

@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -207,7 +207,9 @@ class Wire:
         await self._out.aclose()
 
     def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
+        """Send a signal; a process that has ended meanwhile gets none."""
+        with suppress(ProcessLookupError):
+            self.process.send_signal(number)
 
     async def exited(self) -> int:
         with anyio.fail_after(EXIT_S):

@@ -160,6 +160,27 @@ def test_ava_run_takes_its_question_back_where_it_is_answered_elsewhere(tmp_path
     assert [one["decision"] for one in decisions(root)] == ["declined"]
 
 
+@pytest.mark.slow
+def test_what_became_of_a_question_is_said_although_its_run_is_over_first(tmp_path: Path) -> None:
+    slow = """
+import sys
+import anyio
+from ava_server.cli import service_client as c
+ask, look = c.LocalApprovals.extensions, c.LocalApprovals.decided_elsewhere
+async def asked(*args):
+    found = await ask(*args)
+    print("LOOKED", file=sys.stderr)
+    return found
+async def slowly(*args):
+    await anyio.sleep(3)
+    return await look(*args)
+c.LocalApprovals.extensions, c.LocalApprovals.decided_elsewhere = asked, slowly
+"""
+    text, decided = asked_with(tmp_path, slow)
+    assert "was declined already, by a call of the host at" in text, text
+    assert [one["decision"] for one in decided] == ["declined"]
+
+
 START_AVA = "\nimport sys; from ava_server.cli import run; run(sys.argv[1:])"
 
 

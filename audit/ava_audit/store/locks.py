@@ -175,7 +175,10 @@ class HeldLock:
 
     def in_place(self) -> bool:
         """Tell whether the held file is still the one at its path; if not, others do not see this lock."""
-        return not self._file.closed and _still_at(self.path, self._file)
+        try:
+            return _still_at(self.path, self._file)
+        except ValueError:  # it is closed: released, maybe by another thread at this moment
+            return False
 
     def note_time(self) -> None:
         """Write into the file when its holder was last at work; the time of the file changes when it is copied."""

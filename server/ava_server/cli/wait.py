@@ -308,10 +308,11 @@ class FollowedRuns:
                 tasks.start_soon(self._on_signals, signals, tasks)
                 # Without a terminal, and in a script that approves by --yes, nobody is asked.
                 asks = someone_there() and self._service.session.channel == "terminal"
-                await self._watch.until_over(
-                    lambda: self._question is not None or self._asking is not None,
-                    (lambda seen: self._attend(seen, tasks)) if asks else None,
-                )
+                async with anyio.create_task_group() as outcomes:  # each is said, although its run may be over first
+                    await self._watch.until_over(
+                        lambda: self._question is not None or self._asking is not None,
+                        (lambda seen: self._attend(seen, tasks, outcomes)) if asks else None,
+                    )
                 tasks.cancel_scope.cancel()
         self._watch.progress.end()
         if self._question is not None and self._left is None:
@@ -348,14 +349,14 @@ class FollowedRuns:
                 tasks.start_soon(self._cancel, tasks)
                 await self._watch.until_over(lambda: True)
 
-    def _attend(self, seen: Sequence[RunView], tasks: anyio.abc.TaskGroup) -> None:
+    def _attend(self, seen: Sequence[RunView], tasks: anyio.abc.TaskGroup, outcomes: anyio.abc.TaskGroup) -> None:
         """Ask the next question of a run, or take back one that was answered elsewhere or waits no longer."""
         waits = {about: run for run in seen if (about := _what_is_asked(run)) is not None}
         if self._asking is not None:
             closed = self._asking.scope.cancel_called
             if self._asking.about not in waits and not self._asking.answered and not closed:
                 self._asking.scope.cancel()
-                tasks.start_soon(self._say_outcome, self._asking.shown)
+                outcomes.start_soon(self._say_outcome, self._asking.shown)
             return
         new = next((about for about in waits if about not in self._asked), None)
         if new is not None and self._question is None:

@@ -372,13 +372,14 @@ def waiting_extension(view: View, run: RunRow, now_us: int) -> WaitingExtension 
     asked, texts = asked_of(run), texts_of(view, run)
     if transition(run, "decide", situation(run, now_us)) is None or asked is None or texts is None:
         entry = view.last_entry(run.id, "ExtensionDecided")
+        if entry is not None and isinstance(entry.fact, ExtensionDecided) and run.extension is None:
+            decided, where = entry.fact, decided_where(entry, entry.fact.channel)
+            ended = f"; it has ended ({run.state})" if run.ended else ""
+            return f"{decided.extension_id} of {label(run)} was {decided.decision} already, {where}{ended}"
         if run.ended:
             return f"{label(run)} has ended ({run.state}); nothing can be raised"
         if run.extension is not None:
             return f"{label(run)} got no answer in time and is wrapping up; the cap stays as it is"
-        if entry is not None and isinstance(entry.fact, ExtensionDecided):
-            decided, where = entry.fact, decided_where(entry, entry.fact.channel)
-            return f"{decided.extension_id} of {label(run)} was {decided.decision} already, {where}"
         return f"{label(run)} does not ask for more"
     config = with_cap(config_of(run.config), asked.cap, asked.proposed)
     return WaitingExtension(run, asked, config, texts)

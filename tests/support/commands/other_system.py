@@ -83,14 +83,14 @@ def pretend(platform: str, python: str) -> None:
 
 
 def refuse_imports() -> None:
-    """Have no module that only POSIX has; and no ctypes for Ava, whose one use of it is for Linux."""
+    """Have no module that only POSIX has; and no ctypes for Ava but for PDFium, for else it is used on Linux alone."""
     real: Any = builtins.__import__
 
     def importing(name: str, given: Any = None, *args: Any, **more: Any) -> Any:
         top = name.partition(".")[0]
         asking = str((given or {}).get("__name__", ""))
         if (top in MODULES and not f"{asking}.".startswith(tuple(f"{one}." for one in MAY_IMPORT))) or (
-            top == "ctypes" and asking.startswith("ava_")
+            top == "ctypes" and asking.startswith("ava_") and asking != "ava_roles.documents.pdf"
         ):
             raise ModuleNotFoundError(f"this system has no module {top}, and {asking} wants it", name=top)
         return real(name, given, *args, **more)
