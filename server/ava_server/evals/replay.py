@@ -27,7 +27,6 @@ from ava_audit.entries import Entry
 from ava_audit.events import (
     CostReserved,
     Event,
-    ExtensionAsked,
     ExtensionDecided,
     Fact,
     GuardrailTripped,
@@ -43,21 +42,15 @@ from ava_audit.events import (
     UserMessage,
     Who,
 )
-from ava_audit.redaction import Redactor, RunRedactor
 from ava_audit.rows import RunRow
 from ava_audit.store.store import Store
 from ava_audit.units import format_usd
 from ava_audit.view import Outcome, View
-from ava_roles.mcp_client.run_servers import RunMcpServers
 from ava_roles.role import Role, parse_role
-from ava_roles.tool import Tool, ToolContext
-from ava_roles.tools.registry import builtin_tools, tool_specs
-from ava_roles.tools.run import ASK
-from ava_roles.tools.shell import RunBash
-from ava_roles.wrap import seen_offsets
+from ava_roles.tool import Tool
+from ava_roles.tools.registry import tool_specs
 from ava_server.budget.caps import SHARED_CAPS, settle_unknown
-from ava_server.budget.run_config import CAPS, RunConfig, config_of
-from ava_server.budget.user_limits import DayCaps
+from ava_server.budget.run_config import CAPS, RUN_TOOLS, RunConfig
 from ava_server.config.settings import Settings, load_settings
 from ava_server.core.ids import AGENT
 from ava_server.evals.recording import F, Recording
@@ -67,34 +60,19 @@ from ava_server.evals.tape import (
     Tape,
     TapeCoding,
     TapeHistory,
-    TapeModel,
-    TapeSearch,
-    TapeSecrets,
-    TapeTool,
 )
+from ava_server.evals.tape_setup import ReplayResources, TapeSetup
 from ava_server.models.base import AssistantTurn, Request, ToolTurn, Turn, UserTurn
 from ava_server.models.clients import ClientPool
-from ava_server.models.factory import model_of, parameters
-from ava_server.models.search_model import search_model
 from ava_server.models.selection import Choice
-from ava_server.runs.coding import Worktrees
-from ava_server.runs.context import ActiveRun, RunContext, SearchModel
-from ava_server.runs.extension import ExtensionLimits
-from ava_server.runs.first_call import started
+from ava_server.runs.context import ActiveRun, RunContext
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import GROUP_TIMEOUT, Paused
 from ava_server.runs.loop import AgentRun
-from ava_server.runs.questions import Ask
-from ava_server.runs.reservation import RATIO_MARGIN, Planner, Reservations
+from ava_server.runs.reservation import Planner, Reservations
 from ava_server.runs.result import RunResult
-from ava_server.runs.run_tools import ReadSubagentResult, foreign_tools, run_tools
-from ava_server.runs.setup import WINDOW
-from ava_server.runs.travel import Travel
 
 MOST_PAUSES = 10
-UNLIMITED = 10**15
-"""What others spend of a day or a group is not in a recording: where it stopped the run, the recording says so."""
-_HARD = ("max_cost_cents", "max_tokens", "max_tokens_deep", "max_timeout_s")
 _FROM_OUTSIDE = (UserMessage, QuestionAnswered, ExtensionDecided)
 DIFF_LINES, LINE_CHARS = 6, 200
 MOST_NOTED = 20
@@ -161,11 +139,14 @@ class Replayed:
 class Replayer:
     """Replays recordings in one log, in a temporary folder."""
 
-    def __init__(self, store: Store, folder: Path, settings: Settings) -> None:
-        self._store, self._folder, self._settings = store, folder, settings
-        self._clients = ClientPool()
-        self.tools = builtin_tools()
+    def __init__(self, store: Store, settings: Settings) -> None:
+        self._store = store
+        self._resources = ReplayResources(settings, store, "", ClientPool())
         self._count = 0
+
+    @property
+    def tools(self) -> Mapping[str, Tool]:
+        return self._resources.tools
 
     @staticmethod
     @asynccontextmanager
@@ -174,7 +155,7 @@ class Replayer:
             folder = Path(made)
             settings = await anyio.to_thread.run_sync(partial(load_settings, folder, env={}))
             async with Store.open(folder, "") as store:
-                yield Replayer(store, folder, settings)
+                yield Replayer(store, settings)
 
     async def replay(self, recording: Recording, change: ReplayChange) -> Replayed:
         """Run a recorded run again, and return how it differs."""
@@ -196,13 +177,13 @@ class Replayer:
             ),
         ]
         await self._write(run_id, opening)
-        await self._play(run_id, tape, choice)
+        await self._play(run_id, tape, TapeSetup(self._resources, tape, choice))
         row = await self._store.read(lambda view: view.run(run_id))
         entries = await self._store.read(lambda view: view.entries(run_id))
         assert row is not None, "it was just written"
         return _compared(recording, tape, entries)
 
-    async def _play(self, run_id: str, tape: Tape, choice: Choice | None) -> None:
+    async def _play(self, run_id: str, tape: Tape, setup: TapeSetup) -> None:
         outside = _Outside(self._store, run_id, tape.recording)
         for number, claim in enumerate(tape.claims):
             assert isinstance(claim.fact, RunClaimed)
@@ -215,7 +196,7 @@ class Replayer:
                 tape.take(number, row.active_us)
                 history = tape.history = TapeHistory(run_id, tape)
                 history.add_all(entries)
-                context = self._context(row, history, tape, choice)
+                context = await setup.prepare(row, history)
                 async with anyio.create_task_group() as tasks:
                     run = tape.run = _TapeRun(self._store, row, history, context, tasks, tape, outside)
                     tape.begin()
@@ -246,57 +227,6 @@ class Replayer:
     async def _write(self, run_id: str, facts: Sequence[Fact]) -> None:
         events = tuple(Event(_who(run_id), fact, run_id=run_id) for fact in facts)
         await self._store.do(lambda _view, _now_us: Outcome(None, events))
-
-    def _context(self, run: RunRow, history: History, tape: Tape, choice: Choice | None) -> RunContext:
-        """Return what the run works with: as `RunSetup.prepare`, without anything that it would open."""
-        config, recording = config_of(run.config), tape.recording
-        prefix = recording.first(RunStarted)
-        shapes = dict(prefix.parameters) if choice is None else parameters(choice)
-        scratch = self._folder / "scratch" / run.id
-        wait_s = self._settings.limits.question_wait_s
-        ask = Ask(self._store, history, config.questions, wait_s)
-        results = ReadSubagentResult(self._store, run.user_id, config.context_from, json.dumps)
-        real: dict[str, Tool] = {
-            **self.tools,
-            **run_tools(history, scratch, ask, results),
-            **foreign_tools(config, RunMcpServers()),
-            **({"run_bash": RunBash(in_worktree=True)} if config.coding is not None else {}),
-        }
-        tools: dict[str, Tool] = {
-            name: ask if name == ASK.name else TapeTool(real[name], tape) for name in config.tools if name in real
-        }
-        fresh = started(config, recording.texts, tools, shapes, prefix.confinement)
-        model = model_of(config.model, shapes, None, self._clients)
-        recipes = recording.facts(CostReserved)
-        ratios = [fact.byte_tokens for fact in recipes if fact.byte_tokens is not None]
-        hard = {"extension_wait_s": 3_600 if recording.facts(ExtensionAsked) else 0, **dict.fromkeys(_HARD, UNLIMITED)}
-        return RunContext(
-            model=TapeModel(model, tape),
-            started=fresh.model_copy(update={"nonce": prefix.nonce}),
-            tools=tools,
-            place=ToolContext(),
-            redactor=RunRedactor(Redactor({}, seen_offsets=seen_offsets)),
-            secret_injection=TapeSecrets(tape),
-            scratch=scratch,
-            caps=DayCaps(UNLIMITED, UNLIMITED),
-            window=config.price.window or WINDOW,
-            worktrees=Worktrees(self._folder, self._folder, Travel(self._settings, None, self._folder)),
-            extensions=ExtensionLimits(self._settings.limits.model_copy(update=hard), DayCaps(UNLIMITED, UNLIMITED)),
-            tokens_per_byte=ratios[0] / RATIO_MARGIN if ratios else None,
-            search=self._search(config, tape),
-            effects=parse_role(config.role_text, config.role_source, config.role).effects,
-            ask=ask,
-            clock=tape.clock,
-        )
-
-    def _search(self, config: RunConfig, tape: Tape) -> SearchModel | None:
-        call = config.search_call
-        if call is None:
-            return None
-        provider, _, model_id = call.model.partition(":")
-        choice = Choice(provider, model_id, call.model, "fast", "chat_completions", call.price, call.base_url)
-        real = search_model(config.search, choice, call.results, self._clients)
-        return SearchModel(config.search, call, TapeSearch(real, tape))
 
 
 class _Outside:
@@ -399,7 +329,10 @@ def _who(run_id: str) -> Who:
 
 
 def _changed(config: RunConfig, change: ReplayChange) -> RunConfig:
-    """Return a configuration with another role and model, where the call itself did not decide."""
+    """Return a configuration with another role and model, where the call itself did not decide.
+
+    Tools that this version lacks are left out.
+    """
     fields: dict[str, Any] = {}
     if (role := change.role) is not None and role.text != config.role_text:
         before = parse_role(config.role_text, config.role_source, config.role)
@@ -415,7 +348,10 @@ def _changed(config: RunConfig, change: ReplayChange) -> RunConfig:
             "model": choice.name, "provider": choice.provider, "model_id": choice.model_id, "tier": choice.tier,
             "base_url": choice.base_url, "price": choice.price,
         }  # fmt: skip
-    return config.model_copy(update=fields)
+    config = config.model_copy(update=fields)
+    foreign = {name for use in config.foreign.values() for name in use.tools}
+    here = {*tool_specs(), *RUN_TOOLS, *foreign}
+    return config.model_copy(update={"tools": tuple(name for name in config.tools if name in here)})
 
 
 def _tools(config: RunConfig, before: Role, role: Role) -> tuple[str, ...]:

@@ -144,8 +144,31 @@ class RunResources(ABC):
         return user_limits.day_caps(self.settings, user)
 
 
+@dataclass(frozen=True)
+class Place:
+    """The open folders of a run: what it reads, what it hands over, and where it changes files or runs commands."""
+
+    files: Root | None = None
+    artifacts: Root | None = None
+    worktree: WorktreeSession | None = None
+    bench: CopiedWorkspace | None = None
+
+    def close(self) -> None:
+        if self.worktree is not None:
+            self.worktree.close()
+        if self.bench is not None:
+            with contextlib.suppress(OSError):  # a command is still being ended; the folder is removed with the run
+                self.bench.close()
+        for root in (self.files, self.artifacts):
+            if root is not None:
+                root.close()
+
+
 class RunSetup:
-    """Makes what runs work with, from what a process has open."""
+    """Makes what runs work with, from what a process has open.
+
+    A replay has a subclass (`evals.tape_setup.TapeSetup`): it prepares in the same way, with parts of its recording.
+    """
 
     def __init__(self, resources: RunResources) -> None:
         self.travel = Travel(resources.settings, resources.store.blobs, Path.home())
@@ -166,7 +189,7 @@ class RunSetup:
         def look() -> None:
             if (why := self.travel.missing(config)) is not None:
                 raise ConfigNotSupported(why)
-            self._choice(config)
+            self.choice(config)
             if (agent := self._known_agent(config)) is not None:
                 try:
                     find_agent(agent.command[0], None)
@@ -180,11 +203,11 @@ class RunSetup:
         missing = [name for name in config.tools if name not in here]
         if missing:
             raise ConfigNotSupported(f"the tool {missing[0]} is not available in this version")
-        await self._search(config)
+        await self.search_engine(config)
         await self._search_model(config)
         if (why := self._resources.foreign.cannot(config)) is not None:
             raise ConfigNotSupported(why)
-        await self._sandbox(config.confinement)
+        await self.sandbox(config.confinement)
         await self._check_model(run)
         await self._check_worktree(run, config)
         if config.workspace or config.coding is not None:
@@ -221,57 +244,142 @@ class RunSetup:
 
         def begin() -> Choice:
             remove_workbenches(scratch)
-            return self._choice(config)
+            return self.choice(config)
 
         choice = replace(await self._opened(begin), price=config.price)  # the price that was approved
-        sandbox = await self._sandbox(config.confinement)
-        servers = self._resources.foreign.of_run(config, run.id, scratch, sandbox)
+        sandbox = await self.sandbox(config.confinement)
+        servers = self.servers(run, config, scratch, sandbox)
         ask = self._ask(config, history)
-        own = self._tools(run.user_id, config, history, scratch, servers, ask)
-        search, searches = await self._search(config), await self._search_model(config)
-        prefix = history.prefix or started(config, texts, own, parameters(choice), confinement_of(sandbox))
+        tools = self.tools(run.user_id, config, history, scratch, servers, ask)
+        search_engine = await self.search_engine(config)
+        search = await self._search_model(config)
+        prefix = history.prefix or self.prefix(config, texts, tools, choice, sandbox)
         model = model_of(prefix.model, prefix.parameters, choice.api_key, self._resources.clients)
-        if self.travel.is_elsewhere(config):
-            await self._bring_folder(run)
         # The last step that may fail: where the run cannot be run here, nothing stays open.
-        files, artifacts = await self._opened(lambda: self._open_folders(config, run))
-        settings, worktree, bench = self._resources.settings, None, None
-        if config.coding is not None and sandbox is not None:
-            worktree = self._worktree(run, config, sandbox)
-        elif sandbox is not None and (config.runner != IN_PROCESS or runs_commands(config.tools, own)):
-            bench = make_workbench(run, config, files, scratch, sandbox, settings)
+        place = await self.open_place(run, config, tools, scratch, sandbox)
 
         return RunContext(
             model=model,
             started=prefix,
-            tools=own,
+            tools=tools,
             place=ToolContext(
-                files=files,
+                files=place.files,
                 texts=self._resources.texts,
-                fetch=self._fetcher(config, own),
-                search=search,
-                artifacts=artifacts,
+                fetch=self._fetcher(config, tools),
+                search=search_engine,
+                artifacts=place.artifacts,
                 memory=self._resources.memory(run.user_id),
-                sandbox=sandbox if bench is not None or worktree is not None else None,
-                bench=bench,
+                sandbox=sandbox if place.bench is not None or place.worktree is not None else None,
+                bench=place.bench,
             ),
             redactor=RunRedactor(self._resources.credentials.redactor),
             secret_injection=SecretInjection(config.role, config.secrets, self._resources.credentials),
             scratch=scratch,
             servers=servers,
             caps=self._resources.day_caps(run.user_id),
-            extensions=extension_limits(settings, run.user_id),
+            extensions=extension_limits(self._resources.settings, run.user_id),
             window=choice.price.window or WINDOW,
             worktrees=self.worktrees,
             tokens_per_byte=ratio,
-            search=searches,
-            worktree=worktree,
+            search=search,
+            worktree=place.worktree,
             effects=parse_role(config.role_text, config.role_source, config.role).effects,
             ask=ask if config.runner == IN_PROCESS else None,
             agent=self._agent(config, model, str(prefix.parameters.get("wire")), sandbox, scratch),
             artifacts=lambda: self.artifacts(run.id),
-            close=partial(self._close, run, worktree, bench, (files, artifacts)),
+            close=partial(self._close, run, place),
         )
+
+    # -- what a replay takes from its recording instead ---------------------------------------------------------------
+
+    def choice(self, config: RunConfig) -> Choice:
+        """Return the approved model, with this process's key. Blocks. Raises ConfigNotSupported: it is not here."""
+        choice = self.choice_at(config.model, config.tier or "balanced", config.base_url)
+        if config.keyed and choice.api_key is None:
+            raise ConfigNotSupported(f"it was approved with a key for {choice.provider}, and there is none here")
+        return choice
+
+    def choice_at(self, model: str, tier: str, base_url: str | None) -> Choice:
+        """Return a model that was approved at this address. Blocks. Raises ConfigNotSupported: it is not here."""
+        try:
+            choice = choose(model, tier, self._resources.credentials.models)
+        except AvaError as error:
+            raise ConfigNotSupported(str(error)) from error
+        if choice.base_url != base_url:
+            raise ConfigNotSupported(f"it was approved for {base_url}, and {choice.provider} is now {choice.base_url}")
+        return choice
+
+    async def sandbox(self, approved: str) -> Sandbox | None:
+        """Return the sandbox for a run's programs, at least as strong as approved; None for a run without programs.
+
+        Raises ConfigNotSupported: there is none here.
+        """
+        if approved == NO_COMMANDS:
+            return None
+        found = await anyio.to_thread.run_sync(self._resources.sandbox, limiter=self._opening)
+        if isinstance(found, Unavailable):
+            raise ConfigNotSupported(f"its programs cannot be confined here: {found.why}")
+        if strength(found.kind) < strength(approved):
+            raise ConfigNotSupported(
+                f"its programs were approved to run in {approved}, and here the sandbox is {found.kind}"
+            )
+        return found
+
+    async def search_engine(self, config: RunConfig) -> ApprovedSearch | None:
+        """Return the approved search engine; None for a run that has none. Raises ConfigNotSupported."""
+        if not config.search or config.search_call is not None:
+            return None
+        try:
+            engine = await anyio.to_thread.run_sync(self._resources.credentials.search, config.search)
+        except AvaError as error:
+            raise ConfigNotSupported(str(error)) from error
+        if engine is None:
+            raise ConfigNotSupported(f"its web search ({config.search}) is not set up here")
+        return ApprovedSearch(config.search, self._resources.credentials.search, self._resources.clients)
+
+    def servers(self, run: RunRow, config: RunConfig, scratch: Path, sandbox: Sandbox | None) -> RunMcpServers:
+        """Return the MCP servers of a run, not started yet."""
+        return self._resources.foreign.of_run(config, run.id, scratch, sandbox)
+
+    def tools(
+        self, user: str, config: RunConfig, history: History, scratch: Path, servers: RunMcpServers, ask: Ask
+    ) -> dict[str, Tool]:
+        """Return the tools of a run by their names."""
+        resources = self._resources
+        results = ReadSubagentResult(resources.store, user, config.context_from, resources.render_result)
+        tools: dict[str, Tool] = {
+            **resources.tools,
+            **run_tools(history, scratch, ask, results),
+            **foreign_tools(config, servers),
+        }
+        if config.coding is not None:
+            tools["run_bash"] = RunBash(in_worktree=True)
+        return {name: tools[name] for name in config.tools}
+
+    def prefix(
+        self, config: RunConfig, texts: Texts, tools: Mapping[str, Tool], choice: Choice, sandbox: Sandbox | None
+    ) -> RunStarted:
+        """Return with what a new run starts: its prompt, and what shapes its requests."""
+        return started(config, texts, tools, parameters(choice), confinement_of(sandbox))
+
+    async def open_place(
+        self, run: RunRow, config: RunConfig, tools: Mapping[str, Tool], scratch: Path, sandbox: Sandbox | None
+    ) -> Place:
+        """Open the folders of a run. Raises ConfigNotSupported, FolderReplaced: see `prepare`."""
+        if self.travel.is_elsewhere(config):
+            await self._bring_folder(run)
+        files, artifacts = await self._opened(lambda: self._open_folders(config, run))
+        place = Place(files, artifacts)
+        if sandbox is None:
+            return place
+        if config.coding is not None:
+            return replace(place, worktree=self._worktree(run, config, sandbox))
+        if config.runner != IN_PROCESS or runs_commands(config.tools, tools):
+            bench = make_workbench(run, config, files, scratch, sandbox, self._resources.settings)
+            return replace(place, bench=bench)
+        return place
+
+    # -- what stays on this machine -----------------------------------------------------------------------------------
 
     def _fetcher(self, config: RunConfig, tools: Mapping[str, Tool]) -> Fetcher | None:
         if any(tool.spec.network and tool.spec.foreign is None for tool in tools.values()):
@@ -309,42 +417,14 @@ class RunSetup:
             raise ConfigNotSupported(f"the configuration of the agent {spec.name} has changed since this was approved")
         return spec
 
-    def _close(
-        self,
-        run: RunRow,
-        worktree: WorktreeSession | None,
-        bench: CopiedWorkspace | None,
-        roots: tuple[Root | None, ...],
-        ended: bool,
-    ) -> None:
-        if worktree is not None:
-            worktree.close()
-        if bench is not None:
-            with contextlib.suppress(OSError):  # a command is still being ended; the folder is removed with the run
-                bench.close()
-        for root in roots:
-            if root is not None:
-                root.close()
+    def _close(self, run: RunRow, place: Place, ended: bool) -> None:
+        place.close()
         if ended:
             self.remove_folders(run)
 
     def _ask(self, config: RunConfig, history: History) -> Ask:
         resources = self._resources
         return Ask(resources.store, history, config.questions, resources.settings.limits.question_wait_s)
-
-    def _tools(
-        self, user: str, config: RunConfig, history: History, scratch: Path, servers: RunMcpServers, ask: Ask
-    ) -> dict[str, Tool]:
-        resources = self._resources
-        results = ReadSubagentResult(resources.store, user, config.context_from, resources.render_result)
-        tools: dict[str, Tool] = {
-            **resources.tools,
-            **run_tools(history, scratch, ask, results),
-            **foreign_tools(config, servers),
-        }
-        if config.coding is not None:
-            tools["run_bash"] = RunBash(in_worktree=True)
-        return {name: tools[name] for name in config.tools}
 
     def with_figures(self, config: RunConfig, texts: Texts, user: str, tokens_per_byte: float | None) -> RunConfig:
         """Return the configuration of a proposal with the least cost cap, and with what its calls cost at most. Blocks.
@@ -353,9 +433,9 @@ class RunSetup:
             Refused: Its caps buy no work.
             ConfigNotSupported: Its model is not configured here any more.
         """
-        choice = self._choice(config)
+        choice = self.choice(config)
         history = History("")
-        tools = self._tools(user, config, history, Path(), RunMcpServers(), self._ask(config, history))
+        tools = self.tools(user, config, history, Path(), RunMcpServers(), self._ask(config, history))
         model = model_of(config.model, parameters(choice), None, self._resources.clients)
         agent = agent_of(config.runner, self._resources.settings)
         return with_figures(config, texts, tools, model, tokens_per_byte, agent.first_bytes if agent is not None else 0)
@@ -371,48 +451,7 @@ class RunSetup:
             model_of(entry.fact.model, entry.fact.parameters, None, self._resources.clients)
         except ConfigError as error:
             raise ConfigNotSupported(str(error)) from error
-        await self._sandbox(entry.fact.confinement)
-
-    async def _sandbox(self, approved: str) -> Sandbox | None:
-        """Return the sandbox for a run's programs, at least as strong as approved; None for a run without programs."""
-        if approved == NO_COMMANDS:
-            return None
-        found = await anyio.to_thread.run_sync(self._resources.sandbox, limiter=self._opening)
-        if isinstance(found, Unavailable):
-            raise ConfigNotSupported(f"its programs cannot be confined here: {found.why}")
-        if strength(found.kind) < strength(approved):
-            raise ConfigNotSupported(
-                f"its programs were approved to run in {approved}, and here the sandbox is {found.kind}"
-            )
-        return found
-
-    def _choice(self, config: RunConfig) -> Choice:
-        """Return the approved model, with this process's key. Blocks."""
-        choice = self._choice_at(config.model, config.tier or "balanced", config.base_url)
-        if config.keyed and choice.api_key is None:
-            raise ConfigNotSupported(f"it was approved with a key for {choice.provider}, and there is none here")
-        return choice
-
-    def _choice_at(self, model: str, tier: str, base_url: str | None) -> Choice:
-        try:
-            choice = choose(model, tier, self._resources.credentials.models)
-        except AvaError as error:
-            raise ConfigNotSupported(str(error)) from error
-        if choice.base_url != base_url:
-            raise ConfigNotSupported(f"it was approved for {base_url}, and {choice.provider} is now {choice.base_url}")
-        return choice
-
-    async def _search(self, config: RunConfig) -> ApprovedSearch | None:
-        """Return the approved search engine; None for a run that has none."""
-        if not config.search or config.search_call is not None:
-            return None
-        try:
-            engine = await anyio.to_thread.run_sync(self._resources.credentials.search, config.search)
-        except AvaError as error:
-            raise ConfigNotSupported(str(error)) from error
-        if engine is None:
-            raise ConfigNotSupported(f"its web search ({config.search}) is not set up here")
-        return ApprovedSearch(config.search, self._resources.credentials.search, self._resources.clients)
+        await self.sandbox(entry.fact.confinement)
 
     async def _search_model(self, config: RunConfig) -> SearchModel | None:
         """Return the approved web search by a model provider; None for a run that has none."""
@@ -421,7 +460,7 @@ class RunSetup:
             return None
         if self._resources.settings.search.engine not in ("auto", config.search):
             raise ConfigNotSupported(f"its web search ({config.search}) is switched off here")
-        choice = await anyio.to_thread.run_sync(self._choice_at, call.model, "fast", call.base_url)
+        choice = await anyio.to_thread.run_sync(self.choice_at, call.model, "fast", call.base_url)
         return SearchModel(
             config.search, call, search_model(config.search, choice, call.results, self._resources.clients)
         )

@@ -1,0 +1,139 @@
+"""The preparation of a replay: that of a run, with parts of a recording in place of what a run opens and calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ava_audit.events import CostReserved, ExtensionAsked, RunStarted
+from ava_audit.redaction import Redactor, RunRedactor
+from ava_audit.rows import RunRow
+from ava_roles.mcp_client.run_servers import RunMcpServers
+from ava_roles.memory import Memory
+from ava_roles.sandbox.sandbox import Sandbox
+from ava_roles.tool import Tool, ToolContext
+from ava_roles.tools.run import ASK
+from ava_roles.wrap import seen_offsets
+from ava_server.budget.run_config import RunConfig, Texts
+from ava_server.budget.user_limits import DayCaps
+from ava_server.evals.tape import Tape, TapeModel, TapeSearch, TapeSecrets, TapeTool
+from ava_server.models.selection import Choice
+from ava_server.runs.context import RunContext
+from ava_server.runs.extension import ExtensionLimits
+from ava_server.runs.history import History
+from ava_server.runs.questions import Ask
+from ava_server.runs.reservation import RATIO_MARGIN
+from ava_server.runs.setup import Place, RunResources, RunSetup
+
+UNLIMITED = 10**15
+"""What others spend of a day or a group is not in a recording: where it stopped the run, the recording says so."""
+_HARD = ("max_cost_cents", "max_tokens", "max_tokens_deep", "max_timeout_s")
+_ANSWER_S = 3_600
+"""How long a replay waits for more of a cap, in seconds of the recording's time; it only has to be more than 0."""
+
+
+class ReplayResources(RunResources):
+    """What a replay has open: a log in a temporary folder, and the built-in tools."""
+
+    def render_result(self, result: dict[str, Any]) -> str:
+        return json.dumps(result)
+
+    def memory(self, user: str) -> Memory | None:
+        """Return none: the notes that the run read are in its recording."""
+        return None
+
+    def day_caps(self, user: str) -> DayCaps:
+        return DayCaps(UNLIMITED, UNLIMITED)
+
+
+class TapeSetup(RunSetup):
+    """Prepares a replay as `RunSetup` prepares the run, and opens, starts and calls nothing.
+
+    Args:
+        changed: The model in place of the recorded one; None for that one.
+    """
+
+    def __init__(self, resources: RunResources, tape: Tape, changed: Choice | None) -> None:
+        super().__init__(resources)
+        self._limits = resources.settings.limits
+        self._tape = tape
+        self._changed = changed
+
+    async def prepare(self, run: RunRow, history: History) -> RunContext:
+        """Prepare the run, and let the tape answer where it calls a model, waits or asks what others spent."""
+        tape = self._tape
+        real = await super().prepare(run, history)
+        search = real.search
+        if search is not None:
+            search = replace(search, model=TapeSearch(search.model, tape))
+        return replace(
+            real,
+            model=TapeModel(real.model, tape),
+            search=search,
+            place=ToolContext(),
+            redactor=RunRedactor(Redactor({}, seen_offsets=seen_offsets)),
+            secret_injection=TapeSecrets(tape),
+            extensions=self._extensions(),
+            tokens_per_byte=self._tokens_per_byte(),
+            close=lambda _ended: None,
+            clock=tape.clock,
+        )
+
+    def _extensions(self) -> ExtensionLimits:
+        """Return no limits; the replay asks for more only if the recorded run did."""
+        asked = bool(self._tape.recording.facts(ExtensionAsked))
+        hard = dict.fromkeys(_HARD, UNLIMITED)
+        hard["extension_wait_s"] = _ANSWER_S if asked else 0
+        return ExtensionLimits(self._limits.model_copy(update=hard), DayCaps(UNLIMITED, UNLIMITED))
+
+    def _tokens_per_byte(self) -> float | None:
+        """Return what earlier runs had measured when the recorded one began; None if it used no measurement."""
+        for reserved in self._tape.recording.facts(CostReserved):
+            if reserved.byte_tokens is not None:
+                return reserved.byte_tokens / RATIO_MARGIN
+        return None
+
+    # -- in place of this machine's parts ------------------------------------------------------------------------------
+
+    def choice(self, config: RunConfig) -> Choice:
+        return self._changed or self.choice_at(config.model, config.tier or "balanced", config.base_url)
+
+    def choice_at(self, model: str, tier: str, base_url: str | None) -> Choice:
+        """Return a model without a key; its format is in the recorded parameters, its price in the configuration."""
+        provider, _, model_id = model.partition(":")
+        price = self._tape.recording.config.price
+        return Choice(provider, model_id, model, tier, "chat_completions", price, base_url)
+
+    async def sandbox(self, approved: str) -> Sandbox | None:
+        return None
+
+    async def search_engine(self, config: RunConfig) -> None:
+        return None
+
+    def servers(self, run: RunRow, config: RunConfig, scratch: Path, sandbox: Sandbox | None) -> RunMcpServers:
+        return RunMcpServers()
+
+    def tools(
+        self, user: str, config: RunConfig, history: History, scratch: Path, servers: RunMcpServers, ask: Ask
+    ) -> dict[str, Tool]:
+        """Return the real tools' descriptions with the tape's results; a question is asked and answered as in a run."""
+        real = super().tools(user, config, history, scratch, servers, ask)
+        return {name: tool if name == ASK.name else TapeTool(tool, self._tape) for name, tool in real.items()}
+
+    def prefix(
+        self, config: RunConfig, texts: Texts, tools: Mapping[str, Tool], choice: Choice, sandbox: Sandbox | None
+    ) -> RunStarted:
+        """Return the prompt that this version makes, with what was drawn and found when the run was recorded."""
+        fresh = super().prefix(config, texts, tools, choice, sandbox)
+        recorded = self._tape.recording.first(RunStarted)
+        parameters = fresh.parameters if self._changed is not None else recorded.parameters
+        kept = {"nonce": recorded.nonce, "confinement": recorded.confinement, "parameters": parameters}
+        return fresh.model_copy(update=kept)
+
+    async def open_place(
+        self, run: RunRow, config: RunConfig, tools: Mapping[str, Tool], scratch: Path, sandbox: Sandbox | None
+    ) -> Place:
+        return Place()
