@@ -430,12 +430,9 @@ _TERMS = (
 )  # fmt: skip
 
 
-def terms_of(config: dict[str, Any]) -> str | None:
-    """Return what estimates need of a configuration, as JSON; None for one without its size of input.
-
-    Older versions stored none: the rows of their runs stay as they are, and `View.past_runs` reads the configuration.
-    """
-    return _config({name: config[name] for name in _TERMS if name in config}) if "input_bytes" in config else None
+def terms_of(config: dict[str, Any]) -> str:
+    """Return what estimates need of a configuration, as JSON."""
+    return _config({name: config[name] for name in _TERMS if name in config})
 
 
 def _config(config: dict[str, Any]) -> str:

@@ -25,8 +25,8 @@ class RunRow:
     """The state of a run. Money in micro-USD, times in microseconds UTC, durations in microseconds.
 
     `config` is the approved configuration, with the decision's changes applied; `terms` is what estimates need of it,
-    without the long texts, and None for runs of an older version. `in_flight` is the `CostReserved` of a
-    model call that is not settled, or a list of several. `tokens` counts the tokens that count against `max_tokens`.
+    as JSON without the long texts. `in_flight` is the `CostReserved` of a model call that is not settled, or a list of
+    several. `tokens` counts the tokens that count against `max_tokens`.
     `not_before_us` is the end of a pause; nobody may claim the run before. `extension` and `question` are the
     `ExtensionAsked` and the `QuestionAsked` that the run waits for. `message_seq` is the newest message to the run.
     `money_wait` says what a running run waits for that other runs hold (`MoneyWait`); None while it does not wait.
@@ -78,7 +78,7 @@ class RunRow:
     extension: str | None = None
     question: str | None = None
     money_wait: str | None = None
-    terms: str | None = None
+    terms: str = ""
 
     @property
     def ended(self) -> bool:

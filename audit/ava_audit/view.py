@@ -24,7 +24,7 @@ PAST_RUNS = 100
 class PastRun:
     """An ended run, as an estimate of a similar one needs it: money in micro-USD, time in microseconds.
 
-    `config` is its configuration or, from `past_runs`, the `terms` of that where there are some.
+    `config` is its configuration or, from `past_runs`, the `terms` of that.
     """
 
     model: str
@@ -253,7 +253,7 @@ class View:
             f"SELECT {_PAST}, id FROM ({newest}) AS newest WHERE state IN ({placeholders(endings)})"  # noqa: S608
             " ORDER BY model <> ?, ended_us DESC LIMIT ?"
         )
-        sql = f"SELECT {_PAST}, coalesce(terms, config) FROM ({wanted}) AS wanted JOIN configs USING (id)"  # noqa: S608
+        sql = f"SELECT {_PAST}, terms FROM ({wanted}) AS wanted JOIN configs USING (id)"  # noqa: S608
         return [PastRun(*row) for row in self.select(sql, user, role, *reasons, *endings, model, limit)]
 
     def ended_runs(

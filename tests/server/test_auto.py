@@ -359,7 +359,7 @@ def test_a_tool_that_may_change_something_never_starts_automatically() -> None:
     config = RunConfig(
         role="painter", role_source="x", role_text="x", model="custom:test", provider="custom", model_id="test",
         price=FREE_LOCAL, timeout_s=1, max_cost_micros=1, max_tokens=1, max_iterations=1, max_tool_calls=1,
-        tools=("read_file", "save_artifact"), reach="x", estimated_minutes=(1, 1),
+        tools=("read_file", "save_artifact"), reach="x", estimated_minutes=(1, 1), input_bytes=1,
     )  # fmt: skip
     assert auto_start_refusal(config, tools) is None
     assert auto_start_refusal(config.model_copy(update={"tools": ("read_file", "paint")}), tools) == (

@@ -51,7 +51,7 @@ attempts = st.tuples(
 CONFIG = RunConfig(
     role="researcher", role_source="built in", role_text="", model="custom:test", provider="custom", model_id="test",
     price=FREE_LOCAL, timeout_s=600, max_cost_micros=500_000, max_tokens=100_000, max_iterations=20, max_tool_calls=25,
-    tools=(), reach="can reach neither files nor the web", estimated_minutes=(1, 2),
+    tools=(), reach="can reach neither files nor the web", estimated_minutes=(1, 2), input_bytes=1,
 ).model_dump_json()  # fmt: skip
 
 

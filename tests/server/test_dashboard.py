@@ -33,7 +33,7 @@ from ava_audit.store.store import append
 from ava_audit.units import format_bytes
 from ava_roles.sandbox.sandbox import Unavailable
 from ava_server.cli import status_page
-from ava_server.cli.status_overview import Health, Overview, OverviewReader, SandboxProbe, health, overview_json
+from ava_server.cli.status_overview import Overview, OverviewReader, SandboxProbe, health, overview_json
 from ava_server.cli.status_page import NO_RUNS, Page, bar, both_ends, cap_text, fitted, joined, terms
 from ava_server.cli.terminal import cells
 from ava_server.config.settings import Settings, load_settings
@@ -42,6 +42,7 @@ from ava_server.dashboard.live import KEYS, LivePage
 from ava_server.render.run_view import Cap, RunView, figures, short_number
 from ava_server.runs import activities
 from ava_server.runs.lifecycle import HELD_UNTIL_US, NotResumed
+from ava_server.service.checks import CheckFinding
 from ava_server.service.checks.data import log_size, upkeep
 from ava_server.service.current import Budget
 
@@ -269,7 +270,7 @@ async def test_json_has_every_cap_and_the_health(tmp_path: Path) -> None:
 # -- health -----------------------------------------------------------------------------------------------------------
 
 
-def named(found: list[Health], name: str) -> Health:
+def named(found: list[CheckFinding], name: str) -> CheckFinding:
     return next(one for one in found if one.name == name)
 
 

@@ -16,7 +16,7 @@ from support.repositories.coding import RIGHT, RIGHTED, STILL_WRONG, WRONG, code
 from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
 from support.sandboxes.attacks import needs_confinement
 
-from ava_audit.events import RunClaimed, ToolResult, UserMessage
+from ava_audit.events import RunClaimed, SpawnProposed, ToolResult, UserMessage
 from ava_roles.role import Role, parse_role
 from ava_roles.tool import Source, Tool, ToolContext, ToolOutput
 from ava_server.core.errors import Refused
@@ -119,6 +119,18 @@ async def test_a_tool_that_shows_less_cuts_what_it_read(tmp_path: Path, monkeypa
     assert found.first is not None and found.first.turn == 2
     assert [part.name for part in found.first.parts] == ["message 3 (a result of read_file)"]
     assert any("[cut at 200 of" in line for line in found.first.parts[0].lines)
+
+
+async def test_a_tool_that_this_version_lacks_is_left_out(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [READ, hand_over()]) as lab:
+        recording = await recorded(lab)
+    entries = list(recording.entries)
+    place = next(number for number, each in enumerate(entries) if isinstance(each.fact, SpawnProposed))
+    content = json.loads(entries[place].content or "")
+    content["config"]["tools"].append("a_tool_of_another_version")
+    entries[place] = entries[place]._replace(content=json.dumps(content))
+    found = await replayed(recording_of(recording.run_id, entries))
+    assert found.same, found
 
 
 async def test_another_model_is_the_same_run_at_another_price(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def unanswered(*results: ToolResult) -> dict[str, Any]:
     config = RunConfig(
         role="r", role_source="built-in", role_text="", model="far:model", provider="far", model_id="model",
         price=FREE_LOCAL, timeout_s=60, max_cost_micros=1, max_tokens=1, max_iterations=1, max_tool_calls=1,
-        tools=(), reach="", estimated_minutes=(1, 1),
+        tools=(), reach="", estimated_minutes=(1, 1), input_bytes=1,
     )  # fmt: skip
     row = RunRow(
         "S-000001", "P-00000001", None, "somebody", "sess-1", "r", None, None, "far:model",

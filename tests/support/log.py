@@ -68,6 +68,13 @@ async def write_texts(store: Store, texts: Iterable[str], who: Who = AVA) -> Non
     await write(store, *(said(text, who) for text in texts))
 
 
+_CONFIG: dict[str, Any] = {
+    "role": "researcher", "model": "test:model", "runner": "in-process", "input_bytes": 30,
+    "price": {"input": 3_000, "output": 15_000, "cache_read": 300, "cache_write": 3_750, "source": "config.toml"},
+}  # fmt: skip
+"""Of a configuration, what the log itself shows and what estimates read."""
+
+
 @dataclass
 class Life:
     """The events of one run, step by step; every step is an event that a running run would write."""
@@ -91,7 +98,7 @@ class Life:
             subagent_id=self.run_id,
             digest="d" * 64,
             expires_us=2**50,
-            config={"role": "researcher", "model": "test:model", **config},
+            config={**_CONFIG, **config},
         )
         return Event(Who("sess-1", "ava", self.user), fact, run_id=self.run_id)
 

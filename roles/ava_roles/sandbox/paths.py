@@ -40,7 +40,7 @@ class Root:
 
     @classmethod
     def open_approved(cls, path: Path, identity: str) -> Root:
-        """Open an approved folder, if it is still the one with that `folder_identity` (empty: not recorded).
+        """Open an approved folder, if it is still the one with that `folder_identity`.
 
         Raises FolderReplaced: another folder, a link or a file is there; OSError: it cannot be opened.
         """
@@ -50,7 +50,7 @@ class Root:
             if error.errno in (errno.ENOTDIR, errno.ELOOP):
                 raise FolderReplaced(f"{path}, or a folder above it, is now a link or a file") from None
             raise
-        if identity and not is_same_folder(identity, identity_of(access.status)):
+        if not is_same_folder(identity, identity_of(access.status)):
             access.close()
             raise FolderReplaced(f"{path} is now a different folder")
         return cls(path, access)

@@ -243,7 +243,7 @@ class WorktreeSpec:
     outside of it, empty if it has none there. `namespace` is what `namespace_of` returns. The work begins at `base`;
     None takes the commit that is checked out when the worktree is made. It must pass `verify`, in a tree that `setup`
     prepares: command lines for bash, each of which may take `verify_timeout_s`. `carry`: further folders of the
-    checkout that are shown as they are. `identity` is the repository's; empty if it was not recorded.
+    checkout that are shown as they are. `identity` is the repository's; empty accepts any.
     """
 
     run_id: str

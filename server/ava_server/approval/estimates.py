@@ -33,7 +33,6 @@ from pydantic_core import from_json
 from ava_audit.view import PastRun, View
 from ava_server.budget.caps import SHARED_CAPS
 from ava_server.budget.run_config import CAP_OF_ENDING, COST, TIME, Estimate, RunConfig
-from ava_server.core.ids import IN_PROCESS
 from ava_server.models.selection import OFFLINE
 
 COUNTED = ("success", "no_answer", "guardrail", *CAP_OF_ENDING)
@@ -102,7 +101,7 @@ def _similar(
     offline, size, today = config.model == OFFLINE, _size(config.input_bytes), asdict(config.price)
     today["steps"] = list(today["steps"])  # as JSON has them
     stored = ((run, from_json(run.config)) for run in past)
-    runs = [_run(*each, config, today) for each in stored if each[1].get("runner", IN_PROCESS) == config.runner]
+    runs = [_run(*each, config, today) for each in stored if each[1]["runner"] == config.runner]
     groups: Mapping[Literal["size", "model", "role"], Callable[[_Run], bool]] = {
         "size": lambda run: run.model == config.model and run.size == size,
         "model": lambda run: run.model == config.model,
@@ -117,22 +116,22 @@ def _similar(
 
 
 def _size(count: int) -> int:
-    """Return the class of a number of bytes: up to 1 KiB, 4 KiB, 16 KiB and so on; -1 where it is not known."""
-    return (((count - 1) >> 10).bit_length() + 1) // 2 if count else -1
+    """Return the class of a number of bytes: up to 1 KiB, 4 KiB, 16 KiB and so on."""
+    return (((count - 1) >> 10).bit_length() + 1) // 2
 
 
 def _run(run: PastRun, then: Mapping[str, Any], config: RunConfig, today: Mapping[str, Any]) -> _Run:
     cap = CAP_OF_ENDING.get(run.state)
-    more = cap is not None and cap.of(config) > then.get(cap.field, 0)
-    cost = 0 if config.free else math.inf if more or cap is COST else _cost(run, then.get("price", {}), today)
-    return _Run(run.model, _size(then.get("input_bytes", 0)), cost, math.inf if more or cap is TIME else run.active_us)
+    more = cap is not None and cap.of(config) > then[cap.field]
+    cost = 0 if config.free else math.inf if more or cap is COST else _cost(run, then["price"], today)
+    return _Run(run.model, _size(then["input_bytes"]), cost, math.inf if more or cap is TIME else run.active_us)
 
 
 def _cost(run: PastRun, then: Mapping[str, Any], today: Mapping[str, Any]) -> int | None:
     """Return what a run would cost at today's price, in micro-USD; None where the log does not say it exactly."""
     if all(then.get(name) == today[name] for name in (*_RATES, *_STEPPED)):
         return run.cost_micros
-    if not then or any(price.get(name) for price in (then, today) for name in _STEPPED):
+    if any(price.get(name) for price in (then, today) for name in _STEPPED):
         return None
 
     def nanos(price: Mapping[str, Any]) -> int:

@@ -161,7 +161,7 @@ class Coding(BaseModel, frozen=True, extra="ignore"):
     repository: str  # the root of the user's checkout
     branch: str | None = None  # the branch that is checked out there; None for a detached HEAD
     base: str  # the commit at which the work starts
-    identity: tuple[str, ...] = ()  # the repository's `UserRepository.identity`; empty in older entries
+    identity: tuple[str, ...]  # the repository's `UserRepository.identity`
     uncommitted: int = 0  # how many files of the checkout have uncommitted changes, which the work does not include
     # The files and folders that may be changed, relative to the repository's root; `.` is all of it.
     namespace: tuple[str, ...]
@@ -225,13 +225,13 @@ class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may 
     role_source: str
     role_text: str  # the role file's content, read once, at the proposal
     runner: str = IN_PROCESS
-    agent: str | None = None  # the digest of the other agent's configuration; None in older entries
+    agent: str | None = None  # the digest of the other agent's configuration; None for a run of Ava's own
     model: str
     provider: str
     model_id: str
     tier: str | None = None
     base_url: str | None = None
-    keyed: bool = False  # it was proposed where there is a key for its provider; False in older entries
+    keyed: bool = False  # it was proposed where there is a key for its provider
     price: StoredPrice
     timeout_s: float
     max_cost_micros: int
@@ -248,7 +248,7 @@ class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may 
     unavailable_tools: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()  # tools that its role needs and that are missing; a person at a terminal accepted that
     workspace: str | None = None
-    workspace_identity: str = ""  # the folder's `folder_identity`; empty in older entries
+    workspace_identity: str = ""  # the folder's `folder_identity`; empty without a workspace
     # The git folder of its checkout, where that lies outside of it and a command or a change uses it.
     git_folder: str = ""
     workspace_given: bool = False  # the call gave the workspace, so a role with network access may read it
@@ -283,7 +283,7 @@ class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may 
     reach: str  # what the run may read, reach and change, in a few words
     background: bool = False  # it continues when its host is closed
     estimated_minutes: tuple[int, int]
-    input_bytes: int = 0  # of task, context and instructions; 0 in older entries
+    input_bytes: int  # of task, context and instructions
     estimate: Estimate | None = None  # None where fewer than five similar runs ended
     name: str | None = None
     task_id: str | None = None

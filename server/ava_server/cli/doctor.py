@@ -7,7 +7,7 @@ writes: it asks each provider in a run of its own.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,7 +54,7 @@ def doctor_command(
         say_json(
             {
                 "data_root": str(setup.root.path) if setup.root is not None else None,
-                "findings": [asdict(finding) for finding in findings],
+                "findings": [finding.as_json() for finding in findings],
                 "faults": counts["fault"],
                 "warnings": counts["warning"],
             }

@@ -85,8 +85,9 @@ def _show_once(settings: Settings, probe: SandboxProbe, *, everybody: bool, as_j
 
 async def _show_server(server: RemoteServer, everybody: bool, as_json: bool) -> None:
     from ava_server.cli.records import open_remote_records
-    from ava_server.cli.status_overview import Health, Overview, run_json, today_json
+    from ava_server.cli.status_overview import Overview, run_json, today_json
     from ava_server.cli.status_page import Page
+    from ava_server.service.checks import CheckFinding
     from ava_server.service.record_requests import CURRENT
 
     async with open_remote_records(server) as records:
@@ -106,9 +107,8 @@ async def _show_server(server: RemoteServer, everybody: bool, as_json: bool) -> 
             found.at_us, found.budgets, 1, True, None, {}, counts=found.counts, runs=runs, others=found.others
         )
         text = f"it answers, with Ava {token.version}; the token of {token.user} has {', '.join(token.scopes)}"
-        page = Page(
-            "", overview, (Health("server", "ok", text, ""),), columns(), everybody=everybody, command=server.command
-        )
+        answers = CheckFinding("server", "ok", text)
+        page = Page("", overview, (answers,), columns(), everybody=everybody, command=server.command)
         heading(server.address)
         return _write(page.whole())
 

@@ -27,7 +27,7 @@ from ava_server.config.settings import Settings, load_settings
 from ava_server.core.data_root import in_postgres, os_user
 from ava_server.core.errors import AvaError
 from ava_server.models.selection import configured
-from ava_server.service.checks import State, data
+from ava_server.service.checks import CheckFinding, data
 from ava_server.service.current import Budget, current_rows, todays_budgets
 
 if TYPE_CHECKING:
@@ -245,70 +245,76 @@ class SandboxProbe:
 # -- health ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Health:
-    """A finding: what was looked at, its state, what was found, and the same in a word or two (empty to leave out)."""
-
-    name: str
-    state: State
-    text: str
-    short: str
-
-
 def health(
     overview: Overview, settings: Settings, confined: Sandbox | Unavailable | None, trouble: str = ""
-) -> list[Health]:
+) -> list[CheckFinding]:
     """`confined` is None while it is not known; `trouble` says why the log could not be read."""
-    found = [Health("settings", "fault", fault, "settings wrong") for fault in overview.faults]
+    found = [CheckFinding("settings", "fault", fault, short="settings wrong") for fault in overview.faults]
     if not settings.enabled:
-        found.append(Health("settings", "warning", data.SWITCHED_OFF, "switched off"))
+        found.append(CheckFinding("settings", "warning", data.SWITCHED_OFF, short="switched off"))
     found += [*_processes(overview), *_log(overview.log, trouble, keeper=overview.keeper)]
-    if (free := overview.free_bytes) is not None:
-        disk = data.disk_space(free)
-        found.append(Health("disk", disk.state, disk.text, "" if disk.state == "ok" else f"{format_bytes(free)} free"))
-    if confined is None:
-        found.append(Health("confinement", "note", "not known yet", ""))
-    else:
-        kind = "no commands" if isinstance(confined, Unavailable) else confined.kind.replace("none", "no confinement")
-        found.append(Health("confinement", (one := data.confinement(confined)).state, one.text, kind))
-    if overview.providers:
-        named = [f"{name} ({'key' if key else 'no key'})" for name, key in overview.providers.items()]
-        found.append(Health("providers", "ok", ", ".join(named), ", ".join(overview.providers)))
-    else:
-        text = "none is configured here; a host may have one in its own environment"
-        found.append(Health("providers", "note", text, "no provider here"))
+    if overview.free_bytes is not None:
+        found.append(_disk(overview.free_bytes))
+    found.append(_confinement(confined))
+    found.append(_providers(overview.providers))
     return found
 
 
-def _processes(overview: Overview) -> list[Health]:
+def _processes(overview: Overview) -> list[CheckFinding]:
     count = overview.processes
     if not count:
         working = (AWAITING_EXTENSION, AWAITING_ANSWER, "queued", "running", "interrupted")
         waiting = any(overview.counts.get(state) for state in working)
         text = "none is running: nothing runs until one starts"
-        return [Health("servers", "warning" if waiting else "note", text, "no server")]
+        return [CheckFinding("servers", "warning" if waiting else "note", text, short="no server")]
     text = f"{counted(count, 'Ava process', 'Ava processes')} running"
-    keeper = Health("keeper", "ok", "running: it keeps text index and mirror up to date", "keeper")
-    if not overview.keeper:
-        keeper = Health("keeper", "note", "none: text index and mirror wait for a server", "no keeper")
-    return [Health("servers", "ok", text, counted(count, "server")), keeper]
+    servers = CheckFinding("servers", "ok", text, short=counted(count, "server"))
+    if overview.keeper:
+        text = "running: it keeps text index and mirror up to date"
+        return [servers, CheckFinding("keeper", "ok", text, short="keeper")]
+    text = "none: text index and mirror wait for a server"
+    return [servers, CheckFinding("keeper", "note", text, short="no keeper")]
 
 
-def _log(log: LogFacts | None, trouble: str, *, keeper: bool) -> list[Health]:
+def _log(log: LogFacts | None, trouble: str, *, keeper: bool) -> list[CheckFinding]:
     if trouble:
-        return [Health("log", "fault", trouble, "log unreadable")]
+        return [CheckFinding("log", "fault", trouble, short="log unreadable")]
     if log is None:
-        return [Health("log", "note", "none yet; the first start makes it", "no log yet")]
+        return [CheckFinding("log", "note", "none yet; the first start makes it", short="no log yet")]
     size = log.database_bytes + log.wal_bytes
-    whole = data.log_size(log.entries, size, partial=log.partial)
-    copies, worst = data.upkeep(log.lags, keeper=keeper), max(log.lags.values())
+    logged = data.log_size(log.entries, size, partial=log.partial)
+    upkeep = data.upkeep(log.lags, keeper=keeper)
+    worst = max(log.lags.values())
     behind = f"{worst:,} entries behind" if worst > 0 else "up to date"
-    logged = Health("log", whole.state, whole.text, format_bytes(size))
-    return [logged, Health("upkeep", copies.state, copies.text, behind)]
+    return [replace(logged, short=format_bytes(size)), replace(upkeep, short=behind)]
+
+
+def _disk(free: int) -> CheckFinding:
+    disk = data.disk_space(free)
+    short = "" if disk.state == "ok" else f"{format_bytes(free)} free"
+    return replace(disk, name="disk", short=short)
+
+
+def _confinement(confined: Sandbox | Unavailable | None) -> CheckFinding:
+    if confined is None:
+        return CheckFinding("confinement", "note", "not known yet")
+    if isinstance(confined, Unavailable):
+        short = "no commands"
+    else:
+        short = "no confinement" if confined.kind == "none" else confined.kind
+    return replace(data.confinement(confined), short=short)
+
+
+def _providers(providers: Mapping[str, bool]) -> CheckFinding:
+    if not providers:
+        text = "none is configured here; a host may have one in its own environment"
+        return CheckFinding("providers", "note", text, short="no provider here")
+    named = [f"{name} ({'key' if key else 'no key'})" for name, key in providers.items()]
+    return CheckFinding("providers", "ok", ", ".join(named), short=", ".join(providers))
 
 
 def overview_json(
-    settings: Settings, overview: Overview, findings: Iterable[Health], confined: Sandbox | Unavailable | None
+    settings: Settings, overview: Overview, findings: Iterable[CheckFinding], confined: Sandbox | Unavailable | None
 ) -> dict[str, Any]:
     """Money is in US cents."""
     log = overview.log

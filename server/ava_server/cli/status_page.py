@@ -16,10 +16,10 @@ from rich.text import Text
 from ava_audit.rows import AWAITING_ANSWER, AWAITING_EXTENSION, EXPIRED, HELD, WAITING
 from ava_audit.units import format_ts, format_usd, now_us
 from ava_roles.wrap import add_bars, clean
-from ava_server.cli.status_overview import Health, Overview
+from ava_server.cli.status_overview import Overview
 from ava_server.cli.terminal import cells, wrapped_lines
 from ava_server.core.ids import state_words
-from ava_server.service.checks import WORST_FIRST, State
+from ava_server.service.checks import WORST_FIRST, CheckFinding, State
 from ava_server.service.current import Budget, others_words
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Page:
 
     root: str
     overview: Overview
-    health: tuple[Health, ...]
+    health: tuple[CheckFinding, ...]
     width: int
     trouble: str = ""
     everybody: bool = False

@@ -527,9 +527,8 @@ def _comparable(complete: SubagentComplete | None) -> dict[str, str]:
     result: Mapping[str, Any] = complete.result if complete is not None else {}
     untrusted: Mapping[str, Any] = result.get("untrusted_result") or {}
     changes: Mapping[str, Any] = result.get("changes") or {}
-    findings = [{**each, "found_in": None} for each in untrusted.get("findings") or ()]  # an older Ava noted no places
     parts = {
-        "text": {**{key: untrusted.get(key) for key in ("summary", "output", "caveats")}, "findings": findings},
+        "text": {key: untrusted.get(key) for key in ("summary", "output", "caveats", "findings")},
         "confidence": result.get("confidence"),
         "quotes": [(each["finding"], each["verdict"]) for each in result.get("quotes_checked") or ()],
         "verification": [changes.get("verified"), changes.get("verify")],

@@ -413,7 +413,7 @@ class RunSetup:
             spec = agent_of(config.runner, self._resources.settings)
         except AvaError as error:
             raise ConfigNotSupported(str(error)) from error
-        if spec is not None and config.agent not in (None, spec.digest):
+        if spec is not None and config.agent != spec.digest:
             raise ConfigNotSupported(f"the configuration of the agent {spec.name} has changed since this was approved")
         return spec
 
@@ -498,7 +498,7 @@ class RunSetup:
             return  # a copy is unpacked when the work begins
         if config.workspace:
             self._open_workspace(config, config.workspace, user).close()
-        if config.coding is not None and config.coding.identity:
+        if config.coding is not None:
             with contextlib.suppress(WorktreeFailed):  # other errors are reported when the work begins
                 accept = only(config.git_folder)
                 UserRepository.at(Path(config.coding.repository), Path.home(), config.coding.identity, accept)

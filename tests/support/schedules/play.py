@@ -107,7 +107,7 @@ def config(cap: int, max_tokens: int) -> RunConfig:
     return RunConfig(
         role="researcher", role_source="built in", role_text="", model="far:model", provider="far", model_id="model",
         price=PRICE, timeout_s=600, max_cost_micros=cap, max_tokens=max_tokens, max_iterations=20,
-        max_tool_calls=20, tools=(), reach="can reach nothing", estimated_minutes=(1, 2),
+        max_tool_calls=20, tools=(), reach="can reach nothing", estimated_minutes=(1, 2), input_bytes=1,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Checks of everything that Ava needs, for `ava doctor` and the page `/health`.
+"""Checks of everything that Ava needs, for `ava doctor`, the page `/health` and `ava status`.
 
 A check takes a `Setup` and yields `CheckFinding`s, each with what to do. It reads files and tries locks; it creates and
 writes nothing. `data` and `models` are cheap and safe in a running server; `machine` and `roles` start programs for a
@@ -26,12 +26,19 @@ REPORT = "Please report it: this is a fault of Ava's own."
 
 @dataclass(frozen=True)
 class CheckFinding:
-    """One line of the report."""
+    """What was found about one thing: a line of `ava doctor`, of the page `/health` or of `ava status`.
+
+    `short` is the text in a word or two, for the one line of `ava status`; empty to leave it out there.
+    """
 
     name: str
     state: State
     text: str
     what_to_do: str = ""
+    short: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        return {"name": self.name, "state": self.state, "text": self.text, "what_to_do": self.what_to_do}
 
 
 @dataclass(frozen=True)
