@@ -331,12 +331,12 @@ def _remove_tool_rules(host: Host, name: str, path: Path, only_print: bool) -> b
 
 async def _check(server: RemoteServer) -> str:
     """Return what the token may do on a server. Raises Refused: a host should not have it."""
-    from ava_server.cli.records import open_remote_records
+    from ava_server.cli.records import open_server_records
     from ava_server.cli.remote import OlderServer
     from ava_server.service.record_requests import TOKEN
 
     try:
-        async with open_remote_records(server) as records:
+        async with open_server_records(server) as records:
             token = await records.get(TOKEN)
     except OlderServer:  # it knew the token
         return f"{server.address} answers, and the token is valid."

@@ -6,7 +6,7 @@ that commands add themselves.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,10 +15,10 @@ import anyio.to_thread
 
 from ava_audit.errors import AuditError
 from ava_server.cli.app import refuse_in_subagent
-from ava_server.cli.options import parse_any_id
 from ava_server.cli.terminal import heading, tell
 from ava_server.core.data_root import DataRoot, find_data_root, has_log, os_user
 from ava_server.core.errors import BadInput
+from ava_server.core.ids import parse_any_id
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
@@ -73,7 +73,7 @@ async def find_run(store: Readable | None, given: str) -> RunRow:
     return run
 
 
-async def find_runs(store: Readable | None, given: list[str], *, groups: bool = True) -> list[RunRow]:
+async def find_runs(store: Readable | None, given: Sequence[str], *, groups: bool = True) -> list[RunRow]:
     """Return the runs with these ids of subagents, proposals and (with `groups`) groups, each once.
 
     Raises BadInput: one is not an id, or nothing has it.

@@ -27,7 +27,7 @@ from ava_audit.rows import RunRow
 from ava_server.cli import terminal
 from ava_server.cli.app import in_event_loop
 from ava_server.cli.log_access import checked_root, find_run, open_log
-from ava_server.cli.log_look import run_at_once
+from ava_server.cli.log_look import NoLog, run_at_once
 from ava_server.cli.options import (
     TokenFile,
     Until,
@@ -122,7 +122,7 @@ def logs_command(
     without = () if everything or as_json or kind or session else BOOKKEEPING
     query = replace(query, limit=last or _default_limit(query, follow), without=without)
     printer = _Printer(as_json, utc, whole_errors=errors)
-    _run(server, follow, partial(_logs, server, query, subagent, of_last, printer, follow))
+    _run(server, follow, partial(_logs, query, subagent, of_last, printer, follow))
 
 
 def _default_limit(query: LogQuery, follow: bool) -> int:
@@ -190,7 +190,6 @@ def _coloured(line: str, entry: Entry) -> str:
 
 
 async def _logs(
-    server: RemoteServer | None,
     query: LogQuery,
     subagent: str | None,
     of_last: bool,
@@ -207,9 +206,10 @@ async def _logs(
         if subagent is not None:
             run = await records.find_one(subagent)
             query = replace(query, agents=(*query.agents, run.id))
-        if server is None and records.store is None:
+        try:
+            page = await records.search(query)
+        except NoLog:
             return printer.remark("Nothing is in the log yet.")
-        page = await records.search(query)
         if page.next is not None and not follow:
             count = len(page.entries)
             printer.remark(f"The newest {'entry' if count == 1 else f'{count:,} entries'}; --last shows more.")

@@ -293,22 +293,6 @@ def parse_group_limits(max_cost: str | None, timeout: str | None) -> dict[str, A
     return {name: value for name, value in limits.items() if value is not None}
 
 
-def parse_any_id(given: str, *, groups: bool = False) -> tuple[str, str]:
-    """Return the field of an id (`subagent_id`, `pending_id`, with `groups` also `group_id`) and its canonical form."""
-    from ava_server.core.ids import parse_id
-
-    for field in ("subagent_id", "pending_id", *(("group_id",) if groups else ())):
-        try:
-            return field, parse_id(field, given)
-        except BadInput:
-            continue
-    group = ", a group's like G-4e1b2c3" if groups else ""
-    raise BadInput(
-        f"{given[:40]!r} is not an id: a subagent's looks like S-7f3a2b, a proposal's like P-1c22b09d{group}. "
-        "`ava status --once` lists the latest, `ava logs --type spawn` all."
-    )
-
-
 def absolute_path(option: str, given: str | Path) -> Path:
     """Resolve `~` too. Raises BadInput: there is no home folder for `~`, or no working folder."""
     try:

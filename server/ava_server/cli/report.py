@@ -71,22 +71,23 @@ def report_command(
 
 def _show(server: RemoteServer | None, screen: Screen, *, owners: bool = False) -> None:
     """`owners`: the screen asks whether the owners of runs live."""
-    from ava_server.cli.records import LocalRecords, open_remote_records
+    from ava_server.cli.records import Records, open_server_records
+    from ava_server.cli.transport import MemoryTransport
 
     if server is not None:
         from ava_server.core.threads import run_async
 
-        return run_async(_show_opened, open_remote_records(server), screen)
+        return run_async(_show_opened, open_server_records(server), screen)
     root = find_data_root()
     log = LogLook(root)
     if log.needs_recovery():
         tell("The newest entries are missing: a process died while it wrote them. `ava logs` recovers them.")
     if not owners:
-        return run_at_once(_show_opened(nullcontext(LocalRecords(root, log)), screen))
+        return run_at_once(_show_opened(nullcontext(Records(MemoryTransport(root, log))), screen))
     from ava_audit.store.sqlite import backend_of
 
     with closing(backend_of(root.path).instances(root.instances)) as instances:
-        return run_at_once(_show_opened(nullcontext(LocalRecords(root, log, instances)), screen))
+        return run_at_once(_show_opened(nullcontext(Records(MemoryTransport(root, log, instances))), screen))
 
 
 async def _show_opened(opened: AbstractAsyncContextManager[Records], screen: Screen) -> None:

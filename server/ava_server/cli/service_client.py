@@ -17,12 +17,12 @@ from ava_audit.rows import QUEUED
 from ava_audit.units import now_us
 from ava_server.approval.decide import Decided, Kind, PersonAnswer, Shown, tool_call
 from ava_server.cli.log_access import find_runs
-from ava_server.cli.options import parse_any_id
 from ava_server.cli.remote import Connection, RemoteServer, connected
 from ava_server.cli.secret_input import ReadPin, ask_pin, needed_pin, read_pin
 from ava_server.cli.terminal import tell
 from ava_server.core.data_root import working_folder
 from ava_server.core.errors import AvaError, BadInput, Refused, with_advice
+from ava_server.core.ids import parse_any_id
 
 if TYPE_CHECKING:
     from ava_audit.events import CancelledBy

@@ -84,16 +84,16 @@ def _show_once(settings: Settings, probe: SandboxProbe, *, everybody: bool, as_j
 
 
 async def _show_server(server: RemoteServer, everybody: bool, as_json: bool) -> None:
-    from ava_server.cli.records import open_remote_records
+    from ava_server.cli.records import open_server_records
     from ava_server.cli.status_overview import Overview, run_json, today_json
     from ava_server.cli.status_page import Page
     from ava_server.service.checks import CheckFinding
     from ava_server.service.record_requests import CURRENT
 
-    async with open_remote_records(server) as records:
+    async with open_server_records(server) as records:
         found = await records.get(CURRENT, all=everybody)
         token = found.token
-        runs = tuple(records.there(found.runs))
+        runs = found.runs
         if as_json:
             fields = {
                 "user": token.user,

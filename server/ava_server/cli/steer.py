@@ -16,12 +16,13 @@ from ava_server.approval.decide import Decided, PersonAnswer, Shown, tool_call
 from ava_server.cli.app import in_event_loop, refuse_in_subagent
 from ava_server.cli.log_access import find_run, open_log, read_settings
 from ava_server.cli.options import Json, RunIdsOrLast, TokenFile, UnendedRunId, Url
-from ava_server.cli.records import LocalRecords, Records, RemoteRecords, open_records
+from ava_server.cli.records import Records, open_records
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.results import show_results
 from ava_server.cli.secret_input import ask_pin, needed_pin
 from ava_server.cli.service_client import LocalApprovals, open_service
 from ava_server.cli.terminal import agrees, heading, place_json, say, say_json, someone_there, tell
+from ava_server.cli.transport import HttpTransport, MemoryTransport
 from ava_server.cli.wait import FollowedRuns, deliver, wait_for
 from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError, BadInput, Refused
@@ -140,8 +141,8 @@ async def _open_steering(
         found = await find(records)
         if show:
             heading(records.place)
-        if isinstance(records, RemoteRecords):
-            there = records.connection
+        if isinstance(records.transport, HttpTransport):
+            there = records.transport.connection
 
             async def decide_there(shown: Shown, answer: PersonAnswer) -> Decided:
                 return Decided(await there.call_tool(*tool_call([shown], answer)))
@@ -155,7 +156,7 @@ async def _open_steering(
         async def decide_here(shown: Shown, answer: PersonAnswer) -> Decided:
             return await client.decide([shown], answer)
 
-        yield found, LocalRecords(settings.paths, runtime.store, runtime.instances), decide_here
+        yield found, Records(MemoryTransport(settings.paths, runtime.store, runtime.instances)), decide_here
 
 
 async def _last_run(records: Records) -> RunRow:

@@ -31,11 +31,12 @@ from ava_server.cli import terminal
 from ava_server.cli.app import CONFIGURATION, INTERRUPTED, NOT_APPROVED
 from ava_server.cli.log_access import note_fetched, read_settings
 from ava_server.cli.options import LastRunIds, TokenFile, Url, parse_seconds
-from ava_server.cli.records import LocalRecords, Records, open_records
+from ava_server.cli.records import Records, open_records
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.results import SavedFiles, exit_code, results_text, save_artifacts, show_results
 from ava_server.cli.service_client import LocalApprovals
 from ava_server.cli.terminal import ReaderGone, say, someone_there, tell
+from ava_server.cli.transport import MemoryTransport
 from ava_server.core.commands import advice
 from ava_server.core.errors import AvaError, BadInput
 from ava_server.core.ids import label, state_words
@@ -281,7 +282,7 @@ class FollowedRuns:
         self._run_ids = run_ids
         self._runtime = runtime
         runtime.manager.adopted.update(run_ids)  # an earlier command may have begun them
-        records = LocalRecords(runtime.settings.paths, runtime.store, runtime.instances, runtime.manager)
+        records = Records(MemoryTransport(runtime.settings.paths, runtime.store, runtime.instances, runtime.manager))
         self._watch = RunWatch(records, run_ids, runtime.manager)
         self._question: anyio.CancelScope | None = None
         self._asking: _Asking | None = None
@@ -508,7 +509,7 @@ async def deliver(
     It is that of the first run that did not succeed. If all did and a file could not be copied, it says so. Of several
     runs, each gets a folder of its own in `artifacts`. Raises BadInput: the file `out` cannot be written.
     """
-    records = LocalRecords(runtime.settings.paths, runtime.store, runtime.instances)
+    records = Records(MemoryTransport(runtime.settings.paths, runtime.store, runtime.instances))
     found = [await records.record(run_id) for run_id in run_ids]
     answers = [one.answer for one in found]
     saved = await _save_all(runtime, answers, artifacts)

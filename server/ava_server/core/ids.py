@@ -68,6 +68,20 @@ def parse_id(field: str, given: str, argument: str | None = None) -> str:
     return prefix + bare
 
 
+def parse_any_id(given: str, *, groups: bool = False) -> tuple[str, str]:
+    """Return the field of an id (`subagent_id`, `pending_id`, with `groups` also `group_id`) and its canonical form."""
+    for field in ("subagent_id", "pending_id", *(("group_id",) if groups else ())):
+        try:
+            return field, parse_id(field, given)
+        except BadInput:
+            continue
+    group = ", a group's like G-4e1b2c3" if groups else ""
+    raise BadInput(
+        f"{given[:40]!r} is not an id: a subagent's looks like S-7f3a2b, a proposal's like P-1c22b09d{group}. "
+        "`ava status --once` lists the latest, `ava logs --type spawn` all."
+    )
+
+
 def parse_number(given: str, problem: str, digits: int = 18) -> int:
     """Return a number of so many digits at most, as an address or a cursor has it. Raises BadInput: `problem`."""
     if not (given.isascii() and given.isdecimal() and len(given) <= digits):

@@ -16,7 +16,7 @@ from ava_audit.search import LogQuery, search
 from ava_audit.units import DAY_US, now_us
 from ava_audit.view import Readable, View
 from ava_server.core.errors import BadInput, Refused
-from ava_server.core.ids import parse_id, parse_number
+from ava_server.core.ids import parse_any_id, parse_id, parse_number
 from ava_server.render.entries import PAGE_ENTRIES, mirror_lines, names_of
 
 if TYPE_CHECKING:
@@ -70,6 +70,13 @@ class LogLines:
     upto: int
 
 
+@dataclass(frozen=True)
+class FoundRuns:
+    """The runs that ids mean."""
+
+    rows: tuple[RunRow, ...]
+
+
 def last_run_in(view: View, user: str, *, unended: bool) -> RunRow | None:
     """Return the run that a user proposed last; with `unended`, of those that have not ended or expired."""
     states, before_us = (UNENDED, now_us()) if unended else (None, None)
@@ -111,6 +118,19 @@ class RecordsHandler:
         self._served = served
         self._manager = manager
 
+    async def find(self, ids: Sequence[str], *, groups: bool) -> list[RunRow]:
+        """Return the runs with these ids of subagents, proposals and (with `groups`) groups, each once.
+
+        Raises BadInput: one is not an id, or this reader may see none with it.
+        """
+        wanted = [parse_any_id(one, groups=groups)[1] for one in ids]
+        rows = await self.store.read(lambda view: [run for one in wanted for run in self.runs_in(view, one)])
+        return list({row.id: row for row in rows}.values())
+
+    async def find_last(self, *, unended: bool) -> RunRow | None:
+        """Return the run that this reader proposed last; with `unended`, of those that have not ended."""
+        return await self.store.read(lambda view: last_run_in(view, self.reader.user, unended=unended))
+
     def run_in(self, view: View, given: str) -> RunRow:
         """Return the run with an id; in process, it was found before. Raises UnknownId: this reader may see none."""
         run = view.run(given)
@@ -139,18 +159,22 @@ class RecordsHandler:
 
         return TokenFacts(self.reader.user, self.reader.scopes, version("ava-subagents"))
 
-    async def listed(self, id: Sequence[str] = (), last: str = "") -> "ListedRuns":
-        """Return runs as they are now, each once, without their results: by ids, or the `unended` or `any` last one."""
+    async def found(self, id: Sequence[str] = (), last: str = "", single: bool = False) -> FoundRuns:
+        """Return the runs that ids mean (with `single`, no id of a group), or the `unended` or `any` last one."""
+        if last:
+            row = await self.find_last(unended=last == "unended")
+            return FoundRuns(() if row is None else (row,))
+        return FoundRuns(tuple(await self.find(id[:MOST_IDS] if self.bounded else id, groups=not single)))
+
+    async def listed(self, id: Sequence[str]) -> "ListedRuns":
+        """Return runs as they are now, each once, without their results."""
         from ava_server.render.run_view import view_run
         from ava_server.service.records import ListedRuns
 
         at_us, wanted = now_us(), id[:MOST_IDS] if self.bounded else id
 
         def query(view: View) -> "ListedRuns":
-            rows = [run for one in wanted for run in self.runs_in(view, one)]
-            if last and (found := last_run_in(view, self.reader.user, unended=last == "unended")) is not None:
-                rows = [found]
-            once = {row.id: row for row in rows}.values()
+            once = {run.id: run for one in wanted for run in self.runs_in(view, one)}.values()
             more: dict[str, Any] = {"served": self._served, "manager": self._manager, "task": len(once) > 1}
             return ListedRuns([view_run(view, row, self._processes, at_us, result=False, **more) for row in once])
 
@@ -188,13 +212,16 @@ class RecordsHandler:
         return await self.store.read(query)
 
     async def diff(self, run_id: str) -> "RunDiff":
+        from ava_roles.sandbox.temporary import temporary_files_in
         from ava_server.core.data_root import home_folder
         from ava_server.service.records import RunDiff, diff_of, shown_changes
 
         found = await self.record(run_id)
         changes = shown_changes(found.row, found.answer)
         known = await anyio.to_thread.run_sync(self._redactor)
-        text = await anyio.to_thread.run_sync(diff_of, changes, home_folder(), known, abandon_on_cancel=True)
+        settings = await anyio.to_thread.run_sync(self._settings)
+        with temporary_files_in(settings.paths.temporary):  # git's own files
+            text = await anyio.to_thread.run_sync(diff_of, changes, home_folder(), known, abandon_on_cancel=True)
         return RunDiff(text)
 
     async def source(self, run_id: str, number: str) -> "OpenedSource":
@@ -302,7 +329,8 @@ class RecordRequest(Generic[P, T]):
 
 _RECORDS = "ava_server.service.records"
 TOKEN = RecordRequest("/token", RecordsHandler.token, f"{_RECORDS}:TokenFacts")
-LISTED = RecordRequest("/runs", RecordsHandler.listed, f"{_RECORDS}:ListedRuns", ("id", "last"))
+FOUND = RecordRequest("/runs/found", RecordsHandler.found, f"{__name__}:FoundRuns")
+LISTED = RecordRequest("/runs", RecordsHandler.listed, f"{_RECORDS}:ListedRuns", ("id",))
 CURRENT = RecordRequest("/runs", RecordsHandler.current, f"{_RECORDS}:CurrentRuns")
 RECORD = RecordRequest("/runs/{run_id}", RecordsHandler.record, f"{_RECORDS}:RunRecord")
 COSTS = RecordRequest("/runs/{run_id}/costs", RecordsHandler.costs, "ava_server.runs.costs:Costs")
@@ -316,7 +344,7 @@ SPENDING = RecordRequest("/report", RecordsHandler.spending, "ava_audit.totals:U
 DECISIONS = RecordRequest("/report/approvals", RecordsHandler.decisions, "ava_server.render.approvals:Decisions")
 ESTIMATES = RecordRequest("/report/estimates", RecordsHandler.estimates, "ava_server.approval.estimates:PastEstimates")
 REQUESTS: tuple[RecordRequest[..., Any], ...] = (
-    TOKEN, LISTED, CURRENT, RECORD, COSTS, DIFF, SOURCE, LOG, GROUP, SPENDING, DECISIONS, ESTIMATES,
+    TOKEN, FOUND, LISTED, CURRENT, RECORD, COSTS, DIFF, SOURCE, LOG, GROUP, SPENDING, DECISIONS, ESTIMATES,
 )  # fmt: skip
 PATHS = tuple(dict.fromkeys(f"/{request.path.split('/')[1]}" for request in REQUESTS))
 
