@@ -21,7 +21,7 @@ from ava_server.approval.decisions import Approval, GroupLimits, approve, refuse
 from ava_server.approval.questions import Question, Reply
 from ava_server.approval.summary import task_excerpt
 from ava_server.budget.run_config import RunConfig
-from ava_server.cli.service_client import LocalApprovals
+from ava_server.cli.service_client import Approvals, SessionTransport
 from ava_server.core.background import WorkerProcesses
 from ava_server.render.host_text import text_of
 from ava_server.runs.mode import LOOKING
@@ -780,7 +780,7 @@ async def test_a_person_who_approves_starts_a_worker_only_where_runs_are_left_to
     started: list[bool] = []
     monkeypatch.setattr(WorkerProcesses, "__call__", start)
     async with open_lab(tmp_path, config=config + PRICED, mode=LOOKING) as lab:
-        await LocalApprovals(lab.runtime, lab.session).describe_start([])
+        await Approvals(SessionTransport(lab.runtime, lab.session)).describe_start([])
     assert len(started) == starts
 
 

@@ -21,7 +21,7 @@ from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
 from textual import events
 
 from ava_audit.events import ExtensionDecided, QuestionAnswered, SpawnDecided, UserMessage
-from ava_server.cli.service_client import LocalApprovals
+from ava_server.cli.service_client import Approvals
 from ava_server.config.pin import PinFile
 from ava_server.dashboard.app import StatusApp
 from ava_server.dashboard.screens import QuestionScreen
@@ -429,7 +429,7 @@ async def test_a_key_that_does_not_fit_the_run_says_why(tmp_path: Path) -> None:
 async def test_q_waits_for_a_decision_that_is_being_carried_out_and_esc_leaves_it_to_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = LocalApprovals.describe_start
+    slow = Approvals.describe_start
 
     go_on = anyio.Event()
 
@@ -437,7 +437,7 @@ async def test_q_waits_for_a_decision_that_is_being_carried_out_and_esc_leaves_i
         await go_on.wait()
         return await slow(*args, **more)
 
-    monkeypatch.setattr(LocalApprovals, "describe_start", slower)
+    monkeypatch.setattr(Approvals, "describe_start", slower)
     async with proposed(tmp_path) as (lab, proposal, app, pilot):
         await pilot.press("a")
         await shows(app, "Start it? [y/N]")

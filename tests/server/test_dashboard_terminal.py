@@ -447,7 +447,7 @@ async def test_a_terminal_that_vanishes_over_a_question_decides_nothing(tmp_path
 async def test_ctrl_c_while_a_decision_is_carried_out_says_how_to_see_whether_it_counted(tmp_path: Path) -> None:
     slow = (
         "import anyio; from ava_server.cli import service_client as c;"
-        " c.LocalApprovals.decide = lambda *a, **k: anyio.sleep(60)"
+        " c.Approvals.decide = lambda *a, **k: anyio.sleep(60)"
     )
     async with open_lab(tmp_path, [], config=PRICED) as lab:
         proposal = await lab.propose(task="May it?")

@@ -210,7 +210,7 @@ def test_a_request_that_was_decided_since_ava_run_looked_is_not_asked(tmp_path: 
     gone = (
         "import sys; from ava_server.cli import service_client as c\n"
         "async def none(*args): return print('LOOKED', file=sys.stderr) or []\n"
-        "c.LocalApprovals.extensions = none"
+        "c.Approvals.extensions = none"
     )
     text, decided = asked_with(tmp_path, gone)
     assert "Traceback" not in text and "cost_exceeded" in text and [one["decision"] for one in decided] == ["declined"]
@@ -220,12 +220,12 @@ def test_an_answer_that_takes_long_to_pass_on_is_not_taken_back(tmp_path: Path) 
     slow = """
 import anyio
 from ava_server.cli import service_client as c
-decide = c.LocalApprovals.decide
+decide = c.Approvals.decide
 async def slowly(*args, **more):
     said = await decide(*args, **more)
     await anyio.sleep(1)
     return said
-c.LocalApprovals.decide = slowly
+c.Approvals.decide = slowly
 """
     text, decided = asked_with(tmp_path, slow)
     assert "no longer waits" not in text, text

@@ -165,7 +165,7 @@ async def test_a_remote_person_sees_the_same_screen_and_starts_several_runs_as_a
         assert await there.shown() == []
         assert (await there.typed("approve"))[1].count("Nothing waits") == 1
         gone = await there.typed("approve", one["pending_id"])
-        assert gone[0] == 10 and "does not wait" in gone[1]
+        assert gone[0] == 10 and "was approved already, over HTTP at" in gone[1]
     assert {entry.content["channel"] for entry in logged(there.root, "SpawnDecided")} == {"http"}
 
 

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 from support.terminal import ava
 
-from ava_server.cli import remote, service_client
+from ava_server.cli import remote
 from ava_server.cli.remote import RemoteServer
+from ava_server.cli.service_client import Approvals
+from ava_server.cli.transport import reached
 from ava_server.core.errors import BadInput, ConfigError
 
 pytestmark = pytest.mark.slow
@@ -25,6 +27,7 @@ WAITS = {
     "pending_id": "P-0dd0dd0d", "subagent_id": "S-0dd0dd", "message": "m", "approval_line": "l", "digest": "d",
     "max_cost_micros": 1, "free": False, "expires_us": 4_000_000_000_000_000,
 }  # fmt: skip
+NONE: dict[str, Any] = {"user": "ana", "proposals": [], "extensions": []}
 Writes = Callable[[socket.socket], None]
 
 
@@ -93,11 +96,11 @@ NESTED = b'{"proposals":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
         answer(NESTED),
         answer(b"{" * 3),
         answer(b"\xff\xfe"),
-        answer({"proposals": [{**WAITS, "digest": "\ud800"}]}),
-        answer({"proposals": [{**WAITS, "max_cost_micros": "9" * 5000}]}),
+        answer({**NONE, "proposals": [{**WAITS, "digest": "\ud800"}]}),
+        answer({**NONE, "proposals": [{**WAITS, "max_cost_micros": "9" * 5000}]}),
         answer(b'{"proposals": [' + b"9" * 5_000 + b"]}"),
-        answer({"proposals": {"x": 1}}),
-        answer({"proposals": None}),
+        answer({**NONE, "proposals": {"x": 1}}),
+        answer({**NONE, "proposals": None}),
         answer([]),
         answer(b"\x1f\x8b\x08", headers="Content-Encoding: gzip\r\n"),
         lambda line: line.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{"),
@@ -119,7 +122,7 @@ def test_server_text_cannot_control_the_terminal() -> None:
         done = asked(port)
     assert done.returncode == 10 and len(done.stderr) < 1_000 and done.stderr.count("\n") == 1
     said = {**WAITS, "message": evil, "approval_line": evil}
-    with hostile(answer({"proposals": [said]})) as (port, _seen):
+    with hostile(answer({**NONE, "proposals": [said]})) as (port, _seen):
         shown = asked(port)
     assert shown.returncode == 0, shown.stderr
     for text in (done.stderr, shown.stdout, shown.stderr):
@@ -139,15 +142,15 @@ def test_gives_up_on_a_slow_endless_answer(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("AVA_TOKEN", TOKEN)
 
     async def ask(port: int) -> None:
-        async with service_client.open_remote(RemoteServer(f"http://127.0.0.1:{port}")) as door:
-            await door.waiting([])
+        async with reached(RemoteServer(f"http://127.0.0.1:{port}")) as there:
+            await Approvals(there).waiting([])
 
     with hostile(drips) as (port, _seen), pytest.raises(ConfigError, match="still answering after 1 s"):
         anyio.run(ask, port)
 
 
 def test_over_plain_http_the_token_goes_only_to_this_machine_and_bypasses_proxies(tmp_path: Path) -> None:
-    with hostile(answer({"proposals": []})) as (proxy, stolen), hostile(answer({"proposals": []})) as (port, seen):
+    with hostile(answer(NONE)) as (proxy, stolen), hostile(answer(NONE)) as (port, seen):
         names = dict.fromkeys(("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"), f"http://127.0.0.1:{proxy}")
         assert asked(port, **names, NO_PROXY="", no_proxy="").returncode == 0
         assert stolen == [] and TOKEN.encode() in seen[0]

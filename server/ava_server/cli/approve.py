@@ -19,10 +19,10 @@ from ava_server.cli.log_access import read_settings
 from ava_server.cli.options import GroupMaxCost, GroupTimeout, TokenFile, Url, parse_group_limits, proposals
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.service_client import (
-    LocalApprovals,
-    RemoteApprovals,
+    THERE_EVERY_S,
+    Approvals,
+    SessionTransport,
     names_run,
-    open_remote,
     open_service,
     unless_decided,
 )
@@ -33,8 +33,6 @@ from ava_server.core.errors import AvaError, BadInput, Refused
 if TYPE_CHECKING:
     from ava_server.approval.proposals import Pending, ProposalSummary
     from ava_server.runs.extension import PendingExtension
-
-ApprovalClient = LocalApprovals | RemoteApprovals
 
 TASK_COLUMNS = 40
 """Columns that a task has beside the others of a table; with fewer, it is below them."""
@@ -107,7 +105,7 @@ async def reject_command(
 @asynccontextmanager
 async def _open_client(
     server: RemoteServer | None, command: str, *, asked: bool, on_terminal: bool = False
-) -> AsyncGenerator[ApprovalClient]:
+) -> AsyncGenerator[Approvals]:
     """Raises Refused: it asks `on_terminal`, and there is none."""
 
     def begin(place: terminal.Place) -> None:
@@ -117,22 +115,24 @@ async def _open_client(
 
     if server is not None:
         begin(server.address)
-        async with open_remote(server) as client:
-            yield client
+        from ava_server.cli.transport import reached
+
+        async with reached(server, THERE_EVERY_S) as there:
+            yield Approvals(there)
     else:
         settings = read_settings()
         begin(settings.paths)
         async with open_service(settings, command, asked=asked) as (runtime, service):
-            yield LocalApprovals(runtime, service.session)
+            yield Approvals(SessionTransport(runtime, service.session))
 
 
-async def _waiting(client: ApprovalClient, ids: list[str]) -> tuple[list[PendingExtension], list[Pending]]:
+async def _waiting(client: Approvals, ids: list[str]) -> tuple[list[PendingExtension], list[Pending]]:
     asking = await client.extensions(ids)
     others = [given for given in ids if not any(names_run(given, one) for one in asking)]
     return asking, await client.waiting(others) if others or not ids else []
 
 
-async def _all_waiting(client: ApprovalClient, waiting: list[Pending], asking: list[PendingExtension]) -> int:
+async def _all_waiting(client: Approvals, waiting: list[Pending], asking: list[PendingExtension]) -> int:
     done: list[bool] = []
 
     async def ask_about(one: Pending | PendingExtension, title: str, question: str) -> None:
@@ -164,7 +164,7 @@ async def _all_waiting(client: ApprovalClient, waiting: list[Pending], asking: l
     return 0 if all(done) else NOT_APPROVED
 
 
-async def _ask_while_open(client: ApprovalClient, shown: Sequence[Shown], question: str) -> str | None:
+async def _ask_while_open(client: Approvals, shown: Sequence[Shown], question: str) -> str | None:
     """Return the answer to a question; None, once it is said, where one of these was decided elsewhere.
 
     A clear answer that comes too late is returned: carrying it out says why that is refused.
@@ -191,7 +191,7 @@ async def _attempt(decision: Awaitable[object]) -> bool:
     return True
 
 
-async def _start_each(client: ApprovalClient, waiting: list[Pending]) -> list[bool]:
+async def _start_each(client: Approvals, waiting: list[Pending]) -> list[bool]:
     from ava_server.approval.proposals import agreement  # not needed to read the command line
 
     await client.unlock([one.shown for one in waiting], "Nothing was started; they still wait.")
@@ -207,7 +207,7 @@ async def _start_each(client: ApprovalClient, waiting: list[Pending]) -> list[bo
     return done
 
 
-async def _decide(client: ApprovalClient, one: Pending | PendingExtension, approve: bool) -> None:
+async def _decide(client: Approvals, one: Pending | PendingExtension, approve: bool) -> None:
     from ava_server.runs.extension import PendingExtension  # not needed to read the command line
 
     if isinstance(one, PendingExtension):
@@ -218,13 +218,13 @@ async def _decide(client: ApprovalClient, one: Pending | PendingExtension, appro
         say(await reject_proposal(client, one))
 
 
-async def reject_proposal(client: ApprovalClient, one: Pending) -> str:
+async def reject_proposal(client: Approvals, one: Pending) -> str:
     """Raises Refused: it no longer waits; says why."""
     (await client.decide([one.shown], PersonAnswer(False))).expect("rejected", "Not rejected")
     return f"{one.pending_id} is rejected."
 
 
-async def _extend(client: ApprovalClient, one: PendingExtension) -> int:
+async def _extend(client: Approvals, one: PendingExtension) -> int:
     _show(one, _asks_for_more(one))
     answer = await _ask_while_open(client, [one.shown], "Raise the cap? [y/N]")
     if answer is None:
@@ -237,7 +237,7 @@ async def _extend(client: ApprovalClient, one: PendingExtension) -> int:
     return 0
 
 
-async def _approve_together(client: ApprovalClient, waiting: list[Pending], limits: dict[str, Any]) -> int:
+async def _approve_together(client: Approvals, waiting: list[Pending], limits: dict[str, Any]) -> int:
     if limits and len(waiting) < 2:  # several ids can name the same proposal
         raise BadInput(_NO_GROUP)
     check_group_cap(limits, sum(one.max_cost_micros for one in waiting))
@@ -265,7 +265,7 @@ async def _approve_together(client: ApprovalClient, waiting: list[Pending], limi
 
 
 async def _say_elsewhere(
-    client: ApprovalClient, waiting: Sequence[Pending], elsewhere: Mapping[str, str], *, withdrawn: bool
+    client: Approvals, waiting: Sequence[Pending], elsewhere: Mapping[str, str], *, withdrawn: bool
 ) -> int:
     """Say what was decided while a question about these stood here, and return the exit code."""
     if withdrawn:
@@ -275,7 +275,8 @@ async def _say_elsewhere(
         how = advice(f"ava approve {' '.join(rest)}")
         say(f"Nothing was approved here. Still waiting: {', '.join(rest)}; to decide, {how}")
         return NOT_APPROVED
-    return 0 if len(await client.approved(list(elsewhere))) == len(waiting) else NOT_APPROVED
+    approved = await client.approved([one.shown for one in waiting])
+    return 0 if len(approved) == len(waiting) else NOT_APPROVED
 
 
 def _close(waiting: Sequence[Pending | PendingExtension], ids: list[str], how: str) -> None:
@@ -419,7 +420,7 @@ def _together(waiting: Sequence[Pending], limits: Mapping[str, Any]) -> str:
     return f"{together_line(waiting, cap, limits.get('group_timeout'))}.{f' {note}' if note else ''}"
 
 
-async def approve_proposals(client: ApprovalClient, waiting: Sequence[Pending], limits: Mapping[str, Any]) -> str:
+async def approve_proposals(client: Approvals, waiting: Sequence[Pending], limits: Mapping[str, Any]) -> str:
     """Raises Refused: they may not start; says why."""
     from ava_server.approval.proposals import agreement  # not needed to read the command line
 
@@ -428,6 +429,6 @@ async def approve_proposals(client: ApprovalClient, waiting: Sequence[Pending], 
     return "Approved." if len(waiting) == 1 else f"Approved, as the group {decided.fields.get('group_id')}."
 
 
-async def _start(client: ApprovalClient, waiting: Sequence[Pending], limits: Mapping[str, Any]) -> None:
+async def _start(client: Approvals, waiting: Sequence[Pending], limits: Mapping[str, Any]) -> None:
     say(await approve_proposals(client, waiting, limits))
     say(await client.describe_start(waiting))

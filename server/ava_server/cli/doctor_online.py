@@ -23,7 +23,7 @@ from ava_server.budget.run_config import spent_text
 from ava_server.budget.user_limits import policy_in_force
 from ava_server.cli.app import leaves_of
 from ava_server.cli.log_access import note_fetched
-from ava_server.cli.service_client import LocalApprovals, open_session, propose
+from ava_server.cli.service_client import Approvals, SessionTransport, open_session, propose
 from ava_server.cli.terminal import ReaderGone, counted, someone_there
 from ava_server.config.search_engines import ask_engine, search_cost
 from ava_server.config.settings import Settings
@@ -150,7 +150,7 @@ async def _ask(runtime: Runtime, service: Service, session: Session, choice: Cho
     }
     began = time.monotonic()
     proposal: SpawnAnswer | None = None
-    approvals = LocalApprovals(runtime, session)
+    approvals = Approvals(SessionTransport(runtime, session))
     try:
         proposal = await propose(service, spawn)
         run_id = proposal.subagent_id or ""

@@ -1,7 +1,7 @@
 """The runs and the log that a command shows: one client, whichever process answers its requests.
 
-`cli/transport.py` carries them: to this process, on a data root, or to the server of `--url`. A screen does not know
-which of them it shows.
+A transport carries them: `MemoryTransport` to this process, on a data root, or that of `cli/transport.py` to the server
+of `--url`. A screen does not know which of them it shows.
 """
 
 from __future__ import annotations
@@ -11,34 +11,63 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
 
 import anyio
 
 from ava_audit.entries import Entry, entry_of_line
+from ava_audit.errors import AuditError, StoreUnavailable
 from ava_audit.search import EntryPage, LogQuery
-from ava_server.cli.app import leaves_of
-from ava_server.cli.log_access import open_log
-from ava_server.cli.log_look import LogLook
-from ava_server.cli.remote import RemoteServer, Unreachable, connected
-from ava_server.cli.transport import AGAIN_S, HttpTransport, MemoryTransport, Transport, validated
-from ava_server.core.data_root import DataRoot, has_log
-from ava_server.core.errors import BadInput, ConfigError
+from ava_server.cli.log_access import find_runs, note_fetched, open_log, read_settings, terminal_session
+from ava_server.cli.log_look import LogLook, NoLog
+from ava_server.cli.remote import RemoteServer, Unreachable
+from ava_server.cli.terminal import Place, tell
+from ava_server.core.data_root import DataRoot, has_log, os_user
+from ava_server.core.errors import AvaError, BadInput, ConfigError
 from ava_server.service import record_requests as requests
+from ava_server.service.record_requests import Reader, RecordsHandler, Request
 
 if TYPE_CHECKING:
+    from ava_audit.redaction import Redactor
     from ava_audit.rows import RunRow
     from ava_audit.store.backend import Instances
+    from ava_audit.store.store import Store
+    from ava_audit.view import Readable
+    from ava_server.budget.user_limits import DayCaps
     from ava_server.render.approvals import Decisions
     from ava_server.render.run_view import RunView
+    from ava_server.runs.manager import Manager
     from ava_server.service.records import RunRecord
 
 P = ParamSpec("P")
 T = TypeVar("T")
 GONE_S = 300.0
 """How long a wait survives a server that does not answer."""
-_WRONG = (ValueError, TypeError, LookupError, OverflowError, AttributeError)
-"""What showing an answer raises that no Ava of this version gives."""
+
+
+class Transport(Protocol):
+    """Carries requests to what answers them.
+
+    Attributes:
+        place: Where that is: a data root, or the address of a server.
+        every_s: How often a screen that waits should look.
+    """
+
+    place: Place
+    every_s: float
+
+    async def send(self, request: Request[RecordsHandler, P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the answer. Raises AvaError, AuditError: there is none; ValueError: it has another form."""
+        ...
+
+    async def wait_for_entry(self, after: int) -> None:
+        """Return when the log has an entry with a higher number, or may have."""
+        ...
+
+    async def note_shown(self, command: str, shown: Sequence[RunRecord]) -> None:
+        """See that the log says which results a command has shown."""
+        ...
 
 
 class Records:
@@ -54,24 +83,24 @@ class Records:
     """
 
     def __init__(self, transport: Transport) -> None:
-        self.transport = transport
+        self._transport = transport
         self._tell_gone: Callable[[str], None] | None = None
         self.place = transport.place
         self.every_s = transport.every_s
         self.names: dict[str, str] = {}
         self.lines: dict[int, bytes] = {}
 
-    async def get(self, request: requests.RecordRequest[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def get(self, request: Request[RecordsHandler, P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the answer to a request. Raises AvaError, AuditError: there is none; ValueError: it is no answer."""
         until = time.monotonic() + GONE_S
         while True:
             try:
-                return await self.transport.send(request, *args, **kwargs)
+                return await self._transport.send(request, *args, **kwargs)
             except Unreachable as error:
                 if self._tell_gone is None or time.monotonic() > until:
                     raise
                 self._tell_gone(f"Waiting for the server: {error}")
-            await anyio.sleep(AGAIN_S)
+            await anyio.sleep(self.every_s)
 
     def wait_for_server(self, tell_gone: Callable[[str], None] | None) -> None:
         """From now on, wait up to `GONE_S` for a server that does not answer: it may be restarting. None ends it."""
@@ -168,11 +197,115 @@ class Records:
             for entry in page.entries[::-1]:
                 yield entry
             seen = max(seen, page.upto)
-            await self.transport.wait_for_entry(seen)
+            await self._transport.wait_for_entry(seen)
 
     async def note_shown(self, command: str, shown: Sequence[RunRecord]) -> None:
         """See that the log says which results a command has shown."""
-        await self.transport.note_shown(command, shown)
+        await self._transport.note_shown(command, shown)
+
+
+# -- this process ------------------------------------------------------------------------------------------------------
+
+
+class MemoryTransport:
+    """Has requests answered in this process, on the log of a data root: its owner may read everything in it.
+
+    Args:
+        root: The data root.
+        store: Its log, a `Store` for what waits or writes.
+        instances: The live processes; None if nothing asks about them.
+        manager: This process's own, where it has one: it knows more than the log.
+    """
+
+    every_s = 0.2
+
+    def __init__(
+        self, root: DataRoot, store: Readable, instances: Instances | None = None, manager: Manager | None = None
+    ) -> None:
+        self.place: Place = root
+        self._root = root
+        self._store = store
+        reader = Reader(os_user(), (), audits=True, caps=partial(_caps, root))
+        self._handler = _OwnersHandler(
+            store,
+            reader,
+            cast("Instances", instances),
+            partial(_known_secrets, root),
+            settings=partial(read_settings, root),
+            owner=reader.user,
+            served=instances.any_alive if instances is not None else bool,
+            manager=manager,
+        )
+
+    async def send(self, request: Request[RecordsHandler, P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await request.answer(self._handler, *args, **kwargs)
+
+    async def wait_for_entry(self, after: int) -> None:
+        await cast("Store", self._store).wait_for_entry_after(after)
+
+    async def note_shown(self, command: str, shown: Sequence[RunRecord]) -> None:
+        """Do so once they are on the screen; where that fails, the person is told."""
+        rows = [one.row for one in shown if one.answer.untrusted_result is not None]  # an erased one is not shown
+        if not rows:
+            return
+        session = terminal_session()
+        try:
+            async with self._to_write() as store:
+                for row in rows:
+                    try:
+                        await note_fetched(store, session, command, row)
+                    except StoreUnavailable as error:
+                        tell(f"The log does not say that this was shown: {error}")
+        except AuditError as error:  # it cannot be opened to write
+            tell(f"The log does not say that this was shown: {error}")
+
+    @asynccontextmanager
+    async def _to_write(self) -> AsyncGenerator[Store]:
+        """Open the log to write, where it was only looked at until now. Raises AuditError: it cannot be written."""
+        if not isinstance(self._store, LogLook):
+            yield cast("Store", self._store)
+            return
+        from ava_audit.store.store import Store
+
+        async with Store.open(self._root.path) as store:
+            yield store
+
+
+class _OwnersHandler(RecordsHandler):
+    """Answers the owner of the data root: an id that is unknown or mistyped is answered with a similar one."""
+
+    async def find(self, ids: Sequence[str], *, groups: bool) -> list[RunRow]:
+        try:
+            return await find_runs(self.store, ids, groups=groups)
+        except NoLog:
+            return await find_runs(None, ids, groups=groups)
+
+    async def find_last(self, *, unended: bool) -> RunRow | None:
+        try:
+            return await super().find_last(unended=unended)
+        except NoLog:
+            return None
+
+
+def _caps(root: DataRoot) -> DayCaps:
+    from ava_server.budget.user_limits import day_caps
+
+    return day_caps(read_settings(root), os_user())
+
+
+def _known_secrets(root: DataRoot) -> Redactor:
+    """Return a redactor that knows the stored keys and secrets, as far as they can be read. Blocking."""
+    from ava_server.config.credentials import Credentials
+
+    credentials = Credentials(read_settings(root))
+    with contextlib.suppress(AvaError):
+        _models = credentials.models
+    with contextlib.suppress(AvaError):
+        _secrets = credentials.secrets
+    return credentials.redactor
+
+
+# -- opening them ------------------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -218,28 +351,16 @@ async def open_to_show(server: RemoteServer | None, root: Callable[[], DataRoot]
 @asynccontextmanager
 async def open_server_records(server: RemoteServer) -> AsyncGenerator[Records]:
     """Open a server's records. Raises AvaError: it cannot be used, or what it answered cannot be shown."""
-    async with _reached(server) as transport:
+    from ava_server.cli.transport import reached
+
+    async with reached(server) as transport:
         yield Records(transport)
 
 
 async def ask_server(server: RemoteServer, kind: type[T], path: str, method: str = "GET", body: Any = None) -> T:
     """Return what a server answers about its users. Raises AvaError: it does not, or refuses, or it cannot be shown."""
-    async with _reached(server) as transport:
+    from ava_server.cli.transport import reached, validated
+
+    async with reached(server) as transport:
         doubt = "" if method == "GET" else "It may still have been carried out: see `ava user list`."
         return validated(kind, await transport.connection.request(method, path, body=body, doubt=doubt))
-
-
-@asynccontextmanager
-async def _reached(server: RemoteServer) -> AsyncGenerator[HttpTransport]:
-    """Connect to a server. Raises AvaError: it cannot be used, or what it answered cannot be shown."""
-    try:
-        async with connected(server) as connection:
-            yield HttpTransport(connection)
-    except Exception as error:
-        leaves = list(leaves_of(error))
-        if not all(isinstance(leaf, _WRONG) for leaf in leaves):
-            raise
-        raise ConfigError(
-            f"The answer of {server.address} cannot be shown ({type(leaves[0]).__name__}). Does it run another version"
-            " of Ava? Update the older one."
-        ) from error

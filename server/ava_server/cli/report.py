@@ -71,8 +71,7 @@ def report_command(
 
 def _show(server: RemoteServer | None, screen: Screen, *, owners: bool = False) -> None:
     """`owners`: the screen asks whether the owners of runs live."""
-    from ava_server.cli.records import Records, open_server_records
-    from ava_server.cli.transport import MemoryTransport
+    from ava_server.cli.records import MemoryTransport, Records, open_server_records
 
     if server is not None:
         from ava_server.core.threads import run_async

@@ -31,7 +31,7 @@ from ava_server.cli.approve import check_group_cap, choose, show_table
 from ava_server.cli.log_access import find_run, open_log, read_settings
 from ava_server.cli.options import ended_runs, roles, runs_with_result, tiers
 from ava_server.cli.results import check_folder
-from ava_server.cli.service_client import LocalApprovals, open_service, propose, unless_decided
+from ava_server.cli.service_client import Approvals, SessionTransport, open_service, propose, unless_decided
 from ava_server.cli.terminal import ReaderGone, agrees, heading, someone_there, tell, unless_interrupted
 from ava_server.cli.wait import FollowedRuns, deliver
 from ava_server.core.data_root import os_user
@@ -347,7 +347,7 @@ async def _folder_of(settings: Settings, retried: str | None) -> str | None:
 
 async def approve(runtime: Runtime, service: Service, request: RunRequest) -> list[str]:
     """Return the ids of the runs, none if they were not approved."""
-    client = LocalApprovals(runtime, service.session)
+    client = Approvals(SessionTransport(runtime, service.session))
     await client.check_can_approve(())  # an error comes before any question
     made: list[SpawnAnswer] = []
     try:
@@ -359,7 +359,7 @@ async def approve(runtime: Runtime, service: Service, request: RunRequest) -> li
         raise
 
 
-async def _withdraw(runtime: Runtime, service: Service, client: LocalApprovals) -> None:
+async def _withdraw(runtime: Runtime, service: Service, client: Approvals) -> None:
     """Reject what this session has proposed and still waits, also a proposal whose answer never came back."""
     session = service.session
 
@@ -372,9 +372,7 @@ async def _withdraw(runtime: Runtime, service: Service, client: LocalApprovals) 
             await client.decide(shown, PersonAnswer(False))
 
 
-async def _proposed(
-    service: Service, client: LocalApprovals, request: RunRequest, made: list[SpawnAnswer]
-) -> list[str]:
+async def _proposed(service: Service, client: Approvals, request: RunRequest, made: list[SpawnAnswer]) -> list[str]:
     """Propose the runs, ask, and return the ids of those that start; `made` gets each proposal as it is made."""
     await _propose_all(service, client, request, made)
     if len(made) == 1:
@@ -404,14 +402,14 @@ async def _proposed(
 
 
 async def _decided_meanwhile(
-    client: LocalApprovals, proposals: Sequence[Pending], elsewhere: Mapping[str, str] | None
+    client: Approvals, proposals: Sequence[Pending], elsewhere: Mapping[str, str] | None
 ) -> list[str]:
     """Say what became of proposals that were not started here, and return the runs that were approved elsewhere.
 
     `elsewhere`: what was decided elsewhere before the answer here, which has rejected the others. None: an approval
     here was refused, whose own reason is left to say unless something was approved elsewhere.
     """
-    going = await client.approved([one.pending_id for one in proposals])
+    going = await client.approved([one.shown for one in proposals])
     if not going and elsewhere is None:
         return []
     started = await client.decided_elsewhere([one.shown for one in proposals if one.subagent_id in going])
@@ -427,7 +425,7 @@ async def _decided_meanwhile(
 
 
 async def _chosen(
-    client: LocalApprovals, proposals: list[Pending], request: RunRequest
+    client: Approvals, proposals: list[Pending], request: RunRequest
 ) -> tuple[list[Pending], dict[str, Any]]:
     """Return what is started, and the limits of these together; an error rejects all of them.
 
@@ -447,7 +445,7 @@ async def _chosen(
 
 
 async def _asked(
-    client: LocalApprovals, proposals: list[Pending], limits: dict[str, Any]
+    client: Approvals, proposals: list[Pending], limits: dict[str, Any]
 ) -> tuple[list[Pending], dict[str, Any]]:
     """Return what the person starts, and the limits of these together; Ctrl-C means nothing."""
 
@@ -470,7 +468,7 @@ async def _asked(
     return chosen
 
 
-async def _propose_all(service: Service, client: LocalApprovals, request: RunRequest, made: list[SpawnAnswer]) -> None:
+async def _propose_all(service: Service, client: Approvals, request: RunRequest, made: list[SpawnAnswer]) -> None:
     """If one is refused, the others are rejected. Raises AvaError: says which, with the options' names."""
     for spawn in request.spawns:
         try:

@@ -1,49 +1,47 @@
 """The command line as a client of the service: a session at the terminal, and the tools that a host would call.
 
-`LocalApprovals` and `RemoteApprovals` decide about what waits: on this machine's data root, or on another server with a
-token and nothing else.
+`Approvals` decides about what waits: on this machine's data root, or on another server with a token and nothing else.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
 
 import anyio
 import anyio.to_thread
 
 from ava_audit.rows import QUEUED
-from ava_audit.units import now_us
-from ava_server.approval.decide import Decided, Kind, PersonAnswer, Shown, tool_call
+from ava_server.approval.decide import Decided, Kind, PersonAnswer, Shown
 from ava_server.cli.log_access import find_runs
-from ava_server.cli.remote import Connection, RemoteServer, connected
 from ava_server.cli.secret_input import ReadPin, ask_pin, needed_pin, read_pin
-from ava_server.cli.terminal import tell
+from ava_server.cli.terminal import Place, tell
 from ava_server.core.data_root import working_folder
 from ava_server.core.errors import AvaError, BadInput, Refused, with_advice
 from ava_server.core.ids import parse_any_id
 
 if TYPE_CHECKING:
     from ava_audit.events import CancelledBy
-    from ava_audit.view import View
     from ava_server.approval.proposals import Pending
     from ava_server.config.pin import PinFile
     from ava_server.config.settings import Settings
     from ava_server.render.responses import SpawnAnswer
     from ava_server.runs.extension import PendingExtension
     from ava_server.service.access import Session
+    from ava_server.service.decision_requests import DecisionsHandler, Outcomes
+    from ava_server.service.record_requests import Request
     from ava_server.service.runtime import Runtime
     from ava_server.service.service import Service
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 STARTS_WITHIN_S = 3.0
 """How long to watch whether an approved run starts."""
 THERE_EVERY_S = 2.0
 """How often to look whether a proposal still waits on another server while its question is open."""
-PATH = "/approvals"
-_MAY_BE_DECIDED = "The decision may still have been made; without an id, this command shows what still waits."
 
 
 @asynccontextmanager
@@ -118,123 +116,103 @@ _DONE: Mapping[Kind, str] = {"start": "started", "extend": "raised", "answer": "
 """What a yes does that takes the PIN."""
 
 
-async def unless_decided(
-    client: LocalApprovals | RemoteApprovals, shown: Sequence[Shown], work: Callable[[], Awaitable[T]]
-) -> T | None:
+async def unless_decided(client: Approvals, shown: Sequence[Shown], work: Callable[[], Awaitable[T]]) -> T | None:
     """Return what a question gives; None if one of the proposals was decided elsewhere first, which withdraws it."""
     from ava_server.service.outcomes import ask_until  # not needed to read the command line
 
     return await ask_until(lambda: client.until_decided(shown), work)
 
 
-class LocalApprovals:
-    """Decides on this machine's data root, in a session at its terminal; `read` returns the approval PIN.
+class DecisionTransport(Protocol):
+    """Carries what a person decides, and what they ask about it, to what carries it out.
 
-    `RemoteApprovals` has the same methods. Both raise an `AvaError` that says why something is refused.
+    Attributes:
+        place: Where that is: a data root, or the address of a server.
     """
 
-    def __init__(self, runtime: Runtime, session: Session, read: ReadPin = read_pin) -> None:
-        self._runtime = runtime
-        self._session = session
-        self._read_pin = read
+    place: Place
 
-    async def waiting(self, ids: list[str]) -> list[Pending]:
-        """Return the proposals with these ids, each of which has to wait, or all of this user that do, oldest first."""
-        from ava_server.approval.proposals import pending_proposals, waiting_proposal
-
-        limits = self._runtime.spawn_limits_of(self._session.user)
-        found = await find_runs(self._runtime.store, ids) if ids else []
-
-        def query(view: View) -> list[Pending]:
-            if not ids:
-                return pending_proposals(view, self._session.user, limits, now_us())
-            waiting: list[Pending] = []
-            for run in found:
-                if run.user_id != self._session.user:
-                    raise Refused(f"{run.pending_id} is {run.user_id}'s proposal; only that user decides about it.")
-                one = waiting_proposal(view, run, limits, now_us())
-                if isinstance(one, str):
-                    raise Refused(one)
-                waiting.append(one)
-            return waiting
-
-        return await self._runtime.store.read(query)
-
-    async def extensions(self, ids: list[str]) -> list[PendingExtension]:
-        """Return what runs with these ids ask for, or all of this user's that ask, the oldest first."""
-        from ava_server.service.access import Access
-        from ava_server.service.questions import PersonQuestions
-
-        return _named(await PersonQuestions(Access(self._runtime, self._session)).waiting(), ids)
+    async def send(self, request: Request[DecisionsHandler, P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the answer. Raises AvaError, AuditError: there is none; ValueError: it has another form."""
+        ...
 
     async def decide(self, shown: Sequence[Shown], answer: PersonAnswer) -> Decided:
-        from ava_server.runs.questions import allows_call
+        """Have a decision carried out. Raises AvaError, AuditError, RolesError: it was not."""
+        ...
+
+    async def wait_for_entry(self, after: int) -> None:
+        """Return when the log has an entry with a higher number, or may have, or a question may have expired."""
+        ...
+
+    async def needed_pin(self, shown: Sequence[Shown], words: str | None = None) -> PinFile | None:
+        """Return the PIN that a yes to these takes, unless it was given; `words` are the answer to a question."""
+        ...
+
+    def pin_was_given(self) -> None: ...
+
+    async def watch_start(self, run_ids: Sequence[str]) -> bool | None:
+        """Tell whether approved runs start, after watching for a moment; None if that cannot be seen."""
+        ...
+
+
+class SessionTransport:
+    """Has decisions carried out in this process, in a session at its terminal."""
+
+    def __init__(self, runtime: Runtime, session: Session) -> None:
+        self.place: Place = runtime.settings.paths
+        self._runtime = runtime
+        self._session = session
+
+    async def send(self, request: Request[DecisionsHandler, P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        from ava_server.service.access import Access
+        from ava_server.service.decision_requests import DecisionsHandler
+
+        handler = DecisionsHandler(Access(self._runtime, self._session), partial(find_runs, self._runtime.store))
+        return await request.answer(handler, *args, **kwargs)
+
+    async def decide(self, shown: Sequence[Shown], answer: PersonAnswer) -> Decided:
         from ava_server.service.service import Service, decide
 
-        one, agrees, extends = shown[0], answer.agrees, shown[0].kind == "extend"
-        if one.kind == "answer":
-            agrees = await self._runtime.store.read(lambda view: allows_call(view, one.id, one.digest, answer.words))
-        if agrees and one.kind in _DONE:
-            await self.unlock(shown, f"Nothing was {_DONE[one.kind]}; it still waits.")
         decided = await decide(Service(self._runtime, self._session), shown, answer)
-        if extends:
+        if shown[0].kind == "extend":
             await self._start_worker()
         return decided
 
-    async def check_can_approve(self, shown: Sequence[Shown]) -> None:
-        """Check before any question that the PIN can be given, where an approval takes it."""
-        if (pin := await self._needed_pin(shown)) is not None:
-            await anyio.to_thread.run_sync(pin.refuse_locked)
+    async def wait_for_entry(self, after: int) -> None:
+        from ava_server.service.outcomes import DECIDED_EVERY_S
 
-    async def unlock(self, shown: Sequence[Shown], outcome: str) -> None:
-        """Ask for the PIN, once in a session, where an approval takes it; a refusal ends with the `outcome`."""
-        if not self._session.pin_given and (pin := await self._needed_pin(shown)) is not None:
-            try:
-                await ask_pin(pin, self._read_pin, choosing=True)
-            except AvaError as error:
-                raise Refused(with_advice(str(error), outcome)) from error
-            self._session.pin_given = True
+        with anyio.move_on_after(DECIDED_EVERY_S):
+            await self._runtime.store.wait_for_entry_after(after)
 
-    async def _needed_pin(self, shown: Sequence[Shown]) -> PinFile | None:
+    async def needed_pin(self, shown: Sequence[Shown], words: str | None = None) -> PinFile | None:
+        from ava_server.runs.questions import allows_call
+
         if self._session.channel != "terminal":  # no person decides here, so none could give it
             return None
+        if self._session.pin_given:
+            return None
+        if words is not None and shown[0].kind == "answer":
+            [asked, *_others] = shown
+            allows = await self._runtime.store.read(lambda view: allows_call(view, asked.id, asked.digest, words))
+            if not allows:
+                return None
         policy = await self._runtime.policy_on([one.id for one in shown])
         return needed_pin(self._runtime.settings.paths, policy)
 
-    async def decided_elsewhere(self, shown: Sequence[Shown]) -> dict[str, str]:
-        """Return what became of those proposals and requests that no longer wait: a sentence for each, by their ids."""
-        from ava_server.service.outcomes import outcomes
+    def pin_was_given(self) -> None:
+        self._session.pin_given = True
 
-        return await outcomes(self._runtime.store, shown, self._runtime.spawn_limits_of(self._session.user))
-
-    async def until_decided(self, shown: Sequence[Shown]) -> None:
-        """Return when one of these proposals no longer waits."""
-        from ava_server.service.outcomes import until_decided
-
-        await until_decided(self._runtime.store, shown, self._runtime.spawn_limits_of(self._session.user))
-
-    async def approved(self, ids: Sequence[str]) -> list[str]:
-        """Return the runs of those proposals that were approved, wherever that was."""
-        rows = await self._runtime.store.read(lambda view: [view.proposal(pending_id) for pending_id in ids])
-        return [row.run_id for row in rows if row is not None and row.state == "approved"]
-
-    async def describe_start(
-        self, waiting: Sequence[Pending], *, then: str = "; `ava status` shows the progress"
-    ) -> str:
-        """Return a sentence on whether the approved runs start, after watching for a moment."""
+    async def watch_start(self, run_ids: Sequence[str]) -> bool | None:
+        store = self._runtime.store
         await self._start_worker()
-        ids = [one.subagent_id for one in waiting]
         with anyio.move_on_after(STARTS_WITHIN_S):
             while True:
-                seen = self._runtime.store.head
-                rows = await self._runtime.store.read(lambda view: [view.run(run_id) for run_id in ids])
+                seen = store.head
+                rows = await store.read(lambda view: [view.run(run_id) for run_id in run_ids])
                 if all(row is not None and row.state != QUEUED for row in rows):
-                    return f"{'It has' if len(rows) == 1 else 'They have'} started{then}."
-                await self._runtime.store.wait_for_entry_after(seen)
-        return (
-            "It starts as soon as a server of this data root is running and has room: a host with Ava in it, or"
-            " `ava worker`."
-        )
+                    return True
+                await store.wait_for_entry_after(seen)
+        return False
 
     async def _start_worker(self) -> None:
         """Start a worker if runs belong to one on this machine: there may be no host."""
@@ -249,85 +227,88 @@ class LocalApprovals:
             tell(f"No worker could be started: {error}")
 
 
-@asynccontextmanager
-async def open_remote(server: RemoteServer) -> AsyncGenerator[RemoteApprovals]:
-    async with connected(server) as connection:
-        yield RemoteApprovals(connection)
+class Approvals:
+    """What waits for a person, and what they decide: one client, wherever that is carried out.
 
+    Every method raises an `AvaError` that says why something is refused.
 
-class RemoteApprovals:
-    """Decides on another server, with a token of the scope `approve`."""
+    Args:
+        transport: What carries it there.
+        read: Returns the approval PIN, where an approval takes it.
+    """
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, transport: DecisionTransport, read: ReadPin = read_pin) -> None:
+        self._transport = transport
+        self._read_pin = read
 
     async def waiting(self, ids: list[str]) -> list[Pending]:
-        from ava_server.approval.proposals import Pending
+        """Return the proposals with these ids, each of which has to wait, or all of this user that do, oldest first."""
+        from ava_server.service.decision_requests import WAITING
 
-        wanted = [parse_any_id(given)[1] for given in ids]
-        found = self._valid(list[Pending], (await self._connection.request("GET", PATH)).get("proposals"))
-        if not wanted:
-            return found
-        by_id = {name: one for one in found for name in (one.pending_id, one.subagent_id)}
-        if missing := [each for each in wanted if each not in by_id]:
-            there = self._connection.address
-            raise Refused(f"{missing[0]} does not wait at {there}; without an id, all that wait are shown.")
-        return list({by_id[each].pending_id: by_id[each] for each in wanted}.values())
+        return (await self._transport.send(WAITING, id=ids)).proposals
 
     async def extensions(self, ids: list[str]) -> list[PendingExtension]:
-        from ava_server.runs.extension import PendingExtension
+        """Return what runs with these ids ask for, or all of this user's that ask, the oldest first."""
+        from ava_server.service.decision_requests import WAITING
 
-        given = (await self._connection.request("GET", PATH)).get("extensions", [])  # an older server has none
-        return _named(self._valid(list[PendingExtension], given), ids)
+        found = (await self._transport.send(WAITING)).extensions
+        return [one for one in found if not ids or any(names_run(given, one) for given in ids)]
 
     async def decide(self, shown: Sequence[Shown], answer: PersonAnswer) -> Decided:
-        from ava_server.render.responses import ConfirmAnswer
+        [one, *_others] = shown
+        if answer.agrees and one.kind in _DONE:
+            await self._unlock(shown, f"Nothing was {_DONE[one.kind]}; it still waits.", answer.words)
+        return await self._transport.decide(shown, answer)
 
-        if shown[0].kind == "extend":
-            decision = "approve" if answer.agrees else "reject"
-            body: dict[str, Any] = {"decision": decision, "subagent_id": shown[0].id, "digest": shown[0].digest}
-            return Decided(await self._post(body))
-        _tool, body = tool_call(shown, answer)
-        if answer.agrees:
-            body["digests"] = {one.id: one.digest for one in shown}
-        return Decided(self._valid(ConfirmAnswer, await self._post(body)).structured())
+    async def check_can_approve(self, shown: Sequence[Shown]) -> None:
+        """Check before any question that the PIN can be given, where an approval takes it."""
+        if (pin := await self._transport.needed_pin(shown)) is not None:
+            await anyio.to_thread.run_sync(pin.refuse_locked)
+
+    async def unlock(self, shown: Sequence[Shown], outcome: str) -> None:
+        """Ask for the PIN, once in a session, where an approval takes it; a refusal ends with the `outcome`."""
+        await self._unlock(shown, outcome, None)
+
+    async def _unlock(self, shown: Sequence[Shown], outcome: str, words: str | None) -> None:
+        if (pin := await self._transport.needed_pin(shown, words)) is None:
+            return
+        try:
+            await ask_pin(pin, self._read_pin, choosing=True)
+        except AvaError as error:
+            raise Refused(with_advice(str(error), outcome)) from error
+        self._transport.pin_was_given()
+
+    async def outcomes(self, shown: Sequence[Shown]) -> Outcomes:
+        from ava_server.service.decision_requests import OUTCOMES
+
+        return await self._transport.send(OUTCOMES, shown=list(shown))
 
     async def decided_elsewhere(self, shown: Sequence[Shown]) -> dict[str, str]:
-        """Return what no longer waits there; this token cannot read what became of it."""
-        found = {one.pending_id for one in await self.waiting([])}
-        found |= {one.subagent_id for one in await self.extensions([])}
-        there = self._connection.address
-        return {one.id: f"{one.id} no longer waits at {there}." for one in shown if one.id not in found}
+        """Return what became of those proposals and requests that no longer wait: a sentence for each, by their ids."""
+        return (await self.outcomes(shown)).sentences
 
     async def until_decided(self, shown: Sequence[Shown]) -> None:
         """Return when one of these proposals no longer waits."""
-        while not await self.decided_elsewhere(shown):  # noqa: ASYNC110 - it is on another machine
-            await anyio.sleep(THERE_EVERY_S)
+        while not (found := await self.outcomes(shown)).sentences:
+            await self._transport.wait_for_entry(found.upto)
 
-    async def approved(self, ids: Sequence[str]) -> list[str]:
-        """This token cannot read what became of them."""
-        return []
+    async def approved(self, shown: Sequence[Shown]) -> list[str]:
+        """Return the runs of those proposals that were approved, wherever that was."""
+        return (await self.outcomes(shown)).approved
 
-    async def check_can_approve(self, shown: Sequence[Shown]) -> None:
-        """The token replaces the PIN, and the server says what is missing."""
-
-    async def unlock(self, shown: Sequence[Shown], outcome: str) -> None:
-        """The token replaces the PIN."""
-
-    async def describe_start(self, waiting: Sequence[Pending]) -> str:
-        """This token cannot read whether they start."""
-        return f"The server at {self._connection.address} has {'it' if len(waiting) == 1 else 'them'}."
-
-    def _valid(self, kind: type[T], value: Any) -> T:
-        from pydantic import TypeAdapter
-
-        try:
-            return TypeAdapter(kind).validate_python(value)
-        except ValueError:
-            raise self._connection.not_ava() from None
-
-    async def _post(self, body: dict[str, Any]) -> dict[str, Any]:
-        return await self._connection.request("POST", PATH, body=body, doubt=_MAY_BE_DECIDED)
+    async def describe_start(
+        self, waiting: Sequence[Pending], *, then: str = "; `ava status` shows the progress"
+    ) -> str:
+        """Return a sentence on whether the approved runs start, after watching for a moment."""
+        started = await self._transport.watch_start([one.subagent_id for one in waiting])
+        if started is None:
+            return f"The server at {self._transport.place} has {'it' if len(waiting) == 1 else 'them'}."
+        if started:
+            return f"{'It has' if len(waiting) == 1 else 'They have'} started{then}."
+        return (
+            "It starts as soon as a server of this data root is running and has room: a host with Ava in it, or"
+            " `ava worker`."
+        )
 
 
 def names_run(given: str, one: PendingExtension) -> bool:
@@ -335,8 +316,3 @@ def names_run(given: str, one: PendingExtension) -> bool:
         return parse_any_id(given)[1] in (one.subagent_id, one.pending_id)
     except BadInput:  # looking for a proposal with this id says what is wrong
         return False
-
-
-def _named(waiting: list[PendingExtension], ids: list[str]) -> list[PendingExtension]:
-    """Return all of them without ids."""
-    return [one for one in waiting if not ids or any(names_run(given, one) for given in ids)]

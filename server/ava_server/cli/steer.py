@@ -12,17 +12,16 @@ import typer
 
 from ava_audit.errors import AuditError
 from ava_audit.rows import QUEUED, WAITING, RunRow
-from ava_server.approval.decide import Decided, PersonAnswer, Shown, tool_call
+from ava_server.approval.decide import PersonAnswer, Shown
 from ava_server.cli.app import in_event_loop, refuse_in_subagent
 from ava_server.cli.log_access import find_run, open_log, read_settings
 from ava_server.cli.options import Json, RunIdsOrLast, TokenFile, UnendedRunId, Url
-from ava_server.cli.records import Records, open_records
+from ava_server.cli.records import MemoryTransport, Records, open_records
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.results import show_results
 from ava_server.cli.secret_input import ask_pin, needed_pin
-from ava_server.cli.service_client import LocalApprovals, open_service
+from ava_server.cli.service_client import Approvals, SessionTransport, open_service
 from ava_server.cli.terminal import agrees, heading, place_json, say, say_json, someone_there, tell
-from ava_server.cli.transport import HttpTransport, MemoryTransport
 from ava_server.cli.wait import FollowedRuns, deliver, wait_for
 from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError, BadInput, Refused
@@ -61,11 +60,11 @@ async def cancel_command(
         return await records.find(ids) if ids else [await _last_run(records)]
 
     failed: list[AvaError | AuditError] = []
-    async with _open_steering(server, "ava cancel", find, show=not as_json) as (before, records, decide):
+    async with _open_steering(server, "ava cancel", find, show=not as_json) as (before, records, approvals):
 
         async def cancel(run: RunRow) -> None:
             try:
-                decided = await decide(Shown("cancel", run.id), PersonAnswer(True, reason))
+                decided = await approvals.decide([Shown("cancel", run.id)], PersonAnswer(True, reason))
                 if decided.text:  # it ended by itself since it was looked at
                     tell(decided.text)
             except (AvaError, AuditError) as error:  # the others are still cancelled
@@ -111,16 +110,13 @@ async def send_command(
     # A host's model can call this too: only at a terminal is the message a person's.
     asked, show = someone_there(), not as_json
     opening = _open_steering(server, "ava send", lambda there: there.find_one(subagent), show=show, asked=asked)
-    async with opening as (run, records, decide):
+    async with opening as (run, records, approvals):
         shown = Shown("answer" if question_id else "send", run.id, question_id)
-        decided = await decide(shown, PersonAnswer(True, message))
+        decided = await approvals.decide([shown], PersonAnswer(True, message))
     if as_json:
         say_json({**place_json(records.place), **decided.fields})
     else:
         say(decided.text or decided.status)
-
-
-Decide = Callable[[Shown, PersonAnswer], Awaitable[Decided]]
 
 
 @asynccontextmanager
@@ -131,32 +127,32 @@ async def _open_steering(
     *,
     show: bool = False,
     asked: bool = True,
-) -> AsyncGenerator[tuple[T, Records, Decide]]:
-    """Open what a command steers runs with: what `find` has found, the records, and what carries out a decision.
+) -> AsyncGenerator[tuple[T, Records, Approvals]]:
+    """Open what a command steers runs with: what `find` has found, the records, and what decides.
 
     An error of `find` comes before a service is opened. `asked`: a person decides; otherwise the log claims no person's
     message.
     """
-    async with open_records(server, lambda: read_settings().paths) as records:
+
+    async def look(records: Records) -> T:
         found = await find(records)
         if show:
             heading(records.place)
-        if isinstance(records.transport, HttpTransport):
-            there = records.transport.connection
+        return found
 
-            async def decide_there(shown: Shown, answer: PersonAnswer) -> Decided:
-                return Decided(await there.call_tool(*tool_call([shown], answer)))
+    if server is not None:
+        from ava_server.cli.transport import reached
 
-            yield found, records, decide_there
-            return
+        async with reached(server) as there:
+            records = Records(there)
+            yield await look(records), records, Approvals(there)
+        return
+    async with open_records(None, lambda: read_settings().paths) as looked_at:
+        found = await look(looked_at)
     settings = read_settings()
     async with open_service(settings, command, asked=asked) as (runtime, service):
-        client = LocalApprovals(runtime, service.session)
-
-        async def decide_here(shown: Shown, answer: PersonAnswer) -> Decided:
-            return await client.decide([shown], answer)
-
-        yield found, Records(MemoryTransport(settings.paths, runtime.store, runtime.instances)), decide_here
+        records = Records(MemoryTransport(settings.paths, runtime.store, runtime.instances))
+        yield found, records, Approvals(SessionTransport(runtime, service.session))
 
 
 async def _last_run(records: Records) -> RunRow:
@@ -199,13 +195,14 @@ def resume_command(
 
 async def _resume_there(server: RemoteServer, given: str, as_json: bool) -> int:
     """A run of another server that is held or interrupted has a line."""
-    async with _open_steering(server, "ava resume", lambda records: records.find_one(given)) as (run, _records, decide):
+    opening = _open_steering(server, "ava resume", lambda records: records.find_one(given))
+    async with opening as (run, _records, approvals):
         if run.state == WAITING:  # its line would approve it
             raise Refused(f"Not resumed: {label(run)} waits for approval.")
-        decided = await decide(Shown("resume", run.id), PersonAnswer(True))
+        decided = await approvals.decide([Shown("resume", run.id)], PersonAnswer(True))
         if line := "\n".join(map(str, decided.fields.get("approval_lines") or ())):
             tell(line)
-            decided = await decide(Shown("resume", run.id, line=line), PersonAnswer(True))
+            decided = await approvals.decide([Shown("resume", run.id, line=line)], PersonAnswer(True))
         decided.expect("resumed", "Not resumed")
     return await wait_for(server, [run.id], None, as_json)
 

@@ -31,12 +31,11 @@ from ava_server.cli import terminal
 from ava_server.cli.app import CONFIGURATION, INTERRUPTED, NOT_APPROVED
 from ava_server.cli.log_access import note_fetched, read_settings
 from ava_server.cli.options import LastRunIds, TokenFile, Url, parse_seconds
-from ava_server.cli.records import Records, open_records
+from ava_server.cli.records import MemoryTransport, Records, open_records
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.results import SavedFiles, exit_code, results_text, save_artifacts, show_results
-from ava_server.cli.service_client import LocalApprovals
+from ava_server.cli.service_client import Approvals, SessionTransport
 from ava_server.cli.terminal import ReaderGone, say, someone_there, tell
-from ava_server.cli.transport import MemoryTransport
 from ava_server.core.commands import advice
 from ava_server.core.errors import AvaError, BadInput
 from ava_server.core.ids import label, state_words
@@ -367,7 +366,7 @@ class FollowedRuns:
 
     async def _say_outcome(self, shown: Shown | None) -> None:
         """Say what became of a question that is closed on the terminal, because it was decided elsewhere."""
-        client = LocalApprovals(self._runtime, self._service.session)
+        client = Approvals(SessionTransport(self._runtime, self._service.session))
         found = await client.decided_elsewhere([shown] if shown is not None else [])
         tell("\n" + ("\n".join(found.values()) or "It no longer waits for an answer."))
 
@@ -396,7 +395,7 @@ class FollowedRuns:
         asking.answered = True
         reply = Reply("accept", own_words(answer)) if answer else Reply("decline")
         if asked.allowed_by(answer):
-            client = LocalApprovals(self._runtime, self._service.session)
+            client = Approvals(SessionTransport(self._runtime, self._service.session))
             await client.unlock([asking.shown], "Nothing was allowed; it still waits.")
         questions = PersonQuestions(Access(self._runtime, self._service.session))
         channel = self._service.session.channel
@@ -408,7 +407,7 @@ class FollowedRuns:
 
     async def _allow_more(self, asking: _Asking, run: RunView) -> None:
         """No means that the run hands in what it has."""
-        client = LocalApprovals(self._runtime, self._service.session)
+        client = Approvals(SessionTransport(self._runtime, self._service.session))
         found = await client.extensions([run.row.id])
         if not found:
             return  # it was decided elsewhere since the look

@@ -21,7 +21,7 @@ from ava_server.budget.user_limits import policy_in_force
 from ava_server.cli.app import refuse_in_subagent
 from ava_server.cli.approve import approve_proposals, reject_proposal
 from ava_server.cli.secret_input import needed_pin
-from ava_server.cli.service_client import LocalApprovals, open_service
+from ava_server.cli.service_client import Approvals, SessionTransport, open_service
 from ava_server.cli.terminal import YES
 from ava_server.config.settings import Settings
 from ava_server.core.errors import BadInput, Refused
@@ -161,7 +161,7 @@ async def carry_out(decision: DecisionQuestion, settings: Settings, answer: str,
     refuse_in_subagent(f"ava {decision.kind}")
     shown, approves = decision.shown, decision.kind == "approve"
     async with open_service(settings, "ava status") as (runtime, service):
-        client = LocalApprovals(runtime, service.session, read)
+        client = Approvals(SessionTransport(runtime, service.session), read)
         if shown.kind == "start":
             [now] = await client.waiting([shown.id])
             if now.shown != shown:

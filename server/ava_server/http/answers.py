@@ -38,7 +38,6 @@ from ava_audit.search import LogQuery
 from ava_audit.units import DAY_US, now_us
 from ava_audit.view import View, append
 from ava_server.approval.decide import PersonAnswer, Shown, approval_needs
-from ava_server.approval.proposals import pending_proposals
 from ava_server.budget.user_limits import STRICTEST_FIRST, day_caps
 from ava_server.config.changes import read_users
 from ava_server.config.settings import Policy, UserSettings
@@ -49,9 +48,10 @@ from ava_server.core.ids import UNKNOWN_ID, parse_id, parse_number
 from ava_server.http.limits import error_response, forbidden, invalid_body, json_response, refusal, respond
 from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
 from ava_server.render.run_view import carried
-from ava_server.runs.extension import waiting_extensions
 from ava_server.service import record_requests as requests
 from ava_server.service.access import Access, Session
+from ava_server.service.decision_requests import REQUESTS as DECISIONS
+from ava_server.service.decision_requests import WAITING, DecisionsHandler
 from ava_server.service.service import decide
 from ava_server.service.users import (
     AddedUser,
@@ -118,20 +118,21 @@ async def answer_approvals(app: App, scope: Scope, receive: Receive, send: Send)
 
 async def _answer_approval(app: App, token: Token, request: Request) -> Response:
     if request.method == "GET":
-        return await _waiting_approvals(app, token)
-    if request.method == "POST":
+        return await _asked_about_decisions(app, token, request)
+    if request.method == "POST" and request.url.path == WAITING.path:
         return await _decided(app, token, request)
     return Response(status_code=405, headers={"Allow": "GET, POST"})
 
 
-async def _waiting_approvals(app: App, token: Token) -> Response:
-    at_us, limits = now_us(), app.runtime.spawn_limits_of(token.user)
-    found = await app.runtime.store.read(lambda view: pending_proposals(view, token.user, limits, at_us))
-    asking = await app.runtime.store.read(lambda view: waiting_extensions(view, token.user, at_us))
-    extensions = [one.pending.model_dump() for one in asking]
-    return json_response(
-        {"user": token.user, "proposals": [one.model_dump() for one in found], "extensions": extensions}
-    )
+async def _asked_about_decisions(app: App, token: Token, request: Request) -> Response:
+    found, in_path = requests.find_request(DECISIONS, request.url.path, request.query_params)
+    if found is None:
+        return error_response(404, "Not found. See docs/http.md for the paths.", error="not found")
+    try:
+        arguments = _arguments_of(found.answer, in_path, request.query_params)
+    except ValidationError as wrong:
+        raise invalid_body(wrong, "see docs/http.md for the format") from None
+    return _record_json(await found.answer(DecisionsHandler(Access(app.runtime, _approver(token))), **arguments))
 
 
 async def _decided(app: App, token: Token, request: Request) -> Response:
@@ -306,7 +307,7 @@ async def answer_records(app: App, scope: Scope, receive: Receive, send: Send) -
     token: Token = scope[OF_REQUEST]
     given = Request(scope, receive)
     try:
-        request, in_path = requests.find_request(given.url.path, given.query_params)
+        request, in_path = requests.find_request(requests.REQUESTS, given.url.path, given.query_params)
         if given.method not in ("GET", "HEAD"):
             response: Response = Response(status_code=405, headers={"Allow": "GET, HEAD"})
         elif request is not requests.TOKEN and not ("read" in token.scopes or token.reads_all):
@@ -413,6 +414,7 @@ _READERS: Mapping[Any, Callable[[str], Any]] = {
     requests.Number: _number,
     requests.Number | None: _number,
     LogQuery: lambda given: TypeAdapter(LogQuery).validate_json(given or "{}"),
+    Sequence[Shown]: lambda given: TypeAdapter(list[Shown]).validate_json(given or "[]"),
 }
 
 

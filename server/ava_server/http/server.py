@@ -192,7 +192,7 @@ class _Paths:
                 await self._sessions.answer(token.user, scope, receive, send)
             else:
                 await forbidden(token, "spawn or read")(scope, receive, send)
-        elif scope["path"] == APPROVALS_PATH:
+        elif scope["path"] == APPROVALS_PATH or scope["path"].startswith(f"{APPROVALS_PATH}/"):
             from ava_server.http.answers import answer_approvals  # not loaded before somebody asks
 
             await answer_approvals(self._app, scope, receive, send)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ava_server.service.records import CurrentRuns, ListedRuns, RunDiff, RunRecord, TokenFacts
     from ava_server.service.sources import OpenedSource
 
+H = TypeVar("H")
 P = ParamSpec("P")
 T = TypeVar("T")
 Day = Annotated[int, "days since 1970, UTC"]
@@ -84,7 +85,7 @@ def last_run_in(view: View, user: str, *, unended: bool) -> RunRow | None:
 
 
 class RecordsHandler:
-    """Answers each `RecordRequest` for one reader. A surface says in `run_in` and `runs_in` what they may see.
+    """Answers each `Request` for one reader. A surface says in `run_in` and `runs_in` what they may see.
 
     Args:
         redactor: Returns what hides the stored keys and secrets. Blocking.
@@ -311,8 +312,8 @@ class RecordsHandler:
 
 
 @dataclass(frozen=True)
-class RecordRequest(Generic[P, T]):
-    """A request for records.
+class Request(Generic[H, P, T]):
+    """A request to a handler, near or over HTTP.
 
     Attributes:
         path: Its path over HTTP; a part in braces is a parameter.
@@ -322,36 +323,36 @@ class RecordRequest(Generic[P, T]):
     """
 
     path: str
-    answer: Callable[Concatenate[RecordsHandler, P], Awaitable[T]]
+    answer: Callable[Concatenate[H, P], Awaitable[T]]
     kind: str
     told_by: tuple[str, ...] = ()
 
 
 _RECORDS = "ava_server.service.records"
-TOKEN = RecordRequest("/token", RecordsHandler.token, f"{_RECORDS}:TokenFacts")
-FOUND = RecordRequest("/runs/found", RecordsHandler.found, f"{__name__}:FoundRuns")
-LISTED = RecordRequest("/runs", RecordsHandler.listed, f"{_RECORDS}:ListedRuns", ("id",))
-CURRENT = RecordRequest("/runs", RecordsHandler.current, f"{_RECORDS}:CurrentRuns")
-RECORD = RecordRequest("/runs/{run_id}", RecordsHandler.record, f"{_RECORDS}:RunRecord")
-COSTS = RecordRequest("/runs/{run_id}/costs", RecordsHandler.costs, "ava_server.runs.costs:Costs")
-DIFF = RecordRequest("/runs/{run_id}/diff", RecordsHandler.diff, f"{_RECORDS}:RunDiff")
-SOURCE = RecordRequest(
-    "/runs/{run_id}/sources/{number}", RecordsHandler.source, "ava_server.service.sources:OpenedSource"
-)
-LOG = RecordRequest("/log", RecordsHandler.log, f"{__name__}:LogLines")
-GROUP = RecordRequest("/report", RecordsHandler.group, "ava_audit.totals:GroupSum", ("group",))
-SPENDING = RecordRequest("/report", RecordsHandler.spending, "ava_audit.totals:UserSpending")
-DECISIONS = RecordRequest("/report/approvals", RecordsHandler.decisions, "ava_server.render.approvals:Decisions")
-ESTIMATES = RecordRequest("/report/estimates", RecordsHandler.estimates, "ava_server.approval.estimates:PastEstimates")
-REQUESTS: tuple[RecordRequest[..., Any], ...] = (
+TOKEN = Request("/token", RecordsHandler.token, f"{_RECORDS}:TokenFacts")
+FOUND = Request("/runs/found", RecordsHandler.found, f"{__name__}:FoundRuns")
+LISTED = Request("/runs", RecordsHandler.listed, f"{_RECORDS}:ListedRuns", ("id",))
+CURRENT = Request("/runs", RecordsHandler.current, f"{_RECORDS}:CurrentRuns")
+RECORD = Request("/runs/{run_id}", RecordsHandler.record, f"{_RECORDS}:RunRecord")
+COSTS = Request("/runs/{run_id}/costs", RecordsHandler.costs, "ava_server.runs.costs:Costs")
+DIFF = Request("/runs/{run_id}/diff", RecordsHandler.diff, f"{_RECORDS}:RunDiff")
+SOURCE = Request("/runs/{run_id}/sources/{number}", RecordsHandler.source, "ava_server.service.sources:OpenedSource")
+LOG = Request("/log", RecordsHandler.log, f"{__name__}:LogLines")
+GROUP = Request("/report", RecordsHandler.group, "ava_audit.totals:GroupSum", ("group",))
+SPENDING = Request("/report", RecordsHandler.spending, "ava_audit.totals:UserSpending")
+DECISIONS = Request("/report/approvals", RecordsHandler.decisions, "ava_server.render.approvals:Decisions")
+ESTIMATES = Request("/report/estimates", RecordsHandler.estimates, "ava_server.approval.estimates:PastEstimates")
+REQUESTS: tuple[Request[RecordsHandler, ..., Any], ...] = (
     TOKEN, FOUND, LISTED, CURRENT, RECORD, COSTS, DIFF, SOURCE, LOG, GROUP, SPENDING, DECISIONS, ESTIMATES,
 )  # fmt: skip
 PATHS = tuple(dict.fromkeys(f"/{request.path.split('/')[1]}" for request in REQUESTS))
 
 
-def find_request(path: str, given: Container[str]) -> tuple[RecordRequest[..., Any] | None, dict[str, str]]:
+def find_request(
+    requests: Sequence[Request[H, ..., Any]], path: str, given: Container[str]
+) -> tuple[Request[H, ..., Any] | None, dict[str, str]]:
     """Return the request of a path and the names of its parameters, and the parameters in the path; None if unknown."""
-    for request in REQUESTS:
+    for request in requests:
         found = re.fullmatch(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", request.path), path.rstrip("/"))
         if found is not None and (not request.told_by or any(name in given for name in request.told_by)):
             return request, found.groupdict()

@@ -1,0 +1,139 @@
+"""The requests for decisions: what waits for a person, and what became of it; a command asks near and far the same.
+
+What a person decides is carried out by `service.decide`. A command calls it in its own process; with `--url` it sends
+the decision over HTTP, and the server calls it.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ava_audit.rows import RunRow
+from ava_audit.units import now_us
+from ava_audit.view import View
+from ava_server.approval.decide import Shown
+from ava_server.approval.proposals import Pending, SpawnLimits, pending_proposals, waiting_proposal
+from ava_server.core.errors import Refused
+from ava_server.core.ids import parse_any_id
+from ava_server.runs.extension import PendingExtension, waiting_extensions
+from ava_server.service.access import Access
+from ava_server.service.outcomes import outcome_of
+from ava_server.service.record_requests import Request, UnknownId
+
+MOST_SHOWN = 100
+"""So many are asked about at once; more than a table shows."""
+
+
+Find = Callable[[Sequence[str]], Awaitable[list[RunRow]]]
+
+
+@dataclass(frozen=True)
+class WaitingDecisions:
+    """What waits for a person: proposals, and requests of runs for more, each the oldest first."""
+
+    user: str
+    proposals: list[Pending]
+    extensions: list[PendingExtension]
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What became of what a person was asked about.
+
+    Attributes:
+        sentences: A sentence for each that no longer waits, by its id.
+        approved: The runs of those proposals that were approved.
+        upto: The newest entry of the log at this time.
+    """
+
+    sentences: dict[str, str]
+    approved: list[str]
+    upto: int
+
+
+class DecisionsHandler:
+    """Answers each request for decisions, for one user.
+
+    Args:
+        access: What this user may see.
+        find: Finds runs by ids of proposals and runs, where a surface has its own way; it sees runs of all users.
+    """
+
+    def __init__(self, access: Access, find: Find | None = None) -> None:
+        self.access = access
+        self.store = access.store
+        self.user = access.session.user
+        self._find = find or self._own_runs
+
+    @property
+    def _limits(self) -> SpawnLimits:
+        return self.access.runtime.spawn_limits_of(self.user)
+
+    async def _own_runs(self, ids: Sequence[str]) -> list[RunRow]:
+        """Return the runs with these ids of proposals and runs. Raises BadInput: this user may see none with one."""
+        wanted = [parse_any_id(one)[1] for one in ids]
+        return await self.store.read(lambda view: [self._run_in(view, one) for one in wanted])
+
+    def _run_in(self, view: View, given: str) -> RunRow:
+        proposal = view.proposal(given) if given.startswith("P-") else None
+        run = view.run(proposal.run_id if proposal is not None else given)
+        if run is None or not self.access.owns(run):
+            raise UnknownId(f"{given} does not wait here; without an id, all that wait are shown.")
+        return run
+
+    async def waiting(self, id: Sequence[str] = ()) -> WaitingDecisions:
+        """Return what waits: the proposals with these ids, each of which has to wait, or all of this user that do.
+
+        Raises BadInput: there is none with an id; Refused: one no longer waits.
+        """
+        found, at_us, limits = await self._find(id) if id else [], now_us(), self._limits
+
+        def query(view: View) -> WaitingDecisions:
+            if id:
+                proposals = [self._proposal_in(view, run, at_us) for run in found]
+            else:
+                proposals = pending_proposals(view, self.user, limits, at_us)
+            extensions = [one.pending for one in waiting_extensions(view, self.user, at_us)]
+            return WaitingDecisions(self.user, proposals, extensions)
+
+        return await self.store.read(query)
+
+    def _proposal_in(self, view: View, run: RunRow, at_us: int) -> Pending:
+        if run.user_id != self.user:
+            raise Refused(f"{run.pending_id} is {run.user_id}'s proposal; only that user decides about it.")
+        found = waiting_proposal(view, run, self._limits, at_us)
+        if isinstance(found, str):
+            raise Refused(found)
+        return found
+
+    async def outcomes(self, shown: Sequence[Shown]) -> Outcomes:
+        """Return what became of those of them that no longer wait."""
+        at_us, limits = now_us(), self._limits
+
+        def outcome(view: View, one: Shown) -> str | None:
+            run = _shown_run(view, one)
+            if run is not None and not self.access.owns(run):
+                return f"{one.id} is not known any more."
+            return outcome_of(view, one, limits, at_us)
+
+        def query(view: View) -> Outcomes:
+            found = {one.id: why for one in shown[:MOST_SHOWN] if (why := outcome(view, one)) is not None}
+            proposals = [view.proposal(one) for one in found if one.startswith("P-")]
+            approved = [
+                row.run_id
+                for row in proposals
+                if row is not None and row.state == "approved" and row.user_id == self.user
+            ]
+            return Outcomes(found, approved, view.head())
+
+        return await self.store.read(query)
+
+
+def _shown_run(view: View, one: Shown) -> RunRow | None:
+    proposal = view.proposal(one.id) if one.kind == "start" else None
+    return view.run(proposal.run_id if proposal is not None else one.id)
+
+
+WAITING = Request("/approvals", DecisionsHandler.waiting, f"{__name__}:WaitingDecisions")
+OUTCOMES = Request("/approvals/outcomes", DecisionsHandler.outcomes, f"{__name__}:Outcomes")
+REQUESTS: tuple[Request[DecisionsHandler, ..., Any], ...] = (WAITING, OUTCOMES)
