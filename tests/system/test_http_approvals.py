@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+import anyio.from_thread
 import anyio.to_thread
 import pytest
 from mcp import Client
@@ -152,6 +154,56 @@ async def test_a_wrong_line_digest_or_user_cannot_approve(tmp_path: Path) -> Non
         assert (await there.server.get("/approvals", bens)).json()["proposals"] == []
         assert state_of(there.root, proposed["subagent_id"]) == "awaiting_approval"
         assert (await there.server.request("DELETE", "/approvals", there.text)).status_code == 405
+
+
+async def test_tells_only_its_user_what_became_of_a_proposal(tmp_path: Path) -> None:
+    async with away(tmp_path / "data") as there:
+        proposed = await there.propose()
+        pending, run_id = proposed["pending_id"], proposed["subagent_id"]
+        bens, never = token(there.root, "ben", "approve"), "P-0dd0dd0d"
+        shown = json.dumps([{"kind": "start", "id": pending}, {"kind": "extend", "id": run_id, "digest": "x"}])
+
+        async def outcomes(text: str) -> dict[str, Any]:
+            answer = await there.server.get(f"/approvals/outcomes?shown={quote(shown)}", text)
+            assert answer.status_code == 200, answer.text
+            return {**answer.json(), "upto": 0}
+
+        assert pending not in (await outcomes(there.text))["sentences"], "it still waits"
+        unknown = {one: f"{one} is not known any more." for one in (pending, run_id)}
+        assert await outcomes(bens) == {"sentences": unknown, "approved": [], "upto": 0}
+        assert (await there.decide(decision="reject", pending_ids=[pending]))[0] == 200
+        found = await outcomes(there.text)
+        assert "was rejected already, over HTTP at" in found["sentences"][pending] and found["approved"] == []
+        assert (await outcomes(bens))["sentences"] == unknown
+        for text, given, status, says in (
+            (there.text, pending, 409, "was rejected already, over HTTP at"),
+            (bens, pending, 400, f"{pending} does not wait here"),
+            (bens, never, 400, f"{never} does not wait here"),
+            (there.text, "nonsense", 400, "is not an id"),
+        ):
+            answer = await there.server.get(f"/approvals?id={given}", text)
+            assert answer.status_code == status and says in answer.text, answer.text
+        for query in ("outcomes?shown=[1]", "outcomes?shown={", "outcomes?shown=[{}]"):
+            assert (await there.server.get(f"/approvals/{query}", there.text)).status_code == 400
+        assert (await there.server.get("/approvals/other", there.text)).status_code == 404
+        other = token(there.root, "ana", name="host2")
+        assert (await there.server.get("/approvals/outcomes", other)).status_code == 403
+
+
+async def test_a_question_that_was_decided_elsewhere_withdraws_itself_and_says_who_decided(tmp_path: Path) -> None:
+    async with away(tmp_path / "data") as there:
+        proposed = await there.propose()
+        pending = proposed["pending_id"]
+
+        def asked() -> tuple[int, str]:
+            words, own = ("--url", there.server.base, "approve", pending), {"AVA_TOKEN": there.text}
+            with on_terminal(tmp_path / "elsewhere", *words, env=own, columns=200, command=CONTROLLED) as screen:
+                screen.until("Start it? [y/N]")
+                anyio.from_thread.run(partial(there.decide, decision="reject", pending_ids=[pending]))
+                return screen.ended(), screen.text
+
+        code, text = await anyio.to_thread.run_sync(asked)
+        assert code == 10 and f"{pending} was rejected already, over HTTP at" in text, text
 
 
 async def test_a_remote_person_sees_the_same_screen_and_starts_several_runs_as_a_group(tmp_path: Path) -> None:

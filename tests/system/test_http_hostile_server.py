@@ -15,7 +15,7 @@ import pytest
 from support.terminal import ava
 
 from ava_server.cli import remote
-from ava_server.cli.remote import RemoteServer
+from ava_server.cli.remote import Connection
 from ava_server.cli.service_client import Approvals
 from ava_server.cli.transport import reached
 from ava_server.core.errors import BadInput, ConfigError
@@ -142,7 +142,7 @@ def test_gives_up_on_a_slow_endless_answer(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("AVA_TOKEN", TOKEN)
 
     async def ask(port: int) -> None:
-        async with reached(RemoteServer(f"http://127.0.0.1:{port}")) as there:
+        async with reached(Connection(f"http://127.0.0.1:{port}")) as there:
             await Approvals(there).waiting([])
 
     with hostile(drips) as (port, _seen), pytest.raises(ConfigError, match="still answering after 1 s"):
@@ -159,7 +159,7 @@ def test_over_plain_http_the_token_goes_only_to_this_machine_and_bypasses_proxie
                 "http://[::ffff:192.0.2.1]", "http://0.0.0.0", "http://2130706433", "http://localhost.", "ftp://localhost",
                 "http://ⓛocalhost", "http://local\thost.example.org", "//localhost", "http:localhost"):  # fmt: skip
         with pytest.raises(BadInput):
-            _ = RemoteServer(url).address
+            _ = Connection(url).address
 
 
 VERBS = (

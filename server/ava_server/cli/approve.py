@@ -17,7 +17,7 @@ from ava_server.cli import terminal
 from ava_server.cli.app import NOT_APPROVED, in_event_loop, refuse_in_subagent
 from ava_server.cli.log_access import read_settings
 from ava_server.cli.options import GroupMaxCost, GroupTimeout, TokenFile, Url, parse_group_limits, proposals
-from ava_server.cli.remote import RemoteServer, chosen_server
+from ava_server.cli.remote import Connection, chosen_server
 from ava_server.cli.service_client import (
     THERE_EVERY_S,
     Approvals,
@@ -104,7 +104,7 @@ async def reject_command(
 
 @asynccontextmanager
 async def _open_client(
-    server: RemoteServer | None, command: str, *, asked: bool, on_terminal: bool = False
+    server: Connection | None, command: str, *, asked: bool, on_terminal: bool = False
 ) -> AsyncGenerator[Approvals]:
     """Raises Refused: it asks `on_terminal`, and there is none."""
 

@@ -26,7 +26,7 @@ from ava_server.core.errors import AvaError, BadInput, ConfigError, Refused
 from ava_server.core.threads import run_async
 
 if TYPE_CHECKING:
-    from ava_server.cli.remote import RemoteServer
+    from ava_server.cli.remote import Connection
     from ava_server.hosts.change import Change
     from ava_server.hosts.known import Host, Launch, UserPlace
 
@@ -111,7 +111,7 @@ def init_command(
 def _connection(
     host: Host,
     started: Launch,
-    server: RemoteServer | None,
+    server: Connection | None,
     port: int | None,
     workspace: str | None,
     *,
@@ -329,7 +329,7 @@ def _remove_tool_rules(host: Host, name: str, path: Path, only_print: bool) -> b
     return not only_print
 
 
-async def _check(server: RemoteServer) -> str:
+async def _check(server: Connection) -> str:
     """Return what the token may do on a server. Raises Refused: a host should not have it."""
     from ava_server.cli.records import open_server_records
     from ava_server.cli.remote import OlderServer
@@ -370,7 +370,7 @@ def _show(change: Change, host: Host, name: str, remove: bool) -> None:
         say(note)
 
 
-def _show_next_steps(host: Host, started: Launch, server: RemoteServer | None, http: bool) -> None:
+def _show_next_steps(host: Host, started: Launch, server: Connection | None, http: bool) -> None:
     if server is not None and host.remote is not None:
         say(host.remote.token)
     say(host.next)

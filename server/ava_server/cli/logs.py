@@ -38,7 +38,7 @@ from ava_server.cli.options import (
     event_types,
     split_names,
 )
-from ava_server.cli.remote import RemoteServer, chosen_server
+from ava_server.cli.remote import Connection, chosen_server
 from ava_server.cli.terminal import columns, counted, heading, progress_on_terminal, say, styled, write_lines
 from ava_server.core.commands import advice
 from ava_server.core.data_root import find_data_root
@@ -132,7 +132,7 @@ def _default_limit(query: LogQuery, follow: bool) -> int:
 
 
 def _run(
-    server: RemoteServer | None,
+    server: Connection | None,
     follow: bool,
     show: Callable[[AbstractAsyncContextManager[Records]], Coroutine[Any, Any, None]],
 ) -> None:

@@ -21,7 +21,7 @@ from ava_audit.errors import AuditError, StoreUnavailable
 from ava_audit.search import EntryPage, LogQuery
 from ava_server.cli.log_access import find_runs, note_fetched, open_log, read_settings, terminal_session
 from ava_server.cli.log_look import LogLook, NoLog
-from ava_server.cli.remote import RemoteServer, Unreachable
+from ava_server.cli.remote import Connection, Unreachable
 from ava_server.cli.terminal import Place, tell
 from ava_server.core.data_root import DataRoot, has_log, os_user
 from ava_server.core.errors import AvaError, BadInput, ConfigError
@@ -310,7 +310,7 @@ def _known_secrets(root: DataRoot) -> Redactor:
 
 @asynccontextmanager
 async def open_records(
-    server: RemoteServer | None, root: Callable[[], DataRoot], *, make: bool = False
+    server: Connection | None, root: Callable[[], DataRoot], *, make: bool = False
 ) -> AsyncGenerator[Records]:
     """Open the server, or without one the data root; `make` creates a missing log, to wait for its first entries."""
     if server is not None:
@@ -333,7 +333,7 @@ def look_at_records(root: DataRoot, instances: Instances | None = None) -> Recor
 
 
 @asynccontextmanager
-async def open_to_show(server: RemoteServer | None, root: Callable[[], DataRoot]) -> AsyncGenerator[Records]:
+async def open_to_show(server: Connection | None, root: Callable[[], DataRoot]) -> AsyncGenerator[Records]:
     """Open what a command only shows: the server, or without one the data root, if possible without opening it."""
     place = None if server is not None else root()
     if place is not None and has_log(place):
@@ -349,7 +349,7 @@ async def open_to_show(server: RemoteServer | None, root: Callable[[], DataRoot]
 
 
 @asynccontextmanager
-async def open_server_records(server: RemoteServer) -> AsyncGenerator[Records]:
+async def open_server_records(server: Connection) -> AsyncGenerator[Records]:
     """Open a server's records. Raises AvaError: it cannot be used, or what it answered cannot be shown."""
     from ava_server.cli.transport import reached
 
@@ -357,7 +357,7 @@ async def open_server_records(server: RemoteServer) -> AsyncGenerator[Records]:
         yield Records(transport)
 
 
-async def ask_server(server: RemoteServer, kind: type[T], path: str, method: str = "GET", body: Any = None) -> T:
+async def ask_server(server: Connection, kind: type[T], path: str, method: str = "GET", body: Any = None) -> T:
     """Return what a server answers about its users. Raises AvaError: it does not, or refuses, or it cannot be shown."""
     from ava_server.cli.transport import reached, validated
 

@@ -10,7 +10,6 @@ import shlex
 import stat
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -44,13 +43,22 @@ class OlderServer(ConfigError):
     """The server's Ava does not know what was asked for."""
 
 
-@dataclass(frozen=True)
-class RemoteServer:
-    """The values of `--url` and `--token-file`; the token is read when it is needed. `source` is where the URL was."""
+class Connection:
+    """A connection to the server of `--url`, with its token; both are looked at when they are needed.
 
-    url: str
-    token_file: Path | None = None
-    source: str = "--url"
+    `opened` must be entered before the first request.
+
+    Args:
+        url: The value of `--url`.
+        token_file: The value of `--token-file`.
+        source: Where the URL was.
+    """
+
+    def __init__(self, url: str, token_file: Path | None = None, source: str = "--url") -> None:
+        self.url = url
+        self.token_file = token_file
+        self.source = source
+        self._client: httpx2.AsyncClient | None = None
 
     @property
     def address(self) -> str:
@@ -92,58 +100,17 @@ class RemoteServer:
             raise BadInput("This is not a token: a token is one line, as `ava token create` showed it.")
         return text
 
+    @asynccontextmanager
+    async def opened(self) -> AsyncGenerator[None]:
+        """Raises BadInput: address or token cannot be used."""
+        import httpx2
 
-def given_server(
-    context: typer.Context, url: str | None, token_file: Path | None = None, *, variable: bool = True
-) -> RemoteServer | None:
-    """Return the server of `--url`, before or after the command; with `variable`, also that of AVA_URL.
-
-    Raises BadInput: there is a token's file but no server.
-    """
-    url_before, file_before = context.obj or (None, None)
-    url, token_file = (url_before if url is None else url), token_file or file_before
-    server = None
-    if url is not None:
-        server = RemoteServer(url, token_file)
-    elif variable and (named := os.environ.get(URL_VARIABLE, "").strip()):
-        server = RemoteServer(named, token_file, URL_VARIABLE)
-    if server is not None:
-        name_server(server.command)  # an error comes before anything else
-        return server
-    if token_file is not None:
-        raise BadInput("--token-file: it needs --url, the server that the token is for.")
-    return None
-
-
-def chosen_server(context: typer.Context, url: str | None, token_file: Path | None) -> RemoteServer | None:
-    """Return the server of `--url` or AVA_URL; None for this machine's data root. Raises BadInput: it is unusable."""
-    server = given_server(context, url, token_file)
-    if server is not None:
-        _ = server.address, server.token()  # an error comes before anything else
-    return server
-
-
-@asynccontextmanager
-async def connected(server: RemoteServer) -> AsyncGenerator[Connection]:
-    """Raises BadInput: address or token cannot be used."""
-    import httpx2
-
-    address = server.address
-    headers = {"Authorization": f"Bearer {server.token()}", "Accept-Encoding": "identity"}
-    local = address.startswith("http:")  # this machine: the environment's proxies are for others
-    async with httpx2.AsyncClient(
-        headers=headers, timeout=ANSWER_S, follow_redirects=False, trust_env=not local
-    ) as client:
-        yield Connection(client, address, server.command)
-
-
-class Connection:
-    """Sends requests to one server, with one token; `command` is how a command for it begins."""
-
-    def __init__(self, client: httpx2.AsyncClient, address: str, command: str) -> None:
-        self._client = client
-        self.address = address
-        self.command = command
+        local = self.address.startswith("http:")  # this machine: the environment's proxies are for others
+        headers = {"Authorization": f"Bearer {self.token()}", "Accept-Encoding": "identity"}
+        async with httpx2.AsyncClient(
+            headers=headers, timeout=ANSWER_S, follow_redirects=False, trust_env=not local
+        ) as self._client:
+            yield
 
     async def request(
         self,
@@ -162,6 +129,7 @@ class Connection:
         import httpx2
         from pydantic_core import from_json
 
+        assert self._client is not None, "it is opened first"
         try:
             with anyio.fail_after(WHOLE_ANSWER_S):
                 async with self._client.stream(method, f"{self.address}{path}", json=body, params=params) as response:
@@ -239,6 +207,36 @@ class Connection:
 
     def not_ava(self) -> ConfigError:
         return ConfigError(f"The server at {self.address} is not Ava; is something else in between?")
+
+
+def given_server(
+    context: typer.Context, url: str | None, token_file: Path | None = None, *, variable: bool = True
+) -> Connection | None:
+    """Return the server of `--url`, before or after the command; with `variable`, also that of AVA_URL.
+
+    Raises BadInput: there is a token's file but no server.
+    """
+    url_before, file_before = context.obj or (None, None)
+    url, token_file = (url_before if url is None else url), token_file or file_before
+    server = None
+    if url is not None:
+        server = Connection(url, token_file)
+    elif variable and (named := os.environ.get(URL_VARIABLE, "").strip()):
+        server = Connection(named, token_file, URL_VARIABLE)
+    if server is not None:
+        name_server(server.command)  # an error comes before anything else
+        return server
+    if token_file is not None:
+        raise BadInput("--token-file: it needs --url, the server that the token is for.")
+    return None
+
+
+def chosen_server(context: typer.Context, url: str | None, token_file: Path | None) -> Connection | None:
+    """Return the server of `--url` or AVA_URL; None for this machine's data root. Raises BadInput: it is unusable."""
+    server = given_server(context, url, token_file)
+    if server is not None:
+        _ = server.address, server.token()  # an error comes before anything else
+    return server
 
 
 def _read_token_file(path: Path) -> str:

@@ -22,7 +22,7 @@ from ava_audit.units import DAY_US, US_PER_S, cents, day_of, format_duration, fo
 from ava_server.cli import terminal
 from ava_server.cli.log_look import LogLook, NoLog, run_at_once
 from ava_server.cli.options import Everybody, Json, TokenFile, Until, Url, groups
-from ava_server.cli.remote import RemoteServer, chosen_server
+from ava_server.cli.remote import Connection, chosen_server
 from ava_server.cli.terminal import counted, heading, one_line, place_json, say, say_json, tell, write
 from ava_server.core.commands import advice
 from ava_server.core.data_root import find_data_root, os_user
@@ -69,7 +69,7 @@ def report_command(
     return _show(server, partial(_spending, *days_of(since, until, now_us()), everybody, as_json))
 
 
-def _show(server: RemoteServer | None, screen: Screen, *, owners: bool = False) -> None:
+def _show(server: Connection | None, screen: Screen, *, owners: bool = False) -> None:
     """`owners`: the screen asks whether the owners of runs live."""
     from ava_server.cli.records import MemoryTransport, Records, open_server_records
 

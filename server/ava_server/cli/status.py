@@ -15,7 +15,7 @@ import typer
 from ava_extras import load
 from ava_server.cli.log_access import read_settings
 from ava_server.cli.options import Everybody, Json, TokenFile, Url
-from ava_server.cli.remote import RemoteServer, chosen_server
+from ava_server.cli.remote import Connection, chosen_server
 from ava_server.cli.terminal import columns, heading, named_root, place_json, say_json, write
 from ava_server.core.data_root import find_data_root, has_log
 from ava_server.core.threads import run_async
@@ -83,7 +83,7 @@ def _show_once(settings: Settings, probe: SandboxProbe, *, everybody: bool, as_j
     return _write(Page(named_root(reader.settings.paths), overview, found, columns(), everybody=everybody).whole())
 
 
-async def _show_server(server: RemoteServer, everybody: bool, as_json: bool) -> None:
+async def _show_server(server: Connection, everybody: bool, as_json: bool) -> None:
     from ava_server.cli.records import open_server_records
     from ava_server.cli.status_overview import Overview, run_json, today_json
     from ava_server.cli.status_page import Page

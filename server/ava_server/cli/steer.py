@@ -17,7 +17,7 @@ from ava_server.cli.app import in_event_loop, refuse_in_subagent
 from ava_server.cli.log_access import find_run, open_log, read_settings
 from ava_server.cli.options import Json, RunIdsOrLast, TokenFile, UnendedRunId, Url
 from ava_server.cli.records import MemoryTransport, Records, open_records
-from ava_server.cli.remote import RemoteServer, chosen_server
+from ava_server.cli.remote import Connection, chosen_server
 from ava_server.cli.results import show_results
 from ava_server.cli.secret_input import ask_pin, needed_pin
 from ava_server.cli.service_client import Approvals, SessionTransport, open_service
@@ -121,7 +121,7 @@ async def send_command(
 
 @asynccontextmanager
 async def _open_steering(
-    server: RemoteServer | None,
+    server: Connection | None,
     command: str,
     find: Callable[[Records], Awaitable[T]],
     *,
@@ -193,7 +193,7 @@ def resume_command(
     raise typer.Exit(run_async(_resume, settings, subagent, force, as_json))
 
 
-async def _resume_there(server: RemoteServer, given: str, as_json: bool) -> int:
+async def _resume_there(server: Connection, given: str, as_json: bool) -> int:
     """A run of another server that is held or interrupted has a line."""
     opening = _open_steering(server, "ava resume", lambda records: records.find_one(given))
     async with opening as (run, _records, approvals):

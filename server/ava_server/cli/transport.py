@@ -19,7 +19,7 @@ from ava_roles.wrap import clean
 from ava_server.approval.decide import Decided, PersonAnswer, Shown, tool_call
 from ava_server.budget.run_config import config_of
 from ava_server.cli.app import leaves_of
-from ava_server.cli.remote import Connection, RemoteServer, connected
+from ava_server.cli.remote import Connection
 from ava_server.cli.terminal import Place
 from ava_server.core.commands import advice_there
 from ava_server.core.errors import ConfigError
@@ -42,11 +42,11 @@ _WRONG = (ValueError, TypeError, LookupError, OverflowError, AttributeError)
 
 
 @asynccontextmanager
-async def reached(server: RemoteServer, every_s: float = AGAIN_S) -> AsyncGenerator[HttpTransport]:
+async def reached(server: Connection, every_s: float = AGAIN_S) -> AsyncGenerator[HttpTransport]:
     """Connect to a server. Raises AvaError: it cannot be used, or what it answered cannot be shown."""
     try:
-        async with connected(server) as connection:
-            yield HttpTransport(connection, every_s)
+        async with server.opened():
+            yield HttpTransport(server, every_s)
     except Exception as error:
         leaves = list(leaves_of(error))
         if not all(isinstance(leaf, _WRONG) for leaf in leaves):

@@ -32,7 +32,7 @@ from ava_server.cli.app import CONFIGURATION, INTERRUPTED, NOT_APPROVED
 from ava_server.cli.log_access import note_fetched, read_settings
 from ava_server.cli.options import LastRunIds, TokenFile, Url, parse_seconds
 from ava_server.cli.records import MemoryTransport, Records, open_records
-from ava_server.cli.remote import RemoteServer, chosen_server
+from ava_server.cli.remote import Connection, chosen_server
 from ava_server.cli.results import SavedFiles, exit_code, results_text, save_artifacts, show_results
 from ava_server.cli.service_client import Approvals, SessionTransport
 from ava_server.cli.terminal import ReaderGone, say, someone_there, tell
@@ -77,7 +77,7 @@ def wait_command(
     raise typer.Exit(run_async(wait_for, chosen_server(context, url, token_file), ids or [], within_s, as_json))
 
 
-async def wait_for(server: RemoteServer | None, ids: list[str], within_s: float | None, as_json: bool) -> int:
+async def wait_for(server: Connection | None, ids: list[str], within_s: float | None, as_json: bool) -> int:
     from ava_server.render.run_view import status_line
 
     async with open_records(server, lambda: read_settings().paths) as records:
@@ -421,8 +421,7 @@ class FollowedRuns:
     async def _ask(self, tasks: anyio.abc.TaskGroup, question: anyio.CancelScope) -> None:
         self._watch.progress.end()
         with question:
-            rows = await self._runtime.store.read(lambda view: [view.run(run_id) for run_id in self._run_ids])
-            running = [row for row in rows if row is not None and not row.ended]
+            running = [run.row for run in await self._watch.look() if not run.row.ended]
             which, them = f"{self._run_ids[0]} is still running", "it"
             if len(self._run_ids) > 1:
                 which, them = f"{len(running)} of {len(self._run_ids)} subagents are still running", "them"
