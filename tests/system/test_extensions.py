@@ -166,7 +166,7 @@ def test_what_became_of_a_question_is_said_although_its_run_is_over_first(tmp_pa
 import sys
 import anyio
 from ava_server.cli import service_client as c
-ask, look = c.LocalApprovals.extensions, c.LocalApprovals.decided_elsewhere
+ask, look = c.Approvals.extensions, c.Approvals.decided_elsewhere
 async def asked(*args):
     found = await ask(*args)
     print("LOOKED", file=sys.stderr)
@@ -174,7 +174,7 @@ async def asked(*args):
 async def slowly(*args):
     await anyio.sleep(3)
     return await look(*args)
-c.LocalApprovals.extensions, c.LocalApprovals.decided_elsewhere = asked, slowly
+c.Approvals.extensions, c.Approvals.decided_elsewhere = asked, slowly
 """
     text, decided = asked_with(tmp_path, slow)
     assert "was declined already, by a call of the host at" in text, text
