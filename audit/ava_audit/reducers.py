@@ -427,6 +427,7 @@ def _change_config(run: RunRow, changes: dict[str, Any]) -> None:
 
 _TERMS = (
     "price", "runner", "input_bytes", "timeout_s", "max_cost_micros", "max_tokens", "max_iterations", "max_tool_calls",
+    "estimate",
 )  # fmt: skip
 
 

@@ -20,6 +20,33 @@ INTERRUPTED, EXPIRED = "interrupted", "expired"
 """States that are not stored: the owner of a running run is gone, and nobody approved a proposal in time."""
 
 
+@dataclass(frozen=True)
+class RunFacts:
+    """What a report shows of a run."""
+
+    id: str
+    user_id: str
+    role: str
+    model: str
+    state: str
+    stop_reason: str | None
+    error_kind: str | None
+    ended_us: int | None
+
+
+@dataclass(frozen=True)
+class PastRun(RunFacts):
+    """An ended run, as estimates need it: money in micro-USD, time in microseconds; `terms` as in `RunRow`."""
+
+    cost_micros: int
+    active_us: int
+    input_tokens: int
+    output_tokens: int
+    cache_read_tokens: int
+    cache_write_tokens: int
+    terms: str
+
+
 @dataclass(slots=True)
 class RunRow:
     """The state of a run. Money in micro-USD, times in microseconds UTC, durations in microseconds.

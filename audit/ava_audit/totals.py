@@ -20,7 +20,7 @@ from pydantic import Field
 
 from ava_audit.entries import Entry
 from ava_audit.events import SessionStart
-from ava_audit.rows import QUEUED, RUNNING, WAITING, Bucket, GroupRow, RunRow
+from ava_audit.rows import QUEUED, RUNNING, WAITING, Bucket, GroupRow, RunFacts, RunRow
 from ava_audit.view import FOREVER_US, View
 
 
@@ -37,20 +37,6 @@ class DaySpending:
     uncosted_micros: int  # the part booked at the worst case, because the cost of a call is unknown
     overruns: int  # calls that exceeded their reservation in cost or tokens
     over_micros: int  # by how much their cost exceeded it
-
-
-@dataclass(frozen=True)
-class RunFacts:
-    """What a report shows of a run."""
-
-    id: str
-    user_id: str
-    role: str
-    model: str
-    state: str
-    stop_reason: str | None
-    error_kind: str | None
-    ended_us: int | None
 
 
 @dataclass(frozen=True)
@@ -94,9 +80,6 @@ class GroupSum:
     interrupted: tuple[str, ...] = ()
 
 
-_RUN = "id, user_id, role, model, state, stop_reason, error_kind, ended_us"
-
-
 def spending(view: View, since_us: int, until_us: int, user: str | None = None) -> Spending:
     """Return the costs, ended runs and errors from `since_us` to before `until_us`; `user` None means everybody's."""
     ((first_us,),) = view.select("SELECT ts_us FROM events WHERE seq = 1") if view.head() else ((None,),)
@@ -105,11 +88,10 @@ def spending(view: View, since_us: int, until_us: int, user: str | None = None) 
     period = {"after": _before(view, since_us), "since": since_us, "until": until_us}
     spent = [DaySpending(*row) for row in view.select(_script("spending.sql"), **period)]
     of_spent = {each.run_id for each in spent}
-    ended = view.select(f"SELECT {_RUN} FROM runs WHERE ended_us >= ? AND ended_us < ?", since_us, until_us)  # noqa: S608
-    known = {row[0]: RunFacts(*row) for row in ended}
+    known = {run.id: run for run in view.ended_runs(RunFacts, since_us, until_us)}
     for run_id in of_spent - known.keys():  # those that were still going on
-        for row in view.select(f"SELECT {_RUN} FROM runs WHERE id = ?", run_id):  # noqa: S608
-            known[run_id] = RunFacts(*row)
+        if (facts := view.run_facts(run_id)) is not None:
+            known[run_id] = facts
     runs = {run_id: run for run_id, run in known.items() if user in (None, run.user_id)}
     errors = view.select(_script("spending_errors.sql"), **period, user=user)
     return Spending(

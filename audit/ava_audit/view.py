@@ -12,30 +12,22 @@ from ava_audit.database import ALL_ROWS, Database, IndexQuery
 from ava_audit.entries import ENTRY_COLUMNS, LINE_COLUMNS, Entry, entry_of
 from ava_audit.events import Event, SessionStart
 from ava_audit.projections import RUNS, Projections
-from ava_audit.rows import UNENDED, WAITING, Bucket, GroupRow, ProposalRow, RunRow, calls_of
+from ava_audit.rows import (
+    UNENDED,
+    WAITING,
+    Bucket,
+    GroupRow,
+    PastRun,
+    ProposalRow,
+    RunFacts,
+    RunRow,
+    calls_of,
+)
 
 FOREVER_US = 2**62
 """After all times of a log."""
 PAST_RUNS = 100
 """The runs of a user and role among which similar ones are looked for."""
-
-
-@dataclass(frozen=True)
-class PastRun:
-    """An ended run, as an estimate of a similar one needs it: money in micro-USD, time in microseconds.
-
-    `config` is its configuration or, from `past_runs`, the `terms` of that.
-    """
-
-    model: str
-    state: str
-    cost_micros: int
-    active_us: int
-    input_tokens: int
-    output_tokens: int
-    cache_read_tokens: int
-    cache_write_tokens: int
-    config: str
 
 
 @dataclass(frozen=True)
@@ -100,7 +92,9 @@ def holder_of(
     )
 
 
-_PAST = ", ".join(field.name for field in fields(PastRun)[:-1])
+_PAST = ", ".join(field.name for field in fields(PastRun) if field.name != "terms")
+_FACTS = ", ".join(field.name for field in fields(RunFacts))
+F = TypeVar("F", bound=RunFacts)
 RunGroup = Literal["waiting", "running", "ended"]
 _UNEXPIRED = f"SELECT run_id FROM proposals WHERE state = '{WAITING}' AND expires_us > ?"  # noqa: S608
 """Runs that wait for an approval: found by when they expire, because expired ones keep their state for ever."""
@@ -246,27 +240,30 @@ class View:
         """
         unless, reasons = _unless(but)
         newest = (
-            f"SELECT {_PAST}, id, ended_us FROM runs WHERE user_id = ? AND role = ? AND started_us IS NOT NULL"  # noqa: S608
+            f"SELECT {_PAST} FROM runs WHERE user_id = ? AND role = ? AND started_us IS NOT NULL"  # noqa: S608
             f" AND ended_us IS NOT NULL{unless} ORDER BY ended_us DESC LIMIT {PAST_RUNS}"
         )
         wanted = (
-            f"SELECT {_PAST}, id FROM ({newest}) AS newest WHERE state IN ({placeholders(endings)})"  # noqa: S608
+            f"SELECT {_PAST} FROM ({newest}) AS newest WHERE state IN ({placeholders(endings)})"  # noqa: S608
             " ORDER BY model <> ?, ended_us DESC LIMIT ?"
         )
         sql = f"SELECT {_PAST}, terms FROM ({wanted}) AS wanted JOIN configs USING (id)"  # noqa: S608
         return [PastRun(*row) for row in self.select(sql, user, role, *reasons, *endings, model, limit)]
 
-    def ended_runs(
-        self, since_us: int, until_us: int, user: str | None, endings: Sequence[str], but: Sequence[str] = ()
-    ) -> Iterator[tuple[str, PastRun]]:
-        """Yield role and facts of the runs that ended so in a time (end exclusive); `but` as in `past_runs`."""
-        unless, reasons = _unless(but)
-        sql = (
-            f"SELECT role, {_PAST}, config FROM runs JOIN configs USING (id) WHERE ended_us >= ? AND ended_us < ?"  # noqa: S608
-            f" AND +state IN ({placeholders(endings)}){unless} AND (CAST(? AS TEXT) IS NULL OR user_id = ?)"
-        )
-        for role, *facts in self.stream(sql, since_us, until_us, *endings, *reasons, user, user):
-            yield role, PastRun(*facts)
+    def ended_runs(self, kind: type[F], since_us: int, until_us: int, user: str | None = None) -> Iterator[F]:
+        """Yield the runs that ended in a time (end exclusive), of a user or of everybody (None).
+
+        `kind`: `RunFacts`, or `PastRun` to read what estimates need besides.
+        """
+        of = f"{_PAST}, terms FROM runs JOIN configs USING (id)" if kind is PastRun else f"{_FACTS} FROM runs"
+        sql = f"SELECT {of} WHERE ended_us >= ? AND ended_us < ? AND (CAST(? AS TEXT) IS NULL OR user_id = ?)"
+        for row in self.stream(sql, since_us, until_us, user, user):
+            yield kind(*row)
+
+    def run_facts(self, run_id: str) -> RunFacts | None:
+        for row in self.select(f"SELECT {_FACTS} FROM runs WHERE id = ?", run_id):  # noqa: S608
+            return RunFacts(*row)
+        return None
 
     def users(self) -> set[str]:
         return {*self._distinct("user_id")}

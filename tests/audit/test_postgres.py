@@ -28,6 +28,7 @@ from ava_audit.database import Busy, Database, FoundRows
 from ava_audit.errors import DataRootRefused, LogMoved, OutcomeUnknown, SchemaNewer, StoreUnavailable
 from ava_audit.events import AssistantMessage, Event
 from ava_audit.maintenance import index_new_entries
+from ava_audit.rows import PastRun, RunFacts
 from ava_audit.search import LogQuery, search
 from ava_audit.store import backend, locks, sqlite, store
 from ava_audit.store import store as stores
@@ -754,7 +755,11 @@ QUERIES: dict[str, Callable[[View], object]] = {
         [replace(run, active_us=0) for run in view.past_runs("ben", "researcher", model, ("success",), 9, ("the ",))]
         for model in ("test:model", "other:model")
     ],
-    "ended runs": lambda view: [role for role, _run in view.ended_runs(0, NOW, None, ("success",), ("the ",))],
+    "ended runs": lambda view: [
+        [replace(run, active_us=0) for run in view.ended_runs(PastRun, 0, NOW)],
+        list(view.ended_runs(RunFacts, 0, NOW, "ben")),
+    ],
+    "run facts": lambda view: (view.run_facts("S-aaaaaa"), view.run_facts("S-none")),
     "users": lambda view: view.users(),
     "changed": lambda view: sorted(view.changed_after(3, ("RunEnded", "RunClaimed"))),
     "unfetched": lambda view: view.unfetched("ben"),

@@ -17,8 +17,9 @@ from support.runtime import PRICED, open_lab
 from support.terminal import ava
 
 from ava_audit.events import Ending, RunEnded, SpawnProposed
+from ava_audit.rows import PastRun
 from ava_audit.store.store import Store
-from ava_audit.view import PAST_RUNS, PastRun
+from ava_audit.view import PAST_RUNS
 from ava_server.approval.estimates import COUNTED, SIMILAR, bound_of, past_estimates, with_estimate
 from ava_server.approval.proposals import ProposalSummary, together_note
 from ava_server.approval.questions import question
@@ -160,7 +161,7 @@ def test_a_run_at_another_price_is_priced_again_by_its_tokens() -> None:
     assert (found.runs, found.left_out) == (9, 0)
     assert found.most_micros == pytest.approx(40_000, rel=0.001)
     assert estimated(dearer, price=replace(PRICE, source="another table")).half_micros == 80_000, "the same price"
-    [one] = {replace(run, config="") for run in dearer}
+    [one] = {replace(run, terms="") for run in dearer}
     assert found.most_micros == -(-(one.input_tokens * 1_500 + one.output_tokens * 7_500) // 1_000)
 
 
@@ -283,7 +284,7 @@ async def test_estimates_read_no_texts_of_earlier_runs(tmp_path: Path) -> None:
     async with Store.open(tmp_path) as log:
         await lived(log, 9, 10_000, price=asdict(PRICE), role_text="long")
         [run] = await log.read(lambda view: view.past_runs(me(), "researcher", MODEL, COUNTED, SIMILAR))
-    assert "role_text" not in json.loads(run.config)
+    assert "role_text" not in json.loads(run.terms)
 
 
 async def test_the_report_says_how_many_runs_stayed_within_their_estimates(tmp_path: Path) -> None:

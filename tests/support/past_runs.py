@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from ava_audit.rows import PastRun
 from ava_audit.units import now_us
-from ava_audit.view import PastRun
 from ava_server.approval.decisions import Approval, CheckedApproval, check_approval
 from ava_server.approval.estimates import SIMILAR, with_estimate
 from ava_server.approval.proposals import Pending, pending_proposals
@@ -58,7 +58,15 @@ def stored(**changes: Any) -> str:
 
 def past(micros: int, us: int = 120_000_000, *, state: str = "success", model: str = MODEL, **changes: Any) -> PastRun:
     """A run that ended; its tokens are those of its cost at `PRICE`."""
-    return PastRun(model, state, micros, us, micros // 6, micros // 30, 0, 0, stored(model=model, **changes))
+    terms = stored(model=model, **changes)
+    return ended(micros, us, terms, state=state, model=model, tokens=(micros // 6, micros // 30))
+
+
+def ended(
+    micros: int, us: int, terms: str, *, state: str = "success", model: str = MODEL, tokens: tuple[int, int] = (0, 0)
+) -> PastRun:
+    """A run that ended; `tokens` are those of its prompts and answers."""
+    return PastRun("S-000001", "ben", "researcher", model, state, "done", None, 1, micros, us, *tokens, 0, 0, terms)
 
 
 def _two_humps(chance: random.Random) -> float:
@@ -85,7 +93,7 @@ def coverage(name: str, seed: int, runs: int) -> tuple[float, float]:
             proposed += 1
             kept_half += micros <= (estimate.half_micros or 0)
             kept_most += micros <= (estimate.most_micros or 0)
-        before.append(PastRun(MODEL, "success", micros, 60_000_000, 0, 0, 0, 0, then))
+        before.append(ended(micros, 60_000_000, then))
     return kept_half / proposed, kept_most / proposed
 
 
@@ -97,7 +105,7 @@ def together(name: str, seed: int, times: int, size: int) -> tuple[float, float]
         return round(DISTRIBUTIONS[name](chance) * 1e6)
 
     for _ in range(times):
-        before = [PastRun(MODEL, "success", cost(), 60_000_000, 0, 0, 0, 0, then) for _ in range(SIMILAR)]
+        before = [ended(cost(), 60_000_000, then) for _ in range(SIMILAR)]
         likely = with_estimate(asked, before).likely_micros
         assert likely is not None
         actual = sum(cost() for _ in range(size))

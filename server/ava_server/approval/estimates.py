@@ -30,7 +30,8 @@ from typing import Any, Literal
 
 from pydantic_core import from_json
 
-from ava_audit.view import PastRun, View
+from ava_audit.rows import PastRun
+from ava_audit.view import View
 from ava_server.budget.caps import SHARED_CAPS
 from ava_server.budget.run_config import CAP_OF_ENDING, COST, TIME, Estimate, RunConfig
 from ava_server.models.selection import OFFLINE
@@ -100,7 +101,7 @@ def _similar(
     """Return the narrowest group with enough runs, and how many of it are left out; None without one."""
     offline, size, today = config.model == OFFLINE, _size(config.input_bytes), asdict(config.price)
     today["steps"] = list(today["steps"])  # as JSON has them
-    stored = ((run, from_json(run.config)) for run in past)
+    stored = ((run, from_json(run.terms)) for run in past)
     runs = [_run(*each, config, today) for each in stored if each[1]["runner"] == config.runner]
     groups: Mapping[Literal["size", "model", "role"], Callable[[_Run], bool]] = {
         "size": lambda run: run.model == config.model and run.size == size,
@@ -187,7 +188,7 @@ class RoleEstimates:
         return self.half_cost, self.most_cost, self.half_time, self.most_time
 
     def add(self, run: PastRun) -> None:
-        stored = from_json(run.config).get("estimate")
+        stored = from_json(run.terms).get("estimate")
         if stored is None:
             self.without += 1
             return
@@ -216,7 +217,9 @@ class PastEstimates:
 def past_estimates(view: View, since_us: int, until_us: int, user: str | None) -> PastEstimates:
     """Return how good the estimates of the runs were that ended in a time, end exclusive; `user` None: everybody's."""
     total, roles = RoleEstimates(""), dict[str, RoleEstimates]()
-    for role, run in view.ended_runs(since_us, until_us, user, COUNTED, SHARED_CAPS):
-        for sums in (total, roles.setdefault(role, RoleEstimates(role))):
-            sums.add(run)
+    for run in view.ended_runs(PastRun, since_us, until_us, user):
+        if run.state not in COUNTED or (run.stop_reason or "").startswith(SHARED_CAPS):
+            continue
+        total.add(run)
+        roles.setdefault(run.role, RoleEstimates(run.role)).add(run)
     return PastEstimates(user, total, tuple(sorted(roles.values(), key=lambda one: (-one.runs, one.role))))

@@ -71,7 +71,7 @@ from ava_server.models.selection import (
 )
 
 if TYPE_CHECKING:
-    from ava_audit.view import PastRun
+    from ava_audit.rows import PastRun
     from ava_roles.net.search_engines import Engine
     from ava_server.config.settings import Limits, Policy, Settings
 

@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, closing, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,7 +28,7 @@ from ava_server.core.commands import advice
 from ava_server.core.data_root import find_data_root, os_user
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import parse_id, read_span, state_words
-from ava_server.render.report import NOT_FAILED, Report, Sum, folded, report_json, report_of
+from ava_server.render.report import NOT_FAILED, Report, TableRow, part_table, period_table, report_json, report_of
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
@@ -124,25 +124,16 @@ def days_of(since: str | None, until: str | None, at_us: int) -> tuple[int, int]
 # -- the screen -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class TableRow:
-    """A line of a table: its name, its figures, and the length of its bar in any unit."""
-
-    name: str
-    figures: tuple[str, ...]
-    bar: int = 0
-
-
 def _screen(report: Report) -> None:
     total = report.total
     say("\n".join(_head(report)))
     if not total.calls and not total.ended:
         return say("\nNothing was spent, and nothing ended.")
-    unit = "month" if report.monthly else "day"
-    _table(f"By {unit} (UTC)", ("cost", "calls", "ended", "failed"), list(_folded(report.periods)))
-    for by, sums in report.by.items():
-        last = ("runs",) if by == "ending" else ("ended", "failed")
-        _table(f"By {by}", ("cost", "share", *last), [_row(one, total, by) for one in sums])
+    periods = period_table(report)
+    _table(f"By {periods.what.lower()} (UTC)", periods.head, periods.rows)
+    for what in report.by:
+        parts = part_table(report, what)
+        _table(f"By {what}", parts.head, parts.rows)
     return say("\n".join(_failed(report)))
 
 
@@ -172,21 +163,6 @@ def _head(report: Report) -> Iterator[str]:
         yield f"Not counted: {counted(report.others, 'run')} of other users; {how}."
 
 
-def _folded(days: Sequence[Sum]) -> Iterator[TableRow]:
-    for name, day in folded(days):
-        if day is None:
-            yield TableRow(name, ("-", "-", "-", "-"))
-            continue
-        failed = f"{day.failed:,}" if day.failed else "-"
-        yield TableRow(name, (format_usd(day.cost), f"{day.calls:,}", f"{day.ended:,}", failed), day.cost)
-
-
-def _row(one: Sum, total: Sum, by: str) -> TableRow:
-    share = f"{100 * one.cost / total.cost:.0f} %" if total.cost else "-"
-    counts = (f"{one.runs:,}",) if by == "ending" else (f"{one.ended:,}", f"{one.failed:,}" if one.failed else "-")
-    return TableRow(one.name, (format_usd(one.cost), share, *counts), one.cost)
-
-
 def _failed(report: Report) -> Iterator[str]:
     yield ""
     if report.reasons:
@@ -211,8 +187,8 @@ def _table(title: str, head: Sequence[str], rows: Sequence[TableRow]) -> None:
     drawn = sys.stdout.isatty()
     width = terminal.columns(sys.stdout) if drawn else 80
     names = (terminal.cut(one_line(row.name), max(width - 50, 12) if drawn else 200) for row in rows)
-    table = [(title, *head), *((name, *row.figures) for name, row in zip(names, rows, strict=True))]
-    lines = terminal.aligned(table, right=range(1, len(head) + 1))
+    drawn_rows = [(name, *(each or "-" for each in row.figures)) for name, row in zip(names, rows, strict=True)]
+    lines = terminal.aligned([(title, *map(str.lower, head)), *drawn_rows], right=range(1, len(head) + 1))
     room = min(width - max(map(terminal.cells, lines)) - 3, BAR)
     most = max((row.bar for row in rows), default=0)
     say()
@@ -475,4 +451,4 @@ async def _estimates(since_us: int, until_us: int, everybody: bool, as_json: boo
 
 
 def _kept(kept: Kept) -> str:
-    return f"{kept.within:,} of {kept.of:,} ({100 * kept.within / kept.of:.0f} %)" if kept.of else "-"
+    return f"{kept.within:,} of {kept.of:,} ({100 * kept.within / kept.of:.0f} %)" if kept.of else ""

@@ -10,10 +10,11 @@ from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from ava_audit.units import DAY_US, cents, day_of
+from ava_audit.units import DAY_US, cents, day_of, format_usd
 
 if TYPE_CHECKING:
-    from ava_audit.totals import DaySpending, ErrorCount, RunFacts, Spending
+    from ava_audit.rows import RunFacts
+    from ava_audit.totals import DaySpending, ErrorCount, Spending
 
 NOT_RUN = ("rejected", "expired", "superseded")
 """Endings of what never started."""
@@ -236,6 +237,61 @@ def shares_of(found: Spending, report: Report, what: str, most: int) -> list[Sha
         costs.get(name, others)[of_period[day if day in of_period else day[:7]]] += spent.cost_micros
     shares = [Share(name, tuple(each)) for name, each in costs.items()]
     return shares if len(own) == len(names) else [*shares, Share(ALL_OTHERS, tuple(others))]
+
+
+# -- as tables --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A row of a table: its name, its figures (empty for nothing), and the length of its bar in any unit."""
+
+    name: str
+    figures: tuple[str, ...]
+    bar: int = 0
+
+
+@dataclass(frozen=True)
+class Table:
+    """Figures by name: what a name is, the head of each column of figures, and the rows."""
+
+    what: str
+    head: tuple[str, ...]
+    rows: tuple[TableRow, ...]
+
+
+def period_table(report: Report, shares: Sequence[Share] = ()) -> Table:
+    """Return the days or months, oldest first; with `shares`, also what each part cost."""
+    place = {period.name: number for number, period in enumerate(report.periods)}
+    head = ("Cost", *(share.name for share in shares), "Calls", "Ended", "Failed")
+    rows: list[TableRow] = []
+    for name, period in folded(report.periods):
+        if period is None:
+            rows.append(TableRow(name, ("",) * len(head)))
+            continue
+        parts = [_usd_or_nothing(share.costs[place[name]]) for share in shares]
+        counts = f"{period.calls:,}", f"{period.ended:,}", _or_nothing(period.failed)
+        rows.append(TableRow(name, (format_usd(period.cost), *parts, *counts), period.cost))
+    return Table("Month" if report.monthly else "Day", head, tuple(rows))
+
+
+def part_table(report: Report, what: str) -> Table:
+    """Return the roles, models, endings or users, the most expensive first."""
+    counts = ("Runs",) if what == "ending" else ("Ended", "Failed")
+    rows: list[TableRow] = []
+    for one in report.by[what]:
+        share = f"{100 * one.cost / report.total.cost:.0f} %" if report.total.cost else ""
+        runs = (f"{one.runs:,}",) if what == "ending" else (f"{one.ended:,}", _or_nothing(one.failed))
+        rows.append(TableRow(one.name, (format_usd(one.cost), share, *runs), one.cost))
+    return Table(what.capitalize(), ("Cost", "Share", *counts), tuple(rows))
+
+
+def _or_nothing(count: int) -> str:
+    return f"{count:,}" if count else ""
+
+
+def _usd_or_nothing(micros: int) -> str:
+    return format_usd(micros) if micros else ""
 
 
 def report_json(report: Report) -> dict[str, Any]:

@@ -17,12 +17,12 @@ from ava_audit.errors import AuditError
 from ava_audit.events import Who
 from ava_audit.maintenance import run_maintenance
 from ava_audit.retention import Retention
-from ava_audit.rows import RUNNING, UNENDED, RunRow
+from ava_audit.rows import RUNNING, UNENDED, PastRun, RunRow
 from ava_audit.store.backend import UNANNOUNCED, Announcement, Instances, Membership, OlderSchema
 from ava_audit.store.store import Store
 from ava_audit.totals import EntryCounts
 from ava_audit.units import now_us
-from ava_audit.view import PastRun, T, View
+from ava_audit.view import T, View
 from ava_roles.catalog import Catalog
 from ava_roles.errors import WorkspaceRefused
 from ava_roles.mcp_client.tools import server_of

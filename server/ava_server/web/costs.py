@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -23,7 +24,7 @@ from ava_audit.view import View
 from ava_roles.wrap import clean
 from ava_server.core.errors import BadInput
 from ava_server.render.approvals import decisions_of, totals_line
-from ava_server.render.report import Report, Share, Sum, folded, report_of, shares_of
+from ava_server.render.report import Report, Share, part_table, period_table, report_of, shares_of
 from ava_server.service.current import Budget
 from ava_server.web.context import PagePart, reader_of
 from ava_server.web.site import Visitor
@@ -35,6 +36,7 @@ MOST_SHARES = 7
 MOST_REASONS = 8
 APPROVALS = "/costs/approvals"
 _CURSOR = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})")
+_DAY = re.compile(r"\d{4}-\d\d-\d\d")
 _NOTHING: Mapping[str, str] = {}
 
 
@@ -64,19 +66,6 @@ class CostsQuery:
     @property
     def through(self) -> str:
         return day_of(self.last * DAY_US)
-
-
-@dataclass(frozen=True)
-class Line:
-    """A row of the table: a day, a month, or the first and last of many empty days, whose sum is None.
-
-    `parts` are in micro-USD; `address` has its entries in the log, empty without one.
-    """
-
-    name: str
-    sum: Sum | None
-    parts: tuple[int, ...] = ()
-    address: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,11 +99,11 @@ class CostPages(PagePart):
             "found": found,
             "report": found.report,
             "total": found.report.total,
-            "lines": list(lines_of(found, everybody=asked.everybody))[::-1],
+            "days": period_table(found.report, found.shares if len(found.shares) > 1 else ()),
             "chart": chart_of(found) if found.report.total.cost else None,
-            "tables": {what: [row_of(one, what, asked) for one in sums] for what, sums in found.report.by.items()},
+            "tables": {what: part_table(found.report, what) for what in found.report.by},
+            "address_of": partial(address_of, asked),
             "most_reasons": MOST_REASONS,
-            "monthly": found.report.monthly,
         }
         return self._context.show(request, "costs.html", values, 400 if problem else 200)
 
@@ -189,38 +178,20 @@ def _day(field: str, given: str) -> int:
     return day
 
 
-def lines_of(found: FoundCosts, *, everybody: bool) -> list[Line]:
-    """Oldest first."""
-    index = {period.name: number for number, period in enumerate(found.report.periods)}
-    lines: list[Line] = []
-    for name, period in folded(found.report.periods):
-        if period is None:
-            lines.append(Line(name, None))
-            continue
-        parts = tuple(share.costs[index[name]] for share in found.shares)
-        lines.append(Line(name, period, parts, _entries_of(name, everybody)))
-    return lines
-
-
-def _entries_of(day: str, everybody: bool) -> str:
-    """Return the address of a day's costs in the log; empty for a month."""
-    if len(day) != len("2026-01-31"):
-        return ""
-    start = (date.fromisoformat(day) - EPOCH.date()).days * DAY_US
-    asked = {"type": "cost", "since": f"{day}T00:00Z", "until": f"{day_of(start + DAY_US)}T00:00Z"}
-    return "/events?" + urlencode({**asked, **({"all": ""} if everybody else {})})
-
-
-def row_of(one: Sum, what: str, asked: CostsQuery) -> tuple[Sum, str]:
-    """Return the sums of a role, model, ending or user, and the address of its runs; empty without one."""
+def address_of(asked: CostsQuery, what: str, name: str) -> str:
+    """Return the address of what a row of a table counts: runs, or entries of the log; empty without one."""
     everybody = {"all": ""} if asked.everybody else {}
     match what:
-        case "role":
-            return one, "/subagents?" + urlencode({"role": one.name, **everybody})
-        case "user":
-            return one, "/events?" + urlencode({"user": one.name, "type": "complete", **everybody})
+        case "Day" if _DAY.fullmatch(name):
+            ends = day_of((_day("day", name) + 1) * DAY_US)
+            given = {"type": "cost", "since": f"{name}T00:00Z", "until": f"{ends}T00:00Z"}
+            return "/events?" + urlencode({**given, **everybody})
+        case "Role":
+            return "/subagents?" + urlencode({"role": name, **everybody})
+        case "User":
+            return "/events?" + urlencode({"user": name, "type": "complete", **everybody})
         case _:
-            return one, ""
+            return ""
 
 
 def chart_of(found: FoundCosts) -> dict[str, Any]:
