@@ -5,8 +5,8 @@
 Each question of `reader.toml`, or with `--set tuning-2` of `reader_tuning.toml` and with `--set sealed` of
 `reader_sealed.toml`, is one real run: `ava run researcher` with the offline reader over the folder of a package. A
 finding is right if its file is one of those named and its quote contains one of the phrases. The questions without an
-answer must end as "no answer found". Nothing is installed: a question whose file is missing is skipped, and the
-packages to install are named at the end.
+answer must end as "no answer found", or as "not known" where not everything could be read. Nothing is installed: a
+question whose file is missing is skipped, and the packages to install are named at the end.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ OWN_FILES = {"tuning-2": "reader_tuning.toml", "sealed": "reader_sealed.toml"}
 
 FIRST = 5
 NO_ANSWER = "no answer found"
+NOT_KNOWN = "not known whether there is an answer"
+"""What a summary says that makes no claim: everything was read, or not everything could be."""
+
 SECONDS = 300
 """The longest time for one question."""
 
@@ -116,7 +119,7 @@ def main() -> None:
             result = ask(question["ask"], folder, Path(data_root))
             seconds.append(time.monotonic() - began)
             findings, summary = result["untrusted_result"]["findings"], result["untrusted_result"]["summary"]
-            refuses = NO_ANSWER in summary.lower()
+            refuses = NO_ANSWER in summary.lower() or NOT_KNOWN in summary
             ending = "" if "file" in question else ", without"
             kind, groups = question["set"] + ending, groups_of(question)
             counts.update((group + ending, "asked") for group in groups)

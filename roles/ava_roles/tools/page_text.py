@@ -243,7 +243,7 @@ class _Reader:
             self._cut_from = tag.start()
         if self._hidden_at is None:
             self._notice(name, given)
-        if name in _VOID or (written.endswith("/") and self._is_empty(name)):
+        if name in _VOID or (written.endswith("/") and self._is_empty(name, tag.end())):
             if self._hidden_at == len(self._open):
                 self._show_again(tag.end())
             return tag.end()
@@ -263,9 +263,19 @@ class _Reader:
             return len(self._html)
         return tag.end()
 
-    def _is_empty(self, name: str) -> bool:
-        """Tell whether `<name/>` is an element without content: in XML, SVG and MathML."""
-        return self._is_xml or name in ("svg", "math") or bool(self._counts["svg"] or self._counts["math"])
+    def _is_empty(self, name: str, at: int) -> bool:
+        """Tell whether `<name/>` is an element without content: in XML, SVG and MathML.
+
+        A browser takes `<iframe/>` for a start tag, and without an end tag shows nothing of what follows. Whoever wrote
+        that meant an empty element, so the rest of the page is read. `at`: where the tag ends.
+        """
+        if self._is_xml or name in ("svg", "math") or self._counts["svg"] or self._counts["math"]:
+            return True
+        if name not in _RAW_END:
+            return False
+        if f"<{name}/>" not in self._never_found and _RAW_END[name].search(self._html, at) is None:
+            self._never_found.add(f"<{name}/>")
+        return f"<{name}/>" in self._never_found
 
     def _raw(self, name: str, given: dict[str, str], at: int) -> int:
         """Read an element that has no tags in it; return where its end tag begins."""
