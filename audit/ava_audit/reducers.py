@@ -36,7 +36,7 @@ from ava_audit.events import (
     Unknown,
     Usage,
 )
-from ava_audit.rows import QUEUED, RUNNING, WAITING, Bucket, GroupRow, ProposalRow, RunRow
+from ava_audit.rows import HELD_UNTIL_US, QUEUED, RUNNING, WAITING, Bucket, GroupRow, ProposalRow, RunRow, WaitsFor
 
 _CONTENT = len(HEADER)
 
@@ -230,7 +230,7 @@ def _decided(state: State, header: Header, fact: SpawnDecided) -> None:
 def _claimed(state: State, run: RunRow, header: Header, fact: RunClaimed) -> None:
     _leave(run, fact.seen_us)
     run.state = RUNNING
-    run.not_before_us = run.extension = run.question = None
+    _stop_waiting(run)
     run.generation = fact.generation
     run.instance = fact.instance
     run.claimed_us = run.last_us = header.ts_us
@@ -256,12 +256,21 @@ def _leave(run: RunRow, seen_us: int | None = None) -> None:
     run.instance = run.claimed_us = None
 
 
-def _pause(run: RunRow, active_us: int, until_us: int) -> None:
-    """Return a run to the queue until a time; the fact of its pause gives the active time."""
+def _wait(run: RunRow, active_us: int, waits_for: WaitsFor, until_us: int, asked: Fact | None = None) -> None:
+    """Return a run to the queue, where it waits for something until a time. The fact of that gives its active time.
+
+    `asked`: what somebody is to answer.
+    """
     run.claimed_us = None
     run.active_us = max(run.active_us, active_us)
     _leave(run)
-    run.not_before_us = until_us
+    run.waits_for = waits_for
+    run.waits_until_us = until_us
+    run.asked = None if asked is None else to_json(asked).decode()
+
+
+def _stop_waiting(run: RunRow) -> None:
+    run.waits_for = run.waits_until_us = run.asked = None
 
 
 def _money_awaited(_state: State, run: RunRow, header: Header, fact: MoneyAwaited) -> None:
@@ -283,32 +292,31 @@ def _end_money_wait(run: RunRow, now_us: int) -> None:
 
 
 def _paused(_state: State, run: RunRow, _header: Header, fact: RunPaused) -> None:
-    _pause(run, fact.active_us, fact.not_before_us)
+    held = fact.not_before_us == HELD_UNTIL_US
+    _wait(run, fact.active_us, "resume" if held else "provider", fact.not_before_us)
 
 
 def _extension_asked(_state: State, run: RunRow, _header: Header, fact: ExtensionAsked) -> None:
-    _pause(run, fact.active_us, fact.expires_us)
-    run.extension = to_json(fact).decode()
+    _wait(run, fact.active_us, "more", fact.expires_us, fact)
 
 
 def _question_asked(_state: State, run: RunRow, _header: Header, fact: QuestionAsked) -> None:
-    _pause(run, fact.active_us, fact.expires_us)
-    run.question = to_json(fact).decode()
+    _wait(run, fact.active_us, "answer", fact.expires_us, fact)
 
 
 def _question_answered(_state: State, run: RunRow, _header: Header, _fact: QuestionAnswered) -> None:
-    run.not_before_us = run.question = None
+    _stop_waiting(run)
 
 
 def _extension_decided(_state: State, run: RunRow, _header: Header, fact: ExtensionDecided) -> None:
-    run.not_before_us = run.extension = None
+    _stop_waiting(run)
     _change_config(run, fact.changes)
 
 
 def _resumed(_state: State, run: RunRow, header: Header, fact: RunResumed) -> None:
     _leave(run, fact.seen_us)
     run.last_us = header.ts_us  # the time without an owner counts from here
-    run.not_before_us = None
+    _stop_waiting(run)
     run.generation += 1
 
 
@@ -391,7 +399,7 @@ def _ended(state: State, run: RunRow, header: Header, fact: RunEnded) -> None:
     run.error_kind = fact.error_kind
     run.ended_us = header.ts_us
     _end_money_wait(run, header.ts_us)
-    run.extension = run.question = None
+    _stop_waiting(run)
     run.wrap_micros, run.wrap_scopes = 0, None
     run.active_us = max(run.active_us, fact.active_us)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 WAITING = "awaiting_approval"
 QUEUED = "queued"
@@ -18,6 +18,11 @@ AWAITING_EXTENSION, AWAITING_ANSWER, HELD = "awaiting_extension", "awaiting_answ
 resume it after a restore."""
 INTERRUPTED, EXPIRED = "interrupted", "expired"
 """States that are not stored: the owner of a running run is gone, and nobody approved a proposal in time."""
+WaitsFor = Literal["provider", "more", "answer", "resume"]
+"""What a queued run waits for: its provider, which takes no calls; a person, who allows it more or declines; an answer
+to its question; or a person who resumes it after a restore or an import."""
+HELD_UNTIL_US = 253_402_300_799_000_000
+"""The end of the wait for a resume, in microseconds UTC: the last second of the year 9999."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +59,9 @@ class RunRow:
     `config` is the approved configuration, with the decision's changes applied; `terms` is what estimates need of it,
     as JSON without the long texts. `in_flight` is the `CostReserved` of a model call that is not settled, or a list of
     several. `tokens` counts the tokens that count against `max_tokens`.
-    `not_before_us` is the end of a pause; nobody may claim the run before. `extension` and `question` are the
-    `ExtensionAsked` and the `QuestionAsked` that the run waits for. `message_seq` is the newest message to the run.
+    `waits_for` says what a queued run waits for, and `waits_until_us` until when: nobody may claim it before. Both stay
+    until it is claimed. `asked` is the `ExtensionAsked` or the `QuestionAsked` whose answer it waits for.
+    `message_seq` is the newest message to the run.
     `money_wait` says what a running run waits for that other runs hold (`MoneyWait`); None while it does not wait.
     """
 
@@ -75,7 +81,9 @@ class RunRow:
     error_kind: str | None
     created_us: int
     queued_us: int | None = None
-    not_before_us: int | None = None
+    waits_for: WaitsFor | None = None
+    waits_until_us: int | None = None
+    asked: str | None = None
     started_us: int | None = None
     claimed_us: int | None = None
     ended_us: int | None = None
@@ -102,8 +110,6 @@ class RunRow:
     started_seq: int | None = None
     result_seq: int | None = None
     fetched_us: int | None = None
-    extension: str | None = None
-    question: str | None = None
     money_wait: str | None = None
     terms: str = ""
 

@@ -270,7 +270,7 @@ def current_runs(view: View, now_us: int) -> CurrentCounts:
         now_us,
     )  # fmt: skip
     queued = view.select(
-        "SELECT coalesce(not_before_us, 0) > ?, count(*), min(queued_us) FROM runs WHERE state = ? GROUP BY 1",
+        "SELECT coalesce(waits_until_us, 0) > ?, count(*), min(queued_us) FROM runs WHERE state = ? GROUP BY 1",
         now_us, QUEUED,
     )  # fmt: skip
     by_pause = {bool(paused): WaitingRuns(runs, since_us) for paused, runs, since_us in queued}

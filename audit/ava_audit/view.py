@@ -166,7 +166,7 @@ class View:
             where.append("ended_us >= ?")
             values.append(ended_since_us)
         if paused_at_us is not None:
-            where.append("not_before_us > ?")
+            where.append("waits_until_us > ?")
             values.append(paused_at_us)
         order = "created_us" if states is None and ended_since_us is None else "+created_us"
         return self._runs(f"{' AND '.join(where)} ORDER BY {order} DESC, id LIMIT ?", *values, _rows_of(limit))[::-1]
@@ -179,7 +179,7 @@ class View:
     def queued_before(self, run: RunRow, now_us: int) -> int:
         """Return how many queued runs, of all users, may start now and were queued before this one."""
         sql = (
-            "SELECT count(*) FROM runs WHERE state = 'queued' AND (not_before_us IS NULL OR not_before_us <= ?)"
+            "SELECT count(*) FROM runs WHERE state = 'queued' AND (waits_until_us IS NULL OR waits_until_us <= ?)"
             " AND (coalesce(queued_us, 0) < ? OR coalesce(queued_us, 0) = ? AND id < ?)"
         )
         queued_us = run.queued_us or 0

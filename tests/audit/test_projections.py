@@ -110,14 +110,14 @@ async def test_a_paused_run_has_no_owner_and_its_clock_stops_until_it_is_claimed
     async with Store.open(tmp_path) as log:
         await write_each(log, [*life.begun(), life.reserved(), life.settled(), life.paused(2**50, active_us=7_000_000)])
         paused = await run_of(log)
-        assert (paused.state, paused.instance, paused.not_before_us) == ("queued", None, 2**50)
+        assert (paused.state, paused.instance, paused.waits_until_us) == ("queued", None, 2**50)
         assert (paused.active_us, paused.claimed_us) == (7_000_000, None)
         assert await held(log, life) == {(3_000, 1_000)}, "the wrap-up keeps its share"
         with pytest.raises(StaleOwner):
             await write(log, Event(run_who("S-aaaaaa"), Activity(activity="still here"), fence=Fence("S-aaaaaa", 1)))
         await write(log, life.claimed())
         again = await run_of(log)
-    assert (again.state, again.generation, again.not_before_us, again.active_us) == ("running", 2, None, 7_000_000)
+    assert (again.state, again.generation, again.waits_until_us, again.active_us) == ("running", 2, None, 7_000_000)
 
 
 @pytest.mark.parametrize("cap", [700_000, 600_000, None])
@@ -126,12 +126,12 @@ async def test_a_run_that_asks_for_more_waits_until_it_is_answered(tmp_path: Pat
     async with Store.open(tmp_path) as log:
         await write_each(log, [*life.begun(), life.reserved(), life.settled(), life.asked(2**50, active_us=7_000_000)])
         asks = await run_of(log)
-        assert (asks.state, asks.instance, asks.not_before_us) == ("queued", None, 2**50)
-        assert asks.active_us == 7_000_000 and json.loads(asks.extension or "")["proposed"] == 700_000
+        assert (asks.state, asks.instance, asks.waits_until_us) == ("queued", None, 2**50)
+        assert asks.active_us == 7_000_000 and json.loads(asks.asked or "")["proposed"] == 700_000
         assert await held(log, life) == {(3_000, 1_000)}, "the wrap-up keeps its share"
         await write(log, life.answered_request(cap))
         answered = await run_of(log)
-        assert (answered.state, answered.not_before_us, answered.extension) == ("queued", None, None)
+        assert (answered.state, answered.waits_until_us, answered.asked) == ("queued", None, None)
         assert json.loads(answered.config).get("max_cost_micros") == cap
 
 
@@ -141,7 +141,7 @@ async def test_a_run_that_nobody_answered_asks_for_nothing_once_it_is_claimed(tm
         await write_each(log, [*life.begun(), life.asked(2**50)])
         await write(log, life.claimed())
         again = await run_of(log)
-        assert (again.state, again.not_before_us, again.extension) == ("running", None, None)
+        assert (again.state, again.waits_until_us, again.asked) == ("running", None, None)
 
 
 async def test_resuming_fences_out_the_previous_owner_and_queues_the_run(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from support.stdio import until
 from support.terminal import ava
 
 from ava_audit.events import Event, RunPaused, SpawnDecided, SpawnProposed, UserMessage, Who
+from ava_audit.rows import HELD_UNTIL_US
 from ava_audit.store.locks import WriteLock
 from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.store.store import append
@@ -41,7 +42,7 @@ from ava_server.dashboard.app import StatusApp
 from ava_server.dashboard.live import KEYS, LivePage
 from ava_server.render.run_view import Cap, RunView, figures, short_number
 from ava_server.runs import activities
-from ava_server.runs.lifecycle import HELD_UNTIL_US, NotResumed
+from ava_server.runs.lifecycle import NotResumed
 from ava_server.service.checks import CheckFinding
 from ava_server.service.checks.data import log_size, upkeep
 from ava_server.service.current import Budget

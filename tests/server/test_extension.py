@@ -347,7 +347,7 @@ async def test_an_answer_after_its_time_and_one_beyond_the_proposed_cap_are_refu
         shown = await request(lab, run_id)
         row = await lab.run(run_id)
         asked, who = asked_of(row), lab.session.who
-        assert asked is not None and row.not_before_us == asked.expires_us
+        assert asked is not None and row.waits_until_us == asked.expires_us
         limits = limits_of(lab.runtime.settings, lab.session.user)
         for allow in (asked.proposed + 1, asked.limit, asked.limit - 1, 0):
             answer = await lab.store.do(decide_extension(run_id, shown.digest, who, "terminal", limits, allow=allow))
@@ -358,7 +358,7 @@ async def test_an_answer_after_its_time_and_one_beyond_the_proposed_cap_are_refu
         late = decide_extension(run_id, shown.digest, who, "terminal", limits, allow=asked.proposed)
         answer = await lab.store.do(lambda view, _now: late(view, asked.expires_us))
         assert answer.status == "refused" and "got no answer in time" in answer.text
-        assert (await lab.run(run_id)).extension is not None
+        assert (await lab.run(run_id)).waits_for == "more"
         await lab.call("cancel_subagent", subagent_id=run_id)
 
 
@@ -371,7 +371,7 @@ async def test_an_approval_beyond_what_the_day_has_left_by_now_is_refused(tmp_pa
         await lab.ended(other)
         with pytest.raises(Refused, match="your budget of the day does not allow that"):
             await person(lab).extensions.decide(run_id, shown.digest, approve=True)
-        assert (await lab.run(run_id)).extension is not None, "it still waits"
+        assert (await lab.run(run_id)).waits_for == "more", "it still waits"
         await person(lab).extensions.decide(run_id, shown.digest, approve=False)
         assert (await lab.ended(run_id)).state == "cost_exceeded"
 
@@ -392,7 +392,7 @@ async def test_no_call_of_a_model_decides(tmp_path: Path) -> None:
         with pytest.raises(Refused, match="only a person's own answer counts"):
             await lab.service.extensions.decide(run_id, shown.digest, approve=True)
         now = await lab.run(run_id)
-        assert (now.extension, now.config) == (row.extension, row.config)
+        assert (now.asked, now.config) == (row.asked, row.config)
         assert await lab.facts(run_id, ExtensionDecided) == []
         await lab.call("cancel_subagent", subagent_id=run_id)
 
@@ -435,7 +435,7 @@ async def test_a_cancel_ends_it_at_once_and_holds_nothing(tmp_path: Path) -> Non
         await asking(lab, run_id)
         assert (await lab.call("cancel_subagent", subagent_id=run_id, reason="enough")).status == "cancelled"
         row = await lab.run(run_id)
-        assert (row.state, row.extension, row.wrap_micros) == ("cancelled", None, 0)
+        assert (row.state, row.asked, row.wrap_micros) == ("cancelled", None, 0)
         assert (await lab.store.read(lambda view: view.bucket(run_id))).held_micros == 0
         assert (await lab.result(run_id))["untrusted_result"]["output"].startswith("note ")
 

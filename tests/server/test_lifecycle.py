@@ -19,7 +19,7 @@ from support.schedules.play import config
 
 from ava_audit.errors import StaleOwner
 from ava_audit.events import CostReserved, Event, ExtensionAsked, Fact, Fence, QuestionAsked, RunPaused, Who
-from ava_audit.rows import RUNNING, RunRow
+from ava_audit.rows import RUNNING, RunRow, WaitsFor
 from ava_audit.store.store import Command, Outcome, Store, append
 from ava_audit.units import DAY_US
 from ava_audit.verify import verify
@@ -63,8 +63,7 @@ EXTENSIONS = ExtensionLimits(HARD, LIMITS.days)
 OWNER = {"running here": HERE, "running elsewhere": ELSEWHERE, "interrupted": DEAD}
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 SITUATIONS: tuple[Situation, ...] = get_args(Situation)
-PAUSED: tuple[Situation, ...] = ("paused", "asking", "awaiting answer")
-HELD: Situation = "held"
+WAITS: tuple[WaitsFor, ...] = get_args(WaitsFor)
 
 
 class Log:
@@ -130,11 +129,14 @@ class Log:
     def claimed(self, run_id: str, instance: str) -> None:
         assert isinstance(self.do(claim(run_id, instance, WHO, GONE, SLOTS)), RunRow)
 
-    def at(self, where: Situation, *, cancel_asked: bool, in_flight: bool, timed: bool) -> str | None:
+    def at(
+        self, where: Situation, waits_for: WaitsFor, *, cancel_asked: bool, in_flight: bool, timed: bool
+    ) -> str | None:
         """Bring a new run somewhere and return its id; None where no run can be there like that.
 
         Args:
             where: Where it shall stand.
+            waits_for: What it shall wait for, where that is `waiting`.
             cancel_asked: Somebody has asked for its end.
             in_flight: A model call has been reserved and not been settled.
             timed: Its group has a time, which is running.
@@ -149,18 +151,16 @@ class Log:
         sibling = self.proposed()
         self.approved([mine, sibling], GROUP_S if timed else None)
         self.claimed(sibling.subagent_id, HERE)
-        if where in ("queued", HELD, *PAUSED) and cancel_asked:  # asked for while it ran, and given back by force
+        if where in ("queued", "waiting") and cancel_asked:  # asked for while it ran, and given back by force
             self.claimed(run_id, ELSEWHERE)
             self.do(cancel(run_id, WHO, "enough", "person"))
             assert isinstance(self.do(resume(run_id, WHO, "terminal", GONE, LIMITS, force=True)), RunRow)
-        if where in PAUSED:
-            self.claimed(run_id, HERE)
-            fact: Fact = RunPaused(not_before_us=self.now_us + 3 * DAY_US, why="a limit", active_us=1)
-            fact = self.request(self.row(run_id)) if where == "asking" else fact
-            fact = self.question() if where == "awaiting answer" else fact
-            self.do(append(Event(self.agent(run_id), fact, fence=self.fence(run_id))))
-        if where == HELD:
+        if where == "waiting" and waits_for == "resume":
             assert self.do(hold(run_id, GONE))
+        elif where == "waiting":
+            self.claimed(run_id, HERE)
+            fact = self.beginning(self.row(run_id), waits_for)
+            self.do(append(Event(self.agent(run_id), fact, fence=self.fence(run_id))))
         if where in OWNER:
             self.claimed(run_id, OWNER[where])
             if in_flight:
@@ -185,19 +185,22 @@ class Log:
 
     # -- what may happen to it -----------------------------------------------------------------------------------------
 
-    def happens(self, run_id: str, cause: Cause) -> bool:
-        """Let something happen to a run as the product does it, compare with the table, and tell whether it moved."""
+    def happens(self, run_id: str, cause: Cause, about: WaitsFor) -> bool:
+        """Let something happen to a run as the product does it, compare with the table, and tell whether it moved.
+
+        `about`: for what it is to wait, or what is answered.
+        """
         if cause in ("group timeout", "abandon"):
             row = self.row(run_id)
             group = self.portal.call(self.store.read, lambda view: view.group(row.group_id or ""))
             over_us = int(GROUP_S * 10**6) if group is not None and group.timeout_s is not None else DAY_US
             since_us = max(row.queued_us or 0, row.last_us or 0, self.now_us)
-            if since_us < (row.not_before_us or 0) <= since_us + over_us:  # the pause is over by then, and counts
-                since_us = row.not_before_us or 0
+            if since_us < (row.waits_until_us or 0) <= since_us + over_us:  # the pause is over by then, and counts
+                since_us = row.waits_until_us or 0
             self.ahead_us += since_us + over_us + 10**6 - self.now_us
             cause = "group timeout" if group is not None and group.timeout_s is not None else "abandon"
         seen: list[tuple[Before, list[type[Fact]]]] = []
-        command = self.command(run_id, cause)
+        command = self.command(run_id, cause, about)
 
         def watched(view: View, now_us: int) -> Outcome[Any]:
             was = before(view, run_id, cause, now_us, GONE, HERE)
@@ -214,7 +217,14 @@ class Log:
             seen[-1] = (seen[-1][0], [])
         (was, written), after = seen[-1], self.row(run_id)
         done = compare(was, written, after)
-        assert done is (transition(was.run, was.cause, was.where) is not None), (was.where, was.cause)
+        may = transition(was.run, was.cause, was.where) is not None
+        if was.cause == "answer" and about != was.run.waits_for:  # an answer to something else
+            may = False
+        if was.cause == "wait" and about == "resume" and was.where == "running here":  # a restored log has no owner
+            may = False
+        if was.cause == "wait" and about != "resume" and was.where != "running here":  # only its owner has it wait so
+            may = False
+        assert done is may, (was.where, was.run.waits_for, was.cause, about)
         self.check_ending(after)
         return done
 
@@ -226,7 +236,7 @@ class Log:
             held = self.portal.call(self.store.read, lambda view: view.bucket(row.id)).held_micros
             assert (held, row.in_flight, row.wrap_micros) == (0, None, 0), "an ending holds money"
 
-    def command(self, run_id: str, cause: Cause) -> Command[Any]:
+    def command(self, run_id: str, cause: Cause, about: WaitsFor) -> Command[Any]:
         """The command that the product runs for a cause."""
         row = self.row(run_id)
         ended = RunResult("cancelled", "cancelled on request")
@@ -236,7 +246,6 @@ class Log:
         result = build_result(row, History(run_id), ended, [], 1.0)
         lost = settle_unknown(row, self.agent(run_id), fence)
         ending = (*lost, *ending_events(row, result, ended, self.agent(run_id), fence, 10**6))
-        paused = RunPaused(not_before_us=self.now_us + 3 * DAY_US, why="a limit", active_us=1)
         commands: dict[Cause, Callable[[], Command[Any]]] = {
             "approve": lambda: approve(Approval((row.pending_id,), (line,)), WHO, "host_call", LIMITS),
             "reject": lambda: reject((row.pending_id,), WHO, "terminal"),
@@ -244,12 +253,8 @@ class Log:
             "supersede": lambda: self.again(row),
             "cancel": lambda: cancel(run_id, WHO, "enough", "person"),
             "claim": lambda: claim(run_id, HERE, WHO, GONE, SLOTS),
-            "pause": lambda: pause(fence, self.agent(run_id), paused),
-            "ask": lambda: pause(fence, self.agent(run_id), self.request(row)),
-            "decide": lambda: self.decides(row),
-            "question": lambda: pause(fence, self.agent(run_id), self.question()),
-            "answer": lambda: self.answers(row),
-            "hold": lambda: hold(run_id, GONE),
+            "wait": lambda: self.waits(row, fence, about),
+            "answer": lambda: self.decides(row) if about == "more" else self.answers(row),
             "resume": lambda: resume(run_id, WHO, "terminal", GONE, LIMITS),
             "force resume": lambda: resume(run_id, WHO, "terminal", GONE, LIMITS, force=True),
             "end": lambda: lambda _view, _now_us: Outcome(None, ending),
@@ -260,8 +265,20 @@ class Log:
         }
         return commands[cause]()
 
-    def question(self) -> QuestionAsked:
-        return QuestionAsked(question_id="Q-00000001", call_id="c1", expires_us=self.now_us + 3 * DAY_US, active_us=1)
+    def waits(self, row: RunRow, fence: Fence, about: WaitsFor) -> Command[Any]:
+        """Its owner has it wait; for a resume, whoever restores its log."""
+        if about == "resume":
+            return hold(row.id, GONE)
+        return pause(fence, self.agent(row.id), self.beginning(row, about))
+
+    def beginning(self, row: RunRow, about: WaitsFor) -> RunPaused | ExtensionAsked | QuestionAsked:
+        """The entry with which a run begins to wait, for three days."""
+        until_us = self.now_us + 3 * DAY_US
+        if about == "more":
+            return self.request(row)
+        if about == "answer":
+            return QuestionAsked(question_id="Q-00000001", call_id="c1", expires_us=until_us, active_us=1)
+        return RunPaused(not_before_us=until_us, why="a limit", active_us=1)
 
     def answers(self, row: RunRow) -> Command[Any]:
         """An answer to a run's question, or of every second run a no."""
@@ -296,39 +313,54 @@ def open_log() -> Iterator[Log]:
         assert report.ok, report
 
 
+PLACES = [(where, waits) for where in SITUATIONS for waits in (WAITS if where == "waiting" else WAITS[:1])]
+ABOUT: dict[Cause, tuple[WaitsFor, ...]] = {"wait": WAITS, "answer": ("more", "answer")}
+HAPPENINGS = [(cause, about) for cause in CAUSES for about in ABOUT.get(cause, WAITS[:1])]
+"""Each situation and cause, with everything that a run can wait for."""
+
+
+def is_of_owner(cause: Cause, about: WaitsFor) -> bool:
+    """Whether the run's owner does it, who settles a call in flight first."""
+    return cause == "wait" and about != "resume"
+
+
 @pytest.mark.slow
 def test_every_cause_in_every_state_matches_the_transition_table() -> None:
     """Every situation and every cause, with and without a cancel that was asked for and a call in flight."""
     tried: set[tuple[Situation, Cause]] = set()
+    assert {(where, cause) for (where, _), (cause, _) in product(PLACES, HAPPENINGS)} == {*product(SITUATIONS, CAUSES)}
     with open_log() as log:
-        for where, cause, cancel_asked, in_flight in product(SITUATIONS, CAUSES, (False, True), (False, True)):
-            if in_flight and cause in ("pause", "ask", "question"):  # its owner settles it first
+        for place, happening, cancel_asked, in_flight in product(PLACES, HAPPENINGS, (False, True), (False, True)):
+            (where, waits_for), (cause, about) = place, happening
+            if in_flight and is_of_owner(cause, about):
                 continue
             timed = cause == "group timeout"
-            run_id = log.at(where, cancel_asked=cancel_asked, in_flight=in_flight, timed=timed)
-            if run_id is None or (where in PAUSED and cause == "abandon"):  # a pause is not over a day after its end
+            run_id = log.at(where, waits_for, cancel_asked=cancel_asked, in_flight=in_flight, timed=timed)
+            ends = where == "waiting" and waits_for != "resume"
+            if run_id is None or (ends and cause == "abandon"):  # a pause is not over a day after its end
                 continue
-            log.happens(run_id, cause)
+            log.happens(run_id, cause, about)
             tried.add((where, cause))
             log.ahead_us = 0
     assert set(TRANSITIONS) <= tried
     assert set(moved) >= set(TRANSITIONS), "each row of the table has happened"
 
 
-@given(causes=st.lists(st.sampled_from(CAUSES), min_size=1, max_size=12), data=st.data())
+@given(happenings=st.lists(st.sampled_from(HAPPENINGS), min_size=1, max_size=12), data=st.data())
 @settings(max_examples=40)
 def test_any_sequence_of_causes_follows_the_table_and_ends_the_run_once(
-    causes: list[Cause], data: st.DataObject
+    happenings: list[tuple[Cause, WaitsFor]], data: st.DataObject
 ) -> None:
-    start = data.draw(st.sampled_from(SITUATIONS))
+    start, waits_for = data.draw(st.sampled_from(PLACES))
     with open_log() as log:
-        run_id = log.at(start, cancel_asked=False, in_flight=start in OWNER and data.draw(st.booleans()), timed=False)
+        in_flight = start in OWNER and data.draw(st.booleans())
+        run_id = log.at(start, waits_for, cancel_asked=False, in_flight=in_flight, timed=False)
         assert run_id is not None
-        for cause in causes:
+        for cause, about in happenings:
             row = log.row(run_id)
-            if row.state == RUNNING and row.in_flight is not None and cause in ("pause", "ask", "question"):
+            if row.state == RUNNING and row.in_flight is not None and is_of_owner(cause, about):
                 continue
-            log.happens(run_id, cause)
+            log.happens(run_id, cause, about)
             row = log.row(run_id)
             if row.state == RUNNING and row.instance == HERE and row.in_flight is None and data.draw(st.booleans()):
                 log.reserves(run_id)

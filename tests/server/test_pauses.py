@@ -30,11 +30,11 @@ async def test_a_paused_run_continues_where_it_was_at_the_given_time(tmp_path: P
         paused = await lab.in_state(run_id, "queued")
         await lab.logged(run_id, "RunPaused")
         paused = await lab.run(run_id)
-        assert paused.not_before_us is not None and paused.instance is None
-        assert 2.5e6 < paused.not_before_us - time.time_ns() // 1000 <= 4.3e6
+        assert paused.waits_until_us is not None and paused.instance is None
+        assert 2.5e6 < paused.waits_until_us - time.time_ns() // 1000 <= 4.3e6
         run = await lab.ended(run_id)
         assert run.state == "success" and run.generation == 2
-        assert run.ended_us is not None and run.ended_us >= paused.not_before_us
+        assert run.ended_us is not None and run.ended_us >= paused.waits_until_us
         assert run.active_us < 3e6, "the pause is no active time"
         assert [fact.settlement for fact in await lab.facts(run_id, CostUpdate)] == ["billed", "not_billed", "billed"]
         turns = [(fact.turn, fact.attempt) for fact in await lab.facts(run_id, CostReserved)]

@@ -82,7 +82,7 @@ async def test_a_message_answers_the_question_and_the_run_goes_on_with_it(
         [call] = [each for each in await lab.facts(run_id, ToolCall) if each.tool == "ask"]
         assert call.args == ASKED[1] and call.call_id == asked.call_id
         assert [claim.reason for claim in await lab.facts(run_id, RunClaimed)] == ["start", "resume"]
-        assert (await lab.run(run_id)).question is None
+        assert (await lab.run(run_id)).asked is None
 
 
 async def test_a_message_of_a_command_without_a_terminal_is_not_taken_for_the_persons(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ async def test_its_clock_stops_its_slot_is_free_and_a_second_message_is_no_answe
         kinds = [each.kind for each in await lab.facts(run_id, UserMessage) if each.kind != "decision"]
         assert kinds == ["task", "answer", "message"]
         await lab.call("cancel_subagent", subagent_id=other)
-        assert (await lab.run(other)).state == "cancelled" and (await lab.run(other)).question is None
+        assert (await lab.run(other)).state == "cancelled" and (await lab.run(other)).asked is None
 
 
 @pytest.mark.requirement("N-14")
@@ -219,7 +219,7 @@ async def test_an_answer_with_a_key_is_refused_and_the_question_stays(tmp_path: 
         key = "ghp_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8"
         refused = await lab.call("message_subagent", subagent_id=run_id, message=f"Use {key}")
         assert refused.status == "failed" and "looks like a key" in refused.message and key not in refused.message
-        assert (await lab.run(run_id)).question is not None
+        assert (await lab.run(run_id)).asked is not None
 
 
 # -- how it reaches the person ----------------------------------------------------------------------------------------

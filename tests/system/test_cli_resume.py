@@ -197,7 +197,7 @@ async def test_shows_until_when_a_run_waits_for_a_usage_limit(tmp_path: Path) ->
             run_id = await lab.start(name="limited")
             await lab.logged(run_id, "RunPaused")
             paused = await lab.run(run_id)
-            until = iso_utc(paused.not_before_us or 0)
+            until = iso_utc(paused.waits_until_us or 0)
             assert 0 <= parse_time(until, 0) - until_s * 1_000_000 < 10e6
             waits = f"the model takes no more calls until {until}"
             [run] = (await lab.call("check_subagent", subagent_id=run_id)).runs

@@ -192,7 +192,7 @@ def queued(db: sqlite3.Connection) -> None:
 
 
 def started_again(db: sqlite3.Connection) -> None:
-    db.execute("UPDATE runs SET not_before_us = 7 WHERE id = ?", (RUNNING,))
+    db.execute("UPDATE runs SET waits_until_us = 7 WHERE id = ?", (RUNNING,))
 
 
 def active(db: sqlite3.Connection) -> None:

@@ -98,7 +98,9 @@ CREATE TABLE runs (
     error_kind    text COLLATE "C",
     created_us    bigint NOT NULL,
     queued_us     bigint,
-    not_before_us bigint,
+    waits_for     text COLLATE "C",
+    waits_until_us bigint,
+    asked         text COLLATE "C",
     started_us    bigint,
     claimed_us    bigint,
     ended_us      bigint,
@@ -124,8 +126,6 @@ CREATE TABLE runs (
     started_seq   bigint,
     result_seq    bigint,
     fetched_us    bigint,
-    extension     text COLLATE "C",
-    question      text COLLATE "C",
     message_seq   bigint,
     money_wait    text COLLATE "C"
 );

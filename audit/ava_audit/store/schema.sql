@@ -82,7 +82,9 @@ CREATE TABLE runs (
     error_kind    TEXT,
     created_us    INTEGER NOT NULL,
     queued_us     INTEGER,
-    not_before_us INTEGER,
+    waits_for     TEXT,
+    waits_until_us INTEGER,
+    asked         TEXT,
     started_us    INTEGER,
     claimed_us    INTEGER,
     ended_us      INTEGER,
@@ -108,8 +110,6 @@ CREATE TABLE runs (
     started_seq   INTEGER,
     result_seq    INTEGER,
     fetched_us    INTEGER,
-    extension     TEXT,
-    question      TEXT,
     message_seq   INTEGER,
     money_wait    TEXT
 ) STRICT;

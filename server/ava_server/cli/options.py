@@ -47,9 +47,9 @@ _BUSY_S = 0.1
 _ZSH_SETUP = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }"
 _SQL_RUNS = "SELECT id, role || ', ' || state FROM runs WHERE user_id = ? AND {} ORDER BY created_us DESC LIMIT ?"
 _SQL_PROPOSALS = (
-    "SELECT iif(r.extension IS NULL, p.pending_id, r.id), r.role FROM proposals AS p JOIN runs AS r ON r.id = p.run_id"
-    " WHERE p.user_id = ? AND (p.state = 'awaiting_approval' OR r.extension IS NOT NULL)"
-    " AND coalesce(r.not_before_us, p.expires_us) > 1000000 * CAST(strftime('%s', 'now') AS INTEGER)"
+    "SELECT iif(r.waits_for = 'more', r.id, p.pending_id), r.role FROM proposals AS p JOIN runs AS r ON r.id = p.run_id"
+    " WHERE p.user_id = ? AND (p.state = 'awaiting_approval' OR r.waits_for = 'more')"
+    " AND coalesce(r.waits_until_us, p.expires_us) > 1000000 * CAST(strftime('%s', 'now') AS INTEGER)"
     " ORDER BY p.created_us DESC LIMIT ?"
 )
 _SQL_GROUPS = (

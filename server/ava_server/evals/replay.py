@@ -251,10 +251,11 @@ class _Outside:
         assert run is not None, "it was proposed"
         events: list[Event] = []
         for fact in due:
-            if isinstance(fact, QuestionAnswered) and run.question is not None:
-                fact = fact.model_copy(update={"question_id": json.loads(run.question)["question_id"]})
-            elif isinstance(fact, ExtensionDecided) and run.extension is not None:
-                fact = fact.model_copy(update={"extension_id": json.loads(run.extension)["extension_id"]})
+            asked = json.loads(run.asked) if run.asked is not None else {}
+            if isinstance(fact, QuestionAnswered) and "question_id" in asked:
+                fact = fact.model_copy(update={"question_id": asked["question_id"]})
+            elif isinstance(fact, ExtensionDecided) and "extension_id" in asked:
+                fact = fact.model_copy(update={"extension_id": asked["extension_id"]})
             elif not isinstance(fact, UserMessage):
                 continue  # the replay has not asked for it
             events.append(Event(_who(self._run_id), fact, run_id=self._run_id))

@@ -513,7 +513,7 @@ class Notice:
             return f"{label(run)} was restored or imported and is held. {self._how_to_go_on()}"
         if not run.ended and (asked := asked_of(run)) is not None:
             return f"{label(run)} waits for {wait_words(run, asked)}. Tell the person"
-        if run.question is not None:
+        if run.waits_for == "answer":
             return f"{label(run)} asks the person a question; check_subagent shows it, and who can answer it"
         if self.interrupted_us is None:
             return f"{label(run)} ended: {run.state}, {spent_text(run)}; call check_subagent for its result"
@@ -562,9 +562,9 @@ def _wait(
     if state == WAITING:
         return Wait("approval", run)
     if state == AWAITING_EXTENSION:
-        return Wait("extension", run, until_us=run.not_before_us)
+        return Wait("extension", run, until_us=run.waits_until_us)
     if state == AWAITING_ANSWER:
-        return Wait("answer", run, until_us=run.not_before_us, question=waiting_question(view, run, now_us))
+        return Wait("answer", run, until_us=run.waits_until_us, question=waiting_question(view, run, now_us))
     if state == HELD:
         return Wait("held", run, line=resume_line(view, run))
     if state not in (QUEUED, INTERRUPTED):
@@ -573,7 +573,7 @@ def _wait(
     if state == INTERRUPTED and waits_for_resume(view, run, now_us):
         return Wait("resume", run, served=is_served, line=resume_line(view, run))
     if paused(run, now_us):
-        return Wait("limit", run, until_us=run.not_before_us, served=is_served)
+        return Wait("limit", run, until_us=run.waits_until_us, served=is_served)
     noted = view.live(run.id)
     blocker = (blocker_in(noted[0]).why if noted is not None else None) or ""
     if not blocker and manager is not None:  # the log is a moment behind

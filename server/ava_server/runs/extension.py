@@ -243,7 +243,9 @@ class CapExtensions:
 
 def asked_of(run: RunRow) -> ExtensionAsked | None:
     """Return what a run asks for, or asked for until its time to ask was over; else None."""
-    return None if run.extension is None else ExtensionAsked.model_validate_json(run.extension)
+    if run.waits_for != "more" or run.asked is None:
+        return None
+    return ExtensionAsked.model_validate_json(run.asked)
 
 
 def shortage_words(asked: ExtensionAsked) -> str:
@@ -370,15 +372,15 @@ class WaitingExtension:
 def waiting_extension(view: View, run: RunRow, now_us: int) -> WaitingExtension | str:
     """Return the request of a run that waits for an answer, or why none does."""
     asked, texts = asked_of(run), texts_of(view, run)
-    if transition(run, "decide", situation(run, now_us)) is None or asked is None or texts is None:
+    if transition(run, "answer", situation(run, now_us)) is None or asked is None or texts is None:
         entry = view.last_entry(run.id, "ExtensionDecided")
-        if entry is not None and isinstance(entry.fact, ExtensionDecided) and run.extension is None:
+        if entry is not None and isinstance(entry.fact, ExtensionDecided) and run.waits_for != "more":
             decided, where = entry.fact, decided_where(entry, entry.fact.channel)
             ended = f"; it has ended ({run.state})" if run.ended else ""
             return f"{decided.extension_id} of {label(run)} was {decided.decision} already, {where}{ended}"
         if run.ended:
             return f"{label(run)} has ended ({run.state}); nothing can be raised"
-        if run.extension is not None:
+        if run.waits_for == "more":
             return f"{label(run)} got no answer in time and is wrapping up; the cap stays as it is"
         return f"{label(run)} does not ask for more"
     config = with_cap(config_of(run.config), asked.cap, asked.proposed)

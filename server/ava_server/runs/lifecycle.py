@@ -16,7 +16,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from ava_audit.events import (
     AssistantMessage,
@@ -47,12 +47,14 @@ from ava_audit.rows import (
     AWAITING_ANSWER,
     AWAITING_EXTENSION,
     HELD,
+    HELD_UNTIL_US,
     QUEUED,
     RUNNING,
     UNENDED,
     WAITING,
     GroupRow,
     RunRow,
+    WaitsFor,
 )
 from ava_audit.sanitize import sanitize_json
 from ava_audit.units import HOUR_US, format_usd, iso_utc
@@ -75,8 +77,6 @@ LOST_SHARE = 0.5
 ABANDONED_US = 24 * HOUR_US
 """A run that no server has owned for so long is ended."""
 GROUP_TIMEOUT = "the group's timeout"
-HELD_UNTIL_US = 253_402_300_799_000_000
-"""The end of the pause of a held run, in microseconds UTC: the last second of the year 9999."""
 RESULT_BYTES = 1_800_000
 
 # -- the table --------------------------------------------------------------------------------------------------------
@@ -85,10 +85,7 @@ Situation = Literal[
     "proposed",
     "expired",
     "queued",
-    "paused",
-    "asking",
-    "awaiting answer",
-    "held",
+    "waiting",
     "running here",
     "running elsewhere",
     "interrupted",
@@ -96,11 +93,10 @@ Situation = Literal[
 ]
 """Where a run stands.
 
-`expired`: it was not approved in time, and this is not recorded yet. `paused`: queued until its provider takes calls
-again. `asking`: queued until a person allows it more or declines, or its time to ask is over. `awaiting answer`:
-queued until its question is answered, or the time for that is over. `held`: it came with a restored backup or an
-imported log, and is queued until a person resumes it. `running here`: the instance that asks owns it.
-`running elsewhere`: another instance owns it, and is alive as far as is known. `interrupted`: its owner is gone.
+`expired`: it was not approved in time, and this is not recorded yet. `waiting`: it is in the queue, and nobody may
+claim it until what it waits for (`RunRow.waits_for`) comes, or the time for that is over. `running here`: the instance
+that asks owns it. `running elsewhere`: another instance owns it, and is alive as far as is known. `interrupted`: its
+owner is gone.
 """
 Cause = Literal[
     "approve",
@@ -109,12 +105,8 @@ Cause = Literal[
     "supersede",
     "cancel",
     "claim",
-    "pause",
-    "ask",
-    "decide",
-    "question",
+    "wait",
     "answer",
-    "hold",
     "resume",
     "force resume",
     "end",
@@ -125,12 +117,11 @@ Cause = Literal[
 ]
 """What happens to a run.
 
-`ask`: it is near a cap, and asks a person for more. `decide`: a person answers that. `question`: it asks the person
-something about its task. `answer`: the person or the orchestrator answers that. `hold`: its log is being restored
-from a backup, or imported. `end`: its owner ends it. `cancel
-unanswered`: its owner has not answered a cancel, and another instance carries it out. `give up`: the instance that owns
-it, or was about to claim it, ends it because its loop does not stop or met an internal error. `group timeout`,
-`abandon`: nobody owns it, and its group's time is over, or nobody came for a day.
+`wait`: its owner returns it to the queue because its provider takes no calls, or to ask a person for more or something
+about its task; or its log is being restored or imported, and it is held. `answer`: what it asked is answered.
+`end`: its owner ends it. `cancel unanswered`: its owner has not answered a cancel, and another instance carries it out.
+`give up`: the instance that owns it, or was about to claim it, ends it because its loop does not stop or met an
+internal error. `group timeout`, `abandon`: nobody owns it, and its group's time is over, or nobody came for a day.
 """
 RUNNING_SITUATIONS: tuple[Situation, ...] = ("running here", "running elsewhere", "interrupted")
 OPTIONAL = (UserMessage, CostUpdate, ToolResult)
@@ -144,21 +135,27 @@ class Transition:
 
     Attributes:
         after: The state that follows; None for any ending, which the cause brings along.
-        entries: The types of what is written, in this order, without those of `OPTIONAL` that do not apply.
+        entries: The types of what is written, in this order, without those of `OPTIONAL` that do not apply. Where
+            several types stand in one place, one of them is written.
         cancel_asked: Only where a cancel was requested (True), or was not (False).
+        waits_for: Of runs that wait, only those that wait for one of these.
     """
 
     cause: Cause
     before: tuple[Situation, ...]
     after: str | None
-    entries: tuple[type[Fact], ...]
+    entries: tuple[type[Fact] | tuple[type[Fact], ...], ...]
     cancel_asked: bool | None = None
+    waits_for: tuple[WaitsFor, ...] = get_args(WaitsFor)
 
 
-_UNHELD: tuple[Situation, ...] = ("queued", "paused", "asking", "awaiting answer")
-_QUEUED: tuple[Situation, ...] = (*_UNHELD, "held")
+_QUEUED: tuple[Situation, ...] = ("queued", "waiting")
+_UNOWNED: tuple[Situation, ...] = (*_QUEUED, "interrupted")
+_UNHELD: tuple[WaitsFor, ...] = ("provider", "more", "answer")
 _CLOSED = (SpawnDecided, RunEnded)
 _ENDED = (SubagentComplete, RunEnded)
+_WAIT_BEGINS = (RunPaused, ExtensionAsked, QuestionAsked)
+_ANSWERS = (ExtensionDecided, QuestionAnswered)
 _TABLE = (
     Transition("approve", ("proposed",), QUEUED, (UserMessage, SpawnDecided, SubagentSpawn)),
     Transition("reject", ("proposed", "expired"), "rejected", _CLOSED),
@@ -168,19 +165,18 @@ _TABLE = (
     Transition("cancel", _QUEUED, "cancelled", (CancelRequested, *_ENDED)),
     Transition("cancel", RUNNING_SITUATIONS, RUNNING, (CancelRequested,), cancel_asked=False),
     Transition("claim", ("queued", "running here", "interrupted"), RUNNING, (CostUpdate, RunClaimed)),
-    Transition("pause", ("running here",), QUEUED, (RunPaused,), cancel_asked=False),
-    Transition("ask", ("running here",), QUEUED, (ExtensionAsked,), cancel_asked=False),
-    Transition("decide", ("asking",), QUEUED, (UserMessage, ExtensionDecided)),
-    Transition("question", ("running here",), QUEUED, (QuestionAsked,), cancel_asked=False),
-    Transition("answer", ("awaiting answer",), QUEUED, (UserMessage, QuestionAnswered)),
-    Transition("hold", (*_UNHELD, "interrupted"), QUEUED, (RunPaused,)),
-    Transition("resume", ("interrupted", "held"), QUEUED, (CostUpdate, RunResumed)),
-    Transition("force resume", ("held", *RUNNING_SITUATIONS), QUEUED, (CostUpdate, RunResumed)),
+    Transition("wait", ("running here",), QUEUED, (_WAIT_BEGINS,), cancel_asked=False),
+    Transition("wait", _UNOWNED, QUEUED, (RunPaused,), waits_for=_UNHELD),
+    Transition("answer", ("waiting",), QUEUED, (UserMessage, _ANSWERS), waits_for=("more", "answer")),
+    Transition("resume", ("interrupted", "waiting"), QUEUED, (CostUpdate, RunResumed), waits_for=("resume",)),
+    Transition(
+        "force resume", (*RUNNING_SITUATIONS, "waiting"), QUEUED, (CostUpdate, RunResumed), waits_for=("resume",)
+    ),
     Transition("end", ("running here",), None, (CostUpdate, ToolResult, *_ENDED)),
     Transition("cancel unanswered", RUNNING_SITUATIONS, None, (CostUpdate, RunClaimed, *_ENDED)),
     Transition("cancel unanswered", _QUEUED, None, (CostUpdate, RunClaimed, *_ENDED), cancel_asked=True),
     Transition("give up", (*_QUEUED, "running here"), None, (CostUpdate, RunClaimed, *_ENDED)),
-    Transition("group timeout", (*_UNHELD, "interrupted"), "timeout", (CostUpdate, *_ENDED)),
+    Transition("group timeout", _UNOWNED, "timeout", (CostUpdate, *_ENDED), waits_for=_UNHELD),
     Transition("abandon", ("queued", "interrupted"), "abandoned", (CostUpdate, *_ENDED)),
 )
 TRANSITIONS: Mapping[tuple[Situation, Cause], Transition] = {
@@ -190,7 +186,7 @@ TRANSITIONS: Mapping[tuple[Situation, Cause], Transition] = {
 
 def is_held(run: RunRow) -> bool:
     """Tell whether a run came with a restored backup or an imported log, and no person has resumed it."""
-    return run.state == QUEUED and run.not_before_us == HELD_UNTIL_US
+    return run.state == QUEUED and run.waits_for == "resume"
 
 
 def situation(
@@ -210,14 +206,9 @@ def situation(
         return "ended"
     if run.state == WAITING:
         return "expired" if expires_us is not None and expires_us <= now_us else "proposed"
-    if is_held(run):
-        return "held"
     if run.state == QUEUED:
-        if run.not_before_us is None or run.not_before_us <= now_us:
-            return "queued"
-        if run.question is not None:
-            return "awaiting answer"
-        return "paused" if run.extension is None else "asking"
+        waits = run.waits_until_us is not None and run.waits_until_us > now_us
+        return "waiting" if waits else "queued"
     if run.instance == instance:
         return "running here"
     return "interrupted" if run.instance in gone else "running elsewhere"
@@ -228,24 +219,28 @@ def transition(run: RunRow, cause: Cause, where: Situation) -> Transition | None
     row = TRANSITIONS.get((where, cause))
     if row is None or row.cancel_asked not in (None, run.cancel_seq is not None):
         return None
+    if where == "waiting" and run.waits_for not in row.waits_for:
+        return None
     return row
 
 
 def paused(run: RunRow, now_us: int) -> bool:
     """Tell whether a run waits for its provider, or for a person: nobody may claim it before."""
-    return situation(run, now_us) in ("paused", "asking", "awaiting answer", "held")
+    return situation(run, now_us) == "waiting"
 
 
-_AWAITED: Mapping[Situation, str] = {"asking": AWAITING_EXTENSION, "awaiting answer": AWAITING_ANSWER, "held": HELD}
+_AWAITED: Mapping[WaitsFor, str] = {"more": AWAITING_EXTENSION, "answer": AWAITING_ANSWER, "resume": HELD}
 
 
 def awaited(run: RunRow, now_us: int) -> str | None:
     """Return the state that screens and answers show for a run that awaits a person; None for any other."""
-    return _AWAITED.get(situation(run, now_us))
+    if run.waits_for is None or not paused(run, now_us):
+        return None
+    return _AWAITED.get(run.waits_for)
 
 
 def pause_words(run: RunRow) -> str:
-    return f"the model takes no more calls until {iso_utc(run.not_before_us or 0)}"
+    return f"the model takes no more calls until {iso_utc(run.waits_until_us or 0)}"
 
 
 @dataclass(frozen=True)
@@ -352,10 +347,8 @@ def claim(
         run = view.run(run_id)
         where = situation(run, now_us, gone=gone, instance=instance) if run is not None else "ended"
         if run is None or transition(run, "claim", where) is None:
-            if run is not None and where == "paused":
-                return Outcome(pause_words(run))
-            if where in ("asking", "awaiting answer", "held"):
-                return Outcome("it waits for a person")
+            if run is not None and where == "waiting":
+                return Outcome(pause_words(run) if run.waits_for == "provider" else "it waits for a person")
             if run is not None and where == "running elsewhere":
                 return Outcome(f"instance {run.instance} has it")
             return Outcome("it has ended or waits for approval")
@@ -390,16 +383,12 @@ class Paused:
     fact: RunPaused | ExtensionAsked | QuestionAsked
 
 
-_PAUSES: Mapping[type[Fact], Cause] = {RunPaused: "pause", ExtensionAsked: "ask", QuestionAsked: "question"}
-
-
 def pause(fence: Fence, who: Who, fact: RunPaused | ExtensionAsked | QuestionAsked) -> Command[bool]:
     """Return the run to the queue for a while, under its owner's claim; False where somebody has asked for its end."""
-    cause = _PAUSES[type(fact)]
 
     def command(view: View, _now_us: int) -> Outcome[bool]:
         run = view.run(fence.run_id)
-        may = run is not None and transition(run, cause, "running here") is not None  # the fence sees to the owner
+        may = run is not None and transition(run, "wait", "running here") is not None  # the fence sees to the owner
         return Outcome(may, (Event(who, fact, fence=fence),) if may else ())
 
     return command
@@ -410,7 +399,7 @@ def hold(run_id: str, gone: frozenset[str]) -> Command[bool]:
 
     def command(view: View, now_us: int) -> Outcome[bool]:
         run = view.run(run_id)
-        if run is None or transition(run, "hold", situation(run, now_us, gone=gone)) is None:
+        if run is None or transition(run, "wait", situation(run, now_us, gone=gone)) is None:
             return Outcome(False)
         fact = RunPaused(not_before_us=HELD_UNTIL_US, why=HELD_WHY, active_us=active_us_of(run))
         return Outcome(True, (Event(agent_of(run), fact, run_id=run.id),))
@@ -502,7 +491,7 @@ def resume(
         if not config_of(run.config).free and (why := day_refusal(day_unspent(view, run.user_id, limits, now_us))):
             return Outcome(NotResumed(why))
         settled = settle_unknown(run, agent_of(run), purpose=in_flight_purpose(view, run))
-        forced = where != "held" and run.instance not in gone
+        forced = not is_held(run) and run.instance not in gone
         seen = seen_after(run, seen_us, now_us)
         resumed = Event(who, RunResumed(channel=channel, force=forced, seen_us=seen), run_id=run.id)
         return Outcome(run, (*settled, resumed))
@@ -516,11 +505,11 @@ def _not_resumed(run: RunRow, where: Situation) -> str:
             return f"{label(run)} has ended ({run.state}); propose it again"
         case "proposed" | "expired":
             return f"{label(run)} has not started: {run.pending_id} waits for approval"
-        case "asking":
+        case "waiting" if run.waits_for == "more":
             return f"{label(run)} waits for a person's answer: `ava approve {run.id}`"
-        case "awaiting answer":
+        case "waiting" if run.waits_for == "answer":
             return f"{label(run)} waits for an answer to its question; `ava show {run.id}` has both, to answer it"
-        case "queued" | "paused":
+        case "queued" | "waiting":
             return f"{label(run)} is queued and starts by itself as soon as it can"
         case _:
             return f"{label(run)} is running: instance {run.instance} owns it and is alive"
@@ -636,7 +625,7 @@ def overdue(run: RunRow, group: GroupRow | None, gone: frozenset[str], now_us: i
     where = situation(run, now_us, gone=gone)
     if group_time(group, now_us) == 0 and transition(run, "group timeout", where) is not None:
         return RunResult("timeout", GROUP_TIMEOUT)
-    since_us = max(run.queued_us or 0, run.last_us or 0, run.not_before_us or 0)
+    since_us = max(run.queued_us or 0, run.last_us or 0, run.waits_until_us or 0)
     if now_us - since_us >= ABANDONED_US and transition(run, "abandon", where) is not None:
         return RunResult("abandoned", "no Ava process that could run it was there for 24 hours")
     return None

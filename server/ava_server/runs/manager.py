@@ -429,7 +429,7 @@ class Manager:
         front: list[RunRow] = []
         now = now_us()
         for row in rows:
-            if row.state == QUEUED and (row.not_before_us is None or row.not_before_us <= now):
+            if row.state == QUEUED and (row.waits_until_us is None or row.waits_until_us <= now):
                 ahead[row.user_id] += 1
                 if ahead[row.user_id] > AHEAD:
                     continue
@@ -677,10 +677,9 @@ class Manager:
                 return True
             case "interrupted":
                 return not await self._store.look(lambda view: waits_for_resume(view, row, now))
-            case "paused":
-                self._waits(row.id, pause_words(row))
-                return False
-            case "asking" | "awaiting answer" | "held":  # the log has what it waits for
+            case "waiting":
+                if row.waits_for == "provider":  # of all else, the log has what it waits for
+                    self._waits(row.id, pause_words(row))
                 return False
             case "queued":
                 pass

@@ -246,9 +246,9 @@ def _text(content: Mapping[str, Any], name: str) -> str:
 
 def waiting_question(view: View, run: RunRow, now_us: int) -> WaitingQuestion | None:
     """Return the question that a run waits with; None where it waits with none."""
-    if run.question is None or transition(run, "answer", situation(run, now_us)) is None:
+    if run.waits_for != "answer" or run.asked is None or transition(run, "answer", situation(run, now_us)) is None:
         return None
-    asked = QuestionAsked.model_validate_json(run.question)
+    asked = QuestionAsked.model_validate_json(run.asked)
     if asked.values:
         # The value comes last, so that nothing in it can pass for what Ava says of it.
         lines = [

@@ -194,7 +194,7 @@ class PersonQuestions(Operations):
 
         With `by_pin`, they can give the approval PIN.
         """
-        owned = [row for row in rows if self._access.owns(row) and (row.extension or row.question)]
+        owned = [row for row in rows if self._access.owns(row) and row.asked]
         if not owned or not self._session.may("spawn"):
             return []
         at_us = now_us()

@@ -174,7 +174,7 @@ class RunPage(PagePart):
         now = now_us()
         shown = view_run(view, row, self._context.runtime.instances, now, result=False, task=True)
         own = row.user_id == visitor.user
-        asked = waiting_extension(view, row, now) if own and row.extension is not None else None
+        asked = waiting_extension(view, row, now) if own and row.waits_for == "more" else None
         extension = asked.pending if isinstance(asked, WaitingExtension) else None
         wait = shown.wait
         question = wait.question if wait is not None and own else None

@@ -526,7 +526,7 @@ class Processes(RuleBasedStateMachine):
         self.begin("pause")
         until_us = self.now_us + seconds * 1_000_000
         fact = RunPaused(not_before_us=until_us, why="the provider's limit", active_us=1)
-        command = self.moving("pause", pause(owner.log.fence, owner.log.who, fact), run, instance=owner.instance)
+        command = self.moving("wait", pause(owner.log.fence, owner.log.who, fact), run, instance=owner.instance)
         assert self.noted(self.portal.call(owner.log.do, self.at(command))) is not run.cancel_asked
         if not run.cancel_asked:
             run.state, run.instance, run.not_before_us = "queued", None, until_us
@@ -561,7 +561,7 @@ class Processes(RuleBasedStateMachine):
             return
         assert run.cap < fact.proposed <= min(HARD_CAP, self.ledger.room(run, self.now_us))
         assert fact.proposed >= run.cost + step, "less would help nothing"
-        command = self.moving("ask", pause(owner.log.fence, owner.log.who, fact), run, instance=owner.instance)
+        command = self.moving("wait", pause(owner.log.fence, owner.log.who, fact), run, instance=owner.instance)
         assert self.noted(self.portal.call(owner.log.do, self.at(command))) is not run.cancel_asked
         if not run.cancel_asked:
             came["asks"] += 1
@@ -580,7 +580,7 @@ class Processes(RuleBasedStateMachine):
         if allow is not None:
             may = may and run.cap < allow <= min(run.asks_for, HARD_CAP, self.ledger.room(run, self.now_us))
         command = decide_extension(run.id, seen, self.who(user), "terminal", self.extensions(), allow=allow)
-        answer = self.do("answer", self.moving("decide", command, run))
+        answer = self.do("answer", self.moving("answer", command, run))
         assert (answer.status != "refused") is may, answer
         came[f"answer {answer.status}"] += 1
         if may:
@@ -593,7 +593,7 @@ class Processes(RuleBasedStateMachine):
         self.made += 1
         expires_us = self.now_us + ASK_S * 1_000_000
         fact = QuestionAsked(question_id=f"Q-{self.made:08x}", call_id="c1", expires_us=expires_us, active_us=1)
-        command = self.moving("question", pause(owner.log.fence, owner.log.who, fact), run, instance=owner.instance)
+        command = self.moving("wait", pause(owner.log.fence, owner.log.who, fact), run, instance=owner.instance)
         assert self.noted(self.portal.call(owner.log.do, self.at(command))) is not run.cancel_asked
         if not run.cancel_asked:
             came["asks a question"] += 1
