@@ -83,11 +83,11 @@ async def test_pages_that_cannot_start_are_told_with_the_reason_and_the_way_in_a
 ) -> None:
     root = DataRoot(tmp_path / "data")
     root.create()
-    root.pages_words.mkdir()  # what the server says cannot be written
+    root.worker_words.mkdir()  # what the server says cannot be written
     async with connect(tmp_path, config=BY_HOST, mode=mode, name=ASKS_NOBODY) as (client, _models):
         made = told(await client.call_tool("spawn_subagent", SPAWN))[0]
         because = "There is no link, because Ava's pages cannot be served: the server of `ava ui` cannot be started: "
-        assert because in made["next"] and str(root.pages_words) in made["next"]
+        assert because in made["next"] and str(root.worker_words) in made["next"]
         assert f"ava approve {made['pending_id']}" in made["next"] and "still starting" not in made["next"]
         checked = told(await client.call_tool("check_subagent", {"subagent_id": made["subagent_id"]}))[0]
         assert because in checked["message"]
@@ -132,9 +132,9 @@ def test_a_program_that_ends_at_once_is_not_waited_for(tmp_path: Path, monkeypat
     root.create()
     server = background.pages_server(root)
     monkeypatch.setattr(background, "MODULE_ARGS", ("-c", "raise SystemExit('no port is free')"))
-    with pytest.raises(ConfigError, match=r"the server of `ava ui` ended as soon as it was started; see .*pages"):
-        server.start((), within_s=120)
-    assert root.pages_words.read_text() == "no port is free\n"
+    with pytest.raises(ConfigError, match=r"the server of `ava ui` ended as soon as it was started; see .*worker"):
+        server.start(within_s=120)
+    assert root.worker_words.read_text() == "no port is free\n"
 
 
 def test_a_program_that_ended_because_another_one_is_starting_is_no_fault(
@@ -144,7 +144,7 @@ def test_a_program_that_ended_because_another_one_is_starting_is_no_fault(
     root.create()
     server = background.pages_server(root)
     monkeypatch.setattr(background, "MODULE_ARGS", ("-c", "pass"))
-    other = try_hold(server.lock)
+    other = try_hold(root.worker_lock)
     assert other is not None
     with other, pytest.raises(ConfigError, match="did not start within"):
-        server.start((), within_s=0.5)
+        server.start(within_s=0.5)

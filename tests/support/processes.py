@@ -87,12 +87,12 @@ def end_started_pages(root: Path) -> None:
     """
     with suppress(OSError, ValueError, IndexError):
         pid = int(DataRoot(root).pages_port.read_text().split()[1])
-        if b"--idle" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if b"--listen" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGTERM)
     for pid in _all():
         with suppress(OSError):  # another user's, or gone meanwhile
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if b"--pages" in words and environment_of(pid).get("AVA_DATA_ROOT") == str(root):
+            if b"--listen" in words and environment_of(pid).get("AVA_DATA_ROOT") == str(root):
                 os.kill(pid, signal.SIGTERM)
 
 

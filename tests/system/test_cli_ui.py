@@ -121,7 +121,7 @@ def home(address: str) -> str:
 def test_a_machine_without_a_data_root_gets_one_and_two_windows(ui: Ui) -> None:
     first = ui.opened()
     assert stat.S_IMODE(ui.path.stat().st_mode) == 0o700
-    assert stat.S_IMODE(ui.root.pages_words.stat().st_mode) == 0o600
+    assert stat.S_IMODE(ui.root.worker_words.stat().st_mode) == 0o600
     pid = ui.process
     second = ui.opened()
     assert ui.process == pid and port_of(first) == port_of(second), "the server runs already"
@@ -196,7 +196,7 @@ def test_wrong_settings_are_reported_before_a_server_starts(ui: Ui) -> None:
     began = time.monotonic()
     done = ui("--no-browser")
     assert done.returncode == 30 and "approval" in done.stderr
-    assert time.monotonic() - began < 15 and not ui.root.pages_words.exists()
+    assert time.monotonic() - began < 15 and not ui.root.worker_words.exists()
 
 
 # -- the server -------------------------------------------------------------------------------------------------------
@@ -226,15 +226,13 @@ def test_a_server_of_an_older_version_is_replaced_on_its_port(ui: Ui) -> None:
     address = ui.opened()
     port, pid, version = ui.record
     with visit(address) as page:
-        for older in (f"{port} {pid} 0.0.1\n", None):
-            before = ui.process
-            ui.root.pages_port.write_text(older or f"{port} {before}\n")  # before that, the version was not recorded
-            ui.opened()
-            assert ui.record[0] == port and ui.record[2] == version and ui.process != before
-            assert not lives(before)
-            assert page.get(home(address)).status_code == 200, "an open page goes on"
+        ui.root.worker_process.write_text(f"{pid} 0.0.1\n")
+        ui.opened()
         before = ui.process
-        ui.root.pages_port.write_text(f"{port} {before} 99.0\n")
+        assert ui.record[0] == port and ui.record[2] == version and before != int(pid)
+        until(lambda: not lives(int(pid)))
+        assert page.get(home(address)).status_code == 200, "an open page goes on"
+        ui.root.worker_process.write_text(f"{before} 99.0\n")
         ui.opened()
         assert ui.process == before, "a newer one stays"
 
@@ -263,7 +261,7 @@ def test_sigterm_ends_the_server_for_good(ui: Ui) -> None:
         os.kill(pid, signal.SIGTERM)
         until(lambda: not lives(pid))
     assert pages_server(ui.root).port() is None
-    words = ui.root.pages_words.read_text()
+    words = ui.root.worker_words.read_text()
     assert "Traceback" not in words and "code=" not in words
 
 

@@ -22,7 +22,12 @@ from ava_server.core.threads import run_async, run_server
 if TYPE_CHECKING:
     from ava_audit.store.locks import HeldLock
     from ava_server.config.settings import Settings
+    from ava_server.core.shutdown import GracefulShutdown
+    from ava_server.service.background import Listeners
     from ava_server.service.runtime import Runtime
+
+HAND_OVER_S = 600.0
+"""Seconds that calls in progress have when a newer version takes over."""
 
 
 def serve_command(
@@ -126,6 +131,7 @@ def worker_command(
         str, typer.Option(metavar="TIME", help="With --stay: time for calls in progress when it is stopped.")
     ] = "30s",
     beside: Annotated[str, typer.Option(hidden=True)] = "",
+    listens: Annotated[bool, typer.Option("--listen", hidden=True)] = False,
 ) -> None:
     """Run approved subagents, until there has been no work for a minute.
 
@@ -151,7 +157,7 @@ def worker_command(
         raise typer.Exit(run_server(_stay, settings, drain_s))
     if beside.strip("0123456789abcdef"):
         raise BadInput(f"--beside: a name that a server gives, of the digits 0 to f; given: {beside[:40]!r}")
-    raise typer.Exit(run_server(_work, settings, beside))
+    raise typer.Exit(run_server(_work, settings, beside, listens))
 
 
 def _label(given: str) -> str:
@@ -182,11 +188,16 @@ async def _stay(settings: Settings, drain_s: float) -> int:
     return ending.code or 0
 
 
-async def _work(settings: Settings, beside: str) -> int:
-    """Run everybody's runs until there is no work; `beside`: as the worker of this name beside the first one."""
-    from ava_server.core.background import hold_worker_lock
-    from ava_server.core.shutdown import Shutdown, ignore_signals
-    from ava_server.runs.mode import working
+async def _work(settings: Settings, beside: str, listens: bool) -> int:
+    """Be the background process of a data root, or the worker of a name `beside` it, until there is no work.
+
+    `listens`: it was started to listen, and drives everybody's runs only where the settings say so.
+    """
+    from ava_audit.store.backend import UNANNOUNCED, Announcement
+    from ava_server.core.background import HTTP_DRAIN_S, hold_worker_lock
+    from ava_server.core.shutdown import GracefulShutdown, ignore_signals
+    from ava_server.runs.mode import SERVER, driver_of, working
+    from ava_server.service.background import Listeners
     from ava_server.service.runtime import open_runtime
 
     await anyio.to_thread.run_sync(settings.paths.create)
@@ -194,13 +205,17 @@ async def _work(settings: Settings, beside: str) -> int:
     if post is None:
         sys.stderr.write(f"ava worker: {settings.data_root} already has a worker; nothing to do.\n")
         return 0
+    only_listens = listens and driver_of(settings) != "the worker"
+    mode = SERVER if only_listens else working(settings, beside)
+    announced = Announcement("server") if only_listens else UNANNOUNCED
     with post:
-        ending = Shutdown()
+        ending = GracefulShutdown(HTTP_DRAIN_S)
         async with anyio.create_task_group() as tasks:
             await tasks.start(ending.watch)
             with ending.serving:
-                async with open_runtime(settings, working(settings, beside)) as runtime:
-                    await _until_idle(runtime, post)
+                opening = open_runtime(settings, mode, everybody=True, announce=lambda _runtime: announced)
+                async with opening as runtime:
+                    await _until_over(runtime, post, ending, Listeners(runtime, first=not beside))
             ending.begin(0)
             tasks.cancel_scope.cancel()
         ignore_signals()
@@ -210,8 +225,36 @@ async def _work(settings: Settings, beside: str) -> int:
     return ending.code or 0
 
 
-async def _until_idle(runtime: Runtime, post: HeldLock) -> None:
-    """Wait until there has been no work for a minute, or no data root: it was removed, moved or replaced.
+async def _until_over(runtime: Runtime, post: HeldLock, ending: GracefulShutdown, listeners: Listeners) -> None:
+    """Work and listen until there is nothing to do, a signal comes, or a newer version takes over."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(listeners.follow)
+
+        working = anyio.CancelScope()
+
+        async def watch_work() -> None:
+            with working:
+                await _until_idle(runtime, post, listeners)
+                ending.asked.set()
+
+        async def watch_newer() -> None:
+            await listeners.newer.wait()
+            working.cancel()
+            await listeners.end(for_good=False)
+            await anyio.to_thread.run_sync(post.release)  # from now on, the newer one listens, and claims what is left
+            await runtime.manager.hand_over(HAND_OVER_S)
+            ending.asked.set()
+
+        tasks.start_soon(watch_work)
+        tasks.start_soon(watch_newer)
+        await ending.asked.wait()
+        runtime.closing.begin()
+        await listeners.end(for_good=not listeners.newer.is_set())
+        tasks.cancel_scope.cancel()
+
+
+async def _until_idle(runtime: Runtime, post: HeldLock, listeners: Listeners | None = None) -> None:
+    """Wait until there has been no work and no server here for a minute, or no data root: it was removed or replaced.
 
     A worker whose log a newer program has taken over ends with its last run: it would keep that program's worker away.
     """
@@ -220,6 +263,7 @@ async def _until_idle(runtime: Runtime, post: HeldLock) -> None:
     manager = runtime.manager
     needed = anyio.current_time()
     while anyio.current_time() - needed < WORKER_IDLE_S and not (manager.outdated and manager.idle_since is not None):
-        if manager.idle_since is None and await anyio.to_thread.run_sync(post.in_place):
+        busy = manager.idle_since is None or (listeners is not None and listeners.active)
+        if busy and await anyio.to_thread.run_sync(post.in_place):
             needed = anyio.current_time()
         await anyio.sleep(min(WORKER_IDLE_S / 4, 1.0))

@@ -1,17 +1,21 @@
-"""The programs of a data root that outlive the process that starts them, on demand and without a terminal.
+"""The background process of a data root (`ava worker`), which outlives whatever has started it.
 
-Each holds a lock while it runs, writes what it has to say to a file, and ends when it is idle. Two of them are servers
-for this machine only: of the pages (`ava ui`), and for its hosts over HTTP (`ava connect`). These record their port,
-and one of an older Ava is replaced. Another user could listen on a port that no server of Ava uses: only the lock
-proves which process listens.
+It drives approved subagents, so that they outlive their host (`background`). It also isolates servers from their runs:
+whatever a run does to its process, the host's connection stays. And it listens where somebody has asked for it, on
+this machine only: for the pages (`ava ui`), and for this machine's hosts (`ava connect`). Each listens on a port of its
+own, with its own secret, and ends when it has been idle; the process ends a minute after the last work.
 
-The third is the worker: it runs approved subagents, so that they outlive their host (`background`). It also
-isolates servers from their runs: whatever a run does to its process, the host's connection stays.
+Whoever needs it starts it (`start_background`): it holds `worker.lock` while it runs. Who wants it to listen says so in
+a file (`LocalServer.want`), which it looks for. Each server records its port under a lock of its own. Another user
+could listen on a port that no server of Ava uses: only the lock proves which process listens.
 
-A worker has the environment of the server that started it. Where it cannot run what another host's environment allows
-(another endpoint, or a key that only that one has), that host's server starts a second worker beside it, named by the
-digest of what its environment gives (`Credentials.session_digest`). Each takes only the runs that it can run. Where not
-even that one takes a run, the server runs it itself, and the claim says why.
+A newer version takes over from an older one (`take_over`): the older one stops listening, frees the lock, and leaves
+each of its runs to the newer one before the run's next model call.
+
+The process has the environment of the server that started it. Where it cannot run what another host's environment
+allows (another endpoint, or a key that only that one has), that host's server starts a second worker beside it, named
+by the digest of what its environment gives (`Credentials.session_digest`). Each takes only the runs that it can run.
+Where not even that one takes a run, the server runs it itself, and the claim says why.
 """
 
 from __future__ import annotations
@@ -33,17 +37,10 @@ from ava_audit.store.locks import HeldLock, hold_within, is_held, try_hold
 from ava_server import MODULE_ARGS
 from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import ConfigError
+from ava_server.core.files import replace_file
 from ava_server.core.ids import version_numbers
 
 OUTPUT_BYTES = 256 * 1024
-_LAUNCH = """\
-import os, sys
-if os.fork():
-    os._exit(0)
-os.setsid()
-os.execv(sys.argv[1], sys.argv[1:])
-"""
-"""Starts a program outside of this process's descendants and session: a closing host may kill its group or tree."""
 _KEEP = """\
 import os, signal, sys, time
 if os.fork():
@@ -58,8 +55,11 @@ while True:
     if not os.path.isdir(folder):
         break
 """
-"""The same, and starts it again when it crashes, unless that was within ten seconds or its folder is gone: it would
-make a new data root there. 130 is the code after Ctrl-C."""
+"""Starts a program outside of this process's descendants and session: a closing host may kill its group or tree.
+
+It starts the program again when it crashes, unless that was within ten seconds or its folder is gone: it would make a
+new data root there. 130 is the code after Ctrl-C.
+"""
 _DETACHED = getattr(subprocess, "DETACHED_PROCESS", 0) | getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 """On Windows: a process group of its own, without a console."""
 
@@ -70,15 +70,14 @@ def start_detached(
     folder: Path,
     env: Mapping[str, str],
     *,
-    keep: bool = False,
     holds: Sequence[int] = (),
 ) -> None:
     """Start a program that no host ends, with this environment alone. Raises OSError: it cannot be started.
 
-    `words` is the file for its standard error, private to its owner; one that is too long is emptied. With `keep`, it
-    is started again when it crashes, but not on Windows. `holds` are descriptors that stay open while it runs.
+    `words` is the file for its standard error, private to its owner; one that is too long is emptied. It is
+    started again when it crashes, but not on Windows. `holds` are descriptors that stay open while it runs.
     """
-    launcher = (sys.executable, "-I", "-S", "-c", _KEEP if keep else _LAUNCH) if os.name == "posix" else ()
+    launcher = (sys.executable, "-I", "-S", "-c", _KEEP) if os.name == "posix" else ()
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
     with os.fdopen(os.open(words, flags, 0o600), "ab") as output:
         if output.tell() > OUTPUT_BYTES:
@@ -97,11 +96,6 @@ def start_detached(
         )
     if launcher and (code := started.wait()):
         raise OSError(f"{command[0]} cannot be started (code {code}); see {words}")
-
-
-def _environment(root: DataRoot) -> dict[str, str]:
-    """Return the environment of a program on a data root: this process's own."""
-    return {**os.environ, "AVA_DATA_ROOT": str(root.path)}
 
 
 class _Started:
@@ -136,31 +130,37 @@ READY_S = 8.0
 PAGES_READY_S = 20.0
 """For the pages a person waits, who sees what happens: a slow machine has more time."""
 PAGES_PORT = 8643
-"""The first port that the server of `ava ui` tries."""
-HTTP_IDLE = "12h"
-"""After so long without a request and without an open stream, the HTTP server ends."""
-PAGES_IDLE, PAGES_DRAIN = "30m", "1s"
-"""After so long without an open page it ends, and then within this time for requests."""
-ENDS_WITHIN_S = 6.0
-"""Seconds in which a server ends that was told to; see `EXIT_WITHIN_S`."""
+"""The first port that the pages try."""
+HTTP_IDLE_S, HTTP_DRAIN_S = 12 * 3_600.0, 5.0
+"""After so long without a request and without an open stream, the HTTP server ends, and then within this time."""
+PAGES_IDLE_S, PAGES_DRAIN_S = 30 * 60.0, 1.0
+"""After so long without an open page they end, and then within this time for requests."""
+LOOK_EVERY_S = 0.2
+"""How often the background process looks for what is wanted of it."""
+WORKER_IDLE_S = 60.0
+"""Seconds without work after which it ends."""
+WORKER_READY_S = 10.0
+"""Seconds that a started one has to take the lock, before another one is started."""
+LEAVES_WITHIN_S = 10.0
+"""Seconds in which it frees its lock for a newer version; then it is ended."""
 _PACKAGE = "ava-subagents"
 _LOCKS_RECORD = os.name == "posix"
 """On Windows, a locked file can be neither read nor replaced."""
 TRY_FOR_S = 1.0
-"""Seconds for which a program tries its lock: a command that looks for one holds it for a moment."""
+"""Seconds for which a process tries its lock: a command that looks for one holds it for a moment."""
 
 
 @dataclass(frozen=True)
 class LocalServer:
     """One kind of server of a data root: the file that it locks, and that with its port, its process and its version.
 
-    `output` is the file for its standard error, when another process has started it; `what` is what errors call it.
+    `wanted` says that the background process is to be one; `what` is what errors call it.
     """
 
     root: DataRoot
     lock: Path
     port_file: Path
-    output: Path
+    wanted: Path
     what: str
 
     def port(self) -> int | None:
@@ -182,23 +182,6 @@ class LocalServer:
             return self.port_file.read_text("ascii").split()
         except (OSError, ValueError):
             return []
-
-    def end_older(self) -> bool:
-        """End the server that runs if its version of Ava is older than this one, and tell whether it did. Blocking."""
-        record = self._record()
-        if self.port() is None or len(record) < 2 or not record[1].isdigit():
-            return False
-        if len(record) > 2 and version_numbers(record[2]) >= version_numbers(version(_PACKAGE)):
-            return False
-        process, end = int(record[1]), time.monotonic() + ENDS_WITHIN_S
-        try:
-            os.kill(process, signal.SIGTERM)
-        except OSError:
-            return False
-        # It frees its lock before its port, and the next one is to have the same port.
-        while time.monotonic() < end and (self.port() is not None or _lives(process)):
-            time.sleep(0.05)
-        return True
 
     @contextmanager
     def announced(self, port: int, *, keep: bool = False) -> Generator[bool]:
@@ -231,19 +214,37 @@ class LocalServer:
         new.replace(self.port_file)
         return own
 
-    def start(self, options: Sequence[str], port: int | None = None, within_s: float = READY_S) -> int:
-        """Start the server as a process of its own, unless it runs, and return its port. Blocking.
+    def want(self, port: int) -> None:
+        """Ask the background process to listen on a port; 0: on any. Blocking."""
+        with suppress(FileNotFoundError):
+            if self.wanted.read_text("ascii") == str(port):
+                return
+        replace_file(self.wanted, str(port).encode())
 
-        `options` follow `ava`. Raises ConfigError: it cannot be started, does not serve in time, or runs on another
-        port.
+    def wanted_port(self) -> int | None:
+        """Return the port on which it is to listen; None where nobody has asked. Blocking."""
+        try:
+            return int(self.wanted.read_text("ascii"))
+        except (OSError, ValueError):
+            return None
+
+    def start(self, port: int | None = None, within_s: float = READY_S) -> int:
+        """Have the background process listen, unless a server does, and return its port. Blocking.
+
+        Raises ConfigError: it cannot be started, does not serve in time, or listens on another port.
         """
+        take_over(self.root)
+        if self.port() is None:
+            self.want(port or 0)
         with ExitStack() as stack:
-            return self._start(stack, options, port, time.monotonic() + within_s, within_s)
+            return self._start(stack, port, time.monotonic() + within_s, within_s)
 
-    def _start(self, stack: ExitStack, options: Sequence[str], port: int | None, end: float, within_s: float) -> int:
+    def _start(self, stack: ExitStack, port: int | None, end: float, within_s: float) -> int:
         started: _Started | None = None
+        words = self.root.worker_words
         while True:
             ended = started is not None and started.has_ended()
+            wanted = self.wanted.exists()
             serving = self.port()
             if serving is not None and port in (None, serving):
                 return serving
@@ -251,79 +252,105 @@ class LocalServer:
                 raise ConfigError(
                     f"{self.what} of {self.root.path} uses port {serving}, not {port}; run `ava init` again"
                 )
-            if started is None:
-                env, command = _environment(self.root), (sys.executable, *MODULE_ARGS, *options)
-                try:
+            if not wanted:
+                raise ConfigError(f"{self.what} cannot listen; see {words}")
+            if not is_held(self.root.worker_lock):
+                if ended:
+                    self.wanted.unlink(missing_ok=True)
+                    raise ConfigError(f"{self.what} ended as soon as it was started; see {words}")
+                if started is None:
                     started = _Started(stack)
-                    start_detached(command, self.output, self.root.path, env, keep=True, holds=started.holds)
+                    try:
+                        start_background(self.root, ("--listen",), holds=started.holds)
+                    except OSError as error:
+                        self.wanted.unlink(missing_ok=True)
+                        raise ConfigError(f"{self.what} cannot be started: {error}") from error
                     started.follow()
-                except OSError as error:
-                    raise ConfigError(f"{self.what} cannot be started: {error}") from error
-            elif ended and not is_held(self.lock):  # else another process has started one just now
-                raise ConfigError(f"{self.what} ended as soon as it was started; see {self.output}")
             if time.monotonic() > end:
-                raise ConfigError(f"{self.what} did not start within {within_s:.0f} s; see {self.output}")
+                raise ConfigError(f"{self.what} did not start within {within_s:.0f} s; see {words}")
             time.sleep(0.05)
 
 
 def http_server(root: DataRoot) -> LocalServer:
-    return LocalServer(root, root.http_lock, root.http_port, root.http_words, "the HTTP server")
+    return LocalServer(root, root.http_lock, root.http_port, root.http_wanted, "the HTTP server")
 
 
 def start_http(root: DataRoot, port: int) -> None:
     """Blocking. Raises ConfigError: impossible, or it runs on another port."""
-    http_server(root).start(("serve", "--http", "--port", str(port), "--idle", HTTP_IDLE), port)
+    http_server(root).start(port)
 
 
 def pages_server(root: DataRoot) -> LocalServer:
-    return LocalServer(root, root.pages_lock, root.pages_port, root.pages_words, "the server of `ava ui`")
+    return LocalServer(root, root.pages_lock, root.pages_port, root.pages_wanted, "the server of `ava ui`")
 
 
 def pages_port(root: DataRoot) -> int:
-    """Return the port that the server of `ava ui` tries first: the last one's, so that open pages find it again."""
+    """Return the port that the pages try first: the last one's, so that open pages find it again."""
     return pages_server(root).last_port() or PAGES_PORT
 
 
 def start_pages(root: DataRoot) -> str:
-    """Start the server of `ava ui`, or replace one of an older Ava; return its address. Blocking."""
+    """Have the pages served, by this version or a newer one; return their address. Blocking."""
     root.create()
-    server = pages_server(root)
-    server.end_older()
-    options = ("serve", "--http", "--pages", "--idle", PAGES_IDLE, "--drain", PAGES_DRAIN)
-    return f"http://localhost:{server.start(options, within_s=PAGES_READY_S)}"
+    return f"http://localhost:{pages_server(root).start(within_s=PAGES_READY_S)}"
 
 
-def _lives(process: int) -> bool:
-    """Tell whether a process lives; on Windows only its lock tells."""
-    if os.name != "posix":
-        return False
-    with suppress(ProcessLookupError):
-        os.kill(process, 0)
-        return True
-    return False
+# -- the process ------------------------------------------------------------------------------------------------------
 
 
-# -- the worker -------------------------------------------------------------------------------------------------------
+def start_background(
+    root: DataRoot,
+    options: Sequence[str] = (),
+    *,
+    command: Sequence[str] | None = None,
+    holds: Sequence[int] = (),
+) -> None:
+    """Start the background process, with this process's environment. Blocking. Raises OSError.
 
-WORKER_IDLE_S = 60.0
-"""Seconds after which an idle worker ends."""
-WORKER_READY_S = 10.0
-"""Seconds that a started worker has to take the lock, before another one is started."""
+    It is started again when it crashes, so that pages and clients find it again. `command` is by default this program;
+    `holds`: as for `start_detached`.
+    """
+    env = {**os.environ, "AVA_DATA_ROOT": str(root.path)}
+    command = command or (sys.executable, *MODULE_ARGS, "worker")
+    start_detached((*command, *options), root.worker_words, root.path, env, holds=holds)
 
 
 def hold_worker_lock(root: DataRoot, beside: str = "") -> HeldLock | None:
-    """Return the lock of the data root's worker, or of one beside it; None where there is that worker. Blocks."""
-    return hold_within(root.worker_lock_of(beside), TRY_FOR_S)
+    """Return the lock of the background process, or of a worker beside it; None where there is that one. Blocks."""
+    held = hold_within(root.worker_lock_of(beside), TRY_FOR_S)
+    if held is not None and not beside:
+        root.worker_leave.unlink(missing_ok=True)
+        replace_file(root.worker_process, f"{os.getpid()} {version(_PACKAGE)}\n".encode())
+    return held
+
+
+def take_over(root: DataRoot) -> None:
+    """Have a background process of an older Ava leave its work to the next one. Blocking, for some seconds."""
+    try:
+        process, its_version = root.worker_process.read_text("ascii").split()
+        number = int(process)
+    except (OSError, ValueError):
+        return
+    if version_numbers(its_version) >= version_numbers(version(_PACKAGE)) or not is_held(root.worker_lock):
+        return
+    replace_file(root.worker_leave, version(_PACKAGE).encode())
+    end = time.monotonic() + LEAVES_WITHIN_S
+    while is_held(root.worker_lock):
+        if time.monotonic() > end:
+            with suppress(OSError):
+                os.kill(number, signal.SIGTERM)
+            return
+        time.sleep(0.05)
 
 
 class WorkerProcesses:
-    """Starts the worker of a data root, and one beside it.
+    """Starts the background process of a data root, and a worker beside it.
 
     Args:
         command: The command line of a worker; by default this program, with this process's environment.
     """
 
-    def __init__(self, root: DataRoot, command: tuple[str, ...] = (sys.executable, *MODULE_ARGS, "worker")) -> None:
+    def __init__(self, root: DataRoot, command: tuple[str, ...] | None = None) -> None:
         self._root = root
         self._command = command
         self._started_s: dict[str, float] = {}
@@ -337,6 +364,8 @@ class WorkerProcesses:
         return is_held(self._root.worker_lock)
 
     def _start(self, beside: str) -> None:
+        if not beside:
+            take_over(self._root)
         if is_held(self._root.worker_lock_of(beside)):  # there is one; when it ends, the next one starts at once
             self._started_s.pop(beside, None)
             return
@@ -344,5 +373,4 @@ class WorkerProcesses:
         if started_s is not None and time.monotonic() - started_s < WORKER_READY_S:
             return
         self._started_s[beside] = time.monotonic()
-        command = (*self._command, "--beside", beside) if beside else self._command
-        start_detached(command, self._root.worker_words, self._root.path, _environment(self._root))
+        start_background(self._root, ("--beside", beside) if beside else (), command=self._command)

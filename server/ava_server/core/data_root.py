@@ -91,18 +91,24 @@ class DataRoot:
     worktrees = _Place("worktrees")
     """Where runs change files, a folder per run while it lasts."""
     worker_lock = _Place("worker.lock")
+    """The lock of the background process."""
+    worker_process = _Place("worker.process")
+    """That process and its version."""
     worker_words = _Place("worker.log")
-    """The output of the worker, which has no terminal."""
+    """Its output: it has no terminal."""
+    worker_leave = _Place("worker.leave")
+    """That a newer version takes over from it."""
     http_lock = _Place("http.lock")
     """The lock of the HTTP server for hosts on this machine."""
     http_port = _Place("http.port")
     """The port and the process of that server."""
-    http_words = _Place("http.log")
-    """The output of that server, when a host has started it."""
+    http_wanted = _Place("http.wanted")
+    """That the background process is to be that server, and on which port."""
     pages_lock = _Place("pages.lock")
     pages_port = _Place("pages.port")
-    """The port that it had last, and its process."""
-    pages_words = _Place("pages.log")
+    """The port that the pages had last, and the process."""
+    pages_wanted = _Place("pages.wanted")
+    """That the background process is to serve the pages."""
     browser_sessions = _Place("secrets", "browser.toml")
     """The hashes of the sessions of browsers, and of the codes that begin one."""
     passkeys = _Place("secrets", "passkeys.toml")

@@ -1,5 +1,7 @@
 """The HTTP transport, `ava serve --http`: one runtime for all users, each of whom sees only their own runs.
 
+The background process listens in the same way, with the runtime that it has (`listen`).
+
 uvicorn only parses HTTP here: its signal handlers, log and reloading are off. The first signal stops new spawns and
 lets calls in progress finish; then the server ends as over stdio, and its runs continue at the next start.
 """
@@ -9,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +25,7 @@ import uvicorn
 from ava_extras import has_extra, missing
 from ava_server.config.sign_in import BrowserSessions, Passkeys
 from ava_server.config.tokens import Token, TokenFile
-from ava_server.core.background import http_server, pages_server
+from ava_server.core.background import LocalServer, http_server, pages_server
 from ava_server.core.data_root import DataRoot
 from ava_server.core.shortage import raise_limit
 from ava_server.core.shutdown import GracefulShutdown, ignore_signals, log_to_stderr
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from ava_server.config.settings import Settings
+    from ava_server.service.runtime import Runtime
     from ava_server.web.pages import Pages
 
 
@@ -75,9 +78,7 @@ def serve(load: Callable[[], Settings], reach: Reach, say: Callable[[str], None]
     """
     log_to_stderr("ava: %(message)s")
     logging.getLogger("ava.access").setLevel(logging.INFO)
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # any client can cause its warnings
-    logging.getLogger("mcp").setLevel(logging.ERROR)  # its warnings name sessions, which are half a credential
-    logging.getLogger("mcp.server.streamable_http").addFilter(worth_a_line)
+    _quiet_libraries()
     settings = load()
     tokens = TokenFile(settings.paths.tokens_file)
     has_tokens = tokens.any()
@@ -87,52 +88,128 @@ def serve(load: Callable[[], Settings], reach: Reach, say: Callable[[str], None]
     return run_server(_serve, lambda: settings, reach, tokens, say)
 
 
+def _quiet_libraries() -> None:
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # any client can cause its warnings
+    logging.getLogger("mcp").setLevel(logging.ERROR)  # its warnings name sessions, which are half a credential
+    logging.getLogger("mcp.server.streamable_http").addFilter(worth_a_line)
+
+
 async def _serve(load: Callable[[], Settings], reach: Reach, tokens: TokenFile, say: Callable[[str], None]) -> int:
-    limits, ending = RequestLimits(), GracefulShutdown(reach.drain_s, reach.shutdown_delay_s)
+    ending = GracefulShutdown(reach.drain_s, reach.shutdown_delay_s)
+
+    async def begin() -> None:
+        await ending.asked.wait()
+        ending.begin(0, after_s=reach.drain_s + reach.shutdown_delay_s)
+
     with ExitStack() as held:
-        found = [held.enter_context(contextlib.closing(each)) for each in listen_everywhere(reach)]
-        reach = replace(reach, port=found[0].getsockname()[1])  # the system chooses the port if none was given
-        app = App(load, HTTP, reach.base_url)
-        server = build_server(load, transport=HTTP, app=app)
-        sessions = Sessions(server)
-        http = _Server(_Paths(app, sessions, ending), reach, tokens, limits, _pages(app, load().paths, reach, tokens))
+        listener = _Listener(load, reach, tokens, held)
         async with anyio.create_task_group() as tasks:
             await tasks.start(ending.watch)
+            tasks.start_soon(begin)
             with ending.serving:
-                async with sessions.run(), anyio.create_task_group() as serving:
-                    app.start()
-                    await app.opened()
-                    sessions.forwarder = Forwarder(app.runtime, urlsplit(reach.base_url).netloc)
-                    serving.start_soon(sessions.forwarder.stay_open)
-                    serving.start_soon(http.serve, found)
-                    serving.start_soon(limits.watch_tokens, partial(sessions.end_without, tokens.holds_id))
-                    if reach.idle_s is not None:
-                        serving.start_soon(_end_when_idle, limits, reach.idle_s, load().paths.path, ending)
-                    async with (
-                        sessions.forwarder.announced(inner_url(reach)),
-                        _announced(load().paths, reach) as first,  # it ends before another user can have the port
-                    ):
-                        if first or not reach.pages:  # of two that start at once, one serves the pages
-                            say(_serving(reach))
-                            await ending.wait()
-                    app.runtime.closing.begin()
-                    app.updates.close()
-                    with anyio.move_on_after(TOLD_WITHIN_S):
-                        await limits.streams_ended()
-                    limits.end_listening()
-                    with ending.draining:
-                        ending.draining.deadline = anyio.current_time() + reach.drain_s
-                        await limits.empty()
-                    app.runtime.closing.finish()
-                    with anyio.move_on_after(LAST_WORDS_S):
-                        await limits.empty()
-                    http.should_exit = True
-                    serving.cancel_scope.deadline = anyio.current_time() + LAST_WORDS_S
-                    app.close()
+                await listener.serve(ending, say)
             ending.begin(0)
             tasks.cancel_scope.cancel()
     ignore_signals()
     return ending.code or 0
+
+
+async def listen(runtime: Runtime, server: LocalServer, reach: Reach, ending: GracefulShutdown) -> None:
+    """Listen as a server of this machine, with the runtime of this process, until it ends or has been idle for long.
+
+    `ending` is of this server alone; its signals are the process's. Raises ConfigError: the address cannot be used.
+    """
+    _quiet_libraries()
+    tokens = TokenFile(runtime.settings.paths.tokens_file)
+    with ExitStack() as held:
+        listener = _Listener(lambda: runtime.settings, reach, tokens, held, runtime, server)
+        with ending.serving:
+            await listener.serve(ending, lambda _line: None)
+
+
+class _Listener:
+    """Answers requests on one address, with its own limits, idle time and end.
+
+    Args:
+        held: Closes the sockets.
+        runtime: What the process has open already; by default it opens the data root itself, and ends with it.
+        server: Which server of this machine it is; by default, the one that hosts look for.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], Settings],
+        reach: Reach,
+        tokens: TokenFile,
+        held: ExitStack,
+        runtime: Runtime | None = None,
+        server: LocalServer | None = None,
+    ) -> None:
+        self._sockets = [held.enter_context(contextlib.closing(each)) for each in listen_everywhere(reach)]
+        # The system chooses the port if none was given.
+        self._reach = replace(reach, port=self._sockets[0].getsockname()[1])
+        self._load = load
+        self._tokens = tokens
+        self._is_guest = runtime is not None
+        root = load().paths
+        self._root = root
+        self._server = server or (pages_server(root) if reach.pages else http_server(root))
+        self._app = App(load, HTTP, self._reach.base_url, runtime)
+        self._limits = RequestLimits()
+
+    async def serve(self, ending: GracefulShutdown, say: Callable[[str], None]) -> None:
+        """Serve until the end is asked for; then let calls in progress finish."""
+        app, reach, limits = self._app, self._reach, self._limits
+        sessions = Sessions(build_server(self._load, transport=HTTP, app=app))
+        paths = _Paths(app, sessions, ending)
+        http = _Server(paths, reach, self._tokens, limits, _pages(app, self._root, reach, self._tokens))
+        async with sessions.run(), anyio.create_task_group() as serving:
+            app.start()
+            await app.opened()
+            sessions.forwarder = forwarder = Forwarder(app.runtime, urlsplit(reach.base_url).netloc)
+            serving.start_soon(forwarder.stay_open)
+            serving.start_soon(http.serve, self._sockets)
+            serving.start_soon(limits.watch_tokens, partial(sessions.end_without, self._tokens.holds_id))
+            if reach.idle_s is not None:
+                serving.start_soon(_end_when_idle, limits, reach.idle_s, self._root.path, ending)
+            # One process has one address for the other servers of the log: that for hosts.
+            apart = self._is_guest and reach.pages
+            announcing = nullcontext() if apart else forwarder.announced(inner_url(reach))
+            async with announcing, self._announced() as first:  # it ends before another user can have the port
+                if first or not (reach.pages or self._is_guest):  # of two that start at once, one serves
+                    say(_serving(reach))
+                    await ending.wait()
+            await self._drain(ending)
+            http.should_exit = True
+            serving.cancel_scope.deadline = anyio.current_time() + LAST_WORDS_S
+            app.close()
+
+    async def _drain(self, ending: GracefulShutdown) -> None:
+        """End the streams, and let calls finish."""
+        limits, closing = self._limits, self._app.runtime.closing
+        if not self._is_guest:
+            closing.begin()
+        self._app.updates.close()
+        with anyio.move_on_after(TOLD_WITHIN_S):
+            await limits.streams_ended()
+        limits.end_listening()
+        with ending.draining:
+            ending.draining.deadline = anyio.current_time() + self._reach.drain_s
+            await limits.empty()
+        if closing.begun:
+            closing.finish()
+        with anyio.move_on_after(LAST_WORDS_S):
+            await limits.empty()
+
+    @asynccontextmanager
+    async def _announced(self) -> AsyncGenerator[bool]:
+        """Let others on this machine find a server that listens only there; yield whether it is the first one."""
+        with ExitStack() as held:
+            first = True
+            if self._reach.loopback:
+                announcing = self._server.announced(self._reach.port, keep=self._reach.pages)
+                first = await anyio.to_thread.run_sync(held.enter_context, announcing)
+            yield first
 
 
 def _serving(reach: Reach) -> str:
@@ -153,18 +230,6 @@ def _pages(app: App, root: DataRoot, reach: Reach, tokens: TokenFile) -> Pages |
     return Pages(app, Site(reach.base_url, reach.pages, sessions, tokens, passkeys, root.owned))
 
 
-@asynccontextmanager
-async def _announced(root: DataRoot, reach: Reach) -> AsyncGenerator[bool]:
-    """Let hosts on this machine find a server that listens only there; yield whether it is the first one."""
-    with ExitStack() as held:
-        first = True
-        if reach.loopback:
-            server = pages_server(root) if reach.pages else http_server(root)
-            announcing = server.announced(reach.port, keep=reach.pages)
-            first = await anyio.to_thread.run_sync(held.enter_context, announcing)
-        yield first
-
-
 async def _end_when_idle(limits: RequestLimits, idle_s: float, root: Path, ending: GracefulShutdown) -> None:
     """End after so long without a request, or when there is no data root: it was removed or moved."""
     while await anyio.to_thread.run_sync(root.is_dir):
@@ -172,7 +237,6 @@ async def _end_when_idle(limits: RequestLimits, idle_s: float, root: Path, endin
         if left_s <= 0:
             break
         await anyio.sleep(min(left_s, ROOT_EVERY_S))
-    ending.begin(0)
     ending.hurry()
     ending.asked.set()
 

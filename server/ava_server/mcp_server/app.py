@@ -56,13 +56,17 @@ class _Opening:
 class App:
     """One server in one process: the runtime, once it is open, and the sessions that use it."""
 
-    def __init__(self, load: Callable[[], Settings], transport: str, url: str | None = None) -> None:
+    def __init__(
+        self, load: Callable[[], Settings], transport: str, url: str | None = None, runtime: Runtime | None = None
+    ) -> None:
+        """`runtime`: what the process has open already; by default the server opens the data root itself."""
         self.transport = transport
         self.asks_alone = False
         self.failed = False
         """The server ends because of a fault of its own."""
         self.url = url
         self._load = load
+        self._given = runtime
         self._wanted = anyio.Event()
         self._opening: _Opening | None = None
         self._closing = anyio.Event()
@@ -147,6 +151,8 @@ class App:
         return has_extra("web") and not approval_needs("host", policy).nothing
 
     async def _enter(self, stack: AsyncExitStack) -> Runtime:
+        if self._given is not None:
+            return self._given
         for name in ("runtime", "service"):  # it is slow; the first call needs the service too
             await anyio.to_thread.run_sync(import_module, f"ava_server.service.{name}")
         from ava_audit.store.backend import Announcement

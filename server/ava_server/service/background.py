@@ -1,0 +1,138 @@
+"""Where the background process listens: it looks for what is wanted, and begins and ends one server for each."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+
+from ava_extras import ExtraMissing, load
+from ava_server.core import background
+from ava_server.core.background import LocalServer, http_server, pages_port, pages_server
+from ava_server.core.errors import AvaError
+from ava_server.core.shutdown import GracefulShutdown
+
+if TYPE_CHECKING:
+    from ava_server.service.runtime import Runtime
+
+log = logging.getLogger("ava.worker")
+
+
+@dataclass
+class _Listening:
+    """One server of this process, until `over`."""
+
+    ending: GracefulShutdown
+    over: anyio.Event
+
+
+class Listeners:
+    """The servers for this machine in the background process.
+
+    Attributes:
+        newer: Set once a newer version takes over.
+    """
+
+    def __init__(self, runtime: Runtime, *, first: bool) -> None:
+        """`first`: it is the first one of its data root, and not a worker beside it; only that one listens."""
+        self.newer = anyio.Event()
+        self._runtime = runtime
+        self._root = runtime.settings.paths
+        self._servers = (pages_server(self._root), http_server(self._root)) if first else ()
+        self._listening: dict[str, _Listening] = {}
+        self._ends = False
+
+    @property
+    def active(self) -> bool:
+        return bool(self._listening)
+
+    async def follow(self) -> None:
+        """Begin what is wanted, until cancelled; a server that fails does not affect the runs."""
+        if not self._servers:
+            return
+        async with anyio.create_task_group() as tasks:
+            while True:
+                try:
+                    wanted, leaves = await anyio.to_thread.run_sync(self._look)
+                except RuntimeError:  # no more threads can be started: the next look may
+                    wanted, leaves = [], False
+                if leaves:
+                    self.newer.set()
+                for server, port in wanted:
+                    self._begin(server, port, tasks)
+                await anyio.sleep(background.LOOK_EVERY_S)
+
+    def _begin(self, server: LocalServer, port: int, tasks: anyio.abc.TaskGroup) -> None:
+        """Begin to be a server, unless this process is one already, or ends."""
+        if self._ends or server.what in self._listening:
+            return
+        one = _Listening(GracefulShutdown(0), anyio.Event())
+        self._listening[server.what] = one
+        tasks.start_soon(self._listen, server, port, one)
+
+    async def end(self, *, for_good: bool) -> None:
+        """Let calls in progress finish, and end all. Without `for_good`, the next process goes on listening."""
+        self._ends = True
+        if for_good:
+            for server in self._servers:
+                self._withdraw(server)
+        for one in [*self._listening.values()]:
+            one.ending.hurry()
+            one.ending.asked.set()
+        for one in [*self._listening.values()]:
+            await one.over.wait()
+
+    def _look(self) -> tuple[list[tuple[LocalServer, int]], bool]:
+        ports = [(server, server.wanted_port()) for server in self._servers]
+        return [(server, port) for server, port in ports if port is not None], self._root.worker_leave.exists()
+
+    async def _listen(self, server: LocalServer, port: int, one: _Listening) -> None:
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._withdraw_when_idle, server, one.ending)
+                await self._serve(server, port, one.ending)
+                tasks.cancel_scope.cancel()
+            if not one.ending.asked.is_set():  # another process is that server
+                self._withdraw(server)
+        except Exception as failed:
+            error = _first_of(failed)
+            expected = isinstance(error, AvaError | ExtraMissing | OSError)
+            log.error("%s: %s", server.what, error, exc_info=None if expected else failed)
+            self._withdraw(server)
+        finally:
+            del self._listening[server.what]
+            one.over.set()
+
+    async def _withdraw_when_idle(self, server: LocalServer, ending: GracefulShutdown) -> None:
+        """Forget the wish as soon as the server begins to end: one that comes later is for the next."""
+        await ending.asked.wait()
+        if not self._ends:
+            self._withdraw(server)
+
+    def _withdraw(self, server: LocalServer) -> None:
+        with suppress(OSError):
+            server.wanted.unlink(missing_ok=True)
+
+    async def _serve(self, server: LocalServer, port: int, ending: GracefulShutdown) -> None:
+        is_pages = server.port_file == self._root.pages_port
+        extra = await anyio.to_thread.run_sync(load, "web" if is_pages else "team")
+        if is_pages:
+            first = port or await anyio.to_thread.run_sync(pages_port, self._root)
+            idle_s, drain_s = background.PAGES_IDLE_S, background.PAGES_DRAIN_S
+            reach = extra.Reach(host="localhost", port=first, pages=True, idle_s=idle_s, drain_s=drain_s)
+        else:
+            idle_s, drain_s = background.HTTP_IDLE_S, background.HTTP_DRAIN_S
+            reach = extra.Reach(port=port, idle_s=idle_s, drain_s=drain_s)
+        await extra.listen(self._runtime, server, reach, ending)
+
+
+def _first_of(error: BaseException) -> BaseException:
+    """Return the first error of a group; any other as it is."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

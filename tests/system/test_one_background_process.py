@@ -1,0 +1,195 @@
+"""One background process of a data root drives runs, serves the pages, and answers hosts over HTTP.
+
+Each of its servers has its own secret and idle time, and a newer version takes all of it over at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import httpx2
+import pytest
+from support.model_server import Gate, Say, running_model_server
+from support.processes import lives
+from support.stdio import assert_intact, environment, logged, made, serving, state_of, until, using
+from support.terminal import ava
+
+from ava_server.core.background import http_server, pages_server
+from ava_server.core.data_root import DataRoot
+
+pytestmark = pytest.mark.slow
+
+NOTE = [("scratchpad", {"note": "half of it"})]
+DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"})])
+HELLO = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+OPENING = re.compile(r"http://localhost:\d+/enter\?code=\S+")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> DataRoot:
+    return DataRoot(made(tmp_path / "data"))
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        chosen: int = free.getsockname()[1]
+        return chosen
+
+
+def process_of(root: DataRoot) -> int:
+    return int(root.worker_process.read_text().split()[0])
+
+
+@asynccontextmanager
+async def ended_at_last(root: DataRoot) -> AsyncGenerator[None]:
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.kill(process_of(root), signal.SIGTERM)
+            await until(lambda: not lives(process_of(root)), within_s=15)
+
+
+async def opened(root: DataRoot) -> str:
+    """Return the address that `ava ui` shows."""
+    done = await anyio.to_thread.run_sync(partial(ava, root.path, "ui", "--no-browser"))
+    found = OPENING.search(done.stdout)
+    assert found is not None, done
+    return found[0]
+
+
+async def headers(root: DataRoot, port: int) -> dict[str, str]:
+    done = await anyio.to_thread.run_sync(partial(ava, root.path, "connect", "--port", str(port)))
+    assert done.returncode == 0, done.stderr
+    given: dict[str, str] = json.loads(done.stdout)
+    return given
+
+
+def browser() -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(follow_redirects=True, headers={"Accept": "text/html"}, timeout=20, trust_env=False)
+
+
+async def answers(port: int, given: dict[str, str]) -> int:
+    wanted = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": "2025-11-25", **given}
+    async with httpx2.AsyncClient(trust_env=False, timeout=20) as client:
+        return (await client.post(f"http://127.0.0.1:{port}/mcp", json=HELLO, headers=wanted)).status_code
+
+
+async def test_one_process_runs_and_listens_and_each_server_has_its_own_secret(root: DataRoot, port: int) -> None:
+    gate = Gate()
+    with running_model_server([Say("x", calls=NOTE, gate=gate), DONE]) as models:
+        env = {**using(models.base_url), "AVA_BACKGROUND": ""}
+        async with ended_at_last(root), serving(root.path, env=env) as host:
+            run = await host.start_run()
+            await until(gate.arrived.is_set)
+            before = process_of(root)
+            address, given = await opened(root), await headers(root, port)
+            assert process_of(root) == before, "the worker listens"
+            pages = address.partition("/enter")[0]
+            async with browser() as visitor:
+                await visitor.get(address)
+                assert (await visitor.get(pages)).url.path == "/", "the code has opened a session"
+                assert await answers(port, given) != 401
+                assert (await visitor.get(f"http://127.0.0.1:{port}/")).url.path == "/sign-in", "only of the pages"
+                assert (await visitor.get(f"http://localhost:{port}/")).url.path == "/sign-in", "of this port"
+            text = given["Authorization"].removeprefix("Bearer ")
+            async with browser() as stranger:
+                assert (await stranger.get(pages)).url.path == "/sign-in"
+                stranger.headers["Authorization"] = f"Bearer {text}"
+                assert (await stranger.get(pages)).status_code == 404, "a host's token opens no page"
+            gate.released.set()
+            await until(lambda: state_of(root.path, run) == "success")
+            assert process_of(root) == before
+    assert_intact(root.path)
+
+
+async def test_each_server_ends_after_its_own_idle_time_and_the_process_after_the_last(
+    root: DataRoot, port: int
+) -> None:
+    soon = (
+        "import sys; from ava_server.core import background as b; b.PAGES_IDLE_S, b.HTTP_IDLE_S = 2.0, 12.0;"
+        " b.WORKER_IDLE_S = 1.0; from ava_server.cli.app import main; main(sys.argv[1:])"
+    )
+    servers = pages_server(root), http_server(root)
+    for server, wanted in zip(servers, (0, port), strict=True):
+        server.want(wanted)
+    command, env = [sys.executable, "-c", soon, "worker", "--listen"], environment(root.path)
+    async with await anyio.open_process(command, env=env, stdout=None, stderr=None) as process:
+        pages, hosts = servers
+        await until(lambda: pages.port() is not None and hosts.port() == port, within_s=60)
+        await until(lambda: pages.port() is None, within_s=10)
+        assert hosts.port() == port and pages.wanted_port() is None and hosts.wanted_port() == port
+        pages.want(0)
+        await until(lambda: pages.port() is not None, within_s=10)
+        with anyio.fail_after(60):
+            assert await process.wait() == 0
+    assert hosts.port() is None and hosts.wanted_port() is None
+
+
+async def test_a_newer_version_takes_over_and_no_call_is_paid_twice(root: DataRoot, port: int) -> None:
+    gate = Gate()
+    with running_model_server([Say("x", calls=NOTE, gate=gate), DONE]) as models:
+        env = {**using(models.base_url), "AVA_BACKGROUND": ""}
+        async with ended_at_last(root), serving(root.path, env=env) as host:
+            run = await host.start_run()
+            await until(gate.arrived.is_set)
+            address, given = await opened(root), await headers(root, port)
+            older = process_of(root)
+            async with browser() as visitor:
+                await visitor.get(address)
+                root.worker_process.write_text(f"{older} 0.0.1\n")
+                again = await opened(root)
+                assert process_of(root) != older and lives(older), "it still waits for the answer of the model"
+                assert again.partition("/enter")[0] == address.partition("/enter")[0]
+                assert (await visitor.get(address.partition("/enter")[0])).url.path == "/", "an open page goes on"
+            await until(lambda: http_server(root).port() == port, within_s=30)
+            assert await answers(port, given) != 401, "a host's connection is answered on the same port"
+            gate.released.set()
+            await until(lambda: state_of(root.path, run) == "success", within_s=60)
+            await until(lambda: not lives(older), within_s=30)
+            newer = process_of(root)
+            await opened(root)
+            assert process_of(root) == newer, "once"
+        assert len(models.requests) == 2
+    assert len(logged(root.path, "RunClaimed", run=run)) == 2
+    assert_intact(root.path)
+
+
+async def test_a_process_that_crashed_listens_again_on_the_same_ports(root: DataRoot, port: int) -> None:
+    async with ended_at_last(root):
+        began = time.monotonic()
+        address, given = await opened(root), await headers(root, port)
+        pages = address.partition("/enter")[0]
+        async with browser() as visitor:
+            await visitor.get(address)
+            before = process_of(root)
+            await anyio.sleep(max(0.0, began + 11 - time.monotonic()))  # one that ends sooner is not started again
+            os.kill(before, signal.SIGKILL)
+            both = pages_server(root), http_server(root)
+            await until(lambda: process_of(root) != before and None not in [one.port() for one in both], within_s=60)
+            assert (await visitor.get(pages)).url.path == "/" and await answers(port, given) != 401
+
+
+async def test_a_signal_ends_all_for_good(root: DataRoot, port: int) -> None:
+    async with ended_at_last(root):
+        await opened(root)
+        await headers(root, port)
+        process = process_of(root)
+        os.kill(process, signal.SIGTERM)
+        await until(lambda: not lives(process), within_s=10)
+        assert pages_server(root).wanted_port() is None and http_server(root).wanted_port() is None
+        assert root.worker_words.read_text() == ""
