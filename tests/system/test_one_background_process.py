@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -64,9 +64,9 @@ async def ended_at_last(root: DataRoot) -> AsyncGenerator[None]:
             await until(lambda: not lives(process_of(root)), within_s=15)
 
 
-async def opened(root: DataRoot) -> str:
+async def opened(root: DataRoot, env: Mapping[str, str] | None = None) -> str:
     """Return the address that `ava ui` shows."""
-    done = await anyio.to_thread.run_sync(partial(ava, root.path, "ui", "--no-browser"))
+    done = await anyio.to_thread.run_sync(partial(ava, root.path, "ui", "--no-browser", env=env or {}))
     found = OPENING.search(done.stdout)
     assert found is not None, done
     return found[0]
@@ -152,7 +152,7 @@ async def test_a_newer_version_takes_over_and_no_call_is_paid_twice(root: DataRo
             async with browser() as visitor:
                 await visitor.get(address)
                 root.worker_process.write_text(f"{older} 0.0.1\n")
-                again = await opened(root)
+                again = await opened(root, env)
                 assert process_of(root) != older and lives(older), "it still waits for the answer of the model"
                 assert again.partition("/enter")[0] == address.partition("/enter")[0]
                 assert (await visitor.get(address.partition("/enter")[0])).url.path == "/", "an open page goes on"
@@ -171,8 +171,8 @@ async def test_a_newer_version_takes_over_and_no_call_is_paid_twice(root: DataRo
 
 async def test_a_process_that_crashed_listens_again_on_the_same_ports(root: DataRoot, port: int) -> None:
     async with ended_at_last(root):
-        began = time.monotonic()
-        address, given = await opened(root), await headers(root, port)
+        address, began = await opened(root), time.monotonic()
+        given = await headers(root, port)
         pages = address.partition("/enter")[0]
         async with browser() as visitor:
             await visitor.get(address)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 HAND_OVER_S = 600.0
 """Seconds that calls in progress have when a newer version takes over."""
+GONE_S = 5.0
+"""Seconds without its data root after which the background process ends."""
 
 
 def serve_command(
@@ -261,9 +263,12 @@ async def _until_idle(runtime: Runtime, post: HeldLock, listeners: Listeners | N
     from ava_server.core.background import WORKER_IDLE_S
 
     manager = runtime.manager
-    needed = anyio.current_time()
-    while anyio.current_time() - needed < WORKER_IDLE_S and not (manager.outdated and manager.idle_since is not None):
-        busy = manager.idle_since is None or (listeners is not None and listeners.active)
-        if busy and await anyio.to_thread.run_sync(post.in_place):
-            needed = anyio.current_time()
+    needed = in_place = anyio.current_time()
+    while anyio.current_time() - needed < WORKER_IDLE_S and anyio.current_time() - in_place < GONE_S:
+        if manager.outdated and manager.idle_since is not None:
+            return
+        if await anyio.to_thread.run_sync(post.in_place):
+            in_place = anyio.current_time()
+            if manager.idle_since is None or (listeners is not None and listeners.active):
+                needed = in_place
         await anyio.sleep(min(WORKER_IDLE_S / 4, 1.0))
