@@ -65,7 +65,7 @@ def decision(there: There, proposed: dict[str, Any]) -> dict[str, Any]:
 def question(there: There, run_id: str) -> str:
     """The question that a run asks now, as its page carries it."""
     with contextlib.closing(sqlite3.connect(there.root / "ava.db", timeout=5)) as db:
-        found = json.loads(db.execute("SELECT question FROM runs WHERE id = ?", (run_id,)).fetchone()[0])
+        found = json.loads(db.execute("SELECT asked FROM runs WHERE id = ?", (run_id,)).fetchone()[0])
         return str(found["question_id"])
 
 
