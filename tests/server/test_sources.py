@@ -18,7 +18,7 @@ from support.terminal import ava, on_terminal
 
 from ava_audit.events import ToolResult, Who
 from ava_audit.retention import erase_run
-from ava_roles.sandbox.paths import Root
+from ava_roles.sandbox.paths import Root, folder_identity
 from ava_roles.tool import ToolContext
 from ava_roles.tools.files import ReadFile, ReadFileArgs
 from ava_roles.wrap import clean, wrap_tool_output
@@ -301,7 +301,7 @@ async def test_each_source_opens_on_what_was_read_and_says_what_the_file_is_now(
         ({"workspace": None}, "the run had no folder"),
         ({"workspace": 7}, "a newer Ava proposed the run"),
     ):
-        config = json.dumps({**json.loads(run.config), "workspace_identity": "", **changes})
+        config = json.dumps({**json.loads(run.config), "workspace_identity": folder_identity(lab.root), **changes})
         now = sources._look(lab.runtime.settings, replace(run, config=config), read, lab.runtime.user)
         assert now == ("unknown", sources._not_here(why))
     lab.workspace.rename(lab.workspace.with_name("moved"))
