@@ -219,6 +219,7 @@ STORED: dict[str, Any] = {
     "coding": {
         "repository": "/srv/shop",
         "base": "0123456789abcdef0123456789abcdef01234567",
+        "identity": ["1:2:boot"],
         "namespace": ["src"],
         "verify": "pytest -q",
         "verify_from": "given with the call",
@@ -226,14 +227,15 @@ STORED: dict[str, Any] = {
     "context_from": [{"id": "S-000001", "role": "researcher", "ending": "success"}],
     "reach": "can read /srv/shop",
     "estimated_minutes": [3, 8],
+    "input_bytes": 400,
     "name": "prices",
     "task_id": "T-1",
     "clamped": ["timeout was asked as 9,000, and lowered to the hard cap of 3,600"],
     "asked": {"role": "coder", "max_cost_cents": 32.5, "timeout": 9000},
 }
 """A configuration as an entry has it."""
-DIGEST = "1be57c26bd0722bbc22e2d9e34be3454134082a0b5cb7f9ace69b7d6d8e75d24"
-OF_AN_AGENT = "af7b8b5a76e6a2c8ae10f86f2835e90c4173f188303eb013f151fd78227bfdbf"
+DIGEST = "6fb18b64a1f02e52584ec40f95938d0d5a1c6d0d96b999379ab6ce7cd6c752d3"
+OF_AN_AGENT = "1f14ab65ac74d06a0cf2909fd0bde133167c434a0c446b77f569c5d72948ce7c"
 
 
 def test_a_stored_configuration_reads_back_and_keeps_its_digest() -> None:
@@ -241,7 +243,7 @@ def test_a_stored_configuration_reads_back_and_keeps_its_digest() -> None:
     config = RunConfig.model_validate(STORED)
     texts = Texts(task="Look it up — twice.", context="The shop.", rationale="Asked for.")
     assert digest(config, texts) == DIGEST
-    before = config.model_copy(update={"runner": "acp:codex"})  # the digest of an agent's configuration came later
+    before = config.model_copy(update={"runner": "acp:codex"})
     assert digest(before, texts) == OF_AN_AGENT != digest(before.model_copy(update={"agent": "a"}), texts)
     stored = config.model_dump(mode="json", exclude_none=True)
     for name, value in STORED.items():
