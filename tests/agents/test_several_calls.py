@@ -69,7 +69,7 @@ class Run:
             "role": "coder", "role_source": "built in", "role_text": "", "model": "far:model", "provider": "far",
             "model_id": "model", "price": asdict(PRICE), "timeout_s": 60, "max_cost_micros": RUN_CAP,
             "max_tokens": TOKENS, "max_iterations": 99, "max_tool_calls": 99, "tools": (), "reach": "nothing",
-            "estimated_minutes": (1, 2), "runner": self.runner, "search_call": SEARCH,
+            "estimated_minutes": (1, 2), "input_bytes": 1, "runner": self.runner, "search_call": SEARCH,
         }  # fmt: skip
         cap = GROUP_CAP if self.group else None
         facts = (

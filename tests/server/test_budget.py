@@ -58,7 +58,7 @@ def config(cap: int, price: Price = PRICE) -> dict[str, object]:
         "role": "researcher", "role_source": "built in", "role_text": "", "model": MODEL, "provider": "far",
         "model_id": "model", "price": asdict(price), "timeout_s": 60, "max_cost_micros": cap, "max_tokens": 10**6,
         "max_iterations": 20, "max_tool_calls": 20, "tools": (),
-        "reach": "can reach nothing", "estimated_minutes": (1, 2),
+        "reach": "can reach nothing", "estimated_minutes": (1, 2), "input_bytes": 1,
     }  # fmt: skip
 
 
