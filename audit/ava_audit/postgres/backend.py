@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -288,7 +289,7 @@ def _make_or_migrate(db: PostgresDatabase, place: str, older: OlderSchema) -> st
 
 def _copy_schema(db: PostgresDatabase, version: int) -> str:
     """Copy the rows of all tables to a schema of their own, which is a part of the caller's transaction."""
-    name = f"ava_schema_{version}_{time.strftime('%Y%m%dt%H%M%S', time.gmtime())}"
+    name = f"ava_schema_{version}_{datetime.now(UTC):%Y%m%dt%H%M%S%f}"
     db.execute(f"CREATE SCHEMA {name}")
     for (table,) in db.execute("SELECT tablename::text FROM pg_tables WHERE schemaname = 'ava'").fetchall():
         if table not in _OF_PROCESSES:

@@ -10,10 +10,10 @@ import logging
 import os
 import sqlite3
 import stat
-import time
 import tomllib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 
@@ -102,9 +102,7 @@ class SqliteBackend:
         if older is OlderSchema.MIGRATE:
             migrate(db, version)
             return None
-        copy = self.path.with_name(
-            COPY_NAME.format(version=version, time=time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()))
-        )
+        copy = self.path.with_name(COPY_NAME.format(version=version, time=f"{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}"))
         copy_log(self.path, copy)
         try:
             migrate(db, version)
