@@ -97,7 +97,7 @@ async def test_pages_that_cannot_start_are_told_with_the_reason_and_the_way_in_a
 async def test_pages_that_start_at_the_second_attempt_have_their_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcomes = iter([ConfigError("the server of `ava ui` ended as soon as it was started; see pages.log")])
+    outcomes = iter([ConfigError("the server of `ava ui` ended as soon as it was started; see worker.log")])
 
     def start_pages(_root: DataRoot) -> str:
         for error in outcomes:
@@ -107,7 +107,7 @@ async def test_pages_that_start_at_the_second_attempt_have_their_link(
     monkeypatch.setattr(background, "start_pages", start_pages)
     async with connect(tmp_path, config=BY_HOST, name=ASKS_NOBODY) as (client, _models):
         made = told(await client.call_tool("spawn_subagent", SPAWN))[0]
-        assert "ended as soon as it was started; see pages.log" in made["next"] and "/enter?code=" not in made["next"]
+        assert "ended as soon as it was started; see worker.log" in made["next"] and "/enter?code=" not in made["next"]
         checked = told(await client.call_tool("check_subagent", {"subagent_id": made["subagent_id"]}))[0]
         assert "/enter?code=" in checked["message"] and "no link" not in checked["message"]
 

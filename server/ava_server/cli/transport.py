@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeGuard, TypeVar, cast
 
 import anyio
 from pydantic import TypeAdapter
@@ -146,10 +146,14 @@ def _parameter(value: Any) -> Any:
     """Return a parameter of a request as it is written in an address."""
     if isinstance(value, LogQuery):
         return TypeAdapter(LogQuery).dump_json(value, exclude_defaults=True, exclude_none=True).decode()
-    if isinstance(value, list) and value and isinstance(value[0], Shown):
+    if _are_shown(value):
         texts = {"__all__": {"line", "text"}}
-        return TypeAdapter(list[Shown]).dump_json(cast("list[Shown]", value), exclude=texts).decode()
+        return TypeAdapter(list[Shown]).dump_json(value, exclude=texts).decode()
     return value
+
+
+def _are_shown(value: Any) -> TypeGuard[list[Shown]]:
+    return isinstance(value, list) and any(isinstance(one, Shown) for one in cast("list[Any]", value))
 
 
 def _refuse_unshowable(line: bytes) -> None:

@@ -251,7 +251,7 @@ class _Outside:
         assert run is not None, "it was proposed"
         events: list[Event] = []
         for fact in due:
-            asked = json.loads(run.asked) if run.asked is not None else {}
+            asked: dict[str, Any] = json.loads(run.asked or "{}")
             if isinstance(fact, QuestionAnswered) and "question_id" in asked:
                 fact = fact.model_copy(update={"question_id": asked["question_id"]})
             elif isinstance(fact, ExtensionDecided) and "extension_id" in asked:

@@ -35,6 +35,10 @@ _ANSWER_S = 3_600
 """How long a replay waits for more of a cap, in seconds of the recording's time; it only has to be more than 0."""
 
 
+def _keep_open(_ended: bool) -> None:
+    """A replay's folders are the recording's."""
+
+
 class ReplayResources(RunResources):
     """What a replay has open: a log in a temporary folder, and the built-in tools."""
 
@@ -78,14 +82,14 @@ class TapeSetup(RunSetup):
             secret_injection=TapeSecrets(tape),
             extensions=self._extensions(),
             tokens_per_byte=self._tokens_per_byte(),
-            close=lambda _ended: None,
+            close=_keep_open,
             clock=tape.clock,
         )
 
     def _extensions(self) -> ExtensionLimits:
         """Return no limits; the replay asks for more only if the recorded run did."""
         asked = bool(self._tape.recording.facts(ExtensionAsked))
-        hard = dict.fromkeys(_HARD, UNLIMITED)
+        hard: dict[str, float] = dict.fromkeys(_HARD, UNLIMITED)
         hard["extension_wait_s"] = _ANSWER_S if asked else 0
         return ExtensionLimits(self._limits.model_copy(update=hard), DayCaps(UNLIMITED, UNLIMITED))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import anyio
 import anyio.abc
@@ -134,5 +134,6 @@ class Listeners:
 def _first_of(error: BaseException) -> BaseException:
     """Return the first error of a group; any other as it is."""
     while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+        within = cast("tuple[BaseException, ...]", error.exceptions)  # pyright: ignore[reportUnknownMemberType]
+        error = within[0]
     return error
