@@ -20,6 +20,7 @@ import anyio
 import httpx2
 import pytest
 from support.http_server import serving_http, token
+from support.postgres import free_port
 from support.stdio import AVA, logged, until
 from support.terminal import ava
 
@@ -33,10 +34,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        chosen: int = free.getsockname()[1]
-        return chosen
+    return free_port()
 
 
 @asynccontextmanager

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncGenerator, Mapping
@@ -22,6 +21,7 @@ import anyio.to_thread
 import httpx2
 import pytest
 from support.model_server import Gate, Say, running_model_server
+from support.postgres import free_port
 from support.processes import lives
 from support.stdio import assert_intact, environment, logged, made, serving, state_of, until, using
 from support.terminal import ava
@@ -44,10 +44,7 @@ def root(tmp_path: Path) -> DataRoot:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        chosen: int = free.getsockname()[1]
-        return chosen
+    return free_port()
 
 
 def process_of(root: DataRoot) -> int:

@@ -7,12 +7,12 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from functools import partial, wraps
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TextIO, TypeVar, cast
+from typing import Annotated, Any, ParamSpec, TextIO, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -21,7 +21,7 @@ from ava_audit.errors import AuditError, BadQuery, DataRootRefused, SchemaNewer,
 from ava_extras import ExtraMissing
 from ava_roles.errors import RoleFileError, RolesError, UnknownRole, WorkspaceRefused
 from ava_server.core.commands import REMOTE_COMMANDS, TAKE_URL, TWO_WORDS, advice, forget_server
-from ava_server.core.errors import AvaError, BadInput, ConfigError, ModelError, Refused, with_advice
+from ava_server.core.errors import AvaError, BadInput, ConfigError, ModelError, Refused, leaves_of, with_advice
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -368,12 +368,3 @@ def _explained(error: BaseException) -> str:
     from ava_server.hosts.launching import key_advice
 
     return with_advice(str(error), key_advice(provider, None))
-
-
-def leaves_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors in a group that may contain groups; another error is its own leaf."""
-    if isinstance(error, BaseExceptionGroup):
-        for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions:
-            yield from leaves_of(inner)
-    else:
-        yield error

@@ -21,13 +21,12 @@ from ava_server.approval.decide import approval_needs
 from ava_server.approval.proposals import agreement
 from ava_server.budget.run_config import spent_text
 from ava_server.budget.user_limits import policy_in_force
-from ava_server.cli.app import leaves_of
 from ava_server.cli.log_access import note_fetched
 from ava_server.cli.service_client import Approvals, SessionTransport, open_session, propose
 from ava_server.cli.terminal import ReaderGone, counted, someone_there
 from ava_server.config.search_engines import ask_engine, search_cost
 from ava_server.config.settings import Settings
-from ava_server.core.errors import AvaError, ConfigError
+from ava_server.core.errors import AvaError, ConfigError, leaves_of
 from ava_server.core.threads import run_async
 from ava_server.models.clients import ClientPool
 from ava_server.models.selection import Choice, configured

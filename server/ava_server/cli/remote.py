@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 
-from ava_server.cli.app import URL_VARIABLE, leaves_of
+from ava_server.cli.app import URL_VARIABLE
 from ava_server.core.commands import name_server
-from ava_server.core.errors import AvaError, BadInput, ConfigError, Refused
+from ava_server.core.errors import AvaError, BadInput, ConfigError, Refused, leaves_of
 from ava_server.core.ids import UNKNOWN_ID
 
 if TYPE_CHECKING:

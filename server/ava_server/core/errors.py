@@ -22,8 +22,9 @@ AvaError
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 if TYPE_CHECKING:
     from ava_audit.events import Usage
@@ -132,3 +133,12 @@ class ModelError(AvaError):
 
 class ModelTimeout(ModelError):
     """Raised when the call's own deadline passed before the answer was complete."""
+
+
+def leaves_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors in a group that may contain groups; another error is its own leaf."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            yield from leaves_of(inner)
+    else:
+        yield error

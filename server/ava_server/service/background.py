@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
@@ -14,7 +14,7 @@ import anyio.to_thread
 from ava_extras import ExtraMissing, load
 from ava_server.core import background
 from ava_server.core.background import LocalServer, http_server, pages_port, pages_server
-from ava_server.core.errors import AvaError
+from ava_server.core.errors import AvaError, leaves_of
 from ava_server.core.shutdown import GracefulShutdown
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Listeners:
             if not one.ending.asked.is_set():  # another process is that server
                 self._withdraw(server)
         except Exception as failed:
-            error = _first_of(failed)
+            error = next(leaves_of(failed))
             expected = isinstance(error, AvaError | ExtraMissing | OSError)
             log.error("%s: %s", server.what, error, exc_info=None if expected else failed)
             self._withdraw(server)
@@ -129,11 +129,3 @@ class Listeners:
             idle_s, drain_s = background.HTTP_IDLE_S, background.HTTP_DRAIN_S
             reach = extra.Reach(port=port, idle_s=idle_s, drain_s=drain_s)
         await extra.listen(self._runtime, server, reach, ending)
-
-
-def _first_of(error: BaseException) -> BaseException:
-    """Return the first error of a group; any other as it is."""
-    while isinstance(error, BaseExceptionGroup):
-        within = cast("tuple[BaseException, ...]", error.exceptions)  # pyright: ignore[reportUnknownMemberType]
-        error = within[0]
-    return error
