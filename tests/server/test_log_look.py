@@ -13,8 +13,9 @@ from support.log import child
 from support.model_server import Gate, Say, running_model_server
 from support.stdio import environment, serving, until, using
 
+from ava_audit.store.look import OpenedLog, look_at
 from ava_audit.view import View
-from ava_server.cli.log_look import LogLook, OpenedLog, look_at, run_at_once
+from ava_server.cli.log_look import LogLook, run_at_once
 from ava_server.core.data_root import DataRoot
 
 SERVE = """
@@ -66,7 +67,7 @@ def test_what_was_read_while_the_file_changed_is_read_again(tmp_path: Path) -> N
         looks.append(1)
         return entries(View(log.db))
 
-    assert look_at(tmp_path / "ava.db", use) == 2_000
+    assert look_at(tmp_path, use) == 2_000
     assert len(looks) == 2
 
 
@@ -75,7 +76,7 @@ def test_a_log_whose_disk_was_full_when_it_was_opened_is_read_without_room(tmp_p
     beside = [tmp_path / "ava.db-wal", tmp_path / "ava.db-shm"]  # SQLite leaves them empty then
     for path in beside:
         path.touch()
-    assert look_at(tmp_path / "ava.db", lambda log: entries(View(log.db))) == 1_000
+    assert look_at(tmp_path, lambda log: entries(View(log.db))) == 1_000
     assert [path.stat().st_size for path in beside] == [0, 0], "on a full disk, none of them can grow"
 
 
@@ -86,7 +87,7 @@ def test_an_error_of_a_log_that_nobody_changed_is_told(tmp_path: Path) -> None:
         file.seek(8_192)
         file.write(b"\0" * (path.stat().st_size - 8_192))
     with pytest.raises(Exception, match="malformed"):
-        look_at(path, lambda log: entries(View(log.db)))
+        look_at(tmp_path, lambda log: entries(View(log.db)))
 
 
 READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && shift && exec "$@"'

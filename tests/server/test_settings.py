@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from ava_audit.store.backend import VARIABLE
+from ava_audit.store.sqlite import database_url, log_file
 from ava_server.config import checks
 from ava_server.config.settings import Settings, load_settings, read_config
 from ava_server.core.data_root import DataRoot, find_data_root
@@ -28,6 +30,21 @@ def refused(root: Path, toml: str = "", **env: str) -> str:
     assert "pydantic" not in text.lower()
     assert "validation error" not in text
     return text
+
+
+@pytest.mark.parametrize("variable", [None, "", " ", "postgresql://ava@there/ava"])
+@pytest.mark.parametrize("in_file", ["", 'database_url = "postgresql://ava@here/ava"\n'])
+def test_settings_and_store_read_the_same_address_of_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str | None, in_file: str
+) -> None:
+    if variable is None:
+        monkeypatch.delenv(VARIABLE, raising=False)
+    else:
+        monkeypatch.setenv(VARIABLE, variable)
+    (tmp_path / "config.toml").write_text(in_file)
+    settings = load_settings(tmp_path)
+    assert database_url(tmp_path) == settings.database_url
+    assert (log_file(tmp_path) is None) == settings.shares_log
 
 
 def test_all_settings_have_the_designed_defaults_without_a_file(tmp_path: Path) -> None:

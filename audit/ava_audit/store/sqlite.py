@@ -38,6 +38,7 @@ from ava_extras import ExtraMissing, load
 
 log = logging.getLogger("ava.store")
 
+FILE = "ava.db"
 COPIED_PAGES = 2_000
 POLL_S = 0.05
 """How often the store checks for commits of other processes; a check costs 3 microseconds."""
@@ -60,7 +61,7 @@ class SqliteBackend:
 
     def __init__(self, root: Path, path: Path | None = None) -> None:
         self._root = root
-        self.path = path or root / "ava.db"
+        self.path = path or root / FILE
         self.place = str(self.path)
         self._lock: WriteLock | None = None
         self._location: LogLocation | None = None
@@ -321,16 +322,30 @@ def backend_at(log: Path) -> Backend:
     return backend_of(log) if log.is_dir() else SqliteBackend(log.parent, log)
 
 
+def log_file(root: Path) -> Path | None:
+    """Return the file that has, or will have, the log of a data root; None where a database server has it."""
+    if (root / MARK).exists():
+        return None
+    try:
+        on_server = bool(database_url(root))
+    except DataRootRefused:  # reading the settings reports this
+        on_server = False
+    return None if on_server else root / FILE
+
+
 @lru_cache(maxsize=8)
 def _setting_in(path: Path, _state: tuple[int, ...]) -> object:
     return tomllib.loads(path.read_text("utf-8-sig")).get(SETTING, "")
 
 
 def database_url(root: Path) -> str:
-    """Return the address of the data root's Postgres database, empty for the embedded one. Raises DataRootRefused."""
-    given = os.environ.get(VARIABLE)
-    if given is not None:
-        return given.strip()
+    """Return the address of the data root's Postgres database, empty for the embedded one. Raises DataRootRefused.
+
+    An empty variable counts as unset, as for every setting.
+    """
+    given = os.environ.get(VARIABLE, "").strip()
+    if given:
+        return given
     path = root / "config.toml"
     try:
         status = path.stat()

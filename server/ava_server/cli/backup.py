@@ -18,13 +18,14 @@ import typer
 from pydantic import ValidationError
 
 from ava_audit.rows import RunRow
+from ava_audit.store.sqlite import log_file
 from ava_server.cli import terminal
 from ava_server.cli.log_access import checked_root
 from ava_server.cli.options import Json, absolute_path
 from ava_server.cli.terminal import agrees, heading, progress_on_terminal, say, say_json, someone_there, tell
 from ava_server.config import checks
 from ava_server.config.settings import Configured
-from ava_server.core.data_root import DataRoot, in_postgres
+from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import label
 from ava_server.core.threads import run_async
@@ -145,7 +146,7 @@ def backup_command(folder: _Folder, as_json: Json = False) -> None:
     """
     root = checked_root("ava backup", show=not as_json)
     target = _folded(folder)
-    if in_postgres(root):
+    if log_file(root.path) is None:
         raise BadInput(
             "The log of this data root is in Postgres: back it up there, e.g. with pg_dump, or write all entries to a"
             " file with `ava export`; copy the other files of the data root at the same time. Nothing was written."

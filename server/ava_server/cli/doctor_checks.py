@@ -12,15 +12,16 @@ from ava_audit.mirror import mirror_faults
 from ava_audit.redaction import Redactor
 from ava_audit.store.connection import disk_fault
 from ava_audit.store.locks import lock_fault
+from ava_audit.store.look import OpenedLog, look_at
 from ava_audit.store.schema import SCHEMA_VERSION, schema_faults
-from ava_audit.store.sqlite import backend_at, backend_of
+from ava_audit.store.sqlite import backend_at, backend_of, log_file
 from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_server.budget.user_limits import day_caps, day_setting
-from ava_server.cli.log_look import LogLook, OpenedLog, look_at
+from ava_server.cli.log_look import LogLook
 from ava_server.config.keys import is_placeholder, key_variables, list_keys
 from ava_server.config.secrets import read_secrets
-from ava_server.core.data_root import in_postgres, os_user
+from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError
 from ava_server.service.checks import Check, CheckFinding, Setup, data, machine, models, roles
 from ava_server.service.current import todays_budgets
@@ -40,9 +41,9 @@ def log(setup: Setup) -> Iterator[CheckFinding]:
     root = setup.usable_root
     if root is None:
         return
-    path = root.db
-    if in_postgres(root):
-        yield _check_postgres(root.path)
+    path = log_file(root.path)
+    if path is None:
+        yield _check_on_server(root.path)
         return
     try:
         if lost := [] if path.exists() and path.stat().st_size > 0 else mirror_faults(None, path.parent / "logs"):
@@ -50,7 +51,7 @@ def log(setup: Setup) -> Iterator[CheckFinding]:
         elif not path.exists():
             yield CheckFinding("log", "note", "there is none yet; it is created at the first start")
         else:
-            yield from look_at(path, lambda opened: list(_check_log(setup, path, opened)))
+            yield from look_at(root.path, lambda opened: list(_check_log(setup, path, opened)))
     except (sqlite3.Error, OSError) as error:
         if lock_fault(path.parent):  # the data root's own check reports this
             return
@@ -59,7 +60,7 @@ def log(setup: Setup) -> Iterator[CheckFinding]:
         yield CheckFinding("log", "fault", f"{path} cannot be read: {full or error}", to_do)
 
 
-def _check_postgres(root: Path) -> CheckFinding:
+def _check_on_server(root: Path) -> CheckFinding:
     try:
         backend = backend_of(root)
         with contextlib.closing(backend.open_to_check()) as db:

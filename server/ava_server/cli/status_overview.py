@@ -15,16 +15,17 @@ from ava_audit.errors import AuditError, StoreUnavailable
 from ava_audit.events import SubagentComplete
 from ava_audit.rows import AWAITING_ANSWER, AWAITING_EXTENSION, WAITING
 from ava_audit.store.backend import Instances
+from ava_audit.store.look import OpenedLog
 from ava_audit.store.sqlite import backend_of
 from ava_audit.units import cents, format_bytes, now_us
 from ava_audit.view import View
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_server.budget.user_limits import day_caps
-from ava_server.cli.log_look import LogLook, OpenedLog
+from ava_server.cli.log_look import LogLook
 from ava_server.cli.terminal import counted
 from ava_server.config.credentials import model_settings
 from ava_server.config.settings import Settings, load_settings
-from ava_server.core.data_root import in_postgres, os_user
+from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError
 from ava_server.models.selection import configured
 from ava_server.service.checks import CheckFinding, data
@@ -162,13 +163,13 @@ class OverviewReader:
 
         whose = None if self.everybody else self.user
         others = 0 if self.everybody else view.unended_of_others(self.user, at_us)
-        served = self._instances.any_alive() if in_postgres(self.settings.paths) else overview.processes > 0
         counts: Mapping[str, int] = {}
         runs: tuple[RunView, ...] = ()
         if any(rows := current_rows(view, whose, at_us)):
             from ava_server.service.records import current_runs  # importing it takes as long as all of this
 
             processes, most = self._instances, self._most
+            served = processes.any_alive()
             counts, runs = current_runs(view, whose, processes, at_us, served=lambda: served, most=most, rows=rows)
         sizes = view.sizes()
         steps, about = self._selected(view, selected)

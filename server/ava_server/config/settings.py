@@ -365,9 +365,14 @@ class Settings(Configured):
         return (*self.workspace.allow, *self.roots_in_file)
 
     @property
+    def shares_log(self) -> bool:
+        """Tell whether the log is on a database server, for the data roots of several machines."""
+        return bool(self.database_url)
+
+    @property
     def mirrors(self) -> bool:
-        """Tell whether there is a mirror: not with Postgres, where each data root would write all of it."""
-        return self.mirror and not self.database_url
+        """Tell whether there is a mirror: not of a shared log, of which each data root would write all."""
+        return self.mirror and not self.shares_log
 
     def refuse_off(self, then: str) -> None:
         """Raises Refused: subagents are switched off; `then` ends the sentence."""

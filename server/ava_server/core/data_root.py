@@ -233,20 +233,13 @@ def has_log(root: DataRoot, *, writes: bool = False) -> bool:
         raise ConfigError(f"The data root {path} is not readable for this user. {_ELSEWHERE}")
     if writes and not os.access(path, os.W_OK):
         raise ConfigError(f"The data root {path} is not writable for this user. {_ELSEWHERE}")
-    return root.db.exists() or in_postgres(root)
+    return root.db.exists() or not _has_file_for_log(path)
 
 
-def in_postgres(root: DataRoot) -> bool:
-    from ava_audit.errors import DataRootRefused
-    from ava_audit.store.backend import MARK
-    from ava_audit.store.sqlite import database_url
+def _has_file_for_log(path: Path) -> bool:
+    from ava_audit.store.sqlite import log_file  # importing it takes a while
 
-    if (root.path / MARK).exists():
-        return True
-    try:
-        return bool(database_url(root.path))
-    except DataRootRefused:  # reading the settings reports this
-        return False
+    return log_file(path) is not None
 
 
 def _refuse_unmakeable(path: Path) -> None:

@@ -640,13 +640,13 @@ class Manager:
     def _waits(self, run_id: str, why: str, *, unable: bool = False) -> None:
         """Record what a run waits for, where every process can read it.
 
-        `unable`: this process cannot run it. Only a worker says so, and not where there are some on other machines.
+        `unable`: this process cannot run it, which the others are told if its mode reports that.
         """
         why = f"{self._where}{why}"
         if self.waiting_for.get(run_id) != why:
             self.waiting_for[run_id] = why
-            unable = unable and self.mode.outlives_host and not self.mode.shares_log
-            found = Blocker(why, self.instance, self.mode.beside) if unable else Blocker(why)
+            reports = unable and self.mode.reports_unable
+            found = Blocker(why, self.instance, self.mode.beside) if reports else Blocker(why)
             self._store.set_live(run_id, blocked_note(found))
 
     def _waits_for_its_turn(self, run_id: str, why: str) -> None:

@@ -55,6 +55,11 @@ class Mode:
         return 0.0 if self.outlives_host else GRACE_S
 
     @property
+    def reports_unable(self) -> bool:
+        """Whether it says which runs it cannot do: where the log is shared, workers on other machines may do them."""
+        return self.outlives_host and not self.shares_log
+
+    @property
     def spread(self) -> int:
         """Of how many of the oldest runs any one is taken first."""
         return SPREAD if self.shares_log else 1
@@ -70,7 +75,7 @@ SHARED_BACKGROUND = replace(BACKGROUND, shares_log=True)
 
 
 def working(settings: Settings, beside: str = "") -> Mode:
-    return replace(SHARED_BACKGROUND if settings.database_url else BACKGROUND, beside=beside)
+    return replace(SHARED_BACKGROUND if settings.shares_log else BACKGROUND, beside=beside)
 
 
 Driver = Literal["this process", "the worker", "workers"]

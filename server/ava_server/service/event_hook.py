@@ -27,6 +27,7 @@ from ava_audit.errors import AuditError
 from ava_audit.events import ExtensionAsked, QuestionAsked
 from ava_audit.projections import note_progress
 from ava_audit.rows import WAITING, RunRow
+from ava_audit.store.backend import VARIABLE as DATABASE_VARIABLE
 from ava_audit.store.locks import hold_when_free
 from ava_audit.store.store import Store
 from ava_audit.units import cents, iso_utc, micros_from_cents, now_us
@@ -208,7 +209,7 @@ def _request(view: View, run: RunRow) -> dict[str, Any]:
 
 
 async def _run(program: Sequence[str], event: dict[str, Any]) -> None:
-    secret = {*key_variables(os.environ), "AVA_MODEL_API_KEY", "AVA_DATABASE_URL"}
+    secret = {*key_variables(os.environ), "AVA_MODEL_API_KEY", DATABASE_VARIABLE}
     env = {name: value for name, value in os.environ.items() if name not in secret}
     line = json.dumps(event, ensure_ascii=False) + "\n"
     try:

@@ -341,7 +341,7 @@ async def _open(
     older: OlderSchema,
     announce: Callable[[Runtime], Announcement] | None,
 ) -> AsyncGenerator[Runtime]:
-    async with Store.open(settings.data_root, settings.database_url, older=older) as store:
+    async with Store.open(settings.data_root, older=older) as store:
         settings = await anyio.to_thread.run_sync(with_shared_users, settings)
         instances = store.instances(settings.paths.instances, settings.lease_s)
         runtime = Runtime(settings, store, os_user(), ClientPool(), instances)

@@ -1,0 +1,110 @@
+"""A look at a data root's log that creates, locks and migrates nothing: it works on a medium that is only read."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from ava_audit.database import Database
+from ava_audit.store.connection import SqliteDatabase, uri_of
+from ava_audit.store.sqlite import backend_of, log_file
+
+T = TypeVar("T")
+BUSY_S = 1.0
+LOOKS = 3
+"""How often a look at the log is begun, where other processes open and close it meanwhile."""
+
+
+class OpenedLog(NamedTuple):
+    """A log that is open to be read.
+
+    What was read counts only if `changed` is still false afterwards: a database file that is read alone may be changed
+    by a process that has opened it since, and what is then read of it belongs to no one state, or looks damaged.
+
+    Attributes:
+        db: It is in a transaction.
+        partial: A process died while it wrote: the newest entries are missing until another one recovers them.
+        changed: Tells whether the file was changed since.
+    """
+
+    db: Database
+    partial: bool
+    changed: Callable[[], bool] = bool
+
+
+def look_at(root: Path, use: Callable[[OpenedLog], T]) -> T:
+    """Return what `use` finds; it is used again if a process has opened or closed the log meanwhile. Blocking.
+
+    Raises OSError, sqlite3.Error: the log cannot be read. From a server also DataRootRefused: the data root has another
+    log; StoreUnavailable: there is none; SchemaOlder, SchemaNewer: it has another schema.
+    """
+    file = log_file(root)
+    if file is None:
+        return _look_at_server(root, use)
+    for left in reversed(range(LOOKS)):
+        try:
+            with _opened(file) as log, _unless_changed(log):
+                value = use(log)
+                if not log.changed():
+                    return value
+        except (sqlite3.Error, OSError) as error:
+            # The files beside it may have come or gone between the look for them and their opening.
+            if not left or "locked" in str(error):
+                raise
+    raise OSError("other processes open and close it all the time; try again")
+
+
+def _look_at_server(root: Path, use: Callable[[OpenedLog], T]) -> T:
+    backend = backend_of(root)
+    try:
+        with contextlib.closing(backend.open_to_check()) as db:
+            db.begin_read()
+            return use(OpenedLog(db, partial=False))
+    except backend.error as error:
+        raise OSError(f"{backend.place}: {error}") from error
+
+
+@contextmanager
+def _unless_changed(log: OpenedLog) -> Generator[None]:
+    """Let an error of a query pass, unless it may be due to a change of the file."""
+    try:
+        yield
+    except Exception:
+        if not log.changed():
+            raise
+
+
+@contextmanager
+def _opened(path: Path) -> Generator[OpenedLog]:
+    """Open a log to look at it, without creating a file beside it.
+
+    SQLite creates the two files of a database in use if they are missing. If they are, or nothing is in the first of
+    them, the database file alone is read: it has everything, as long as it has not `changed`.
+    """
+    if not path.is_file():  # opening a pipe would wait for ever
+        raise OSError("it is not a regular file")
+    wal, shared = (path.with_name(path.name + end) for end in ("-wal", "-shm"))
+
+    def state() -> tuple[bool, int, int, int]:
+        file = path.stat()
+        in_use = wal.is_file() and shared.is_file() and wal.stat().st_size > 0  # empty ones are left by a full disk
+        return in_use, file.st_ino, file.st_size, file.st_mtime_ns
+
+    def changed() -> bool:
+        try:
+            return not in_use and state() != before
+        except OSError:
+            return True
+
+    before = state()
+    in_use = before[0]
+    uri = uri_of(path, f"mode=ro{'' if in_use else '&immutable=1'}")
+    opened = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, factory=SqliteDatabase)
+    with contextlib.closing(opened) as db:
+        db.execute("BEGIN")
+        partial = not in_use and wal.exists() and wal.stat().st_size > 0
+        yield OpenedLog(db, partial, changed)
