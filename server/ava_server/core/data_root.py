@@ -144,6 +144,15 @@ class DataRoot:
         """The copies of the log from before migrations; what was erased since is still in them."""
         return sorted(self.path.glob("ava.schema-*.db"))
 
+    def is_elsewhere(self, origin: str) -> bool:
+        """Tell whether the data root of this name, empty for this one, is another. Raises OSError: unreadable."""
+        if not origin:
+            return False
+        try:
+            return origin != self.origin.read_text("ascii").strip()
+        except FileNotFoundError:  # it has no name yet
+            return True
+
     @property
     def owned(self) -> bool:
         """Whether it belongs to this user of the system, or this user is root: its owner may steer everyone's runs."""

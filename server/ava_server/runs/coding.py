@@ -57,6 +57,10 @@ class Worktrees:
         """Return the ids of the runs that have a folder. Blocks."""
         return sorted(path.name for path in self._folder.glob("S-*"))
 
+    def is_elsewhere(self, run: RunRow) -> bool:
+        """Tell whether a run that has begun has no worktree here, because it was done elsewhere. Blocks."""
+        return self.travel.is_possible and run.generation > 0 and not self.folder_of(run.id).is_dir()
+
     def keep(self, run: RunRow, message: str) -> Branch | None:
         """Commit a run's changes to its branch; None without any. Blocks. On RolesError, the folder is unchanged."""
         here = self.folder_of(run.id)
@@ -71,7 +75,7 @@ class Worktrees:
         coding = config_of(run.config).coding
         if coding is None:
             return None
-        if self.travel.blobs is not None and run.generation > 0 and not self.folder_of(run.id).is_dir():
+        if self.is_elsewhere(run):
             return KeptChanges(fault=ELSEWHERE)
         try:
             return self.travel.sent(run, self.keep(run, commit_message(run.id, coding, task=task)))

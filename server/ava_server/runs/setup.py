@@ -90,7 +90,7 @@ OPEN_S = 5.0
 OPEN_THREADS = 4
 """Seconds that opening a folder may take, and the threads that do nothing else."""
 BRING_S = 30.0
-"""Seconds that the copy of a folder from another machine may take."""
+"""Seconds that unpacking the copy of a folder may take."""
 WORKTREE_S = 900.0
 """Seconds for which a run waits for the machine that has its worktree; then it ends without what it had changed."""
 T = TypeVar("T")
@@ -215,10 +215,8 @@ class RunSetup:
                 await self._opened(lambda: self._check_folders(config, run.user_id))
 
     async def _check_worktree(self, run: RunRow, config: RunConfig) -> None:
-        """Leave a run whose worktree is on another machine to that one for a while."""
-        if config.coding is None or self.travel.blobs is None or run.generation == 0:
-            return
-        if await anyio.to_thread.run_sync(self.worktrees.folder_of(run.id).is_dir):
+        """Leave a run whose worktree is elsewhere to that machine for a while."""
+        if config.coding is None or not await anyio.to_thread.run_sync(self.worktrees.is_elsewhere, run):
             return
         ready = await self._resources.store.look(lambda view: view.last_entry(run.id, "WorktreeReady"))
         if ready is not None and now_us() - max(run.last_us or 0, run.queued_us or 0) < WORKTREE_S * 1e6:
@@ -367,7 +365,7 @@ class RunSetup:
     ) -> Place:
         """Open the folders of a run. Raises ConfigNotSupported, FolderReplaced: see `prepare`."""
         if self.travel.is_elsewhere(config):
-            await self._bring_folder(run)
+            await self._receive_folder(run)
         files, artifacts = await self._opened(lambda: self._open_folders(config, run))
         place = Place(files, artifacts)
         if sandbox is None:
@@ -473,8 +471,8 @@ class RunSetup:
         except TimeoutError:
             raise ConfigNotSupported(f"its folders do not answer within {OPEN_S:g} s") from None
 
-    async def _bring_folder(self, run: RunRow) -> None:
-        """Make the copy of a run's folder that is on another machine."""
+    async def _receive_folder(self, run: RunRow) -> None:
+        """Unpack the copy of a run's folder."""
         try:
             with anyio.fail_after(BRING_S):
                 await anyio.to_thread.run_sync(self.travel.unpack_folder, run, abandon_on_cancel=True)

@@ -16,6 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
+
 from ava_audit.errors import AuditError, BlobRefused
 from ava_audit.rows import RunRow
 from ava_audit.store.backend import Blob, Blobs
@@ -30,10 +33,13 @@ from ava_server.approval.coding import worktree_spec
 from ava_server.approval.scope import git_folder_rule
 from ava_server.budget.run_config import RunConfig, StoredFile, config_of
 from ava_server.config.settings import Settings
+from ava_server.core.errors import Refused
 from ava_server.core.files import create_file
 from ava_server.runs.changes import KeptChanges
 
 log = logging.getLogger("ava.travel")
+PACK_S = 45.0
+"""How long storing a copy of a repository or folder may take: hosts wait about a minute for an answer."""
 MB = 1_000_000
 OVERHEAD = 10 * MB
 """How much larger than its content a stored file may be: headers, and the files that say what git ignores."""
@@ -46,7 +52,7 @@ def blob_of(file: StoredFile) -> Blob:
 
 
 class Travel:
-    """What goes through the database, as one process does it. Everything here blocks.
+    """What goes through the database, as one process does it. What is no coroutine blocks.
 
     Args:
         blobs: The files beside the log; None if nothing travels.
@@ -74,6 +80,11 @@ class Travel:
             self._origin = self._paths.origin.read_text("ascii").strip()
         return self._origin
 
+    @property
+    def is_possible(self) -> bool:
+        """Whether anything travels: the log is shared."""
+        return self.blobs is not None
+
     def git_folder_rule(self) -> Accept:
         """Return the rule for the git folder of a checkout that the person at this machine names."""
         named = self._settings.named_folders
@@ -81,7 +92,7 @@ class Travel:
 
     def is_elsewhere(self, config: RunConfig) -> bool:
         """Tell whether a run's folder or repository belongs to another data root's machine."""
-        return bool(config.origin) and config.origin != self.origin
+        return self._paths.is_elsewhere(config.origin)
 
     def missing(self, config: RunConfig) -> str | None:
         """Return what a run needs and is on another machine only; None if everything is here, or has travelled."""
@@ -100,13 +111,24 @@ class Travel:
 
     # -- at the proposal ----------------------------------------------------------------------------------------------
 
-    def packed(self, config: RunConfig, runs: Sequence[str]) -> RunConfig:
+    async def send_input(self, config: RunConfig, runs: Sequence[str]) -> RunConfig:
         """Return a proposal's configuration with what it needs stored beside the log; `runs` are the ids it may get.
 
         Raises:
+            Refused: It took too long.
             AuditError: The database cannot be written.
             OSError: There is no room for the copy.
         """
+        try:
+            with anyio.fail_after(PACK_S):
+                return await anyio.to_thread.run_sync(self._packed, config, runs, abandon_on_cancel=True)
+        except TimeoutError:
+            raise Refused(
+                f"a copy of {config.workspace} for other machines was not stored within {PACK_S:g} s; lower the limits"
+                " in [travel] of config.toml (0: nothing is copied), or try again"
+            ) from None
+
+    def _packed(self, config: RunConfig, runs: Sequence[str]) -> RunConfig:
         if self.blobs is None or config.workspace is None:
             return config
         origin, coding = {"origin": self.origin}, config.coding

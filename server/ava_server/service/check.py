@@ -183,10 +183,11 @@ class RunChecks(Operations):
         return answer
 
     async def _bring_branches(self, rows: list[RunRow], answers: list[RunAnswer]) -> None:
-        """Bring the branches of own runs from other machines into the repositories of this one."""
+        """Bring the branches of own runs that were made elsewhere into their repositories here."""
+        travel = self._runtime.run_setup.travel
         own = [(row, answer) for row, answer in zip(rows, answers, strict=True) if self._access.owns(row)]
-        if self._store.blobs is not None and own:
-            await bring_to_repositories(self._store, self._runtime.run_setup.travel, own)
+        if travel.is_possible and own:
+            await bring_to_repositories(self._store, travel, own)
 
     def _by_pin(self, view: View, run: RunView) -> bool:
         """Tell whether a run waits for an approval that this session cannot give. Blocking."""

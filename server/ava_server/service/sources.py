@@ -285,7 +285,7 @@ def _look(settings: Settings, run: RunRow, read: ReadText, owner: str) -> tuple[
     if config.workspace is None:
         return "unknown", _not_here("the run had no folder")
     try:
-        if _is_elsewhere(settings, config.origin):
+        if settings.paths.is_elsewhere(config.origin):
             return "unknown", _not_here("its folder is on another machine")
         from ava_server.runs.workspace import open_workspace
 
@@ -319,13 +319,3 @@ def _config(run: RunRow) -> RunConfig | None:
 
 def _not_here(why: str) -> str:
     return f"The file cannot be looked at here: {why}."
-
-
-def _is_elsewhere(settings: Settings, origin: str) -> bool:
-    """Tell whether a run's folder belongs to another data root's machine."""
-    if not origin:
-        return False
-    try:
-        return origin != settings.paths.origin.read_text("ascii").strip()
-    except FileNotFoundError:  # nothing was ever proposed here that could be done elsewhere
-        return True

@@ -43,7 +43,7 @@ from ava_server.render.responses import Answer, CheckAnswer, ConfirmAnswer, Minu
 from ava_server.runs.context import ConfigNotSupported
 from ava_server.service.access import Access, Answerer, Link, Operations
 from ava_server.service.client_approval import ClientApprovals, not_started_next
-from ava_server.service.record import CallContext, CallRecord
+from ava_server.service.record import CallContext
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Policy
@@ -92,8 +92,6 @@ _AS_TASK = (
     "Your host then shows it as a task ({subagent_id}; several approved together have one task, G-…) and gives you the"
     " result when it ends: do not poll."
 )
-PACK_S = 45.0
-"""How long storing a copy of a repository or folder may take: hosts wait about a minute for an answer."""
 CANDIDATES = 4
 """Ids of which a proposal takes the first unused one."""
 
@@ -207,7 +205,10 @@ class Spawns(Operations):
         )
         config, texts = await self._resolved(args, context, caller.degraded)
         candidates = tuple((new_id("pending_id"), new_id("subagent_id")) for _ in range(CANDIDATES))
-        config = await self._packed(config, candidates, record)
+        travel = self._runtime.run_setup.travel
+        if travel.is_possible:
+            await record.begin()
+            config = await travel.send_input(config, [run_id for _pending_id, run_id in candidates])
         as_task = caller.asking.as_task and not fresh
         may_ask_now = args.ask and caller.asking.answerer(context.policy) == "client"
         # A terminal asks anyway.
@@ -313,22 +314,6 @@ class Spawns(Operations):
                 answer.next = with_advice(answer.next or "", said)
             elif isinstance(answer, CheckAnswer):
                 answer.message = with_advice(answer.message or "", said)
-
-    async def _packed(self, config: RunConfig, candidates: Sequence[tuple[str, str]], record: CallRecord) -> RunConfig:
-        """Return the configuration with what another machine needs for the run, stored beside a log of several."""
-        if self._store.blobs is None:
-            return config
-        await record.begin()
-        runs = [run_id for _pending_id, run_id in candidates]
-        try:
-            with anyio.fail_after(PACK_S):
-                packed = self._runtime.run_setup.travel.packed
-                return await anyio.to_thread.run_sync(packed, config, runs, abandon_on_cancel=True)
-        except TimeoutError:
-            raise Refused(
-                f"a copy of {config.workspace} for other machines was not stored within {PACK_S:g} s; lower the limits"
-                " in [travel] of config.toml (0: nothing is copied), or try again"
-            ) from None
 
     async def _release(self, config: RunConfig, candidates: Sequence[tuple[str, str]], got: str) -> None:
         """Forget what was stored under ids that the proposal did not get."""
