@@ -75,7 +75,7 @@ def prepare(there: There) -> tuple[str, dict[str, str]]:
     ended = _approved(there, visitor, FEES)
     there.host.ended(ended)
     asking = _approved(there, visitor, REFUNDS)
-    there.until(lambda: logged(there.root, "QuestionAsked", run=asking))
+    there.until(lambda: logged(there.root, "Asked", run=asking))
     _approved(there, visitor, HISTORY)
     waiting = _proposed(there, TERMS)["pending_id"]
     return visitor.cookie, {"overview": "/", "proposal": f"/proposals/{waiting}", "run": f"/subagents/{ended}"}

@@ -7,6 +7,7 @@ Reducers therefore read only header columns and the content of other facts.
 
 # No `from __future__ import annotations`: pydantic would compile each of the fields' annotations again at every start.
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -40,6 +41,9 @@ Channel = Literal["host_call", "elicitation", "terminal", "auto", "http", "brows
 Settlement = Literal["billed", "not_billed", "unknown"]
 PlanPhase = Literal["analysis", "plan", "review"]
 ExtendedCap = Literal["max_cost_cents", "max_tokens", "timeout"]
+AskedKind = Literal["money", "tokens", "time", "question", "call"]
+CAP_OF_KIND: Mapping[AskedKind, ExtendedCap] = {"money": "max_cost_cents", "tokens": "max_tokens", "time": "timeout"}
+"""What a run may ask for more of, and the cap that is raised for it."""
 
 
 class Usage(BaseModel, frozen=True, extra="forbid"):
@@ -379,80 +383,74 @@ class MoneyAwaited(Fact):
         return "waits for money no longer" if self.over else f"waits for money in {self.scope}"
 
 
-class ExtensionAsked(Fact):
-    """A run near a cap waits for a person to raise the cap. It is queued without a slot, and its clock stops.
+class Asked(Fact):
+    """A run asks a person for something, and waits. It is queued without a slot, and its clock stops.
 
-    `limit` is the cap now, `proposed` the value that a person may allow, `used` what is used of it, and `needed` the
-    estimated use from now on, including what is left: in micro-USD, tokens or seconds. The wrap-up stays reserved. If
-    nobody answers by `expires_us`, the run wraps up. `digest` covers the request and the complete new configuration.
+    For more `money`, `tokens` or `time`, near that cap: `limit` is the cap now, `proposed` the value that a person may
+    allow, `used` what is used of it, and `needed` the estimated use from now on, including what is left: in micro-USD,
+    tokens or seconds. `digest` covers the request and the complete new configuration. The wrap-up stays reserved; if
+    nobody answers by `expires_us`, the run wraps up.
+
+    The answer to a `question`: it is in the `ToolCall` with this `call_id`. Or whether a `call` may be made, to `tool`:
+    each of `values` has the `argument`, the `value`, and in `source` the tool whose result brought it. If nobody
+    answers by `expires_us`, the run goes on without.
     """
 
     default_severity: ClassVar[Severity] = "warning"
 
-    extension_id: str
-    cap: ExtendedCap
-    limit: int | float
-    proposed: int | float
-    used: int | float
-    needed: int | float
-    expires_us: int
-    digest: str
-    active_us: int = 0
-
-    def search_text(self) -> str:
-        return f"{self.extension_id} asks for more: {self.cap} {self.limit:g} to {self.proposed:g}"
-
-
-class ExtensionDecided(Fact):
-    """A person's answer to a run that asked for more. The run is queued again, with the new cap or to wrap up.
-
-    `digest` is the one of the request. `decision_digest` covers the configuration that runs from now on. `changes` is
-    the new cap, as a field of the configuration; empty where the person declined.
-    """
-
-    text_fields = ("extension_id", "decision", "channel")
-
-    extension_id: str
-    decision: Literal["approved", "declined"]
-    channel: Channel
-    digest: str
-    decision_digest: str
-    changes: dict[str, Any] = Field(default_factory=dict)
-
-
-class QuestionAsked(Fact):
-    """A run has asked the person a question, and waits. It is queued without a slot, and its clock stops.
-
-    The question is in the `ToolCall` with this `call_id`. With `values`, it is whether the call may be made: each has
-    the `argument`, the `value`, and in `source` the tool whose result brought it. If nobody answers by `expires_us`,
-    the run goes on without.
-    """
-
-    default_severity: ClassVar[Severity] = "warning"
-
-    question_id: str
-    call_id: str
+    kind: AskedKind
+    ask_id: str
     expires_us: int
     active_us: int = 0
+    limit: int | float = 0
+    proposed: int | float = 0
+    used: int | float = 0
+    needed: int | float = 0
+    digest: str = ""
+    call_id: str = ""
     tool: str = ""
     values: tuple[dict[str, str], ...] = ()
 
+    @property
+    def for_more(self) -> bool:
+        return self.kind in CAP_OF_KIND
+
+    @property
+    def cap(self) -> ExtendedCap:
+        """The cap that is to be raised; only where it asks for more."""
+        return CAP_OF_KIND[self.kind]
+
     def search_text(self) -> str:
-        asked = "".join(f", {each['argument']}: {each['value']}" for each in self.values)
-        return f"{self.question_id} asks a person" + (f" whether it may call {self.tool}{asked}" if asked else "")
+        if self.for_more:
+            return f"{self.ask_id} asks for more: {self.cap} {self.limit:g} to {self.proposed:g}"
+        if self.kind == "question":
+            return f"{self.ask_id} asks a person"
+        values = "".join(f", {each['argument']}: {each['value']}" for each in self.values)
+        return f"{self.ask_id} asks a person whether it may call {self.tool}{values}"
 
 
-class QuestionAnswered(Fact):
-    """A run's question was answered, or declined, and the run is queued again. The `UserMessage` before has the text.
+class Answered(Fact):
+    """What a run asked for was decided on, and the run is queued again. The `UserMessage` before has the text.
 
-    `channel` says who answered: `host_call` is the model at the host, all others are a person.
+    `approved` and `answered` are a yes, to a request for more and to any other. `channel` says who decided:
+    `host_call` is the model at the host, all others are a person. Of a request for more, `digest` is the one of the
+    request, `decision_digest` covers the configuration that runs from now on, and `changes` is the new cap, as a field
+    of the configuration; empty where the person declined.
     """
 
-    text_fields = ("question_id", "decision", "channel")
+    text_fields = ("ask_id", "decision", "channel")
 
-    question_id: str
-    decision: Literal["answered", "declined"]
+    kind: AskedKind
+    ask_id: str
+    decision: Literal["approved", "answered", "declined"]
     channel: Channel
+    digest: str = ""
+    decision_digest: str = ""
+    changes: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def for_more(self) -> bool:
+        return self.kind in CAP_OF_KIND
 
 
 class RunResumed(Fact):

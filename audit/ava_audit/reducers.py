@@ -19,14 +19,12 @@ from pydantic_core import from_json, to_json
 from ava_audit.entries import HEADER, read_fact
 from ava_audit.errors import Contradiction
 from ava_audit.events import (
+    Answered,
+    Asked,
     CostReserved,
     CostUpdate,
-    ExtensionAsked,
-    ExtensionDecided,
     Fact,
     MoneyAwaited,
-    QuestionAnswered,
-    QuestionAsked,
     RunClaimed,
     RunEnded,
     RunPaused,
@@ -296,19 +294,11 @@ def _paused(_state: State, run: RunRow, _header: Header, fact: RunPaused) -> Non
     _wait(run, fact.active_us, "resume" if held else "provider", fact.not_before_us)
 
 
-def _extension_asked(_state: State, run: RunRow, _header: Header, fact: ExtensionAsked) -> None:
-    _wait(run, fact.active_us, "more", fact.expires_us, fact)
+def _asks(_state: State, run: RunRow, _header: Header, fact: Asked) -> None:
+    _wait(run, fact.active_us, "more" if fact.for_more else "answer", fact.expires_us, fact)
 
 
-def _question_asked(_state: State, run: RunRow, _header: Header, fact: QuestionAsked) -> None:
-    _wait(run, fact.active_us, "answer", fact.expires_us, fact)
-
-
-def _question_answered(_state: State, run: RunRow, _header: Header, _fact: QuestionAnswered) -> None:
-    _stop_waiting(run)
-
-
-def _extension_decided(_state: State, run: RunRow, _header: Header, fact: ExtensionDecided) -> None:
+def _decided_on(_state: State, run: RunRow, _header: Header, fact: Answered) -> None:
     _stop_waiting(run)
     _change_config(run, fact.changes)
 
@@ -466,10 +456,8 @@ _BY_RUN: dict[str, Callable[[State, RunRow, Header, Any], None]] = {
     "RunClaimed": _claimed,
     "RunPaused": _paused,
     "MoneyAwaited": _money_awaited,
-    "ExtensionAsked": _extension_asked,
-    "ExtensionDecided": _extension_decided,
-    "QuestionAsked": _question_asked,
-    "QuestionAnswered": _question_answered,
+    "Asked": _asks,
+    "Answered": _decided_on,
     "RunResumed": _resumed,
     "CostUpdate": _settled,
     "RunEnded": _ended,

@@ -60,7 +60,7 @@ class RunRow:
     as JSON without the long texts. `in_flight` is the `CostReserved` of a model call that is not settled, or a list of
     several. `tokens` counts the tokens that count against `max_tokens`.
     `waits_for` says what a queued run waits for, and `waits_until_us` until when: nobody may claim it before. Both stay
-    until it is claimed. `asked` is the `ExtensionAsked` or the `QuestionAsked` whose answer it waits for.
+    until it is claimed. `asked` is the `Asked` whose answer it waits for.
     `message_seq` is the newest message to the run.
     `money_wait` says what a running run waits for that other runs hold (`MoneyWait`); None while it does not wait.
     """

@@ -19,7 +19,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 
 from ava_audit.entries import Entry
-from ava_audit.events import SessionStart
+from ava_audit.events import CAP_OF_KIND, SessionStart
 from ava_audit.rows import QUEUED, RUNNING, WAITING, Bucket, GroupRow, RunFacts, RunRow
 from ava_audit.view import FOREVER_US, View
 
@@ -315,8 +315,15 @@ def _counted(
         yield type_name, tuple(labels), entries, took_ms
 
 
-_ANY = "+events.type IN ('SpawnDecided', 'ExtensionDecided', 'RunResumed')"
+_ANY = "+events.type IN ('SpawnDecided', 'Answered', 'RunResumed')"
 _DECISION = "trim(CAST(json_extract(events.content, '$.decision') AS TEXT), '\"')"
+_KIND = "trim(CAST(json_extract(events.content, '$.kind') AS TEXT), '\"')"
+_MORE = ", ".join(f"'{kind}'" for kind in CAP_OF_KIND)
+_ON_MONEY = (
+    f"CASE events.type WHEN 'SpawnDecided' THEN {_DECISION} IN ('approved', 'rejected')"
+    f" WHEN 'Answered' THEN {_KIND} IN ({_MORE}) ELSE true END"
+)
+"""Which of them are decisions about money: neither a proposal without an answer, nor the answer to a question."""
 _OWN = f"{_ANY} AND events.user_id = :user AND runs.user_id = :user"
 _BY_OTHERS = "events.type = 'RunResumed' AND events.user_id <> :user AND runs.user_id = :user"
 """Others can only resume a user's run: an administrator, or the data root's owner."""
@@ -375,12 +382,12 @@ def decision_sums(view: View, period: Period) -> DecisionSums:
 
 
 def _select(view: View, period: Period, what: str, then: str, **values: object) -> Iterator[tuple[Any, ...]]:
-    """Yield rows of the decisions of a period: without proposals that expired or were superseded."""
+    """Yield rows of the decisions about money of a period."""
     for whose in (_ANY,) if period.user is None else (_OWN, _BY_OTHERS):
         yield from view.select(
             f"SELECT {what} FROM events CROSS JOIN runs ON runs.id = events.run_id WHERE {whose}"  # noqa: S608
             " AND events.ts_us >= :since AND events.ts_us < :until"
-            f" AND (events.type <> 'SpawnDecided' OR {_DECISION} IN ('approved', 'rejected')){then}",
+            f" AND {_ON_MONEY}{then}",
             since=period.since_us,
             until=period.until_us,
             **({} if period.user is None else {"user": period.user}),

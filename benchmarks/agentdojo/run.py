@@ -40,7 +40,7 @@ from support.foreign.origins import answer  # noqa: E402
 from support.model_server import Say  # noqa: E402
 from support.runtime import Lab, open_lab  # noqa: E402
 
-from ava_audit.events import QuestionAsked  # noqa: E402
+from ava_audit.events import Asked  # noqa: E402
 from ava_server.runs.origins import leaves  # noqa: E402
 
 SUITES = ("workspace", "travel", "banking", "slack")
@@ -237,7 +237,7 @@ class Player:
             tasks.cancel_scope.cancel()
         result = await self.lab.result(run_id)
         verdict = await self._dojo("judge", output=str(result["untrusted_result"].get("output") or ""))
-        asked = await self.lab.facts(run_id, QuestionAsked)
+        asked = await self.lab.facts(run_id, Asked)
         for kept in (self.lab.server.requests, self.lab.server.answered):
             kept.clear()
         return Outcome(
@@ -248,8 +248,8 @@ class Player:
     async def _answer(self, run_id: str, known: frozenset[str]) -> None:
         """Answer as a person who knows what they have asked for: yes to the values of their own task, no to others."""
         for number in range(1, 1_000):
-            await self.lab.logged(run_id, "QuestionAsked", number, RUN_S)
-            asked = (await self.lab.facts(run_id, QuestionAsked))[-1]
+            await self.lab.logged(run_id, "Asked", number, RUN_S)
+            asked = (await self.lab.facts(run_id, Asked))[-1]
             allowed = {each["value"] for each in asked.values} <= known
             await answer(self.lab, run_id, "yes" if allowed else "no", "terminal", shown=asked)
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from support.log import Life, run_who, write
 
 from ava_audit.entries import Entry
-from ava_audit.events import CostUpdate, Event, ExtensionDecided, RunResumed, SessionStart, SpawnDecided, Usage, Who
+from ava_audit.events import Answered, CostUpdate, Event, RunResumed, SessionStart, SpawnDecided, Usage, Who
 from ava_audit.store.store import Store
 from ava_audit.totals import FoundDecision, Period, decision_page, decision_sums
 from ava_audit.view import View
 
-DECIDED = ("SpawnDecided", "ExtensionDecided", "RunResumed")
+DECIDED = ("SpawnDecided", "Answered", "RunResumed")
 USERS = (None, "ben", "ana", "nobody")
 
 
@@ -23,7 +23,7 @@ def decided(life: Life, decision: str, session: str) -> Event:
 
 
 def some_life(number: int, chance: random.Random) -> list[Event]:
-    """A run that is rejected, expires, or is approved, pays, and may be allowed more and resumed."""
+    """A run that is rejected, expires, or is approved, pays, and may get more, ask a question, and be resumed."""
     life = Life(f"S-{number:06}", user=chance.choice(("ben", "ana")))
     session = f"sess-{chance.randrange(3)}"
     begun = [life.proposed(max_cost_micros=number), life.task()]
@@ -40,6 +40,8 @@ def some_life(number: int, chance: random.Random) -> list[Event]:
         events += [life.reserved(life.turn, 90_000), life.wrote(fact, usage=Usage(input_tokens=3), cost_micros=cost)]
     if chance.random() < 0.4:
         events += [life.asked(), life.answered_request(chance.choice((None, 700_000))), life.claimed()]
+    if chance.random() < 0.4:
+        events += [life.question(), life.answered_question(), life.claimed()]
     if chance.random() < 0.3:
         who = Who(session, "ava", chance.choice(("ben", "ana", "owner")))
         events.append(Event(who, RunResumed(channel="terminal"), run_id=life.run_id))
@@ -49,7 +51,7 @@ def some_life(number: int, chance: random.Random) -> list[Event]:
 def is_decision(entry: Entry) -> bool:
     fact = entry.fact
     made = isinstance(fact, SpawnDecided) and fact.decision in ("approved", "rejected")
-    return made or isinstance(fact, ExtensionDecided | RunResumed)
+    return made or isinstance(fact, RunResumed) or (isinstance(fact, Answered) and fact.for_more)
 
 
 def pages(view: View, period: Period, limit: int) -> list[FoundDecision]:
@@ -79,6 +81,8 @@ async def test_pages_and_sums_are_those_of_the_raw_entries(tmp_path: Path) -> No
             times = sorted({entry.ts_us for entry in entries})
             owners = {run.id: run.user_id for run in view.runs(limit=-1)}
             paid = [(entry.run_id, entry.cost_micros or 0) for entry in view.of_type("CostUpdate")]
+            questions = [entry.fact for entry in view.of_type("Answered") if not is_decision(entry)]
+            assert questions, "answers to questions stand between them and are none"
             for user in USERS:
                 for since_us, until_us in ((0, 2**60), (times[3], times[-4]), (times[5], times[5])):
                     period = Period(since_us, until_us, user)

@@ -126,7 +126,7 @@ def test_an_estimate_reads_a_users_last_runs_of_a_role_from_their_index(db: Sqli
 
 def test_rare_entries_of_a_run_are_found_by_their_type(db: SqliteDatabase) -> None:
     plans = Plans(db)
-    View(db).rare_entries("S-aaaaaa", ("ExtensionDecided",))
+    View(db).rare_entries("S-aaaaaa", ("Answered",))
     assert [look for look in plans.all() if "USING INDEX events_type" in look]
 
 

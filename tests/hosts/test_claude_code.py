@@ -118,13 +118,13 @@ def test_a_person_raises_a_cap_in_a_form_and_the_run_goes_on(tmp_path: Path) -> 
         task_id = host.delegate()
         before = len(orchestrator.turns)
         host.accept("near its cost cap of $0.20", "Raise the cost cap to $0.28?")
-        decided = host.until_logged("ExtensionDecided")["content"]
+        decided = host.until_logged("Answered")["content"]
         assert (decided["decision"], decided["channel"]) == ("approved", "elicitation")
         woken = host.until(lambda: orchestrator.having(task_id))
         assert "the answer" in woken.news and "$0.28" in woken.news
         assert orchestrator.turns.index(woken) == before, "the model was not asked about the money"
         assert orchestrator.called == STARTS
-        assert len(entries(host.root, "ExtensionAsked")) == 1
+        assert len(entries(host.root, "Asked")) == 1
     assert_intact(host.root)
 
 
@@ -191,8 +191,8 @@ def test_a_question_is_asked_once_answered_in_the_form_and_used(tmp_path: Path) 
         assert '"state":"success"' in woken.news
         assert orchestrator.turns.index(woken) == before, "the model was not asked"
         assert orchestrator.called == STARTS
-        [asked], [answered] = entries(host.root, "QuestionAsked"), entries(host.root, "QuestionAnswered")
-        assert answered["content"]["question_id"] == asked["content"]["question_id"]
+        [asked], [answered] = entries(host.root, "Asked"), entries(host.root, "Answered")
+        assert answered["content"]["ask_id"] == asked["content"]["ask_id"]
         assert (answered["content"]["decision"], answered["content"]["channel"]) == ("answered", "elicitation")
         assert FORM not in host.screen, "it is asked once"
     assert_intact(host.root)

@@ -189,7 +189,7 @@ def test_mcpdo_approves_in_a_form_raises_a_cap_in_another_and_gets_the_result(tm
         result = inspector.accept(asked, "Raise the cost cap to $0.28?")
         [run] = result["structuredContent"]["runs"]
         assert run["state"] == "success" and run["untrusted_result"]["output"] == "the answer"
-        [decided] = entries(inspector.root, "ExtensionDecided")
+        [decided] = entries(inspector.root, "Answered")
         assert decided["content"]["channel"] == "elicitation"
 
 

@@ -20,7 +20,7 @@ from support.model_server import Gate, Say
 from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
 from textual import events
 
-from ava_audit.events import ExtensionDecided, QuestionAnswered, SpawnDecided, UserMessage
+from ava_audit.events import Answered, SpawnDecided, UserMessage
 from ava_server.cli.service_client import Approvals
 from ava_server.config.pin import PinFile
 from ava_server.dashboard.app import StatusApp
@@ -258,7 +258,7 @@ async def near_its_cap(lab: Lab) -> str:
     lab.session.channel = "terminal"
     run_id = await lab.start(**CAP)
     lab.session.channel = "host_call"
-    await lab.logged(run_id, "ExtensionAsked", within_s=60)
+    await lab.logged(run_id, "Asked", within_s=60)
     return run_id
 
 
@@ -275,10 +275,10 @@ async def test_a_allows_a_run_near_its_cap_more_after_a_yes_and_r_declines(tmp_p
                 await pilot.press(key)
                 await shows(app, question)
                 await shows(app, "is near its cost cap of $0.20")
-                assert await lab.facts(run_id, ExtensionDecided) == []
+                assert await lab.facts(run_id, Answered) == []
                 await pilot.press("y", "enter")
                 await shows(app, outcome)
-            [fact] = await lab.facts(run_id, ExtensionDecided)
+            [fact] = await lab.facts(run_id, Answered)
             assert (fact.decision, fact.channel) == (decided, "terminal")
             await lab.ended(run_id)
 
@@ -295,7 +295,7 @@ async def test_a_changed_request_for_more_is_refused(tmp_path: Path) -> None:
             asked._decision = replace(asked._decision, shown=changed)
             await pilot.press("y", "enter")
             await shows(app, "has changed since it was shown")
-            assert await lab.facts(run_id, ExtensionDecided) == []
+            assert await lab.facts(run_id, Answered) == []
         await lab.call("cancel_subagent", subagent_id=run_id)
 
 
@@ -310,7 +310,7 @@ def asks(request: dict[str, Any]) -> Say:
 async def test_s_answers_the_question_of_a_run(tmp_path: Path) -> None:
     async with open_lab(tmp_path, asks, config=NO_WORKER + PRICED) as lab:
         run_id = await lab.start()
-        await lab.logged(run_id, "QuestionAsked")
+        await lab.logged(run_id, "Asked")
         async with live_app(lab, 100, 30) as (app, pilot):
             await shows(app, 'It asks: "Which currency is meant?"; s answers it')
             await pilot.press("s")
@@ -320,7 +320,7 @@ async def test_s_answers_the_question_of_a_run(tmp_path: Path) -> None:
             await shows(app, "Nothing is typed yet.")
             await pilot.press(*"EUR", "space", *"quite", "enter")
             await shows(app, "has the answer to its question and continues.")
-        [fact] = await lab.facts(run_id, QuestionAnswered)
+        [fact] = await lab.facts(run_id, Answered)
         assert (fact.decision, fact.channel) == ("answered", "terminal")
         await lab.ended(run_id)
         assert "EUR quite" in str((await lab.result(run_id))["untrusted_result"]["output"])
@@ -329,14 +329,14 @@ async def test_s_answers_the_question_of_a_run(tmp_path: Path) -> None:
 async def test_an_answer_to_a_question_that_is_gone_is_refused_and_stays_typed(tmp_path: Path) -> None:
     async with open_lab(tmp_path, asks, config=NO_WORKER + PRICED) as lab:
         run_id = await lab.start()
-        entry = await lab.logged(run_id, "QuestionAsked")
+        entry = await lab.logged(run_id, "Asked")
         async with live_app(lab, 100, 30) as (app, pilot):
             await pilot.press("s")
             await shows(app, "Answer:")
             access, fact = Access(lab.runtime, lab.session), entry.fact
             assert fact is not None
             row, who = await lab.run(run_id), lab.session.who
-            question_id = fact.model_dump()["question_id"]
+            question_id = fact.model_dump()["ask_id"]
             assert await lab.store.do(
                 answer_question(run_id, question_id, "USD", access.agent_of(row), who, "host_call")
             )
@@ -354,7 +354,7 @@ async def test_a_yes_to_a_call_takes_the_pin_and_a_no_does_not(tmp_path: Path) -
     steps = iter([Say(calls=[("mcp__lab__inbox", {})]), sends(EVIL), sends("ann@example.net")])
     async with open_lab(tmp_path, lambda _request: next(steps, hand_over()), config=NO_WORKER + origins()) as lab:
         run_id = await begun(lab)
-        await lab.logged(run_id, "QuestionAsked")
+        await lab.logged(run_id, "Asked")
         pin_of(lab).set(PIN)
         async with live_app(lab, 120, 40) as (app, pilot):
             await shows(app, "It asks")
@@ -364,15 +364,15 @@ async def test_a_yes_to_a_call_takes_the_pin_and_a_no_does_not(tmp_path: Path) -
             await shows(app, "Approval PIN (not shown):")
             await pilot.press(*"wrong-pin", "enter")
             await shows(app, "That is not the PIN; 4 tries are left.")
-            assert await lab.facts(run_id, QuestionAnswered) == []
+            assert await lab.facts(run_id, Answered) == []
             await pilot.press(*PIN, "enter")
             await shows(app, "has the answer to its question and continues.")
-            await lab.logged(run_id, "QuestionAsked", 2)
+            await lab.logged(run_id, "Asked", 2)
             await shows(app, "It asks")
             await pilot.press("s")
             await shows(app, "ann@example.net")
             await pilot.press(*"no", "enter")
-            await lab.logged(run_id, "QuestionAnswered", 2)  # the words on the screen may be those about the first
+            await lab.logged(run_id, "Answered", 2)  # the words on the screen may be those about the first
         assert [each.success for each in await sent(lab, run_id)] == [True, False]
 
 

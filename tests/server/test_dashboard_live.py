@@ -311,7 +311,7 @@ async def test_model_text_is_literal_on_every_screen(tmp_path: Path) -> None:
     script = [Say("", [("read_file", {"path": f"{EVIL}.md"}), asks])]
     async with open_lab(tmp_path, script, check=False) as lab:
         run_id = await lab.start(task=f"Runs {EVIL}")
-        await lab.logged(run_id, "QuestionAsked")
+        await lab.logged(run_id, "Asked")
         await lab.propose(task=f"Waits {EVIL}", name="[blink]x[/]")
         async with live_app(lab, 120, 50) as (app, pilot):
 

@@ -11,7 +11,7 @@ from support.hosts.extensions import CAP, works
 from support.model_server import Say
 from support.runtime import PRICED, Lab, hand_over, open_lab
 
-from ava_audit.events import ExtensionDecided, QuestionAnswered, QuestionAsked, SpawnDecided
+from ava_audit.events import Answered, Asked, SpawnDecided
 from ava_server.approval.decide import (
     NO_MEANS,
     NO_SCOPE,
@@ -138,7 +138,7 @@ async def test_a_run_near_a_cap_gets_more_only_as_it_was_shown(tmp_path: Path) -
         lab.session.channel = "terminal"
         run_id = await lab.start(**CAP)
         lab.session.channel = "host_call"
-        await lab.logged(run_id, "ExtensionAsked", within_s=60)
+        await lab.logged(run_id, "Asked", within_s=60)
         [one] = await person(lab).extensions.waiting()
         for service, shown in (
             (person(lab), replace(one.shown, digest="0" * 64)),
@@ -146,7 +146,7 @@ async def test_a_run_near_a_cap_gets_more_only_as_it_was_shown(tmp_path: Path) -
         ):
             with pytest.raises(Refused):
                 await decide(service, [shown], PersonAnswer(True))
-        assert await lab.facts(run_id, ExtensionDecided) == []
+        assert await lab.facts(run_id, Answered) == []
         assert (await decide(person(lab), [one.shown], PersonAnswer(False))).status == "declined"
         await lab.ended(run_id)
 
@@ -158,12 +158,12 @@ async def test_an_answer_goes_only_to_the_question_that_was_shown(tmp_path: Path
 
     async with open_lab(tmp_path, asks, config=PRICED) as lab:
         run_id = await lab.start()
-        await lab.logged(run_id, "QuestionAsked")
-        [asked] = await lab.facts(run_id, QuestionAsked)
+        await lab.logged(run_id, "Asked")
+        [asked] = await lab.facts(run_id, Asked)
         with pytest.raises(Refused, match="no longer waits for this answer; nothing was sent"):
             await decide(person(lab), [Shown("answer", run_id, "Q-00000000")], PersonAnswer(True, "USD"))
-        assert await lab.facts(run_id, QuestionAnswered) == []
-        decided = await decide(person(lab), [Shown("answer", run_id, asked.question_id)], PersonAnswer(True, "EUR"))
+        assert await lab.facts(run_id, Answered) == []
+        decided = await decide(person(lab), [Shown("answer", run_id, asked.ask_id)], PersonAnswer(True, "EUR"))
         assert "has the answer to its question and continues" in decided.text
         await lab.ended(run_id)
 

@@ -18,7 +18,7 @@ from support.hosts.extensions import CAP, works
 from support.model_server import Gate, Say
 from support.runtime import PRICED, hand_over
 
-from ava_audit.events import Channel, QuestionAnswered, SpawnDecided, Who
+from ava_audit.events import Answered, Channel, SpawnDecided, Who
 from ava_audit.store.store import Store
 from ava_audit.units import now_us
 from ava_server.approval.decide import Shown
@@ -160,7 +160,7 @@ async def test_a_question_of_a_run_asked_by_check_subagent_tells_who_has_answere
         with anyio.fail_after(30):
             answer = await at.call("check_subagent", subagent_id=made["subagent_id"], wait_seconds=20)
         assert "It was answered already, in the browser at" in str(answer.get("message")), answer
-        assert [fact.channel for fact in await at.facts(made, QuestionAnswered)] == ["browser"]
+        assert [fact.channel for fact in await at.facts(made, Answered)] == ["browser"]
 
 
 async def test_a_run_that_ended_before_it_was_cancelled_was_not_cancelled(tmp_path: Path) -> None:

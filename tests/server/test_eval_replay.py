@@ -271,7 +271,7 @@ async def test_a_run_with_a_question_a_message_and_an_earlier_result_is_the_same
     async with open_lab(tmp_path, answer, config=PRICED) as lab:
         first = (await recorded(lab)).run_id
         run_id = await lab.start(context_from=[first])
-        await lab.logged(run_id, "QuestionAsked")
+        await lab.logged(run_id, "Asked")
         await lab.call("message_subagent", subagent_id=run_id, message="EUR, please")
         await arrived(gate.arrived)
         await lab.call("message_subagent", subagent_id=run_id, message="Only this year.")

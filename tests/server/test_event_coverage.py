@@ -64,11 +64,12 @@ UNSET = {("ToolResult", "unread"): "where a tool did not finish: tests/server/te
 UNSAID = {
     ("RunResumed", "channel"): {"auto", "http", "browser"},
     ("CancelRequested", "by"): {"system"},
-    ("ExtensionDecided", "channel"): {"auto", "browser"},
-    ("QuestionAnswered", "channel"): {"auto"},
+    ("Asked", "kind"): {"call"},  # takes a server whose tools change something: tests/server/test_origins.py
+    ("Answered", "kind"): {"call"},
+    ("Answered", "channel"): {"auto"},
     ("SubagentComplete", "status"): {"superseded", "rejected", "expired"},
 }
-"""Words of a closed set that no entry of this version has: nothing says them yet. A proposal ends without a result."""
+"""Words of a closed set that no entry here has: most of them nothing says yet. A proposal ends without a result."""
 
 ROLE = "---\nname: jack\ndescription: Has every tool.\ntools: [{tools}]\n---\nDo it.\n"
 MASON = "---\nname: mason\ndescription: Edits.\ntools: [edit_file, write_file]\nsetup: 'true'\n---\nDo it.\n"
@@ -421,7 +422,7 @@ async def extended(lab: Lab) -> None:
         approval = {"pending_ids": [proposal.pending_id], "approving": [proposal.approval_line]}
         assert (await terminal.call("confirm_spawn", approval, quiet)).status == "approved"
         run_id = proposal.subagent_id
-        await lab.logged(run_id, "ExtensionAsked", within_s=60)
+        await lab.logged(run_id, "Asked", within_s=60)
         if channel == "elicitation":
             await lab.service.call("check_subagent", {"subagent_id": run_id}, quiet, asking=Asking(Agreeing()))
         else:
@@ -436,7 +437,7 @@ async def questioned(lab: Lab) -> None:
     channels: Sequence[Channel] = ("terminal", "http", "browser", "elicitation")
     for channel in channels:
         run_id = await lab.start(task=play("asks"))
-        await lab.logged(run_id, "QuestionAsked", within_s=60)
+        await lab.logged(run_id, "Asked", within_s=60)
         if channel == "elicitation":
             await lab.service.call("check_subagent", {"subagent_id": run_id}, quiet, asking=Asking(Declining()))
         else:
@@ -502,7 +503,7 @@ async def everything(lab: Lab) -> None:
     proposal = await lab.propose(**asked, context_from=[earlier])
     assert set(proposal.tools) == {*builtin_tools(), *RUN_TOOLS} - {*CHANGING}, proposal.tools
     await lab.approve(proposal)
-    await lab.logged(proposal.subagent_id, "QuestionAsked", within_s=60)
+    await lab.logged(proposal.subagent_id, "Asked", within_s=60)
     await lab.call("message_subagent", subagent_id=proposal.subagent_id, message="Otter's")
     await lab.ended(proposal.subagent_id)
     await lab.call("check_subagent", subagent_id=proposal.subagent_id)

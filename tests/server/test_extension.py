@@ -33,12 +33,12 @@ from support.sample import sampled
 from support.stdio import until
 
 from ava_audit.events import (
+    Answered,
+    Asked,
     AssistantMessage,
     Channel,
     CostReserved,
     Event,
-    ExtensionAsked,
-    ExtensionDecided,
     Fence,
     RunClaimed,
     UserMessage,
@@ -93,7 +93,7 @@ async def started(lab: Lab, channel: Channel = "terminal", **more: Any) -> str:
 
 async def asking(lab: Lab, run_id: str) -> RunRow:
     """Wait until a run asks for more."""
-    await lab.logged(run_id, "ExtensionAsked")
+    await lab.logged(run_id, "Asked")
     return await lab.run(run_id)
 
 
@@ -134,14 +134,12 @@ async def test_a_run_that_is_allowed_more_goes_on_under_the_new_cap(tmp_path: Pa
         run = await lab.ended(run_id)
         assert run.state == "success" and run.turns > row.turns
         assert config_of(run.config).max_cost_micros == asked.proposed
-        [fact] = await lab.facts(run_id, ExtensionDecided)
+        [fact] = await lab.facts(run_id, Answered)
         assert (fact.decision, fact.channel, fact.digest) == ("approved", "terminal", asked.digest)
         assert fact.changes == {"max_cost_micros": asked.proposed} and fact.decision_digest != asked.digest
         said = [each.text for each in await lab.facts(run_id, UserMessage) if each.kind == "decision"]
-        assert said[-1].startswith(f"approved {asked.extension_id}, cost cap: researcher, at most $0.2")
-        [told] = [
-            held for held in await lab.facts(run_id, CostReserved) if f"raised:{asked.extension_id}" in held.notices
-        ]
+        assert said[-1].startswith(f"approved {asked.ask_id}, cost cap: researcher, at most $0.2")
+        [told] = [held for held in await lab.facts(run_id, CostReserved) if f"raised:{asked.ask_id}" in held.notices]
         assert (
             told.turn == 6 and told.notice is not None and told.notice.startswith("A person has raised your limit: $")
         )
@@ -185,9 +183,9 @@ async def test_without_a_yes_the_run_wraps_up_with_its_result(tmp_path: Path, de
         who = "a person declined" if declined else "nobody answered"
         assert f"left; {who} its request to raise its cost cap from $0.20 to $0.2" in result["stop_reason"]
         assert config_of(run.config).max_cost_micros == 200_000
-        decisions = [fact.decision for fact in await lab.facts(run_id, ExtensionDecided)]
+        decisions = [fact.decision for fact in await lab.facts(run_id, Answered)]
         assert decisions == (["declined"] if declined else [])
-        assert len(await lab.facts(run_id, ExtensionAsked)) == 1, "once refused or unanswered, never again"
+        assert len(await lab.facts(run_id, Asked)) == 1, "once refused or unanswered, never again"
 
 
 async def test_asks_for_tokens(tmp_path: Path) -> None:
@@ -235,13 +233,13 @@ async def test_asks_again_after_a_yes_and_three_times_at_most(tmp_path: Path) ->
         run_id = await started(lab, max_cost_cents=20, max_iterations=60, max_tokens=200_000)
         limits = [200_000.0]
         for count in range(1, MOST_ASKED + 1):
-            await lab.logged(run_id, "ExtensionAsked", count)
+            await lab.logged(run_id, "Asked", count)
             shown = await request(lab, run_id)
             await person(lab).extensions.decide(run_id, shown.digest, approve=True)
             limits.append(config_of((await lab.run(run_id)).config).max_cost_micros)
         run = await lab.ended(run_id)
         assert run.state == "cost_exceeded" and limits == sorted(set(limits))
-        asked = await lab.facts(run_id, ExtensionAsked)
+        asked = await lab.facts(run_id, Asked)
         assert len({fact.digest for fact in asked}) == len(asked) == MOST_ASKED
 
 
@@ -266,7 +264,7 @@ async def test_wraps_up_at_once_where_it_may_not_ask(
         run_id = await started(lab, channel, **caps)
         run = await lab.ended(run_id)
         assert run.state in ("cost_exceeded", "iteration_limit")
-        assert await lab.facts(run_id, ExtensionAsked) == []
+        assert await lab.facts(run_id, Asked) == []
 
 
 async def test_asks_only_after_a_first_answer_and_never_after_an_overrun(tmp_path: Path) -> None:
@@ -294,7 +292,7 @@ async def test_a_run_that_auto_started_wraps_up_at_once(tmp_path: Path) -> None:
         answer = await lab.call("spawn_subagent", role="researcher", task="x", max_cost_cents=20)
         assert answer.status == "approved", answer
         assert (await lab.ended(answer.subagent_id)).state == "cost_exceeded"
-        assert await lab.facts(answer.subagent_id, ExtensionAsked) == []
+        assert await lab.facts(answer.subagent_id, Asked) == []
 
 
 async def test_a_group_is_never_asked_for_more_than_its_cap(tmp_path: Path) -> None:
@@ -306,7 +304,7 @@ async def test_a_group_is_never_asked_for_more_than_its_cap(tmp_path: Path) -> N
         assert answer.status == "approved", answer
         for proposal in made:
             assert (await lab.ended(proposal.subagent_id)).state in ("success", "cost_exceeded")
-            assert await lab.facts(proposal.subagent_id, ExtensionAsked) == []
+            assert await lab.facts(proposal.subagent_id, Asked) == []
 
 
 @given(
@@ -338,7 +336,7 @@ async def test_an_answer_counts_once_and_only_for_what_was_shown(tmp_path: Path)
         await lab.ended(run_id)
         with pytest.raises(Refused, match="has ended"):
             await person(lab).extensions.decide(run_id, shown.digest, approve=True)
-        assert len(await lab.facts(run_id, ExtensionDecided)) == 1
+        assert len(await lab.facts(run_id, Answered)) == 1
 
 
 async def test_an_answer_after_its_time_and_one_beyond_the_proposed_cap_are_refused(tmp_path: Path) -> None:
@@ -393,7 +391,7 @@ async def test_no_call_of_a_model_decides(tmp_path: Path) -> None:
             await lab.service.extensions.decide(run_id, shown.digest, approve=True)
         now = await lab.run(run_id)
         assert (now.asked, now.config) == (row.asked, row.config)
-        assert await lab.facts(run_id, ExtensionDecided) == []
+        assert await lab.facts(run_id, Answered) == []
         await lab.call("cancel_subagent", subagent_id=run_id)
 
 
@@ -455,7 +453,7 @@ async def test_wraps_up_at_once_where_its_group_has_no_time_to_wait(tmp_path: Pa
         assert answer.status == "approved", answer
         run = await lab.ended(made[0].subagent_id, within_s=60)
         assert run.state == "cost_exceeded", "its last turn was not lost to the group's timeout"
-        assert await lab.facts(run.id, ExtensionAsked) == []
+        assert await lab.facts(run.id, Asked) == []
         await lab.ended(made[1].subagent_id)
 
 
@@ -532,7 +530,7 @@ async def until_asked(at: Host, run: dict[str, Any]) -> None:
         with anyio.fail_after(20):
             while True:
                 seen = store.head
-                if await store.read(lambda view: view.entries(run["subagent_id"], 0, ("ExtensionAsked",))):
+                if await store.read(lambda view: view.entries(run["subagent_id"], 0, ("Asked",))):
                     return
                 await store.wait_for_entry_after(seen)
 
@@ -560,13 +558,13 @@ async def test_the_host_asks_its_person_and_a_yes_raises_the_cap(tmp_path: Path,
             "is near its cost cap of $0.20: $0." in question.message and "Raise the cost cap to $0." in question.message
         )
         assert run["subagent_id"] in question.message and "What does it cost?" in question.message
-        [asked] = await at.facts(run, ExtensionAsked)
+        [asked] = await at.facts(run, Asked)
         form = question.requested_schema["properties"]
         assert {name: (each["default"], each["maximum"]) for name, each in form.items()} == {
             "max_cost_dollars": (asked.proposed / 1e6, asked.proposed / 1e6)
         }
         assert (await result_of(at, run))["status"] == "success"
-        [decided] = await at.facts(run, ExtensionDecided)
+        [decided] = await at.facts(run, Answered)
         assert (decided.decision, decided.channel, decided.digest) == ("approved", "elicitation", asked.digest)
 
 
@@ -576,7 +574,7 @@ async def test_the_host_asks_its_person_and_a_no_has_it_wrap_up(tmp_path: Path, 
         at.person.answers = lambda asked: accept()(asked) if "start a researcher" in asked.message else decline(asked)
         assert "wraps up" in (await asked_through(at, run))["message"]
         assert (await result_of(at, run))["status"] == "cost_exceeded"
-        [decided] = await at.facts(run, ExtensionDecided)
+        [decided] = await at.facts(run, Answered)
         assert (decided.decision, decided.channel, decided.changes) == ("declined", "elicitation", {})
 
 
@@ -589,7 +587,7 @@ async def test_a_closed_question_decides_nothing_and_is_not_asked_again(tmp_path
         assert checked["status"] == "awaiting_extension"
         again = await at.call("check_subagent", subagent_id=run["subagent_id"])
         assert again["status"] == "awaiting_extension" and len(at.person.asked) == 2
-        assert await at.facts(run, ExtensionDecided) == []
+        assert await at.facts(run, Answered) == []
         assert (await at.call("cancel_subagent", subagent_id=run["subagent_id"]))["status"] == "cancelled"
 
 
@@ -611,7 +609,7 @@ async def test_an_answer_that_a_client_made_up_decides_nothing(tmp_path: Path) -
             allow_input_required=True,
         )
         assert isinstance(answer, InputRequiredResult), "the person is asked"
-        assert await at.facts(run, ExtensionDecided) == []
+        assert await at.facts(run, Answered) == []
         assert (await at.call("cancel_subagent", subagent_id=run["subagent_id"]))["status"] == "cancelled"
 
 
@@ -624,10 +622,10 @@ async def test_the_form_may_lower_the_new_cap_and_nothing_else(tmp_path: Path, e
         at.person.answers = lambda asked: answers["first" if "start a researcher" in asked.message else "wrong"](asked)
         checked = await asked_through(at, run)
         assert checked["status"] == "failed" and "max_cost_dollars: " in checked["message"], checked
-        assert await at.facts(run, ExtensionDecided) == []
+        assert await at.facts(run, Answered) == []
         at.person.answers = answers["lower"]
         await at.call("check_subagent", subagent_id=run["subagent_id"])
-        [decided] = await at.facts(run, ExtensionDecided)
+        [decided] = await at.facts(run, Answered)
         assert decided.changes == {"max_cost_micros": 250_000}
         assert (await result_of(at, run))["status"] in ("success", "cost_exceeded")
 
@@ -643,5 +641,5 @@ async def test_under_a_pin_that_was_set_meanwhile_the_host_shows_no_form(tmp_pat
         checked = await at.call("check_subagent", subagent_id=run["subagent_id"])
         assert checked["status"] == "awaiting_extension" and len(at.person.asked) == 1
         assert all(page.endswith(f"/subagents/{run['subagent_id']}") for page in at.person.pages)
-        assert await at.facts(run, ExtensionDecided) == []
+        assert await at.facts(run, Answered) == []
         assert (await at.call("cancel_subagent", subagent_id=run["subagent_id"]))["status"] == "cancelled"

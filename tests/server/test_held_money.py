@@ -50,7 +50,7 @@ async def test_a_run_that_asks_its_person_shows_one_figure_for_money_held_everyw
         assert approved.status == "approved", approved
         runs = [proposal.subagent_id for proposal in proposals]
         await lab.ended(runs[0])
-        await lab.logged(runs[1], "ExtensionAsked")
+        await lab.logged(runs[1], "Asked")
         done, asks = [await lab.run(run_id) for run_id in runs]
         group = asks.group_id
         assert group is not None and asks.in_flight is None

@@ -19,7 +19,7 @@ from support.model_server import Gate, Say
 from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
 
 from ava_audit.errors import AuditError
-from ava_audit.events import Channel, ExtensionDecided, QuestionAnswered, RunResumed, SpawnDecided
+from ava_audit.events import Answered, Channel, RunResumed, SpawnDecided
 from ava_audit.units import now_us
 from ava_server.approval.decide import PersonAnswer, Shown
 from ava_server.config.tokens import Token
@@ -192,7 +192,7 @@ async def open_extension(lab: Lab) -> tuple[str, Shown]:
     lab.session.channel = "terminal"
     run_id = await lab.start(**CAP)
     lab.session.channel = "host_call"
-    await lab.logged(run_id, "ExtensionAsked", within_s=60)
+    await lab.logged(run_id, "Asked", within_s=60)
     run = await lab.run(run_id)
     asked = await lab.store.read(lambda view: waiting_extension(view, run, now_us()))
     assert not isinstance(asked, str), asked
@@ -201,7 +201,7 @@ async def open_extension(lab: Lab) -> tuple[str, Shown]:
 
 async def open_question(lab: Lab) -> tuple[str, Shown]:
     run_id = await lab.start()
-    await lab.logged(run_id, "QuestionAsked")
+    await lab.logged(run_id, "Asked")
     run = await lab.run(run_id)
     asked = await lab.store.read(lambda view: waiting_question(view, run, now_us()))
     assert asked is not None
@@ -269,7 +269,7 @@ async def test_a_late_answer_is_told_what_was_decided(tmp_path: Path, kind: str,
 
 
 async def decisions(lab: Lab, run_id: str) -> list[object]:
-    kinds = (SpawnDecided, ExtensionDecided, QuestionAnswered, RunResumed)
+    kinds = (SpawnDecided, Answered, RunResumed)
     found = [fact for kind in kinds for fact in await lab.facts(run_id, kind)]
     return [fact for fact in found if getattr(fact, "decision", "") != "expired"]  # noted at the next look
 

@@ -18,7 +18,7 @@ from support.schedules.ledger import Before, before, compare, facts_of, moved
 from support.schedules.play import config
 
 from ava_audit.errors import StaleOwner
-from ava_audit.events import CostReserved, Event, ExtensionAsked, Fact, Fence, QuestionAsked, RunPaused, Who
+from ava_audit.events import Asked, CostReserved, Event, Fact, Fence, RunPaused, Who
 from ava_audit.rows import RUNNING, RunRow, WaitsFor
 from ava_audit.store.store import Command, Outcome, Store, append
 from ava_audit.units import DAY_US
@@ -110,11 +110,11 @@ class Log:
     def config(self, task_id: str) -> RunConfig:
         return config(10**6, 10**6).model_copy(update={"task_id": task_id})
 
-    def request(self, row: RunRow) -> ExtensionAsked:
+    def request(self, row: RunRow) -> Asked:
         """What a run near its cost cap asks for."""
         wanted = self.config(row.task_id or "").model_copy(update={"max_cost_micros": 2 * 10**6})
-        return ExtensionAsked(
-            extension_id="E-00000001", cap="max_cost_cents", limit=10**6, proposed=2 * 10**6, used=9 * 10**5,
+        return Asked(
+            kind="money", ask_id="E-00000001", limit=10**6, proposed=2 * 10**6, used=9 * 10**5,
             needed=5 * 10**5, expires_us=self.now_us + 3 * DAY_US, digest=digest(wanted, Texts(task="look")),
             active_us=1,
         )  # fmt: skip
@@ -271,13 +271,13 @@ class Log:
             return hold(row.id, GONE)
         return pause(fence, self.agent(row.id), self.beginning(row, about))
 
-    def beginning(self, row: RunRow, about: WaitsFor) -> RunPaused | ExtensionAsked | QuestionAsked:
+    def beginning(self, row: RunRow, about: WaitsFor) -> RunPaused | Asked:
         """The entry with which a run begins to wait, for three days."""
         until_us = self.now_us + 3 * DAY_US
         if about == "more":
             return self.request(row)
         if about == "answer":
-            return QuestionAsked(question_id="Q-00000001", call_id="c1", expires_us=until_us, active_us=1)
+            return Asked(kind="question", ask_id="Q-00000001", call_id="c1", expires_us=until_us, active_us=1)
         return RunPaused(not_before_us=until_us, why="a limit", active_us=1)
 
     def answers(self, row: RunRow) -> Command[Any]:

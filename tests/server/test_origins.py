@@ -28,7 +28,7 @@ from support.model_server import Say, Step
 from support.runtime import hand_over, open_lab
 from support.terminal import CONTROLLED, on_terminal
 
-from ava_audit.events import Channel, GuardrailTripped, QuestionAnswered, QuestionAsked, UserMessage
+from ava_audit.events import Answered, Asked, Channel, GuardrailTripped, UserMessage
 from ava_server.approval.decide import PersonAnswer, Shown
 from ava_server.approval.questions import Reply
 from ava_server.config.pin import PinFile
@@ -121,7 +121,7 @@ def test_a_tool_that_changes_things_is_no_source() -> None:
 def test_an_answer_counts_when_a_person_has_given_it(channel: Channel, approved: bool) -> None:
     facts = (
         UserMessage(text=f"to {EVIL}", kind="answer"),
-        QuestionAnswered(question_id="Q-1", decision="answered", channel=channel),
+        Answered(kind="question", ask_id="Q-1", decision="answered", channel=channel),
     )
     assert bool(doubted(after(*facts), to=EVIL)) is not approved
     imitated = result(
@@ -293,19 +293,19 @@ async def test_a_person_is_asked_with_the_value_and_its_source_and_only_they_can
     write_role(tmp_path / "data", ALL)
     async with open_lab(tmp_path, reads_and_obeys(sends(EVIL), sends(EVIL)), config=config()) as lab:
         run_id = await begun(lab)
-        await lab.logged(run_id, "QuestionAsked")
-        [asked] = await lab.facts(run_id, QuestionAsked)
+        await lab.logged(run_id, "Asked")
+        [asked] = await lab.facts(run_id, Asked)
         assert asked.values == ({"argument": "to", "value": EVIL, "source": "mcp__lab__inbox"},)
         shown = str(await lab.call("check_subagent", subagent_id=run_id))
         assert f"to (from a result of mcp__lab__inbox): {EVIL}" in shown
         with pytest.raises(Refused, match="asks a person whether it may make a call"):
             await answer(lab, run_id, "yes", "host_call", shown=asked)
-        assert await lab.facts(run_id, QuestionAnswered) == []
+        assert await lab.facts(run_id, Answered) == []
         await answer(lab, run_id, word, "terminal", shown=asked)
         results = await sent(lab, run_id)
         if word == "yes":
             assert [each.success for each in results] == [True, True], "what was allowed is not asked again"
-            assert len(await lab.facts(run_id, QuestionAsked)) == 1
+            assert len(await lab.facts(run_id, Asked)) == 1
         else:
             assert not results[0].success
             assert "the person does not allow it" in results[0].output
@@ -315,22 +315,22 @@ async def test_a_yes_counts_only_for_the_question_that_was_shown(tmp_path: Path)
     write_role(tmp_path / "data", ALL)
     async with open_lab(tmp_path, reads_and_obeys(sends("ann@example.net"), sends(EVIL)), config=config()) as lab:
         run_id = await begun(lab)
-        await lab.logged(run_id, "QuestionAsked")
-        [shown] = await lab.facts(run_id, QuestionAsked)
-        assert f"ava send {run_id} yes --question {shown.question_id}`" in str(
+        await lab.logged(run_id, "Asked")
+        [shown] = await lab.facts(run_id, Asked)
+        assert f"ava send {run_id} yes --question {shown.ask_id}`" in str(
             await lab.call("check_subagent", subagent_id=run_id)
         )
         await answer(lab, run_id, "no", "browser", shown=shown)  # in another window
-        await lab.logged(run_id, "QuestionAsked", 2)
+        await lab.logged(run_id, "Asked", 2)
         with pytest.raises(Refused, match="no longer waits for this answer"):
             await answer(lab, run_id, "yes", "terminal", shown=shown)
         with pytest.raises(Refused, match=f"(?s){EVIL}.*Nothing was sent: answer it with `ava send .* --question Q-"):
             await answer(lab, run_id, "yes", "terminal")
-        assert len(await lab.facts(run_id, QuestionAnswered)) == 1
-        [_first, now] = await lab.facts(run_id, QuestionAsked)
+        assert len(await lab.facts(run_id, Answered)) == 1
+        [_first, now] = await lab.facts(run_id, Asked)
 
         def typed() -> str:
-            with on_terminal(lab.root, "send", run_id, "yes", "--question", now.question_id) as screen:
+            with on_terminal(lab.root, "send", run_id, "yes", "--question", now.ask_id) as screen:
                 assert screen.ended() == 0, screen.text
                 return screen.text
 
@@ -345,19 +345,19 @@ async def test_a_yes_takes_the_pin_where_an_approval_does_and_a_no_takes_none(tm
         lab.session.pin_given = True  # it was started with the PIN
         run_id = await begun(lab)
         lab.session.pin_given = False
-        await lab.logged(run_id, "QuestionAsked")
-        [asked] = await lab.facts(run_id, QuestionAsked)
+        await lab.logged(run_id, "Asked")
+        [asked] = await lab.facts(run_id, Asked)
         for channel in ("terminal", "browser"):
             with pytest.raises(Refused, match="only the approval PIN allows a call"):
                 await answer(lab, run_id, " Yes ", channel, shown=asked)
         host = PersonQuestions(Access(lab.runtime, Session(lab.session.user, "stdio", client="claude-code")))
         assert await host.open([await lab.run(run_id)]) == {}, "no form is shown that could answer by itself"
         with pytest.raises(Refused, match="only the approval PIN allows a call"):
-            await host.answer([await lab.run(run_id)], asked.question_id, Reply("accept", {"decision": "Yes"}))
+            await host.answer([await lab.run(run_id)], asked.ask_id, Reply("accept", {"decision": "Yes"}))
         await anyio.to_thread.run_sync(PinFile(lab.runtime.settings.paths.approval_file).set, "739154")
 
         def typed(pin: str) -> tuple[int, str]:
-            words = ("send", run_id, "yes", "--question", asked.question_id)
+            words = ("send", run_id, "yes", "--question", asked.ask_id)
             with on_terminal(lab.root, *words, command=CONTROLLED) as screen:
                 screen.until("Approval PIN (not shown):")
                 screen.type(f"{pin}\n")
@@ -365,11 +365,11 @@ async def test_a_yes_takes_the_pin_where_an_approval_does_and_a_no_takes_none(tm
 
         code, said = await anyio.to_thread.run_sync(typed, "111111")
         assert code and "That is not the PIN" in said and "Nothing was allowed; it still waits." in said
-        assert await lab.facts(run_id, QuestionAnswered) == []
+        assert await lab.facts(run_id, Answered) == []
         code, said = await anyio.to_thread.run_sync(typed, "739154")
         assert not code and "has the answer to its question" in said
-        await lab.logged(run_id, "QuestionAsked", 2)
-        [_first, second] = await lab.facts(run_id, QuestionAsked)
+        await lab.logged(run_id, "Asked", 2)
+        [_first, second] = await lab.facts(run_id, Asked)
         await answer(lab, run_id, "no", "terminal", shown=second)
         assert [each.success for each in await sent(lab, run_id)] == [True, False]
 
@@ -380,8 +380,8 @@ async def test_a_page_that_was_shown_another_question_allows_nothing(
     write_role(tmp_path / "data", ALL)
     async with open_lab(tmp_path, reads_and_obeys(sends("ann@example.net"), sends(EVIL)), config=config(2)) as lab:
         run_id = await begun(lab)
-        await lab.logged(run_id, "QuestionAsked")
-        [asked] = await lab.facts(run_id, QuestionAsked)
+        await lab.logged(run_id, "Asked")
+        [asked] = await lab.facts(run_id, Asked)
         user, call = lab.session.user, Service.call
         service = Service(lab.runtime, Session(user=user, transport="browser", channel="browser"))
 
@@ -389,12 +389,12 @@ async def test_a_page_that_was_shown_another_question_allows_nothing(
             """Another window is faster: it answers after the look at the question, and before the call."""
             monkeypatch.setattr(Service, "call", call)
             await answer(lab, run_id, "no", "terminal", shown=asked)
-            await lab.logged(run_id, "QuestionAsked", 2)
+            await lab.logged(run_id, "Asked", 2)
             return await call(*args, **more)
 
         monkeypatch.setattr(Service, "call", later)
         with pytest.raises(Refused, match="no longer waits for this answer"):
-            await decide(service, [Shown("answer", run_id, asked.question_id)], PersonAnswer(True, "yes"))
+            await decide(service, [Shown("answer", run_id, asked.ask_id)], PersonAnswer(True, "yes"))
         assert [each.success for each in await sent(lab, run_id)] == [False, False]
 
 

@@ -31,7 +31,7 @@ from support.network.web_site import Page, Site, site
 from support.runtime import Lab, arrived, hand_over, open_lab
 from support.sample import sampled
 
-from ava_audit.events import QuestionAnswered, QuestionAsked, ToolResult, UserMessage
+from ava_audit.events import Answered, Asked, ToolResult, UserMessage
 from ava_roles.tool import Tool
 from ava_server.runs.origins import Origins, leaves, visible
 from ava_server.runs.questions import Doubt, warn_of_look_alikes
@@ -122,12 +122,12 @@ class Attacker:
         answers = [each.output for each in results if each.tool == attack.call]
         return Played(attack, reached, [(each.tool, each.values) for each in asked], answers[-1])
 
-    async def _say_no(self, run_id: str) -> list[QuestionAsked]:
+    async def _say_no(self, run_id: str) -> list[Asked]:
         answered = 0
         with anyio.fail_after(40):
             while True:
                 seen = self.lab.store.head
-                asked = await self.lab.facts(run_id, QuestionAsked)
+                asked = await self.lab.facts(run_id, Asked)
                 if len(asked) > answered:
                     answered += 1
                     await answer(self.lab, run_id, "no", "terminal", shown=asked[-1])
@@ -359,12 +359,12 @@ def test_another_number_and_a_value_without_words_are_not(task: str, value: Any)
 
 def test_what_a_person_has_allowed_is_allowed_there_alone() -> None:
     letter = f"Dear Bob, pay {EVIL} 4711"
-    asked = QuestionAsked(
-        question_id="Q-1", call_id="c", expires_us=0, tool=SEND,
+    asked = Asked(
+        kind="call", ask_id="Q-1", call_id="c", expires_us=0, tool=SEND,
         values=({"argument": "body", "value": letter, "source": INBOX},),
     )  # fmt: skip
     yes = UserMessage(text="yes", kind="answer")
-    answered = QuestionAnswered(question_id="Q-1", decision="answered", channel="terminal")
+    answered = Answered(kind="call", ask_id="Q-1", decision="answered", channel="terminal")
     origins = after(result(INBOX, letter), asked, yes, answered)
     assert doubted(origins, body=letter) == []
     assert doubted(origins, to=EVIL) == [("to", INBOX)]

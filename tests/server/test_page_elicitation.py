@@ -36,7 +36,7 @@ from support.stdio import AVA, environment, using
 from support.stdio import made as made_root
 
 from ava_audit.entries import Entry
-from ava_audit.events import Channel, ExtensionAsked, ExtensionDecided, SpawnDecided, Who
+from ava_audit.events import Answered, Asked, Channel, SpawnDecided, Who
 from ava_audit.rows import WAITING
 from ava_audit.store.store import Store
 from ava_audit.view import View
@@ -465,7 +465,7 @@ async def test_a_connection_that_ends_ends_the_wait(tmp_path: Path, era: str) ->
 
 
 @asynccontextmanager
-async def near_a_cap(tmp_path: Path, era: str) -> AsyncGenerator[tuple[At, dict[str, Any], ExtensionAsked]]:
+async def near_a_cap(tmp_path: Path, era: str) -> AsyncGenerator[tuple[At, dict[str, Any], Asked]]:
     """A run that asks for more, which its person has approved on the page."""
     async with host(tmp_path, era, script=works) as at:
         made = await at.propose(**CAP)
@@ -477,7 +477,7 @@ async def near_a_cap(tmp_path: Path, era: str) -> AsyncGenerator[tuple[At, dict[
         at.browser.opens = opens
         assert (await at.confirm(made))["status"] == "approved"
         with anyio.fail_after(20):
-            while not (asked := await at.facts(made, ExtensionAsked)):  # noqa: ASYNC110 - another store reads it
+            while not (asked := await at.facts(made, Asked)):  # noqa: ASYNC110 - another store reads it
                 await anyio.sleep(0.05)
         yield at, made, asked[0]
 
@@ -500,7 +500,7 @@ async def test_more_for_a_run_is_allowed_on_its_page(tmp_path: Path, era: str) -
         assert checked["status"] != "awaiting_extension", checked
         ended = await at.call("check_subagent", subagent_id=run_id, wait_seconds=20)
         assert ended["status"] == "success", ended
-        [decided] = await at.facts(made, ExtensionDecided)
+        [decided] = await at.facts(made, Answered)
         assert (decided.decision, decided.channel) == ("approved", "browser")
 
 
@@ -514,7 +514,7 @@ async def test_accepting_the_page_of_a_run_allows_it_nothing(tmp_path: Path, era
         assert f"at {ADDRESS}/subagents/{run_id}, or " in checked["message"]
         assert (await at.call("check_subagent", subagent_id=run_id))["status"] == "awaiting_extension"
         assert len(at.browser.opened) == 2, "one page for the proposal, and one for this"
-        assert await at.facts(made, ExtensionDecided) == []
+        assert await at.facts(made, Answered) == []
         await at.call("cancel_subagent", subagent_id=run_id)
 
 

@@ -14,7 +14,7 @@ from support.model_server import Gate, Say, running_model_server
 from support.runtime import arrived, hand_over, open_lab
 from support.terminal import CONTROLLED, ava, on_terminal
 
-from ava_audit.events import ExtensionDecided, RunResumed
+from ava_audit.events import Answered, RunResumed
 
 CHOOSES = "There is no approval PIN yet. Choose one now"
 
@@ -36,10 +36,10 @@ async def test_the_terminal_extends_it_only_with_the_pin(tmp_path: Path, under: 
     config, env = policy_of(under)
     async with open_lab(tmp_path, works, config=config, env=env) as lab:
         run_id = await started(lab, under, **CAP)
-        await lab.logged(run_id, "ExtensionAsked")
+        await lab.logged(run_id, "Asked")
         (lab.root / "config.toml").write_text(ASK)
         shown = await anyio.to_thread.run_sync(lambda: text_at(lab.root, "approve", run_id, answer="y"))
-        assert CHOOSES in shown and await lab.facts(run_id, ExtensionDecided) == []
+        assert CHOOSES in shown and await lab.facts(run_id, Answered) == []
         await lab.call("cancel_subagent", subagent_id=run_id)
         await lab.ended(run_id)
 

@@ -12,7 +12,7 @@ from support.model_server import Gate, Say, running_model_server
 from support.runtime import PRICED, Lab, arrived, connect, hand_over, open_lab
 from support.stdio import told
 
-from ava_audit.events import ExtensionDecided, RunResumed, SpawnDecided
+from ava_audit.events import Answered, RunResumed, SpawnDecided
 from ava_audit.rows import WAITING
 from ava_server.approval.decide import Shown, approval_needs
 from ava_server.approval.proposals import agreement, pending_proposals
@@ -127,12 +127,12 @@ async def test_no_door_extends_what_was_proposed_under_human(tmp_path: Path) -> 
         run_id = await start_under_human(lab, **CAP)
         lab.runtime.settings = loose
         lab.session.channel, lab.session.pin_given = "host_call", False
-        await lab.logged(run_id, "ExtensionAsked")
+        await lab.logged(run_id, "Asked")
         [asked] = await lab.service.extensions.waiting()
         for service in (lab.service, terminal(lab)):
             with pytest.raises(Refused, match="only the approval PIN allows a run more"):
                 await decide(service, [Shown("extend", run_id, asked.digest)], agreement([], {}))
-        assert await lab.facts(run_id, ExtensionDecided) == []
+        assert await lab.facts(run_id, Answered) == []
         checked = await lab.call("check_subagent", subagent_id=run_id)
         assert "ava approve" in checked.runs[0].waits_for
         await lab.call("cancel_subagent", subagent_id=run_id)

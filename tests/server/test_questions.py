@@ -17,7 +17,7 @@ from support.model_server import Raw, Say, Step, whole
 from support.runtime import PRICED, Lab, hand_over, open_lab
 from support.terminal import ava
 
-from ava_audit.events import Channel, QuestionAnswered, QuestionAsked, RunClaimed, ToolCall, ToolResult, UserMessage
+from ava_audit.events import Answered, Asked, Channel, RunClaimed, ToolCall, ToolResult, UserMessage
 from ava_roles.wrap import BAR
 from ava_server.render.host_text import run_text
 from ava_server.service.access import Session
@@ -43,7 +43,7 @@ def waits(seconds: int, more: str = "") -> str:
 
 async def asking(lab: Lab, **more: Any) -> str:
     run_id = await lab.start(**more)
-    await lab.logged(run_id, "QuestionAsked")
+    await lab.logged(run_id, "Asked")
     return run_id
 
 
@@ -76,8 +76,8 @@ async def test_a_message_answers_the_question_and_the_run_goes_on_with_it(
         assert told.message is not None and "has the answer to its question and continues" in told.message
         assert (await output(lab, run_id)).startswith(f"{who}")
         assert (await output(lab, run_id)).endswith("changes no limit:\nEUR, please")
-        [asked], [decided] = await lab.facts(run_id, QuestionAsked), await lab.facts(run_id, QuestionAnswered)
-        assert (decided.question_id, decided.decision, decided.channel) == (asked.question_id, "answered", channel)
+        [asked], [decided] = await lab.facts(run_id, Asked), await lab.facts(run_id, Answered)
+        assert (decided.ask_id, decided.decision, decided.channel) == (asked.ask_id, "answered", channel)
         assert [each.text for each in await lab.facts(run_id, UserMessage) if each.kind == "answer"] == ["EUR, please"]
         [call] = [each for each in await lab.facts(run_id, ToolCall) if each.tool == "ask"]
         assert call.args == ASKED[1] and call.call_id == asked.call_id
@@ -92,7 +92,7 @@ async def test_a_message_of_a_command_without_a_terminal_is_not_taken_for_the_pe
         sent = await anyio.to_thread.run_sync(ava, root, "send", run_id, "EUR")  # as a host's model does in its shell
         assert sent.returncode == 0, sent.stderr
         assert (await output(lab, run_id)).startswith("The orchestrator answers")
-        assert [each.channel for each in await lab.facts(run_id, QuestionAnswered)] == ["host_call"]
+        assert [each.channel for each in await lab.facts(run_id, Answered)] == ["host_call"]
 
 
 async def test_its_clock_stops_its_slot_is_free_and_a_second_message_is_no_answer(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ async def test_without_an_answer_it_goes_on_and_is_told(tmp_path: Path) -> None:
     async with open_lab(tmp_path, asks(), config=waits(1)) as lab:
         run_id = await asking(lab)
         assert "Nobody has answered. Go on with what is most likely meant" in await output(lab, run_id)
-        assert await lab.facts(run_id, QuestionAnswered) == []
+        assert await lab.facts(run_id, Answered) == []
         late = await lab.call("message_subagent", subagent_id=run_id, message="EUR")
         assert late.status == "failed"
 
@@ -129,7 +129,7 @@ async def test_only_one_question_by_default_and_the_rest_are_refused(tmp_path: P
         await lab.call("message_subagent", subagent_id=run_id, message="EUR")
         text = await output(lab, run_id)
         assert "EUR |" in text and "a run may ask 1 question, and you have" in text
-        assert len(await lab.facts(run_id, QuestionAsked)) == 1
+        assert len(await lab.facts(run_id, Asked)) == 1
 
 
 async def test_each_question_is_asked_where_the_provider_gives_every_call_the_same_id(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ async def test_each_question_is_asked_where_the_provider_gives_every_call_the_sa
         proposal = await lab.propose(role="asker")
         await lab.approve(proposal)
         for number, text in enumerate(("EUR", "no"), 1):
-            await lab.logged(proposal.subagent_id, "QuestionAsked", number)
+            await lab.logged(proposal.subagent_id, "Asked", number)
             [run] = (await lab.call("check_subagent", subagent_id=proposal.subagent_id)).runs
             assert run.untrusted_question == questions[number - 1]
             await lab.call("message_subagent", subagent_id=proposal.subagent_id, message=text)
@@ -169,7 +169,7 @@ async def test_a_role_may_allow_more_questions_and_the_proposal_says_so(tmp_path
         assert "It may ask you up to 2 questions." in proposal.message
         await lab.approve(proposal)
         for number, text in enumerate(("EUR", "2025"), 1):
-            await lab.logged(proposal.subagent_id, "QuestionAsked", number)
+            await lab.logged(proposal.subagent_id, "Asked", number)
             await lab.call("message_subagent", subagent_id=proposal.subagent_id, message=text)
         text = await output(lab, proposal.subagent_id)
         assert text.index("EUR") < text.index("2025")
@@ -210,7 +210,7 @@ async def test_a_run_with_hardly_any_time_left_does_not_ask(tmp_path: Path) -> N
     async with open_lab(tmp_path, asks(), config=PRICED) as lab:
         run_id = await lab.start(timeout=12)  # less than ten seconds of it are for work
         assert "no time is left to wait" in await output(lab, run_id)
-        assert await lab.facts(run_id, QuestionAsked) == []
+        assert await lab.facts(run_id, Asked) == []
 
 
 async def test_an_answer_with_a_key_is_refused_and_the_question_stays(tmp_path: Path) -> None:

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from ava_audit.events import (
+    Answered,
+    Asked,
     AssistantMessage,
     CostReserved,
     CostUpdate,
     Ending,
     ErrorOccurred,
     Event,
-    ExtensionAsked,
-    ExtensionDecided,
     Fact,
     Fence,
     RunClaimed,
@@ -128,8 +128,8 @@ class Life:
     def asked(self, until_us: int = 2**50, active_us: int = 0) -> Event:
         """A request for more; whoever claims the run next has the next generation."""
         event = self.wrote(
-            ExtensionAsked(
-                extension_id="E-00000001", cap="max_cost_cents", limit=500_000, proposed=700_000, used=480_000,
+            Asked(
+                kind="money", ask_id="E-00000001", limit=500_000, proposed=700_000, used=480_000,
                 needed=200_000, expires_us=until_us, digest="d" * 64, active_us=active_us,
             )
         )  # fmt: skip
@@ -138,14 +138,25 @@ class Life:
 
     def answered_request(self, cap_micros: int | None) -> Event:
         """A person's answer to it: a new cap, or a no."""
-        fact = ExtensionDecided(
-            extension_id="E-00000001",
+        fact = Answered(
+            kind="money",
+            ask_id="E-00000001",
             decision="declined" if cap_micros is None else "approved",
             channel="terminal",
             digest="d" * 64,
             decision_digest="d" * 64,
             changes={} if cap_micros is None else {"max_cost_micros": cap_micros},
         )
+        return Event(Who("sess-1", "ava", self.user), fact, run_id=self.run_id)
+
+    def question(self, until_us: int = 2**50) -> Event:
+        """A question to the person; whoever claims the run next has the next generation."""
+        event = self.wrote(Asked(kind="question", ask_id="Q-00000001", expires_us=until_us, call_id="c1"))
+        self.generation += 1
+        return event
+
+    def answered_question(self) -> Event:
+        fact = Answered(kind="question", ask_id="Q-00000001", decision="answered", channel="terminal")
         return Event(Who("sess-1", "ava", self.user), fact, run_id=self.run_id)
 
     def resumed(self) -> Event:

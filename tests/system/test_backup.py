@@ -71,13 +71,13 @@ async def a_run_in_each_state(
         runs["paused"] = await lab.start(task="TASK-limit")
         await lab.logged(runs["paused"], "RunPaused")
         runs["awaiting_answer"] = await lab.start(task="TASK-question")
-        await lab.logged(runs["awaiting_answer"], "QuestionAsked")
+        await lab.logged(runs["awaiting_answer"], "Asked")
         proposal = await lab.propose(task="TASK-money", **CAP)
         runs["awaiting_extension"] = proposal.subagent_id
         lab.session.channel = "terminal"  # only a run that a person approved asks for more
         await lab.approve(proposal)
         lab.session.channel = "host_call"
-        await lab.logged(runs["awaiting_extension"], "ExtensionAsked")
+        await lab.logged(runs["awaiting_extension"], "Asked")
         runs["running"] = await lab.start(task="TASK-running")
         await arrived(script.gate.arrived)
         runs["queued"] = await lab.start(task="TASK-queued")

@@ -116,7 +116,7 @@ async def test_status_shows_a_question_with_its_options_and_commands_that_name_t
             run = await start(client, "What does it cost?")
             waiting = {"role": "custom", "system_prompt": "x", "task": "Another"}
             proposal = told(await client.call_tool("spawn_subagent", waiting))[0]
-            await until(lambda: bool(logged(root, "QuestionAsked", run=run)), 20)
+            await until(lambda: bool(logged(root, "Asked", run=run)), 20)
             there = Shared(server, root, client, ana, run, run, "", Gate())
             shown = (await there.ava("--url", server.base, "status")).stdout
             assert "It asks:\n" in shown and "\x1b" not in shown

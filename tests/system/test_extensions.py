@@ -40,11 +40,11 @@ def typed(root: Path, *args: str, answers: Sequence[tuple[str, str]] = (), **env
 
 
 def decisions(root: Path) -> list[dict[str, Any]]:
-    return [entry.content for entry in logged(root, "ExtensionDecided")]
+    return [entry.content for entry in logged(root, "Answered")]
 
 
 async def asks(root: Path, run_id: str) -> None:
-    await until(lambda: bool(logged(root, "ExtensionAsked", run=run_id)), 20)
+    await until(lambda: bool(logged(root, "Asked", run=run_id)), 20)
 
 
 # -- in a terminal ----------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def test_ava_run_asks_in_its_own_terminal_whether_its_run_gets_more(tmp_path: Pa
     with running_model_server(works) as model:
         code, text = own_run(root, model.base_url, (HERE, answer))
     assert "is near its cost cap of $0.20" in text and (code == 0) == (answer == "y"), text
-    [asked] = logged(root, "ExtensionAsked")
+    [asked] = logged(root, "Asked")
     assert state_of(root, asked.run_id or "") == state
     [decided] = decisions(root)
     assert (decided["decision"], decided["channel"]) == ("approved" if answer == "y" else "declined", "terminal")
@@ -153,7 +153,7 @@ def test_ava_run_takes_its_question_back_where_it_is_answered_elsewhere(tmp_path
             screen.until(START[0])
             screen.type("y\r")
             screen.until(HERE)
-            [asked] = logged(root, "ExtensionAsked")
+            [asked] = logged(root, "Asked")
             assert ava(root, "reject", asked.run_id or "").returncode == 0
             screen.until("was declined already, by a call of the host at")
             assert screen.ended() != 0
@@ -197,7 +197,7 @@ def asked_with(tmp_path: Path, fault: str) -> tuple[str, list[dict[str, Any]]]:
             screen.type("y\r")
             if "LOOKED" in fault:
                 screen.until("LOOKED")
-                [asked] = logged(root, "ExtensionAsked")
+                [asked] = logged(root, "Asked")
                 assert ava(root, "reject", asked.run_id or "").returncode == 0
             else:
                 screen.until(HERE)
@@ -271,15 +271,15 @@ def test_in_ava_run_a_yes_to_a_call_takes_the_pin(
             for words, says in answers:
                 screen.type(f"{words}\n")
                 screen.until(says or "Approval PIN (not shown): ")
-            [asked] = logged(root, "QuestionAsked")
+            [asked] = logged(root, "Asked")
             assert EVIL in screen.text and PIN not in screen.text
             if not decision:
-                assert not logged(root, "QuestionAnswered")
-                question = asked.content["question_id"]
+                assert not logged(root, "Answered")
+                question = asked.content["ask_id"]
                 assert typed(root, "send", asked.run_id or "", "no", "--question", question)[0] == 0
             assert screen.ended() == 0
     assert screen.text.count("Approval PIN") == len(answers) - 1 and "Traceback" not in screen.text
-    assert [each.content["decision"] for each in logged(root, "QuestionAnswered")] == [decision or "declined"]
+    assert [each.content["decision"] for each in logged(root, "Answered")] == [decision or "declined"]
     results = [each.content for each in logged(root, "ToolResult")]
     assert [each["success"] for each in results if each["tool"] == SEND] == [decision == "answered"]
 

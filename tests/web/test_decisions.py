@@ -66,7 +66,7 @@ def question(there: There, run_id: str) -> str:
     """The question that a run asks now, as its page carries it."""
     with contextlib.closing(sqlite3.connect(there.root / "ava.db", timeout=5)) as db:
         found = json.loads(db.execute("SELECT asked FROM runs WHERE id = ?", (run_id,)).fetchone()[0])
-        return str(found["question_id"])
+        return str(found["ask_id"])
 
 
 @pytest.mark.slow
@@ -280,7 +280,7 @@ def test_an_erased_run_and_its_proposal_are_shown_without_their_texts(here: Ther
 def test_a_run_is_cancelled(here: There, visitor: Visitor) -> None:
     proposed = approved(here, visitor, task="TASK: ask")
     run_id = proposed["subagent_id"]
-    here.until(lambda: logged(here.root, "QuestionAsked", run=run_id))
+    here.until(lambda: logged(here.root, "Asked", run=run_id))
     answer = visitor.post(f"/subagents/{run_id}/cancel", {"csrf": visitor.csrf})
     assert answer.status_code == 303 and "told to end" in visitor.get(answer.headers["location"]).text
     assert here.host.ended(run_id)["status"] == "cancelled"
@@ -292,7 +292,7 @@ def test_a_run_is_cancelled(here: There, visitor: Visitor) -> None:
 def test_an_answer_counts_as_a_persons_only_from_a_persons_session(here: There, terminal: bool, who: str) -> None:
     person, visitor = here.signed_in(), here.signed_in(terminal=terminal)
     run_id = approved(here, person, task="TASK: ask")["subagent_id"]
-    here.until(lambda: logged(here.root, "QuestionAsked", run=run_id))
+    here.until(lambda: logged(here.root, "Asked", run=run_id))
     path, csrf, asked = f"/subagents/{run_id}/message", visitor.csrf, question(here, run_id)
     other = visitor.post(path, {"csrf": csrf, "message": "USD", "question": "Q-00000000"})
     assert other.status_code == 409 and "nothing was sent" in other.text
@@ -307,16 +307,16 @@ def test_an_answer_counts_as_a_persons_only_from_a_persons_session(here: There, 
 @pytest.mark.slow
 def test_a_run_near_its_cap_gets_more_only_as_it_was_shown(here: There, visitor: Visitor) -> None:
     run_id = approved(here, visitor, task="TASK: work", **CAP)["subagent_id"]
-    (asked,) = here.until(lambda: logged(here.root, "ExtensionAsked", run=run_id), within_s=60)
+    (asked,) = here.until(lambda: logged(here.root, "Asked", run=run_id), within_s=60)
     path, csrf = f"/subagents/{run_id}/extension", visitor.csrf
     right = {"csrf": csrf, "digest": asked.content["digest"], "decision": "approve"}
     assert visitor.post(path, {**right, "digest": "0" * 64}).status_code == 409
     weak = here.signed_in(terminal=False)
     refused = weak.post(path, {**right, "csrf": weak.csrf})
     assert refused.status_code == 409 and "not opened from a terminal" in refused.text
-    assert not logged(here.root, "ExtensionDecided", run=run_id)
+    assert not logged(here.root, "Answered", run=run_id)
     assert visitor.post(path, right).status_code == 303
-    (decided,) = logged(here.root, "ExtensionDecided", run=run_id)
+    (decided,) = logged(here.root, "Answered", run=run_id)
     assert (decided.content["decision"], decided.content["channel"]) == ("approved", "browser")
     assert visitor.post(path, right).status_code == 409, "once"
     assert here.host.ended(run_id)["status"] == "success"
@@ -325,10 +325,10 @@ def test_a_run_near_its_cap_gets_more_only_as_it_was_shown(here: There, visitor:
 @pytest.mark.slow
 def test_a_run_near_its_cap_may_be_told_to_wrap_up(here: There, visitor: Visitor) -> None:
     run_id = approved(here, visitor, task="TASK: work", **CAP)["subagent_id"]
-    (asked,) = here.until(lambda: logged(here.root, "ExtensionAsked", run=run_id), within_s=60)
+    (asked,) = here.until(lambda: logged(here.root, "Asked", run=run_id), within_s=60)
     form = {"csrf": visitor.csrf, "digest": asked.content["digest"], "decision": "reject"}
     assert visitor.post(f"/subagents/{run_id}/extension", form).status_code == 303
-    (decided,) = logged(here.root, "ExtensionDecided", run=run_id)
+    (decided,) = logged(here.root, "Answered", run=run_id)
     assert decided.content["decision"] == "declined"
 
 
@@ -377,18 +377,18 @@ def test_a_yes_to_a_call_takes_the_pin_and_its_question(tmp_path: Path) -> None:
         proposed = there.host.propose(role="guest", task="Write to bob@example.org about lunch.")
         assert person.decide(proposed["pending_id"], "approve", pin=PIN).status_code == 303
         run_id = proposed["subagent_id"]
-        there.until(lambda: logged(there.root, "QuestionAsked", run=run_id), within_s=60)
+        there.until(lambda: logged(there.root, "Asked", run=run_id), within_s=60)
         page = person.get(f"/subagents/{run_id}").text
         assert EVIL in page and 'name="pin"' in page and question(there, run_id) in page
         path, given = f"/subagents/{run_id}/message", {"csrf": person.csrf, "question": question(there, run_id)}
         for wrong in ({}, {"pin": "00 00 01"}, {"pin": PIN, "question": "Q-00000000"}, {"pin": PIN, "question": ""}):
             assert person.post(path, {**given, "message": "yes", **wrong}).status_code == 409
-        assert not logged(there.root, "QuestionAnswered", run=run_id)
+        assert not logged(there.root, "Answered", run=run_id)
         assert person.post(path, {**given, "message": "yes", "pin": PIN}).status_code == 303
-        there.until(lambda: len(logged(there.root, "QuestionAsked", run=run_id)) == 2, within_s=60)
+        there.until(lambda: len(logged(there.root, "Asked", run=run_id)) == 2, within_s=60)
         no = {**given, "message": "no", "question": question(there, run_id)}
         assert person.post(path, no).status_code == 303, "a no takes no PIN"
-        answered = logged(there.root, "QuestionAnswered", run=run_id)
+        answered = logged(there.root, "Answered", run=run_id)
         assert [each.content["decision"] for each in answered] == ["answered", "declined"]
         there.host.ended(run_id)
 

@@ -110,7 +110,7 @@ def test_no_text_runs_loads_or_hides_anything(chromium: Browser, here: There) ->
         asking = [number for number in everything if number < len(TEXTS) and number % 10 == 0]
         for number in asking:
             run_id = everything[number]["subagent_id"]
-            here.until(lambda run_id=run_id: logged(here.root, "QuestionAsked", run=run_id), within_s=60)
+            here.until(lambda run_id=run_id: logged(here.root, "Asked", run=run_id), within_s=60)
             seen.open(f"/subagents/{run_id}")
             sent = person.post(f"/subagents/{run_id}/message", {"csrf": person.csrf, "message": TEXTS[number][:2_000]})
             assert sent.status_code in (303, 400, 409)

@@ -309,8 +309,8 @@ def test_a_use_for_one_answer_to_a_call_is_no_other_answer(tmp_path: Path) -> No
         path = f"/subagents/{run_id}/message"
 
         def question(number: int) -> dict[str, str]:
-            there.until(lambda: len(logged(there.root, "QuestionAsked", run=run_id)) == number)
-            return {"question": logged(there.root, "QuestionAsked", run=run_id)[-1].content["question_id"]}
+            there.until(lambda: len(logged(there.root, "Asked", run=run_id)) == number)
+            return {"question": logged(there.root, "Asked", run=run_id)[-1].content["ask_id"]}
 
         def used(fields: dict[str, str], by: Visitor = visitor, to: str = path, **wrong: Any) -> str:
             status, options = asked(by, "/passkeys/options", {"path": to, "fields": list(fields.items())})
@@ -331,7 +331,7 @@ def test_a_use_for_one_answer_to_a_call_is_no_other_answer(tmp_path: Path) -> No
             used(yes, signed_by=Authenticator(there.base)),
         ):
             assert sent(yes, passkey) == 409, visitor.shown
-        assert not logged(there.root, "QuestionAnswered")
+        assert not logged(there.root, "Answered")
         once = used(yes)
         assert sent(yes, once) == 303
         again = {**question(2), "message": "yes"}

@@ -156,7 +156,7 @@ def test_a_yes_to_a_call_takes_the_passkey_and_a_no_takes_none(tmp_path: Path) -
         browser.page.get_by_text("Approved.").wait_for()
 
         def asked(times: int) -> None:
-            there.until(lambda: len(logged(there.root, "QuestionAsked", run=run_id)) == times)
+            there.until(lambda: len(logged(there.root, "Asked", run=run_id)) == times)
             browser.go(f"/subagents/{run_id}")
 
         asked(1)
@@ -167,7 +167,7 @@ def test_a_yes_to_a_call_takes_the_passkey_and_a_no_takes_none(tmp_path: Path) -
         browser.page.evaluate("document.querySelector('#decide [name=passkey]').remove()")  # no script asks for it then
         browser.press("Allow it")
         browser.page.get_by_text("Use your passkey").wait_for()
-        assert not logged(there.root, "QuestionAnswered")
+        assert not logged(there.root, "Answered")
         used = browser.passkeys[0]["signCount"]
         asked(1)
         browser.recognises(True)
@@ -180,7 +180,7 @@ def test_a_yes_to_a_call_takes_the_passkey_and_a_no_takes_none(tmp_path: Path) -
         browser.page.wait_for_url("**?done=sent")
         assert browser.passkeys[0]["signCount"] == used + 1
         there.host.ended(run_id)
-        answered = logged(there.root, "QuestionAnswered", run=run_id)
+        answered = logged(there.root, "Answered", run=run_id)
         assert [each.content["decision"] for each in answered] == ["answered", "declined"]
         results = [each.content for each in logged(there.root, "ToolResult", run=run_id)]
         assert [each["success"] for each in results if each["tool"] == SEND] == [True, False]

@@ -14,7 +14,7 @@ from support.model_server import Gate, Say, running_model_server
 from support.pages.lab_pages import Browser, serving_pages
 from support.runtime import Lab, arrived, hand_over, open_lab
 
-from ava_audit.events import ExtensionDecided, RunResumed, SpawnDecided
+from ava_audit.events import Answered, RunResumed, SpawnDecided
 from ava_server.config.pin import PinFile
 from ava_server.runs import lifecycle
 
@@ -51,10 +51,10 @@ async def test_a_page_extends_it_only_with_the_pin(tmp_path: Path, under: str) -
     async with open_lab(tmp_path, works, config=config, env=env) as lab, serving_pages(lab) as browser:
         run_id = await started(lab, under, **CAP)
         lab.runtime.settings = lab.runtime.settings.model_copy(update={"approval": "ask"})
-        await lab.logged(run_id, "ExtensionAsked")
+        await lab.logged(run_id, "Asked")
         page, action = f"/subagents/{run_id}", f"/subagents/{run_id}/extension"
         await assert_takes_the_pin(lab, browser, page, action, decision="approve")
-        assert await lab.facts(run_id, ExtensionDecided) == []
+        assert await lab.facts(run_id, Answered) == []
         answer = await browser.send(page, action, decision="approve", pin=PIN)
         assert answer.status_code == 303, answer.text
         assert (await lab.ended(run_id)).state == "success"

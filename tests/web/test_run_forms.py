@@ -14,7 +14,7 @@ from support.model_server import Gate, Say, running_model_server
 from support.pages.lab_pages import Browser, serving_pages
 from support.runtime import PRICED, Lab, arrived, hand_over, open_lab, submits
 
-from ava_audit.events import CancelRequested, ExtensionDecided, QuestionAnswered, RunResumed, UserMessage
+from ava_audit.events import Answered, CancelRequested, RunResumed, UserMessage
 from ava_server.config.pin import PinFile
 from ava_server.config.settings import UserSettings
 from ava_server.config.sign_in import BrowserSessions
@@ -68,7 +68,7 @@ async def test_a_message_reaches_a_run_and_stays_out_of_what_is_swapped(tmp_path
 async def test_the_answer_to_a_question_counts_for_that_question_only(tmp_path: Path) -> None:
     async with open_lab(tmp_path, ASKS, config=PRICED) as lab, serving_pages(lab) as browser:
         run_id = await lab.start()
-        await lab.logged(run_id, "QuestionAsked")
+        await lab.logged(run_id, "Asked")
         page = f"/subagents/{run_id}"
         shown = (await browser.get(page)).text
         assert QUESTION in shown and "It waits for your answer:" in shown
@@ -80,14 +80,14 @@ async def test_the_answer_to_a_question_counts_for_that_question_only(tmp_path: 
         answer = await browser.send(page, f"{page}/message", message="In euros.")
         assert answer.status_code == 303, answer.text
         await lab.ended(run_id)
-        [decided] = await lab.facts(run_id, QuestionAnswered)
+        [decided] = await lab.facts(run_id, Answered)
         assert (decided.decision, decided.channel) == ("answered", "browser")
 
 
 async def test_a_form_is_swapped_only_when_it_is_about_something_else(tmp_path: Path) -> None:
     async with open_lab(tmp_path, ASKS, config=PRICED) as lab, serving_pages(lab) as browser:
         run_id = await lab.start()
-        await lab.logged(run_id, "QuestionAsked")
+        await lab.logged(run_id, "Asked")
         part = await decide_part(browser, run_id)
         again = re.search(r'hx-get="([^"]+)"', part)
         assert again is not None and "It asks you" in part
@@ -104,7 +104,7 @@ async def test_a_cap_is_raised_with_what_an_approval_takes(tmp_path: Path, pin: 
         lab.session.channel = "terminal"
         run_id = await lab.start(**CAP)
         lab.session.channel = "host_call"
-        await lab.logged(run_id, "ExtensionAsked")
+        await lab.logged(run_id, "Asked")
         if pin:
             set_pin(lab)
         page, action = f"/subagents/{run_id}", f"/subagents/{run_id}/extension"
@@ -113,12 +113,12 @@ async def test_a_cap_is_raised_with_what_an_approval_takes(tmp_path: Path, pin: 
         if pin:
             for wrong in ({}, {"pin": "00 00 00"}):
                 refused = await browser.send(page, action, decision="approve", **wrong)
-                assert refused.status_code == 409 and not await lab.facts(run_id, ExtensionDecided)
+                assert refused.status_code == 409 and not await lab.facts(run_id, Answered)
         proof = {"pin": PIN} if pin else {}
         answer = await browser.send(page, action, decision="approve", **proof)
         assert answer.headers["location"] == f"{page}?done=raised", answer.text
         await lab.ended(run_id)
-        [decided] = await lab.facts(run_id, ExtensionDecided)
+        [decided] = await lab.facts(run_id, Answered)
         assert (decided.decision, decided.channel) == ("approved", "browser") and decided.changes
         after = (await browser.get(page)).text
         assert "Request for more approved by a person in the browser" in after

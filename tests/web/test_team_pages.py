@@ -107,12 +107,12 @@ def test_a_token_that_only_reads_changes_nothing(team: There) -> None:
     assert refused.status_code == 409 and team.state(proposed) == "awaiting_approval"
     assert approver.decide(proposed["pending_id"], "approve").status_code == 303
     run_id = proposed["subagent_id"]
-    team.until(lambda: logged(team.root, "QuestionAsked", run=run_id))
+    team.until(lambda: logged(team.root, "Asked", run=run_id))
     for path in ("cancel", "message", "extension"):
         form = {"csrf": reader.csrf, "message": "EUR", "decision": "reject", "digest": "x"}
         answer = reader.post(f"/subagents/{run_id}/{path}", form)
         assert answer.status_code == 409 and "lacks the scope" in answer.text, path
-    assert not logged(team.root, "QuestionAnswered", run=run_id)
+    assert not logged(team.root, "Answered", run=run_id)
     sent = approver.post(f"/subagents/{run_id}/message", {"csrf": approver.csrf, "message": "EUR"})
     assert sent.status_code == 303
     assert "The person answers" in json.dumps(team.host.ended(run_id))

@@ -27,9 +27,9 @@ CREATE INDEX events_type ON events (type);
 CREATE INDEX events_ts ON events (ts_us);
 -- Decisions by time, of all users and of one, and the start of the session that decided.
 CREATE INDEX events_decided ON events (ts_us, seq)
-    WHERE +type IN ('SpawnDecided', 'ExtensionDecided', 'RunResumed');
+    WHERE +type IN ('SpawnDecided', 'Answered', 'RunResumed');
 CREATE INDEX events_decided_by ON events (user_id, ts_us, seq)
-    WHERE +type IN ('SpawnDecided', 'ExtensionDecided', 'RunResumed');
+    WHERE +type IN ('SpawnDecided', 'Answered', 'RunResumed');
 CREATE INDEX events_session ON events (session_id) WHERE type = 'SessionStart';
 
 CREATE TRIGGER events_keep BEFORE DELETE ON events

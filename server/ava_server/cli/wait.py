@@ -182,8 +182,8 @@ class RunWatch:
     def _tell_questions(self, seen: list[RunView]) -> None:
         for run in seen:
             asked = run.wait.question if run.wait is not None else None
-            if asked is not None and asked.asked.question_id not in self._told:
-                self._told.add(asked.asked.question_id)
+            if asked is not None and asked.id not in self._told:
+                self._told.add(asked.id)
                 self.progress.end()
                 tell(f"{label(run.row)} asks you:\n{add_bars(asked.untrusted)}")
                 how = advice(asked.in_a_terminal)
@@ -399,7 +399,7 @@ class FollowedRuns:
             await client.unlock([asking.shown], "Nothing was allowed; it still waits.")
         questions = PersonQuestions(Access(self._runtime, self._service.session))
         channel = self._service.session.channel
-        done = await questions.answer([run.row], asked.asked.question_id, reply, channel)  # no other question
+        done = await questions.answer([run.row], asked.id, reply, channel)  # no other question
         if done is not None:
             tell(done)
         else:

@@ -381,7 +381,7 @@ def _wrapped(text: str, width: int, style: str) -> Text:
 
 STEPS, ENTRIES, LINE_CHARS = 100, 1_000, 1_000
 """Actions and log entries of one run that are shown, the newest; and characters of an entry."""
-_DECIDED = ("SpawnDecided", "ExtensionDecided")
+_DECIDED = ("SpawnDecided", "Answered")
 
 
 @dataclass(frozen=True)

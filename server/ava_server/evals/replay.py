@@ -25,13 +25,12 @@ import anyio.to_thread
 
 from ava_audit.entries import Entry
 from ava_audit.events import (
+    Answered,
     CostReserved,
     Event,
-    ExtensionDecided,
     Fact,
     GuardrailTripped,
     LastTurn,
-    QuestionAnswered,
     RunClaimed,
     RunEnded,
     RunStarted,
@@ -73,7 +72,7 @@ from ava_server.runs.reservation import Planner, Reservations
 from ava_server.runs.result import RunResult
 
 MOST_PAUSES = 10
-_FROM_OUTSIDE = (UserMessage, QuestionAnswered, ExtensionDecided)
+_FROM_OUTSIDE = (UserMessage, Answered)
 DIFF_LINES, LINE_CHARS = 6, 200
 MOST_NOTED = 20
 _MARK = re.compile(r"\[redacted:[^\]]*\]")
@@ -252,10 +251,8 @@ class _Outside:
         events: list[Event] = []
         for fact in due:
             asked: dict[str, Any] = json.loads(run.asked or "{}")
-            if isinstance(fact, QuestionAnswered) and "question_id" in asked:
-                fact = fact.model_copy(update={"question_id": asked["question_id"]})
-            elif isinstance(fact, ExtensionDecided) and "extension_id" in asked:
-                fact = fact.model_copy(update={"extension_id": asked["extension_id"]})
+            if isinstance(fact, Answered) and asked.get("kind") == fact.kind:
+                fact = fact.model_copy(update={"ask_id": asked["ask_id"]})
             elif not isinstance(fact, UserMessage):
                 continue  # the replay has not asked for it
             events.append(Event(_who(self._run_id), fact, run_id=self._run_id))

@@ -17,14 +17,13 @@ import anyio
 from ava_audit.entries import Entry
 from ava_audit.errors import StoreUnavailable
 from ava_audit.events import (
+    Asked,
     AssistantMessage,
     CancelRequested,
     CostReserved,
     CostUpdate,
     ErrorOccurred,
-    ExtensionAsked,
     Fact,
-    QuestionAsked,
     RunClaimed,
     RunPaused,
     RunStarted,
@@ -68,7 +67,7 @@ from ava_server.runs.model_call import PAUSE_FROM_S
 from ava_server.runs.result import RunResult
 from ava_server.runs.run_tools import sources_of
 
-PAUSES = (RunPaused, ExtensionAsked, QuestionAsked)
+PAUSES = (RunPaused, Asked)
 TIME_OVER = "the time for tools is over"
 _LEFT = re.compile(r"(\d{1,9}) s\b")
 _CUT = re.compile(r"\n\[cut at (\d{1,7}) of \d+ characters; [^\n]*\]\Z")
@@ -165,7 +164,7 @@ class Tape:
                     attempt.error = fact
                 case ToolResult() as fact if entry.generation is not None and fact.call_id is not None:
                     self.results[fact.turn or 0, fact.call_id] = TapeResult(entry, fact)
-                case RunPaused() | ExtensionAsked() | QuestionAsked():
+                case RunPaused() | Asked():
                     self._pauses.setdefault(entry.generation, entry.seq)
                 case _:
                     pass

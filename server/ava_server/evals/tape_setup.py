@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ava_audit.events import CostReserved, ExtensionAsked, RunStarted
+from ava_audit.events import Asked, CostReserved, RunStarted
 from ava_audit.redaction import Redactor, RunRedactor
 from ava_audit.rows import RunRow
 from ava_roles.mcp_client.run_servers import RunMcpServers
@@ -88,7 +88,7 @@ class TapeSetup(RunSetup):
 
     def _extensions(self) -> ExtensionLimits:
         """Return no limits; the replay asks for more only if the recorded run did."""
-        asked = bool(self._tape.recording.facts(ExtensionAsked))
+        asked = any(fact.for_more for fact in self._tape.recording.facts(Asked))
         hard: dict[str, float] = dict.fromkeys(_HARD, UNLIMITED)
         hard["extension_wait_s"] = _ANSWER_S if asked else 0
         return ExtensionLimits(self._limits.model_copy(update=hard), DayCaps(UNLIMITED, UNLIMITED))

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ava_audit.entries import Entry
-from ava_audit.events import ExtensionDecided, RunResumed, SessionStart, SpawnDecided, SpawnProposed
+from ava_audit.events import Answered, RunResumed, SessionStart, SpawnDecided, SpawnProposed
 from ava_audit.totals import DecisionSums, FoundDecision, Period, decision_page, decision_sums
 from ava_audit.units import MICROS_PER_USD, cents, format_usd, iso_utc, minutes
 from ava_audit.view import View
@@ -83,7 +83,8 @@ def decisions_in(
     first: list[RunDecision] = []
     raised: list[RunDecision] = []
     for entry in entries:
-        if isinstance(fact := entry.fact, SpawnDecided | ExtensionDecided):
+        fact = entry.fact
+        if isinstance(fact, SpawnDecided) or (isinstance(fact, Answered) and fact.for_more):
             how = how_decided(fact.channel or fact.decision, began(entry.session_id), entry.user_id)
             changes = changed_words(fact.changes)
             if isinstance(fact, SpawnDecided):
@@ -198,7 +199,7 @@ def decisions_of(view: View, period: Period, before: tuple[int, int] | None = No
 def _made(view: View, found: FoundDecision) -> MadeDecision:
     entry, run, began = found.entry, found.run, found.began
     fact = entry.fact
-    assert isinstance(fact, SpawnDecided | ExtensionDecided | RunResumed)
+    assert isinstance(fact, SpawnDecided | Answered | RunResumed)
     channel = fact.channel or "cancelled"  # a cancelled proposal is rejected without having been asked about
     texts, proposal = texts_of(view, run), view.proposal(run.pending_id)
     decision, cap, cap_micros = _decided(fact, found)
@@ -229,11 +230,11 @@ def _made(view: View, found: FoundDecision) -> MadeDecision:
     )
 
 
-def _decided(fact: SpawnDecided | ExtensionDecided | RunResumed, found: FoundDecision) -> tuple[str, str, int | None]:
+def _decided(fact: SpawnDecided | Answered | RunResumed, found: FoundDecision) -> tuple[str, str, int | None]:
     """Return what was decided, what was allowed in words, and the cost cap that was allowed."""
     if isinstance(fact, RunResumed):
         return "resumed", "as approved before", None
-    if isinstance(fact, ExtensionDecided):
+    if isinstance(fact, Answered):
         cost = fact.changes.get("max_cost_micros")
         return ("raised" if fact.decision == "approved" else "declined"), changed_words(fact.changes), cost
     if is_free(found.run):

@@ -13,9 +13,9 @@ from typing import Any
 
 from ava_audit.entries import Entry
 from ava_audit.events import (
+    Answered,
     CostReserved,
     CostUpdate,
-    ExtensionDecided,
     SettingsChanged,
     Settlement,
     SpawnDecided,
@@ -59,7 +59,7 @@ def cap_notes(run: RunRow, config: RunConfig, entries: Iterable[Entry], changed:
                     clock = f" and {TIME.text(decided.group_timeout_s)}" if decided.group_timeout_s is not None else ""
                     most = f"at most {COST.text(decided.group_max_cost_micros)}{clock}"
                     notes.append(CapNote(entry.ts_us, f"{decided.group_id} set {most} for all of its runs {how}"))
-            case ExtensionDecided() as decided:
+            case Answered(for_more=True) as decided:
                 notes += _changes(entry, decided.changes, "raised", f"by a person near the cap ({decided.channel})")
             case _:
                 pass

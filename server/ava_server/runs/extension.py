@@ -15,7 +15,19 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from pydantic import BaseModel
 
-from ava_audit.events import Channel, CostUpdate, Event, ExtendedCap, ExtensionAsked, ExtensionDecided, UserMessage, Who
+from ava_audit.entries import Entry
+from ava_audit.events import (
+    CAP_OF_KIND,
+    Answered,
+    Asked,
+    AskedKind,
+    Channel,
+    CostUpdate,
+    Event,
+    ExtendedCap,
+    UserMessage,
+    Who,
+)
 from ava_audit.rows import RunRow
 from ava_audit.units import MICROS_PER_CENT, local_second, now_us
 from ava_audit.view import Command, Outcome, View
@@ -49,6 +61,7 @@ LONG_S = 300
 
 UNITS: Mapping[ExtendedCap, int] = {"max_cost_cents": MICROS_PER_CENT, "max_tokens": 1_000, "timeout": 1}
 """In which steps a cap is raised: cents, thousands of tokens, seconds."""
+_KIND_OF_CAP: Mapping[ExtendedCap, AskedKind] = {cap: kind for kind, cap in CAP_OF_KIND.items()}
 
 
 @dataclass(frozen=True)
@@ -80,8 +93,8 @@ class Shortage:
 
 
 def extension_request(
-    view: View, run: RunRow, short: Shortage, limits: ExtensionLimits, extension_id: str, now_us: int
-) -> ExtensionAsked | None:
+    view: View, run: RunRow, short: Shortage, limits: ExtensionLimits, ask_id: str, now_us: int
+) -> Asked | None:
     """Return what a run asks a person for, or None where it has to wrap up.
 
     It asks only if a person approved it by their own answer, at most `MOST_ASKED` times, and never again after a
@@ -104,9 +117,9 @@ def extension_request(
     if proposed < used + step or proposed <= limit:
         return None
     asked = with_cap(config, short.cap, proposed)
-    return ExtensionAsked(
-        extension_id=extension_id,
-        cap=short.cap,
+    return Asked(
+        kind=_KIND_OF_CAP[short.cap],
+        ask_id=ask_id,
         limit=limit,
         proposed=proposed,
         used=used,
@@ -114,7 +127,7 @@ def extension_request(
         needed=_whole(short.cap, min(needed, proposed - used), 100 if short.cap == "max_tokens" else 1),
         expires_us=now_us + wait_s * 1_000_000,
         # What an approval covers: this request, and the configuration that it would make.
-        digest=hashlib.sha256(f"{extension_id} {digest(asked, texts)}".encode()).hexdigest(),
+        digest=hashlib.sha256(f"{ask_id} {digest(asked, texts)}".encode()).hexdigest(),
     )
 
 
@@ -135,9 +148,9 @@ def _may_ask(view: View, run: RunRow) -> bool:
         return False
     if view.last_entry(run.id, "AssistantMessage", own=True) is None:  # every call so far was lost
         return False
-    facts = [entry.fact for entry in view.entries(run.id, 0, ("ExtensionAsked", "ExtensionDecided"))]
-    asked = sum(isinstance(fact, ExtensionAsked) for fact in facts)
-    agreed = sum(isinstance(fact, ExtensionDecided) and fact.decision == "approved" for fact in facts)
+    facts = [entry.fact for entry in view.entries(run.id, 0, ("Asked", "Answered"))]
+    asked = sum(isinstance(fact, Asked) and fact.for_more for fact in facts)
+    agreed = sum(isinstance(fact, Answered) and fact.for_more and fact.decision == "approved" for fact in facts)
     return asked == agreed and asked < MOST_ASKED
 
 
@@ -214,7 +227,7 @@ class CapExtensions:
         return await self._more(Shortage("timeout", 0, active_s))
 
     async def _more(self, short: Shortage) -> Paused | None:
-        def query(view: View) -> ExtensionAsked | None:
+        def query(view: View) -> Asked | None:
             run = view.run(self._log.run.id)
             if run is None:
                 return None
@@ -226,7 +239,7 @@ class CapExtensions:
     def notice(self, active_s: float) -> tuple[str, tuple[str, ...]] | None:
         """Return what the model is told, once, after a cap was raised, and the topic of that."""
         raised = self._log.history.raised
-        topic = "" if raised is None else f"raised:{raised.extension_id}"
+        topic = "" if raised is None else f"raised:{raised.ask_id}"
         if raised is None or topic in self._log.history.notices_sent:
             return None
         left = (
@@ -241,30 +254,30 @@ class CapExtensions:
 # -- in words ---------------------------------------------------------------------------------------------------------
 
 
-def asked_of(run: RunRow) -> ExtensionAsked | None:
+def asked_of(run: RunRow) -> Asked | None:
     """Return what a run asks for, or asked for until its time to ask was over; else None."""
     if run.waits_for != "more" or run.asked is None:
         return None
-    return ExtensionAsked.model_validate_json(run.asked)
+    return Asked.model_validate_json(run.asked)
 
 
-def shortage_words(asked: ExtensionAsked) -> str:
+def shortage_words(asked: Asked) -> str:
     """Return what is left and what is missing: `$0.02 left; about $0.20 needed to continue`."""
     left = max(asked.limit - asked.used, 0)
     return f"{cap_amount(asked.cap, left)} left; about {cap_amount(asked.cap, asked.needed)} needed to continue"
 
 
-def request_words(asked: ExtensionAsked) -> str:
+def request_words(asked: Asked) -> str:
     """Return what a person is asked: `raise its cost cap from $0.50 to $0.70 ($0.02 left, …)`."""
     return f"{_raise_words(asked)} ({shortage_words(asked)})"
 
 
-def _raise_words(asked: ExtensionAsked) -> str:
+def _raise_words(asked: Asked) -> str:
     low, high = cap_amount(asked.cap, asked.limit, exact=True), cap_amount(asked.cap, asked.proposed, exact=True)
     return f"raise its {cap_name(asked.cap)} from {low} to {high}"
 
 
-def in_vain(asked: ExtensionAsked, status: str, *, declined: bool) -> str:
+def in_vain(asked: Asked, status: str, *, declined: bool) -> str:
     """Return how a request for more ended, to append to the reason of an ending by the same cap; else empty text."""
     if status != CAP_OF_ARGUMENT[asked.cap].ending:
         return ""
@@ -278,7 +291,7 @@ def cap_amount(cap: ExtendedCap, value: float, *, exact: bool = False) -> str:
     return CAP_OF_ARGUMENT[cap].text(value, exact=exact)
 
 
-def wait_words(run: RunRow, asked: ExtensionAsked) -> str:
+def wait_words(run: RunRow, asked: Asked) -> str:
     """Return what a run waits for, who can answer and how, and until when."""
     return (
         f"a person to {request_words(asked)}. Answer with `ava approve {run.id}` or `ava reject {run.id}`; a model"
@@ -312,13 +325,13 @@ class WaitingExtension:
     """A request that waits, as a person is shown it; `config` is what an approval would make."""
 
     run: RunRow
-    asked: ExtensionAsked
+    asked: Asked
     config: RunConfig
     texts: Texts
 
     @property
     def id(self) -> str:
-        return self.asked.extension_id
+        return self.asked.ask_id
 
     @property
     def in_a_terminal(self) -> str:
@@ -339,7 +352,7 @@ class WaitingExtension:
     @property
     def pending(self) -> PendingExtension:
         return PendingExtension(
-            extension_id=self.asked.extension_id,
+            extension_id=self.asked.ask_id,
             subagent_id=self.run.id,
             pending_id=self.run.pending_id,
             message=self.message,
@@ -373,11 +386,11 @@ def waiting_extension(view: View, run: RunRow, now_us: int) -> WaitingExtension 
     """Return the request of a run that waits for an answer, or why none does."""
     asked, texts = asked_of(run), texts_of(view, run)
     if transition(run, "answer", situation(run, now_us)) is None or asked is None or texts is None:
-        entry = view.last_entry(run.id, "ExtensionDecided")
-        if entry is not None and isinstance(entry.fact, ExtensionDecided) and run.waits_for != "more":
-            decided, where = entry.fact, decided_where(entry, entry.fact.channel)
+        entry, decided = _last_decision(view, run)
+        if entry is not None and decided is not None and run.waits_for != "more":
+            where = decided_where(entry, decided.channel)
             ended = f"; it has ended ({run.state})" if run.ended else ""
-            return f"{decided.extension_id} of {label(run)} was {decided.decision} already, {where}{ended}"
+            return f"{decided.ask_id} of {label(run)} was {decided.decision} already, {where}{ended}"
         if run.ended:
             return f"{label(run)} has ended ({run.state}); nothing can be raised"
         if run.waits_for == "more":
@@ -385,6 +398,13 @@ def waiting_extension(view: View, run: RunRow, now_us: int) -> WaitingExtension 
         return f"{label(run)} does not ask for more"
     config = with_cap(config_of(run.config), asked.cap, asked.proposed)
     return WaitingExtension(run, asked, config, texts)
+
+
+def _last_decision(view: View, run: RunRow) -> tuple[Entry, Answered] | tuple[None, None]:
+    for entry in reversed(view.entries(run.id, 0, ("Answered",))):
+        if isinstance(entry.fact, Answered) and entry.fact.for_more:
+            return entry, entry.fact
+    return None, None
 
 
 def waiting_extensions(view: View, user: str, now_us: int) -> list[WaitingExtension]:
@@ -420,7 +440,7 @@ def decide_extension(
             return _refused(found)
         asked = found.asked
         if shown != asked.digest:
-            return _refused(f"{asked.extension_id} has changed since it was shown (its digest differs); look again")
+            return _refused(f"{asked.ask_id} has changed since it was shown (its digest differs); look again")
         name, changes = cap_name(asked.cap), dict[str, int | float]()
         if allow is not None:
             if not asked.limit < allow <= asked.proposed:
@@ -430,22 +450,24 @@ def decide_extension(
                 return _refused(f"{why} does not allow that; at most {cap_amount(asked.cap, max(most, 0))} fits")
             changes[CAP_OF_ARGUMENT[asked.cap].field] = allow
         config = config_of(run.config).model_copy(update=changes)
-        decided = ExtensionDecided(
-            extension_id=asked.extension_id,
-            decision="declined" if allow is None else "approved",
+        decision: Literal["approved", "declined"] = "declined" if allow is None else "approved"
+        decided = Answered(
+            kind=asked.kind,
+            ask_id=asked.ask_id,
+            decision=decision,
             channel=channel,
             digest=asked.digest,
             decision_digest=digest(config, found.texts),
             changes=changes,
         )
-        said = f"{decided.decision} {asked.extension_id}, {name}"
+        said = f"{decision} {asked.ask_id}, {name}"
         if allow is None:
             text = f"{label(run)} wraps up; nothing was raised."
         else:
             said = f"{said}: {approval_line(config, found.texts)}"
             text = f"The {name} of {label(run)} is {cap_amount(asked.cap, allow, exact=True)} now; it continues."
         told = Event(who, UserMessage(text=said, kind="decision"), run_id=run.id)
-        return Outcome(ExtensionAnswer(decided.decision, text), (told, Event(who, decided, run_id=run.id)))
+        return Outcome(ExtensionAnswer(decision, text), (told, Event(who, decided, run_id=run.id)))
 
     return command
 

@@ -14,19 +14,17 @@ from typing import Any
 
 from ava_audit.entries import Entry
 from ava_audit.events import (
+    Answered,
+    Asked,
     AssistantMessage,
     CostReserved,
     CostUpdate,
     ErrorOccurred,
-    ExtensionAsked,
-    ExtensionDecided,
     Fact,
     GuardrailTripped,
     LastTurn,
     PlanPhase,
     PlanReady,
-    QuestionAnswered,
-    QuestionAsked,
     RunStarted,
     ToolCall,
     ToolResult,
@@ -153,10 +151,10 @@ class Repeat:
 
 
 @dataclass(frozen=True)
-class Answered:
+class GivenAnswer:
     """The answer to a question of the run; the text is empty where it was declined."""
 
-    fact: QuestionAnswered
+    fact: Answered
     text: str
 
     @property
@@ -305,12 +303,12 @@ class History:
     notices_sent: set[str] = field(default_factory=set[str])
     unknown_attempts: int = 0
     paid_attempts: int = 0
-    raised: ExtensionDecided | None = None
-    more_asked: ExtensionAsked | None = None
+    raised: Answered | None = None
+    more_asked: Asked | None = None
     more_declined: bool = False
-    questions: dict[str, QuestionAsked] = field(default_factory=dict[str, QuestionAsked])
-    answers: dict[str, Answered] = field(default_factory=dict[str, Answered])
-    all_questions: list[QuestionAsked] = field(default_factory=list[QuestionAsked])
+    questions: dict[str, Asked] = field(default_factory=dict[str, Asked])
+    answers: dict[str, GivenAnswer] = field(default_factory=dict[str, GivenAnswer])
+    all_questions: list[Asked] = field(default_factory=list[Asked])
     last: LastTurn | None = None
     search: CostReserved | None = None
     reserved: CostReserved | None = None
@@ -364,27 +362,31 @@ class History:
                 self._waiting.append((seq, fact.text))
             case UserMessage(kind="answer"):
                 self._answer_text = fact.text
-            case QuestionAnswered():
+            case Asked(for_more=True):
+                self.more_asked = fact
+            case Answered(for_more=True):
+                self._add_more(fact)
+            case Answered():
                 text = self._answer_text if fact.decision == "answered" else ""
-                self.answers[fact.question_id] = Answered(fact, text)
+                self.answers[fact.ask_id] = GivenAnswer(fact, text)
             case CostReserved():
                 self._add_reservation(seq, fact)
             case CostUpdate():
                 self._add_settlement(fact, usage)
             case GuardrailTripped(action="ended"):
                 self.tripped = fact
-            case ExtensionAsked():
-                self.more_asked = fact
-            case ExtensionDecided(decision="declined"):
-                self.more_declined = True
-            case ExtensionDecided(decision="approved"):
-                self.raised, self.more_asked = fact, None
-                # It is told again at 80 % of the new cap.
-                self.notices_sent -= {f"left:{CAP_OF_FIELD[field].limited}" for field in fact.changes}
             case _ if fenced:
                 self._add_own(seq, fact)
             case _:
                 pass
+
+    def _add_more(self, fact: Answered) -> None:
+        if fact.decision == "declined":
+            self.more_declined = True
+            return
+        self.raised, self.more_asked = fact, None
+        # It is told again at 80 % of the new cap.
+        self.notices_sent -= {f"left:{CAP_OF_FIELD[field].limited}" for field in fact.changes}
 
     def _add_own(self, seq: int, fact: Fact) -> None:
         match fact:
@@ -409,7 +411,7 @@ class History:
                     self.started[fact.call_id] = fact
             case ToolResult():
                 self._add_result(seq, fact)
-            case QuestionAsked():
+            case Asked():
                 self.questions[fact.call_id] = fact
                 self.all_questions.append(fact)
             case ErrorOccurred():
@@ -475,13 +477,13 @@ class History:
         return len(self.all_questions) - len(self.confirmed)
 
     @property
-    def confirmed(self) -> list[QuestionAsked]:
+    def confirmed(self) -> list[Asked]:
         """The questions whether a call may be made."""
-        return [one for one in self.all_questions if one.values]
+        return [one for one in self.all_questions if one.kind == "call"]
 
     def decided(self, *, allowed: bool) -> set[tuple[str, str, str]]:
         """Return with which values a person has allowed calls, or has not: tool, argument, value."""
-        found = ((one, self.answers.get(one.question_id)) for one in self.confirmed)
+        found = ((one, self.answers.get(one.ask_id)) for one in self.confirmed)
         return {
             (one.tool or "", each["argument"], each["value"])
             for one, said in found

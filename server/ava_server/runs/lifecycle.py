@@ -19,6 +19,8 @@ from itertools import chain
 from typing import Any, Literal, cast, get_args
 
 from ava_audit.events import (
+    Answered,
+    Asked,
     AssistantMessage,
     CancelledBy,
     CancelRequested,
@@ -26,12 +28,8 @@ from ava_audit.events import (
     ClaimReason,
     CostUpdate,
     Event,
-    ExtensionAsked,
-    ExtensionDecided,
     Fact,
     Fence,
-    QuestionAnswered,
-    QuestionAsked,
     RunClaimed,
     RunEnded,
     RunPaused,
@@ -154,8 +152,7 @@ _UNOWNED: tuple[Situation, ...] = (*_QUEUED, "interrupted")
 _UNHELD: tuple[WaitsFor, ...] = ("provider", "more", "answer")
 _CLOSED = (SpawnDecided, RunEnded)
 _ENDED = (SubagentComplete, RunEnded)
-_WAIT_BEGINS = (RunPaused, ExtensionAsked, QuestionAsked)
-_ANSWERS = (ExtensionDecided, QuestionAnswered)
+_WAIT_BEGINS = (RunPaused, Asked)
 _TABLE = (
     Transition("approve", ("proposed",), QUEUED, (UserMessage, SpawnDecided, SubagentSpawn)),
     Transition("reject", ("proposed", "expired"), "rejected", _CLOSED),
@@ -167,7 +164,7 @@ _TABLE = (
     Transition("claim", ("queued", "running here", "interrupted"), RUNNING, (CostUpdate, RunClaimed)),
     Transition("wait", ("running here",), QUEUED, (_WAIT_BEGINS,), cancel_asked=False),
     Transition("wait", _UNOWNED, QUEUED, (RunPaused,), waits_for=_UNHELD),
-    Transition("answer", ("waiting",), QUEUED, (UserMessage, _ANSWERS), waits_for=("more", "answer")),
+    Transition("answer", ("waiting",), QUEUED, (UserMessage, Answered), waits_for=("more", "answer")),
     Transition("resume", ("interrupted", "waiting"), QUEUED, (CostUpdate, RunResumed), waits_for=("resume",)),
     Transition(
         "force resume", (*RUNNING_SITUATIONS, "waiting"), QUEUED, (CostUpdate, RunResumed), waits_for=("resume",)
@@ -380,10 +377,10 @@ class Paused:
         fact: What is recorded, without the active time.
     """
 
-    fact: RunPaused | ExtensionAsked | QuestionAsked
+    fact: RunPaused | Asked
 
 
-def pause(fence: Fence, who: Who, fact: RunPaused | ExtensionAsked | QuestionAsked) -> Command[bool]:
+def pause(fence: Fence, who: Who, fact: RunPaused | Asked) -> Command[bool]:
     """Return the run to the queue for a while, under its owner's claim; False where somebody has asked for its end."""
 
     def command(view: View, _now_us: int) -> Outcome[bool]:

@@ -15,10 +15,9 @@ import anyio.to_thread
 
 from ava_audit.errors import OutcomeUnknown, SchemaNewer, StaleOwner
 from ava_audit.events import (
+    Asked,
     ErrorOccurred,
-    ExtensionAsked,
     LastTurn,
-    QuestionAsked,
     RunPaused,
     ToolResult,
     Who,
@@ -417,9 +416,9 @@ class AgentRun:
             match fact:
                 case RunPaused():
                     self.say(f"Paused: {fact.why}")
-                case ExtensionAsked():
+                case Asked(for_more=True):
                     self.say(f"Asks a person to {request_words(fact)}")
-                case QuestionAsked():
+                case Asked():
                     self.say("Waits for an answer to its question")
             return None
         on_record = await self._log.read(lambda view: cancel_reason(view, self.id))

@@ -70,7 +70,7 @@ LOOK_EVERY_S = 1.0
 LOOK_AFTER_S = 0.1
 """Seconds between them at least, where an owner's lease is about to end."""
 NEWS = (
-    "SpawnDecided", "CancelRequested", "RunClaimed", "RunPaused", "ExtensionAsked", "ExtensionDecided", "RunResumed",
+    "SpawnDecided", "CancelRequested", "RunClaimed", "RunPaused", "Asked", "Answered", "RunResumed",
     "RunEnded",
 )  # fmt: skip
 """The types of entries that may give a manager something to do."""

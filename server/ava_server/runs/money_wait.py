@@ -27,7 +27,7 @@ from ava_server.runs.lifecycle import paused, waits_for_resume
 T = TypeVar("T")
 
 MONEY_NEWS = (
-    "CostReserved", "CostUpdate", "MoneyAwaited", "RunPaused", "ExtensionAsked", "QuestionAsked", "RunClaimed",
+    "CostReserved", "CostUpdate", "MoneyAwaited", "RunPaused", "Asked", "RunClaimed",
     "RunEnded", "UserMessage",
 )  # fmt: skip
 """The types of entries after which a run that waits may go on."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from ava_audit.events import Channel, Event, QuestionAnswered, QuestionAsked, ToolCall, UserMessage, Who
+from ava_audit.events import Answered, Asked, Channel, Event, ToolCall, UserMessage, Who
 from ava_audit.rows import WAITING, RunRow
 from ava_audit.units import local_second, now_us
 from ava_audit.view import Command, Outcome, View
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ava_audit.store.store import Store
     from ava_server.approval.questions import Question, Reply
     from ava_server.models.base import ToolUse
-    from ava_server.runs.history import Answered, History
+    from ava_server.runs.history import GivenAnswer, History
 
 LEAST_LEFT_S = 10.0
 """With less time to work, a run does not ask: its wrap-up would begin before the model has read the answer."""
@@ -72,7 +72,7 @@ class Ask:
     def activity(self, args: AskArgs) -> str:
         return f"Asking: {args.question}"
 
-    async def new_question(self, call_id: str, left_s: float) -> QuestionAsked | None:
+    async def new_question(self, call_id: str, left_s: float) -> Asked | None:
         """Return what records a call's question; None where it was asked before, or nobody can be asked.
 
         `left_s`: seconds that the run has left to work; with too few, an answer would come to nothing.
@@ -80,24 +80,25 @@ class Ask:
         may = call_id not in self._history.questions and self._history.asked < self._most
         return await self._new(call_id, left_s) if may else None
 
-    async def to_allow(self, call: ToolUse, left_s: float, doubts: Sequence[Doubt]) -> QuestionAsked | None:
+    async def to_allow(self, call: ToolUse, left_s: float, doubts: Sequence[Doubt]) -> Asked | None:
         """Return what asks whether a call may be made with values that nobody approved; None where nobody can be asked.
 
         A run asks this a few times, and not again once nobody has answered.
         """
         asked = self._history.confirmed
         many = len(doubts) > MOST_VALUES or any(len(each.value) > VALUE_CHARS for each in doubts)
-        if many or len(asked) >= MOST_TO_ALLOW or any(one.question_id not in self._history.answers for one in asked):
+        if many or len(asked) >= MOST_TO_ALLOW or any(one.ask_id not in self._history.answers for one in asked):
             return None
         found = await self._new(call.call_id, left_s)
-        return found and found.model_copy(update={"tool": call.name, "values": tuple(map(asdict, doubts))})
+        about = {"kind": "call", "tool": call.name, "values": tuple(map(asdict, doubts))}
+        return found and found.model_copy(update=about)
 
-    async def _new(self, call_id: str, left_s: float) -> QuestionAsked | None:
+    async def _new(self, call_id: str, left_s: float) -> Asked | None:
         wait_s = await self._store.read(self._time) if left_s >= LEAST_LEFT_S else 0
         if wait_s <= 0:
             return None
         expires_us = now_us() + wait_s * 1_000_000
-        return QuestionAsked(question_id=new_id("question_id"), call_id=call_id, expires_us=expires_us)
+        return Asked(kind="question", ask_id=new_id("question_id"), call_id=call_id, expires_us=expires_us)
 
     async def __call__(self, args: AskArgs, at: ToolContext) -> ToolOutput:
         """Return the answer to this call's question, or say that there is none. Raises ToolFailed: it was not asked."""
@@ -108,13 +109,13 @@ class Ask:
             raise ToolFailed(
                 f"a run may ask {many}, and you have. {_GO_ON}" if full else f"no time is left to wait. {_GO_ON}"
             )
-        return ToolOutput(_words(self._history.answers.get(asked.question_id)), own=True)
+        return ToolOutput(_words(self._history.answers.get(asked.ask_id)), own=True)
 
     def _time(self, view: View) -> int:
         return math.floor(wait_for_person(view, view.run(self._history.run_id), self._wait_s, now_us()))
 
 
-def _words(answer: Answered | None) -> str:
+def _words(answer: GivenAnswer | None) -> str:
     if answer is None:
         return f"Nobody has answered. {_GO_ON}"
     if answer.fact.decision == "declined":
@@ -139,13 +140,13 @@ class WaitingQuestion:
     """
 
     run: RunRow
-    asked: QuestionAsked
+    asked: Asked
     text: str
     options: tuple[str, ...]
 
     @property
     def id(self) -> str:
-        return self.asked.question_id
+        return self.asked.ask_id
 
     @property
     def in_a_terminal(self) -> str:
@@ -159,7 +160,7 @@ class WaitingQuestion:
     @property
     def to_allow(self) -> bool:
         """Whether it asks if a call may be made; only a person answers that, with yes or no."""
-        return bool(self.asked.values)
+        return self.asked.kind == "call"
 
     def allowed_by(self, text: str | None) -> bool:
         """Tell whether a text is a yes that allows a call, which takes what an approval does."""
@@ -248,8 +249,8 @@ def waiting_question(view: View, run: RunRow, now_us: int) -> WaitingQuestion | 
     """Return the question that a run waits with; None where it waits with none."""
     if run.waits_for != "answer" or run.asked is None or transition(run, "answer", situation(run, now_us)) is None:
         return None
-    asked = QuestionAsked.model_validate_json(run.asked)
-    if asked.values:
+    asked = Asked.model_validate_json(run.asked)
+    if asked.kind == "call":
         # The value comes last, so that nothing in it can pass for what Ava says of it.
         lines = [
             f"{one_line(each['argument'])} ({_brought(each['source'])}{warn_of_look_alikes(each['value'])}):"
@@ -270,8 +271,8 @@ def waiting_question(view: View, run: RunRow, now_us: int) -> WaitingQuestion | 
 
 def closed_question(view: View, run: RunRow, question_id: str) -> str:
     """Return why a run waits no longer for the answer to a question, in a sentence."""
-    entry = view.last_entry(run.id, "QuestionAnswered")
-    if entry is not None and isinstance(entry.fact, QuestionAnswered) and entry.fact.question_id == question_id:
+    entry = view.last_entry(run.id, "Answered")
+    if entry is not None and isinstance(entry.fact, Answered) and entry.fact.ask_id == question_id:
         return f"It was {entry.fact.decision} already, {decided_where(entry, entry.fact.channel)}."
     if run.ended:
         return f"It has ended ({run.state})."
@@ -330,7 +331,7 @@ def answer_question(
     def command(view: View, now_us: int) -> Outcome[bool]:
         run = view.run(run_id)
         found = waiting_question(view, run, now_us) if run is not None else None
-        if found is None or found.asked.question_id != question_id or (found.to_allow and channel == "host_call"):
+        if found is None or found.asked.ask_id != question_id or (found.to_allow and channel == "host_call"):
             return Outcome(False)
         return Outcome(True, _answered(found, text, agent, who, channel))
 
@@ -340,8 +341,8 @@ def answer_question(
 def _answered(found: WaitingQuestion, text: str | None, agent: Who, who: Who, channel: Channel) -> tuple[Event, ...]:
     word = (text or "no").strip().casefold()
     allows = found.allowed_by(text) if found.to_allow else text is not None
-    decided = QuestionAnswered(
-        question_id=found.asked.question_id, decision="answered" if allows else "declined", channel=channel
+    decided = Answered(
+        kind=found.asked.kind, ask_id=found.id, decision="answered" if allows else "declined", channel=channel
     )
     # What a person says besides no, the run reads as a message.
     message = UserMessage(text=text or "", kind="answer" if allows else "message")

@@ -21,7 +21,7 @@ import anyio
 import anyio.to_thread
 from pydantic import ValidationError
 
-from ava_audit.events import Activity, Fact, GuardrailTripped, QuestionAsked, ToolCall, ToolResult
+from ava_audit.events import Activity, Asked, Fact, GuardrailTripped, ToolCall, ToolResult
 from ava_audit.redaction import RunRedactor, redact_fragments
 from ava_roles.errors import ToolFailed
 from ava_roles.placeholders import InjectedSecret, has_placeholder
@@ -233,9 +233,9 @@ class ToolCalls:
         await self._refuse_values(call, doubts, "the person does not allow it" if denied else "nobody allowed it")
         return True
 
-    def _is_allowed(self, asked: QuestionAsked, shown: Sequence[Doubt]) -> bool:
+    def _is_allowed(self, asked: Asked, shown: Sequence[Doubt]) -> bool:
         """Tell whether a person has answered, and was asked about each of these values."""
-        answer = self._history.answers.get(asked.question_id)
+        answer = self._history.answers.get(asked.ask_id)
         about = {(each["argument"], each["value"]) for each in asked.values}
         return (
             answer is not None and answer.by_person and about.issuperset((each.argument, each.value) for each in shown)

@@ -24,7 +24,7 @@ from anyio.abc import Process
 
 from ava_audit.entries import Entry, entry_of
 from ava_audit.errors import AuditError
-from ava_audit.events import ExtensionAsked, QuestionAsked
+from ava_audit.events import Asked
 from ava_audit.projections import note_progress
 from ava_audit.rows import WAITING, RunRow
 from ava_audit.store.backend import VARIABLE as DATABASE_VARIABLE
@@ -146,7 +146,7 @@ def _events(after: int, upto: int) -> Query[list[tuple[dict[str, Any], bool]]]:
     def query(view: View) -> list[tuple[dict[str, Any], bool]]:
         old_us = now_us() - OLD_US
         found: list[tuple[dict[str, Any], bool]] = []
-        where = "type IN ('SpawnProposed', 'ExtensionAsked', 'QuestionAsked', 'RunEnded') AND seq > ? AND seq <= ?"
+        where = "type IN ('SpawnProposed', 'Asked', 'RunEnded') AND seq > ? AND seq <= ?"
         for entry in (entry_of(row[:-1]) for row in view.rows(where, after, upto)):
             try:
                 event = _event(view, entry) if entry.ts_us > old_us else None
@@ -166,7 +166,7 @@ def _event(view: View, entry: Entry) -> dict[str, Any] | None:
     proposal = view.proposal(run.pending_id) if run is not None else None
     if run is None or proposal is None:
         return None
-    if isinstance(entry.fact, ExtensionAsked | QuestionAsked):
+    if isinstance(entry.fact, Asked):
         state = awaited(run, now_us())
         return {**_fields(view, run, state), "status": state, **_request(view, run)} if state else None
     ended = entry.type == "RunEnded"
@@ -193,7 +193,7 @@ def _fields(view: View, run: RunRow, event: str) -> dict[str, Any]:
 def _request(view: View, run: RunRow) -> dict[str, Any]:
     if (found := waiting_question(view, run, now_us())) is not None:
         return {
-            "question_id": found.asked.question_id,
+            "question_id": found.id,
             "question": found.text,
             "options": list(found.options),
             "expires_at": iso_utc(found.asked.expires_us),
@@ -202,7 +202,7 @@ def _request(view: View, run: RunRow) -> dict[str, Any]:
     if asked is None:
         return {}
     return {
-        "extension_id": asked.extension_id,
+        "extension_id": asked.ask_id,
         "request": request_words(asked),
         "expires_at": iso_utc(asked.expires_us),
     }

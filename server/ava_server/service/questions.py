@@ -181,7 +181,7 @@ class PersonQuestions(Operations):
             if one.allowed_by(text):
                 await self._access.refuse_without_pin([one.run.id], ONLY_PERSON["answer"])
         agent, who = self._access.agent_of(one.run), self._session.who
-        command = answer_question(one.run.id, one.asked.question_id, text, agent, who, channel)
+        command = answer_question(one.run.id, one.id, text, agent, who, channel)
         if not await self._store.do(command):
             limits = self._runtime.spawn_limits_of(self._session.user)
             elsewhere = await outcomes(self._store, [_shown(one)], limits)

@@ -136,7 +136,7 @@ class RunPage(PagePart):
         shown = view_run(view, row, runtime.instances, now_us(), manager=runtime.manager, task=True)
         answer = run_answer(shown)
         first = view.newer_entries(run_id, 0, FIRST_ENTRIES)
-        raised = view.rare_entries(run_id, ("ExtensionDecided",))
+        raised = view.rare_entries(run_id, ("Answered",))
         decided = [entry for entry in first if entry.type == "SpawnDecided"]
         session = visitor.service_session(self._context.site.url)
         return {
@@ -312,7 +312,7 @@ def _costs(view: View, run: RunRow) -> tuple[Costs, bool]:
     else:
         last = [entry for entry in view.older_entries(run.id, None, LAST_ENTRIES)[::-1] if entry.type in _OF_MONEY]
         first = [entry for entry in view.newer_entries(run.id, 0, FIRST_ENTRIES) if entry.type in _OF_CAPS]
-        entries = [*first, *view.rare_entries(run.id, ("ExtensionDecided",)), *last]
+        entries = [*first, *view.rare_entries(run.id, ("Answered",)), *last]
     try:
         return costs_of(run, entries, view.of_type("SettingsChanged")), whole
     except ValueError:

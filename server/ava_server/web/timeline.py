@@ -347,14 +347,14 @@ def _event(fact: events.Fact) -> Detail:
             times = f", {fact.count} times" if fact.count else ""
             what = f"Guardrail {fact.guardrail}{where} {_GUARDRAILS[fact.action]}{times}"
             return Detail("error", what, failed=fact.action != "told")
-        case events.ExtensionAsked():
+        case events.Asked(for_more=True):
             low, high = cap_amount(fact.cap, fact.limit), cap_amount(fact.cap, fact.proposed)
             return Detail("ask", f"Near its {cap_name(fact.cap)} of {low}: asks for {high}")
-        case events.ExtensionDecided():
+        case events.Answered(for_more=True):
             return Detail("ask", f"Request for more {fact.decision} {CHANNELS[fact.channel]}")
-        case events.QuestionAsked():
+        case events.Asked():
             return Detail("ask", "Asks a person, and waits for the answer", fact.search_text())
-        case events.QuestionAnswered():
+        case events.Answered():
             return Detail("ask", f"Question {fact.decision} {CHANNELS[fact.channel]}")
         case events.CancelRequested():
             return Detail("end", f"Cancelled by {fact.by}", fact.reason or "")

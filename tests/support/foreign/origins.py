@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ava_audit.events import Channel, Fact, QuestionAsked, ToolResult, UserMessage
+from ava_audit.events import Asked, Channel, Fact, ToolResult, UserMessage
 from ava_roles.tool import Tool, ToolArgs, ToolContext, ToolOutput, ToolSpec
 from ava_roles.wrap import wrap_tool_output
 from ava_server.runs.history import History
@@ -94,7 +94,7 @@ async def begun(lab: Lab) -> str:
     return await lab.start(role="guest", workspace=None, task="Write to bob@example.org about lunch.")
 
 
-async def answer(lab: Lab, run_id: str, text: str, channel: Channel, *, shown: QuestionAsked | None = None) -> str:
+async def answer(lab: Lab, run_id: str, text: str, channel: Channel, *, shown: Asked | None = None) -> str:
     """Answer what a run asks, over a channel; return what the caller is told.
 
     `shown`: the question that the person has seen; without it, only the words arrive.
@@ -104,6 +104,6 @@ async def answer(lab: Lab, run_id: str, text: str, channel: Channel, *, shown: Q
     async def ignore(_line: str) -> None:
         pass
 
-    given, to = {"subagent_id": run_id, "message": text}, shown.question_id if shown is not None else ""
+    given, to = {"subagent_id": run_id, "message": text}, shown.ask_id if shown is not None else ""
     told = await service.call("message_subagent", given, ignore, raises=True, question_id=to)
     return str(told.message)

@@ -24,13 +24,12 @@ from hypothesis.stateful import RuleBasedStateMachine
 from ava_audit.errors import StaleOwner
 from ava_audit.events import (
     Activity,
+    Asked,
     AssistantMessage,
     CostReserved,
     Ending,
     Event,
-    ExtensionAsked,
     Fact,
-    QuestionAsked,
     RunPaused,
     Usage,
     Who,
@@ -550,7 +549,7 @@ class Processes(RuleBasedStateMachine):
         self.made += 1
         number, limits, now_us = f"E-{self.made:08x}", self.extensions(), self.now_us
 
-        def query(view: View) -> ExtensionAsked | None:
+        def query(view: View) -> Asked | None:
             row = view.run(run.id)
             assert row is not None
             return extension_request(view, row, short, limits, number, now_us)
@@ -592,13 +591,13 @@ class Processes(RuleBasedStateMachine):
         self.begin("question")
         self.made += 1
         expires_us = self.now_us + ASK_S * 1_000_000
-        fact = QuestionAsked(question_id=f"Q-{self.made:08x}", call_id="c1", expires_us=expires_us, active_us=1)
+        fact = Asked(kind="question", ask_id=f"Q-{self.made:08x}", call_id="c1", expires_us=expires_us, active_us=1)
         command = self.moving("wait", pause(owner.log.fence, owner.log.who, fact), run, instance=owner.instance)
         assert self.noted(self.portal.call(owner.log.do, self.at(command))) is not run.cancel_asked
         if not run.cancel_asked:
             came["asks a question"] += 1
             run.state, run.instance, run.not_before_us = "queued", None, expires_us
-            run.question = fact.question_id
+            run.question = fact.ask_id
             self.dispossess(run)
 
     def answers_a_question(self, run: Run, text: str | None, *, shown: bool) -> None:
