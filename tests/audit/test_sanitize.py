@@ -1,3 +1,4 @@
+import contextlib
 import json
 import math
 import sqlite3
@@ -35,10 +36,9 @@ def test_turns_any_value_into_storable_json_of_bounded_size(value: Any, max_byte
 
     stored = encoded(clean)
     assert len(stored) <= max_bytes
-    with sqlite3.connect(":memory:") as db:
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
         (back,) = db.execute("SELECT json(?)", (stored.decode(),)).fetchone()
     assert json.loads(back) == clean
-    db.close()
 
 
 @given(anything)

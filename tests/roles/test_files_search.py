@@ -6,7 +6,8 @@ import re
 import threading
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,13 @@ def at(tmp_path: Path) -> Iterator[ToolContext]:
     root = Root.open(tmp_path)
     yield ToolContext(files=root)
     root.close()
+
+
+@pytest.fixture
+def new_texts() -> Iterator[Callable[[], TextStore]]:
+    """Makes stores in memory, and closes them after the test."""
+    with ExitStack() as stores:
+        yield lambda: stores.enter_context(closing(TextStore(None)))
 
 
 async def search(at: ToolContext, query: str, **more: object) -> ToolOutput:
@@ -424,7 +432,7 @@ async def test_a_file_that_could_have_text_and_was_not_read_leaves_a_search_unfi
 
 
 async def test_a_search_that_is_cut_short_counts_each_file_once_and_the_next_goes_on(
-    at: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at: ToolContext, new_texts: Callable[[], TextStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ava_roles.texts.store.FRESH_S", -60.0)  # the files are made just now
     for number in range(300):
@@ -447,7 +455,7 @@ async def test_a_search_that_is_cut_short_counts_each_file_once_and_the_next_goe
     monkeypatch.setattr(TextStore, "keep", keep_some)
     monkeypatch.setattr(TextStore, "enter", enter_and_say)
     monkeypatch.setattr(reading, "_PARSERS_MOST", 1)
-    store, query = TextStore(None), Query("zeppelin")
+    store, query = new_texts(), Query("zeppelin")
     first = await FolderReader(need_files(at), store).read("", query, 1.0)
     assert held.is_set() and not first.is_whole
     assert first.searched + sum(first.left_out().values()) == len(first.order)
@@ -469,7 +477,7 @@ HEADINGS = {
 
 @pytest.mark.parametrize("name", HEADINGS)
 async def test_with_too_little_time_a_file_whose_heading_matches_is_read_first(
-    name: str, at: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, at: ToolContext, new_texts: Callable[[], TextStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "z").mkdir()
     (tmp_path / "z" / name).write_text(HEADINGS[name])
@@ -486,14 +494,14 @@ async def test_with_too_little_time_a_file_whose_heading_matches_is_read_first(
     monkeypatch.setattr(FolderReader, "_read", read_some)
     monkeypatch.setattr(reading, "_PARSERS_MOST", 1)
     monkeypatch.setattr(reading, "_HEADINGS_SHARE", 0.9)  # 150 headings may take longer than 0.1 s on a busy machine
-    found = await FolderReader(need_files(at), TextStore(None)).read("", Query("Where does the zeppelin land?"), 2.0)
+    found = await FolderReader(need_files(at), new_texts()).read("", Query("Where does the zeppelin land?"), 2.0)
     go_on.set()
     assert names[0] == f"z/{name}" and f"z/{name}" in {*found.kept, *found.loose}
     assert len(found.waiting) > 100
 
 
 async def test_headings_are_looked_at_for_a_bounded_time(
-    at: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at: ToolContext, new_texts: Callable[[], TextStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(150):
         (tmp_path / f"note{number:03}.txt").write_text("x" * 100_000)
@@ -506,7 +514,7 @@ async def test_headings_are_looked_at_for_a_bounded_time(
         return read(root, rel, cap)
 
     monkeypatch.setattr(Root, "read_marked", slow)
-    found = await FolderReader(need_files(at), TextStore(None)).read("", Query("zeppelin"), 60.0)
+    found = await FolderReader(need_files(at), new_texts()).read("", Query("zeppelin"), 60.0)
     assert found.is_whole and 1 <= len(caps) <= 11
 
 
@@ -550,9 +558,9 @@ def test_what_is_said_of_files_does_not_depend_on_which_worker_was_first() -> No
 
 
 async def test_files_beyond_those_that_one_search_covers_are_not_forgotten(
-    at: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at: ToolContext, new_texts: Callable[[], TextStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = TextStore(None)
+    store = new_texts()
     reader = FolderReader(need_files(at), store)
     await reader.read("", Query("main"), 60)
     known = store.known(need_files(at).identity()).keys()
@@ -585,10 +593,12 @@ async def test_packed_archives_blank_text_and_large_documents_leave_room_for_oth
     assert "; not searched: 26 not text, 25 too large or damaged\n" in got.text
 
 
-async def test_a_file_that_changes_before_its_secrets_are_hidden_is_not_shown(at: ToolContext, tmp_path: Path) -> None:
+async def test_a_file_that_changes_before_its_secrets_are_hidden_is_not_shown(
+    at: ToolContext, new_texts: Callable[[], TextStore], tmp_path: Path
+) -> None:
     for name in ("gone.txt", "new.txt", "same.txt"):
         (tmp_path / name).write_text(f"{name} zeppelin OPEN-\nSESAME")
-    reader = FolderReader(need_files(at), TextStore(None))
+    reader = FolderReader(need_files(at), new_texts())
     query = Query("zeppelin")
     found = await reader.read("", query, 60)
     (tmp_path / "gone.txt").unlink()
@@ -602,7 +612,9 @@ async def test_a_file_that_changes_before_its_secrets_are_hidden_is_not_shown(at
     assert shown == {"new.txt": ["a zeppelin"], "same.txt": ["same.txt zeppelin [hidden]"]}
 
 
-async def test_a_search_ends_when_it_is_cancelled_while_it_reads_or_hides(at: ToolContext, tmp_path: Path) -> None:
+async def test_a_search_ends_when_it_is_cancelled_while_it_reads_or_hides(
+    at: ToolContext, new_texts: Callable[[], TextStore], tmp_path: Path
+) -> None:
     for number in range(4):
         (tmp_path / f"z{number}.txt").write_text("zeppelin")
     query = Query("zeppelin")
@@ -616,13 +628,13 @@ async def test_a_search_ends_when_it_is_cancelled_while_it_reads_or_hides(at: To
             if calls == cancelled_at:
                 raise TimeoutError
 
-        reader = FolderReader(need_files(at), TextStore(None), check=check)
+        reader = FolderReader(need_files(at), new_texts(), check=check)
         found = await reader.read("", query, 60)
         await run_sync(reader.best, found, query, 4, str)
         return calls
 
     whole = await search(0)
-    files = len((await FolderReader(need_files(at), TextStore(None)).read("", query, 60)).order)
+    files = len((await FolderReader(need_files(at), new_texts()).read("", query, 60)).order)
     assert whole >= 3 * files + 4, "for each file when it is found, read and ranked, and before a best one is hidden"
     for number in range(1, whole + 1):
         with pytest.raises((TimeoutError, ExceptionGroup)):

@@ -267,7 +267,8 @@ async def test_a_store_that_another_process_made_anew_is_opened_anew(at: ToolCon
     whole = await ask(at, "zeppelin")
     remove_store(tmp_path / "texts.db")
     assert await ask(at, "zeppelin") == whole
-    assert TextStore(tmp_path / "texts.db").count() == 2
+    with closing(TextStore(tmp_path / "texts.db")) as store:
+        assert store.count() == 2
 
 
 @pytest.mark.parametrize("column", ["passages.text", "passages.place", "texts.body", "texts.failed", "files.mark"])

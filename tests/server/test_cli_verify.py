@@ -1,5 +1,6 @@
 """`ava verify` as people and scripts use it: real processes on real logs."""
 
+import contextlib
 import json
 import re
 import sqlite3
@@ -255,9 +256,8 @@ def test_verify_and_doctor_report_a_log_that_lacks_entries_of_its_mirror(root: P
 
 
 def test_verify_and_doctor_report_a_missing_table(root: Path) -> None:
-    with sqlite3.connect(root / "ava.db") as db:
+    with contextlib.closing(sqlite3.connect(root / "ava.db")) as db:
         db.execute("DROP TABLE budgets")
-    db.close()
     done = ava(root, "verify")
     assert (done.returncode, "FAULT: the table budgets was removed" in done.stdout) == (1, True)
     told = ava(root, "doctor")

@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from importlib.machinery import ModuleSpec
 from importlib.metadata import distribution
 from pathlib import Path
@@ -195,7 +196,8 @@ def test_of_a_page_remain_its_words_and_the_reader_is_told() -> None:
 
 async def test_a_search_names_documents_that_it_cannot_read(tmp_path: Path) -> None:
     (tmp_path / "report.pdf").write_bytes(b"%PDF-1.7")
-    found = await FolderReader(Root.open(tmp_path), TextStore(None)).read("", Query("pump"), 60)
+    with closing(TextStore(None)) as texts, closing(Root.open(tmp_path)) as root:
+        found = await FolderReader(root, texts).read("", Query("pump"), 60)
     assert found.failed == {"report.pdf": "documents, which need the extra `documents`"}
 
 

@@ -8,7 +8,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -340,10 +340,10 @@ def _changed_log(copy: Path) -> None:
     """Somebody has changed an entry, and written the new digest into the manifest."""
     import hashlib
 
-    with sqlite3.connect(copy / "ava.db") as db:
+    with closing(sqlite3.connect(copy / "ava.db")) as db:
         db.execute("DROP TRIGGER events_fixed")
         db.execute("UPDATE events SET user_id = 'mallory' WHERE seq = 5")
-    db.close()
+        db.commit()
     manifest = json.loads((copy / "backup.json").read_text())
     manifest["files"]["ava.db"] = hashlib.sha256((copy / "ava.db").read_bytes()).hexdigest()
     (copy / "backup.json").write_text(json.dumps(manifest))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -232,9 +233,8 @@ async def test_reports_a_log_that_is_not_a_database(root: Path) -> None:
 async def test_reports_a_log_of_a_newer_version(root: Path) -> None:
     async with serving(root) as wire:
         await wire.tool("check_subagent")
-    with sqlite3.connect(root / "ava.db") as db:
+    with contextlib.closing(sqlite3.connect(root / "ava.db")) as db:
         db.execute("PRAGMA user_version = 999")
-    db.close()
     await _says_at_each_call(root, "newer")
 
 
