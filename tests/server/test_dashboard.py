@@ -33,8 +33,8 @@ from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.store.store import append
 from ava_audit.units import format_bytes
 from ava_roles.sandbox.sandbox import Unavailable
-from ava_server.cli import status_page
-from ava_server.cli.status_overview import Overview, OverviewReader, SandboxProbe, health, overview_json
+from ava_server.cli import records, status_page
+from ava_server.cli.status_overview import Overview, OverviewReader, SandboxProbe, current_json, health, health_json
 from ava_server.cli.status_page import NO_RUNS, Page, bar, both_ends, cap_text, fitted, joined, terms
 from ava_server.cli.terminal import cells
 from ava_server.config.settings import Settings, load_settings
@@ -45,7 +45,8 @@ from ava_server.runs import activities
 from ava_server.runs.lifecycle import NotResumed
 from ava_server.service.checks import CheckFinding
 from ava_server.service.checks.data import log_size, upkeep
-from ava_server.service.current import Budget
+from ava_server.service.current import Budget, CurrentRuns, LogFacts
+from ava_server.service.records import CurrentViews
 
 ONE_AT_ONCE = "[limits]\nrunning_per_user = 1\n" + PRICED
 LOOKS = ("read_file", {"path": "notes.md"})
@@ -54,7 +55,7 @@ EVIL = "[red]owned[/red]\x1b]0;title\x07\x1b[2J\u202e"
 
 def page(settings: Settings, overview: Overview, width: int = 80, **more: Any) -> LivePage:
     found = tuple(health(overview, settings, by("bubblewrap"), more.get("trouble", "")))
-    return LivePage(str(settings.data_root), overview, found, width, **more)
+    return LivePage(str(settings.data_root), overview.now, found, width, **more)
 
 
 async def arrived(gate: Gate) -> None:
@@ -93,16 +94,17 @@ async def test_shows_every_state_with_its_activity_and_a_bar_for_each_cap(tmp_pa
         await everything(lab, gate)
         with anyio.fail_after(40):
             overview = await look(lab)
-            while "Thinking" not in [run.activity for run in overview.runs]:  # it is shown a moment after the request
+            # It is shown a moment after the request.
+            while "Thinking" not in [run.activity for run in overview.now.runs]:
                 overview = await look(lab)
         lines = plain(page(lab.runtime.settings, overview, width).whole())
         gate.released.set()
-        for shown in overview.runs:
+        for shown in overview.now.runs:
             if shown.state in ("running", "queued"):
                 await lab.ended(shown.row.id)
 
     assert lines[0] == f"Data root: {lab.root}"
-    assert [shown.row.name for shown in overview.runs] == ["new", "busy", "patient", "done"]
+    assert [shown.row.name for shown in overview.now.runs] == ["new", "busy", "patient", "done"]
     text = "\n".join(lines)
     assert re.search(
         r"^S-\w{6}  to approve  researcher \(new\)\n  asked \d\d:\d\d: May it\?\n"
@@ -142,11 +144,11 @@ async def test_shows_every_state_with_its_activity_and_a_bar_for_each_cap(tmp_pa
 
 
 async def test_an_internal_error_ends_the_live_screen_and_is_kept_for_the_caller(tmp_path: Path) -> None:
-    reader = OverviewReader(load_settings(tmp_path), everybody=False, most=9)
-    reader.look = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
-    app = StatusApp(reader, SandboxProbe("none"))
-    async with app.run_test():
-        await until(lambda: app.fault is not None)
+    with contextlib.closing(OverviewReader(load_settings(tmp_path), everybody=False, most=9)) as reader:
+        reader.look = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+        app = StatusApp(reader, SandboxProbe("none"))
+        async with app.run_test():
+            await until(lambda: app.fault is not None)
     assert isinstance(app.fault, ZeroDivisionError)
 
 
@@ -158,11 +160,11 @@ async def test_a_run_without_an_owner_is_interrupted_and_its_clock_stops(tmp_pat
         settings = lab.runtime.settings
     first, second = await look(settings), await look(settings)
     lines = plain(page(settings, second).whole())
-    assert second.counts == {"interrupted": 1, "ended": 0}
+    assert second.now.counts == {"interrupted": 1, "ended": 0}
     assert re.fullmatch(r"S-\w{6}  interrupted  researcher", lines[1])
     assert "  no server is running it: the next Ava server of this user resumes it" in lines
     assert "  warning servers      none is running: nothing runs until one starts" in lines
-    objects = [overview_json(settings, each, (), None)["runs"][0]["caps"]["seconds"] for each in (first, second)]
+    objects = [current_json(each.now)["runs"][0]["caps"]["seconds"] for each in (first, second)]
     assert objects[0] == objects[1]
 
 
@@ -215,7 +217,7 @@ async def test_model_text_neither_controls_nor_colors_the_terminal(
 def parts_at(settings: Settings, overview: Overview) -> Iterator[list[Any]]:
     """The dashboard at several heights, with each run selected."""
     for height in (10, 24, 60):
-        for run in overview.runs:
+        for run in overview.now.runs:
             live = page(settings, overview, everybody=True, selected=run.row.id).live(height)
             yield [*live.head, *(row.line for row in live.rows), *live.foot]
 
@@ -228,20 +230,22 @@ async def test_shows_why_a_run_ended_and_why_a_proposal_was_not_approved(tmp_pat
         await lab.call("confirm_spawn", pending_ids=[proposal.pending_id], decision="reject")
         overview = await look(lab)
         lines = plain(page(lab.runtime.settings, overview).whole())
-    assert [shown.state for shown in overview.runs] == ["rejected", "iteration_limit"]
+    assert [shown.state for shown in overview.now.runs] == ["rejected", "iteration_limit"]
     assert "  the proposal was rejected" in lines and "  max_iterations of 2" in lines
 
 
-async def test_shows_only_this_users_runs_unless_all_are_requested(tmp_path: Path) -> None:
+async def test_shows_only_this_users_runs_unless_all_are_requested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with open_lab(tmp_path, [hand_over()], check=False) as lab:
         await lab.outcome(task="Mine")
         settings = lab.runtime.settings
         mine, everybody = await look(settings), await look(settings, everybody=True)
-        assert len(mine.runs) == len(everybody.runs) == 1
+        assert len(mine.now.runs) == len(everybody.now.runs) == 1
         assert f" of {lab.session.user}" in plain(page(settings, everybody, everybody=True).whole())[2]
-    other = OverviewReader(settings, everybody=False, most=9)
-    other.user = "somebody else"
-    assert (await anyio.to_thread.run_sync(other.look)).runs == ()
+    monkeypatch.setattr(records, "os_user", lambda: "somebody else")
+    others = await look(settings)
+    assert (others.now.runs, others.trouble) == ((), None)
 
 
 async def test_json_has_every_cap_and_the_health(tmp_path: Path) -> None:
@@ -251,7 +255,12 @@ async def test_json_has_every_cap_and_the_health(tmp_path: Path) -> None:
         await arrived(gate)
         settings, overview = lab.runtime.settings, await look(lab)
     found = json.loads(
-        json.dumps(overview_json(settings, overview, health(overview, settings, by("landlock")), by("landlock")))
+        json.dumps(
+            {
+                **current_json(overview.now),
+                "health": health_json(overview, health(overview, settings, by("landlock")), by("landlock")),
+            }
+        )
     )
     (run,) = found["runs"]
     assert (run["state"], run["task"], run["role"]) == ("running", "Goes on", "researcher")
@@ -282,7 +291,7 @@ async def test_the_status_line_shows_the_most_serious_problem_first(tmp_path: Pa
     assert named(health(overview, settings, by("none")), "confinement").state == "warning"
     off = health(overview, settings, Unavailable("nothing here confines", "use another"))
     assert named(off, "confinement").text.endswith("MCP servers are off: nothing here confines")
-    lines = plain(list(Page("x", overview, tuple(off), 80).health_lines(brief=True)))
+    lines = plain(list(Page("x", overview.now, tuple(off), 80).health_lines(brief=True)))
     line = next(line for line in lines if line.startswith("Health: "))
     assert line.startswith("Health: warning · no commands · ")
 
@@ -302,21 +311,25 @@ async def test_a_lag_is_a_warning_if_running_maintenance_does_not_reduce_it(tmp_
     async with open_lab(tmp_path, [hand_over()]) as lab:
         await lab.outcome()
         settings, overview = lab.runtime.settings, await look(lab)
-    assert overview.log is not None
+    assert overview.now.log is not None
+    logged = overview.now.log
+
+    def judge(name: str, log: LogFacts, *, keeper: bool = True) -> CheckFinding:
+        found = replace(overview, now=replace(overview.now, log=log), keeper=keeper)
+        return named(health(found, settings, None), name)
+
     for lag, keeper, state in ((0, True, "ok"), (7, True, "ok"), (7, False, "note"), (20_000, True, "warning")):
-        log = replace(overview.log, lags={"text index": lag, "JSONL mirror": 0})
-        one = named(health(replace(overview, log=log, keeper=keeper), settings, None), "upkeep")
+        log = replace(logged, lags={"text index": lag, "JSONL mirror": 0})
+        one = judge("upkeep", log, keeper=keeper)
         judged = upkeep(log.lags, keeper=keeper)  # as `ava doctor` and the page judge it
         assert (one.state, one.text) == (judged.state, judged.text) and judged.state == state
         assert bool(judged.what_to_do) == (state == "warning")
         text = f"the text index is {lag:,} entries behind; " if lag else "text index and JSONL mirror are up to date"
         assert one.text.startswith(text)
-    shown = named(health(replace(overview, log=replace(overview.log, partial=True)), settings, None), "log")
-    size = overview.log.database_bytes + overview.log.wal_bytes
-    judged = log_size(overview.log.entries, size, partial=True)
+    shown = judge("log", replace(logged, partial=True))
+    judged = log_size(logged.entries, logged.database_bytes + logged.wal_bytes, partial=True)
     assert (shown.state, shown.text) == (judged.state, judged.text)
-    log = replace(overview.log, lags={"text index": 0})
-    one = named(health(replace(overview, log=log), settings, None), "upkeep")
+    one = judge("upkeep", replace(logged, lags={"text index": 0}), keeper=overview.keeper)
     assert one.text == "text index is up to date"
     assert named(health(replace(overview, processes=0), settings, None), "servers").state == "note"
 
@@ -447,7 +460,8 @@ async def test_the_jq_examples_of_the_docs_work(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()], config=PRICED) as lab:
         await lab.outcome()
         settings, overview = lab.runtime.settings, await look(lab)
-    text = json.dumps(overview_json(settings, overview, health(overview, settings, by("none")), by("none")))
+    health_now = health_json(overview, health(overview, settings, by("none")), by("none"))
+    text = json.dumps({**current_json(overview.now), "health": health_now})
 
     def jq(words: str) -> list[dict[str, Any]]:
         done = subprocess.run(["jq", "-c", words], input=text, capture_output=True, text=True, check=True, timeout=10)
@@ -465,7 +479,7 @@ def test_the_docs_quote_the_live_screen() -> None:
     assert len(quoted) == 24
     assert quoted[-1] in KEYS
     (budget,) = (line for line in quoted if "everybody" in line)
-    spent = Overview(0, (Budget("everybody", 200_000, 510_000, 25_000_000),), 0, False, None, {})
+    spent: CurrentViews = CurrentRuns(0, {}, (), (Budget("everybody", 200_000, 510_000, 25_000_000),))
     assert [budget] == plain(list(LivePage("/srv/ava", spent, (), 79).today_lines(brief=True)))
 
 

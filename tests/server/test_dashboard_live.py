@@ -138,10 +138,10 @@ async def test_the_other_screens_at_80_columns_are_as_their_snapshots(short_plac
 async def test_each_size_shows_every_run_within_its_width_and_the_task_gets_what_is_left(tmp_path: Path) -> None:
     async with everything(tmp_path) as (lab, _gate):
         settings, overview, few = lab.runtime.settings, await look(lab), await look(lab, most=2)
-        busy = next(run for run in overview.runs if run.row.name == "busy")
+        busy = next(run for run in overview.now.runs if run.row.name == "busy")
     found = tuple(health(overview, settings, by("bubblewrap")))
     for width in range(40, 201, 7):
-        page = LivePage("/srv/ava", overview, found, width, selected=busy.row.id)
+        page = LivePage("/srv/ava", overview.now, found, width, selected=busy.row.id)
         for height in (*range(1, 30), 40, 60):
             live = page.live(height)
             assert max(line.cell_len for line in [*live.head, *(row.line for row in live.rows), *live.foot]) <= width
@@ -156,7 +156,7 @@ async def test_each_size_shows_every_run_within_its_width_and_the_task_gets_what
             LONG.startswith(task) and (width < 60 or len(task) > min(width - 50, 90)) and (width < 160 or LONG in row)
         )
         assert width < 79 or re.search(r"\d+ s +\$0\.\d+$", row)
-    counts = LivePage("/srv/ava", few, found, 120).live(24).head[1].plain
+    counts = LivePage("/srv/ava", few.now, found, 120).live(24).head[1].plain
     assert re.match(r"2 to approve · 1 running · 2 queued · 1 ended · 3 not listed: ava status --once ", counts)
 
 

@@ -59,7 +59,7 @@ async def test_a_run_that_asks_its_person_shows_one_figure_for_money_held_everyw
 
         overview = await look(lab)
         settings = lab.runtime.settings
-        [shown] = [one for one in overview.runs if one.row.id == asks.id]
+        [shown] = [one for one in overview.now.runs if one.row.id == asks.id]
         [user] = [one for one in await list_users(settings, lab.store) if one.name == lab.session.user]
         found = await lab.store.read(partial(group_sum, group_id=group))
         assert found is not None
@@ -67,15 +67,15 @@ async def test_a_run_that_asks_its_person_shows_one_figure_for_money_held_everyw
         entries = await lab.entries(asks.id)
         checked = await lab.call("check_subagent", subagent_id=asks.id)
         assert checked.status == AWAITING_EXTENSION
-        screen = LivePage(str(lab.root), overview, tuple(health(overview, settings, by("bubblewrap"), "")), 120)
+        screen = LivePage(str(lab.root), overview.now, tuple(health(overview, settings, by("bubblewrap"), "")), 120)
         parts = environment().get_template("parts.html").module
         surfaces = {
             "ava user list": _describe_user(user),
             "ava report --group": capsys.readouterr().out,
             "ava status": "\n".join(plain(list(screen.today_lines()))),
             "the dashboard": "\n".join(plain(list(screen.today_lines(brief=True)))),
-            "ava doctor": budgets(overview.budgets, ("the user's", "everybody's")).text,
-            "the pages of costs, health and runs": parts.budgets(overview.budgets),  # type: ignore[attr-defined]
+            "ava doctor": budgets(overview.now.budgets, ("the user's", "everybody's")).text,
+            "the pages of costs, health and runs": parts.budgets(overview.now.budgets),  # type: ignore[attr-defined]
         }
         together = format_usd(spent + held)
         for name, words in surfaces.items():

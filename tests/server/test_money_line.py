@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.to_thread
 import pytest
 from hypothesis import settings
 from support import owner
+from support.commands.dashboard import look
 from support.databases import POSTGRES
 from support.model_server import Fail, Gate, ModelServer, Say, running_model_server
 from support.runtime import DONE, Lab, arrived, open_lab
@@ -28,7 +28,6 @@ from ava_audit.events import CostReserved, CostUpdate, MoneyAwaited, RunClaimed
 from ava_audit.rows import QUEUED, RUNNING, RunRow
 from ava_audit.units import DAY_US, day_of, format_usd, now_us
 from ava_audit.view import loads
-from ava_server.cli.status_overview import OverviewReader
 from ava_server.cli.status_page import Page
 from ava_server.dashboard.live import LivePage
 from ava_server.dashboard.screens import detail_lines, read_detail
@@ -133,11 +132,9 @@ async def test_every_surface_says_in_avas_own_words_what_a_run_waits_for(tmp_pat
         assert f"waits for: {awaited}" in text_of(checked)
         shown = await shown_run(lab, second)
         assert shown.doing == f"running: waits for {awaited}" and shown.activity == ""
-        overview = await anyio.to_thread.run_sync(
-            OverviewReader(lab.runtime.settings, everybody=False, most=9).look, abandon_on_cancel=True
-        )
-        status = Page("", overview, (), 100).whole()
-        live = LivePage("", overview, (), 100, selected=second).live(30)
+        overview = await look(lab)
+        status = Page("", overview.now, (), 100).whole()
+        live = LivePage("", overview.now, (), 100, selected=second).live(30)
         detail = await lab.store.read(
             lambda view: read_detail(view, second, lab.runtime.instances, lab.runtime.settings, served=True)
         )
@@ -145,7 +142,7 @@ async def test_every_surface_says_in_avas_own_words_what_a_run_waits_for(tmp_pat
         screens = {
             "ava status": status,
             "dashboard": [*live.head, *(row.line for row in live.rows), *live.foot],
-            "dashboard, one run": detail_lines(detail, LivePage("", overview, (), 100)),
+            "dashboard, one run": detail_lines(detail, LivePage("", overview.now, (), 100)),
         }
         for name, lines in screens.items():
             assert f"waits for {awaited}" in "\n".join(map(str, lines)), name

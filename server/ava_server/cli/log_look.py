@@ -28,10 +28,14 @@ class LogLook:
 
     Ctrl-C ends a query that takes long. It raises ConfigError: the data root cannot be used; DataRootRefused: it holds
     no log; SchemaOlder, SchemaNewer: it has another schema; StoreUnavailable: unreadable.
+
+    Attributes:
+        partial: As in `OpenedLog`, of the log that a query reads or has read.
     """
 
     def __init__(self, root: DataRoot) -> None:
         self.root = root
+        self.partial = False
 
     async def read(self, query: Query[T], /, *, within_s: float | None = None, short: bool = False) -> T:
         """Run a query. Raises NoLog: there is none yet; otherwise as the class says."""
@@ -60,6 +64,7 @@ class LogLook:
             if version == 0:
                 raise DataRootRefused(f"{root.db} is not a log: its beginning is gone (`ava doctor` tells more)")
             needs_migration(version, str(root.db), OlderSchema.REFUSE)
+            self.partial = log.partial
             return use(log)
 
         if not has_log(root):
@@ -93,10 +98,11 @@ def _unreadable(error: Exception, path: Path) -> StoreUnavailable:
     return StoreUnavailable(f"the log cannot be read: {why}")
 
 
-def run_at_once(work: Coroutine[Any, Any, None]) -> None:
+def run_at_once(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine that waits for nothing, as one with a `LogLook`: importing an event loop takes a while."""
     try:
         work.send(None)
-    except StopIteration:
-        return
+    except StopIteration as done:
+        result: T = done.value
+        return result
     raise RuntimeError("it waits for something")

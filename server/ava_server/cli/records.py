@@ -33,11 +33,13 @@ if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_audit.store.backend import Instances
     from ava_audit.store.store import Store
-    from ava_audit.view import Readable
+    from ava_audit.view import Readable, View
     from ava_server.budget.user_limits import DayCaps
+    from ava_server.config.settings import Settings
     from ava_server.render.approvals import Decisions
     from ava_server.render.run_view import RunView
     from ava_server.runs.manager import Manager
+    from ava_server.service.current import LogFacts
     from ava_server.service.records import RunRecord
 
 P = ParamSpec("P")
@@ -215,27 +217,38 @@ class MemoryTransport:
         store: Its log, a `Store` for what waits or writes.
         instances: The live processes; None if nothing asks about them.
         manager: This process's own, where it has one: it knows more than the log.
+        settings: Returns the settings, where they are known; else each answer that needs them reads them. Blocking.
+        most_runs: Runs of the list of what goes on at most, as in `RecordsHandler`.
     """
 
     every_s = 0.2
 
     def __init__(
-        self, root: DataRoot, store: Readable, instances: Instances | None = None, manager: Manager | None = None
+        self,
+        root: DataRoot,
+        store: Readable,
+        instances: Instances | None = None,
+        manager: Manager | None = None,
+        *,
+        settings: Callable[[], Settings] | None = None,
+        most_runs: int = requests.MOST_RUNS,
     ) -> None:
         self.place: Place = root
         self._root = root
         self._store = store
-        reader = Reader(os_user(), (), audits=True, caps=partial(_caps, root))
+        settings = settings or partial(read_settings, root)
+        reader = Reader(os_user(), (), audits=True, caps=partial(_caps, settings))
         self._handler = _OwnersHandler(
             store,
             reader,
             cast("Instances", instances),
-            partial(_known_secrets, root),
-            settings=partial(read_settings, root),
+            partial(_known_secrets, settings),
+            settings=settings,
             owner=reader.user,
             served=instances.any_alive if instances is not None else bool,
             manager=manager,
         )
+        self._handler.most_runs = most_runs
 
     async def send(self, request: Request[RecordsHandler, P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await request.answer(self._handler, *args, **kwargs)
@@ -286,18 +299,31 @@ class _OwnersHandler(RecordsHandler):
         except NoLog:
             return None
 
+    def log_facts(self, view: View) -> LogFacts:
+        from ava_server.service.checks.data import lags_of
+        from ava_server.service.current import LogFacts
 
-def _caps(root: DataRoot) -> DayCaps:
+        sizes = view.sizes()
+        return LogFacts(
+            entries=view.head(),
+            database_bytes=sizes["database"],
+            wal_bytes=sizes.get("write_ahead_log", 0),
+            lags=lags_of(view, mirrors=self._settings().mirrors),
+            partial=isinstance(self.store, LogLook) and self.store.partial,
+        )
+
+
+def _caps(settings: Callable[[], Settings]) -> DayCaps:
     from ava_server.budget.user_limits import day_caps
 
-    return day_caps(read_settings(root), os_user())
+    return day_caps(settings(), os_user())
 
 
-def _known_secrets(root: DataRoot) -> Redactor:
+def _known_secrets(settings: Callable[[], Settings]) -> Redactor:
     """Return a redactor that knows the stored keys and secrets, as far as they can be read. Blocking."""
     from ava_server.config.credentials import Credentials
 
-    credentials = Credentials(read_settings(root))
+    credentials = Credentials(settings())
     with contextlib.suppress(AvaError):
         _models = credentials.models
     with contextlib.suppress(AvaError):

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,7 +18,7 @@ from ava_extras import load
 from ava_server.cli.log_access import read_settings
 from ava_server.cli.options import Everybody, Json, TokenFile, Url
 from ava_server.cli.remote import Connection, chosen_server
-from ava_server.cli.terminal import columns, heading, named_root, place_json, say_json, write
+from ava_server.cli.terminal import Place, columns, heading, named_root, place_json, say_json, write
 from ava_server.core.data_root import find_data_root, has_log
 from ava_server.core.threads import run_async
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
     from ava_server.cli.status_overview import SandboxProbe
     from ava_server.config.settings import Settings
+    from ava_server.service.checks import CheckFinding
+    from ava_server.service.records import CurrentViews
 
 MOST = 200
 """Runs that the dashboard reads in full each second, of those that have not ended and of those that have."""
@@ -57,7 +61,8 @@ def status_command(
         if as_json or once or not (_can_draw() and sys.stdin.isatty() and sys.stderr.isatty()):
             probe.begin()
             return _show_once(settings, probe, everybody=everybody, as_json=as_json)
-        code: int = run_async(load("dashboard").show, OverviewReader(settings, everybody=everybody, most=MOST), probe)
+        with closing(OverviewReader(settings, everybody=everybody, most=MOST)) as reader:
+            code: int = run_async(load("dashboard").show, reader, probe)
     finally:
         probe.end()
     raise typer.Exit(code)
@@ -68,49 +73,55 @@ def _can_draw() -> bool:
 
 
 def _show_once(settings: Settings, probe: SandboxProbe, *, everybody: bool, as_json: bool) -> None:
-    from ava_server.cli.status_overview import OverviewReader, health, overview_json
+    from ava_server.cli.log_look import run_at_once
+    from ava_server.cli.status_overview import OverviewReader, health, health_json
 
-    reader = OverviewReader(settings, everybody=everybody, most=sys.maxsize)
-    overview = reader.look()
+    with closing(OverviewReader(settings, everybody=everybody, most=sys.maxsize)) as reader:
+        overview = run_at_once(reader.look())
     if overview.trouble is not None:
         raise overview.trouble
     confined = probe.found(JSON_WITHIN_S if as_json else SHOWN_WITHIN_S)
     found = tuple(health(overview, reader.settings, confined))
-    if as_json:
-        return say_json(overview_json(reader.settings, overview, found, confined))
-    from ava_server.cli.status_page import Page
-
-    return _write(Page(named_root(reader.settings.paths), overview, found, columns(), everybody=everybody).whole())
+    more = {"health": health_json(overview, found, confined)} if as_json else {}
+    _show(reader.settings.paths, overview.now, found, everybody=everybody, as_json=as_json, more=more)
 
 
 async def _show_server(server: Connection, everybody: bool, as_json: bool) -> None:
     from ava_server.cli.records import open_server_records
-    from ava_server.cli.status_overview import Overview, run_json, today_json
-    from ava_server.cli.status_page import Page
     from ava_server.service.checks import CheckFinding
     from ava_server.service.record_requests import CURRENT
 
     async with open_server_records(server) as records:
-        found = await records.get(CURRENT, all=everybody)
-        token = found.token
-        runs = found.runs
-        if as_json:
-            fields = {
-                "user": token.user,
-                "runs": [run_json(run) for run in runs],
-                "runs_of_others": found.others,
-                "today": today_json(found.budgets),
-                "version": token.version,
-            }
-            return say_json({**place_json(server.address), **fields})
-        overview = Overview(
-            found.at_us, found.budgets, 1, True, None, {}, counts=found.counts, runs=runs, others=found.others
-        )
+        now = await records.get(CURRENT, all=everybody)
+        if (token := now.token) is None:
+            raise server.not_ava()
         text = f"it answers, with Ava {token.version}; the token of {token.user} has {', '.join(token.scopes)}"
         answers = CheckFinding("server", "ok", text)
-        page = Page("", overview, (answers,), columns(), everybody=everybody, command=server.command)
-        heading(server.address)
-        return _write(page.whole())
+        more = {"user": token.user, "version": token.version}
+        command = server.command
+        _show(server.address, now, (answers,), everybody=everybody, as_json=as_json, more=more, command=command)
+
+
+def _show(
+    place: Place,
+    now: CurrentViews,
+    found: tuple[CheckFinding, ...],
+    *,
+    everybody: bool,
+    as_json: bool,
+    more: Mapping[str, Any],
+    command: str = "ava",
+) -> None:
+    """Show what goes on at a place; `more` are fields that only its JSON has."""
+    from ava_server.cli.status_overview import current_json
+    from ava_server.cli.status_page import Page
+
+    if as_json:
+        return say_json({**place_json(place), **current_json(now), **more})
+    root = "" if isinstance(place, str) else named_root(place)
+    if isinstance(place, str):
+        heading(place)
+    return _write(Page(root, now, found, columns(), everybody=everybody, command=command).whole())
 
 
 def _write(lines: list[Text]) -> None:

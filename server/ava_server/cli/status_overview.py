@@ -1,27 +1,24 @@
 """One look at a data root: its runs, today's spending, the log, and what works on it. Nothing is made or locked.
 
-`health` judges it, with the states of `ava doctor`; `overview_json` has all of it as JSON.
+`health` judges it, with the states of `ava doctor`. What goes on is the answer to the same request as with `--url`.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ava_audit.errors import AuditError, StoreUnavailable
-from ava_audit.events import SubagentComplete
-from ava_audit.rows import AWAITING_ANSWER, AWAITING_EXTENSION, WAITING
-from ava_audit.store.backend import Instances
-from ava_audit.store.look import OpenedLog
+from ava_audit.rows import AWAITING_ANSWER, AWAITING_EXTENSION
 from ava_audit.store.sqlite import backend_of
 from ava_audit.units import cents, format_bytes, now_us
 from ava_audit.view import View
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_server.budget.user_limits import day_caps
-from ava_server.cli.log_look import LogLook
+from ava_server.cli.log_look import LogLook, NoLog
+from ava_server.cli.records import MemoryTransport, Records
 from ava_server.cli.terminal import counted
 from ava_server.config.credentials import model_settings
 from ava_server.config.settings import Settings, load_settings
@@ -29,28 +26,16 @@ from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError
 from ava_server.models.selection import configured
 from ava_server.service.checks import CheckFinding, data
-from ava_server.service.current import Budget, current_rows, todays_budgets
+from ava_server.service.current import Budget, CurrentRuns, LogFacts, todays_budgets
+from ava_server.service.record_requests import CURRENT
 
 if TYPE_CHECKING:
-    from ava_server.render.entries import Step
     from ava_server.render.run_view import Processes, RunView
+    from ava_server.service.records import CurrentViews
 
 T = TypeVar("T")
-STEPS = 40
-"""Actions of the selected run that are read, which is as many as its pane has lines on most screens."""
 PROBE_ENDS_S = 5.0
 """How long the end waits for the sandbox probe, so that it leaves no folder behind."""
-
-
-@dataclass(frozen=True)
-class LogFacts:
-    """How large the log is, and how many entries each of its copies lacks."""
-
-    entries: int
-    database_bytes: int
-    wal_bytes: int
-    lags: Mapping[str, int]
-    partial: bool
 
 
 @dataclass(frozen=True)
@@ -58,42 +43,26 @@ class Overview:
     """Everything that one look found.
 
     Attributes:
-        at_us: When it was.
-        budgets: Today's.
+        now: What goes on, and the log; where the log cannot be read or is not there yet, nothing.
         processes: How many Ava processes work here.
         keeper: One of them keeps index and mirror.
         free_bytes: What is left on the disk; None where that is not known.
         providers: The configured providers, and whether each has a key.
         faults: What is wrong with settings and keys.
         trouble: Why the log could not be read.
-        counts: How many runs are in each state, and how many have `ended` lately; also those not in `runs`.
-        runs: The runs, in the order of the screen.
-        log: The log; None where there is none yet.
-        others: How many unfinished runs of other users are left out.
-        steps_of: The run whose last actions were read.
-        steps: These actions.
-        about: The text of its proposal that waits, or the summary of its result; empty for other runs.
     """
 
-    at_us: int
-    budgets: tuple[Budget, ...]
+    now: CurrentViews
     processes: int
     keeper: bool
     free_bytes: int | None
     providers: Mapping[str, bool]
     faults: tuple[str, ...] = ()
     trouble: AuditError | AvaError | None = None
-    counts: Mapping[str, int] = field(default_factory=dict[str, int])
-    runs: tuple[RunView, ...] = ()
-    log: LogFacts | None = None
-    others: int = 0
-    steps_of: str | None = None
-    steps: tuple[Step, ...] = ()
-    about: str = ""
 
 
 class OverviewReader:
-    """Looks at a data root, again and again. Blocking.
+    """Looks at a data root, again and again.
 
     Args:
         settings: What was configured at first; a change counts from the next look on.
@@ -109,13 +78,19 @@ class OverviewReader:
     def __init__(self, settings: Settings, *, everybody: bool, most: int, env: Mapping[str, str] | None = None) -> None:
         self.settings = settings
         self.everybody = everybody
-        self._most = most
         self._env = env
         self.user = os_user()
         self.selected: str | None = None
+        root = settings.paths
+        self._instances = backend_of(root.path).instances(root.instances)
+        more: dict[str, Any] = {"settings": lambda: self.settings, "most_runs": most}
+        self.records = Records(MemoryTransport(root, LogLook(root), self._instances, **more))
 
-    def look(self) -> Overview:
-        """If the log cannot be read, return everything else."""
+    def close(self) -> None:
+        self._instances.close()
+
+    async def look(self) -> Overview:
+        """If the log cannot be read, return everything else. Blocking: it waits for nothing but the disk."""
         faults: list[str] = []
         try:
             self.settings = load_settings(self.settings.data_root, self._env)
@@ -127,20 +102,26 @@ class OverviewReader:
             providers = {name: bool(one.api_key) for name, one in usable.items()}
         except AvaError as error:
             faults.append(str(error))
-        root = self.settings.paths
-        overview = Overview(
-            at_us=now_us(),
-            budgets=self._budgets(None, now_us()),
+        root, trouble = self.settings.paths, None
+        try:
+            now = await self.records.get(CURRENT, all=self.everybody, selected=self.selected)
+        except NoLog:
+            now = self._nothing()
+        except (AuditError, AvaError) as error:
+            now, trouble = self._nothing(), error
+        return Overview(
+            now=now,
             processes=sum(map(data.seems_held, root.instances.glob("*.lock"))),
             keeper=data.seems_held(root.path / "keeper.lock"),
             free_bytes=data.free_bytes(root.path),
             providers=providers,
             faults=tuple(faults),
+            trouble=trouble,
         )
-        try:
-            return LogLook(root).look(lambda log: self._found(log, overview)) or overview
-        except (AuditError, AvaError) as error:
-            return replace(overview, trouble=error)
+
+    def _nothing(self) -> CurrentViews:
+        caps, at_us = day_caps(self.settings, self.user), now_us()
+        return CurrentRuns(at_us, {}, (), todays_budgets(None, self.user, self.user, caps, at_us, everybody=True))
 
     def read(self, query: Callable[[View, Processes], T]) -> T:
         """Give a query the state, and the processes on the log. Raises AvaError: no log; AuditError: unreadable."""
@@ -149,61 +130,6 @@ class OverviewReader:
         if found is None:
             raise StoreUnavailable(f"there is no log in {root.path} any more")
         return found[0]
-
-    def _budgets(self, view: View | None, at_us: int) -> tuple[Budget, ...]:
-        caps = day_caps(self.settings, self.user)
-        return todays_budgets(view, self.user, self.user, caps, at_us, everybody=True)
-
-    @cached_property
-    def _instances(self) -> Instances:
-        return backend_of(self.settings.data_root).instances(self.settings.paths.instances)
-
-    def _found(self, log: OpenedLog, overview: Overview) -> Overview:
-        view, at_us, selected = View(log.db), overview.at_us, self.selected
-
-        whose = None if self.everybody else self.user
-        others = 0 if self.everybody else view.unended_of_others(self.user, at_us)
-        counts: Mapping[str, int] = {}
-        runs: tuple[RunView, ...] = ()
-        if any(rows := current_rows(view, whose, at_us)):
-            from ava_server.service.records import current_runs  # importing it takes as long as all of this
-
-            processes, most = self._instances, self._most
-            served = processes.any_alive()
-            counts, runs = current_runs(view, whose, processes, at_us, served=lambda: served, most=most, rows=rows)
-        sizes = view.sizes()
-        steps, about = self._selected(view, selected)
-        return replace(
-            overview,
-            counts=counts,
-            runs=runs,
-            others=others,
-            budgets=self._budgets(view, at_us),
-            log=LogFacts(
-                entries=view.head(),
-                database_bytes=sizes["database"],
-                wal_bytes=sizes.get("write_ahead_log", 0),
-                lags=data.lags_of(view, mirrors=self.settings.mirrors),
-                partial=log.partial,
-            ),
-            steps_of=selected,
-            steps=steps,
-            about=about,
-        )
-
-    def _selected(self, view: View, run_id: str | None) -> tuple[tuple[Step, ...], str]:
-        """Return the last actions of a run, and the text of its proposal that waits, or the summary of its result."""
-        if run_id is None:
-            return (), ""
-        from ava_server.approval.proposals import Pending, pending_proposal, spawn_limits
-        from ava_server.render.entries import recent_steps
-
-        row, steps = view.run(run_id), recent_steps(view, run_id, STEPS)
-        if row is not None and row.state == WAITING:
-            found = pending_proposal(view, row, spawn_limits(self.settings, row.user_id), now_us())
-            return steps, found.message if isinstance(found, Pending) else found
-        entry = view.entry(row.result_seq) if row is not None and row.result_seq is not None else None
-        return steps, entry.fact.summary if entry is not None and isinstance(entry.fact, SubagentComplete) else ""
 
 
 class SandboxProbe:
@@ -253,7 +179,7 @@ def health(
     found = [CheckFinding("settings", "fault", fault, short="settings wrong") for fault in overview.faults]
     if not settings.enabled:
         found.append(CheckFinding("settings", "warning", data.SWITCHED_OFF, short="switched off"))
-    found += [*_processes(overview), *_log(overview.log, trouble, keeper=overview.keeper)]
+    found += [*_processes(overview), *_log(overview.now.log, trouble, keeper=overview.keeper)]
     if overview.free_bytes is not None:
         found.append(_disk(overview.free_bytes))
     found.append(_confinement(confined))
@@ -265,7 +191,7 @@ def _processes(overview: Overview) -> list[CheckFinding]:
     count = overview.processes
     if not count:
         working = (AWAITING_EXTENSION, AWAITING_ANSWER, "queued", "running", "interrupted")
-        waiting = any(overview.counts.get(state) for state in working)
+        waiting = any(overview.now.counts.get(state) for state in working)
         text = "none is running: nothing runs until one starts"
         return [CheckFinding("servers", "warning" if waiting else "note", text, short="no server")]
     text = f"{counted(count, 'Ava process', 'Ava processes')} running"
@@ -314,30 +240,32 @@ def _providers(providers: Mapping[str, bool]) -> CheckFinding:
     return CheckFinding("providers", "ok", ", ".join(named), short=", ".join(providers))
 
 
-def overview_json(
-    settings: Settings, overview: Overview, findings: Iterable[CheckFinding], confined: Sandbox | Unavailable | None
+def health_json(
+    overview: Overview, findings: Iterable[CheckFinding], confined: Sandbox | Unavailable | None
 ) -> dict[str, Any]:
-    """Money is in US cents."""
-    log = overview.log
+    log = overview.now.log
     kind = f"unavailable: {confined.why}" if isinstance(confined, Unavailable) else confined and confined.kind
     return {
-        "data_root": str(settings.data_root),
-        "runs": [run_json(run) for run in overview.runs],
-        "runs_of_others": overview.others,
-        "today": today_json(overview.budgets),
-        "health": {
-            "servers": overview.processes,
-            "keeper": overview.keeper,
-            "entries": log.entries if log is not None else None,
-            "database_bytes": log.database_bytes if log is not None else None,
-            "wal_bytes": log.wal_bytes if log is not None else None,
-            "index_lag_entries": log.lags[data.INDEX] if log is not None else None,
-            "mirror_lag_entries": log.lags.get(data.MIRROR) if log is not None else None,
-            "free_bytes": overview.free_bytes,
-            "confinement": kind,
-            "providers": [{"name": name, "key": key} for name, key in overview.providers.items()],
-            "findings": [{"name": one.name, "state": one.state, "text": one.text} for one in findings],
-        },
+        "servers": overview.processes,
+        "keeper": overview.keeper,
+        "entries": log.entries if log is not None else None,
+        "database_bytes": log.database_bytes if log is not None else None,
+        "wal_bytes": log.wal_bytes if log is not None else None,
+        "index_lag_entries": log.lags[data.INDEX] if log is not None else None,
+        "mirror_lag_entries": log.lags.get(data.MIRROR) if log is not None else None,
+        "free_bytes": overview.free_bytes,
+        "confinement": kind,
+        "providers": [{"name": name, "key": key} for name, key in overview.providers.items()],
+        "findings": [{"name": one.name, "state": one.state, "text": one.text} for one in findings],
+    }
+
+
+def current_json(now: CurrentViews) -> dict[str, Any]:
+    """Money is in US cents."""
+    return {
+        "runs": [run_json(run) for run in now.runs],
+        "runs_of_others": now.others,
+        "today": today_json(now.budgets),
     }
 
 

@@ -16,7 +16,6 @@ from rich.text import Text
 from ava_audit.rows import AWAITING_ANSWER, AWAITING_EXTENSION, EXPIRED, HELD, WAITING
 from ava_audit.units import format_ts, format_usd, now_us
 from ava_roles.wrap import add_bars, clean
-from ava_server.cli.status_overview import Overview
 from ava_server.cli.terminal import cells, wrapped_lines
 from ava_server.core.ids import state_words
 from ava_server.service.checks import WORST_FIRST, CheckFinding, State
@@ -24,6 +23,7 @@ from ava_server.service.current import Budget, others_words
 
 if TYPE_CHECKING:
     from ava_server.render.run_view import Cap, RunView
+    from ava_server.service.records import CurrentViews
 
 NO_RUNS = "No subagents: none waits, runs, or ended within the last hour."
 ENDED = "Ended within the last hour:"
@@ -53,7 +53,7 @@ class Page:
 
     Attributes:
         root: The data root; empty where the screen does not name it.
-        overview: What was found.
+        now: What goes on.
         health: The findings.
         width: Columns.
         trouble: Why what was found is out of date.
@@ -62,7 +62,7 @@ class Page:
     """
 
     root: str
-    overview: Overview
+    now: CurrentViews
     health: tuple[CheckFinding, ...]
     width: int
     trouble: str = ""
@@ -93,7 +93,7 @@ class Page:
         return [line for part in parts if part for line in (Text(), *part)][1:]
 
     def _runs(self) -> list[Text]:
-        runs = self.overview.runs
+        runs = self.now.runs
         if not runs:
             return [] if self.trouble else [Text(NO_RUNS), *self.others_lines()]
         unended = [line for run in runs if not run.row.ended for line in self._full(run)]
@@ -102,17 +102,17 @@ class Page:
         return [*unended, *heading, *ended, *self.others_lines()]
 
     def others_lines(self) -> list[Text]:
-        words = others_words(self.overview.others)
+        words = others_words(self.now.others)
         return [joined((f"{words} `{self.command} status --all` shows them.", "dim"))] if words else []
 
     def today_lines(self, *, brief: bool = False) -> Iterator[Text]:
         if not brief:
             yield joined(("Today (UTC):", "bold"))
-        for budget in self.overview.budgets:
+        for budget in self.now.budgets:
             yield Text.assemble("Today: " if brief else "  ", self._budget(budget))
 
     def _budget(self, budget: Budget) -> Text:
-        figures = {one.whose: _spent(one) for one in self.overview.budgets}
+        figures = {one.whose: _spent(one) for one in self.now.budgets}
         width = min(self.width // 5, self.width - len("Today: ") - WHOSE_CHARS - 2 - max(map(len, figures.values())))
         whose = joined(budget.whose)
         whose.align("left", WHOSE_CHARS)
@@ -139,7 +139,7 @@ class Page:
 
     @cached_property
     def _state_width(self) -> int:
-        return max(len(state_words(run.state)) for run in self.overview.runs)
+        return max(len(state_words(run.state)) for run in self.now.runs)
 
     def _full(self, run: RunView) -> Iterator[Text]:
         row = run.row

@@ -23,13 +23,15 @@ from ava_server.cli.terminal import Place
 from ava_server.core.commands import advice_there
 from ava_server.core.errors import ConfigError, leaves_of
 from ava_server.render.responses import ConfirmAnswer
+from ava_server.service.current import CurrentRuns
 from ava_server.service.decision_requests import WAITING
 from ava_server.service.record_requests import LogLines, Request
-from ava_server.service.records import CurrentRuns, ListedRuns, RunRecord
+from ava_server.service.records import ListedRuns, RunRecord
 
 if TYPE_CHECKING:
     from ava_server.config.pin import PinFile
     from ava_server.render.run_view import RunView
+    from ava_server.service.records import CurrentViews
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -124,7 +126,8 @@ class HttpTransport:
             case ListedRuns():
                 found = ListedRuns(self._named(found.runs))
             case CurrentRuns():
-                found = replace(found, runs=tuple(self._named(found.runs)))
+                now = cast("CurrentViews", found)
+                found = replace(now, runs=tuple(self._named(now.runs)))
             case RunRecord():
                 config_of(found.row.config)  # of a newer Ava, it could not be shown
                 if found.answer.waits_for is not None:

@@ -22,6 +22,7 @@ from textual.widgets import Input, Static
 
 from ava_audit.errors import StoreUnavailable
 from ava_audit.units import format_ts, now_us
+from ava_server.cli.log_look import run_at_once
 from ava_server.cli.status_overview import Overview, OverviewReader, SandboxProbe, health
 from ava_server.cli.status_page import joined
 from ava_server.cli.terminal import named_root, tell
@@ -290,22 +291,20 @@ class StatusApp(App[int]):
         assert overview is not None
         return LivePage(
             named_root(settings.paths),
-            overview,
+            overview.now,
             tuple(health(overview, settings, self._probe.found(), trouble)),
             width,
             trouble,
             self.reader.everybody,
             selected=self._selected,
             words=self._filter.value,
-            steps=overview.steps if overview.steps_of == self._selected else (),
-            about=overview.about if overview.steps_of == self._selected else "",
             said=self.said,
         )
 
     def _run(self) -> RunView | None:
         overview, screen = self._overview, self.screen
         wanted = screen.run_id if isinstance(screen, TextScreen) else self._selected
-        return next((run for run in overview.runs if run.row.id == wanted), None) if overview is not None else None
+        return next((run for run in overview.now.runs if run.row.id == wanted), None) if overview is not None else None
 
     def _select(self, index: int) -> None:
         """Select the run at an index of the list, or the nearest one."""
@@ -328,7 +327,7 @@ class StatusApp(App[int]):
         self.reader.selected = self._selected
         if self._selected != before:  # an empty list stays as it is, and is not looked at again and again
             self._look_now.set()
-        return replace(page, selected=self._selected, steps=(), about="")
+        return replace(page, selected=self._selected)
 
     @work
     async def _look(self) -> None:
@@ -336,7 +335,7 @@ class StatusApp(App[int]):
             while True:
                 self._asked_s = time.monotonic()
                 self._look_now = anyio.Event()
-                self._take(await read_apart(self.reader.look))
+                self._take(await read_apart(lambda: run_at_once(self.reader.look())))
                 self._draw()
                 self._probe.begin()
                 with anyio.move_on_after(LOOK_EVERY_S):
@@ -347,13 +346,13 @@ class StatusApp(App[int]):
     def _take(self, found: Overview) -> None:
         """Keep what a log had before, if it cannot be read or is gone."""
         before = self._overview
-        if found.trouble is None and found.log is None and before is not None and before.log is not None:
+        if found.trouble is None and found.now.log is None and before is not None and before.now.log is not None:
             gone = StoreUnavailable(f"there is no log in {self.reader.settings.data_root} any more")
             found = replace(found, trouble=gone)
         if found.trouble is None:
-            self._read_us = found.at_us
+            self._read_us = found.now.at_us
         elif before is not None:
-            found = replace(found, counts=before.counts, runs=before.runs, budgets=before.budgets, log=before.log)
+            found = replace(found, now=before.now)
         self._overview = found
 
     def _draw(self) -> None:

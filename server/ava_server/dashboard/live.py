@@ -70,19 +70,29 @@ class Live:
 
 @dataclass(frozen=True)
 class LivePage(Page):
-    """The dashboard. `words` filter the list; `steps` and `about` are the selected run's; `said`: see `StatusApp`."""
+    """The dashboard. `words` filter the list; `said`: see `StatusApp`."""
 
     selected: str | None = None
     words: str = ""
-    steps: tuple[Step, ...] = ()
-    about: str = ""
     said: tuple[str, bool] = ("", False)
 
     @cached_property
     def listed(self) -> list[RunView]:
         """The runs that the filter leaves, in the order of the list."""
         wanted = self.words.casefold().split()
-        return [run for run in self.overview.runs if all(word in _searched(run) for word in wanted)]
+        return [run for run in self.now.runs if all(word in _searched(run) for word in wanted)]
+
+    @property
+    def about(self) -> str:
+        """What the selected run proposes or has found, once that was read."""
+        read = self.now.selected
+        return read.about if read is not None and read.run_id == self.selected else ""
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The selected run's last actions, once they were read."""
+        read = self.now.selected
+        return read.steps if read is not None and read.run_id == self.selected else ()
 
     def live(self, height: int) -> Live:
         head = [*self.root_lines(), self._counts(), *self.trouble_lines()]
@@ -102,12 +112,12 @@ class LivePage(Page):
     # -- head and foot ------------------------------------------------------------------------------------------------
 
     def _counts(self) -> Text:
-        counts = self.overview.counts
+        counts = self.now.counts
         words = [f"{counts[state]} {state_words(state)}" for state in (*ORDER, "ended") if counts.get(state)]
-        unlisted = sum(counts.values()) - len(self.overview.runs)
+        unlisted = sum(counts.values()) - len(self.now.runs)
         words += [f"{unlisted} not listed: ava status --once"] if unlisted > 0 else []
         if self.words:
-            words = [f"filter {plain(self.words)!r}: {len(self.listed)} of {len(self.overview.runs)}", *words]
+            words = [f"filter {plain(self.words)!r}: {len(self.listed)} of {len(self.now.runs)}", *words]
         return both_ends(Text(" · ".join(words) or "nothing is going on"), format_ts(now_us())[11:], self.width)
 
     def _said(self) -> Iterator[Text]:

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from ava_server.core.data_root import DataRoot
+    from ava_server.service.current import TokenFacts
     from ava_server.service.records import RunRecord
 
 APPROVAL_BYTES = 256 * 1024
@@ -374,6 +375,9 @@ class _Handler(requests.RecordsHandler):
                 f"There is no {what} {given[:40]} of {self._token.user} here; `ava logs --type spawn` lists all that"
                 " were proposed."
             ) from None
+
+    async def token_in_use(self) -> TokenFacts:
+        return await self.token()
 
     async def hand_over(self, found: RunRecord, *, shown: bool) -> RunRecord:
         """Return a record whose texts name this server; its user's first look at it counts as fetching it."""

@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 
 from ava_server.core.errors import BadInput, ConfigError
 from ava_server.core.ids import nearest
-from ava_server.models.base import Bound
 from ava_server.models.prices import (
     Price,
     UserPrice,
@@ -422,6 +421,8 @@ class ProviderSearch:
     @property
     def cost_micros(self) -> int:
         """Return the most that it costs."""
+        from ava_server.models.base import Bound  # commands that only look at the configuration need no model
+
         return reserve_micros(self.price, Bound(self.terms.prompt_tokens, self.terms.output_tokens))
 
 

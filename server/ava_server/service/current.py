@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import Generic, TypeVar
 
 from ava_audit.rows import UNENDED, RunRow
 from ava_audit.units import HOUR_US, day_of
 from ava_audit.view import View
 from ava_server.budget.held import spent_words
 from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
+from ava_server.render.entries import Step
 
+V = TypeVar("V")
+"""A `RunView`: importing it takes as long as all of `ava status --once`, which needs none where nothing goes on."""
 RECENT_US = HOUR_US
 
 
@@ -27,6 +32,61 @@ class Budget:
     def words(self) -> str:
         """What is spent of it, and what runs hold besides: `$0.80 of $10.00 ($0.07 held for calls and last turns)`."""
         return spent_words(self.spent, self.cap, self.held)
+
+
+@dataclass(frozen=True)
+class TokenFacts:
+    """A token as its server knows it: its user and scopes; and the version of the server's Ava."""
+
+    user: str
+    scopes: tuple[str, ...]
+    version: str
+
+
+@dataclass(frozen=True)
+class LogFacts:
+    """How large the log is, and how many entries each of its copies lacks.
+
+    `partial`: the newest entries are missing, as a process died while it wrote them.
+    """
+
+    entries: int
+    database_bytes: int
+    wal_bytes: int
+    lags: Mapping[str, int]
+    partial: bool
+
+
+@dataclass(frozen=True)
+class SelectedRun:
+    """A run's last actions, and the text of its proposal that waits, or the summary of its result."""
+
+    run_id: str
+    steps: tuple[Step, ...]
+    about: str
+
+
+@dataclass(frozen=True)
+class CurrentRuns(Generic[V]):
+    """What `ava status` shows, out of one state of the log: the runs in the order of a list, and today's budgets.
+
+    Attributes:
+        at_us: When that was.
+        counts: How many runs are in each state, and how many have `ended` lately; also those not in `runs`.
+        token: The token that asked, over HTTP.
+        others: How many unfinished runs of other users are left out.
+        selected: More on the run that was asked for, if it is one of `runs`.
+        log: The log itself, for the owner of its data root.
+    """
+
+    at_us: int
+    counts: dict[str, int]
+    runs: tuple[V, ...]
+    budgets: tuple[Budget, ...]
+    token: TokenFacts | None = None
+    others: int = 0
+    selected: SelectedRun | None = None
+    log: LogFacts | None = None
 
 
 def todays_budgets(

@@ -7,11 +7,12 @@ little, because `ava logs` starts with it; for the same reason what it needs for
 import re
 from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import anyio.to_thread
 
-from ava_audit.rows import INTERRUPTED, UNENDED, RunRow
+from ava_audit.rows import INTERRUPTED, UNENDED, WAITING, RunRow
 from ava_audit.search import LogQuery, search
 from ava_audit.units import DAY_US, now_us
 from ava_audit.view import Readable, View
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
     from ava_server.budget.user_limits import DayCaps
     from ava_server.config.settings import Settings
     from ava_server.render.approvals import Decisions
-    from ava_server.render.run_view import Processes
+    from ava_server.render.run_view import Processes, RunView
     from ava_server.runs.costs import Costs
     from ava_server.runs.manager import Manager
-    from ava_server.service.records import CurrentRuns, ListedRuns, RunDiff, RunRecord, TokenFacts
+    from ava_server.service.current import LogFacts, SelectedRun, TokenFacts
+    from ava_server.service.records import CurrentViews, ListedRuns, RunDiff, RunRecord
     from ava_server.service.sources import OpenedSource
 
 H = TypeVar("H")
@@ -38,7 +40,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Day = Annotated[int, "days since 1970, UTC"]
 Number = Annotated[int, "microseconds since 1970, or the number of an entry"]
-MOST_RUNS, MOST_IDS = 1_000, 200
+MOST_RUNS, MOST_IDS, MOST_STEPS = 1_000, 200, 40
+"""Runs, ids, and actions of the selected run, which are as many as its pane has lines on most screens."""
 PAGE_CHARS = 4_000_000
 """Characters of lines in one answer over HTTP."""
 
@@ -97,6 +100,8 @@ class RecordsHandler:
 
     bounded = False
     """Whether an answer has at most so many runs, entries and characters as one over HTTP."""
+    most_runs = MOST_RUNS
+    """Runs in the answer to `current` at most, of those that have not ended and of those that have."""
 
     def __init__(
         self,
@@ -147,6 +152,14 @@ class RecordsHandler:
         del shown  # a command notes that once it has shown it
         return found
 
+    async def token_in_use(self) -> "TokenFacts | None":
+        """Return the token that asks; None where no token is needed."""
+        return None
+
+    def log_facts(self, view: View) -> "LogFacts | None":
+        """Return how large the log is, and how complete its copies are; None for whoever does not own it."""
+        return None
+
     def _whose(self, everybody: bool) -> str | None:
         """Return whose runs are asked for; None is everybody's, for an auditor."""
         if everybody and not self.reader.audits:
@@ -156,7 +169,7 @@ class RecordsHandler:
     async def token(self) -> "TokenFacts":
         from importlib.metadata import version
 
-        from ava_server.service.records import TokenFacts
+        from ava_server.service.current import TokenFacts
 
         return TokenFacts(self.reader.user, self.reader.scopes, version("ava-subagents"))
 
@@ -181,20 +194,49 @@ class RecordsHandler:
 
         return await self.store.read(query)
 
-    async def current(self, all: bool = False) -> "CurrentRuns":
-        from ava_server.service.current import todays_budgets
-        from ava_server.service.records import CurrentRuns, current_runs
+    async def current(self, all: bool = False, selected: str | None = None) -> "CurrentViews":
+        """Return what goes on, out of one state of the log, with the last actions of the `selected` run of the list."""
+        from ava_server.service.current import CurrentRuns, current_rows, todays_budgets
 
         user, at_us, own = self._whose(all), now_us(), self.reader.user
-        caps, token = self.reader.caps(), await self.token()
+        caps, token = self.reader.caps(), await self.token_in_use()
 
-        def query(view: View) -> "CurrentRuns":
-            counts, runs = current_runs(view, user, self._processes, at_us, served=self._served, most=MOST_RUNS)
-            budgets = todays_budgets(view, own, own, caps, at_us, everybody=self.reader.audits)
-            others = view.unended_of_others(user, at_us) if user is not None and self.reader.audits else 0
-            return CurrentRuns(at_us, counts, runs, budgets, token, others)
+        def query(view: View) -> "CurrentViews":
+            counts: dict[str, int] = {"ended": 0}
+            runs: tuple[RunView, ...] = ()
+            rows = current_rows(view, user, at_us)
+            if any(rows):
+                from ava_server.service.records import current_runs  # importing it takes as long as all of this
+
+                more: dict[str, Any] = {"served": cache(self._served), "most": self.most_runs, "rows": rows}
+                counts, runs = current_runs(view, user, self._processes, at_us, **more)
+            return CurrentRuns(
+                at_us,
+                counts,
+                runs,
+                todays_budgets(view, own, own, caps, at_us, everybody=self.reader.audits),
+                token,
+                others=view.unended_of_others(user, at_us) if user is not None and self.reader.audits else 0,
+                selected=next((self._selected(view, run.row) for run in runs if run.row.id == selected), None),
+                log=self.log_facts(view),
+            )
 
         return await self.store.read(query)
+
+    def _selected(self, view: View, run: RunRow) -> "SelectedRun":
+        from ava_audit.events import SubagentComplete
+        from ava_server.approval.proposals import Pending, pending_proposal, spawn_limits
+        from ava_server.render.entries import recent_steps
+        from ava_server.service.current import SelectedRun
+
+        about = ""
+        if run.state == WAITING:
+            found = pending_proposal(view, run, spawn_limits(self._settings(), run.user_id), now_us())
+            about = found.message if isinstance(found, Pending) else found
+        elif run.result_seq is not None:
+            entry = view.entry(run.result_seq)
+            about = entry.fact.summary if entry is not None and isinstance(entry.fact, SubagentComplete) else ""
+        return SelectedRun(run.id, recent_steps(view, run.id, MOST_STEPS), about)
 
     async def record(self, run_id: str, shown: bool = False) -> "RunRecord":
         """Return a run with its whole result; `shown` says that a person will see it."""
@@ -328,11 +370,11 @@ class Request(Generic[H, P, T]):
     told_by: tuple[str, ...] = ()
 
 
-_RECORDS = "ava_server.service.records"
-TOKEN = Request("/token", RecordsHandler.token, f"{_RECORDS}:TokenFacts")
+_RECORDS, _CURRENT = "ava_server.service.records", "ava_server.service.current"
+TOKEN = Request("/token", RecordsHandler.token, f"{_CURRENT}:TokenFacts")
 FOUND = Request("/runs/found", RecordsHandler.found, f"{__name__}:FoundRuns")
 LISTED = Request("/runs", RecordsHandler.listed, f"{_RECORDS}:ListedRuns", ("id",))
-CURRENT = Request("/runs", RecordsHandler.current, f"{_RECORDS}:CurrentRuns")
+CURRENT = Request("/runs", RecordsHandler.current, f"{_RECORDS}:CurrentViews")
 RECORD = Request("/runs/{run_id}", RecordsHandler.record, f"{_RECORDS}:RunRecord")
 COSTS = Request("/runs/{run_id}/costs", RecordsHandler.costs, "ava_server.runs.costs:Costs")
 DIFF = Request("/runs/{run_id}/diff", RecordsHandler.diff, f"{_RECORDS}:RunDiff")

@@ -24,7 +24,7 @@ from ava_server.core.errors import Refused
 from ava_server.core.ids import label
 from ava_server.render.responses import RunAnswer
 from ava_server.render.run_view import Processes, ProcessesNow, RunView, run_answer, state_now, view_run
-from ava_server.service.current import Budget, current_rows
+from ava_server.service.current import CurrentRuns, current_rows
 
 if TYPE_CHECKING:
     from ava_audit.redaction import Redactor
@@ -36,28 +36,7 @@ _WHOLE_FILES = 1_000_000
 """Unchanged lines around each change; with so many, a diff contains whole files."""
 
 
-@dataclass(frozen=True)
-class TokenFacts:
-    """A token as its server knows it: its user and scopes; and the version of the server's Ava."""
-
-    user: str
-    scopes: tuple[str, ...]
-    version: str
-
-
-@dataclass(frozen=True)
-class CurrentRuns:
-    """What `ava status` shows of a server: the counts of all states, the runs, and today's budgets.
-
-    `others` is how many unfinished runs of other users are left out.
-    """
-
-    at_us: int
-    counts: dict[str, int]
-    runs: tuple[RunView, ...]
-    budgets: tuple[Budget, ...]
-    token: TokenFacts
-    others: int = 0
+CurrentViews = CurrentRuns[RunView]
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,14 @@ async with live_app(lab, 80, 24) as (app, pilot):
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio.to_thread
 
 from ava_roles.sandbox.sandbox import Sandbox
+from ava_server.cli.log_look import run_at_once
 from ava_server.cli.status_overview import Overview, OverviewReader, SandboxProbe
 from ava_server.config.settings import Settings
 from ava_server.dashboard.app import StatusApp
@@ -32,7 +33,8 @@ def reader_of(of: Lab | Settings, *, everybody: bool = False, most: int = 100) -
 
 
 async def look(of: Lab | Settings, *, everybody: bool = False, most: int = 100) -> Overview:
-    return await anyio.to_thread.run_sync(reader_of(of, everybody=everybody, most=most).look)
+    with closing(reader_of(of, everybody=everybody, most=most)) as reader:
+        return await anyio.to_thread.run_sync(lambda: run_at_once(reader.look()))
 
 
 def by(kind: str) -> Sandbox:
@@ -48,10 +50,11 @@ async def live_app(
     of: Lab | Settings, width: int = 80, height: int = 24, *, everybody: bool = False
 ) -> AsyncGenerator[tuple[StatusApp, Pilot[int]]]:
     """The app after its first look; a fault of Ava's own in it fails the test."""
-    app = StatusApp(reader_of(of, everybody=everybody), SandboxProbe("none"))
-    async with app.run_test(size=(width, height)) as pilot:
-        await shows(app, "q quit")
-        yield app, pilot
+    with closing(reader_of(of, everybody=everybody)) as reader:
+        app = StatusApp(reader, SandboxProbe("none"))
+        async with app.run_test(size=(width, height)) as pilot:
+            await shows(app, "q quit")
+            yield app, pilot
     if app.fault is not None:
         raise app.fault
 
