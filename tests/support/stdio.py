@@ -74,12 +74,18 @@ class Stderr:
 
 @asynccontextmanager
 async def connected(
-    root: Path, *, mode: str = "legacy", cwd: Path, env: Mapping[str, str] | None = None, name: str = "test-host"
+    root: Path,
+    *,
+    mode: str = "legacy",
+    cwd: Path,
+    env: Mapping[str, str] | None = None,
+    name: str = "test-host",
+    command: Sequence[str] = AVA,
 ) -> AsyncGenerator[Client]:
     """The SDK's own client with a server of its own; nothing may be a traceback on the server's stderr."""
     prepare(root)
-    command, *args = AVA
-    server = StdioServerParameters(command=command, args=args, env=environment(root, **(env or {})), cwd=cwd)
+    program, *args = command
+    server = StdioServerParameters(command=program, args=args, env=environment(root, **(env or {})), cwd=cwd)
     with Stderr().checked() as stderr:
         transport = stdio_client(server, errlog=stderr.file)
         info = Implementation(name=name, version="1.0")

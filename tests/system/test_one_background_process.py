@@ -5,26 +5,19 @@ Each of its servers has its own secret and idle time, and a newer version takes 
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import signal
 import sys
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 import anyio
-import anyio.to_thread
-import httpx2
 import pytest
+from support.background import answers, browser, ended_at_last, headers, opened, process_of
 from support.model_server import Gate, Say, running_model_server
 from support.postgres import free_port
 from support.processes import lives
 from support.stdio import assert_intact, environment, logged, made, serving, state_of, until, using
-from support.terminal import ava
 
 from ava_server.core.background import http_server, pages_server
 from ava_server.core.data_root import DataRoot
@@ -33,8 +26,6 @@ pytestmark = pytest.mark.slow
 
 NOTE = [("scratchpad", {"note": "half of it"})]
 DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"})])
-HELLO = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
-OPENING = re.compile(r"http://localhost:\d+/enter\?code=\S+")
 
 
 @pytest.fixture
@@ -45,45 +36,6 @@ def root(tmp_path: Path) -> DataRoot:
 @pytest.fixture
 def port() -> int:
     return free_port()
-
-
-def process_of(root: DataRoot) -> int:
-    return int(root.worker_process.read_text().split()[0])
-
-
-@asynccontextmanager
-async def ended_at_last(root: DataRoot) -> AsyncGenerator[None]:
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            os.kill(process_of(root), signal.SIGTERM)
-            await until(lambda: not lives(process_of(root)), within_s=15)
-
-
-async def opened(root: DataRoot, env: Mapping[str, str] | None = None) -> str:
-    """Return the address that `ava ui` shows."""
-    done = await anyio.to_thread.run_sync(partial(ava, root.path, "ui", "--no-browser", env=env or {}))
-    found = OPENING.search(done.stdout)
-    assert found is not None, done
-    return found[0]
-
-
-async def headers(root: DataRoot, port: int) -> dict[str, str]:
-    done = await anyio.to_thread.run_sync(partial(ava, root.path, "connect", "--port", str(port)))
-    assert done.returncode == 0, done.stderr
-    given: dict[str, str] = json.loads(done.stdout)
-    return given
-
-
-def browser() -> httpx2.AsyncClient:
-    return httpx2.AsyncClient(follow_redirects=True, headers={"Accept": "text/html"}, timeout=20, trust_env=False)
-
-
-async def answers(port: int, given: dict[str, str]) -> int:
-    wanted = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": "2025-11-25", **given}
-    async with httpx2.AsyncClient(trust_env=False, timeout=20) as client:
-        return (await client.post(f"http://127.0.0.1:{port}/mcp", json=HELLO, headers=wanted)).status_code
 
 
 async def test_one_process_runs_and_listens_and_each_server_has_its_own_secret(root: DataRoot, port: int) -> None:
