@@ -22,7 +22,6 @@ from ava_server.core import background
 from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import ConfigError
 from ava_server.mcp_server.server import build_server
-from ava_server.service import spawn
 
 BY_HOST = f'approval = "by_host"\n{PRICED}'
 ASKS_NOBODY = "opencode"
@@ -115,8 +114,7 @@ async def test_pages_that_start_at_the_second_attempt_have_their_link(
 async def test_without_the_extra_nothing_starts_and_no_link_is_promised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: threading.Event
 ) -> None:
-    for module in (ava_extras, spawn):
-        monkeypatch.setattr(module, "has_extra", lambda _name: False)
+    monkeypatch.setattr(ava_extras, "has_extra", lambda _name: False)
     async with on_stdio(tmp_path, "legacy", ASKS_NOBODY) as client:
         made = told(await client.call_tool("spawn_subagent", SPAWN))[0]
         assert f"ava approve {made['pending_id']}" in made["next"]

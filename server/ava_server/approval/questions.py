@@ -225,6 +225,32 @@ class PageOpener(Protocol):
         ...
 
 
+LinkNeed = Literal["first", "expired", "used"]
+"""For a new proposal; where its last link has expired; or also where somebody, perhaps a preview, has opened it."""
+
+
+class ProposalLinks(Protocol):
+    """The links to pages of proposals for the person behind one call.
+
+    Attributes:
+        renewed: Those that were made in place of earlier ones, for the answer but not for the log.
+    """
+
+    renewed: list[str]
+
+    @property
+    def possible(self) -> bool:
+        """Whether pages are installed; they may still be starting."""
+        ...
+
+    async def link(self, ids: Sequence[str], need: LinkNeed) -> str | None:
+        """Return the address of the page for proposals; on this machine it works once.
+
+        None where pages cannot be served yet, or the last link is still good. Raises AvaError: they cannot be served.
+        """
+        ...
+
+
 def question(checked: CheckedApproval) -> Question:
     """Return the question. Both ends have the price and the task of each: a small window shows only one of them."""
     parts = [_proposal_part(member, checked.day) for member in checked.members]

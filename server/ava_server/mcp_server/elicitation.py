@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
 
 import anyio
 import anyio.to_thread
@@ -32,6 +31,7 @@ from pydantic import ValidationError
 from ava_audit.units import now_us
 from ava_server.core.errors import AvaError, BadInput, ConfigError
 from ava_server.mcp_server.app import can_ask, can_open
+from ava_server.mcp_server.call_pages import CallLinks
 from ava_server.render.responses import FAILED, Answer
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from ava_server.approval.questions import AnsweredLater, PageQuestion, Question, Reply
     from ava_server.hosts.clients import McpClient
     from ava_server.mcp_server.app import App
-    from ava_server.service.access import LinkNeed
 
 log = logging.getLogger("ava.eliciting")
 ASK_S = 45.0
@@ -60,12 +59,6 @@ TOO_FAST = (
     "A yes came less than a second after the question, before anybody could read it, so nothing was decided. Please"
     " read it and answer again."
 )
-LINK_S, LEAST_LINK_S = 0.8, 0.2
-"""Seconds after a call began until which its proposal waits for the pages to start, and for how long it does at least.
-
-Its answer comes within a second."""
-LATER_LINK_S = 8.0
-"""Seconds that a later call waits for that, which gives the link."""
 TOLD_S = 1.0
 """Seconds for telling a client that a page is no longer needed."""
 _ANSWER = "approval"
@@ -102,6 +95,7 @@ class ClientPerson:
         self.fills_forms = self._client.question != "yes or no"
         self._answered_s = READ_S
         self.opens = can_open(ctx) and self._client.pages
+        self.links = CallLinks(ctx, began)
 
     @property
     def proposal(self) -> str | None:
@@ -165,55 +159,7 @@ class ClientPerson:
     # -- pages --------------------------------------------------------------------------------------------------------
 
     async def address(self) -> str | None:
-        """Return the address of the pages; None where they cannot be served."""
-        from ava_server.core.background import PAGES_READY_S
-
-        with suppress(AvaError, OSError), anyio.move_on_after(PAGES_READY_S + 2):
-            return await self._address()
-        return None
-
-    async def _address(self) -> str | None:
-        """Return this server's address, or on this machine that of `ava ui`, which is started.
-
-        Raises ConfigError: it cannot be started; says why.
-        """
-        from ava_server.config.tokens import OF_THIS_MACHINE
-        from ava_server.core.data_root import os_user
-        from ava_server.mcp_server.app import HTTP, token_of
-
-        app = self._ctx.lifespan_context
-        token = token_of(self._ctx) if app.transport == HTTP else None
-        here = token is None or (token.name.startswith(OF_THIS_MACHINE) and token.user == os_user())
-        if not here:  # another user may have a token with such a name
-            return app.url
-        return await app.pages.address()
-
-    async def link(self, ids: Sequence[str], need: LinkNeed) -> str | None:
-        """Return the page for proposals, which signs in who opens it first.
-
-        None while the pages start, or the last link is good. Raises ConfigError: the pages cannot be served; says why.
-        """
-        from ava_extras import has_extra
-        from ava_server.config.sign_in import BrowserSessions
-        from ava_server.service.client_approval import page_of
-
-        app, address = self._ctx.lifespan_context, None
-        sessions = BrowserSessions(app.runtime.settings.paths.browser_sessions)
-        again = need != "first"
-        if again:
-            linked = await anyio.to_thread.run_sync(lambda: sessions.linked(opened=need == "expired"))
-            if linked.issuperset(ids):
-                return None
-        if has_extra("web"):
-            left_s = self._began + LINK_S - anyio.current_time()
-            # The pages go on starting after that; until then, the way in a terminal is left.
-            with anyio.move_on_after(LATER_LINK_S if again else max(left_s, LEAST_LINK_S)):
-                address = await self._address()
-        if address is None or address == app.url:
-            return None if address is None or again else page_of(address, ids)
-        user = app.runtime.user
-        code = await anyio.to_thread.run_sync(lambda: sessions.issue_code(user, only=ids))
-        return f"{address}/enter?{urlencode({'code': code, 'to': page_of('', ids)})}"
+        return await self.links.address()
 
     def knows(self, question: PageQuestion, opened: Container[str]) -> bool:
         return question.sha() in opened or self._answer(question) is not None

@@ -130,7 +130,7 @@ def asking_of(ctx: ServerRequestContext[App, Any], params: types.CallToolRequest
     return Asking(
         person=client if can_ask(ctx) else None,
         pages=client if client.opens else None,
-        link=client.link,
+        links=client.links,
         as_task=declares_tasks(ctx),
         proposal=client.proposal,
     )

@@ -25,7 +25,7 @@ from ava_server.hosts.clients import ConnectedHost, client_of
 from ava_server.runs.lifecycle import awaited, waits_for_resume
 
 if TYPE_CHECKING:
-    from ava_server.approval.questions import PageOpener, Person
+    from ava_server.approval.questions import PageOpener, Person, ProposalLinks
     from ava_server.config.settings import Policy
     from ava_server.config.tokens import Token
     from ava_server.render.run_view import Processes
@@ -354,12 +354,6 @@ Answerer = Literal["host", "client", "page", "link", "terminal"]
 """Who answers a proposal: the host's model with its call, once the person has agreed in the conversation; the person in
 a form of the client; or who has the PIN, on a page that the client opens or whose link the model shows, or only in a
 terminal."""
-LinkNeed = Literal["first", "expired", "used"]
-"""For a new proposal; where its last link has expired; or also where somebody, perhaps a preview, has opened it."""
-Link = Callable[[Sequence[str], LinkNeed], Awaitable[str | None]]
-"""Returns the address of the page for proposals; on this machine it works once.
-
-None where pages cannot be served yet, or the last link is still good. Raises AvaError: they cannot be served."""
 
 
 @dataclass(frozen=True)
@@ -369,13 +363,14 @@ class Asking:
     Attributes:
         person: Who can be asked in the middle of the call; None where the client cannot ask.
         pages: Opens a page for that person; None where the client cannot.
+        links: Gives that person links to pages; None where no model shows them.
         as_task: The client takes an approval as a task, and gives its model the result when the run ends.
         proposal: The proposal that this call made before it ended with a question that is answered now.
     """
 
     person: Person | None = None
     pages: PageOpener | None = None
-    link: Link | None = None
+    links: ProposalLinks | None = None
     as_task: bool = False
     proposal: str | None = None
 
@@ -383,7 +378,7 @@ class Asking:
         if not approval_needs("host", policy).nothing:
             if self.pages is not None:
                 return "page"
-            return "terminal" if self.link is None else "link"
+            return "terminal" if self.links is None else "link"
         return "host" if self.person is None else "client"
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TypeVar
 
 import anyio
 
 from ava_audit.errors import AuditError
-from ava_audit.rows import RunRow
+from ava_audit.events import SpawnDecided, SpawnProposed
+from ava_audit.rows import ProposalRow, RunRow
 from ava_audit.store.store import Store
 from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_server.approval.decide import Shown
+from ava_server.approval.decisions import lowered_words
 from ava_server.approval.outcomes import closed_resumption, run_now
 from ava_server.approval.proposals import SpawnLimits, waiting_proposal
+from ava_server.budget.run_config import CAP_OF_FIELD, COST, RunConfig
 from ava_server.core.errors import AvaError
 from ava_server.core.ids import label
 from ava_server.core.threads import work_until
@@ -104,3 +107,23 @@ async def ask_until(decided: Callable[[], Awaitable[object]], ask: Callable[[], 
             await anyio.sleep_forever()
 
     return await work_until(over, ask, None)
+
+
+def lowered_limits(view: View, rows: Sequence[ProposalRow]) -> Iterator[str]:
+    """Yield a sentence for each limit that the person lowered when they approved runs."""
+    together, group = 0, None
+    for row in rows:
+        facts = [entry.fact for entry in view.entries(row.run_id, 0, ("SpawnProposed", "SpawnDecided"))]
+        proposed = next((fact for fact in facts if isinstance(fact, SpawnProposed)), None)
+        decided = next((fact for fact in facts if isinstance(fact, SpawnDecided)), None)
+        if proposed is None or decided is None:
+            continue
+        before, of = RunConfig.model_validate(proposed.config), f" of {row.pending_id}" if len(rows) > 1 else ""
+        for field, value in decided.changes.items():
+            cap = CAP_OF_FIELD.get(field)
+            if cap is not None and value < cap.of(before):
+                yield lowered_words("The person", cap, cap.of(before), value, of=of)
+        together += decided.changes.get(COST.field, before.max_cost_micros)
+        group = decided.group_max_cost_micros
+    if group is not None and 0 < group < together:
+        yield lowered_words("The person", COST, together, group, of=" of the group")

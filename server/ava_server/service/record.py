@@ -194,7 +194,6 @@ class CallContext:
         degraded: A proposal may miss tools that its role needs.
         question_id: The question that a message answers; empty where it is one to the run, whatever that waits for.
         news: The news, where it was read together with the answer.
-        links: New links to proposals, for the answer but not for the log.
     """
 
     progress: Progress
@@ -203,7 +202,6 @@ class CallContext:
     degraded: bool = False
     question_id: str = ""
     news: list[News] = field(default_factory=list[News])
-    links: list[str] = field(default_factory=list[str])
 
 
 def _poll_states(answer: Answer) -> dict[str, tuple[object, ...]]:

@@ -37,6 +37,7 @@ from ava_server.render.run_view import json_chars
 from ava_server.service.access import NOBODY, Access, Asking, Operations, Progress, Session, ignore_progress
 from ava_server.service.check import RunChecks, RunSteering
 from ava_server.service.confirm import Confirmations
+from ava_server.service.pages import PageDecisions
 from ava_server.service.questions import PersonQuestions
 from ava_server.service.record import CallContext, CallRecord
 from ava_server.service.run_tasks import RunTasks
@@ -163,7 +164,8 @@ class Service:
         self._access = access = Access(runtime, session)
         self.extensions, self.tasks = PersonQuestions(access), RunTasks(access)
         checks = RunChecks(access)
-        self._spawns = spawns = Spawns(access)
+        self._pages = PageDecisions(access)
+        spawns = Spawns(access)
         steering = RunSteering(access, checks)
         self._handlers: Mapping[str, Callable[[dict[str, Any], CallContext], Awaitable[Answer]]] = {
             "spawn_subagent": spawns.spawn,
@@ -245,7 +247,7 @@ class Service:
         if raises and mistake is not None:
             raise mistake
         if mistake is None:
-            await self._spawns.show_new_link(answer, caller)
+            await self._pages.show_new(answer, caller)
         return answer
 
     async def _let_in(self, spec: ServiceTool, given: dict[str, Any]) -> tuple[AvaError | None, dict[str, Any]]:

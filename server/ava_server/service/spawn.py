@@ -16,7 +16,6 @@ from ava_audit.errors import AuditError, OutcomeUnknown
 from ava_audit.rows import WAITING, RunRow
 from ava_audit.units import DAY_US, iso_utc, micros_from_cents, now_us
 from ava_audit.view import Outcome, View
-from ava_extras import has_extra
 from ava_roles.errors import RolesError
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.tool import Tool, ToolSpec
@@ -39,10 +38,11 @@ from ava_server.core.errors import AvaError, BadInput, Refused, with_advice
 from ava_server.core.ids import label, new_id
 from ava_server.models.selection import OFFLINE, is_configured
 from ava_server.render.entries import named
-from ava_server.render.responses import Answer, CheckAnswer, ConfirmAnswer, Minutes, OneDecision, SpawnAnswer
+from ava_server.render.responses import Answer, Minutes, OneDecision, SpawnAnswer
 from ava_server.runs.context import ConfigNotSupported
-from ava_server.service.access import Access, Answerer, Link, Operations
+from ava_server.service.access import Access, Answerer, Operations
 from ava_server.service.client_approval import ClientApprovals, not_started_next
+from ava_server.service.pages import PageDecisions
 from ava_server.service.record import CallContext
 
 if TYPE_CHECKING:
@@ -81,13 +81,6 @@ _SINCE_NOW = (
     "Until now you approved in your hosts. This one is not known to show you what starts, so here you approve in Ava;"
     " `ava hosts` lists them, and [hosts.NAME] in config.toml changes that for one."
 )
-_LINK = ", or this link, which works once, within 10 minutes: {link}"
-_LATER_LINK = (
-    '. Ava\'s pages are still starting: check_subagent with subagent_id "{subagent_id}" gives a link once they have'
-    " started"
-)
-_NO_LINK = "There is no link, because Ava's pages cannot be served: {}"
-_NEW_LINK = "Show the person this new link to the proposal, which works once, within 10 minutes: {}"
 _AS_TASK = (
     "Your host then shows it as a task ({subagent_id}; several approved together have one task, G-…) and gives you the"
     " result when it ends: do not poll."
@@ -109,6 +102,7 @@ class Spawns(Operations):
     def __init__(self, access: Access) -> None:
         super().__init__(access)
         self._client = ClientApprovals(access)
+        self._pages = PageDecisions(access)
 
     async def spawn(self, given: dict[str, Any], caller: CallContext) -> Answer:
         """Do `spawn_subagent`. Raises BadInput, Refused, or AnsweredLater: the client asks and calls again."""
@@ -255,7 +249,8 @@ class Spawns(Operations):
             await self._start_automatically(made, answer)
             await self._store.look(lambda view: advise(view, now_us(), made, answer))
         answerer = await self._store.look(lambda view: answerer_of(view, made))
-        await self._show_link(answer, caller.asking.link if answerer == "link" and not fresh else None)
+        if answerer == "link" and not fresh:
+            await self._pages.show_first(answer, caller)
         return await self._ask(answer, caller) if may_ask_now and answerer == "client" else answer
 
     async def _resolved(self, args: SpawnArgs, context: ResolveContext, degraded: bool) -> tuple[RunConfig, Texts]:
@@ -283,37 +278,6 @@ class Spawns(Operations):
         answer.next = self._access.adapt_text(NEXT[answerer].format(pending_id=answer.pending_id))
         if as_task and answerer in ("host", "client"):
             answer.next = with_advice(answer.next, _AS_TASK.format(subagent_id=answer.subagent_id))
-
-    async def _show_link(self, answer: SpawnAnswer, make: Link | None) -> None:
-        """Add the link with which a person decides; the log has the answer without it, because of its code."""
-        if make is None or answer.status != WAITING:
-            return
-        try:
-            link = await make([str(answer.pending_id)], "first")
-        except (AvaError, OSError) as error:  # the way in a terminal is left
-            answer.next = f"{answer.next}. {_NO_LINK.format(error)}"
-            return
-        if link is not None:
-            answer.next = f"{answer.next}{_LINK.format(link=link)}"
-        elif has_extra("web"):
-            answer.next = f"{answer.next}{_LATER_LINK.format(subagent_id=answer.subagent_id)}"
-
-    async def show_new_link(self, answer: Answer, caller: CallContext) -> None:
-        """Add a new link for proposals whose last one is of no use to an answer; the log has it without it."""
-        if isinstance(answer, CheckAnswer) and answer.status != "list":
-            ids = [run.pending_id for run in answer.runs if run.pending_id]
-            with suppress(AuditError):  # the way in a terminal is left
-                try:
-                    await self._client.renew_link(ids, caller, "used")
-                except (AvaError, OSError) as error:
-                    approve = self._access.adapt_text(f"`ava approve {' '.join(ids)}`")
-                    no_link = f"{_NO_LINK.format(error)}. To start it: {approve} in a terminal"
-                    answer.message = with_advice(answer.message or "", no_link)
-        for said in map(_NEW_LINK.format, caller.links):
-            if isinstance(answer, ConfirmAnswer):
-                answer.next = with_advice(answer.next or "", said)
-            elif isinstance(answer, CheckAnswer):
-                answer.message = with_advice(answer.message or "", said)
 
     async def _release(self, config: RunConfig, candidates: Sequence[tuple[str, str]], got: str) -> None:
         """Forget what was stored under ids that the proposal did not get."""

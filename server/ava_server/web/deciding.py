@@ -26,7 +26,7 @@ from ava_server.budget.run_config import COST, TIME, config_of
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import parse_id
 from ava_server.runs.questions import allows_call
-from ava_server.service.client_approval import page_of
+from ava_server.service.pages import page_of
 from ava_server.service.service import Service, decide, refuse_changed
 from ava_server.web.context import PagePart, SignedOut, found_or_404, go_to, reader_of, signed_in, visitor_of
 from ava_server.web.site import Form, Visitor, read_form
