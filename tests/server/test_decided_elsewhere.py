@@ -21,9 +21,9 @@ from support.runtime import PRICED, hand_over
 from ava_audit.events import Answered, Channel, SpawnDecided, Who
 from ava_audit.store.store import Store
 from ava_audit.units import now_us
+from ava_server.approval.channels import WAYS
 from ava_server.approval.decide import Shown
 from ava_server.approval.decisions import Approval, approve, reject
-from ava_server.approval.outcomes import WHERE
 from ava_server.approval.proposals import SpawnLimits
 from ava_server.budget.user_limits import DayCaps
 from ava_server.cli import demo
@@ -193,7 +193,7 @@ async def test_the_demo_tells_and_follows_what_was_decided_elsewhere(
         assert bool(shown.started) is goes_on
 
 
-@pytest.mark.parametrize("channel", WHERE)
+@pytest.mark.parametrize("channel", WAYS)
 async def test_every_channel_has_its_words(tmp_path: Path, channel: Channel) -> None:
     async with host(tmp_path, "legacy", decline) as at:
         made = await at.propose()
@@ -202,6 +202,6 @@ async def test_every_channel_has_its_words(tmp_path: Path, channel: Channel) -> 
             assert await store.read(lambda view: outcome_of(view, shown, LIMITS, now_us())) is None
             await store.do(reject((made["pending_id"],), PERSON, channel))
             said = await store.read(lambda view: outcome_of(view, shown, LIMITS, now_us()))
-        assert said is not None and f"was rejected already, {WHERE[channel]} at " in said
+        assert said is not None and f"was rejected already, {WAYS[channel].where} at " in said
         assert said.endswith("it did not start.")
         assert [fact.channel for fact in await at.facts(made, SpawnDecided)] == [channel]

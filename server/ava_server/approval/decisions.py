@@ -13,6 +13,7 @@ from ava_audit.events import Channel, Event, SpawnDecided, SubagentSpawn, UserMe
 from ava_audit.rows import WAITING, ProposalRow, RunRow
 from ava_audit.units import DAY_US, HOUR_US, MICROS_PER_CENT, format_usd, iso_second
 from ava_audit.view import Command, Outcome, View
+from ava_server.approval.channels import COUNTED_CHANNELS, PERSON_CHANNELS
 from ava_server.approval.decide import OTHER_REFUSED
 from ava_server.approval.outcomes import closed_proposal, run_now
 from ava_server.approval.proposals import SpawnLimits, close_proposal, day_left, day_refusal, day_unspent, texts_of
@@ -273,12 +274,6 @@ def _refuse_all(view: View, found: list[ProposalChange | ProposalDecision], who:
         else:
             decisions.append(item.refused(None))
     return Outcome(ConfirmOutcome(tuple(decisions)), tuple(events))
-
-
-PERSON_CHANNELS: frozenset[Channel] = frozenset(("elicitation", "terminal", "http", "browser"))
-"""The channels over which a person decides."""
-COUNTED_CHANNELS: tuple[Channel, ...] = ("host_call", "auto")
-"""The channels over which no person is known to have answered: the hourly limit counts only these."""
 
 
 def hourly_refusal(

@@ -6,30 +6,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ava_audit.entries import Entry
 from ava_audit.events import Channel, RunClaimed, RunResumed, SpawnDecided
 from ava_audit.rows import RunRow
 from ava_audit.units import local_second
 from ava_audit.view import View
+from ava_server.approval.channels import WAYS
 from ava_server.core.ids import label
-
-WHERE: Mapping[Channel, str] = {
-    "elicitation": "in the host",
-    "terminal": "in a terminal",
-    "browser": "in the browser",
-    "http": "over HTTP",
-    "host_call": "by a call of the host",
-    "auto": "by the policy auto",
-}
-"""Where a decision was made, by its channel."""
 
 
 def decided_where(entry: Entry, channel: Channel | None) -> str:
-    """Return where and when something was decided: `in the browser at Sat 14:05:33 CET`."""
+    """Return where and when something was decided: `in a terminal at Sat 14:05:33 CET`."""
     at = f"at {local_second(entry.ts_us)}"
-    return at if channel is None else f"{WHERE[channel]} {at}"
+    return at if channel is None else f"{WAYS[channel].where} {at}"
 
 
 def run_now(run: RunRow) -> str:

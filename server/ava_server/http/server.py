@@ -23,7 +23,6 @@ import anyio.to_thread
 import uvicorn
 
 from ava_extras import has_extra, missing
-from ava_server.config.sign_in import BrowserSessions, Passkeys
 from ava_server.config.tokens import Token, TokenFile
 from ava_server.core.background import LocalServer, http_server, pages_server
 from ava_server.core.data_root import DataRoot
@@ -226,8 +225,7 @@ def _pages(app: App, root: DataRoot, reach: Reach, tokens: TokenFile) -> Pages |
         return None
     from ava_server.web.pages import Pages
 
-    sessions, passkeys = BrowserSessions(root.browser_sessions), Passkeys(root.passkeys)
-    return Pages(app, Site(reach.base_url, reach.pages, sessions, tokens, passkeys, root.owned))
+    return Pages(app, Site.of(root, reach.base_url, tokens, local=reach.pages))
 
 
 async def _end_when_idle(limits: RequestLimits, idle_s: float, root: Path, ending: GracefulShutdown) -> None:

@@ -18,18 +18,13 @@ from ava_audit.totals import DecisionSums, FoundDecision, Period, decision_page,
 from ava_audit.units import MICROS_PER_USD, cents, format_usd, iso_utc, minutes
 from ava_audit.view import View
 from ava_roles.wrap import one_line
-from ava_server.approval.decisions import PERSON_CHANNELS
+from ava_server.approval.channels import PERSON_CHANNELS, WAYS
 from ava_server.approval.proposals import program_of, texts_of
 from ava_server.approval.summary import task_excerpt
 from ava_server.budget.run_config import caps_text, is_free
 
 CHANNELS: Mapping[str, str] = {
-    "host_call": "by the host's call or a script's --yes (host_call); the log has no answer of a person",
-    "elicitation": "by a person, asked by the server through the host (elicitation)",
-    "terminal": "by a person at the terminal",
-    "auto": "by the policy auto, without a question",
-    "http": "by a person over HTTP",
-    "browser": "by a person in the browser",
+    **{channel: way.how for channel, way in WAYS.items()},
     "cancelled": "by cancelling it",
     "rejected": "by cancelling it",
     "expired": "by itself: nobody decided in time",

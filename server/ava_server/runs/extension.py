@@ -31,8 +31,8 @@ from ava_audit.events import (
 from ava_audit.rows import RunRow
 from ava_audit.units import MICROS_PER_CENT, local_second, now_us
 from ava_audit.view import Command, Outcome, View
+from ava_server.approval.channels import PERSON_CHANNELS
 from ava_server.approval.decide import Shown
-from ava_server.approval.decisions import PERSON_CHANNELS
 from ava_server.approval.outcomes import decided_where
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.questions import LimitField, Question, Reply, limit_field, number_in
@@ -141,7 +141,7 @@ def cap_name(cap: ExtendedCap) -> str:
 
 
 def _may_ask(view: View, run: RunRow) -> bool:
-    from ava_server.approval.decisions import PERSON_CHANNELS  # screens import this module, and decide nothing
+    from ava_server.approval.channels import PERSON_CHANNELS  # screens import this module, and decide nothing
 
     proposal = view.proposal(run.pending_id)
     if proposal is None or proposal.channel not in PERSON_CHANNELS:

@@ -97,6 +97,11 @@ class Session:
         return (client.wait_s if client is not None else None) or WAIT_LIMIT_S
 
     @property
+    def belongs_to_person(self) -> bool:
+        """Whether a person decides in it, and no host: its folders are not those of who proposed a run."""
+        return self.transport in ("terminal", "browser") or self.channel in ("http", "browser")
+
+    @property
     def through(self) -> ConnectedHost | None:
         """The connection through which its host approves; None for a person's own terminal or browser."""
         if self.channel != "host_call" or self.transport == "terminal":
@@ -113,6 +118,10 @@ class Session:
         if self.channel == "browser" and scope == "spawn":  # who may start a run may also end it and write to it
             return not {"spawn", "approve"}.isdisjoint(scopes)
         return scope in scopes
+
+    def scope_for(self, decision: Literal["approve", "reject"]) -> Scope:
+        """Return what a decision on a proposal takes: on a page a token with the scope spawn may only reject."""
+        return "approve" if decision == "approve" and self.channel == "browser" else "spawn"
 
     @property
     def who(self) -> Who:

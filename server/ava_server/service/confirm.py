@@ -57,9 +57,7 @@ class Confirmations(Operations):
             if answer.status == "resumed":
                 await self._wait_for(answer, [run.id], _left(args, began, self._session.wait_s), caller.progress)
             return answer
-        # The scope admin only resumes; in a browser a token with the scope spawn may reject, but not approve.
-        approves = args.decision == "approve" and self._session.channel == "browser"
-        self._access.refuse_without("approve" if approves else "spawn")
+        self._access.refuse_without(self._session.scope_for(args.decision))  # the scope admin only resumes
         ids = tuple(dict.fromkeys([await self._access.pending_id(given) for given in args.pending_ids]))
         if args.decision == "reject":
             decided = await caller.record.do(reject(ids, self._session.who, self._session.channel))
@@ -199,9 +197,7 @@ class Confirmations(Operations):
             if row := rows.get(made.subagent_id or ""):
                 decision.name, decision.task_id = row.name, row.task_id
             if made.expired and made.subagent_id and args.decision == "approve":
-                transport, channel = self._session.transport, self._session.channel
-                if transport in ("terminal", "browser") or channel in ("http", "browser"):
-                    # A person's own session: its folders are not the proposer's.
+                if self._session.belongs_to_person:
                     decision.refused_because = "it expired before it was approved; propose it again"
                 else:
                     await self._spawns.renew(decision, made.subagent_id, caller)

@@ -19,8 +19,8 @@ from ava_audit.view import Outcome, View
 from ava_roles.errors import RolesError
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.tool import Tool, ToolSpec
+from ava_server.approval.channels import PERSON_CHANNELS
 from ava_server.approval.decisions import (
-    PERSON_CHANNELS,
     Approval,
     Ceilings,
     ConfirmOutcome,

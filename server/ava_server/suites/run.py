@@ -13,7 +13,8 @@ import anyio.to_thread
 from pydantic import ValidationError
 
 from ava_audit.units import MICROS_PER_CENT, format_usd, now_us
-from ava_server.approval.decisions import PERSON_CHANNELS, hourly_shortage
+from ava_server.approval.channels import PERSON_CHANNELS
+from ava_server.approval.decisions import hourly_shortage
 from ava_server.approval.proposals import MOST_WAITING
 from ava_server.approval.requests import stored_result
 from ava_server.cli.app import MODEL, NOT_APPROVED

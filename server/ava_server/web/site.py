@@ -23,6 +23,7 @@ from starlette.types import Message, Send
 
 from ava_server.config.sign_in import BrowserSession, BrowserSessions, Passkeys, csrf_token, passkey_host
 from ava_server.config.tokens import Scope, Token, TokenFile
+from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import BadInput, Refused
 from ava_server.service.access import Session
 
@@ -98,6 +99,12 @@ class Site:
     tokens: TokenFile
     passkeys: Passkeys
     owned: bool
+
+    @classmethod
+    def of(cls, root: DataRoot, url: str, tokens: TokenFile, *, local: bool) -> Site:
+        """Return the pages of a data root."""
+        sessions, passkeys = BrowserSessions(root.browser_sessions), Passkeys(root.passkeys)
+        return cls(url, local, sessions, tokens, passkeys, root.owned)
 
     @property
     def secure(self) -> bool:
