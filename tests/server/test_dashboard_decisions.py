@@ -168,7 +168,7 @@ async def test_an_expired_proposal_is_not_offered(tmp_path: Path) -> None:
     async with proposed(tmp_path) as (_lab, proposal, app, pilot):
         now = time.time_ns() // 1000
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("ava_server.dashboard.decisions.now_us", lambda: now + 10**10)
+            patch.setattr("ava_server.service.decision_requests.now_us", lambda: now + 10**10)
             await pilot.press("a")
             await shows(app, f"{proposal.pending_id} has expired; ask your host to propose it again.")
 

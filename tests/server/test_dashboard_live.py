@@ -351,11 +351,11 @@ async def test_a_log_that_hangs_blocks_no_key_and_a_question_is_given_up(
         await lab.propose()
         async with live_app(lab) as (app, pilot):
 
-            def hangs(*_args: Any) -> Any:
+            def hangs(*_args: Any, **_named: Any) -> Any:
                 time.sleep(600)
 
             monkeypatch.setattr(app.reader, "look", hangs)
-            monkeypatch.setattr(app.reader, "read", hangs)
+            monkeypatch.setattr(app.reader.records, "get", hangs)
             await pilot.press("a")
             await shows(app, "The log has not answered for")
             await pilot.press("enter")

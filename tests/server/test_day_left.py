@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support.commands.dashboard import asked
 from support.model_server import Say
 from support.pages.browser import open_pages
 from support.past_runs import checked, waiting_of
@@ -15,7 +16,6 @@ from ava_server.approval.decisions import CheckedApproval
 from ava_server.approval.proposals import together_note
 from ava_server.approval.questions import question
 from ava_server.cli.approve import show_table
-from ava_server.dashboard.decisions import ask_about
 
 PRICE = '[prices."custom:test"]\ninput = 2.0\noutput = 10.0\n'
 CAP = "Its cost cap buys at least"
@@ -51,9 +51,7 @@ async def test_the_figure_counts_what_is_left_of_the_day_and_names_that_budget(
         assert CAP not in made.message and turns_in(made.message) == turns_in(small.message)
         (_small, one) = await waiting_of(lab)
         shown = await checked(lab, made)
-        drawn = await lab.store.read(
-            lambda view: ask_about("approve", made.subagent_id, lab.runtime.settings, lab.runtime.user, view)
-        )
+        drawn = await asked(lab, "approve", made.subagent_id)
         assert one.summary is not None and any("is left of" in line for line in one.summary.warnings)
         for text in (one.message, " ".join(question(shown).text.split(" \n")), drawn.text.replace("\n", " ")):
             assert f"Only $0.20 is left of {DAYS[day][1]}" in text and turns_in(text) == turns_in(made.message)

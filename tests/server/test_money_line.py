@@ -17,7 +17,7 @@ import anyio
 import pytest
 from hypothesis import settings
 from support import owner
-from support.commands.dashboard import look
+from support.commands.dashboard import look, opened
 from support.databases import POSTGRES
 from support.model_server import Fail, Gate, ModelServer, Say, running_model_server
 from support.runtime import DONE, Lab, arrived, open_lab
@@ -30,7 +30,7 @@ from ava_audit.units import DAY_US, day_of, format_usd, now_us
 from ava_audit.view import loads
 from ava_server.cli.status_page import Page
 from ava_server.dashboard.live import LivePage
-from ava_server.dashboard.screens import detail_lines, read_detail
+from ava_server.dashboard.screens import detail_lines
 from ava_server.render.host_text import text_of
 from ava_server.render.run_view import RunView, view_run
 from ava_server.service.access import Access
@@ -135,10 +135,7 @@ async def test_every_surface_says_in_avas_own_words_what_a_run_waits_for(tmp_pat
         overview = await look(lab)
         status = Page("", overview.now, (), 100).whole()
         live = LivePage("", overview.now, (), 100, selected=second).live(30)
-        detail = await lab.store.read(
-            lambda view: read_detail(view, second, lab.runtime.instances, lab.runtime.settings, served=True)
-        )
-        assert detail is not None
+        detail = await opened(lab, second)
         screens = {
             "ava status": status,
             "dashboard": [*live.head, *(row.line for row in live.rows), *live.foot],

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands.dashboard import asked
 from support.hosts.extensions import CAP, works
 from support.model_server import Gate, Say, running_model_server
 from support.runtime import PRICED, Lab, arrived, connect, hand_over, open_lab
@@ -19,7 +20,6 @@ from ava_server.approval.proposals import agreement, pending_proposals
 from ava_server.core import background
 from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import Refused
-from ava_server.dashboard.decisions import _takes_pin
 from ava_server.runs import lifecycle
 from ava_server.service import access
 from ava_server.service.access import Session
@@ -62,9 +62,8 @@ async def test_no_door_starts_what_another_server_proposed_under_human(tmp_path:
                 await decide(terminal(lab), [waiting.shown], agreement([waiting], {}))
             policy = await lab.runtime.policy_on([made.pending_id], lab.session.user)
             assert approval_needs("browser", policy, from_terminal=True).new_pin, "the pages ask for it"
-            run, settings = await lab.run(made.subagent_id), lab.runtime.settings
             with pytest.raises(Refused, match="no approval PIN"):
-                await lab.store.read(lambda view: _takes_pin(run, settings, lab.session.user, view))
+                await asked(lab, "approve", made.subagent_id)
             assert await lab.facts(made.subagent_id, SpawnDecided) == []
             answer = await decide(terminal(lab, pin_given=True), [waiting.shown], agreement([waiting], {}))
             assert answer.status == "approved"

@@ -463,6 +463,7 @@ async def test_programs_get_sentences_for_what_the_paths_do_not_do(tmp_path: Pat
         for path, status in (
             (f"/runs/{there.bens}", 404), (f"/runs/{there.bens}/costs", 404), (f"/runs/{there.bens}/diff", 404),
             (f"/runs/{there.bens}/sources/1", 404), (f"/runs/{there.ended}/sources/1", 400),
+            (f"/runs/{there.bens}/detail", 404),
             (f"/runs/{there.ended}/sources/x", 400),
             (f"/runs?id={there.bens}", 404), ("/runs/x", 404), ("/runs?id=x", 404), ("/runs/last", 404),
             (f"/runs/{there.ended}/else", 404), ("/log?query={", 400), ('/log?query={"types":["x"]}', 400),
@@ -477,6 +478,12 @@ async def test_programs_get_sentences_for_what_the_paths_do_not_do(tmp_path: Pat
             answer = await get(path, there.text)
             assert answer.status_code == status, (path, answer.status_code, answer.text)
             assert answer.json()["error_description"] and "ben" not in answer.text.replace("token create", ""), path
+        detail = (await get(f"/runs/{there.ended}/detail", there.text)).json()
+        assert detail["run"]["row"]["id"] == there.ended and detail["decided"] and detail["texts"]["task"]
+        selected = [
+            (await get(f"/runs?selected={run}", there.text)).json()["selected"] for run in (there.ended, there.bens)
+        ]
+        assert selected[0]["about"] and selected[0]["run_id"] == there.ended and selected[1] is None
         theirs = json.dumps({"agents": [there.bens]})
         assert (await get(f"/log?query={theirs}", there.text)).json()["lines"] == []
         assert (await get(f"/log?query={json.dumps({'runs': [there.bens]})}", there.text)).status_code == 404

@@ -18,13 +18,14 @@ from ava_server.approval.decide import Decided, Kind, PersonAnswer, Shown
 from ava_server.cli.log_access import find_runs
 from ava_server.cli.secret_input import ReadPin, ask_pin, needed_pin, read_pin
 from ava_server.cli.terminal import Place, tell
-from ava_server.core.data_root import working_folder
+from ava_server.core.data_root import os_user, working_folder
 from ava_server.core.errors import AvaError, BadInput, Refused, with_advice
 from ava_server.core.ids import parse_any_id
 
 if TYPE_CHECKING:
     from ava_audit.events import CancelledBy
     from ava_server.approval.proposals import Pending
+    from ava_server.cli.log_look import LogLook
     from ava_server.config.pin import PinFile
     from ava_server.config.settings import Settings
     from ava_server.render.responses import SpawnAnswer
@@ -164,10 +165,10 @@ class SessionTransport:
         self._session = session
 
     async def send(self, request: Request[DecisionsHandler, P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        from ava_server.service.access import Access
         from ava_server.service.decision_requests import DecisionsHandler
 
-        handler = DecisionsHandler(Access(self._runtime, self._session), partial(find_runs, self._runtime.store))
+        store, limits = self._runtime.store, self._runtime.spawn_limits_of
+        handler = DecisionsHandler(store, self._session.user, limits, partial(find_runs, store))
         return await request.answer(handler, *args, **kwargs)
 
     async def decide(self, shown: Sequence[Shown], answer: PersonAnswer) -> Decided:
@@ -225,6 +226,38 @@ class SessionTransport:
             await WorkerProcesses(self._runtime.settings.paths)()
         except OSError as error:
             tell(f"No worker could be started: {error}")
+
+
+class LookTransport:
+    """Has requests answered from looks at a log: what is asked before there is a session to decide in. Blocking.
+
+    Args:
+        log: The log.
+        settings: Returns the settings.
+    """
+
+    def __init__(self, log: LogLook, settings: Callable[[], Settings]) -> None:
+        self._log = log
+        self._settings = settings
+
+    async def send(self, request: Request[DecisionsHandler, P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        from ava_server.approval.proposals import spawn_limits
+        from ava_server.service.decision_requests import DecisionsHandler
+
+        limits = partial(spawn_limits, self._settings())
+        handler = DecisionsHandler(self._log, os_user(), limits, partial(find_runs, self._log))
+        return await request.answer(handler, *args, **kwargs)
+
+    async def needed_pin(self, shown: Sequence[Shown]) -> PinFile | None:
+        """Return the PIN that a yes to these takes. Blocking."""
+        from ava_server.approval.proposals import made_under
+        from ava_server.budget.user_limits import policy_in_force
+
+        ids = [one.id for one in shown]
+        proposed_under = await self._log.read(lambda view: made_under(view, ids))
+        settings = self._settings()
+        policy, _why = policy_in_force(settings, os_user(), made_under=proposed_under)
+        return needed_pin(settings.paths, policy)
 
 
 class Approvals:

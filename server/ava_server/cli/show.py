@@ -9,7 +9,7 @@ import json
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -167,7 +167,7 @@ def run_screen(run: RunRow, answer: RunAnswer, texts: Texts | None, entries: lis
     names = {run.id: run.name} if run.name else {}
     lines = [f"{label(run)}: {state_words(answer.state)}", ""]
     lines += asked_lines(run, texts, utc, width if terminal else None)
-    lines += decided_lines(run, answer.state, entries, utc)
+    lines += decided_lines(run, answer.state, decisions_in(entries), utc)
     lines += ["", "What happened:"]
     for entry in entries:
         trouble = is_trouble(entry)
@@ -197,9 +197,8 @@ def _block(title: str, text: str, width: int | None) -> list[str]:
     return [f"{title}:", add_bars("\n".join(lines))]
 
 
-def decided_lines(run: RunRow, state: str, entries: Iterable[Entry], utc: bool) -> list[str]:
+def decided_lines(run: RunRow, state: str, decisions: Sequence[RunDecision], utc: bool) -> list[str]:
     config = config_of(run.config)
-    decisions = decisions_in(entries)
     lines = [line for one in decisions if not one.more for line in _decided(one, utc)]
     if not lines:
         lines = [f"Not decided: {run.pending_id} {'has expired' if state == 'expired' else 'waits for approval'}"]

@@ -6,15 +6,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from ava_audit.errors import AuditError, StoreUnavailable
+from ava_audit.errors import AuditError
 from ava_audit.rows import AWAITING_ANSWER, AWAITING_EXTENSION
 from ava_audit.store.sqlite import backend_of
 from ava_audit.units import cents, format_bytes, now_us
-from ava_audit.view import View
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_server.budget.user_limits import day_caps
 from ava_server.cli.log_look import LogLook, NoLog
@@ -30,7 +30,8 @@ from ava_server.service.current import Budget, CurrentRuns, LogFacts, todays_bud
 from ava_server.service.record_requests import CURRENT
 
 if TYPE_CHECKING:
-    from ava_server.render.run_view import Processes, RunView
+    from ava_server.cli.service_client import LookTransport
+    from ava_server.render.run_view import RunView
     from ava_server.service.records import CurrentViews
 
 T = TypeVar("T")
@@ -71,6 +72,7 @@ class OverviewReader:
         env: The environment; None is this process's.
 
     Attributes:
+        records: What is asked for runs and the log.
         user: Whose runs these are.
         selected: The run whose last actions are read too.
     """
@@ -83,8 +85,16 @@ class OverviewReader:
         self.selected: str | None = None
         root = settings.paths
         self._instances = backend_of(root.path).instances(root.instances)
+        self._log = LogLook(root)
         more: dict[str, Any] = {"settings": lambda: self.settings, "most_runs": most}
-        self.records = Records(MemoryTransport(root, LogLook(root), self._instances, **more))
+        self.records = Records(MemoryTransport(root, self._log, self._instances, **more))
+
+    @cached_property
+    def decisions(self) -> LookTransport:
+        """What is asked for decisions that wait."""
+        from ava_server.cli.service_client import LookTransport
+
+        return LookTransport(self._log, lambda: self.settings)
 
     def close(self) -> None:
         self._instances.close()
@@ -122,14 +132,6 @@ class OverviewReader:
     def _nothing(self) -> CurrentViews:
         caps, at_us = day_caps(self.settings, self.user), now_us()
         return CurrentRuns(at_us, {}, (), todays_budgets(None, self.user, self.user, caps, at_us, everybody=True))
-
-    def read(self, query: Callable[[View, Processes], T]) -> T:
-        """Give a query the state, and the processes on the log. Raises AvaError: no log; AuditError: unreadable."""
-        root = self.settings.paths
-        found = LogLook(root).look(lambda log: (query(View(log.db), self._instances),))
-        if found is None:
-            raise StoreUnavailable(f"there is no log in {root.path} any more")
-        return found[0]
 
 
 class SandboxProbe:

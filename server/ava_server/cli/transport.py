@@ -26,7 +26,7 @@ from ava_server.render.responses import ConfirmAnswer
 from ava_server.service.current import CurrentRuns
 from ava_server.service.decision_requests import WAITING
 from ava_server.service.record_requests import LogLines, Request
-from ava_server.service.records import ListedRuns, RunRecord
+from ava_server.service.records import ListedRuns, RunDetail, RunRecord
 
 if TYPE_CHECKING:
     from ava_server.config.pin import PinFile
@@ -128,6 +128,8 @@ class HttpTransport:
             case CurrentRuns():
                 now = cast("CurrentViews", found)
                 found = replace(now, runs=tuple(self._named(now.runs)))
+            case RunDetail():
+                found = replace(found, run=self._named([found.run])[0])
             case RunRecord():
                 config_of(found.row.config)  # of a newer Ava, it could not be shown
                 if found.answer.waits_for is not None:

@@ -213,12 +213,10 @@ class StatusApp(App[int]):
 
     @work
     async def _ask(self, kind: Kind, run_id: str) -> None:
-        reader = self.reader
-
         def read() -> DecisionQuestion:
             from ava_server.dashboard.decisions import ask_about
 
-            return reader.read(lambda view, _processes: ask_about(kind, run_id, reader.settings, reader.user, view))
+            return run_at_once(ask_about(kind, run_id, self.reader))
 
         try:
             with anyio.fail_after(ASKS_WITHIN_S):
@@ -275,10 +273,6 @@ class StatusApp(App[int]):
     @property
     def clock(self) -> str:
         return format_ts(now_us())[11:]
-
-    @property
-    def served(self) -> bool:
-        return self._overview is not None and self._overview.processes > 0
 
     def tell(self, words: str, *, failed: bool = False) -> None:
         self.said = (words, failed)

@@ -1,7 +1,7 @@
 """What a person decides in the dashboard, with the commands and checks of `ava approve`, `ava cancel` and `ava send`.
 
-`ask_about` reads the question from the log. `carry_out` opens the service for a moment, and decides on exactly what was
-shown.
+`ask_about` asks for what is decided on, as those commands do. `carry_out` opens the service for a moment, and decides
+on exactly what was shown.
 """
 
 from __future__ import annotations
@@ -11,25 +11,22 @@ from typing import Literal
 
 from ava_audit.rows import WAITING, RunRow
 from ava_audit.units import now_us
-from ava_audit.view import View
 from ava_roles.wrap import add_bars
 from ava_server.approval.decide import PersonAnswer, Shown
-from ava_server.approval.outcomes import closed_proposal
-from ava_server.approval.proposals import made_under, spawn_limits, texts_of, waiting_proposal
 from ava_server.budget.run_config import spent_text
-from ava_server.budget.user_limits import policy_in_force
 from ava_server.cli.app import refuse_in_subagent
 from ava_server.cli.approve import approve_proposals, reject_proposal
-from ava_server.cli.secret_input import needed_pin
 from ava_server.cli.service_client import Approvals, SessionTransport, open_service
+from ava_server.cli.status_overview import OverviewReader
 from ava_server.cli.terminal import YES
 from ava_server.config.settings import Settings
-from ava_server.core.errors import BadInput, Refused
+from ava_server.core.errors import Refused
 from ava_server.core.ids import label
-from ava_server.runs.extension import waiting_extension
+from ava_server.runs.extension import PendingExtension
 from ava_server.runs.lifecycle import awaited
-from ava_server.runs.questions import waiting_question
-from ava_server.service.outcomes import outcome_of
+from ava_server.runs.questions import WaitingQuestion
+from ava_server.service.decision_requests import OUTCOMES
+from ava_server.service.decision_requests import WAITING as WAITING_DECISIONS
 
 Kind = Literal["approve", "reject", "cancel", "send"]
 
@@ -59,73 +56,85 @@ class DecisionQuestion:
         return answer.strip().lower() in YES
 
 
-def ask_about(kind: Kind, run_id: str, settings: Settings, user: str, view: View) -> DecisionQuestion:
-    """Return the question that a person has to answer first. Blocking.
+async def ask_about(kind: Kind, run_id: str, reader: OverviewReader) -> DecisionQuestion:
+    """Return the question that a person has to answer first. Blocking: it waits for nothing but the disk.
 
     Raises BadInput: there is no such run, or a subagent asks; Refused: there is nothing to decide.
     """
     refuse_in_subagent(f"ava {kind}")
-    run = view.run(run_id)
-    if run is None:
-        raise BadInput(f"There is no subagent {run_id} in this data root any more.")
-    if run.user_id != user:
+    run = await reader.records.find_one(run_id)
+    if run.user_id != reader.user:
         raise Refused(f"{label(run)} belongs to {run.user_id}; only that user decides about it.")
     if run.ended:
         raise Refused(f"{label(run)} has ended ({run.state}).")
     match kind:
         case "approve" | "reject":
-            return _approval(kind, run, settings, user, view)
+            return await _approval(kind, run, reader)
         case "cancel":
-            return _cancellation(run, view)
+            return await _cancellation(run, reader)
         case "send":
-            return _message(run, settings, user, view)
+            return await _message(run, reader)
 
 
-def why_withdrawn(decision: DecisionQuestion, settings: Settings, view: View) -> str | None:
-    """Return what became of the subject of an open question that was decided elsewhere, or None while it stands."""
-    run, now = view.run(decision.run.id), now_us()
-    if run is None:
-        return f"There is no subagent {decision.run.id} in this data root any more."
-    if (outcome := outcome_of(view, decision.shown, spawn_limits(settings, run.user_id), now)) is not None:
+async def why_withdrawn(decision: DecisionQuestion, reader: OverviewReader) -> str | None:
+    """Return what became of the subject of an open question that was decided elsewhere, or None while it stands.
+
+    Blocking, as `ask_about`.
+    """
+    proposal = Shown("start", decision.run.pending_id)
+    found = await reader.decisions.send(OUTCOMES, shown=[decision.shown, proposal])
+    if (outcome := found.sentences.get(decision.shown.id)) is not None:
         return outcome
-    if decision.run.state == WAITING and run.state != WAITING:  # a yes would end what runs by now
-        return f"{closed_proposal(view, run)}."
+    if decision.run.state == WAITING:
+        run = await reader.records.find_one(decision.run.id)
+        if run.state != WAITING:  # a yes would end what runs by now
+            return found.sentences.get(proposal.id)
     return None
 
 
-def _approval(kind: Kind, run: RunRow, settings: Settings, user: str, view: View) -> DecisionQuestion:
+async def _approval(kind: Kind, run: RunRow, reader: OverviewReader) -> DecisionQuestion:
     """Return the question whether a proposal starts, or a run near a cap gets more; or whether neither happens."""
-    now, approves = now_us(), kind == "approve"
+    approves = kind == "approve"
     if run.state == WAITING:
-        proposal = waiting_proposal(view, run, spawn_limits(settings, run.user_id), now)
-        if isinstance(proposal, str):
-            raise Refused(proposal)
+        [proposal] = (await reader.decisions.send(WAITING_DECISIONS, id=[run.id])).proposals
         shown, text = proposal.shown, f"{proposal.message}\n\n{proposal.approval_line}"
         title = f"{kind.capitalize()} {proposal.pending_id}"
         question, done = ("Start it?", "approved") if approves else ("Reject it?", "rejected")
     else:
-        extension = waiting_extension(view, run, now)
-        if isinstance(extension, str):
-            hint = "; it asks a question; press s to answer" if waiting_question(view, run, now) is not None else ""
-            raise Refused(f"{label(run)} waits for no approval: it is {awaited(run, now) or run.state}{hint}.")
-        shown, text = extension.pending.shown, extension.message
-        title = f"{extension.id}: {label(run)} asks for more"
+        extension = await _extension(run, reader)
+        shown, text = extension.shown, extension.message
+        title = f"{extension.extension_id}: {label(run)} asks for more"
         declines = "Decline it, so that the run hands in what it has?"
         question, done = ("Raise the cap?", "raised") if approves else (declines, "declined")
-    declined, pin = f"Nothing was {done}; it still waits.", approves and _takes_pin(run, settings, user, view)
+    declined, pin = f"Nothing was {done}; it still waits.", approves and await _takes_pin(shown, reader)
     return DecisionQuestion(kind, run, title, text, question, shown, declined, pin)
 
 
-def _takes_pin(run: RunRow, settings: Settings, user: str, view: View) -> bool:
-    """Tell whether an approval takes the PIN; an error if that cannot be given. Blocking."""
-    policy, _why = policy_in_force(settings, user, made_under=made_under(view, [run.id]))
-    if (pin := needed_pin(settings.paths, policy)) is not None:
+async def _extension(run: RunRow, reader: OverviewReader) -> PendingExtension:
+    """Return what a run near a cap asks for. Raises Refused: it asks for nothing."""
+    waiting = await reader.decisions.send(WAITING_DECISIONS)
+    for extension in waiting.extensions:
+        if extension.subagent_id == run.id:
+            return extension
+    asked = await _question(run, reader)
+    hint = "; it asks a question; press s to answer" if asked is not None else ""
+    raise Refused(f"{label(run)} waits for no approval: it is {awaited(run, now_us()) or run.state}{hint}.")
+
+
+async def _question(run: RunRow, reader: OverviewReader) -> WaitingQuestion | None:
+    [view] = await reader.records.views([run.id])
+    return view.wait.question if view.wait is not None else None
+
+
+async def _takes_pin(shown: Shown, reader: OverviewReader) -> bool:
+    """Tell whether an approval takes the PIN; an error if that cannot be given."""
+    if (pin := await reader.decisions.needed_pin([shown])) is not None:
         pin.ready()
     return pin is not None
 
 
-def _cancellation(run: RunRow, view: View) -> DecisionQuestion:
-    texts = texts_of(view, run)
+async def _cancellation(run: RunRow, reader: OverviewReader) -> DecisionQuestion:
+    texts = (await reader.records.record(run.id, shown=False)).texts
     task = add_bars(texts.task) if texts is not None else "(erased)"
     proposal = run.state == WAITING
     end = "It was never approved, and costs nothing." if proposal else "What it has so far is kept as its result."
@@ -135,10 +144,10 @@ def _cancellation(run: RunRow, view: View) -> DecisionQuestion:
     return DecisionQuestion("cancel", run, f"Cancel {label(run)}", text, question, shown, "Nothing was cancelled.")
 
 
-def _message(run: RunRow, settings: Settings, user: str, view: View) -> DecisionQuestion:
+async def _message(run: RunRow, reader: OverviewReader) -> DecisionQuestion:
     if run.state == WAITING:
         raise Refused(f"{label(run)} waits for approval; to change it, cancel it and propose it again.")
-    asked = waiting_question(view, run, now_us())
+    asked = await _question(run, reader)
     if asked is None:
         text = (
             f"{label(run)} reads the message before its next turn. It may steer the work, and changes no limit. It goes"
@@ -146,7 +155,7 @@ def _message(run: RunRow, settings: Settings, user: str, view: View) -> Decision
         )
         return DecisionQuestion("send", run, f"Send a message to {label(run)}", text, "Message:", Shown("send", run.id))
     shown = Shown("answer", run.id, asked.id, text=asked.message)
-    pin, title = asked.to_allow and _takes_pin(run, settings, user, view), f"{label(run)} asks you a question"
+    pin, title = asked.to_allow and await _takes_pin(shown, reader), f"{label(run)} asks you a question"
     return DecisionQuestion("send", run, title, asked.message, "Answer:", shown, pin=pin)
 
 

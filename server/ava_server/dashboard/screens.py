@@ -5,7 +5,6 @@ A run's screen has its task, steps, tools, cost and result; its log has its entr
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,29 +19,29 @@ from textual.screen import Screen
 from textual.widgets import Input, Static
 
 from ava_audit.errors import AuditError
-from ava_audit.events import ToolCall
-from ava_audit.units import format_ts, now_us
+from ava_audit.search import LogQuery
+from ava_audit.units import format_ts
 from ava_roles.errors import RolesError
 from ava_roles.wrap import add_bars
-from ava_server.approval.proposals import Pending, pending_proposal, spawn_limits, texts_of
+from ava_server.approval.proposals import Pending
+from ava_server.cli.log_look import run_at_once
 from ava_server.cli.results import cost_text, drawn_result
 from ava_server.cli.show import asked_lines, decided_lines
 from ava_server.cli.status_page import both_ends, fitting, folded, joined, remarks
 from ava_server.core.errors import AvaError
 from ava_server.core.ids import label, state_words
 from ava_server.core.threads import read_apart
-from ava_server.render.entries import BOOKKEEPING, Step, compact, entry_words, is_trouble, recent_steps
-from ava_server.render.run_view import Processes, RunView, cost_of, run_answer, view_run
-from ava_server.runs.extension import WaitingExtension, waiting_extension
+from ava_server.render.entries import BOOKKEEPING, entry_words, is_trouble
+from ava_server.render.run_view import cost_of, run_answer
+from ava_server.runs.extension import PendingExtension
+from ava_server.service.record_requests import DETAIL
 
 if TYPE_CHECKING:
-    from ava_audit.entries import Entry
-    from ava_audit.view import View
-    from ava_server.budget.run_config import Texts
+    from ava_server.cli.records import Records
     from ava_server.cli.status_overview import OverviewReader
-    from ava_server.config.settings import Settings
     from ava_server.dashboard.decisions import DecisionQuestion
     from ava_server.dashboard.live import LivePage
+    from ava_server.service.records import RunDetail
 
 LOOK_EVERY_S, BEHIND_S = 0.7, 0.05
 """Seconds between two looks at a run, and at a terminal that has not read the question yet."""
@@ -84,8 +83,6 @@ class _Status(Protocol):
     def behind(self) -> bool: ...
     @property
     def clock(self) -> str: ...
-    @property
-    def served(self) -> bool: ...
     @property
     def screen(self) -> object: ...
     def page(self, width: int) -> LivePage: ...
@@ -194,13 +191,8 @@ class RunScreen(TextScreen):
             self.status.fail(error)
 
     async def look(self) -> None:
-        run_id, reader = self.run_id or "", self.status.reader
-
-        def read() -> RunDetail | None:
-            settings, served = reader.settings, self.status.served
-            return reader.read(lambda view, processes: read_detail(view, run_id, processes, settings, served=served))
-
-        self._detail = await read_apart(read)
+        run_id, records = self.run_id or "", self.status.reader.records
+        self._detail = await read_apart(lambda: run_at_once(records.get(DETAIL, run_id=run_id)))
 
     def content(self, width: int) -> Iterator[Text]:
         if self._trouble:
@@ -225,8 +217,8 @@ class LogScreen(RunScreen):
         self._upto = 0
 
     async def look(self) -> None:
-        run_id, reader = self.run_id or "", self.status.reader
-        found = await read_apart(lambda: reader.read(lambda view, _processes: read_log(view, run_id, self._upto)))
+        run_id, records = self.run_id or "", self.status.reader.records
+        found = await read_apart(lambda: run_at_once(read_log(records, run_id, self._upto)))
         follows = self._upto == 0 or self._room.scroll_offset.y >= self._room.max_scroll_y
         self._upto, self._lines = found.upto, (*self._lines, *found.lines)[-ENTRIES:]
         if follows and found.lines:
@@ -275,9 +267,7 @@ class QuestionScreen(TextScreen):
             await anyio.sleep(LOOK_EVERY_S)
             why: str | None = None
             with suppress(AvaError, AuditError):  # the question stays; an answer says what is wrong
-                why = await read_apart(
-                    lambda: reader.read(lambda view, _processes: why_withdrawn(decision, reader.settings, view))
-                )
+                why = await read_apart(lambda: run_at_once(why_withdrawn(decision, reader)))
             if why is None or self._busy:
                 continue
             if decision.words:
@@ -379,43 +369,8 @@ def _wrapped(text: str, width: int, style: str) -> Text:
 
 # -- a run as lines ----------------------------------------------------------------------------------------------------
 
-STEPS, ENTRIES, LINE_CHARS = 100, 1_000, 1_000
-"""Actions and log entries of one run that are shown, the newest; and characters of an entry."""
-_DECIDED = ("SpawnDecided", "Answered")
-
-
-@dataclass(frozen=True)
-class RunDetail:
-    """Everything about a run that its screen shows.
-
-    `texts` is what was asked, None where it was erased; `waiting` is the proposal that waits, or what the run asks for.
-    """
-
-    run: RunView
-    texts: Texts | None
-    decided: tuple[Entry, ...]
-    steps: tuple[Step, ...]
-    tools: Counter[str]
-    waiting: Pending | WaitingExtension | None
-
-
-def read_detail(view: View, run_id: str, processes: Processes, settings: Settings, *, served: bool) -> RunDetail | None:
-    """Return a run with everything that its screen shows. Blocking."""
-    row, now = view.run(run_id), now_us()
-    if row is None:
-        return None
-    run = view_run(view, row, processes, now, served=lambda: served, task=True)
-    calls = (entry.fact for entry in view.entries(run_id, 0, ("ToolCall",)) if entry.generation is not None)
-    proposal = pending_proposal(view, row, spawn_limits(settings, row.user_id), now)
-    extension = waiting_extension(view, row, now)
-    return RunDetail(
-        run,
-        texts_of(view, row),
-        tuple(view.entries(run_id, 0, _DECIDED)),
-        recent_steps(view, run_id, STEPS),
-        Counter(compact(fact.tool, 40) for fact in calls if isinstance(fact, ToolCall)),
-        proposal if isinstance(proposal, Pending) else extension if isinstance(extension, WaitingExtension) else None,
-    )
+ENTRIES, LINE_CHARS = 1_000, 1_000
+"""Log entries of one run that are shown, the newest, and characters of an entry."""
 
 
 def detail_lines(detail: RunDetail, page: LivePage) -> Iterator[Text]:
@@ -431,11 +386,11 @@ def detail_lines(detail: RunDetail, page: LivePage) -> Iterator[Text]:
         yield from _titled("What would start", f"{detail.waiting.message}\n\n{detail.waiting.approval_line}", width)
     elif run.caps:
         yield from _titled("Approval", "\n".join(decided_lines(row, run.state, detail.decided, False)), width)
-    if isinstance(detail.waiting, WaitingExtension):
+    if isinstance(detail.waiting, PendingExtension):
         yield from _titled("It asks for more", detail.waiting.message, width)
     if row.started_us is not None:
         cost = cost_text(answer) if row.ended and not run.free else cost_of(run)
-        called = ", ".join(f"{tool} {count}" for tool, count in detail.tools.most_common()) or "none"
+        called = ", ".join(f"{tool} {count}" for tool, count in detail.tools.items()) or "none"
         yield from folded(f"Cost: {cost}\nTools called: {called}", width)
         yield from _steps(detail, page)
     if run.wait is not None and run.wait.question is not None:
@@ -468,14 +423,14 @@ class LogPart:
     upto: int
 
 
-def read_log(view: View, run_id: str, after: int) -> LogPart:
+async def read_log(records: Records, run_id: str, after: int) -> LogPart:
     """Return what a run has in the log after an entry, without the bookkeeping. Blocking."""
-    entries = view.entries(run_id, after)
-    shown = [entry for entry in entries if entry.type not in BOOKKEEPING][-ENTRIES:]
+    page = await records.search(LogQuery(runs=(run_id,), without=BOOKKEEPING, after_seq=after or None, limit=ENTRIES))
     lines = tuple(
-        (f"{format_ts(entry.ts_us)[11:]} {entry_words(entry)[:LINE_CHARS]}", is_trouble(entry)) for entry in shown
+        (f"{format_ts(entry.ts_us)[11:]} {entry_words(entry)[:LINE_CHARS]}", is_trouble(entry))
+        for entry in page.entries[::-1]
     )
-    return LogPart(lines, entries[-1].seq if entries else after)
+    return LogPart(lines, page.upto)
 
 
 def log_lines(lines: tuple[tuple[str, bool], ...], width: int) -> Iterator[Text]:

@@ -133,7 +133,8 @@ async def _asked_about_decisions(app: App, token: Token, request: Request) -> Re
         arguments = _arguments_of(found.answer, in_path, request.query_params)
     except ValidationError as wrong:
         raise invalid_body(wrong, "see docs/http.md for the format") from None
-    return _record_json(await found.answer(DecisionsHandler(Access(app.runtime, _approver(token))), **arguments))
+    handler = DecisionsHandler(app.runtime.store, token.user, app.runtime.spawn_limits_of)
+    return _record_json(await found.answer(handler, **arguments))
 
 
 async def _decided(app: App, token: Token, request: Request) -> Response:

@@ -10,13 +10,12 @@ from typing import Any
 
 from ava_audit.rows import RunRow
 from ava_audit.units import now_us
-from ava_audit.view import View
+from ava_audit.view import Readable, View
 from ava_server.approval.decide import Shown
 from ava_server.approval.proposals import Pending, SpawnLimits, pending_proposals, waiting_proposal
 from ava_server.core.errors import Refused
 from ava_server.core.ids import parse_any_id
 from ava_server.runs.extension import PendingExtension, waiting_extensions
-from ava_server.service.access import Access
 from ava_server.service.outcomes import outcome_of
 from ava_server.service.record_requests import Request, UnknownId
 
@@ -55,19 +54,23 @@ class DecisionsHandler:
     """Answers each request for decisions, for one user.
 
     Args:
-        access: What this user may see.
+        store: The log.
+        user: Whose decisions these are.
+        limits: Returns what limits new runs of a user. Blocking.
         find: Finds runs by ids of proposals and runs, where a surface has its own way; it sees runs of all users.
     """
 
-    def __init__(self, access: Access, find: Find | None = None) -> None:
-        self.access = access
-        self.store = access.store
-        self.user = access.session.user
+    def __init__(
+        self, store: Readable, user: str, limits: Callable[[str], SpawnLimits], find: Find | None = None
+    ) -> None:
+        self.store = store
+        self.user = user
+        self._limits_of = limits
         self._find = find or self._own_runs
 
     @property
     def _limits(self) -> SpawnLimits:
-        return self.access.runtime.spawn_limits_of(self.user)
+        return self._limits_of(self.user)
 
     async def _own_runs(self, ids: Sequence[str]) -> list[RunRow]:
         """Return the runs with these ids of proposals and runs. Raises BadInput: this user may see none with one."""
@@ -77,7 +80,7 @@ class DecisionsHandler:
     def _run_in(self, view: View, given: str) -> RunRow:
         proposal = view.proposal(given) if given.startswith("P-") else None
         run = view.run(proposal.run_id if proposal is not None else given)
-        if run is None or not self.access.owns(run):
+        if run is None or run.user_id != self.user:
             raise UnknownId(f"{given} does not wait here; without an id, all that wait are shown.")
         return run
 
@@ -112,7 +115,7 @@ class DecisionsHandler:
 
         def outcome(view: View, one: Shown) -> str | None:
             run = _shown_run(view, one)
-            if run is not None and not self.access.owns(run):
+            if run is not None and run.user_id != self.user:
                 return f"{one.id} is not known any more."
             return outcome_of(view, one, limits, at_us)
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ava_server.runs.costs import Costs
     from ava_server.runs.manager import Manager
     from ava_server.service.current import LogFacts, SelectedRun, TokenFacts
-    from ava_server.service.records import CurrentViews, ListedRuns, RunDiff, RunRecord
+    from ava_server.service.records import CurrentViews, ListedRuns, RunDetail, RunDiff, RunRecord
     from ava_server.service.sources import OpenedSource
 
 H = TypeVar("H")
@@ -40,8 +40,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Day = Annotated[int, "days since 1970, UTC"]
 Number = Annotated[int, "microseconds since 1970, or the number of an entry"]
-MOST_RUNS, MOST_IDS, MOST_STEPS = 1_000, 200, 40
-"""Runs, ids, and actions of the selected run, which are as many as its pane has lines on most screens."""
+MOST_RUNS, MOST_IDS = 1_000, 200
+MOST_STEPS, DETAIL_STEPS = 40, 100
+"""Actions of the selected run, as many as its pane has lines on most screens, and of a run on a screen of its own."""
 PAGE_CHARS = 4_000_000
 """Characters of lines in one answer over HTTP."""
 
@@ -138,9 +139,10 @@ class RecordsHandler:
         return await self.store.read(lambda view: last_run_in(view, self.reader.user, unended=unended))
 
     def run_in(self, view: View, given: str) -> RunRow:
-        """Return the run with an id; in process, it was found before. Raises UnknownId: this reader may see none."""
+        """Return the run with an id. Raises UnknownId: this reader may see none."""
         run = view.run(given)
-        assert run is not None
+        if run is None:
+            raise UnknownId(f"There is no subagent {given[:40]} in this data root.")
         return run
 
     def runs_in(self, view: View, given: str) -> Sequence[RunRow]:
@@ -244,6 +246,18 @@ class RecordsHandler:
 
         found = await self.store.read(lambda view: run_record(view, self.run_in(view, run_id).id, self._processes))
         return await self.hand_over(found, shown=shown)
+
+    async def detail(self, run_id: str) -> "RunDetail":
+        """Return a run with what its screen shows besides, out of one state of the log."""
+        from ava_server.approval.proposals import spawn_limits
+        from ava_server.service.records import run_detail
+
+        def query(view: View) -> "RunDetail":
+            run, settings = self.run_in(view, run_id), self._settings()
+            limits = spawn_limits(settings, run.user_id)
+            return run_detail(view, run, self._processes, limits, served=self._served, most_steps=DETAIL_STEPS)
+
+        return await self.store.read(query)
 
     async def costs(self, run_id: str) -> "Costs":
         from ava_server.runs.costs import costs_of  # loads the settings and all roles' tools
@@ -376,6 +390,7 @@ FOUND = Request("/runs/found", RecordsHandler.found, f"{__name__}:FoundRuns")
 LISTED = Request("/runs", RecordsHandler.listed, f"{_RECORDS}:ListedRuns", ("id",))
 CURRENT = Request("/runs", RecordsHandler.current, f"{_RECORDS}:CurrentViews")
 RECORD = Request("/runs/{run_id}", RecordsHandler.record, f"{_RECORDS}:RunRecord")
+DETAIL = Request("/runs/{run_id}/detail", RecordsHandler.detail, f"{_RECORDS}:RunDetail")
 COSTS = Request("/runs/{run_id}/costs", RecordsHandler.costs, "ava_server.runs.costs:Costs")
 DIFF = Request("/runs/{run_id}/diff", RecordsHandler.diff, f"{_RECORDS}:RunDiff")
 SOURCE = Request("/runs/{run_id}/sources/{number}", RecordsHandler.source, "ava_server.service.sources:OpenedSource")
@@ -385,7 +400,7 @@ SPENDING = Request("/report", RecordsHandler.spending, "ava_audit.totals:UserSpe
 DECISIONS = Request("/report/approvals", RecordsHandler.decisions, "ava_server.render.approvals:Decisions")
 ESTIMATES = Request("/report/estimates", RecordsHandler.estimates, "ava_server.approval.estimates:PastEstimates")
 REQUESTS: tuple[Request[RecordsHandler, ..., Any], ...] = (
-    TOKEN, FOUND, LISTED, CURRENT, RECORD, COSTS, DIFF, SOURCE, LOG, GROUP, SPENDING, DECISIONS, ESTIMATES,
+    TOKEN, FOUND, LISTED, CURRENT, RECORD, DETAIL, COSTS, DIFF, SOURCE, LOG, GROUP, SPENDING, DECISIONS, ESTIMATES,
 )  # fmt: skip
 PATHS = tuple(dict.fromkeys(f"/{request.path.split('/')[1]}" for request in REQUESTS))
 

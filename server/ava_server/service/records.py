@@ -13,17 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ava_audit.events import ToolCall
 from ava_audit.rows import AWAITING_ANSWER, AWAITING_EXTENSION, EXPIRED, HELD, INTERRUPTED, WAITING, RunRow
 from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_roles.errors import RolesError
 from ava_roles.wrap import clean, show_controls
-from ava_server.approval.proposals import texts_of
+from ava_server.approval.proposals import Pending, SpawnLimits, pending_proposal, texts_of
 from ava_server.budget.run_config import Coding, Texts, config_of
 from ava_server.core.errors import Refused
 from ava_server.core.ids import label
+from ava_server.render.approvals import RunDecision, decisions_in
+from ava_server.render.entries import Step, compact, recent_steps
 from ava_server.render.responses import RunAnswer
 from ava_server.render.run_view import Processes, ProcessesNow, RunView, run_answer, state_now, view_run
+from ava_server.runs.extension import PendingExtension, WaitingExtension, waiting_extension
 from ava_server.service.current import CurrentRuns, current_rows
 
 if TYPE_CHECKING:
@@ -32,6 +36,8 @@ if TYPE_CHECKING:
 
 ORDER = (WAITING, AWAITING_EXTENSION, AWAITING_ANSWER, HELD, INTERRUPTED, "running", "queued", EXPIRED)
 """The states of runs that have not ended, in the order of a list: first what waits for a person."""
+_DECIDED = ("SpawnDecided", "ExtensionDecided")
+TOOL_CHARS = 40
 _WHOLE_FILES = 1_000_000
 """Unchanged lines around each change; with so many, a diff contains whole files."""
 
@@ -60,6 +66,26 @@ class RunRecord:
     row: RunRow
     answer: RunAnswer
     texts: Texts | None
+
+
+@dataclass(frozen=True)
+class RunDetail:
+    """A run with what its screen shows besides, out of one state of the log.
+
+    Attributes:
+        texts: What was asked; None where it was erased.
+        decided: Who decided about it.
+        steps: Its last actions.
+        tools: How often it has called each tool.
+        waiting: Its proposal that waits, or what it asks for.
+    """
+
+    run: RunView
+    texts: Texts | None
+    decided: tuple[RunDecision, ...]
+    steps: tuple[Step, ...]
+    tools: dict[str, int]
+    waiting: Pending | PendingExtension | None
 
 
 def current_runs(
@@ -99,6 +125,28 @@ def run_record(view: View, run_id: str, processes: Processes) -> RunRecord:
     if shown.wait is not None and shown.wait.line is not None:  # the tools' answer says what a host calls
         answer.waits_for = shown.wait.for_people()
     return RunRecord(run, answer, texts_of(view, run))
+
+
+def run_detail(
+    view: View, run: RunRow, processes: Processes, limits: SpawnLimits, *, served: Callable[[], bool], most_steps: int
+) -> RunDetail:
+    now = now_us()
+    calls = (entry.fact for entry in view.entries(run.id, 0, ("ToolCall",)) if entry.generation is not None)
+    tools = Counter(compact(fact.tool, TOOL_CHARS) for fact in calls if isinstance(fact, ToolCall))
+    proposal, extension = pending_proposal(view, run, limits, now), waiting_extension(view, run, now)
+    waiting: Pending | PendingExtension | None = None
+    if isinstance(proposal, Pending):
+        waiting = proposal
+    elif isinstance(extension, WaitingExtension):
+        waiting = extension.pending
+    return RunDetail(
+        view_run(view, run, processes, now, served=served, task=True),
+        texts_of(view, run),
+        tuple(decisions_in(view.entries(run.id, 0, _DECIDED))),
+        recent_steps(view, run.id, most_steps),
+        dict(tools.most_common()),
+        waiting,
+    )
 
 
 # -- what a coder changed ---------------------------------------------------------------------------------------------

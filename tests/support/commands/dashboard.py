@@ -19,6 +19,9 @@ from ava_server.cli.log_look import run_at_once
 from ava_server.cli.status_overview import Overview, OverviewReader, SandboxProbe
 from ava_server.config.settings import Settings
 from ava_server.dashboard.app import StatusApp
+from ava_server.dashboard.decisions import DecisionQuestion, Kind, ask_about
+from ava_server.service.record_requests import DETAIL
+from ava_server.service.records import RunDetail
 from support.runtime import Lab
 from support.stdio import until
 
@@ -35,6 +38,18 @@ def reader_of(of: Lab | Settings, *, everybody: bool = False, most: int = 100) -
 async def look(of: Lab | Settings, *, everybody: bool = False, most: int = 100) -> Overview:
     with closing(reader_of(of, everybody=everybody, most=most)) as reader:
         return await anyio.to_thread.run_sync(lambda: run_at_once(reader.look()))
+
+
+async def asked(lab: Lab, kind: Kind, run_id: str) -> DecisionQuestion:
+    """The question that a key of the dashboard asks about a run."""
+    with closing(reader_of(lab)) as reader:
+        return await anyio.to_thread.run_sync(lambda: run_at_once(ask_about(kind, run_id, reader)))
+
+
+async def opened(lab: Lab, run_id: str) -> RunDetail:
+    """What the screen of a run shows."""
+    with closing(reader_of(lab)) as reader:
+        return await anyio.to_thread.run_sync(lambda: run_at_once(reader.records.get(DETAIL, run_id=run_id)))
 
 
 def by(kind: str) -> Sandbox:
