@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import sys
 import threading
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, nullcontext, suppress
 from functools import partial
@@ -29,7 +30,7 @@ from ava_audit.view import append
 from ava_server.cli import serve
 from ava_server.config.settings import load_settings
 from ava_server.core import background
-from ava_server.core.background import WorkerProcesses, hold_worker_lock
+from ava_server.core.background import WorkerProcesses, hold_worker_lock, pages_server
 from ava_server.core.data_root import DataRoot
 from ava_server.render.host_text import text_of
 from ava_server.runs import manager
@@ -159,12 +160,24 @@ async def test_a_second_worker_exits_and_a_subagent_starts_none(root: Path) -> N
     async with no_worker_left(root), await anyio.open_process(command, env=env, stderr=None) as first:
         await until(lambda: (root / "ava.db").exists())
         second = await anyio.run_process(command, env=env)
-        assert second.returncode == 0 and b"already has a worker" in second.stderr
+        assert second.returncode == 0 and b"already runs the subagents of" in second.stderr
         inside = await anyio.run_process(command, env={**env, "AVA_RUN_ID": "S-7f3a2b"}, check=False)
         assert inside.returncode == 2 and b"a subagent starts no subagents" in inside.stderr
         first.terminate()
         with anyio.fail_after(20):
             assert await first.wait() == 0
+
+
+async def test_a_worker_started_by_hand_says_when_the_background_process_only_listens(root: Path) -> None:
+    env = environment(root)
+    pages_server(DataRoot(root)).want(0)
+    listening = await anyio.open_process([AVA[0], "worker", "--listen"], env=env, stderr=None)
+    async with no_worker_left(root), listening as first:
+        await until(lambda: pages_server(DataRoot(root)).port() is not None)
+        second = await anyio.run_process([AVA[0], "worker"], env=env)
+        said = second.stderr.decode()
+        assert f"process {first.pid}) only serves `ava ui`" in said and "`ava worker --stay`" in said, said
+        first.terminate()
 
 
 async def test_a_worker_exits_when_idle_but_stays_for_paused_runs(
@@ -512,3 +525,18 @@ def test_takes_the_worker_lock_even_if_another_process_just_checks_it(tmp_path: 
         second = hold_worker_lock(root)
         assert second is not None
         second.release()
+
+
+def test_an_older_version_waits_while_a_newer_one_takes_over_and_no_longer(tmp_path: Path) -> None:
+    """Else an older host would start the next process at once, and the newer one take over again."""
+    root = DataRoot(tmp_path)
+    root.worker_leave.write_text("99.0")
+    assert hold_worker_lock(root) is None
+    root.worker_leave.write_text("0.0.1")
+    with hold_worker_lock(root) as held:  # type: ignore[union-attr]  # nobody has it
+        assert held is not None and not root.worker_leave.exists()
+    root.worker_leave.write_text("99.0")
+    long_ago_s = time.time() - 60
+    os.utime(root.worker_leave, (long_ago_s, long_ago_s))
+    with hold_worker_lock(root) as held:  # type: ignore[union-attr]  # nobody has it
+        assert held is not None, "the newer one has never come"

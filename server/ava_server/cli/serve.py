@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import anyio
@@ -22,6 +23,7 @@ from ava_server.core.threads import run_async, run_server
 if TYPE_CHECKING:
     from ava_audit.store.locks import HeldLock
     from ava_server.config.settings import Settings
+    from ava_server.core.data_root import DataRoot
     from ava_server.core.shutdown import GracefulShutdown
     from ava_server.service.background import Listeners
     from ava_server.service.runtime import Runtime
@@ -202,12 +204,12 @@ async def _work(settings: Settings, beside: str, listens: bool) -> int:
     from ava_server.service.background import Listeners
     from ava_server.service.runtime import open_runtime
 
-    await anyio.to_thread.run_sync(settings.paths.create)
-    post = await anyio.to_thread.run_sync(hold_worker_lock, settings.paths, beside)
+    root, only_listens = settings.paths, listens and driver_of(settings) != "the worker"
+    await anyio.to_thread.run_sync(root.create)
+    post = await anyio.to_thread.run_sync(partial(hold_worker_lock, root, beside, only_listens=only_listens))
     if post is None:
-        sys.stderr.write(f"ava worker: {settings.data_root} already has a worker; nothing to do.\n")
+        sys.stderr.write(f"ava worker: {await anyio.to_thread.run_sync(_why_not_needed, root)}\n")
         return 0
-    only_listens = listens and driver_of(settings) != "the worker"
     mode = SERVER if only_listens else working(settings, beside)
     announced = Announcement("server") if only_listens else UNANNOUNCED
     with post:
@@ -217,7 +219,7 @@ async def _work(settings: Settings, beside: str, listens: bool) -> int:
             with ending.serving:
                 opening = open_runtime(settings, mode, everybody=True, announce=lambda _runtime: announced)
                 async with opening as runtime:
-                    await _until_over(runtime, post, ending, Listeners(runtime, first=not beside))
+                    await _until_over(runtime, post, ending, Listeners(runtime, beside))
             ending.begin(0)
             tasks.cancel_scope.cancel()
         ignore_signals()
@@ -225,6 +227,23 @@ async def _work(settings: Settings, beside: str, listens: bool) -> int:
             with suppress(OSError):
                 post.remove()
     return ending.code or 0
+
+
+def _why_not_needed(root: DataRoot) -> str:
+    """Return why there is nothing to do, and where there is, what. Blocking."""
+    from ava_server.core.background import ProcessRecord, newer_is_coming
+
+    if newer_is_coming(root):
+        return f"a newer Ava is about to run the subagents of {root.path}; nothing to do."
+    record = ProcessRecord.read(root.worker_process)
+    which = f"process {record.process}" if record is not None else "another process"
+    if record is not None and record.only_listens:
+        return (
+            f"the background process of {root.path} ({which}) only serves `ava ui` and `ava connect`: by these"
+            " settings, servers run what they approve (`background`, `runs_on`). To run approved subagents all the"
+            " same, start `ava worker --stay`."
+        )
+    return f"{which} already runs the subagents of {root.path}; nothing to do."
 
 
 async def _until_over(runtime: Runtime, post: HeldLock, ending: GracefulShutdown, listeners: Listeners) -> None:

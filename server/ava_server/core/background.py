@@ -1,21 +1,24 @@
-"""The background process of a data root (`ava worker`), which outlives whatever has started it.
+"""The background process of a data root (`ava worker`), which outlives whatever started it.
 
-It drives approved subagents, so that they outlive their host (`background`). It also isolates servers from their runs:
-whatever a run does to its process, the host's connection stays. And it listens where somebody has asked for it, on
-this machine only: for the pages (`ava ui`), and for this machine's hosts (`ava connect`). Each listens on a port of its
-own, with its own secret, and ends when it has been idle; the process ends a minute after the last work.
+It drives approved subagents, so that they outlive their host (`background`), and so that nothing a run does to its
+process can break a host's connection. It also listens on this machine, where asked to: for the pages (`ava ui`) and for
+local hosts (`ava connect`), each on its own port, with its own secret and idle time. It ends after a minute without
+work.
 
-Whoever needs it starts it (`start_background`): it holds `worker.lock` while it runs. Who wants it to listen says so in
-a file (`LocalServer.want`), which it looks for. Each server records its port under a lock of its own. Another user
-could listen on a port that no server of Ava uses: only the lock proves which process listens.
+Whoever needs the process starts it (`start_background`); it holds `worker.lock` while it runs. To have it listen, one
+writes a file that it looks for (`LocalServer.want`). Each server holds a lock of its own and records its port: another
+user could listen on a port that Ava has left, so only the lock proves whose port it is.
 
-A newer version takes over from an older one (`take_over`): the older one stops listening, frees the lock, and leaves
-each of its runs to the newer one before the run's next model call.
+A newer version takes over from an older one (`take_over`). The older process stops listening, frees the lock, and
+leaves each run to the newer one before the run's next model call. Until the newer one has the lock, no older one takes
+it.
 
-The process has the environment of the server that started it. Where it cannot run what another host's environment
-allows (another endpoint, or a key that only that one has), that host's server starts a second worker beside it, named
-by the digest of what its environment gives (`Credentials.session_digest`). Each takes only the runs that it can run.
-Where not even that one takes a run, the server runs it itself, and the claim says why.
+The process has the environment of the server that started it. If it cannot run what another host's environment allows
+(another endpoint, or a key that only that host has), that host's server starts a second worker beside it, named by the
+digest of that environment (`Credentials.session_digest`). Each takes only the runs that it can run. Nobody takes over
+from a worker beside the first one, whatever its version: it serves the hosts of its environment, ends after a minute
+without work, and the next one has the version of the host that starts it. If not even that worker takes a run, the
+server runs it itself, and the claim says why.
 """
 
 from __future__ import annotations
@@ -254,21 +257,28 @@ class LocalServer:
                 )
             if not wanted:
                 raise ConfigError(f"{self.what} cannot listen; see {words}")
-            if not is_held(self.root.worker_lock):
-                if ended:
-                    self.wanted.unlink(missing_ok=True)
-                    raise ConfigError(f"{self.what} ended as soon as it was started; see {words}")
-                if started is None:
-                    started = _Started(stack)
-                    try:
-                        start_background(self.root, ("--listen",), holds=started.holds)
-                    except OSError as error:
-                        self.wanted.unlink(missing_ok=True)
-                        raise ConfigError(f"{self.what} cannot be started: {error}") from error
-                    started.follow()
+            if is_held(self.root.worker_lock):
+                pass  # that process listens soon
+            elif newer_is_coming(self.root):
+                started = None  # where this one has started an older process, that has left its place
+            elif ended:
+                self.wanted.unlink(missing_ok=True)
+                raise ConfigError(f"{self.what} ended as soon as it was started; see {words}")
+            elif started is None:
+                started = self._start_process(stack)
             if time.monotonic() > end:
                 raise ConfigError(f"{self.what} did not start within {within_s:.0f} s; see {words}")
             time.sleep(0.05)
+
+    def _start_process(self, stack: ExitStack) -> _Started:
+        started = _Started(stack)
+        try:
+            start_background(self.root, ("--listen",), holds=started.holds)
+        except OSError as error:
+            self.wanted.unlink(missing_ok=True)
+            raise ConfigError(f"{self.what} cannot be started: {error}") from error
+        started.follow()
+        return started
 
 
 def http_server(root: DataRoot) -> LocalServer:
@@ -315,32 +325,76 @@ def start_background(
     start_detached((*command, *options), root.worker_words, root.path, env, holds=holds)
 
 
-def hold_worker_lock(root: DataRoot, beside: str = "") -> HeldLock | None:
-    """Return the lock of the background process, or of a worker beside it; None where there is that one. Blocks."""
+@dataclass(frozen=True)
+class ProcessRecord:
+    """What the background process has recorded of itself.
+
+    Attributes:
+        only_listens: It serves pages and hosts, and leaves subagents to the servers that approved them.
+    """
+
+    process: int
+    version: str
+    only_listens: bool = False
+
+    @classmethod
+    def read(cls, path: Path) -> ProcessRecord | None:
+        """Return the record in a file, of a process that may have ended; None if there is none. Blocking."""
+        try:
+            process, its_version, *more = path.read_text("ascii").split()
+            return cls(int(process), its_version, "listens" in more)
+        except (OSError, ValueError):
+            return None
+
+    def write(self, path: Path) -> None:
+        does = " listens" if self.only_listens else ""
+        replace_file(path, f"{self.process} {self.version}{does}\n".encode())
+
+
+def hold_worker_lock(root: DataRoot, beside: str = "", *, only_listens: bool = False) -> HeldLock | None:
+    """Return the lock of the background process, or of a worker beside it. Blocks.
+
+    None: another process holds it, or a newer version is about to take over.
+    """
+    if not beside and newer_is_coming(root):
+        return None
     held = hold_within(root.worker_lock_of(beside), TRY_FOR_S)
     if held is not None and not beside:
         root.worker_leave.unlink(missing_ok=True)
-        replace_file(root.worker_process, f"{os.getpid()} {version(_PACKAGE)}\n".encode())
+        ProcessRecord(os.getpid(), version(_PACKAGE), only_listens).write(root.worker_process)
     return held
 
 
 def take_over(root: DataRoot) -> None:
     """Have a background process of an older Ava leave its work to the next one. Blocking, for some seconds."""
-    try:
-        process, its_version = root.worker_process.read_text("ascii").split()
-        number = int(process)
-    except (OSError, ValueError):
-        return
-    if version_numbers(its_version) >= version_numbers(version(_PACKAGE)) or not is_held(root.worker_lock):
+    record = ProcessRecord.read(root.worker_process)
+    if record is None or not _is_newer(version(_PACKAGE), record.version) or not is_held(root.worker_lock):
         return
     replace_file(root.worker_leave, version(_PACKAGE).encode())
     end = time.monotonic() + LEAVES_WITHIN_S
     while is_held(root.worker_lock):
         if time.monotonic() > end:
             with suppress(OSError):
-                os.kill(number, signal.SIGTERM)
+                os.kill(record.process, signal.SIGTERM)
             return
         time.sleep(0.05)
+
+
+def newer_is_coming(root: DataRoot) -> bool:
+    """Tell whether a newer version has just asked for this place: an older one would have to leave it again. Blocking.
+
+    If no newer process has come within `WORKER_READY_S` after the older one left, the request no longer counts.
+    """
+    try:
+        asked_by = root.worker_leave.read_text("ascii")
+        age_s = time.time() - root.worker_leave.stat().st_mtime
+    except (OSError, ValueError):
+        return False
+    return _is_newer(asked_by, version(_PACKAGE)) and age_s < LEAVES_WITHIN_S + WORKER_READY_S
+
+
+def _is_newer(one: str, other: str) -> bool:
+    return version_numbers(one) > version_numbers(other)
 
 
 class WorkerProcesses:

@@ -38,12 +38,12 @@ class Listeners:
         newer: Set once a newer version takes over.
     """
 
-    def __init__(self, runtime: Runtime, *, first: bool) -> None:
-        """`first`: it is the first one of its data root, and not a worker beside it; only that one listens."""
+    def __init__(self, runtime: Runtime, beside: str = "") -> None:
+        """`beside`: the name of a worker beside the first one; that one does not listen."""
         self.newer = anyio.Event()
         self._runtime = runtime
         self._root = runtime.settings.paths
-        self._servers = (pages_server(self._root), http_server(self._root)) if first else ()
+        self._servers = () if beside else (pages_server(self._root), http_server(self._root))
         self._listening: dict[str, _Listening] = {}
         self._ends = False
 
@@ -53,7 +53,7 @@ class Listeners:
 
     async def follow(self) -> None:
         """Begin what is wanted, until cancelled; a server that fails does not affect the runs."""
-        if not self._servers:
+        if not self._servers:  # a worker beside the first one
             return
         async with anyio.create_task_group() as tasks:
             while True:
