@@ -295,8 +295,10 @@ async def test_an_administrator_adds_limits_and_removes_users_from_elsewhere(tmp
         assert code == 0 and "0 running" in out and "approval human" in out, err
         code, out, err = await there("user", "list", "--json")
         assert code == 0 and {"dora", "ana", "ben"} <= {one["name"] for one in json.loads(out)["users"]}, err
+        assert json.loads(out)["server"] == all_of.server.base, "as other commands name it"
         for words in (("limit", "dora", "-w", "/etc"), ("limit", "dora", "--role", "coder"),
-                      ("add", "eve2", "--scope", "admin"), ("add", "ana"), ("remove", "nobody")):  # fmt: skip
+                      ("add", "eve2", "--scope", "admin"), ("add", "eve2", "--scope", "spawn"), ("add", "ana"),
+                      ("remove", "nobody")):  # fmt: skip
             code, _out, err = await there("user", *words)
             assert code == 2 and "Traceback" not in err, err
         for words in (("limit", "dora", "--approval", "ask"), ("remove", "eve")):
@@ -347,7 +349,8 @@ async def test_an_administrator_lifts_no_limit_by_removing_and_adding_a_user(tmp
         before = await limits()
         assert (before["roles"], before["daily_cents"], before["workspaces"]) == (["researcher"], 100, ["/srv/gus"])
         answer = await all_of.server.request("DELETE", "/users/gus", admin)
-        assert (answer.status_code, answer.json()) == (200, {"revoked": ["gus"], "limited": True, "unended": []})
+        removed = {"revoked": ["gus"], "limited": True, "limits_stay": True, "passkeys": [], "unended": []}
+        assert (answer.status_code, answer.json()) == (200, removed)
         assert (await all_of.server.get("/token", gus)).status_code == 401, "revoking a token is always possible"
         for method, body in (("POST", {}), ("POST", {"daily_cents": 900}), ("DELETE", None)):
             answer = await all_of.server.request(method, "/users/gus", admin, json=body)

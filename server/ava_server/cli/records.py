@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar, cast
 
 import anyio
 
@@ -381,12 +381,3 @@ async def open_server_records(server: Connection) -> AsyncGenerator[Records]:
 
     async with reached(server) as transport:
         yield Records(transport)
-
-
-async def ask_server(server: Connection, kind: type[T], path: str, method: str = "GET", body: Any = None) -> T:
-    """Return what a server answers about its users. Raises AvaError: it does not, or refuses, or it cannot be shown."""
-    from ava_server.cli.transport import reached, validated
-
-    async with reached(server) as transport:
-        doubt = "" if method == "GET" else "It may still have been carried out: see `ava user list`."
-        return validated(kind, await transport.connection.request(method, path, body=body, doubt=doubt))

@@ -80,13 +80,17 @@ class HttpTransport:
         assert not args, "the parameters of a request have names"
         kind: type[T] = resolve_name(request.kind)
         path = request.path.format(**kwargs)
-        params = {
-            name: _parameter(value)
+        given = {
+            name: value
             for name, value in kwargs.items()
             if f"{{{name}}}" not in request.path and value is not None and value is not False
         }
-        answer = validated(kind, await self.connection.request("GET", path, params=params))
-        return self._to_show(answer)
+        if request.method == "GET":
+            params = {name: _parameter(value) for name, value in given.items()}
+            answer = await self.connection.request("GET", path, params=params)
+        else:
+            answer = await self.connection.request(request.method, path, body=given or None, doubt=request.lost)
+        return self._to_show(validated(kind, answer))
 
     async def wait_for_entry(self, after: int) -> None:
         del after  # the next request asks for what is newer

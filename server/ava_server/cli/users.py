@@ -16,14 +16,12 @@ import typer
 from ava_audit.units import format_usd, iso_second, micros_from_cents, now_us
 from ava_server.budget.held import held_words
 from ava_server.cli.app import in_event_loop
-from ava_server.cli.log_access import checked_root, open_log, read_settings, record_setting
+from ava_server.cli.log_access import checked_root, record_setting
 from ava_server.cli.options import Json, TokenFile, Url, absolute_path, parse_cents
 from ava_server.cli.remote import chosen_server
-from ava_server.cli.secret_input import ask_pin_if_set, require_person
-from ava_server.cli.terminal import aligned, counted, present, say, say_json, write
+from ava_server.cli.terminal import aligned, counted, present, say, write
 from ava_server.config import tokens
-from ava_server.config.sign_in import Passkeys
-from ava_server.core.data_root import DataRoot, find_data_root
+from ava_server.core.data_root import find_data_root
 from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -77,14 +75,16 @@ async def create_command(
 
     With a PIN (policy human) a token of the scope approve requires the PIN: it approves as the PIN does.
     """
+    from ava_server.cli.user_client import prepare_for
+
     scopes = tokens.scopes_in(scope)
     name, user = tokens.token_name(name), tokens.user_name(user)
     ends_us = tokens.expiry(expires, now_us())
     root = checked_root("ava token create", show=not quiet)
-    await _prepare_for(root, scopes)
+    await prepare_for(root, scopes)
     token, text = tokens.create_token(root.tokens_file, name, user, scopes, ends_us)
     await record_setting(root, f"tokens.{name}", None, token.on_record())
-    _show_token(token, text, quiet=quiet)
+    _show_token(token.name, token.user, token.scopes, token.expires_us, text, quiet=quiet)
 
 
 @token_command.command("list", short_help="List names, users, scopes and expiry, never the tokens.")
@@ -114,25 +114,21 @@ async def revoke_command(name: _Name) -> None:
     say(f"Token {name} of {token.user} is revoked: its next request is refused.")
 
 
-async def _prepare_for(root: DataRoot, scopes: Sequence[tokens.Scope]) -> None:
-    """Ask for the PIN where a token with these scopes needs it, and make the data root."""
-    if "approve" in scopes:
-        await ask_pin_if_set(root)
-    root.create()
-
-
-def _show_token(token: tokens.Token, text: str, *, quiet: bool) -> None:
+def _show_token(name: str, user: str, scopes: Sequence[str], expires_us: int | None, text: str, *, quiet: bool) -> None:
     if not quiet:
-        say(f"Token {token.name} for {token.user}: {', '.join(token.scopes)}; {_lifetime(token, token.created_us)}.")
+        say(f"Token {name} for {user}: {', '.join(scopes)}; {_until(expires_us)}.")
         say("It is shown only this once, and only its hash is stored. Anyone who has it acts for this user:")
     write(text)
 
 
 def _lifetime(token: tokens.Token, now: int) -> str:
-    if token.expires_us is None:
-        return "until it is revoked"
-    at = iso_second(token.expires_us)
-    return f"expired at {at}" if token.expired(now) else f"until {at}"
+    if token.expires_us is not None and token.expired(now):
+        return f"expired at {iso_second(token.expires_us)}"
+    return _until(token.expires_us)
+
+
+def _until(expires_us: int | None) -> str:
+    return "until it is revoked" if expires_us is None else f"until {iso_second(expires_us)}"
 
 
 # -- ava user ---------------------------------------------------------------------------------------------------------
@@ -147,19 +143,13 @@ async def list_users_command(
 
     The day is UTC's. Limits are set under [users.NAME] in config.toml, and can only be stricter than everybody's.
     """
-    from ava_server.cli.records import ask_server
-    from ava_server.service.users import ListedUsers
+    from ava_server.cli.user_client import open_users
+    from ava_server.service.user_requests import USERS
 
-    server = chosen_server(context, url, token_file)
-    users = await _read_users() if server is None else (await ask_server(server, ListedUsers, "/users")).users
-    fields = {"users": [one.model_dump() for one in users]}
-    lines = aligned((user.name, _describe_user(user)) for user in users)
-    if server is None:
-        present(find_data_root(), as_json, fields, lines)
-    elif as_json:
-        say_json({"url": server.address, **fields})
-    else:
-        say("\n".join(lines))
+    async with open_users(chosen_server(context, url, token_file), find_data_root) as users:
+        found = (await users.send(USERS)).users
+    lines = aligned((user.name, _describe_user(user)) for user in found)
+    present(users.place, as_json, {"users": [one.model_dump() for one in found]}, lines)
 
 
 def _refuse_there(given: Mapping[str, object]) -> None:
@@ -190,21 +180,18 @@ async def add_command(
 
     With --url, the token has spawn and read; other scopes, folders and roles can be set only on the server.
     """
-    from ava_server.cli.records import ask_server
-    from ava_server.service.users import AddedUser, add_user
+    from ava_server.cli.user_client import open_users
+    from ava_server.service.user_requests import ADD, OVER_HTTP
 
     name, limits = tokens.user_name(user), _limits(daily, running, spawns, approval, workspace, role)
     scopes, ends_us = tokens.scopes_in(scope), tokens.expiry(expires, now_us())
+    others = None if set(scopes) == set(OVER_HTTP) else scopes
     if (server := chosen_server(context, url, token_file)) is not None:
-        _refuse_there({"--workspace": workspace, "--role": role, "--scope": set(scopes) - {"spawn", "read"}})
-        made = await ask_server(server, AddedUser, f"/users/{name}", "POST", {**limits, "expires": expires})
-        if not quiet:
-            say(f"Token {made.name} for {name}: {', '.join(made.scopes)}. It is shown only this once:")
-        return write(made.token)
-    root = checked_root("ava user add", show=not quiet)
-    await _prepare_for(root, scopes)
-    token, text = await add_user(root, name, limits, scopes, ends_us, partial(record_setting, root))
-    return _show_token(token, text, quiet=quiet)
+        _refuse_there({"--workspace": workspace, "--role": role, "--scope": others})
+    more: dict[str, Any] = {**limits, **({"scopes": others} if others is not None else {})}
+    async with open_users(server, partial(checked_root, "ava user add", show=not quiet)) as users:
+        made = await users.send(ADD, name=name, expires=expires, **more)
+    _show_token(made.name, name, made.scopes, ends_us, made.token, quiet=quiet)
 
 
 @user_command.command("limit", short_help="Set what a user may do over HTTP, and spend.")
@@ -229,17 +216,14 @@ async def limit_command(
     changes = _limits(daily, running, spawns, approval, workspace, role)
     if not changes:
         raise BadInput("Give at least one limit, such as --daily 3.00; `ava user list` shows what holds now.")
-    from ava_server.cli.records import ask_server
-    from ava_server.service.users import LimitedUser, limit_user
+    from ava_server.cli.user_client import open_users
+    from ava_server.service.user_requests import LIMIT
 
     name = tokens.user_name(user)
     if (server := chosen_server(context, url, token_file)) is not None:
         _refuse_there({"--workspace": workspace, "--role": role})
-        shown = (await ask_server(server, LimitedUser, f"/users/{name}", "PATCH", changes)).user
-    else:
-        root = checked_root("ava user limit")
-        await limit_user(root, name, changes, partial(record_setting, root))
-        shown = next(one for one in await _read_users() if one.name == name)
+    async with open_users(server, partial(checked_root, "ava user limit")) as users:
+        shown = (await users.send(LIMIT, name=name, **changes)).user
     say(f"{name}: {_describe_user(shown)}")
 
 
@@ -282,31 +266,21 @@ async def remove_user_command(
     Their runs and log stay; Ava lists the runs that continue spending. For a user with passkeys it takes a terminal,
     and the approval PIN if one is set. With --url, their limits stay; only a person on the server can remove them.
     """
-    from ava_server.cli.records import ask_server
-    from ava_server.service.users import RemovedUser, remove_user, unended_runs
+    from ava_server.cli.user_client import open_users
+    from ava_server.service.user_requests import REMOVE
 
-    name = tokens.user_name(user)
-    if (server := chosen_server(context, url, token_file)) is not None:
-        done = await ask_server(server, RemovedUser, f"/users/{name}", "DELETE")
-        revoked, passkeys, limited, unended = done.revoked, list[str](), done.limited, done.unended
-    else:
-        root = checked_root("ava user remove")
-        if Passkeys(root.passkeys).of(name):
-            await require_person(root, "ava user remove")
-        removed = await remove_user(root, name, partial(record_setting, root))
-        limited = removed.limited
-        revoked, passkeys = [one.name for one in removed.tokens], [one.name for one in removed.passkeys]
-        async with open_log(root) as store:
-            unended = [] if store is None else await store.read(lambda view: unended_runs(view, name))
-    for token in revoked:
+    name, server = tokens.user_name(user), chosen_server(context, url, token_file)
+    async with open_users(server, partial(checked_root, "ava user remove")) as users:
+        done = await users.send(REMOVE, name=name)
+    for token in done.revoked:
         say(f"Token {token} of {name} is revoked: its next request is refused.")
-    for passkey in passkeys:
+    for passkey in done.passkeys:
         say(f"Passkey {passkey} of {name} is removed.")
-    if limited:
+    if done.limited:
         stay = f"stay, and apply if {name} gets a token again. On the server, `ava user remove {name}` removes them."
-        say(f"The limits of {name} {'are removed.' if server is None else stay}")
-    if unended:
-        _say_unended(name, unended, "" if server is None else f"--url {shlex.quote(server.address)} ")
+        say(f"The limits of {name} {stay if done.limits_stay else 'are removed.'}")
+    if done.unended:
+        _say_unended(name, done.unended, f"--url {shlex.quote(users.place)} " if isinstance(users.place, str) else "")
 
 
 def _say_unended(name: str, unended: Sequence[UnendedRun], there: str) -> None:
@@ -317,15 +291,6 @@ def _say_unended(name: str, unended: Sequence[UnendedRun], there: str) -> None:
         cap = "free" if most is None else f"{spent} of at most {format_usd(micros_from_cents(most), exact=True)}"
         say(f"  {run.subagent_id} {run.state}, {cap}")
     say(f"To cancel them: `ava {there}cancel {' '.join(run.subagent_id for run in unended)}`")
-
-
-async def _read_users() -> list[UserFacts]:
-    from ava_server.config.changes import with_shared_users
-    from ava_server.service.users import list_users
-
-    settings = with_shared_users(read_settings())
-    async with open_log(settings.paths) as store:
-        return await list_users(settings, store)
 
 
 def _describe_user(user: UserFacts) -> str:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from inspect import Parameter, signature
@@ -35,14 +35,15 @@ from ava_audit.errors import AuditError, BadQuery
 from ava_audit.events import Event, SettingsChanged
 from ava_audit.rows import RunRow
 from ava_audit.search import LogQuery
-from ava_audit.units import DAY_US, now_us
+from ava_audit.units import DAY_US
 from ava_audit.view import View, append
 from ava_server.approval.decide import PersonAnswer, Shown, approval_needs
 from ava_server.budget.user_limits import STRICTEST_FIRST, day_caps
 from ava_server.config.changes import read_users
 from ava_server.config.settings import Policy, UserSettings
 from ava_server.config.sign_in import Passkeys, passkey_host
-from ava_server.config.tokens import Token, expiry, read_tokens, user_name
+from ava_server.config.tokens import Scope as TokenScope
+from ava_server.config.tokens import Token, read_tokens
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import UNKNOWN_ID, parse_id, parse_number
 from ava_server.http.limits import error_response, forbidden, invalid_body, json_response, refusal, respond
@@ -53,18 +54,8 @@ from ava_server.service.access import Access, Session
 from ava_server.service.decision_requests import REQUESTS as DECISIONS
 from ava_server.service.decision_requests import WAITING, DecisionsHandler
 from ava_server.service.service import decide
-from ava_server.service.users import (
-    AddedUser,
-    Change,
-    LimitedUser,
-    ListedUsers,
-    RemovedUser,
-    add_user,
-    limit_user,
-    list_users,
-    remove_user,
-    unended_runs,
-)
+from ava_server.service.user_requests import UsersHandler
+from ava_server.service.users import Change
 from ava_server.web.site import read_body
 
 if TYPE_CHECKING:
@@ -209,45 +200,56 @@ async def answer_users(app: App, scope: Scope, receive: Receive, send: Send) -> 
 
 
 async def _answer_users(app: App, token: Token, request: Request) -> Response:
-    settings, root = app.runtime.settings, app.runtime.settings.paths
     name = request.scope["path"].removeprefix("/users").strip("/")
     allowed = ("POST", "PATCH", "DELETE") if name else ("GET", "HEAD")
     if request.method not in allowed:
         return Response(status_code=405, headers={"Allow": ", ".join(allowed)})
+    users = _UsersHandler(app, token)
     if not name:
-        return _user_json(ListedUsers(users=await list_users(settings, app.runtime.store)))
-    if (user := user_name(name)) == app.runtime.user and request.method == "POST":
-        raise BadInput(
-            f"{user} is the operator, who may use the server's secrets, MCP servers and folders: a person on the server"
-            f" makes a token of that user, with `ava token create NAME --user {user}`"
-        )
-    changed = _recorder(app, token)
+        return _user_json(await users.listed())
     if request.method == "DELETE":
-        await anyio.to_thread.run_sync(_refuse_removal, root, user)
-        removed = await remove_user(root, user, changed, keep_limits=True)
-        unended = await app.runtime.store.read(lambda view: unended_runs(view, user))
-        revoked = [one.name for one in removed.tokens]
-        return _user_json(RemovedUser(revoked=revoked, limited=removed.limited, unended=unended))
-    given = await _user_body(request)
-    limits = given.model_dump(exclude={"expires"}, exclude_none=True)
+        return _user_json(await users.removed(name))
+    given = (await _user_body(request)).model_dump(exclude_none=True)
     if request.method == "POST":
-        if user in await app.runtime.store.read(View.users):
+        return _user_json(await users.added(name, **given))
+    if "expires" in given:
+        raise BadInput("expires: it is for a new user's token; leave it out, and create another token on the server")
+    return _user_json(await users.limited(name, **given))
+
+
+class _UsersHandler(UsersHandler):
+    """Answers an administrator, who may give no more than runs under limits, and take away no more than that."""
+
+    keeps_limits = True
+
+    def __init__(self, app: App, token: Token) -> None:
+        runtime = app.runtime
+        root = runtime.settings.paths
+        super().__init__(
+            root,
+            lambda: runtime.settings.model_copy(update={"users": read_users(root)}),
+            lambda: nullcontext(runtime.store),
+            _recorder(app, token),
+        )
+        self._runtime = runtime
+
+    async def check_added(self, user: str, scopes: Sequence[TokenScope]) -> None:
+        if user == self._runtime.user:
+            raise BadInput(
+                f"{user} is the operator, who may use the server's secrets, MCP servers and folders: a person on the"
+                f" server makes a token of that user, with `ava token create NAME --user {user}`"
+            )
+        if user in await self._runtime.store.read(View.users):
             raise BadInput(
                 f"{user} has runs in the log, which a new user of that name would see: choose another name; if it is"
                 f" the same person, somebody on the server adds them again, with `ava user add {user}`"
             )
-        ends_us = expiry(given.expires, now_us())
-        made, text = await add_user(root, user, limits, ("spawn", "read"), ends_us, changed)
-        return _user_json(AddedUser(name=made.name, token=text, scopes=list(made.scopes), expires=given.expires))
-    if given.expires is not None:
-        raise BadInput("expires: it is for a new user's token; leave it out, and create another token on the server")
-    if not limits:
-        raise BadInput("give at least one limit: daily_cents, running, spawns_per_hour or approval")
-    await anyio.to_thread.run_sync(_refuse_looser, root, user, given.approval)
-    await limit_user(root, user, limits, changed)
-    fresh = settings.model_copy(update={"users": await anyio.to_thread.run_sync(read_users, root)})
-    [facts] = [one for one in await list_users(fresh, app.runtime.store) if one.name == user]
-    return _user_json(LimitedUser(user=facts))
+
+    async def check_limited(self, user: str, limits: dict[str, Any]) -> None:
+        await anyio.to_thread.run_sync(_refuse_looser, self.root, user, limits.get("approval"))
+
+    async def check_removed(self, user: str) -> None:
+        await anyio.to_thread.run_sync(_refuse_removal, self.root, user)
 
 
 _ONLY_THERE = "this can be changed only in a terminal on the server"

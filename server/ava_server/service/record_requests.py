@@ -376,12 +376,16 @@ class Request(Generic[H, P, T]):
         answer: What answers it. Its parameters are those of the request.
         kind: Where the class of the answer is; it is loaded to read an answer.
         told_by: The parameters one of which tells it from the next request in the table with its path.
+        method: Its method over HTTP; with another than GET, the parameters are the body.
+        lost: What to know where no answer has come.
     """
 
     path: str
     answer: Callable[Concatenate[H, P], Awaitable[T]]
     kind: str
     told_by: tuple[str, ...] = ()
+    method: str = "GET"
+    lost: str = ""
 
 
 _RECORDS, _CURRENT = "ava_server.service.records", "ava_server.service.current"

@@ -79,10 +79,15 @@ class UnendedRun(BaseModel):
 
 
 class RemovedUser(BaseModel):
-    """The answer to DELETE /users/NAME: the revoked tokens, whether limits stay, and the runs that go on."""
+    """The answer to DELETE /users/NAME: the revoked tokens, what else the user had, and the runs that go on.
+
+    `limits_stay`: the user had limits (`limited`), and they were left.
+    """
 
     revoked: list[str]
     limited: bool
+    limits_stay: bool = True
+    passkeys: list[str] = []
     unended: list[UnendedRun] = []
 
 
