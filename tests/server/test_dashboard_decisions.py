@@ -25,7 +25,8 @@ from ava_server.cli.service_client import Approvals
 from ava_server.config.pin import PinFile
 from ava_server.dashboard.app import StatusApp
 from ava_server.dashboard.screens import QuestionScreen
-from ava_server.runs.questions import answer_question
+from ava_server.runs.extension import extension_limits
+from ava_server.runs.pending_questions import Decider, decide_question
 from ava_server.service.access import Access
 
 if TYPE_CHECKING:
@@ -337,11 +338,10 @@ async def test_an_answer_to_a_question_that_is_gone_is_refused_and_stays_typed(t
             assert fact is not None
             row, who = await lab.run(run_id), lab.session.who
             question_id = fact.model_dump()["ask_id"]
-            assert await lab.store.do(
-                answer_question(run_id, question_id, "USD", access.agent_of(row), who, "host_call")
-            )
+            by = Decider(who, access.agent_of(row), "host_call", extension_limits(lab.runtime.settings, who.user_id))
+            assert (await lab.store.do(decide_question(run_id, question_id, "USD", by))).status == "answered"
             await pilot.press(*"EUR", "enter")
-            lines = await shows(app, "no longer waits for this answer; nothing was sent.")
+            lines = await shows(app, "was answered already, by a call of the host at")
             assert "EUR" in lines, "what was typed is not lost"
             access.wake(run_id)
         await lab.ended(run_id)

@@ -86,7 +86,6 @@ def test_what_an_approval_takes_on_each_surface(where: Any, policy: Any, has: di
         ("resume", PersonAnswer(True), ("confirm_spawn", {"pending_ids": ["X-1"], "approving": ["its line"]})),
         ("cancel", PersonAnswer(True), ("cancel_subagent", {"subagent_id": "X-1"})),
         ("cancel", PersonAnswer(True, ""), ("cancel_subagent", {"subagent_id": "X-1", "reason": ""})),
-        ("answer", PersonAnswer(True, "EUR"), ("message_subagent", {"subagent_id": "X-1", "message": "EUR"})),
         ("send", PersonAnswer(True, "quick"), ("message_subagent", {"subagent_id": "X-1", "message": "quick"})),
     ],
 )  # fmt: skip
@@ -94,9 +93,10 @@ def test_each_kind_is_one_call_of_the_service(kind: Kind, answer: PersonAnswer, 
     assert tool_call([Shown(kind, "X-1", "d", "its line"), Shown(kind, "X-2", "d", "another")], answer) == call
 
 
-def test_no_tool_raises_a_cap() -> None:
-    with pytest.raises(ValueError, match="own channel"):
-        tool_call([Shown("extend", "S-1", "d")], PersonAnswer(True))
+@pytest.mark.parametrize("kind", ["extend", "answer"])
+def test_no_tool_decides_what_a_run_asks(kind: Kind) -> None:
+    with pytest.raises(ValueError, match="not by a tool"):
+        tool_call([Shown(kind, "X-1", "d")], PersonAnswer(True, "EUR"))
 
 
 def test_a_refusal_names_each_reason_once_and_another_of_the_group_only_alone() -> None:
@@ -139,7 +139,7 @@ async def test_a_run_near_a_cap_gets_more_only_as_it_was_shown(tmp_path: Path) -
         run_id = await lab.start(**CAP)
         lab.session.channel = "host_call"
         await lab.logged(run_id, "Asked", within_s=60)
-        [one] = await person(lab).extensions.waiting()
+        [one] = await person(lab).questions.waiting()
         for service, shown in (
             (person(lab), replace(one.shown, digest="0" * 64)),
             (lab.service, one.shown),  # a host's call is not a person's
@@ -160,7 +160,7 @@ async def test_an_answer_goes_only_to_the_question_that_was_shown(tmp_path: Path
         run_id = await lab.start()
         await lab.logged(run_id, "Asked")
         [asked] = await lab.facts(run_id, Asked)
-        with pytest.raises(Refused, match="no longer waits for this answer; nothing was sent"):
+        with pytest.raises(Refused, match="has changed since it was shown"):
             await decide(person(lab), [Shown("answer", run_id, "Q-00000000")], PersonAnswer(True, "USD"))
         assert await lab.facts(run_id, Answered) == []
         decided = await decide(person(lab), [Shown("answer", run_id, asked.ask_id)], PersonAnswer(True, "EUR"))

@@ -29,13 +29,14 @@ from ava_server.budget.user_limits import DayCaps
 from ava_server.cli import demo
 from ava_server.config.settings import Limits
 from ava_server.core.data_root import os_user
-from ava_server.runs.extension import ExtensionLimits, asked_of, decide_extension
+from ava_server.runs.extension import ExtensionLimits, asked_of
 from ava_server.runs.lifecycle import cancel as cancel_run
-from ava_server.runs.questions import answer_question, waiting_question
+from ava_server.runs.pending_questions import Decider, decide_question, pending_question
 from ava_server.service.outcomes import outcome_of
 
 PERSON = Who("sess-elsewhere", "person", os_user())
 LIMITS = SpawnLimits(0, "", DayCaps(10**9, 10**9), ("", ""), 10**9)
+EXTENSIONS = ExtensionLimits(Limits(), DayCaps(10**9, 10**9))
 Happening = Literal["approved", "rejected", "withdrawn", "expired", "ended"]
 
 
@@ -120,11 +121,9 @@ async def test_a_request_for_more_asked_by_check_subagent_tells_what_was_decided
                 run = await store.read(lambda view: view.run(made["subagent_id"]))
                 request = asked_of(run) if run is not None else None
                 assert request is not None
-                limits = ExtensionLimits(Limits(), DayCaps(10**9, 10**9))
                 allow = request.proposed if allows else None
-                done = await store.do(
-                    decide_extension(made["subagent_id"], request.digest, PERSON, "browser", limits, allow=allow)
-                )
+                by = Decider(PERSON, PERSON, "browser", EXTENSIONS)
+                done = await store.do(decide_question(made["subagent_id"], request.digest, allow, by))
                 assert done.status != "refused", done
             answer = then(asked)
             return answer if isinstance(answer, ElicitResult) else await answer  # type: ignore[misc]
@@ -148,10 +147,11 @@ async def test_a_question_of_a_run_asked_by_check_subagent_tells_who_has_answere
             async with Store.open(at.root) as store:
                 run = await store.read(lambda view: view.run(made["subagent_id"]))
                 assert run is not None
-                found = await store.read(lambda view: waiting_question(view, run, now_us()))
+                found = await store.read(lambda view: pending_question(view, run, now_us()))
                 assert found is not None
                 agent = Who(run.session_id, run.id, run.user_id)
-                assert await store.do(answer_question(run.id, found.id, "EUR", agent, PERSON, "browser"))
+                by = Decider(PERSON, agent, "browser", EXTENSIONS)
+                assert (await store.do(decide_question(run.id, found.id, "EUR", by))).status == "answered"
             answer = then(asked)
             return answer if isinstance(answer, ElicitResult) else await answer  # type: ignore[misc]
 
@@ -159,7 +159,7 @@ async def test_a_question_of_a_run_asked_by_check_subagent_tells_who_has_answere
         at.person.answers = elsewhere
         with anyio.fail_after(30):
             answer = await at.call("check_subagent", subagent_id=made["subagent_id"], wait_seconds=20)
-        assert "It was answered already, in the browser at" in str(answer.get("message")), answer
+        assert "was answered already, in the browser at" in str(answer.get("message")), answer
         assert [fact.channel for fact in await at.facts(made, Answered)] == ["browser"]
 
 

@@ -427,8 +427,8 @@ async def extended(lab: Lab) -> None:
             await lab.service.call("check_subagent", {"subagent_id": run_id}, quiet, asking=Asking(Agreeing()))
         else:
             person = Service(lab.runtime, Session(user=lab.runtime.user, transport="memory", channel=channel))
-            [shown] = [one for one in await person.extensions.waiting() if one.subagent_id == run_id]
-            await person.extensions.decide(run_id, shown.digest, approve=channel == "http")
+            [shown] = [one for one in await person.questions.waiting() if one.subagent_id == run_id]
+            await person.questions.decide(run_id, shown.digest, approve=channel == "http")
         await lab.ended(run_id)
 
 

@@ -54,17 +54,14 @@ from ava_server.core.errors import Refused
 from ava_server.render.host_text import text_of
 from ava_server.runs.extension import (
     MOST_ASKED,
-    PendingExtension,
     Shortage,
-    WaitingExtension,
     _rounded,
     asked_of,
-    decide_extension,
     extension_request,
     wait_words,
-    waiting_extension,
 )
 from ava_server.runs.extension import extension_limits as limits_of
+from ava_server.runs.pending_questions import Decider, PendingExtension, decide_question, pending_question
 from ava_server.service.access import Session
 from ava_server.service.service import Service
 
@@ -99,7 +96,7 @@ async def asking(lab: Lab, run_id: str) -> RunRow:
 
 async def request(lab: Lab, run_id: str) -> PendingExtension:
     await asking(lab, run_id)
-    [found] = [one for one in await lab.service.extensions.waiting() if one.subagent_id == run_id]
+    [found] = [one for one in await lab.service.questions.waiting() if one.subagent_id == run_id]
     return found
 
 
@@ -129,7 +126,7 @@ async def test_a_run_that_is_allowed_more_goes_on_under_the_new_cap(tmp_path: Pa
         assert f"near its cost cap of $0.20: {format_usd(200_000 - row.cost_micros)} left; about $0." in shown.message
         assert shown.message.endswith(f"if you do not answer, it does so at {local_second(asked.expires_us)}.")
         assert f"the run wraps up at {local_second(asked.expires_us)}" in wait_words(row, asked)
-        decided = await person(lab).extensions.decide(run_id, shown.digest, approve=True)
+        decided = await person(lab).questions.decide(run_id, shown.digest, approve=True)
         assert decided.status == "approved"
         run = await lab.ended(run_id)
         assert run.state == "success" and run.turns > row.turns
@@ -174,7 +171,7 @@ async def test_without_a_yes_the_run_wraps_up_with_its_result(tmp_path: Path, de
         run_id = await started(lab)
         shown = await request(lab, run_id)
         if declined:
-            answer = await person(lab).extensions.decide(run_id, shown.digest, approve=False)
+            answer = await person(lab).questions.decide(run_id, shown.digest, approve=False)
             assert answer.status == "declined"
         run = await lab.ended(run_id)
         assert run.state == "cost_exceeded" and run.cost_micros <= 200_000
@@ -195,7 +192,7 @@ async def test_asks_for_tokens(tmp_path: Path) -> None:
         asked = asked_of(await lab.run(run_id))
         assert asked is not None and asked.cap == "max_tokens" and asked.proposed % 1_000 == 0
         assert "near its token cap of 60,000 tokens" in shown.message
-        await person(lab, "http").extensions.decide(run_id, shown.digest, approve=True)
+        await person(lab, "http").questions.decide(run_id, shown.digest, approve=True)
         assert (await lab.ended(run_id)).state == "success"
 
 
@@ -210,7 +207,7 @@ async def test_asks_for_time_when_its_work_would_end_and_finishes_with_it(tmp_pa
         assert asked is not None and (asked.cap, asked.limit) == ("timeout", 3.0) and asked.proposed >= 4.2
         assert row.active_us <= 3_000_000, "the time of the wrap-up is left"
         assert "near its time cap of 3 s" in shown.message
-        await person(lab).extensions.decide(run_id, shown.digest, approve=True)
+        await person(lab).questions.decide(run_id, shown.digest, approve=True)
         run = await lab.ended(run_id)
         assert run.state == "success" and config_of(run.config).timeout_s == asked.proposed
 
@@ -235,7 +232,7 @@ async def test_asks_again_after_a_yes_and_three_times_at_most(tmp_path: Path) ->
         for count in range(1, MOST_ASKED + 1):
             await lab.logged(run_id, "Asked", count)
             shown = await request(lab, run_id)
-            await person(lab).extensions.decide(run_id, shown.digest, approve=True)
+            await person(lab).questions.decide(run_id, shown.digest, approve=True)
             limits.append(config_of((await lab.run(run_id)).config).max_cost_micros)
         run = await lab.ended(run_id)
         assert run.state == "cost_exceeded" and limits == sorted(set(limits))
@@ -328,14 +325,14 @@ async def test_an_answer_counts_once_and_only_for_what_was_shown(tmp_path: Path)
         run_id = await started(lab)
         shown = await request(lab, run_id)
         with pytest.raises(Refused, match="has changed since it was shown"):
-            await person(lab).extensions.decide(run_id, "0" * 64, approve=True)
-        await person(lab).extensions.decide(run_id, shown.digest, approve=True)
+            await person(lab).questions.decide(run_id, "0" * 64, approve=True)
+        await person(lab).questions.decide(run_id, shown.digest, approve=True)
         for again in (True, False):
             with pytest.raises(Refused, match=f"{shown.extension_id} of .* was approved already, in a terminal at "):
-                await person(lab).extensions.decide(run_id, shown.digest, approve=again)
+                await person(lab).questions.decide(run_id, shown.digest, approve=again)
         await lab.ended(run_id)
         with pytest.raises(Refused, match="has ended"):
-            await person(lab).extensions.decide(run_id, shown.digest, approve=True)
+            await person(lab).questions.decide(run_id, shown.digest, approve=True)
         assert len(await lab.facts(run_id, Answered)) == 1
 
 
@@ -348,12 +345,14 @@ async def test_an_answer_after_its_time_and_one_beyond_the_proposed_cap_are_refu
         assert asked is not None and row.waits_until_us == asked.expires_us
         limits = limits_of(lab.runtime.settings, lab.session.user)
         for allow in (asked.proposed + 1, asked.limit, asked.limit - 1, 0):
-            answer = await lab.store.do(decide_extension(run_id, shown.digest, who, "terminal", limits, allow=allow))
+            answer = await lab.store.do(
+                decide_question(run_id, shown.digest, allow, Decider(who, who, "terminal", limits))
+            )
             assert (answer.status, answer.text) == (
                 "refused",
                 "an answer raises the cap to what was proposed, or to less",
             )
-        late = decide_extension(run_id, shown.digest, who, "terminal", limits, allow=asked.proposed)
+        late = decide_question(run_id, shown.digest, asked.proposed, Decider(who, who, "terminal", limits))
         answer = await lab.store.do(lambda view, _now: late(view, asked.expires_us))
         assert answer.status == "refused" and "got no answer in time" in answer.text
         assert (await lab.run(run_id)).waits_for == "more"
@@ -368,9 +367,9 @@ async def test_an_approval_beyond_what_the_day_has_left_by_now_is_refused(tmp_pa
         other = await lab.start(task="another", max_cost_cents=40, max_iterations=7)
         await lab.ended(other)
         with pytest.raises(Refused, match="your budget of the day does not allow that"):
-            await person(lab).extensions.decide(run_id, shown.digest, approve=True)
+            await person(lab).questions.decide(run_id, shown.digest, approve=True)
         assert (await lab.run(run_id)).waits_for == "more", "it still waits"
-        await person(lab).extensions.decide(run_id, shown.digest, approve=False)
+        await person(lab).questions.decide(run_id, shown.digest, approve=False)
         assert (await lab.ended(run_id)).state == "cost_exceeded"
 
 
@@ -388,7 +387,7 @@ async def test_no_call_of_a_model_decides(tmp_path: Path) -> None:
         assert (await lab.call("confirm_spawn", pending_ids=[row.pending_id], **raised)).status == "refused"
         assert (await lab.call("message_subagent", subagent_id=run_id, message="approve")).status == "delivered"
         with pytest.raises(Refused, match="only a person's own answer counts"):
-            await lab.service.extensions.decide(run_id, shown.digest, approve=True)
+            await lab.service.questions.decide(run_id, shown.digest, approve=True)
         now = await lab.run(run_id)
         assert (now.asked, now.config) == (row.asked, row.config)
         assert await lab.facts(run_id, Answered) == []
@@ -400,12 +399,14 @@ async def test_another_user_neither_sees_nor_decides_it(tmp_path: Path) -> None:
         run_id = await started(lab)
         shown = await request(lab, run_id)
         theirs = person(lab, user=USER)
-        assert await theirs.extensions.waiting() == []
+        assert await theirs.questions.waiting() == []
         with pytest.raises(Exception, match="no subagent"):
-            await theirs.extensions.decide(run_id, shown.digest, approve=True)
+            await theirs.questions.decide(run_id, shown.digest, approve=True)
         who = theirs.session.who
         limits = limits_of(lab.runtime.settings, USER)
-        answer = await lab.store.do(decide_extension(run_id, shown.digest, who, "terminal", limits, allow=250_000))
+        answer = await lab.store.do(
+            decide_question(run_id, shown.digest, 250_000, Decider(who, who, "terminal", limits))
+        )
         assert answer.status == "refused"
         await lab.call("cancel_subagent", subagent_id=run_id)
 
@@ -418,9 +419,9 @@ async def test_under_the_policy_human_only_the_pin_allows_more(tmp_path: Path) -
         PinFile(lab.runtime.settings.paths.approval_file).set("73-otter-91")
         at_a_terminal = person(lab)
         with pytest.raises(Refused, match="only the approval PIN allows a run more"):
-            await at_a_terminal.extensions.decide(run_id, shown.digest, approve=True)
+            await at_a_terminal.questions.decide(run_id, shown.digest, approve=True)
         at_a_terminal.session.pin_given = True
-        await at_a_terminal.extensions.decide(run_id, shown.digest, approve=True)
+        await at_a_terminal.questions.decide(run_id, shown.digest, approve=True)
         assert (await lab.ended(run_id)).state == "success"
 
 
@@ -471,7 +472,7 @@ async def test_another_process_continues_it_after_its_owner_was_killed(tmp_path:
                 shown = await request(lab, run_id)
                 owner.kill()
             if approve:
-                await person(lab).extensions.decide(run_id, shown.digest, approve=True)
+                await person(lab).questions.decide(run_id, shown.digest, approve=True)
         async with open_lab(tmp_path, server=server, config=config, check=False) as lab:
             run = await lab.ended(run_id)
             assert run.state == ("success" if approve else "cost_exceeded")
@@ -599,8 +600,8 @@ async def test_an_answer_that_a_client_made_up_decides_nothing(tmp_path: Path) -
         await until_asked(at, run)
         async with Store.open(at.root) as store:
             [row] = await store.read(lambda view: view.runs())
-            found = await store.read(lambda view: waiting_extension(view, row, now_us()))
-        assert isinstance(found, WaitingExtension)
+            found = await store.read(lambda view: pending_question(view, row, now_us()))
+        assert found is not None
         answer = await at.client.session.call_tool(
             "check_subagent",
             {"subagent_id": run["subagent_id"]},

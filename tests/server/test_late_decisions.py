@@ -24,8 +24,7 @@ from ava_audit.units import now_us
 from ava_server.approval.decide import PersonAnswer, Shown
 from ava_server.config.tokens import Token
 from ava_server.core.errors import AvaError
-from ava_server.runs.extension import waiting_extension
-from ava_server.runs.questions import waiting_question
+from ava_server.runs.pending_questions import pending_question
 from ava_server.service.access import Session
 from ava_server.service.service import Service, decide
 
@@ -194,18 +193,18 @@ async def open_extension(lab: Lab) -> tuple[str, Shown]:
     lab.session.channel = "host_call"
     await lab.logged(run_id, "Asked", within_s=60)
     run = await lab.run(run_id)
-    asked = await lab.store.read(lambda view: waiting_extension(view, run, now_us()))
-    assert not isinstance(asked, str), asked
-    return run_id, asked.pending.shown
+    asked = await lab.store.read(lambda view: pending_question(view, run, now_us()))
+    assert asked is not None
+    return run_id, asked.shown
 
 
 async def open_question(lab: Lab) -> tuple[str, Shown]:
     run_id = await lab.start()
     await lab.logged(run_id, "Asked")
     run = await lab.run(run_id)
-    asked = await lab.store.read(lambda view: waiting_question(view, run, now_us()))
+    asked = await lab.store.read(lambda view: pending_question(view, run, now_us()))
     assert asked is not None
-    return run_id, Shown("answer", run_id, asked.id)
+    return run_id, asked.shown
 
 
 async def open_cancel(lab: Lab) -> tuple[str, Shown]:
@@ -243,8 +242,8 @@ CASES = {
     ("extend", "approved"): "was approved already, in a terminal at",
     ("extend", "declined"): "was declined already, in a terminal at",
     ("extend", "ended"): "has ended",
-    ("answer", "answered otherwise"): "It was answered already, in a terminal at",
-    ("answer", "ended"): "It has ended (cancelled).",
+    ("answer", "answered otherwise"): "was answered already, in a terminal at",
+    ("answer", "ended"): "has ended (cancelled)",
     ("cancel", "ended"): "Not cancelled: researcher ",
 }
 

@@ -31,7 +31,7 @@ from ava_server.budget.caps import CapRequest, reserve, settle_unknown
 from ava_server.budget.run_config import RunConfig, Texts, digest
 from ava_server.budget.user_limits import DayCaps, Slots
 from ava_server.config.settings import Limits
-from ava_server.runs.extension import ExtensionLimits, asked_of, decide_extension
+from ava_server.runs.extension import ExtensionLimits, asked_of
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import (
     TRANSITIONS,
@@ -47,7 +47,7 @@ from ava_server.runs.lifecycle import (
     resume,
     transition,
 )
-from ava_server.runs.questions import answer_question
+from ava_server.runs.pending_questions import Decider, decide_question
 from ava_server.runs.result import RunResult, build_result
 
 HERE, ELSEWHERE, DEAD = "here", "elsewhere", "dead"
@@ -283,14 +283,14 @@ class Log:
     def answers(self, row: RunRow) -> Command[Any]:
         """An answer to a run's question, or of every second run a no."""
         text = None if int(row.id[2:], 16) % 2 else "EUR"
-        return answer_question(row.id, "Q-00000001", text, self.agent(row.id), WHO, "terminal")
+        return decide_question(row.id, "Q-00000001", text, Decider(WHO, self.agent(row.id), "terminal", EXTENSIONS))
 
     def decides(self, row: RunRow) -> Command[Any]:
         """A person's answer to what a run asks for: yes, and of every second run no."""
         asked = asked_of(row)
         shown = asked.digest if asked is not None else ""
         allow = None if int(row.id[2:], 16) % 2 else 2 * 10**6
-        return decide_extension(row.id, shown, WHO, "terminal", EXTENSIONS, allow=allow)
+        return decide_question(row.id, shown, allow, Decider(WHO, self.agent(row.id), "terminal", EXTENSIONS))
 
     def again(self, row: RunRow) -> Command[Any]:
         """Another proposal under the same reference."""

@@ -298,8 +298,10 @@ async def test_a_person_is_asked_with_the_value_and_its_source_and_only_they_can
         assert asked.values == ({"argument": "to", "value": EVIL, "source": "mcp__lab__inbox"},)
         shown = str(await lab.call("check_subagent", subagent_id=run_id))
         assert f"to (from a result of mcp__lab__inbox): {EVIL}" in shown
-        with pytest.raises(Refused, match="asks a person whether it may make a call"):
+        with pytest.raises(Refused, match="only a person's own answer counts"):
             await answer(lab, run_id, "yes", "host_call", shown=asked)
+        with pytest.raises(Refused, match="asks a person whether it may make a call"):
+            await answer(lab, run_id, "yes", "host_call")
         assert await lab.facts(run_id, Answered) == []
         await answer(lab, run_id, word, "terminal", shown=asked)
         results = await sent(lab, run_id)
@@ -322,7 +324,7 @@ async def test_a_yes_counts_only_for_the_question_that_was_shown(tmp_path: Path)
         )
         await answer(lab, run_id, "no", "browser", shown=shown)  # in another window
         await lab.logged(run_id, "Asked", 2)
-        with pytest.raises(Refused, match="no longer waits for this answer"):
+        with pytest.raises(Refused, match="was declined already, in "):
             await answer(lab, run_id, "yes", "terminal", shown=shown)
         with pytest.raises(Refused, match=f"(?s){EVIL}.*Nothing was sent: answer it with `ava send .* --question Q-"):
             await answer(lab, run_id, "yes", "terminal")
@@ -382,18 +384,18 @@ async def test_a_page_that_was_shown_another_question_allows_nothing(
         run_id = await begun(lab)
         await lab.logged(run_id, "Asked")
         [asked] = await lab.facts(run_id, Asked)
-        user, call = lab.session.user, Service.call
+        user, carry_out = lab.session.user, PersonQuestions._decide
         service = Service(lab.runtime, Session(user=user, transport="browser", channel="browser"))
 
         async def later(*args: Any, **more: Any) -> Any:
-            """Another window is faster: it answers after the look at the question, and before the call."""
-            monkeypatch.setattr(Service, "call", call)
+            """Another window is faster: it answers after the look at the question, and before the answer here."""
+            monkeypatch.setattr(PersonQuestions, "_decide", carry_out)
             await answer(lab, run_id, "no", "terminal", shown=asked)
             await lab.logged(run_id, "Asked", 2)
-            return await call(*args, **more)
+            return await carry_out(*args, **more)
 
-        monkeypatch.setattr(Service, "call", later)
-        with pytest.raises(Refused, match="no longer waits for this answer"):
+        monkeypatch.setattr(PersonQuestions, "_decide", later)
+        with pytest.raises(Refused, match="was declined already, in "):
             await decide(service, [Shown("answer", run_id, asked.ask_id)], PersonAnswer(True, "yes"))
         assert [each.success for each in await sent(lab, run_id)] == [False, False]
 

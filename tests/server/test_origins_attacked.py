@@ -34,7 +34,8 @@ from support.sample import sampled
 from ava_audit.events import Answered, Asked, ToolResult, UserMessage
 from ava_roles.tool import Tool
 from ava_server.runs.origins import Origins, leaves, visible
-from ava_server.runs.questions import Doubt, warn_of_look_alikes
+from ava_server.runs.pending_questions import warn_of_look_alikes
+from ava_server.runs.questions import Doubt
 
 INBOX, BOOK, WEB, FILE = "mcp__lab__inbox", "mcp__lab__contacts", "read_webpages", "read_file"
 KEY, CARD, DIARY = "vx-7Kq93LmZ0042pTn", "4111 1111 1111 1111", "the harbour deal closes on friday with Marlow"

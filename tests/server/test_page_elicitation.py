@@ -52,7 +52,8 @@ from ava_server.core.data_root import DataRoot, os_user
 from ava_server.core.errors import ConfigError
 from ava_server.mcp_server import elicitation
 from ava_server.mcp_server.app import HTTP, OF_REQUEST
-from ava_server.runs.extension import ExtensionLimits, decide_extension
+from ava_server.runs.extension import ExtensionLimits
+from ava_server.runs.pending_questions import Decider, decide_question
 from ava_server.service import access
 
 HUMAN = f'approval = "human"\n{PRICED}'
@@ -490,7 +491,7 @@ async def test_more_for_a_run_is_allowed_on_its_page(tmp_path: Path, era: str) -
             assert page.url == f"{ADDRESS}/subagents/{run_id}" and "Raise the cost cap" in page.message
             who = Who("sess-browser", "person", os_user())
             limits = ExtensionLimits(Limits(max_cost_cents=10**5), DayCaps(10**9, 10**9))
-            command = decide_extension(run_id, asked.digest, who, "browser", limits, allow=asked.proposed)
+            command = decide_question(run_id, asked.digest, asked.proposed, Decider(who, who, "browser", limits))
             async with Store.open(at.root) as store:
                 assert (await store.do(command)).status == "approved"
             return ElicitResult(action="accept", content={"max_cost_dollars": 9.0})

@@ -127,7 +127,7 @@ async def test_no_door_extends_what_was_proposed_under_human(tmp_path: Path) -> 
         lab.runtime.settings = loose
         lab.session.channel, lab.session.pin_given = "host_call", False
         await lab.logged(run_id, "Asked")
-        [asked] = await lab.service.extensions.waiting()
+        [asked] = await lab.service.questions.waiting()
         for service in (lab.service, terminal(lab)):
             with pytest.raises(Refused, match="only the approval PIN allows a run more"):
                 await decide(service, [Shown("extend", run_id, asked.digest)], agreement([], {}))

@@ -166,15 +166,15 @@ def test_what_became_of_a_question_is_said_although_its_run_is_over_first(tmp_pa
 import sys
 import anyio
 from ava_server.cli import service_client as c
-ask, look = c.Approvals.extensions, c.Approvals.decided_elsewhere
+from ava_server.cli import wait as w
+ask, look = w._ask_about, c.Approvals.decided_elsewhere
 async def asked(*args):
-    found = await ask(*args)
     print("LOOKED", file=sys.stderr)
-    return found
+    return await ask(*args)
 async def slowly(*args):
     await anyio.sleep(3)
     return await look(*args)
-c.Approvals.extensions, c.Approvals.decided_elsewhere = asked, slowly
+w._ask_about, c.Approvals.decided_elsewhere = asked, slowly
 """
     text, decided = asked_with(tmp_path, slow)
     assert "was declined already, by a call of the host at" in text, text
@@ -208,9 +208,8 @@ def asked_with(tmp_path: Path, fault: str) -> tuple[str, list[dict[str, Any]]]:
 
 def test_a_request_that_was_decided_since_ava_run_looked_is_not_asked(tmp_path: Path) -> None:
     gone = (
-        "import sys; from ava_server.cli import service_client as c\n"
-        "async def none(*args): return print('LOOKED', file=sys.stderr) or []\n"
-        "c.Approvals.extensions = none"
+        "import sys; from ava_server.runs import pending_questions as p\n"
+        "p.pending_question = lambda *args: print('LOOKED', file=sys.stderr)"
     )
     text, decided = asked_with(tmp_path, gone)
     assert "Traceback" not in text and "cost_exceeded" in text and [one["decision"] for one in decided] == ["declined"]
@@ -228,7 +227,7 @@ async def slowly(*args, **more):
 c.Approvals.decide = slowly
 """
     text, decided = asked_with(tmp_path, slow)
-    assert "no longer waits" not in text, text
+    assert "already" not in text, text
     assert [one["decision"] for one in decided] == ["approved"]
 
 
@@ -248,9 +247,9 @@ def test_ava_run_asks_what_its_run_asks_and_passes_the_answer_on(tmp_path: Path)
 @pytest.mark.parametrize(
     ("answers", "decision"),
     [
-        ([("yes", ""), (PIN, "has its answer and continues.")], "answered"),
+        ([("yes", ""), (PIN, "has the answer to its question and continues.")], "answered"),
         ([("yes", ""), ("111111", "That is not the PIN; 4 tries are left. Nothing was allowed; it still waits.")], ""),
-        ([("no", "has its answer and continues.")], "declined"),
+        ([("no", "has the answer to its question and continues.")], "declined"),
     ],
     ids=["the PIN", "a wrong PIN", "a no"],
 )

@@ -295,7 +295,7 @@ def test_an_answer_counts_as_a_persons_only_from_a_persons_session(here: There, 
     here.until(lambda: logged(here.root, "Asked", run=run_id))
     path, csrf, asked = f"/subagents/{run_id}/message", visitor.csrf, question(here, run_id)
     other = visitor.post(path, {"csrf": csrf, "message": "USD", "question": "Q-00000000"})
-    assert other.status_code == 409 and "nothing was sent" in other.text
+    assert other.status_code == 409 and "has changed since it was shown" in other.text
     empty = visitor.post(path, {"csrf": csrf, "message": " ", "question": asked})
     assert empty.status_code in (400, 409)
     sent = visitor.post(path, {"csrf": csrf, "message": "EUR", "question": asked})

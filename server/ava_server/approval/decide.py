@@ -58,7 +58,7 @@ class PersonAnswer:
 
 
 def tool_call(shown: Sequence[Shown], answer: PersonAnswer) -> tuple[str, dict[str, Any]]:
-    """Return the call that carries out a decision: the tool and its arguments. No tool raises a cap (`extend`)."""
+    """Return the call that carries out a decision: the tool and its arguments; what a run asks has none."""
     [one, *_others] = shown
     match one.kind:
         case "start":
@@ -70,10 +70,10 @@ def tool_call(shown: Sequence[Shown], answer: PersonAnswer) -> tuple[str, dict[s
         case "cancel":
             reason = {} if answer.words is None else {"reason": answer.words}
             return "cancel_subagent", {"subagent_id": one.id, **reason}
-        case "answer" | "send":
+        case "send":
             return "message_subagent", {"subagent_id": one.id, "message": answer.words}
-        case "extend":
-            raise ValueError("only a person's own channel raises a cap")
+        case "extend" | "answer":
+            raise ValueError("what a run asks is decided by the service, not by a tool")
 
 
 @dataclass(frozen=True)

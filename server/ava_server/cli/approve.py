@@ -32,7 +32,7 @@ from ava_server.core.errors import AvaError, BadInput, Refused
 
 if TYPE_CHECKING:
     from ava_server.approval.proposals import Pending, ProposalSummary
-    from ava_server.runs.extension import PendingExtension
+    from ava_server.runs.pending_questions import PendingExtension
 
 TASK_COLUMNS = 40
 """Columns that a task has beside the others of a table; with fewer, it is below them."""
@@ -208,7 +208,7 @@ async def _start_each(client: Approvals, waiting: list[Pending]) -> list[bool]:
 
 
 async def _decide(client: Approvals, one: Pending | PendingExtension, approve: bool) -> None:
-    from ava_server.runs.extension import PendingExtension  # not needed to read the command line
+    from ava_server.runs.pending_questions import PendingExtension  # not needed to read the command line
 
     if isinstance(one, PendingExtension):
         say((await client.decide([one.shown], PersonAnswer(approve))).text)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ava_server.config.pin import PinFile
     from ava_server.config.settings import Settings
     from ava_server.render.responses import SpawnAnswer
-    from ava_server.runs.extension import PendingExtension
+    from ava_server.runs.pending_questions import PendingExtension
     from ava_server.service.access import Session
     from ava_server.service.decision_requests import DecisionsHandler, Outcomes
     from ava_server.service.record_requests import Request
@@ -186,7 +186,7 @@ class SessionTransport:
             await self._runtime.store.wait_for_entry_after(after)
 
     async def needed_pin(self, shown: Sequence[Shown], words: str | None = None) -> PinFile | None:
-        from ava_server.runs.questions import allows_call
+        from ava_server.runs.pending_questions import is_approval
 
         if self._session.channel != "terminal":  # no person decides here, so none could give it
             return None
@@ -194,7 +194,7 @@ class SessionTransport:
             return None
         if words is not None and shown[0].kind == "answer":
             [asked, *_others] = shown
-            allows = await self._runtime.store.read(lambda view: allows_call(view, asked.id, asked.digest, words))
+            allows = await self._runtime.store.read(lambda view: is_approval(view, asked.id, asked.digest, words))
             if not allows:
                 return None
         policy = await self._runtime.policy_on([one.id for one in shown])

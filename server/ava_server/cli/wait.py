@@ -11,7 +11,6 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +22,7 @@ import typer
 from ava_audit.errors import AuditError, StoreUnavailable
 from ava_audit.events import Activity
 from ava_audit.rows import RUNNING
-from ava_audit.units import format_usd
+from ava_audit.units import format_usd, now_us
 from ava_roles.errors import RolesError
 from ava_roles.wrap import add_bars, clean
 from ava_server.approval.decide import PersonAnswer, Shown
@@ -34,7 +33,7 @@ from ava_server.cli.options import LastRunIds, TokenFile, Url, parse_seconds
 from ava_server.cli.records import MemoryTransport, Records, open_records
 from ava_server.cli.remote import Connection, chosen_server
 from ava_server.cli.results import SavedFiles, exit_code, results_text, save_artifacts, show_results
-from ava_server.cli.service_client import Approvals, SessionTransport
+from ava_server.cli.service_client import Approvals, SessionTransport, unless_decided
 from ava_server.cli.terminal import ReaderGone, say, someone_there, tell
 from ava_server.core.commands import advice
 from ava_server.core.errors import AvaError, BadInput
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_server.render.run_view import RunView
     from ava_server.runs.manager import Manager
+    from ava_server.runs.pending_questions import PendingQuestion
     from ava_server.service.access import Session
     from ava_server.service.runtime import Runtime
     from ava_server.service.service import Service
@@ -263,16 +263,6 @@ def _what_is_asked(run: RunView) -> str | None:
 # -- following one's own runs -----------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Asking:
-    """A question of a run that stands on the terminal; `answered` once its answer was typed and is passed on."""
-
-    about: str
-    shown: Shown | None = None
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    answered: bool = False
-
-
 class FollowedRuns:
     """A command's own runs: what they ask a person is asked here, and Ctrl-C asks whether to cancel them."""
 
@@ -284,7 +274,7 @@ class FollowedRuns:
         records = Records(MemoryTransport(runtime.settings.paths, runtime.store, runtime.instances, runtime.manager))
         self._watch = RunWatch(records, run_ids, runtime.manager)
         self._question: anyio.CancelScope | None = None
-        self._asking: _Asking | None = None
+        self._asking: anyio.CancelScope | None = None
         self._asked: set[str] = set()
         self._left: int | None = None
 
@@ -311,7 +301,7 @@ class FollowedRuns:
                 async with anyio.create_task_group() as outcomes:  # each is said, although its run may be over first
                     await self._watch.until_over(
                         lambda: self._question is not None or self._asking is not None,
-                        (lambda seen: self._attend(seen, tasks, outcomes)) if asks else None,
+                        (lambda seen: self._attend(seen, outcomes)) if asks else None,
                     )
                 tasks.cancel_scope.cancel()
         self._watch.progress.end()
@@ -327,7 +317,7 @@ class FollowedRuns:
                     self._question.cancel()
                 continue
             if self._asking is not None:
-                self._asking.scope.cancel()
+                self._asking.cancel()
             self._question = anyio.CancelScope()
             tasks.start_soon(self._ask, tasks, self._question)
 
@@ -349,74 +339,42 @@ class FollowedRuns:
                 tasks.start_soon(self._cancel, tasks)
                 await self._watch.until_over(lambda: True)
 
-    def _attend(self, seen: Sequence[RunView], tasks: anyio.abc.TaskGroup, outcomes: anyio.abc.TaskGroup) -> None:
-        """Ask the next question of a run, or take back one that was answered elsewhere or waits no longer."""
-        waits = {about: run for run in seen if (about := _what_is_asked(run)) is not None}
-        if self._asking is not None:
-            closed = self._asking.scope.cancel_called
-            if self._asking.about not in waits and not self._asking.answered and not closed:
-                self._asking.scope.cancel()
-                outcomes.start_soon(self._say_outcome, self._asking.shown)
+    def _attend(self, seen: Sequence[RunView], outcomes: anyio.abc.TaskGroup) -> None:
+        """Ask the next question of a run."""
+        if self._asking is not None or self._question is not None:
             return
-        new = next((about for about in waits if about not in self._asked), None)
-        if new is not None and self._question is None:
-            self._asked.add(new)
-            self._asking = _Asking(new)
-            tasks.start_soon(self._answer, self._asking, waits[new])
+        for run in seen:
+            about = _what_is_asked(run)
+            if about is not None and about not in self._asked:
+                self._asked.add(about)
+                self._asking = anyio.CancelScope()
+                outcomes.start_soon(self._answer, self._asking, run)
+                return
 
-    async def _say_outcome(self, shown: Shown | None) -> None:
-        """Say what became of a question that is closed on the terminal, because it was decided elsewhere."""
-        client = Approvals(SessionTransport(self._runtime, self._service.session))
-        found = await client.decided_elsewhere([shown] if shown is not None else [])
-        tell("\n" + ("\n".join(found.values()) or "It no longer waits for an answer."))
-
-    async def _answer(self, asking: _Asking, run: RunView) -> None:
+    async def _answer(self, scope: anyio.CancelScope, run: RunView) -> None:
         self._watch.progress.end()
         try:
-            with asking.scope:
-                await (self._reply if run.wait is not None and run.wait.question else self._allow_more)(asking, run)
+            with scope:
+                await self._ask_person(run.row)
         except (AvaError, AuditError) as error:
             tell(f"ava: {error}")
         finally:
             self._asking = None
 
-    async def _reply(self, asking: _Asking, run: RunView) -> None:
-        from ava_server.approval.questions import Reply
-        from ava_server.runs.questions import own_words
-        from ava_server.service.access import Access
-        from ava_server.service.questions import PersonQuestions
+    async def _ask_person(self, run: RunRow) -> None:
+        """Ask what a run asks; where it is decided elsewhere first, the question withdraws itself."""
+        from ava_server.runs.pending_questions import pending_question
 
-        asked = run.wait.question if run.wait is not None else None
-        if asked is None:
-            return
-        asking.shown = Shown("answer", run.row.id, asked.id)
-        tell(f"{label(run.row)} asks you:\n{add_bars(asked.untrusted)}")
-        answer = await terminal.ask_words("Your answer (Enter alone: it continues without one):")
-        asking.answered = True
-        reply = Reply("accept", own_words(answer)) if answer else Reply("decline")
-        if asked.allowed_by(answer):
-            client = Approvals(SessionTransport(self._runtime, self._service.session))
-            await client.unlock([asking.shown], "Nothing was allowed; it still waits.")
-        questions = PersonQuestions(Access(self._runtime, self._service.session))
-        channel = self._service.session.channel
-        done = await questions.answer([run.row], asked.id, reply, channel)  # no other question
-        if done is not None:
-            tell(done)
-        else:
-            await self._say_outcome(asking.shown)
-
-    async def _allow_more(self, asking: _Asking, run: RunView) -> None:
-        """No means that the run hands in what it has."""
-        client = Approvals(SessionTransport(self._runtime, self._service.session))
-        found = await client.extensions([run.row.id])
-        if not found:
+        one = await self._runtime.store.read(lambda view: pending_question(view, view.run(run.id) or run, now_us()))
+        if one is None:
             return  # it was decided elsewhere since the look
-        [one] = found
-        asking.shown = one.shown
-        tell(f"{label(run.row)} asks for more:\n{one.message}")
-        approve = await terminal.agrees("Raise the cap? Without a yes, it hands in what it has.")
-        asking.answered = True
-        tell((await client.decide([one.shown], PersonAnswer(approve))).text)
+        client = Approvals(SessionTransport(self._runtime, self._service.session))
+        given = await unless_decided(client, [one.shown], lambda: _ask_about(one))
+        if given is None:
+            found = await client.decided_elsewhere([one.shown])
+            tell("\n" + "\n".join(found.values()))
+            return
+        tell((await client.decide([one.shown], given)).text)
 
     async def _ask(self, tasks: anyio.abc.TaskGroup, question: anyio.CancelScope) -> None:
         self._watch.progress.end()
@@ -490,6 +448,16 @@ class FollowedRuns:
 
 
 # -- handing over -----------------------------------------------------------------------------------------------------
+
+
+async def _ask_about(one: PendingQuestion) -> PersonAnswer:
+    """Ask on the terminal what a run asks; without a yes or words, it goes on without."""
+    if not one.kind.in_words:
+        tell(f"{label(one.run)} asks for more:\n{one.message}")
+        return PersonAnswer(await terminal.agrees("Raise the cap? Without a yes, it hands in what it has."))
+    tell(f"{label(one.run)} asks you:\n{add_bars(one.untrusted)}")
+    words = await terminal.ask_words("Your answer (Enter alone: it continues without one):")
+    return PersonAnswer(bool(words), words or None)
 
 
 async def deliver(

@@ -22,9 +22,8 @@ from ava_server.cli.terminal import YES
 from ava_server.config.settings import Settings
 from ava_server.core.errors import Refused
 from ava_server.core.ids import label
-from ava_server.runs.extension import PendingExtension
 from ava_server.runs.lifecycle import awaited
-from ava_server.runs.questions import WaitingQuestion
+from ava_server.runs.pending_questions import PendingExtension, PendingQuestion
 from ava_server.service.decision_requests import OUTCOMES
 from ava_server.service.decision_requests import WAITING as WAITING_DECISIONS
 
@@ -121,7 +120,7 @@ async def _extension(run: RunRow, reader: OverviewReader) -> PendingExtension:
     raise Refused(f"{label(run)} waits for no approval: it is {awaited(run, now_us()) or run.state}{hint}.")
 
 
-async def _question(run: RunRow, reader: OverviewReader) -> WaitingQuestion | None:
+async def _question(run: RunRow, reader: OverviewReader) -> PendingQuestion | None:
     [view] = await reader.records.views([run.id])
     return view.wait.question if view.wait is not None else None
 
@@ -154,9 +153,8 @@ async def _message(run: RunRow, reader: OverviewReader) -> DecisionQuestion:
             f" to the model {run.model}: give no passwords or keys."
         )
         return DecisionQuestion("send", run, f"Send a message to {label(run)}", text, "Message:", Shown("send", run.id))
-    shown = Shown("answer", run.id, asked.id, text=asked.message)
-    pin, title = asked.to_allow and await _takes_pin(shown, reader), f"{label(run)} asks you a question"
-    return DecisionQuestion("send", run, title, asked.message, "Answer:", shown, pin=pin)
+    pin, title = asked.to_allow and await _takes_pin(asked.shown, reader), f"{label(run)} asks you a question"
+    return DecisionQuestion("send", run, title, asked.message, "Answer:", asked.shown, pin=pin)
 
 
 async def carry_out(decision: DecisionQuestion, settings: Settings, answer: str, pin: str) -> str:

@@ -33,7 +33,7 @@ from ava_server.core.ids import label, state_words
 from ava_server.core.threads import read_apart
 from ava_server.render.entries import BOOKKEEPING, entry_words, is_trouble
 from ava_server.render.run_view import cost_of, run_answer
-from ava_server.runs.extension import PendingExtension
+from ava_server.runs.pending_questions import PendingExtension
 from ava_server.service.record_requests import DETAIL
 
 if TYPE_CHECKING:

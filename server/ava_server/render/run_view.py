@@ -38,7 +38,7 @@ from ava_server.core.ids import label, state_words
 from ava_server.render.responses import LastTool, RunAnswer, Untrusted
 from ava_server.runs.extension import asked_of, request_words, wait_words
 from ava_server.runs.lifecycle import awaited, blocker_in, is_held, pause_words, paused, resume_line, waits_for_resume
-from ava_server.runs.questions import WaitingQuestion, waiting_question
+from ava_server.runs.pending_questions import PendingQuestion, pending_question
 
 if TYPE_CHECKING:
     from ava_server.runs.manager import Manager
@@ -203,7 +203,7 @@ class Wait:
             waits for.
         served: An Ava server works on this data root.
         line: What `confirm_spawn` takes as `approving` to resume it; None where that is not needed, or not possible.
-        question: What it asks.
+        question: What it asks, where it asks in words.
         command: How a command for the server that has the run begins, as `ava --url URL`; empty on its own machine.
     """
 
@@ -214,7 +214,7 @@ class Wait:
     blocker: str = ""
     served: bool = True
     line: str | None = None
-    question: WaitingQuestion | None = None
+    question: PendingQuestion | None = None
     command: str = ""
 
     @property
@@ -564,7 +564,7 @@ def _wait(
     if state == AWAITING_EXTENSION:
         return Wait("extension", run, until_us=run.waits_until_us)
     if state == AWAITING_ANSWER:
-        return Wait("answer", run, until_us=run.waits_until_us, question=waiting_question(view, run, now_us))
+        return Wait("answer", run, until_us=run.waits_until_us, question=pending_question(view, run, now_us))
     if state == HELD:
         return Wait("held", run, line=resume_line(view, run))
     if state not in (QUEUED, INTERRUPTED):

@@ -3,9 +3,10 @@
 `loop.py` is the middle: reserve, call the model, run tools. `history.py` collects a run's entries, and requests are
 built only from it, so a resumed run works like a new one. `reservation.py` makes a call fit its caps step by step, and
 `model_call.py` makes calls and settles them; `first_call.py` refuses a proposal whose caps buy no work. `extension.py`
-and `questions.py` have what a run asks a person, and pause it; `origins.py` says which values of a call a person has
-to allow, because they come from what was read. `manager.py` claims runs and owns their tasks,
-as far as `mode.py` lets this kind of process; `activities.py` shows what they are doing, for display only.
+and `questions.py` have a run ask a person, and pause it; `pending_questions.py` says for each kind how that is shown,
+answered and decided. `origins.py` says which values of a call a person has to allow, because they come from what was
+read. `manager.py` claims runs and owns their tasks, as far as `mode.py` lets this kind of process; `activities.py`
+shows what they are doing, for display only.
 
 The seams are `setup.RunSetup`, which makes what a run works with from the `RunResources` of a process, and the log: all
 state of a run follows from its entries, so any process can go on with it. Under `background`, a server leaves runs to a

@@ -13,7 +13,7 @@ from ava_audit.rows import INTERRUPTED, QUEUED, RUNNING, UNENDED, WAITING, RunRo
 from ava_audit.units import HOUR_US, now_us
 from ava_audit.view import View
 from ava_roles.wrap import list_names
-from ava_server.approval.decide import ONLY_PERSON, approval_needs
+from ava_server.approval.decide import approval_needs
 from ava_server.approval.outcomes import run_now
 from ava_server.approval.proposals import made_under
 from ava_server.approval.requests import CancelArgs, CheckArgs, MessageArgs, parse, shown
@@ -34,7 +34,7 @@ from ava_server.render.run_view import (
     view_run,
 )
 from ava_server.runs.lifecycle import paused
-from ava_server.runs.questions import WaitingQuestion, allows_call, closed_question, deliver
+from ava_server.runs.pending_questions import PendingQuestion
 from ava_server.service.access import Access, Operations, Progress
 from ava_server.service.current import others_words
 from ava_server.service.fetch import bring_to_repositories
@@ -284,23 +284,17 @@ class RunSteering(Operations):
     def __init__(self, access: Access, checks: RunChecks) -> None:
         super().__init__(access)
         self._checks = checks
+        self._questions = PersonQuestions(access)
 
-    async def message(self, given: dict[str, Any], caller: CallContext) -> Answer:
+    async def message(self, given: dict[str, Any], _caller: CallContext) -> Answer:
         """Do `message_subagent`. Raises BadInput, and Refused: the run waits for approval, or has ended."""
         args = parse(MessageArgs, given)
         run = await self._access.run(args.subagent_id, "subagent_id")
-        agent, session = self._access.agent_of(run), self._session
-        to = caller.question_id
-        if to != "" and await self._store.read(lambda view: allows_call(view, run.id, to, args.message)):
-            await self._access.refuse_without_pin([run.id], ONLY_PERSON["answer"])
-        delivered = await self._store.do(deliver(run.id, args.message, agent, session.who, session.channel, to))
+        delivered = await self._questions.message(run, args.message)
         if delivered == "waiting":
             raise Refused(f"{label(run)} waits for approval; to change it, cancel it and propose it again")
-        if delivered == "other":
-            why = await self._store.read(lambda view: closed_question(view, view.run(run.id) or run, to))
-            raise Refused(f"{label(run)} no longer waits for this answer; nothing was sent. {why}")
-        if isinstance(delivered, WaitingQuestion):
-            why = _ONLY_YES if session.channel == "host_call" else _NAME_IT  # a model is not shown its text here
+        if isinstance(delivered, PendingQuestion):
+            why = _ONLY_YES if self._session.channel == "host_call" else _NAME_IT  # a model is not shown its text here
             raise Refused(why.format(run=label(run), how=delivered.in_a_terminal, asked=delivered.message))
         if delivered == "ended":
             to_do = self._access.adapt_text("ask on with spawn_subagent and context_from")

@@ -15,7 +15,7 @@ from ava_server.approval.decide import Shown
 from ava_server.approval.proposals import Pending, SpawnLimits, pending_proposals, waiting_proposal
 from ava_server.core.errors import Refused
 from ava_server.core.ids import parse_any_id
-from ava_server.runs.extension import PendingExtension, waiting_extensions
+from ava_server.runs.pending_questions import PendingExtension, pending_requests
 from ava_server.service.outcomes import outcome_of
 from ava_server.service.record_requests import Request, UnknownId
 
@@ -96,7 +96,7 @@ class DecisionsHandler:
                 proposals = [self._proposal_in(view, run, at_us) for run in found]
             else:
                 proposals = pending_proposals(view, self.user, limits, at_us)
-            extensions = [one.pending for one in waiting_extensions(view, self.user, at_us)]
+            extensions = pending_requests(view, self.user, at_us)
             return WaitingDecisions(self.user, proposals, extensions)
 
         return await self.store.read(query)

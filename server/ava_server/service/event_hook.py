@@ -37,9 +37,9 @@ from ava_server.approval.summary import task_excerpt
 from ava_server.budget.run_config import caps_text, config_of
 from ava_server.config.keys import key_variables
 from ava_server.core.data_root import home_folder
-from ava_server.runs.extension import asked_of, request_words
+from ava_server.runs.extension import request_words
 from ava_server.runs.lifecycle import awaited
-from ava_server.runs.questions import waiting_question
+from ava_server.runs.pending_questions import pending_question
 
 _LINUX = "/usr/bin:/bin:/usr/local/bin"
 """Where programs of the system are; the PATH may begin with a project's."""
@@ -191,21 +191,15 @@ def _fields(view: View, run: RunRow, event: str) -> dict[str, Any]:
 
 
 def _request(view: View, run: RunRow) -> dict[str, Any]:
-    if (found := waiting_question(view, run, now_us())) is not None:
-        return {
-            "question_id": found.id,
-            "question": found.text,
-            "options": list(found.options),
-            "expires_at": iso_utc(found.asked.expires_us),
-        }
-    asked = asked_of(run)
-    if asked is None:
+    found = pending_question(view, run, now_us())
+    if found is None:
         return {}
-    return {
-        "extension_id": asked.ask_id,
-        "request": request_words(asked),
-        "expires_at": iso_utc(asked.expires_us),
-    }
+    asks: dict[str, Any] = {"extension_id": found.id}
+    if found.kind.in_words:
+        asks = {"question_id": found.id, "question": found.text, "options": list(found.options)}
+    else:
+        asks["request"] = request_words(found.asked)
+    return {**asks, "expires_at": iso_utc(found.asked.expires_us)}
 
 
 async def _run(program: Sequence[str], event: dict[str, Any]) -> None:

@@ -21,9 +21,8 @@ from ava_server.budget.run_config import CAP_OF_FIELD, COST, RunConfig
 from ava_server.core.errors import AvaError
 from ava_server.core.ids import label
 from ava_server.core.threads import work_until
-from ava_server.runs.extension import waiting_extension
 from ava_server.runs.lifecycle import resume_line
-from ava_server.runs.questions import closed_question, waiting_question
+from ava_server.runs.pending_questions import closed_question, pending_question
 
 T = TypeVar("T")
 
@@ -38,17 +37,11 @@ def outcome_of(view: View, shown: Shown, limits: SpawnLimits, at_us: int) -> str
     run = view.run(shown.id)
     if run is None:
         return f"{shown.id} is not known any more."
-    if shown.kind == "extend":
-        request = waiting_extension(view, run, at_us)
-        if isinstance(request, str):
-            return f"{request}."
-        same = request.asked.digest == shown.digest
-        return None if same else f"{label(run)} asks for something else by now; look at it again."
-    if shown.kind == "answer":
-        asked = waiting_question(view, run, at_us)
-        if asked is not None and asked.id == shown.digest:
+    if shown.kind in ("extend", "answer"):
+        question = pending_question(view, run, at_us)
+        if question is not None and question.shown.digest == shown.digest:
             return None
-        return f"{label(run)} no longer waits for this answer. {closed_question(view, run, shown.digest)}"
+        return f"{closed_question(view, run, shown.digest, at_us)}."
     if shown.kind == "resume":
         return _outcome_of_resumption(view, run, shown)
     return f"{run_now(run)}." if run.ended else None
@@ -101,10 +94,13 @@ async def ask_until(decided: Callable[[], Awaitable[object]], ask: Callable[[], 
     """Return what a question gives; None where `decided` returned first, which withdraws the question."""
 
     async def over() -> None:
-        try:
-            await decided()
-        except (AuditError, AvaError):  # without news, the question stays open
-            await anyio.sleep_forever()
+        while True:
+            try:
+                await decided()
+            except (AuditError, AvaError):  # without news, the question stays open
+                await anyio.sleep(DECIDED_EVERY_S)
+            else:
+                return
 
     return await work_until(over, ask, None)
 

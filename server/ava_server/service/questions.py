@@ -1,4 +1,4 @@
-"""What runs wait for a person with, where the client can ask one: more for a run near a cap, or a run's own question.
+"""What runs wait for a person with, where the client can ask one, and what a person has decided on any surface.
 
 The client asks within a call, or as the question of a task. A question that its person has closed or not seen is not
 asked again in the session; the run still waits. Where only the PIN allows more, the person is sent to the run's page.
@@ -9,32 +9,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import quote
 
-import anyio
-
 from ava_audit.events import Channel
 from ava_audit.rows import RunRow
 from ava_audit.units import now_us
 from ava_audit.view import View
-from ava_server.approval.decide import ONLY_PERSON, Shown
+from ava_server.approval.decide import ONLY_PERSON
 from ava_server.approval.questions import PageOpener, PageQuestion, Person, Question, Reply
 from ava_server.approval.requests import MessageArgs, parse
 from ava_server.core.errors import Refused
-from ava_server.core.ids import label
-from ava_server.runs.extension import (
-    ExtensionAnswer,
+from ava_server.runs.extension import extension_limits
+from ava_server.runs.pending_questions import (
+    Decider,
+    Given,
     PendingExtension,
-    WaitingExtension,
-    decide_extension,
-    extension_limits,
-    waiting_extension,
-    waiting_extensions,
+    PendingQuestion,
+    QuestionDecision,
+    closed_question,
+    decide_question,
+    deliver,
+    pending_question,
+    pending_requests,
 )
-from ava_server.runs.questions import WaitingQuestion, answer_question, waiting_question
 from ava_server.service.access import Operations
 from ava_server.service.outcomes import ask_until, outcomes, until_decided
 
-Waiting = WaitingExtension | WaitingQuestion
-LOOK_S = 1.0
 _UNANSWERED = "The person has not answered; {run_id} still waits: {how} in a terminal."
 _UNDECIDED = "The person has not decided; {run_id} still waits: at {page}, or {how} in a terminal."
 _ASKED = (
@@ -46,41 +44,54 @@ class PersonQuestions(Operations):
     """Asks the person of a session what runs wait for, and carries out the replies; no model raises a cap."""
 
     async def waiting(self) -> list[PendingExtension]:
-        """Return what this user's runs ask for, oldest first."""
+        """Return what this user's runs ask for more of, oldest first."""
         at_us = now_us()
-        found = await self._store.read(lambda view: waiting_extensions(view, self._session.user, at_us))
-        return [one.pending for one in found]
+        return await self._store.read(lambda view: pending_requests(view, self._session.user, at_us))
 
-    async def decide(self, run_id: str, shown: str, *, approve: bool) -> ExtensionAnswer:
+    async def decide(self, run_id: str, shown: str, *, approve: bool, words: str | None = None) -> QuestionDecision:
         """Carry out what a person has decided over this session's own channel.
 
-        `shown`: the digest of what the person was shown. `approve`: raise the cap to what was proposed; else the run
-        wraps up.
+        `shown`: the digest of what the person was shown. `approve`: raise the cap to what was proposed, or answer with
+        these `words`; else the run wraps up, or goes on without an answer.
 
         Raises:
+            BadInput: The words cannot be used.
             Refused: It no longer waits, has changed, or may not be decided here.
         """
         run, at_us = await self._access.run(run_id, "subagent_id"), now_us()
-        found = await self._store.read(lambda view: waiting_extension(view, run, at_us))
-        if isinstance(found, str):
-            raise Refused(found)
-        return await self._extend(found, shown, found.asked.proposed if approve else None, self._session.channel)
+        found = await self._store.read(lambda view: pending_question(view, run, at_us))
+        if found is None:
+            raise Refused(await self._store.read(lambda view: closed_question(view, run, shown, at_us)))
+        given = found.kind.yes(found, words) if approve else None
+        return await self._decide(found, shown, given, self._session.channel)
 
-    async def _extend(
-        self, one: WaitingExtension, shown: str, allow: float | None, channel: Channel
-    ) -> ExtensionAnswer:
-        """Raise a cap to what a person allows, or have the run wrap up (None); see `decide_extension`."""
-        settings, run_id = self._runtime.settings, one.run.id
-        if allow is not None:
+    async def _decide(
+        self, one: PendingQuestion, shown: str, given: Given | None, channel: Channel
+    ) -> QuestionDecision:
+        """Decide with what a person gives, or with their no (None). Raises BadInput, Refused."""
+        run_id = one.run.id
+        if isinstance(given, str):
+            given = parse(MessageArgs, {"subagent_id": run_id, "message": given}).message
+            self._access.refuse_keys({"answer": given})
+            given = self._access.redact(given)
+        if given is not None and one.asked.for_more:
             self._runtime.closing.refuse_new()
-            settings.refuse_off("nothing was raised")
-            await self._access.refuse_without_pin([run_id], ONLY_PERSON["extend"].format(ids=run_id))
-        limits = extension_limits(settings, self._session.user)
-        answer = await self._store.do(decide_extension(run_id, shown, self._session.who, channel, limits, allow=allow))
-        if answer.status == "refused":
-            raise Refused(answer.text)
+            self._runtime.settings.refuse_off("nothing was raised")
+        if one.approved_by(given):
+            await self._access.refuse_without_pin([run_id], ONLY_PERSON[one.kind.decision].format(ids=run_id))
+        decided = await self._store.do(decide_question(run_id, shown, given, self._decider(one.run, channel)))
+        if decided.status == "refused":
+            raise Refused(decided.text)
         self._access.wake(run_id)
-        return answer
+        return decided
+
+    def _decider(self, run: RunRow, channel: Channel) -> Decider:
+        limits = extension_limits(self._runtime.settings, self._session.user)
+        return Decider(self._session.who, self._access.agent_of(run), channel, limits)
+
+    async def message(self, run: RunRow, text: str) -> str | PendingQuestion:
+        """Deliver a message to a run, which may be the answer to its question; see `deliver`."""
+        return await self._store.do(deliver(run.id, text, self._decider(run, self._session.channel)))
 
     async def ask(self, rows: Sequence[RunRow], person: Person | None) -> str | None:
         """Ask the person about the first of these runs that waits for them, and return what came of it.
@@ -89,14 +100,13 @@ class PersonQuestions(Operations):
         """
         if person is None:
             return None
-        found = [one for one in await self._waiting(rows) if person.fills_forms or isinstance(one, WaitingExtension)]
+        found = [one for one in await self._waiting(rows) if person.fills_forms or not one.kind.in_words]
         if not found:
             return None
         first = found[0]
-        use = first.allowed if isinstance(first, WaitingExtension) else first.answer_in
-        shown, limits = [_shown(first)], self._runtime.spawn_limits_of(self._session.user)
+        shown, limits = [first.shown], self._runtime.spawn_limits_of(self._session.user)
         reply = await ask_until(
-            lambda: until_decided(self._store, shown, limits), lambda: person.ask(first.question(), use)
+            lambda: until_decided(self._store, shown, limits), lambda: person.ask(first.question(), first.answer_in)
         )
         if elsewhere := await outcomes(self._store, shown, limits):
             return " ".join(elsewhere.values())
@@ -111,9 +121,9 @@ class PersonQuestions(Operations):
         """Send the person to the page of the first of these runs that only the PIN allows more, and wait for that."""
         if pages is None:
             return None
-        found: list[Waiting] = []
+        found: list[PendingQuestion] = []
         for one in await self._waiting(rows, by_pin=True):
-            if _is_approval(one) and await self._access.needs_pin([one.run.id]):
+            if one.kind.is_approval and await self._access.needs_pin([one.run.id]):
                 found.append(one)
         address = await pages.address() if found else None
         if address is None:
@@ -121,38 +131,20 @@ class PersonQuestions(Operations):
         first, run_id = found[0], found[0].run.id
         question = PageQuestion(f"{_ASKED}\n{first.message}", f"{address}/subagents/{quote(run_id)}")
 
-        async def decided() -> None:
-            while True:
-                seen = self._store.head
-                if not await self._waits(first):
-                    return
-                with anyio.move_on_after(LOOK_S):  # it also ends without an entry, when its time is over
-                    await self._store.wait_for_entry_after(seen)
-
-        await pages.open(question, decided, self._session.opened)
-        if not await self._waits(first):
+        shown, limits = [first.shown], self._runtime.spawn_limits_of(self._session.user)
+        await pages.open(question, lambda: until_decided(self._store, shown, limits), self._session.opened)
+        if elsewhere := await outcomes(self._store, shown, limits):
             self._session.opened.discard(question.sha())
-            limits = self._runtime.spawn_limits_of(self._session.user)
-            return " ".join((await outcomes(self._store, [_shown(first)], limits)).values())
+            return " ".join(elsewhere.values())
         self._session.unanswered.add(first.id)
         left = _UNDECIDED.format(run_id=run_id, page=question.url, how=first.in_a_terminal)
         return self._access.adapt_text(left)
-
-    async def _waits(self, one: Waiting) -> bool:
-        def query(view: View) -> bool:
-            row, at_us = view.run(one.run.id), now_us()
-            found = row and (waiting_question(view, row, at_us) or waiting_extension(view, row, at_us))
-            return isinstance(found, Waiting) and found.id == one.id
-
-        return await self._store.read(query)
 
     async def open(self, rows: Sequence[RunRow]) -> dict[str, Question]:
         """Return the questions of these runs to a person whom a client can ask, by their ids."""
         return {one.id: one.question() for one in await self._waiting(rows)}
 
-    async def answer(
-        self, rows: Sequence[RunRow], question_id: str, reply: Reply, channel: Channel = "elicitation"
-    ) -> str | None:
+    async def answer(self, rows: Sequence[RunRow], question_id: str, reply: Reply) -> str | None:
         """Carry out a person's answer to one of these questions, and return what came of it.
 
         An answer to no open question changes nothing; then None is returned.
@@ -163,33 +155,17 @@ class PersonQuestions(Operations):
         """
         found = {one.id: one for one in await self._waiting(rows, by_pin=True)}  # a no takes no PIN
         one = found.get(question_id)
-        return await self._carry_out(one, reply, channel) if one is not None else None
+        return await self._carry_out(one, reply) if one is not None else None
 
-    async def _carry_out(self, one: Waiting, reply: Reply, channel: Channel = "elicitation") -> str | None:
+    async def _carry_out(self, one: PendingQuestion, reply: Reply) -> str | None:
         """Carry out a reply and return what came of it; None where the person closed the question."""
         if reply.action in ("cancel", "silent"):
             self._session.unanswered.add(one.id)
             return None
-        if isinstance(one, WaitingExtension):
-            allow = one.allowed(reply) if reply.action == "accept" else None
-            return (await self._extend(one, one.asked.digest, allow, "elicitation")).text
-        text = None
-        if reply.action == "accept":
-            answer = parse(MessageArgs, {"subagent_id": one.run.id, "message": one.answer_in(reply)}).message
-            self._access.refuse_keys({"answer": answer})
-            text = self._access.redact(answer)
-            if one.allowed_by(text):
-                await self._access.refuse_without_pin([one.run.id], ONLY_PERSON["answer"])
-        agent, who = self._access.agent_of(one.run), self._session.who
-        command = answer_question(one.run.id, one.id, text, agent, who, channel)
-        if not await self._store.do(command):
-            limits = self._runtime.spawn_limits_of(self._session.user)
-            elsewhere = await outcomes(self._store, [_shown(one)], limits)
-            raise Refused(" ".join(elsewhere.values()).removesuffix("."))
-        self._access.wake(one.run.id)
-        return f"{label(one.run)} has its answer and continues." if text is not None else f"{label(one.run)} continues."
+        given = one.answer_in(reply) if reply.action == "accept" else None
+        return (await self._decide(one, one.shown.digest, given, "elicitation")).text
 
-    async def _waiting(self, rows: Sequence[RunRow], *, by_pin: bool = False) -> list[Waiting]:
+    async def _waiting(self, rows: Sequence[RunRow], *, by_pin: bool = False) -> list[PendingQuestion]:
         """Return what these runs wait with, as far as this session's person may answer it and has not closed it.
 
         With `by_pin`, they can give the approval PIN.
@@ -199,27 +175,15 @@ class PersonQuestions(Operations):
             return []
         at_us = now_us()
 
-        def query(view: View) -> list[Waiting]:
-            found = (waiting_question(view, row, at_us) or waiting_extension(view, row, at_us) for row in owned)
-            return [one for one in found if not isinstance(one, str)]
+        def query(view: View) -> list[PendingQuestion]:
+            found = [pending_question(view, row, at_us) for row in owned]
+            return [one for one in found if one is not None]
 
-        answerable: list[Waiting] = []
+        answerable: list[PendingQuestion] = []
         for one in await self._store.read(query):
             if one.id in self._session.unanswered:
                 continue
-            if not by_pin and _is_approval(one) and await self._access.needs_pin([one.run.id]):
+            if not by_pin and one.kind.is_approval and await self._access.needs_pin([one.run.id]):
                 continue
             answerable.append(one)
         return answerable
-
-
-def _shown(one: Waiting) -> Shown:
-    """Return what the person is asked about."""
-    if isinstance(one, WaitingExtension):
-        return one.pending.shown
-    return Shown("answer", one.run.id, one.id)
-
-
-def _is_approval(one: Waiting) -> bool:
-    """Tell whether a yes takes what an approval does."""
-    return isinstance(one, WaitingExtension) or one.to_allow

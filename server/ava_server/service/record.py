@@ -192,7 +192,6 @@ class CallContext:
         progress: Called with a status line while the call waits.
         record: Writes the call, unless it is in the log.
         degraded: A proposal may miss tools that its role needs.
-        question_id: The question that a message answers; empty where it is one to the run, whatever that waits for.
         news: The news, where it was read together with the answer.
     """
 
@@ -200,7 +199,6 @@ class CallContext:
     record: CallRecord
     asking: Asking = NOBODY
     degraded: bool = False
-    question_id: str = ""
     news: list[News] = field(default_factory=list[News])
 
 

@@ -27,7 +27,7 @@ from ava_server.render.approvals import RunDecision, decisions_in
 from ava_server.render.entries import Step, compact, recent_steps
 from ava_server.render.responses import RunAnswer
 from ava_server.render.run_view import Processes, ProcessesNow, RunView, run_answer, state_now, view_run
-from ava_server.runs.extension import PendingExtension, WaitingExtension, waiting_extension
+from ava_server.runs.pending_questions import PendingExtension, pending_question, pending_request
 from ava_server.service.current import CurrentRuns, current_rows
 
 if TYPE_CHECKING:
@@ -133,12 +133,12 @@ def run_detail(
     now = now_us()
     calls = (entry.fact for entry in view.entries(run.id, 0, ("ToolCall",)) if entry.generation is not None)
     tools = Counter(compact(fact.tool, TOOL_CHARS) for fact in calls if isinstance(fact, ToolCall))
-    proposal, extension = pending_proposal(view, run, limits, now), waiting_extension(view, run, now)
+    proposal, asked = pending_proposal(view, run, limits, now), pending_question(view, run, now)
     waiting: Pending | PendingExtension | None = None
     if isinstance(proposal, Pending):
         waiting = proposal
-    elif isinstance(extension, WaitingExtension):
-        waiting = extension.pending
+    elif asked is not None and asked.asked.for_more:
+        waiting = pending_request(asked)
     return RunDetail(
         view_run(view, run, processes, now, served=served, task=True),
         texts_of(view, run),

@@ -162,7 +162,7 @@ class Service:
         self.store = runtime.store
         self.session = session
         self._access = access = Access(runtime, session)
-        self.extensions, self.tasks = PersonQuestions(access), RunTasks(access)
+        self.questions, self.tasks = PersonQuestions(access), RunTasks(access)
         checks = RunChecks(access)
         self._pages = PageDecisions(access)
         spawns = Spawns(access)
@@ -189,13 +189,12 @@ class Service:
         asking: Asking = NOBODY,
         raises: bool = False,
         degraded: bool = False,
-        question_id: str = "",
     ) -> Answer:
         """Call a tool; a caller's mistake is an answer, not an exception.
 
         `progress`: called with a sentence while the call waits. `raises`: raise a mistake once it is recorded, for a
         caller that handles kinds of mistakes. `degraded`: a proposal may miss tools that its role needs: a person at a
-        terminal has accepted that. `question_id`: the question that a person was shown, and answers with a message.
+        terminal has accepted that.
 
         Raises:
             AvaError: There is no such tool, or its arguments are nested too deeply; with `raises`, any mistake.
@@ -210,7 +209,7 @@ class Service:
         await self._runtime.credentials.refresh()
         refused, redacted = await self._let_in(spec, given)
         record = CallRecord(self._access, tool, given, redacted)
-        caller = CallContext(progress, record, asking, degraded, question_id)
+        caller = CallContext(progress, record, asking, degraded)
         mistake: Exception | None = None
         try:
             await record.start()
@@ -284,10 +283,11 @@ async def decide(service: Service, shown: Sequence[Shown], answer: PersonAnswer)
         RolesError: It was not accepted.
     """
     one, user = shown[0], service.session.user
-    if one.kind == "extend":
+    if one.kind in ("extend", "answer"):
         service.refuse_without("spawn")
-        made = await service.extensions.decide(one.id, one.digest, approve=answer.agrees)
-        return Decided({"status": made.status, "subagent_id": one.id, "message": made.text})
+        made = await service.questions.decide(one.id, one.digest, approve=answer.agrees, words=answer.words)
+        status = "delivered" if one.kind == "answer" else made.status
+        return Decided({"status": status, "subagent_id": one.id, "message": made.text})
     if one.kind == "start" and answer.agrees:
         await refuse_changed(service.store, user, shown)
     if one.kind == "resume":
@@ -295,8 +295,7 @@ async def decide(service: Service, shown: Sequence[Shown], answer: PersonAnswer)
         if run is not None and run.state == WAITING:  # the call would start it
             raise Refused(f"{one.id} does not wait to be resumed; nothing was done")
     tool, given = tool_call(shown, answer)
-    question_id = one.digest if one.kind == "answer" else ""
-    done = await service.call(tool, given, ignore_progress, raises=True, question_id=question_id)
+    done = await service.call(tool, given, ignore_progress, raises=True)
     return Decided(done.structured())
 
 

@@ -25,7 +25,7 @@ from ava_server.approval.summary import ATTENTION
 from ava_server.budget.run_config import COST, TIME, config_of
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import parse_id
-from ava_server.runs.questions import allows_call
+from ava_server.runs.pending_questions import is_approval
 from ava_server.service.pages import page_of
 from ava_server.service.service import Service, decide, refuse_changed
 from ava_server.web.context import PagePart, SignedOut, found_or_404, go_to, reader_of, signed_in, visitor_of
@@ -196,7 +196,7 @@ class Deciding(PagePart):
         """Send a message to a run, or the answer to its question."""
         visitor, form = await _sent(request)
         run_id, question, text = _run_id(request), form.one("question"), form.one("message")
-        allows = await self._context.store.read(lambda view: allows_call(view, run_id, question, text))
+        allows = await self._context.store.read(lambda view: is_approval(view, run_id, question, text))
         if allows:
             await self._prove(request.scope["path"], visitor, form, ids=[run_id])
         shown = Shown("answer" if question else "send", run_id, question)

@@ -31,7 +31,7 @@ from ava_server.render.responses import RunAnswer
 from ava_server.render.result import cost_notes, result_of, verdict_words
 from ava_server.render.run_view import RunView, run_answer, view_run
 from ava_server.runs.costs import Costs, costs_of
-from ava_server.runs.extension import WaitingExtension, waiting_extension
+from ava_server.runs.pending_questions import pending_question
 from ava_server.service.records import DeliveredFiles, diff_of, run_record, shown_changes
 from ava_server.service.sources import open_source
 from ava_server.web.context import NotFound, PagePart, found_or_404, go_to, page, reader_of
@@ -174,18 +174,15 @@ class RunPage(PagePart):
         now = now_us()
         shown = view_run(view, row, self._context.runtime.instances, now, result=False, task=True)
         own = row.user_id == visitor.user
-        asked = waiting_extension(view, row, now) if own and row.waits_for == "more" else None
-        extension = asked.pending if isinstance(asked, WaitingExtension) else None
+        asked = pending_question(view, row, now) if own else None
         wait = shown.wait
-        question = wait.question if wait is not None and own else None
         session = visitor.service_session(self._context.site.url)
         line = wait.line if wait is not None and (own or session.administers) else None
-        about = (extension and extension.digest, question and question.id, line, shown.over)
+        about = (asked and asked.id, line, shown.over)
         return {
             "row": row,
             "run": shown,
-            "extension": extension,
-            "question": question,
+            "asked": asked,
             "line": line,
             "own": own,
             "steers": own and session.may("spawn"),
@@ -194,8 +191,8 @@ class RunPage(PagePart):
 
     async def _with_means(self, values: dict[str, Any], visitor: Visitor) -> dict[str, Any]:
         """Add what an approval takes, where something can be approved."""
-        asked = values["question"]
-        needed = values["extension"] is not None or values["line"] is not None or (asked and asked.to_allow)
+        asked = values["asked"]
+        needed = values["line"] is not None or (asked is not None and asked.kind.is_approval)
         owner = values["row"].user_id
         return {
             **values,

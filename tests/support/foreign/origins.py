@@ -8,10 +8,11 @@ from typing import Any
 from ava_audit.events import Asked, Channel, Fact, ToolResult, UserMessage
 from ava_roles.tool import Tool, ToolArgs, ToolContext, ToolOutput, ToolSpec
 from ava_roles.wrap import wrap_tool_output
+from ava_server.approval.decide import PersonAnswer, Shown
 from ava_server.runs.history import History
 from ava_server.runs.origins import Origins
-from ava_server.service.access import Session
-from ava_server.service.service import Service
+from ava_server.service.access import Session, ignore_progress
+from ava_server.service.service import Service, decide
 from support.foreign.servers import stdio_server
 from support.model_server import Say
 from support.runtime import PRICED, Lab
@@ -101,9 +102,8 @@ async def answer(lab: Lab, run_id: str, text: str, channel: Channel, *, shown: A
     """
     service = Service(lab.runtime, Session(user=lab.session.user, transport="memory", channel=channel))
 
-    async def ignore(_line: str) -> None:
-        pass
-
-    given, to = {"subagent_id": run_id, "message": text}, shown.ask_id if shown is not None else ""
-    told = await service.call("message_subagent", given, ignore, raises=True, question_id=to)
+    if shown is not None:
+        return (await decide(service, [Shown("answer", run_id, shown.ask_id)], PersonAnswer(True, text))).text
+    given = {"subagent_id": run_id, "message": text}
+    told = await service.call("message_subagent", given, ignore_progress, raises=True)
     return str(told.message)

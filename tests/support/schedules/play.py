@@ -55,7 +55,7 @@ from ava_server.models.prices import Price, reserve_micros
 from ava_server.runs import extension
 from ava_server.runs.clock import RunClock
 from ava_server.runs.context import ActiveRun, RunContext
-from ava_server.runs.extension import ExtensionLimits, Shortage, asked_of, decide_extension, extension_request
+from ava_server.runs.extension import ExtensionLimits, Shortage, asked_of, extension_request
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import (
     Cause,
@@ -70,7 +70,7 @@ from ava_server.runs.lifecycle import (
 )
 from ava_server.runs.log import RunLog
 from ava_server.runs.model_call import ModelCalls
-from ava_server.runs.questions import answer_question
+from ava_server.runs.pending_questions import Decider, decide_question
 from ava_server.runs.result import RunResult, build_result
 from support.databases import POSTGRES, empty_databases, write_config
 from support.schedules.ledger import Before, Call, Ledger, Run, before, compare, facts_of
@@ -531,6 +531,9 @@ class Processes(RuleBasedStateMachine):
             run.state, run.instance, run.not_before_us = "queued", None, until_us
             self.dispossess(run)
 
+    def decider(self, who: Who) -> Decider:
+        return Decider(who, who, "terminal", self.extensions())
+
     def extensions(self) -> ExtensionLimits:
         hard = Limits(
             extension_wait_s=ASK_S, max_cost_cents=HARD_CAP // 10_000, max_tokens=10**6, max_tokens_deep=10**6
@@ -578,7 +581,7 @@ class Processes(RuleBasedStateMachine):
         may = waits and user == run.user and shown
         if allow is not None:
             may = may and run.cap < allow <= min(run.asks_for, HARD_CAP, self.ledger.room(run, self.now_us))
-        command = decide_extension(run.id, seen, self.who(user), "terminal", self.extensions(), allow=allow)
+        command = decide_question(run.id, seen, allow, self.decider(self.who(user)))
         answer = self.do("answer", self.moving("answer", command, run))
         assert (answer.status != "refused") is may, answer
         came[f"answer {answer.status}"] += 1
@@ -604,8 +607,8 @@ class Processes(RuleBasedStateMachine):
         waits = run.state == "queued" and bool(run.question) and run.not_before_us > self.now_us
         which = run.question if shown and run.question else "Q-ffffffff"
         who = self.who(run.user)
-        command = answer_question(run.id, which, text, who, who, "terminal")
-        answered = self.do("answer", self.moving("answer", command, run))
+        command = decide_question(run.id, which, text, self.decider(who))
+        answered = self.do("answer", self.moving("answer", command, run)).status != "refused"
         assert answered is (waits and shown)
         came[f"question {'answered' if answered else 'not answered'}"] += 1
         if answered:

@@ -1,0 +1,541 @@
+"""What runs ask a person for, as it is shown and decided: one class, one table of kinds, and one command.
+
+A run near a cap asks for more money, tokens or time; a run with the tool `ask` asks a question, and one that would call
+a tool with values that nobody approved asks whether it may. What differs between them is a `QuestionKind`, a row of
+`KINDS`; nothing else tells them apart. Only a person's own answer raises a cap, once and to at most what was shown, or
+allows a call. A question whose answer is text is also answered by the orchestrator.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, cast
+
+from pydantic import BaseModel
+
+from ava_audit.events import Answered, Asked, AskedKind, Channel, Event, ToolCall, UserMessage, Who
+from ava_audit.rows import WAITING, RunRow
+from ava_audit.units import local_second, now_us
+from ava_audit.view import Command, Outcome, View
+from ava_roles.wrap import add_bars, clean, one_line
+from ava_server.approval.channels import PERSON_CHANNELS
+from ava_server.approval.decide import Kind, Shown
+from ava_server.approval.outcomes import decided_where
+from ava_server.approval.proposals import texts_of
+from ava_server.approval.questions import CHOICE, LimitField, Question, Reply, TextField, limit_field, number_in
+from ava_server.approval.summary import approval_line
+from ava_server.budget.run_config import CAP_OF_ARGUMENT, config_of, digest
+from ava_server.core.errors import BadInput
+from ava_server.core.ids import label
+from ava_server.runs.extension import (
+    UNITS,
+    ExtensionLimits,
+    cap_amount,
+    cap_name,
+    most_now,
+    shortage_words,
+    with_cap,
+)
+from ava_server.runs.lifecycle import situation, transition
+
+Given = int | float | str
+"""What a person answers: the new cap, or text. None in its place is a no."""
+_ERASED = "(erased)"
+_CHOICE, _ANSWER = "choice", "answer"
+_YES, _NO = ("yes", "y"), ("no", "n")
+_HOW_TO_ALLOW = "Answer yes to allow it, also for later calls of this run; anything else does not."
+_ONLY_A_PERSON = "only a person's own answer counts: in a terminal, over HTTP, or to Ava's own question"
+
+
+# -- what waits -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PendingQuestion:
+    """What a run asks a person for, and waits. What the subagent wrote is cleaned, and still untrusted.
+
+    Attributes:
+        asked: What the log has of it.
+        text: The question; of one whether a call may be made, the values that nobody approved; else empty.
+        options: Answers to choose from; may be empty.
+        line: The approval line of what a yes makes, where it is another configuration.
+    """
+
+    run: RunRow
+    asked: Asked
+    text: str = ""
+    options: tuple[str, ...] = ()
+    line: str = ""
+
+    @property
+    def id(self) -> str:
+        return self.asked.ask_id
+
+    @property
+    def kind(self) -> QuestionKind:
+        return KINDS[self.asked.kind]
+
+    @property
+    def shown(self) -> Shown:
+        return Shown(self.kind.decision, self.run.id, self.asked.digest or self.id, text=self.message)
+
+    @property
+    def in_a_terminal(self) -> str:
+        """The command that answers it; a yes to a call names what was asked."""
+        return f"`{self.kind.command(self)}`"
+
+    @property
+    def to_allow(self) -> bool:
+        """Whether it is answered in words, of which only a person's yes, which is an approval, allows a call."""
+        return self.kind.in_words and self.kind.is_approval
+
+    @property
+    def untrusted(self) -> str:
+        return "\n".join((self.text, *(f"- {option}" for option in self.options)))
+
+    @property
+    def message(self) -> str:
+        """The question as a person is asked it, and what their answer does."""
+        return self.kind.message(self)
+
+    def question(self) -> Question:
+        return self.kind.form(self, " \n".join(self.message.split("\n")))
+
+    def answer_in(self, reply: Reply) -> Given:
+        """Return the answer that a form has. Raises BadInput: it has none that can be used."""
+        return self.kind.answer_in(self, reply)
+
+    def approved_by(self, given: Given | None) -> bool:
+        """Tell whether an answer is a yes that takes what an approval does."""
+        return given is not None and self.kind.is_yes(given)
+
+
+class QuestionKind(Protocol):
+    """What differs between the kinds of questions.
+
+    Attributes:
+        title: What a person reads above it.
+        decision: What a yes does, for `approval/decide.py`.
+        is_approval: A yes takes what an approval does.
+        in_words: The answer is text: a client that shows only yes and no cannot return it.
+        unanswered: What a run does whose time to wait is over.
+    """
+
+    title: str
+    decision: Kind
+    is_approval: bool
+    in_words: bool
+    unanswered: str
+
+    def read(self, view: View, run: RunRow, asked: Asked, /) -> PendingQuestion | None:
+        """Return it with what is shown; None where that was erased."""
+        ...
+
+    def message(self, one: PendingQuestion, /) -> str: ...
+
+    def command(self, one: PendingQuestion, /) -> str: ...
+
+    def form(self, one: PendingQuestion, text: str, /) -> Question: ...
+
+    def answer_in(self, one: PendingQuestion, reply: Reply, /) -> Given: ...
+
+    def yes(self, one: PendingQuestion, words: str | None, /) -> Given:
+        """Return what a person gives who agrees, with these words if it is answered in words."""
+        ...
+
+    def is_yes(self, given: Given, /) -> bool: ...
+
+    def decide(
+        self, view: View, one: PendingQuestion, given: Given | None, by: Decider, now_us: int, /
+    ) -> Outcome[QuestionDecision]:
+        """Return the decision with its entries, or why it is refused."""
+        ...
+
+
+@dataclass(frozen=True)
+class Decider:
+    """Who decides, and the run under their session, over a channel; with the limits on what they may allow."""
+
+    who: Who
+    agent: Who
+    channel: Channel
+    limits: ExtensionLimits
+
+
+@dataclass(frozen=True)
+class QuestionDecision:
+    """What became of an answer: the cap was raised, the run has its answer or goes on without, or why it was refused.
+
+    `text` says the same in a sentence.
+    """
+
+    status: Literal["approved", "answered", "declined", "refused"]
+    text: str
+
+
+def pending_question(view: View, run: RunRow, now_us: int) -> PendingQuestion | None:
+    """Return what a run waits for a person with; None where it waits with nothing.
+
+    Raises ValueError: a newer Ava wrote it.
+    """
+    if run.asked is None or transition(run, "answer", situation(run, now_us)) is None:
+        return None
+    asked = Asked.model_validate_json(run.asked)
+    return KINDS[asked.kind].read(view, run, asked)
+
+
+def pending_requests(view: View, user: str, now_us: int) -> list[PendingExtension]:
+    """Return the requests for more of a user's runs that wait for an answer, oldest first."""
+    waiting = [pending_question(view, run, now_us) for run in view.runs(user=user, states=("queued",), limit=-1)]
+    return [pending_request(one) for one in waiting if one is not None and one.asked.for_more]
+
+
+class PendingExtension(BaseModel):
+    """A request for more that waits, for commands and programs.
+
+    The digest is that of the configuration which an approval makes. It waits until `expires_us`, since 1970.
+    """
+
+    extension_id: str
+    subagent_id: str
+    pending_id: str
+    message: str
+    digest: str
+    expires_us: int
+
+    @property
+    def shown(self) -> Shown:
+        return Shown("extend", self.subagent_id, self.digest, text=self.message)
+
+
+def pending_request(one: PendingQuestion) -> PendingExtension:
+    return PendingExtension(
+        extension_id=one.id,
+        subagent_id=one.run.id,
+        pending_id=one.run.pending_id,
+        message=one.message,
+        digest=one.asked.digest,
+        expires_us=one.asked.expires_us,
+    )
+
+
+def closed_question(view: View, run: RunRow, shown: str, now_us: int) -> str:
+    """Return what became of a question that a run no longer waits with, in a sentence without its full stop.
+
+    `shown`: the digest of what the person was shown, which is that of `PendingQuestion.shown`.
+    """
+    for entry in reversed(view.entries(run.id, 0, ("Answered",))):
+        decided = entry.fact
+        if isinstance(decided, Answered) and shown == (decided.digest or decided.ask_id):
+            ended = f"; it has ended ({run.state})" if run.ended else ""
+            where = decided_where(entry, decided.channel)
+            return f"{decided.ask_id} of {label(run)} was {decided.decision} already, {where}{ended}"
+    if run.ended:
+        return f"{label(run)} has ended ({run.state})"
+    if pending_question(view, run, now_us) is not None:
+        return f"what {label(run)} asks has changed since it was shown; look at it again"
+    if run.asked is not None:
+        return f"{label(run)} got no answer in time and {KINDS[Asked.model_validate_json(run.asked).kind].unanswered}"
+    return f"{label(run)} no longer waits for an answer: it is {run.state}"
+
+
+# -- the answer -------------------------------------------------------------------------------------------------------
+
+
+def decide_question(run_id: str, shown: str, given: Given | None, by: Decider) -> Command[QuestionDecision]:
+    """Decide on what a run asks, once.
+
+    `shown`: the digest of what the person was shown. `given`: their answer; None to decline.
+    """
+
+    def command(view: View, now_us: int) -> Outcome[QuestionDecision]:
+        run = view.run(run_id)
+        if run is None or run.user_id != by.who.user_id:
+            return _refused(f"no subagent {run_id} of yours is known")
+        found = pending_question(view, run, now_us)
+        if found is None or found.shown.digest != shown:
+            return _refused(closed_question(view, run, shown, now_us))
+        return found.kind.decide(view, found, given, by, now_us)
+
+    return command
+
+
+def deliver(run_id: str, text: str, by: Decider) -> Command[str | PendingQuestion]:
+    """Deliver a message to a run; where the run waits with a question in words, the message is its answer.
+
+    The value is `answered`, the run's state where it reads the message later, or why it never does: `ended`, `waiting`,
+    or the question that takes more than a message: whether a call may be made.
+    """
+
+    def command(view: View, now_us: int) -> Outcome[str | PendingQuestion]:
+        run = view.run(run_id)
+        if run is None or run.ended:
+            return Outcome("ended")
+        if run.state == WAITING:
+            return Outcome("waiting")
+        found = pending_question(view, run, now_us)
+        if found is None or not found.kind.in_words:
+            return Outcome(run.state, (Event(by.agent, UserMessage(text=text, kind="message"), run_id=run.id),))
+        if found.to_allow:
+            return Outcome(found)
+        return Outcome("answered", found.kind.decide(view, found, text, by, now_us).events)
+
+    return command
+
+
+def is_approval(view: View, run_id: str, shown: str, given: Given | None) -> bool:
+    """Tell whether an answer to the question with which a run waits takes what an approval does."""
+    run = view.run(run_id)
+    found = pending_question(view, run, now_us()) if run is not None else None
+    return found is not None and found.shown.digest == shown and found.approved_by(given)
+
+
+def _refused(why: str) -> Outcome[QuestionDecision]:
+    return Outcome(QuestionDecision("refused", why))
+
+
+# -- more for a run near a cap ----------------------------------------------------------------------------------------
+
+
+class _More:
+    """More money, tokens or time; the request's own kind says of which cap."""
+
+    title = "It asks for more"
+    decision: Kind = "extend"
+    is_approval = True
+    in_words = False
+    unanswered = "is wrapping up; the cap stays as it is"
+
+    def read(self, view: View, run: RunRow, asked: Asked) -> PendingQuestion | None:
+        texts = texts_of(view, run)
+        if texts is None:
+            return None
+        line = approval_line(with_cap(config_of(run.config), asked.cap, asked.proposed), texts)
+        return PendingQuestion(run, asked, line=line)
+
+    def message(self, one: PendingQuestion) -> str:
+        """Return which run it is, what is left and missing, the new cap, and everything that then holds."""
+        asked, name = one.asked, cap_name(one.asked.cap)
+        low, high = (cap_amount(asked.cap, each, exact=True) for each in (asked.limit, asked.proposed))
+        return (
+            f"{label(one.run)} is near its {name} of {low}: {shortage_words(asked)}.\n"
+            f"{one.line}\n"
+            f"Raise the {name} to {high}? If you decline, the run hands in what it has; if you do not answer, it"
+            f" does so at {local_second(asked.expires_us)}."
+        )
+
+    def command(self, one: PendingQuestion) -> str:
+        return f"ava approve {one.run.id}"
+
+    def _field(self, asked: Asked) -> LimitField:
+        least = min(asked.limit + UNITS[asked.cap], asked.proposed)
+        return limit_field(CAP_OF_ARGUMENT[asked.cap], least, asked.proposed)
+
+    def form(self, one: PendingQuestion, text: str) -> Question:
+        return Question(text, (self._field(one.asked),))
+
+    def answer_in(self, one: PendingQuestion, reply: Reply) -> Given:
+        """Return the cap that a person allows: the proposed one, or less from the form."""
+        asked, field = one.asked, self._field(one.asked)
+        given = number_in(field, reply, "nothing was raised")
+        if given is None or given == field.most:
+            return asked.proposed
+        value: int | float = field.stored(given)
+        if not asked.limit < value <= asked.proposed:
+            low, high = (cap_amount(asked.cap, each, exact=True) for each in (asked.limit, asked.proposed))
+            raise BadInput(f"{field.name}: give more than {low} and at most {high}; nothing was raised")
+        return value
+
+    def yes(self, one: PendingQuestion, _words: str | None) -> Given:
+        return one.asked.proposed
+
+    def is_yes(self, _given: Given) -> bool:
+        return True
+
+    def decide(
+        self, view: View, one: PendingQuestion, given: Given | None, by: Decider, now_us: int
+    ) -> Outcome[QuestionDecision]:
+        run, asked, texts = one.run, one.asked, texts_of(view, one.run)
+        if texts is None or isinstance(given, str):
+            return _refused("it takes a yes or a no")
+        config, name = config_of(run.config), cap_name(asked.cap)
+        changes: dict[str, int | float] = {}
+        if given is not None:
+            if by.channel not in PERSON_CHANNELS:
+                return _refused(_ONLY_A_PERSON)
+            if not asked.limit < given <= asked.proposed:
+                return _refused("an answer raises the cap to what was proposed, or to less")
+            raised = with_cap(config, asked.cap, asked.proposed)
+            most, why = most_now(view, run, raised, asked.cap, run.active_us / 1e6, by.limits, now_us)
+            if given > most:
+                return _refused(f"{why} does not allow that; at most {cap_amount(asked.cap, max(most, 0))} fits")
+            changes[CAP_OF_ARGUMENT[asked.cap].field] = given
+        config = config.model_copy(update=changes)
+        decision: Literal["approved", "declined"] = "declined" if given is None else "approved"
+        decided = Answered(
+            kind=asked.kind,
+            ask_id=asked.ask_id,
+            decision=decision,
+            channel=by.channel,
+            digest=asked.digest,
+            decision_digest=digest(config, texts),
+            changes=changes,
+        )
+        said = f"{decision} {asked.ask_id}, {name}"
+        if given is None:
+            text = f"{label(run)} wraps up; nothing was raised."
+        else:
+            said = f"{said}: {approval_line(config, texts)}"
+            text = f"The {name} of {label(run)} is {cap_amount(asked.cap, given, exact=True)} now; it continues."
+        told = Event(by.who, UserMessage(text=said, kind="decision"), run_id=run.id)
+        return Outcome(QuestionDecision(decision, text), (told, Event(by.who, decided, run_id=run.id)))
+
+
+# -- a question, and a doubtful call ----------------------------------------------------------------------------------
+
+
+class _InWords:
+    """A question of the run, whose answer is text."""
+
+    title = "It asks you"
+    decision: Kind = "answer"
+    is_approval = False
+    in_words = True
+    unanswered = "goes on without"
+
+    def read(self, view: View, run: RunRow, asked: Asked, /) -> PendingQuestion | None:
+        calls = (entry.fact for entry in reversed(view.entries(run.id, 0, ("ToolCall",))))
+        call = next((fact for fact in calls if isinstance(fact, ToolCall) and fact.call_id == asked.call_id), None)
+        given: Any = call.args if call is not None else None
+        args = cast("dict[str, Any]", given) if isinstance(given, dict) else {"question": _ERASED}
+        options = (one_line(str(option)) for option in args.get("options") or ())
+        # A form shows each option on one line, once, and returns it as it stands.
+        different = tuple(dict.fromkeys(filter(None, options)))
+        return PendingQuestion(run, asked, clean(str(args.get("question", "")))[0], different)
+
+    def message(self, one: PendingQuestion, /) -> str:
+        return (
+            f"{label(one.run)} asks you, in its own words:\n{add_bars(one.untrusted)}\n"
+            f"Your answer goes to the model {one.run.model}: give no passwords or keys. It changes no limit. Without"
+            f" an answer, the subagent continues at {local_second(one.asked.expires_us)}."
+        )
+
+    def command(self, one: PendingQuestion, /) -> str:
+        return f'ava send {one.run.id} "…"'
+
+    def form(self, one: PendingQuestion, text: str, /) -> Question:
+        own = TextField(_ANSWER, "Or in your own words" if one.options else "Your answer")
+        return Question(text, (TextField(_CHOICE, "Your answer", one.options), own) if one.options else (own,))
+
+    def answer_in(self, one: PendingQuestion, reply: Reply, /) -> Given:
+        choice, own = (_text(reply.content, name) for name in (_CHOICE, _ANSWER))
+        if choice and choice not in one.options:
+            raise BadInput(f"{_CHOICE}: {choice[:100]!r} is not one of the options; the question still waits")
+        answer = "\n".join(filter(None, (choice, own)))
+        if not answer:
+            raise BadInput(f"{_ANSWER}: the form returned no answer; the question still waits")
+        return answer
+
+    def yes(self, _one: PendingQuestion, words: str | None) -> Given:
+        return words or ""
+
+    def is_yes(self, _given: Given, /) -> bool:
+        return False
+
+    def _answers(self, _text: str, /) -> bool:
+        """Tell whether a text is the answer, and not only something that is said besides a no."""
+        return True
+
+    def decide(
+        self, _view: View, one: PendingQuestion, given: Given | None, by: Decider, _now_us: int
+    ) -> Outcome[QuestionDecision]:
+        run, text = one.run, None if given is None else str(given)
+        if self.is_approval and by.channel == "host_call":
+            return _refused(_ONLY_A_PERSON)
+        answers = text is not None and self._answers(text)
+        decision: Literal["answered", "declined"] = "answered" if answers else "declined"
+        decided = Answered(kind=one.asked.kind, ask_id=one.id, decision=decision, channel=by.channel)
+        events = [Event(by.who, decided, run_id=run.id)]
+        if answers or (text or "no").strip().casefold() not in _NO:
+            # What a person says besides no, the run reads as a message.
+            message = UserMessage(text=text or "", kind="answer" if answers else "message")
+            events.insert(0, Event(by.agent, message, run_id=run.id))
+        what = "continues" if text is None else "has the answer to its question and continues"
+        return Outcome(QuestionDecision(decision, f"{label(run)} {what}."), tuple(events))
+
+
+class _Call(_InWords):
+    """Whether a call may be made; only a person answers that, with yes or no."""
+
+    is_approval = True
+
+    def read(self, _view: View, run: RunRow, asked: Asked, /) -> PendingQuestion | None:
+        # The value comes last, so that nothing in it can pass for what Ava says of it.
+        lines = [
+            f"{one_line(each['argument'])} ({_brought(each['source'])}{warn_of_look_alikes(each['value'])}):"
+            f" {one_line(each['value'])}"
+            for each in asked.values
+        ]
+        text = "\n".join([f"May it call {asked.tool} with this, which is not from your task?", *lines, _HOW_TO_ALLOW])
+        return PendingQuestion(run, asked, clean(text)[0])
+
+    def message(self, one: PendingQuestion, /) -> str:
+        return (
+            f"{label(one.run)} asks you:\n{add_bars(one.untrusted)}\nIt changes no limit. Without an answer, it"
+            f" continues without this call at {local_second(one.asked.expires_us)}."
+        )
+
+    def command(self, one: PendingQuestion, /) -> str:
+        return f"ava send {one.run.id} yes --question {one.id}"
+
+    def form(self, _one: PendingQuestion, text: str, /) -> Question:
+        return Question(text, ()).as_yes_or_no()
+
+    def answer_in(self, one: PendingQuestion, reply: Reply, /) -> Given:
+        return _text(reply.content, CHOICE) or super().answer_in(one, reply)
+
+    def is_yes(self, given: Given, /) -> bool:
+        return isinstance(given, str) and given.strip().casefold() in _YES
+
+    def _answers(self, text: str, /) -> bool:
+        return self.is_yes(text)
+
+
+KINDS: Mapping[AskedKind, QuestionKind] = {
+    "money": _More(),
+    "tokens": _More(),
+    "time": _More(),
+    "question": _InWords(),
+    "call": _Call(),
+}
+
+
+def _brought(source: str) -> str:
+    return f"from a result of {source}" if source else "its own words"
+
+
+def warn_of_look_alikes(value: str) -> str:
+    """Return a warning of a word with Latin letters and others that look the same, or of these alone; else empty."""
+    for word in re.findall(r"[^\W\d_]+", value) if not value.isascii() else ():
+        kinds = {unicodedata.name(char, "?").split()[0]: char for char in reversed(word)}
+        other = next((kinds[kind] for kind in kinds if kind in _LIKE_LATIN), "")
+        if other and ("LATIN" in kinds or (len(word) > 2 and all(map(_looks_latin, word)))):
+            return f"; in {word[:40]}, {other} is {unicodedata.name(other).title()}"
+    return ""
+
+
+def _looks_latin(char: str) -> bool:
+    return char in _TWINS or unicodedata.normalize("NFKC", char).isascii()
+
+
+_TWINS = frozenset("АВЕЅІЈКМНОРСТХҮԚԜаеіјӏорсухѕһԁԛԝΑΒΕΖΗΙΚΜΝΟΡΤΥΧνο")
+"""Cyrillic and Greek letters that look like Latin ones in most fonts."""
+_LIKE_LATIN = ("CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE", "COPTIC", "LISU", "MATHEMATICAL", "FULLWIDTH")
+
+
+def _text(content: Mapping[str, Any], name: str) -> str:
+    given = content.get(name)
+    return given.strip() if isinstance(given, str) else ""
