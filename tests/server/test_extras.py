@@ -54,7 +54,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (["ui"], "web"),
         (["passkey", "add", "phone"], "web"),
-        (["serve", "--http", "--pages"], "web"),
         (["serve", "--http"], "team"),
         (["connect"], "team"),
         (["init", "claude-code", "--http"], "team"),

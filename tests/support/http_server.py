@@ -27,8 +27,11 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import Implementation
 
 from ava_server.config.tokens import Scope, create_token
+from ava_server.core.background import pages_server
+from ava_server.core.data_root import DataRoot
+from support.postgres import free_port
 from support.processes import end
-from support.stdio import AVA, EXIT_S, MODERN, Stderr, environment
+from support.stdio import AVA, EXIT_S, MODERN, Stderr, environment, until
 
 COMMAND = "serve", "--http", "--port", "0"
 PARSERS = [
@@ -49,7 +52,7 @@ HELLO: dict[str, Any] = {
     "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}},
 }  # fmt: skip
 """The first request of the handshake era."""
-READY = re.compile(r"Serving (MCP clients at \S+/mcp, on \S+ port (?P<port>\d+)|the pages at (?P<pages>\S+?))[,.]\s")
+READY = re.compile(r"Serving MCP clients at \S+/mcp, on \S+ port (?P<port>\d+)[,.]\s")
 """What the server says when it listens."""
 
 
@@ -168,7 +171,30 @@ async def serving_http(
                         said += (await out.receive_until(b"\n", 10_000)).decode()
                     except anyio.IncompleteRead:
                         raise AssertionError(f"it did not come up: {said}{stderr.text}") from None
-            yield HttpServer(child, stderr, match["pages"] or f"http://127.0.0.1:{match['port']}")
+            yield HttpServer(child, stderr, f"http://127.0.0.1:{match['port']}")
             assert "avatok_" not in stderr.text
+        finally:
+            await end(child)
+
+
+@asynccontextmanager
+async def serving_pages(
+    root: Path, *, port: int | None = None, env: Mapping[str, str] | None = None, start: Sequence[str] = (AVA[0],)
+) -> AsyncGenerator[HttpServer]:
+    """The background process of a data root, which serves the pages as after `ava ui`.
+
+    It is killed if the test has not ended it. By default it has a free port: other tests try the usual one. `start` is
+    how its command begins. No traceback may be on its stderr.
+    """
+    pages = pages_server(DataRoot(root))
+    pages.want(port or free_port())
+    with Stderr().checked() as stderr:
+        command = [*start, "worker", "--listen"]
+        own = environment(root, **(env or {}))
+        child = await anyio.open_process(command, env=own, cwd=root.parent, stdout=stderr.file, stderr=stderr.file)
+        try:
+            found = await until(lambda: pages.port() or child.returncode, within_s=30)
+            assert child.returncode is None, f"it did not come up: {stderr.text}"
+            yield HttpServer(child, stderr, f"http://localhost:{found}")
         finally:
             await end(child)

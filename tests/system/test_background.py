@@ -36,6 +36,7 @@ from ava_server.render.host_text import text_of
 from ava_server.runs import manager
 from ava_server.runs import mode as modes
 from ava_server.runs.lifecycle import claim
+from ava_server.service.background import Listeners
 from ava_server.service.runtime import open_runtime
 
 pytestmark = pytest.mark.slow
@@ -191,7 +192,7 @@ async def test_a_worker_exits_when_idle_but_stays_for_paused_runs(
         settings = load_settings(root, env=using(models.base_url) | {"AVA_MODEL": "test"})
         async with open_runtime(settings, modes.working(settings)) as runtime:
             with post_at(root) as post, anyio.fail_after(40):
-                await serve._until_idle(runtime, post)
+                await serve._until_idle(runtime, post, Listeners(runtime))
             row = await runtime.store.read(lambda view: view.run(run_id))
             assert row is not None and row.state == "success", "it waited for the pause, and ended the run"
 
@@ -429,7 +430,7 @@ async def test_a_worker_ends_when_its_data_root_is_removed(tmp_path: Path, monke
             with post_at(lab.root) as post, anyio.fail_after(20):
                 lab.root.rename(tmp_path / "elsewhere")
                 gate.released.set()
-                await serve._until_idle(lab.runtime, post)
+                await serve._until_idle(lab.runtime, post, Listeners(lab.runtime))
 
 
 async def test_a_worker_ends_when_a_newer_program_has_the_log(tmp_path: Path) -> None:
@@ -440,7 +441,7 @@ async def test_a_worker_ends_when_a_newer_program_has_the_log(tmp_path: Path) ->
         await anyio.to_thread.run_sync(_migrate, lab.root / "ava.db")
         gate.released.set()
         with post_at(lab.root) as post, anyio.fail_after(40):
-            await serve._until_idle(lab.runtime, post)
+            await serve._until_idle(lab.runtime, post, Listeners(lab.runtime))
 
 
 def _migrate(db: Path) -> None:

@@ -265,12 +265,6 @@ def test_sigterm_ends_the_server_for_good(ui: Ui) -> None:
     assert "Traceback" not in words and "code=" not in words
 
 
-def test_a_server_without_an_open_page_ends(ui: Ui) -> None:
-    done = ava(ui.path, "serve", "--http", "--pages", "--port", "0", "--idle", "2s")
-    assert done.returncode == 0 and "Serving the pages at http://localhost:" in done.stdout
-    assert pages_server(ui.root).port() is None and len(ui.record) == 3
-
-
 def test_a_server_whose_data_root_is_removed_ends(ui: Ui) -> None:
     ui.opened()
     pid = ui.process

@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.http_server import serving_http
-from support.pages.browser import PAGES, There, open_pages
+from support.http_server import serving_pages
+from support.pages.browser import There, open_pages
 from support.stdio import logged
 
 from ava_server.core.data_root import DataRoot
@@ -225,8 +225,7 @@ def test_a_page_comes_back_by_itself_after_the_server_was_away(chromium: Browser
         page.wait_for_selector("#connection:not([hidden])")
         here.portal.call(here.server.exited)
         proposed = here.host.propose(task="Proposed meanwhile")
-        again = serving_http(here.root, command=(*PAGES[:-2], str(port), "--access-log"))
-        with here.portal.wrap_async_context_manager(again):
+        with here.portal.wrap_async_context_manager(serving_pages(here.root, port=port)):
             page.wait_for_selector(f"text={proposed['pending_id']}")
             page.wait_for_selector("#connection", state="hidden")
             assert page.evaluate("window.same") and logged(here.root, "SpawnProposed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import sys
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,9 +16,9 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from support.foreign.origins import ALL, EVIL, SEND, sends
 from support.foreign.servers import stdio_server, write_role
-from support.http_server import serving_http, token
+from support.http_server import serving_pages, token
 from support.model_server import Say
-from support.pages.browser import PAGES, PAID, PIN, Host, There, Visitor, finished, open_pages, open_team, set_pin
+from support.pages.browser import PAID, PIN, Host, There, Visitor, finished, open_pages, open_team, set_pin
 from support.pages.passkeys import Authenticator, DecisionForm, added, asked
 from support.runtime import hand_over
 from support.stdio import logged
@@ -250,7 +251,7 @@ def test_another_users_passkey_approves_nothing(armed: Armed) -> None:
 def late(root: Path) -> Generator[There]:
     """A server of a data root that has no other, whose challenges are too old at once."""
     with start_blocking_portal() as portal, ExitStack() as stack:
-        opened = serving_http(root, program=("-c", LATE, *PAGES))
+        opened = serving_pages(root, start=(sys.executable, "-c", LATE))
         server = stack.enter_context(portal.wrap_async_context_manager(opened))
         yield There(root, server, portal, Host(portal, None), [], stack)
 

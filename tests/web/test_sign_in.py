@@ -274,13 +274,23 @@ def test_a_token_that_was_given_to_another_user_ends_the_session_of_the_first(te
     assert not signed_in(visitor)
 
 
+def test_no_secret_is_in_an_access_log(team: There) -> None:
+    text, code = token(team.root, "ida", "read"), "c" * 43
+    visitor = team.with_token(text)
+    visitor.get(f"/enter?code={code}&to=/subagents")
+    csrf = visitor.csrf
+    said = team.server.stderr
+    assert "POST /sign-in 303" in said and "GET /enter " in said
+    for secret in (text, code, visitor.cookie, csrf):
+        assert secret not in said
+
+
 def test_no_secret_is_in_a_log(here: There) -> None:
     code, visitor = here.code(), here.visitor()
     visitor.get(f"/enter?code={code}&to=/subagents")
     csrf = visitor.csrf
     visitor.post("/sign-out", {"csrf": "wrong"})
     said: Any = here.server.stderr
-    assert "GET /enter 303" in said
     stored = b"".join(path.read_bytes() for path in here.root.rglob("*") if path.is_file())
     for secret in (code, visitor.cookie, csrf):
         assert secret not in said and secret.encode() not in stored

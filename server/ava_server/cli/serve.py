@@ -57,7 +57,6 @@ def serve_command(
         str | None, typer.Option(metavar="TIME", help="End after so long without a request; default: never.")
     ] = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="Write a line for each request to stderr.")] = False,
-    pages: Annotated[bool, typer.Option("--pages", hidden=True)] = False,
 ) -> None:
     """Serve one MCP host over stdin and stdout; hosts start this by themselves.
 
@@ -76,15 +75,12 @@ def serve_command(
         from ava_server.cli.options import parse_seconds
         from ava_server.core.addresses import HTTP_PORT, proxies_of
         from ava_server.core.addresses import public_url as url_of
-        from ava_server.core.background import pages_port
 
-        server = load("web" if pages else "team")
+        server = load("team")
         settings = load_settings()
-        if port is None:
-            port = pages_port(settings.paths) if pages else HTTP_PORT
         reach = server.Reach(
-            host="localhost" if pages else (host or "127.0.0.1").strip().removeprefix("[").removesuffix("]"),
-            port=port,
+            host=(host or "127.0.0.1").strip().removeprefix("[").removesuffix("]"),
+            port=HTTP_PORT if port is None else port,
             public_url=url_of(public_url),
             proxies=proxies_of(trusted_proxy or []),
             inner_url=url_of(inner_url, "--inner-url"),
@@ -92,7 +88,6 @@ def serve_command(
             shutdown_delay_s=parse_seconds("--shutdown-delay", shutdown_delay) or 0.0,
             access_log=access_log,
             idle_s=parse_seconds("--idle", idle),
-            pages=pages,
         )
         heading(settings.paths)
         raise typer.Exit(server.serve(lambda: settings, reach, say))
@@ -274,7 +269,7 @@ async def _until_over(runtime: Runtime, post: HeldLock, ending: GracefulShutdown
         tasks.cancel_scope.cancel()
 
 
-async def _until_idle(runtime: Runtime, post: HeldLock, listeners: Listeners | None = None) -> None:
+async def _until_idle(runtime: Runtime, post: HeldLock, listeners: Listeners) -> None:
     """Wait until there has been no work and no server here for a minute, or no data root: it was removed or replaced.
 
     A worker whose log a newer program has taken over ends with its last run: it would keep that program's worker away.
@@ -288,6 +283,6 @@ async def _until_idle(runtime: Runtime, post: HeldLock, listeners: Listeners | N
             return
         if await anyio.to_thread.run_sync(post.in_place):
             in_place = anyio.current_time()
-            if manager.idle_since is None or (listeners is not None and listeners.active):
+            if manager.idle_since is None or listeners.active:
                 needed = in_place
         await anyio.sleep(min(WORKER_IDLE_S / 4, 1.0))

@@ -157,7 +157,12 @@ TRY_FOR_S = 1.0
 class LocalServer:
     """One kind of server of a data root: the file that it locks, and that with its port, its process and its version.
 
-    `wanted` says that the background process is to be one; `what` is what errors call it.
+    Attributes:
+        wanted: The file that asks the background process to be this server.
+        what: What errors call it.
+        is_pages: It serves pages to people, who have a session; else hosts, each with a token.
+        idle_s: In the background process, it ends after so many seconds without a request or an open stream.
+        drain_s: How many seconds requests then have to finish.
     """
 
     root: DataRoot
@@ -165,6 +170,9 @@ class LocalServer:
     port_file: Path
     wanted: Path
     what: str
+    is_pages: bool
+    idle_s: float
+    drain_s: float
 
     def port(self) -> int | None:
         """Return the port of the server that runs, or None. Blocking.
@@ -282,7 +290,10 @@ class LocalServer:
 
 
 def http_server(root: DataRoot) -> LocalServer:
-    return LocalServer(root, root.http_lock, root.http_port, root.http_wanted, "the HTTP server")
+    return LocalServer(
+        root, root.http_lock, root.http_port, root.http_wanted, "the HTTP server",
+        is_pages=False, idle_s=HTTP_IDLE_S, drain_s=HTTP_DRAIN_S,
+    )  # fmt: skip
 
 
 def start_http(root: DataRoot, port: int) -> None:
@@ -291,7 +302,10 @@ def start_http(root: DataRoot, port: int) -> None:
 
 
 def pages_server(root: DataRoot) -> LocalServer:
-    return LocalServer(root, root.pages_lock, root.pages_port, root.pages_wanted, "the server of `ava ui`")
+    return LocalServer(
+        root, root.pages_lock, root.pages_port, root.pages_wanted, "the server of `ava ui`",
+        is_pages=True, idle_s=PAGES_IDLE_S, drain_s=PAGES_DRAIN_S,
+    )  # fmt: skip
 
 
 def pages_port(root: DataRoot) -> int:

@@ -24,8 +24,7 @@ import uvicorn
 
 from ava_extras import has_extra, missing
 from ava_server.config.tokens import Token, TokenFile
-from ava_server.core.background import LocalServer, http_server, pages_server
-from ava_server.core.data_root import DataRoot
+from ava_server.core.background import LocalServer, http_server
 from ava_server.core.shortage import raise_limit
 from ava_server.core.shutdown import GracefulShutdown, ignore_signals, log_to_stderr
 from ava_server.core.threads import run_server
@@ -82,7 +81,7 @@ def serve(load: Callable[[], Settings], reach: Reach, say: Callable[[str], None]
     tokens = TokenFile(settings.paths.tokens_file)
     has_tokens = tokens.any()
     refuse_open(reach, tokens=has_tokens)
-    if not has_tokens and not reach.pages:
+    if not has_tokens:
         say("No token exists, and every request needs one: ava token create NAME --user USER --scope spawn,read")
     return run_server(_serve, lambda: settings, reach, tokens, say)
 
@@ -101,7 +100,7 @@ async def _serve(load: Callable[[], Settings], reach: Reach, tokens: TokenFile, 
         ending.begin(0, after_s=reach.drain_s + reach.shutdown_delay_s)
 
     with ExitStack() as held:
-        listener = _Listener(load, reach, tokens, held)
+        listener = _Listener(load, http_server(load().paths), reach, tokens, held)
         async with anyio.create_task_group() as tasks:
             await tasks.start(ending.watch)
             tasks.start_soon(begin)
@@ -121,7 +120,7 @@ async def listen(runtime: Runtime, server: LocalServer, reach: Reach, ending: Gr
     _quiet_libraries()
     tokens = TokenFile(runtime.settings.paths.tokens_file)
     with ExitStack() as held:
-        listener = _Listener(lambda: runtime.settings, reach, tokens, held, runtime, server)
+        listener = _Listener(lambda: runtime.settings, server, reach, tokens, held, runtime)
         with ending.serving:
             await listener.serve(ending, lambda _line: None)
 
@@ -130,29 +129,28 @@ class _Listener:
     """Answers requests on one address, with its own limits, idle time and end.
 
     Args:
+        server: Which server of this machine it is.
         held: Closes the sockets.
         runtime: What the process has open already; by default it opens the data root itself, and ends with it.
-        server: Which server of this machine it is; by default, the one that hosts look for.
     """
 
     def __init__(
         self,
         load: Callable[[], Settings],
+        server: LocalServer,
         reach: Reach,
         tokens: TokenFile,
         held: ExitStack,
         runtime: Runtime | None = None,
-        server: LocalServer | None = None,
     ) -> None:
-        self._sockets = [held.enter_context(contextlib.closing(each)) for each in listen_everywhere(reach)]
+        sockets = listen_everywhere(reach, other_port=server.is_pages)
+        self._sockets = [held.enter_context(contextlib.closing(each)) for each in sockets]
         # The system chooses the port if none was given.
         self._reach = replace(reach, port=self._sockets[0].getsockname()[1])
         self._load = load
         self._tokens = tokens
         self._is_guest = runtime is not None
-        root = load().paths
-        self._root = root
-        self._server = server or (pages_server(root) if reach.pages else http_server(root))
+        self._server = server
         self._app = App(load, HTTP, self._reach.base_url, runtime)
         self._limits = RequestLimits()
 
@@ -161,7 +159,7 @@ class _Listener:
         app, reach, limits = self._app, self._reach, self._limits
         sessions = Sessions(build_server(self._load, transport=HTTP, app=app))
         paths = _Paths(app, sessions, ending)
-        http = _Server(paths, reach, self._tokens, limits, _pages(app, self._root, reach, self._tokens))
+        http = _Server(paths, reach, self._tokens, limits, _pages(app, self._server, reach, self._tokens))
         async with sessions.run(), anyio.create_task_group() as serving:
             app.start()
             await app.opened()
@@ -170,12 +168,11 @@ class _Listener:
             serving.start_soon(http.serve, self._sockets)
             serving.start_soon(limits.watch_tokens, partial(sessions.end_without, self._tokens.holds_id))
             if reach.idle_s is not None:
-                serving.start_soon(_end_when_idle, limits, reach.idle_s, self._root.path, ending)
+                serving.start_soon(_end_when_idle, limits, reach.idle_s, self._server.root.path, ending)
             # One process has one address for the other servers of the log: that for hosts.
-            apart = self._is_guest and reach.pages
-            announcing = nullcontext() if apart else forwarder.announced(inner_url(reach))
+            announcing = nullcontext() if self._server.is_pages else forwarder.announced(inner_url(reach))
             async with announcing, self._announced() as first:  # it ends before another user can have the port
-                if first or not (reach.pages or self._is_guest):  # of two that start at once, one serves
+                if first or not self._is_guest:  # of two that start at once, one serves
                     say(_serving(reach))
                     await ending.wait()
             await self._drain(ending)
@@ -206,26 +203,24 @@ class _Listener:
         with ExitStack() as held:
             first = True
             if self._reach.loopback:
-                announcing = self._server.announced(self._reach.port, keep=self._reach.pages)
+                announcing = self._server.announced(self._reach.port, keep=self._server.is_pages)
                 first = await anyio.to_thread.run_sync(held.enter_context, announcing)
             yield first
 
 
 def _serving(reach: Reach) -> str:
-    if reach.pages:
-        return f"Serving the pages at {reach.base_url}. Press Ctrl-C to stop."
     where = f"at {reach.url}, on {reach.host} port {reach.port}"
     if not has_extra("web"):
         return f"Serving MCP clients {where}. Press Ctrl-C to stop. {missing('web')}"
     return f"Serving MCP clients {where}, and pages for people at {reach.base_url}. Press Ctrl-C to stop."
 
 
-def _pages(app: App, root: DataRoot, reach: Reach, tokens: TokenFile) -> Pages | None:
+def _pages(app: App, server: LocalServer, reach: Reach, tokens: TokenFile) -> Pages | None:
     if not has_extra("web"):
         return None
     from ava_server.web.pages import Pages
 
-    return Pages(app, Site.of(root, reach.base_url, tokens, local=reach.pages))
+    return Pages(app, Site.of(server.root, reach.base_url, tokens, local=server.is_pages))
 
 
 async def _end_when_idle(limits: RequestLimits, idle_s: float, root: Path, ending: GracefulShutdown) -> None:

@@ -28,8 +28,6 @@ class Reach:
     access_log: bool = False
     # Seconds without a request and without an open stream after which the server ends; None is never.
     idle_s: float | None = None
-    # It is the server of `ava ui`: its pages are for this user of this machine alone, and need no token.
-    pages: bool = False
     # Address at which the other servers of the same log reach this one; None means `host` and `port`.
     inner_url: str | None = None
 
@@ -147,15 +145,15 @@ def listen(reach: Reach) -> socket.socket:
     return found
 
 
-def listen_everywhere(reach: Reach) -> list[socket.socket]:
+def listen_everywhere(reach: Reach, *, other_port: bool = False) -> list[socket.socket]:
     """Return the listening sockets: one, and for `localhost` one for each of its two addresses. Raises ConfigError.
 
-    A client may try the other address first, where a program of another user could listen. If the port of the pages is
-    not free at both, another one is taken.
+    A client may try the other address first, where a program of another user could listen. With `other_port`, another
+    port is taken where that one is not free at both.
     """
-    if not reach.pages and reach.host != "localhost":
+    if reach.host != "localhost":
         return [listen(reach)]
-    if reach.port and not reach.pages:
+    if reach.port and not other_port:
         return _listen_on_both(reach)
     for port in (reach.port, *[0] * _TRIES):
         with contextlib.suppress(ConfigError):

@@ -1,18 +1,19 @@
-"""The modes of a process: what its run manager may do with the runs of a log, and what it leaves to other processes.
+"""The modes of a process: whose runs its run manager claims, and whether it drives them or leaves them to another one.
 
 | process | mode | claims the runs of | and drives them |
 |---|---|---|---|
 | a command that looks, or decides | `LOOKING` | nobody | |
-| `ava run --yes`, `ava doctor --online`, and what else nobody is asked about | `OWN_RUNS` | its own session | itself |
+| `ava run --yes`, `ava doctor --online`, and whatever else asks nobody | `OWN_RUNS` | its own session | itself |
 | a server, and `ava run` and `ava resume`, whose runs a person approves | `SERVER` | its users | as the settings say |
 | `ava worker`, with or without `--stay` | `BACKGROUND` | everybody | itself |
 | the same, with the log in Postgres | `SHARED_BACKGROUND` | everybody | itself, beside other workers |
 
-A server has the users that its transport admits: this user of the system over stdio, everybody over HTTP. `driver_of`
-says who drives what its users have approved: this process, the worker of the data root, or workers on any machine.
+The users of a server are those that its transport admits: over stdio this user of the system, over HTTP everybody.
+`driver_of` says who drives the runs that they approve: this process, the worker of the data root, or workers on any
+machine. A background process that was only started to listen is a `SERVER`, unless those runs are the worker's.
 
-Each process that drives runs takes over those of its users whose owner is gone; only a worker that stays hands its own
-over when it is stopped (`Manager.hand_over`).
+Every process that drives runs takes over runs of its users whose owner is gone. When a worker with `--stay` is stopped,
+or a newer version takes over, the process hands its own runs over (`Manager.hand_over`).
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from ava_server.service.runtime import Runtime
 
 log = logging.getLogger("ava.worker")
+
+
+is_there = os.path.lexists
+"""One call of the system, without a thread: it is asked several times a second."""
 
 
 @dataclass
@@ -57,19 +62,17 @@ class Listeners:
             return
         async with anyio.create_task_group() as tasks:
             while True:
-                try:
-                    wanted, leaves = await anyio.to_thread.run_sync(self._look)
-                except RuntimeError:  # no more threads can be started: the next look may
-                    wanted, leaves = [], False
-                if leaves:
+                if is_there(self._root.worker_leave):
                     self.newer.set()
-                for server, port in wanted:
-                    self._begin(server, port, tasks)
+                for server in self._servers:
+                    is_new = server.what not in self._listening and is_there(server.wanted)
+                    if is_new and not self._ends:
+                        self._begin(server, tasks)
                 await anyio.sleep(background.LOOK_EVERY_S)
 
-    def _begin(self, server: LocalServer, port: int, tasks: anyio.abc.TaskGroup) -> None:
-        """Begin to be a server, unless this process is one already, or ends."""
-        if self._ends or server.what in self._listening:
+    def _begin(self, server: LocalServer, tasks: anyio.abc.TaskGroup) -> None:
+        port = server.wanted_port()
+        if port is None:  # it was withdrawn at this moment
             return
         one = _Listening(GracefulShutdown(0), anyio.Event())
         self._listening[server.what] = one
@@ -86,10 +89,6 @@ class Listeners:
             one.ending.asked.set()
         for one in [*self._listening.values()]:
             await one.over.wait()
-
-    def _look(self) -> tuple[list[tuple[LocalServer, int]], bool]:
-        ports = [(server, server.wanted_port()) for server in self._servers]
-        return [(server, port) for server, port in ports if port is not None], self._root.worker_leave.exists()
 
     async def _listen(self, server: LocalServer, port: int, one: _Listening) -> None:
         try:
@@ -119,13 +118,10 @@ class Listeners:
             server.wanted.unlink(missing_ok=True)
 
     async def _serve(self, server: LocalServer, port: int, ending: GracefulShutdown) -> None:
-        is_pages = server.port_file == self._root.pages_port
-        extra = await anyio.to_thread.run_sync(load, "web" if is_pages else "team")
-        if is_pages:
+        extra = await anyio.to_thread.run_sync(load, "web" if server.is_pages else "team")
+        if server.is_pages:
             first = port or await anyio.to_thread.run_sync(pages_port, self._root)
-            idle_s, drain_s = background.PAGES_IDLE_S, background.PAGES_DRAIN_S
-            reach = extra.Reach(host="localhost", port=first, pages=True, idle_s=idle_s, drain_s=drain_s)
+            reach = extra.Reach(host="localhost", port=first, idle_s=server.idle_s, drain_s=server.drain_s)
         else:
-            idle_s, drain_s = background.HTTP_IDLE_S, background.HTTP_DRAIN_S
-            reach = extra.Reach(port=port, idle_s=idle_s, drain_s=drain_s)
+            reach = extra.Reach(port=port, idle_s=server.idle_s, drain_s=server.drain_s)
         await extra.listen(self._runtime, server, reach, ending)

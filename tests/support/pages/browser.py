@@ -26,12 +26,11 @@ from ava_server.config.pin import PinFile
 from ava_server.config.sign_in import BrowserSessions
 from ava_server.core.data_root import DataRoot, os_user
 from support.commands.fork_server import COMMAND, command
-from support.http_server import HttpServer, serving_http, token
+from support.http_server import HttpServer, serving_http, serving_pages, token
 from support.model_server import Say, Script, running_model_server
 from support.runtime import PRICED
 from support.stdio import Wire, logged, made, serving, state_of, told, using
 
-PAGES = "serve", "--http", "--pages", "--port", "0", "--access-log"
 TEAM = "serve", "--http", "--port", "0", "--access-log"
 PIN = "48 21 07"
 PAID = PRICED.replace("custom:test", "custom:scripted")
@@ -199,18 +198,16 @@ def open_pages(
     script: Script = finished,
     *,
     pin: bool = False,
-    args: Sequence[str] = (),
     forked: bool = True,
 ) -> Generator[There]:
-    """The server of `ava ui`, and a host of the same user over stdio. Not `forked`: `server.pid` is the server's."""
+    """The pages of `ava ui`, and a host of the same user over stdio. Not `forked`: `server.pid` is the server's."""
     made(root, config_toml=settings)
     if pin:
         set_pin(root)
     with running_model_server(script) as model, start_blocking_portal() as portal, ExitStack() as stack:
         env = using(model.base_url)
         start = command(env) if forked else COMMAND
-        opened = serving_http(root, *args, env=env, program=(*start[1:], *PAGES))
-        server = stack.enter_context(portal.wrap_async_context_manager(opened))
+        server = stack.enter_context(portal.wrap_async_context_manager(serving_pages(root, env=env, start=start)))
         wire: Wire = stack.enter_context(
             portal.wrap_async_context_manager(serving(root, env=env, command=(*start, "serve")))
         )

@@ -66,7 +66,7 @@ async def serving_pages(lab: Lab, *, terminal: bool = True, owned: bool = False)
     paths = lab.runtime.settings.paths
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        reach = Reach(port=port, pages=True)
+        reach = Reach(port=port)
         app = App(lambda: lab.runtime.settings, "memory", reach.base_url)
         app._runtime = lab.runtime
         tokens, sessions = TokenFile(paths.tokens_file), BrowserSessions(paths.browser_sessions)
