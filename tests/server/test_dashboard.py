@@ -18,7 +18,7 @@ from typing import Any, cast
 import anyio
 import anyio.to_thread
 import pytest
-from support.commands.dashboard import by, look, plain
+from support.commands.dashboard import by, look, plain, reader_of
 from support.commands.imports import modules_of
 from support.model_server import Gate, Say
 from support.repository import REPOSITORY
@@ -34,6 +34,7 @@ from ava_audit.store.store import append
 from ava_audit.units import format_bytes
 from ava_roles.sandbox.sandbox import Unavailable
 from ava_server.cli import records, status_page
+from ava_server.cli.log_look import LogLook, run_at_once
 from ava_server.cli.status_overview import Overview, OverviewReader, SandboxProbe, current_json, health, health_json
 from ava_server.cli.status_page import NO_RUNS, Page, bar, both_ends, cap_text, fitted, joined, terms
 from ava_server.cli.terminal import cells
@@ -246,6 +247,25 @@ async def test_shows_only_this_users_runs_unless_all_are_requested(
     monkeypatch.setattr(records, "os_user", lambda: "somebody else")
     others = await look(settings)
     assert (others.now.runs, others.trouble) == ((), None)
+
+
+async def test_a_refresh_is_one_look_at_one_state_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[str] = []
+    look_once = LogLook.look
+
+    def counted(log: LogLook, use: Any) -> Any:
+        looks.append("look")
+        return look_once(log, use)
+
+    async with open_lab(tmp_path, [hand_over()], check=False) as lab:
+        await lab.outcome(task="Mine")
+        monkeypatch.setattr(LogLook, "look", counted)
+        with contextlib.closing(reader_of(lab)) as reader:
+            first = await anyio.to_thread.run_sync(lambda: run_at_once(reader.look()))
+            reader.selected = first.now.runs[0].row.id
+            second = await anyio.to_thread.run_sync(lambda: run_at_once(reader.look()))
+    assert len(looks) == 2
+    assert second.now.selected is not None and second.now.selected.steps and second.now.log is not None
 
 
 async def test_json_has_every_cap_and_the_health(tmp_path: Path) -> None:
