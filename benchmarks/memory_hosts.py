@@ -49,12 +49,14 @@ def processes_of(root: Path) -> list[int]:
     return found
 
 
-def pss_kib(processes: Sequence[int]) -> int:
-    total = 0
+def pss_kib(processes: Sequence[int]) -> list[int]:
+    """Return the PSS of each process that still lives."""
+    found: list[int] = []
     for pid in processes:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return total
+        with suppress(OSError):  # it has ended meanwhile
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            found += [int(line.split()[1]) for line in lines if line.startswith("Pss:")]
+    return found
 
 
 async def measure(python: str, hosts: int, runs: int, models: ModelServer, gates: list[Gate]) -> list[tuple[int, int]]:
@@ -67,8 +69,8 @@ async def measure(python: str, hosts: int, runs: int, models: ModelServer, gates
 
         async def look() -> None:
             await anyio.sleep(SETTLES_S)
-            there = processes_of(root)
-            seen.append((pss_kib(there), len(there)))
+            found = pss_kib(processes_of(root))
+            seen.append((sum(found), len(found)))
 
         command = (python, "-P", "-m", "ava_server")
         try:
@@ -102,7 +104,7 @@ def end_all(root: Path) -> None:
 
 async def measure_all(pythons: Sequence[str], rounds: int, hosts: int, runs: int) -> None:
     found: dict[str, list[list[tuple[int, int]]]] = {python: [] for python in pythons}
-    for number in range(rounds):
+    for number in range(rounds + 1):
         for python in pythons if number % 2 == 0 else pythons[::-1]:  # neither is always the first
             gates: list[Gate] = []
 
@@ -111,7 +113,9 @@ async def measure_all(pythons: Sequence[str], rounds: int, hosts: int, runs: int
                 return Say(calls=[("submit_result", {"summary": "done", "output": "x"})], gate=gates[-1])
 
             with running_model_server(script) as models:
-                found[python].append(await measure(python, hosts, runs, models, gates))
+                seen = await measure(python, hosts, runs, models, gates)
+            if number:  # the first round only fills the caches
+                found[python].append(seen)
     print(f"{hosts} hosts, {runs} running subagents; {rounds} rounds, load {os.getloadavg()[0]:.1f}")
     for place, what in enumerate(PLACES):
         medians = []
