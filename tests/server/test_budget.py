@@ -45,6 +45,7 @@ from ava_server.budget.user_limits import DayCaps, installation_scope, user_scop
 from ava_server.models.base import Bound, MoreUsage
 from ava_server.models.prices import Price, UserPrice, cost_micros, find_price, reserve_micros
 from ava_server.models.usage_reader import UsageReader, usage_reader
+from ava_server.models.wires.chat import ChatWire
 
 PRICE = find_price("far", "model", base_url="https://far.example", overrides={"model": UserPrice(input=1, output=1)})
 GROUP = "G-0000001"
@@ -284,9 +285,9 @@ def test_a_second_reading_lowers_no_overrun() -> None:
 
 
 async def test_a_second_reading_is_booked_and_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = await usage_reader("https://api.x.ai/v1/chat/completions", "chat completions")
+    reader = await usage_reader("https://api.x.ai/v1/chat/completions", ChatWire.flavors)
 
-    async def found(_url: str, _speaks: str) -> UsageReader | None:
+    async def found(_url: str, _flavors: tuple[str, ...]) -> UsageReader | None:
         return reader
 
     monkeypatch.setattr("ava_server.models.http_model.usage_reader", found)

@@ -35,7 +35,7 @@ from ava_server.config.host_placeholders import BUNDLE
 from ava_server.core.data_root import DataRoot, absolute_folder, find_data_root
 from ava_server.core.documents import reason, to_do
 from ava_server.core.errors import ConfigError, Refused
-from ava_server.models.providers import PROVIDERS, is_local
+from ava_server.models.providers import PROVIDERS, RemoteWire, is_local
 
 if TYPE_CHECKING:
     from ava_audit.events import SettingsChanged, Who
@@ -144,7 +144,7 @@ class ProviderSettings(Table):
     """A provider: its address, the format that it speaks (None: known by its address), and whether it can stream."""
 
     base_url: Url | None = None
-    wire: Literal["chat_completions", "messages", "responses"] | None = None
+    wire: RemoteWire | None = None
     stream: bool = True
 
 

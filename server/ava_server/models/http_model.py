@@ -126,7 +126,7 @@ class HttpModel:
             try:
                 body.append(encode())
                 size = len(body[0])
-                reader = await usage_reader(endpoint.url, endpoint.speaks)
+                reader = await usage_reader(endpoint.url, self.wire.flavors)
                 lent = await self.clients.lend()
                 sending = True
                 response = await self._send(lent.http, endpoint, body, end, check, headers or {})

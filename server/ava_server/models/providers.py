@@ -6,7 +6,11 @@ import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 from urllib.parse import urlsplit
+
+RemoteWire = Literal["chat_completions", "messages", "responses"]
+"""The formats in which a model at an address is asked; `models/wires/` has them."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from ava_server.models.prices import (
     nanos,
     reserve_micros,
 )
-from ava_server.models.providers import PROVIDERS, is_local
+from ava_server.models.providers import PROVIDERS, RemoteWire, is_local
 
 On = Literal["budget", "adaptive", "effort", "none"]
 Off = Literal["default", "disabled", "between_tools", "low"]
@@ -76,7 +76,7 @@ def _table() -> Mapping[str, Thinking]:
 
 
 Tier = Literal["fast", "balanced", "deep"]
-WireName = Literal["chat_completions", "messages", "responses", "offline", "scripted"]
+WireName = RemoteWire | Literal["offline", "scripted"]
 SaidBy = Literal["AVA_MODEL_BASE_URL", "AVA_MODEL", "settings", "tiers.toml", "nobody"]
 TIERS: tuple[str, ...] = get_args(Tier)
 UNNAMED: Tier = "balanced"

@@ -24,32 +24,29 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ava.models")
 
-_FLAVORS: Mapping[str, tuple[str, ...]] = {
-    "chat completions": ("chat", "default"),
-    "Anthropic Messages": ("anthropic", "default"),
-    "OpenAI Responses": ("responses", "default"),
-}
-"""What genai-prices calls each wire (`Wire.speaks`), the best name first."""
-_readers: dict[tuple[str, str], UsageReader | None] = {}
+_readers: dict[tuple[str, tuple[str, ...]], UsageReader | None] = {}
 
 
-async def usage_reader(url: str, speaks: str) -> UsageReader | None:
-    """Return the second reader for an address and a wire, or None; the first search loads the table, in a thread."""
+async def usage_reader(url: str, flavors: tuple[str, ...]) -> UsageReader | None:
+    """Return the second reader for an address and a wire, or None; the first search loads the table, in a thread.
+
+    `flavors`: what genai-prices calls the wire (`Wire.flavors`).
+    """
     if is_local(url):
         return None
-    key = url, speaks
+    key = url, flavors
     if key not in _readers:
-        _readers[key] = await anyio.to_thread.run_sync(_find, url, speaks)
+        _readers[key] = await anyio.to_thread.run_sync(_find, url, flavors)
     return _readers[key]
 
 
-def _find(url: str, speaks: str) -> UsageReader | None:
+def _find(url: str, flavors: tuple[str, ...]) -> UsageReader | None:
     """Blocking: importing the table takes a third of a second."""
     from genai_prices.data_snapshot import get_snapshot
 
     known = next((one for one in get_snapshot().providers if re.match(one.api_pattern, url)), None)
     extractors = {} if known is None else {one.api_flavor: one for one in known.extractors or ()}
-    for flavor in _FLAVORS[speaks]:
+    for flavor in flavors:
         if flavor in extractors:
             return UsageReader(extractors[flavor])
     return None

@@ -9,17 +9,20 @@ from ava_audit.events import Usage
 from ava_server.models import usage_reader as readers
 from ava_server.models.base import Completion, MoreUsage
 from ava_server.models.usage_reader import UsageReader, more_words, usage_reader
-from ava_server.models.wires.chat import ChatAnswer
+from ava_server.models.wires.base import Wire
+from ava_server.models.wires.chat import ChatAnswer, ChatWire
+from ava_server.models.wires.messages import MessagesWire
+from ava_server.models.wires.responses import ResponsesWire
 
 XAI = "https://api.x.ai/v1/chat/completions"
 BESIDE = {"prompt_tokens": 100, "completion_tokens": 90, "completion_tokens_details": {"reasoning_tokens": 50}}
 """Without a total, nothing but the provider's name tells that thinking stands beside the answer."""
 
 
-async def answered(url: str, usage: dict[str, Any], speaks: str = "chat completions") -> Completion:
+async def answered(url: str, usage: dict[str, Any], wire: type[Wire] = ChatWire) -> Completion:
     answer = ChatAnswer()
     answer.add({"choices": [{"message": {"content": "4"}, "finish_reason": "stop"}], "usage": usage})
-    return answer.complete(request_id=None, sent_bytes=100, reader=await usage_reader(url, speaks))
+    return answer.complete(request_id=None, sent_bytes=100, reader=await usage_reader(url, wire.flavors))
 
 
 async def test_what_the_provider_counts_beside_its_answer_is_added_with_a_note() -> None:
@@ -55,14 +58,14 @@ async def test_nothing_is_added_where_there_is_nothing_more(url: str, usage: dic
 @pytest.mark.parametrize(
     ("wire", "url"),
     [
-        ("Anthropic Messages", "https://api.anthropic.com/v1/messages"),
-        ("OpenAI Responses", "https://api.openai.com/v1/responses"),
-        ("chat completions", "https://generativelanguage.googleapis.com/v1beta/openai/chat/completions"),
-        ("chat completions", "https://api.perplexity.ai/chat/completions"),
+        (MessagesWire, "https://api.anthropic.com/v1/messages"),
+        (ResponsesWire, "https://api.openai.com/v1/responses"),
+        (ChatWire, "https://generativelanguage.googleapis.com/v1beta/openai/chat/completions"),
+        (ChatWire, "https://api.perplexity.ai/chat/completions"),
     ],
 )
-async def test_known_providers_have_a_reader_for_their_formats(wire: str, url: str) -> None:
-    assert await usage_reader(url, wire) is not None
+async def test_known_providers_have_a_reader_for_their_formats(wire: type[Wire], url: str) -> None:
+    assert await usage_reader(url, wire.flavors) is not None
 
 
 @pytest.mark.parametrize("read", [ValueError("no"), Usage(), ("model", Usage()), None])
@@ -79,11 +82,11 @@ def test_a_reading_that_fails_adds_nothing(read: Any) -> None:
 async def test_the_table_is_loaded_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
 
-    def found(_url: str, _speaks: str) -> None:
+    def found(_url: str, _flavors: tuple[str, ...]) -> None:
         threads.append(threading.get_ident())
 
     monkeypatch.setattr(readers, "_find", found)
     monkeypatch.setattr(readers, "_readers", {})
     for url in (XAI, XAI, "http://localhost:1/v1/chat/completions"):
-        assert await usage_reader(url, "chat completions") is None
+        assert await usage_reader(url, ChatWire.flavors) is None
     assert len(threads) == 1 and threads[0] != threading.get_ident()

@@ -154,13 +154,14 @@ class WireAnswer(ABC):
 class Wire(ABC):
     """A format of requests and answers, as one endpoint speaks it.
 
-    `streaming`: ask for a stream; some servers cannot. `part` is the field that every whole answer has. `path` is under
-    an API's address.
+    `streaming`: ask for a stream; some servers cannot. `speaks` is its name for people, and `flavors` its names in
+    genai-prices, the best one first. `part` is the field that every whole answer has. `path` is under an API's address.
     """
 
     streaming: bool = True
     thinking: Thinking = UNKNOWN
     speaks: ClassVar[str]
+    flavors: ClassVar[tuple[str, ...]]
     part: ClassVar[str]
     path: ClassVar[str]
 

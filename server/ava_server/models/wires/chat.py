@@ -40,6 +40,7 @@ class ChatWire(Wire):
     """Chat completions as one endpoint has them: its names for the limit of tokens and thinking, and `extra` parts."""
 
     speaks: ClassVar[str] = "chat completions"
+    flavors: ClassVar[tuple[str, ...]] = ("chat", "default")
     part: ClassVar[str] = "choices"
     path: ClassVar[str] = "/chat/completions"
     output_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"

@@ -39,6 +39,7 @@ class MessagesWire(Wire):
     """Anthropic Messages as one endpoint has them; `bearer` also sends the key as a token, for others' servers."""
 
     speaks: ClassVar[str] = "Anthropic Messages"
+    flavors: ClassVar[tuple[str, ...]] = ("anthropic", "default")
     part: ClassVar[str] = "content"
     path: ClassVar[str] = "/messages"
     bearer: bool = False

@@ -37,6 +37,7 @@ class ResponsesWire(Wire):
     """OpenAI Responses as one endpoint has them."""
 
     speaks: ClassVar[str] = "OpenAI Responses"
+    flavors: ClassVar[tuple[str, ...]] = ("responses", "default")
     part: ClassVar[str] = "output"
     path: ClassVar[str] = "/responses"
 
