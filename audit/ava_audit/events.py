@@ -17,6 +17,7 @@ Severity = Literal["info", "warning", "error"]
 Ending = Literal[
     "success",
     "no_answer",
+    "partial",
     "timeout",
     "cost_exceeded",
     "token_exceeded",
@@ -94,16 +95,23 @@ class Fact(BaseModel):
 
 
 class UserMessage(Fact):
-    """What a person or the orchestrator wrote: a task, a message, a decision on a proposal, an answer to a question."""
+    """What a person or the orchestrator wrote: a task, a message, a decision on a proposal, an answer to a question.
+
+    `steps` has the texts of a plan's steps, in their order, with the names of these fields. `inputs` is what the task
+    of a plan's run gets of earlier runs: each has the `name` by which the task refers to it, what it is `about`, and
+    its `text`.
+    """
 
     transcript = True
-    text_fields = ("text", "context", "system_prompt")
+    text_fields = ("text", "context", "system_prompt", "steps", "inputs")
 
     text: str
     kind: Literal["task", "message", "decision", "answer"] = "message"
     context: str | None = None
     system_prompt: str | None = None
     rationale: str | None = None
+    steps: tuple[dict[str, Any], ...] | None = None
+    inputs: tuple[dict[str, str], ...] | None = None
 
 
 class AssistantMessage(Fact):
@@ -327,6 +335,45 @@ class SpawnDecided(Fact):
     group_timeout_s: float | None = None
 
 
+class StepRunQueued(Fact):
+    """A plan has queued a run of one of its steps, with that step's approved configuration.
+
+    `group_id` is the plan. `item` is the place of the run's item in the list of its step, from 1; None for a step of
+    one run. `name` is the step, with the item. `earlier` has the runs whose results it may read, each with `id`, `role`
+    and `ending`. `least_micros` is the cost from which it can work, with its inputs.
+    """
+
+    text_fields = ("group_id", "name")
+
+    group_id: str
+    subagent_id: str
+    step: str
+    item: int | None = None
+    name: str
+    earlier: tuple[dict[str, str], ...] = ()
+    least_micros: int = 0
+
+
+StepState = Literal["begun", "done", "failed", "skipped"]
+
+
+class StepChanged(Fact):
+    """A step of a plan has begun, or is over.
+
+    `items` is how many runs it has: those of its list up to `at_most`; `left_out` counts the rest of the list. At its
+    end, `not_done` counts the runs that did not succeed or were not started, and `why` says so in Ava's own words.
+    """
+
+    text_fields = ("step", "state", "why")
+
+    step: str
+    state: StepState
+    items: int = 1
+    left_out: int = 0
+    not_done: int = 0
+    why: str = ""
+
+
 class RunClaimed(Fact):
     """An instance took a run. This raises the run's generation, which fences out writes of older ones.
 
@@ -472,7 +519,7 @@ class RunStarted(Fact):
 
     `parameters` holds everything else that shapes a request's bytes: the wire, the endpoint and the body's fields.
     `own_bytes` bytes of the system prompt, and the schemas of `own_tools`, are Ava's own text, which has a tighter
-    token bound.
+    token bound. `mark` of a plan's run says what decided its work (`runs/reuse.py` in the server).
     """
 
     transcript = True
@@ -489,6 +536,7 @@ class RunStarted(Fact):
     confinement: str = "none needed"
     own_bytes: int = 0
     own_tools: tuple[str, ...] = ()
+    mark: str | None = None
 
     def search_text(self) -> str:
         return f"{self.model} {' '.join(str(tool.get('name')) for tool in self.tools)}"

@@ -20,7 +20,7 @@ from ava_audit.database import Database, IndexRow
 from ava_audit.entries import ENTRY_COLUMNS, HEADER
 from ava_audit.errors import Contradiction, StoreUnavailable
 from ava_audit.reducers import CONTENT_TYPES, R, fold
-from ava_audit.rows import RUNNING, Bucket, GroupRow, ProposalRow, RunRow
+from ava_audit.rows import RUNNING, Bucket, GroupRow, ProposalRow, RunRow, is_plan_id
 
 CACHED_ROWS = 300
 """Rows of a table that stay in memory from one transaction to the next; a run's row takes some kilobytes."""
@@ -219,12 +219,15 @@ class Projections:
         return [self.runs.ask(run_ids, again=again), self.budgets.ask([*run_ids, *self._used], again=again)]
 
     def running(self) -> Mapping[str, tuple[str, str | None]]:
-        """Return the user and owner of each running run: read once in a transaction, which may claim many."""
+        """Return the user and owner of each running run: read once in a transaction, which may claim many.
+
+        Plans do not count: their runs do.
+        """
         if self._running is None:
             found = self._db.execute("SELECT id, user_id, instance FROM runs WHERE state = ?", (RUNNING,))
-            self._running = {run_id: (user, instance) for run_id, user, instance in found}
+            self._running = {run_id: (user, instance) for run_id, user, instance in found if not is_plan_id(run_id)}
         for row in self.runs.cached:  # all that this transaction has changed are there
-            if row.state == RUNNING:
+            if row.state == RUNNING and not row.is_plan:
                 self._running[row.id] = (row.user_id, row.instance)
             else:
                 self._running.pop(row.id, None)

@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import attrgetter
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from pydantic_core import from_json, to_json
 
@@ -31,6 +32,7 @@ from ava_audit.events import (
     RunResumed,
     SpawnDecided,
     SpawnProposed,
+    StepRunQueued,
     Unknown,
     Usage,
 )
@@ -102,6 +104,36 @@ def reduce(state: State, header: Header, fact: Fact | None) -> None:
     Raises Contradiction: the entry contradicts the log, e.g. it approves something that was never proposed.
     """
     run = state.runs.get(header.run_id)
+    before = None if run is None else _counts_as(run)
+    _apply(state, run, header, fact)
+    run = run or state.runs.get(header.run_id)
+    if run is not None and run.group_id is not None:
+        _count_in_group(state.groups.get(run.group_id), before, _counts_as(run), header.ts_us)
+
+
+def _counts_as(run: RunRow) -> Literal["at work", "awaiting"] | None:
+    """Return as what a run counts in the time of its group; None before its approval and after its end."""
+    if run.state not in (QUEUED, RUNNING):
+        return None
+    return "awaiting" if run.awaits_person else "at work"
+
+
+def _count_in_group(group: GroupRow | None, before: str | None, now: str | None, at_us: int) -> None:
+    """Note that a run of a group changed: its time stands still while all that it has left wait for a person."""
+    if group is None or before == now:
+        return
+    group.at_work += (now == "at work") - (before == "at work")
+    group.awaiting += (now == "awaiting") - (before == "awaiting")
+    stands_still = group.awaiting > 0 and group.at_work == 0
+    if stands_still and group.stopped_since_us is None:
+        group.stopped_since_us = at_us
+    elif not stands_still and group.stopped_since_us is not None:
+        if group.started_us is not None:
+            group.stopped_us += max(0, at_us - max(group.stopped_since_us, group.started_us))
+        group.stopped_since_us = None
+
+
+def _apply(state: State, run: RunRow | None, header: Header, fact: Fact | None) -> None:
     if run is not None and (by_header := _BY_HEADER.get(header.type)) is not None:
         by_header(run, header)
     # Only the newer program that wrote a newer version knows what it means.
@@ -220,9 +252,56 @@ def _decided(state: State, header: Header, fact: SpawnDecided) -> None:
     run.queued_us = header.ts_us
     run.group_id = fact.group_id
     _change_config(run, fact.changes)
-    if fact.group_id is not None and state.groups.get(fact.group_id) is None:
+    if run.is_plan:
+        config = json.loads(run.config)
+        state.groups.add(GroupRow(run.id, header.user_id, config["max_cost_micros"], config["timeout_s"], header.ts_us))
+    elif fact.group_id is not None and state.groups.get(fact.group_id) is None:
         cap_micros = fact.group_max_cost_micros or 0
         state.groups.add(GroupRow(fact.group_id, header.user_id, cap_micros, fact.group_timeout_s, header.ts_us))
+
+
+def _step_run_queued(state: State, header: Header, fact: StepRunQueued) -> None:
+    plan = state.runs.get(fact.group_id)
+    if plan is None:
+        raise Contradiction(f"{fact.subagent_id} is a step of {fact.group_id}, and there is no such plan")
+    approved = _step_configs(plan.config).get(fact.step)
+    if approved is None:
+        raise Contradiction(f"{fact.subagent_id} is of the step {fact.step}, which {plan.id} does not have")
+    config = {
+        **approved,
+        "name": fact.name,
+        "context_from": [*approved.get("context_from", ()), *fact.earlier],
+        "least_micros": fact.least_micros,
+    }
+    state.runs.add(
+        RunRow(
+            id=fact.subagent_id,
+            pending_id=plan.pending_id,
+            group_id=plan.id,
+            user_id=plan.user_id,
+            session_id=plan.session_id,
+            role=str(config.get("role")),
+            name=fact.name,
+            task_id=None,
+            model=str(config.get("model")),
+            config=_config(config),
+            terms=terms_of(config),
+            retry_of=None,
+            state=QUEUED,
+            stop_reason=None,
+            error_kind=None,
+            created_us=header.ts_us,
+            queued_us=header.ts_us,
+            step=fact.step,
+            item=fact.item,
+        )
+    )
+
+
+@lru_cache(maxsize=8)
+def _step_configs(plan_config: str) -> dict[str, dict[str, Any]]:
+    """Return the configuration of each step of a plan; cached, because each of up to 1,000 runs needs one."""
+    return {step["id"]: step["config"] for step in json.loads(plan_config)["steps"]}
 
 
 def _claimed(state: State, run: RunRow, header: Header, fact: RunClaimed) -> None:
@@ -359,6 +438,11 @@ def _settled(state: State, run: RunRow, header: Header, fact: CostUpdate) -> Non
     run.output_tokens += usage.output_tokens
     run.cache_read_tokens += usage.cache_read_tokens
     run.cache_write_tokens += usage.cache_write_tokens
+    plan = state.runs.get(run.group_id) if run.step is not None else None
+    if plan is not None:  # what its runs cost and take, a plan does
+        plan.cost_micros += cost
+        plan.uncosted_micros += cost if fact.settlement == "unknown" else 0
+        plan.tokens += fact.tokens
 
 
 def _called(run: RunRow, header: Header) -> None:
@@ -450,6 +534,7 @@ _BY_HEADER: dict[str, Callable[[RunRow, Header], None]] = {
 _BY_FACT: dict[str, Callable[[State, Header, Any], None]] = {
     "SpawnProposed": _proposed,
     "SpawnDecided": _decided,
+    "StepRunQueued": _step_run_queued,
     "CostReserved": _reserved,
 }
 _BY_RUN: dict[str, Callable[[State, RunRow, Header, Any], None]] = {

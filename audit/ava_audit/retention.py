@@ -86,7 +86,13 @@ class _Batch:
 
 
 def is_over(view: View, run: RunRow, now_us: int) -> bool:
-    """Tell whether a run can no longer change: it has ended, or its proposal expired undecided."""
+    """Tell whether a run can no longer change: it has ended, or its proposal expired undecided.
+
+    A plan needs the results of its runs, so these are over with it.
+    """
+    plan = view.run(run.group_id) if run.step is not None and run.group_id is not None else None
+    if plan is not None and not plan.ended:
+        return False
     if run.state != WAITING:
         return run.ended
     proposal = view.proposal(run.pending_id)
@@ -230,10 +236,12 @@ def _next_batch(view: View, *, upto: int, limit: int) -> _Batch | None:
     for row in view.rows("seq > ? AND seq <= ?", after, upto, limit=LOOK_AHEAD):
         run_id = row[_RUN_ID]
         if row[_TYPE] == "RunEnded" and run_id is not None:
-            for older in view.rows(f"run_id = ? AND seq <= ? AND {_HAS_CONTENT}", run_id, after, *_TYPES, limit=BATCH):
-                batch.add(older)
-                if batch.full:  # the next batch finds the rest, and everything after it
-                    return batch
+            for ended in _over_with(view, run_id, upto, limit):
+                older_rows = f"run_id = ? AND seq <= ? AND {_HAS_CONTENT}"
+                for older in view.rows(older_rows, ended, row[0], *_TYPES, limit=BATCH):
+                    batch.add(older)
+                    if batch.full:  # the next batch finds the rest, and everything after it
+                        return batch
         elif row[_CONTENT] is not None and row[_TYPE] in TRANSCRIPT_TYPES:
             if run_id is not None and run_id not in over:
                 over[run_id] = _was_over(view, run_id, upto, limit)
@@ -245,11 +253,22 @@ def _next_batch(view: View, *, upto: int, limit: int) -> _Batch | None:
     return batch
 
 
+def _over_with(view: View, run_id: str, upto: int, limit: int) -> list[str]:
+    """Return the runs whose content nobody needs once this one has ended: itself, and those of a plan's steps."""
+    run = view.run(run_id)
+    if run is not None and run.is_plan:
+        return [run_id, *(row.id for row in view.step_runs(run_id))]
+    return [run_id] if _was_over(view, run_id, upto, limit) else []
+
+
 def _was_over(view: View, run_id: str, upto: int, limit: int) -> bool:
     run = view.run(run_id)
-    if run is None or not run.ended:
-        return run is None or is_over(view, run, limit)
-    end = view.last_entry(run_id, "RunEnded")
+    if run is None or not is_over(view, run, limit):
+        return run is None
+    if not run.ended:
+        return True
+    last = run.group_id if run.step is not None and run.group_id is not None else run_id
+    end = view.last_entry(last, "RunEnded")
     return end is not None and end.seq <= upto
 
 

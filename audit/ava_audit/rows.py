@@ -63,6 +63,8 @@ class RunRow:
     until it is claimed. `asked` is the `Asked` whose answer it waits for.
     `message_seq` is the newest message to the run.
     `money_wait` says what a running run waits for that other runs hold (`MoneyWait`); None while it does not wait.
+    `step` is the step of the plan (`group_id`) whose run it is, and `item` the place of its item in that step's list,
+    from 1. A plan's `cost_micros`, `uncosted_micros` and `tokens` are those of its runs together.
     """
 
     id: str
@@ -111,11 +113,23 @@ class RunRow:
     result_seq: int | None = None
     fetched_us: int | None = None
     money_wait: str | None = None
+    step: str | None = None
+    item: int | None = None
     terms: str = ""
+
+    @property
+    def is_plan(self) -> bool:
+        """Whether its work is to start the runs of its steps, which have its id as their group."""
+        return is_plan_id(self.id)
 
     @property
     def ended(self) -> bool:
         return self.state not in UNENDED
+
+    @property
+    def awaits_person(self) -> bool:
+        """Whether it was returned to the queue until a person allows it more, answers, or resumes it."""
+        return self.state == QUEUED and self.waits_for in ("more", "answer", "resume")
 
     @property
     def held_micros(self) -> int:
@@ -135,6 +149,36 @@ class RunRow:
         return self.wrap_in(scope) + sum(
             int(call["micros"]) for call in self.calls_in_flight if scope in call["scopes"]
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StepRunRow:
+    """A run of a plan's step, as the plan looks at it: columns of `RunRow` without its configuration."""
+
+    id: str
+    step: str
+    item: int | None
+    role: str
+    state: str
+    stop_reason: str | None
+    waits_for: WaitsFor | None
+    generation: int
+    cancel_seq: int | None
+    result_seq: int | None
+    started_us: int | None
+    ended_us: int | None
+    last_us: int | None
+    active_us: int
+    cost_micros: int
+    tokens: int
+
+    @property
+    def ended(self) -> bool:
+        return self.state not in UNENDED
+
+
+def is_plan_id(run_id: str) -> bool:
+    return run_id.startswith("G-")
 
 
 def calls_of(in_flight: str | None) -> list[dict[str, Any]]:
@@ -162,7 +206,12 @@ class ProposalRow:
 
 @dataclass(slots=True)
 class GroupRow:
-    """Runs approved together: one shared cost cap (micro-USD) and an optional shared timeout (seconds)."""
+    """Runs approved together, or the runs of a plan: one shared cost cap (micro-USD), an optional timeout (seconds).
+
+    The time counts from the first run's start, and stands still while nothing of it can go on because a person is
+    awaited: `at_work` runs could go on, `awaiting` runs wait for a person, and `stopped_us` is how long it has stood
+    still before `stopped_since_us`.
+    """
 
     id: str
     user_id: str
@@ -170,6 +219,17 @@ class GroupRow:
     timeout_s: float | None
     created_us: int
     started_us: int | None = None
+    at_work: int = 0
+    awaiting: int = 0
+    stopped_us: int = 0
+    stopped_since_us: int | None = None
+
+    def passed_us(self, now_us: int) -> int:
+        """Return how much of its time has passed, in microseconds; 0 before its first run has started."""
+        if self.started_us is None:
+            return 0
+        until_us = now_us if self.stopped_since_us is None else min(now_us, self.stopped_since_us)
+        return max(0, until_us - self.started_us - self.stopped_us)  # a clock that was set back gives no time
 
 
 @dataclass(slots=True)

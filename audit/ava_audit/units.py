@@ -8,7 +8,8 @@ from datetime import UTC, date, datetime, timedelta, tzinfo
 from decimal import ROUND_CEILING, ROUND_HALF_UP, Decimal
 
 US_PER_S = 1_000_000
-HOUR_US = 3_600 * US_PER_S
+HOUR_S, DAY_S = 3_600, 86_400
+HOUR_US = HOUR_S * US_PER_S
 DAY_US = 24 * HOUR_US
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH = EPOCH.replace(tzinfo=None)
@@ -135,7 +136,12 @@ def format_duration(seconds: float) -> str:
 
 
 def minutes(seconds: float) -> str:
+    """Return a time limit in its largest whole unit, minutes up to two hours: `90 s`, `90 min`, `2 h`, `3 days`."""
     whole = round(seconds)
+    if whole >= 2 * DAY_S and whole % DAY_S == 0:
+        return f"{whole // DAY_S} days"
+    if whole >= 2 * HOUR_S and whole % HOUR_S == 0:
+        return f"{whole // HOUR_S} h"
     return f"{whole // 60} min" if whole >= 60 and whole % 60 == 0 else f"{seconds:g} s"
 
 

@@ -21,6 +21,7 @@ from ava_audit.rows import (
     ProposalRow,
     RunFacts,
     RunRow,
+    StepRunRow,
     calls_of,
 )
 
@@ -94,8 +95,10 @@ def holder_of(
 
 _PAST = ", ".join(field.name for field in fields(PastRun) if field.name != "terms")
 _FACTS = ", ".join(field.name for field in fields(RunFacts))
+_STEP_RUN = ", ".join(field.name for field in fields(StepRunRow))
 F = TypeVar("F", bound=RunFacts)
 RunGroup = Literal["waiting", "running", "ended"]
+_LISTED = "(+step IS NULL OR +state = 'queued' AND +waits_for IN ('more', 'answer', 'resume'))"
 _UNEXPIRED = f"SELECT run_id FROM proposals WHERE state = '{WAITING}' AND expires_us > ?"  # noqa: S608
 """Runs that wait for an approval: found by when they expire, because expired ones keep their state for ever."""
 _QUEUED = "SELECT id FROM runs WHERE state = 'queued'"
@@ -145,9 +148,13 @@ class View:
         ended_since_us: int | None = None,
         paused_at_us: int | None = None,
         expired_before_us: int | None = None,
+        listed: bool = False,
         limit: int = 1000,
     ) -> list[RunRow]:
         """Return runs, oldest first, at most the `limit` newest ones (-1: all).
+
+        `listed`: for a list, so without the runs of plans, which are shown with their plan, unless they wait for a
+        person.
 
         `paused_at_us`: only those that nobody may start then. `expired_before_us`: without proposals that had expired
         by then: they keep their state for ever, so a long history has many.
@@ -168,6 +175,8 @@ class View:
         if paused_at_us is not None:
             where.append("waits_until_us > ?")
             values.append(paused_at_us)
+        if listed:
+            where.append(_LISTED)
         order = "created_us" if states is None and ended_since_us is None else "+created_us"
         return self._runs(f"{' AND '.join(where)} ORDER BY {order} DESC, id LIMIT ?", *values, _rows_of(limit))[::-1]
 
@@ -200,13 +209,13 @@ class View:
         before: tuple[int, str] | None = None,
         limit: int = 50,
     ) -> list[RunRow]:
-        """Return runs, newest first, after the one with the time and id `before`.
+        """Return runs, newest first, after the one with the time and id `before`, as `runs` does for a list.
 
         `group`: only those that wait for their start or for a person, that run, or of which nothing more comes. An
         expired proposal waits no longer.
         """
         # Walks the runs by time and stops when it has enough; runs that wait or run are few, and found by that.
-        where, values = ["1 = 1"], list[Any]()
+        where, values = [_LISTED], list[Any]()
         if group is not None:
             where.append(_GROUPS[group])
             values += [now_us] if group != "running" else []
@@ -256,7 +265,11 @@ class View:
         `kind`: `RunFacts`, or `PastRun` to read what estimates need besides.
         """
         of = f"{_PAST}, terms FROM runs JOIN configs USING (id)" if kind is PastRun else f"{_FACTS} FROM runs"
-        sql = f"SELECT {of} WHERE ended_us >= ? AND ended_us < ? AND (CAST(? AS TEXT) IS NULL OR user_id = ?)"
+        """Plans do not count: what they cost and how they ended, their runs say."""
+        sql = (
+            f"SELECT {of} WHERE ended_us >= ? AND ended_us < ? AND (CAST(? AS TEXT) IS NULL OR user_id = ?)"
+            " AND +id LIKE 'S-%'"
+        )
         for row in self.stream(sql, since_us, until_us, user, user):
             yield kind(*row)
 
@@ -280,9 +293,9 @@ class View:
         return [(str(run_id), str(user), bool(found)) for run_id, user, found in rows]
 
     def unfetched(self, user: str, limit: int = 50) -> list[RunRow]:
-        """Return this user's ended runs whose result was neither fetched nor erased, newest first."""
+        """Return this user's ended runs whose result was neither fetched nor erased, newest first; no plan's runs."""
         return self._runs(
-            "user_id = ? AND result_seq IS NOT NULL AND fetched_us IS NULL"
+            "user_id = ? AND result_seq IS NOT NULL AND fetched_us IS NULL AND step IS NULL"
             " AND (SELECT content FROM events WHERE seq = result_seq) IS NOT NULL ORDER BY ended_us DESC LIMIT ?",
             user, limit,
         )  # fmt: skip
@@ -295,6 +308,21 @@ class View:
 
     def group_runs(self, group_id: str) -> list[RunRow]:
         return self._runs("group_id = ? ORDER BY created_us, id", group_id)
+
+    def step_runs(self, plan_id: str) -> list[StepRunRow]:
+        """Return the runs of a plan's steps, without their configurations, in the order in which they were queued."""
+        sql = f"SELECT {_STEP_RUN} FROM runs WHERE group_id = ? AND step IS NOT NULL ORDER BY queued_us, id"  # noqa: S608
+        return [StepRunRow(*row) for row in self.select(sql, plan_id)]
+
+    def asking_runs(self, plan_id: str) -> list[RunRow]:
+        """Return the runs of a plan's steps that wait for a person's answer, those first that asked first."""
+        return self._runs("group_id = ? AND +state = 'queued' AND +asked IS NOT NULL ORDER BY last_us, id", plan_id)
+
+    def step_run(self, run_id: str) -> StepRunRow | None:
+        """Return one run of a plan's step; None for any other."""
+        sql = f"SELECT {_STEP_RUN} FROM runs WHERE id = ? AND step IS NOT NULL"  # noqa: S608
+        row = next(self.select(sql, run_id), None)
+        return None if row is None else StepRunRow(*row)
 
     def bucket(self, scope: str) -> Bucket:
         """Return what a scope has spent and held; an empty bucket for an unused scope."""

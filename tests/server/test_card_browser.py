@@ -161,7 +161,7 @@ async def test_what_waits_for_a_person_has_nothing_to_decide_with(open_card: Ope
         await host.runs(run(1, state=state, waits_for=waits, untrusted_question="May I?", limits={"timeout": 600}))
         await host.sees("free · 45 s of 10 min")
         await host.sees(state_words(state))
-        await host.sees("Waits for a person. Decide in your host or a terminal; this page cannot.")
+        await host.sees("Waits for a person. Decide in your host or a terminal, not here.")
         assert "confirm_spawn" not in await host.text()
         controls = "document.querySelectorAll('button, a, input, form, select, textarea, [onclick]').length"
         assert await host.value(controls) == 0

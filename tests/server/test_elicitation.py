@@ -44,6 +44,7 @@ from ava_audit.store.store import Store
 from ava_audit.view import View
 from ava_server.approval.questions import LimitField, Question
 from ava_server.budget.run_config import COST, TIME
+from ava_server.config.root_key import root_key
 from ava_server.mcp_server import elicitation
 from ava_server.mcp_server.server import build_server
 from ava_server.service import access
@@ -615,7 +616,7 @@ async def test_a_tampered_state_asks_again(tmp_path: Path, how: str) -> None:
         middle = len(state) // 2
         config = with_workspace(PRICED, at.workspace)
         path = settings_of(at.root, at.models.base_url, config).paths.question_key
-        inside = AESGCMRequestStateCodec([elicitation.question_key(path)]).unseal(state)
+        inside = AESGCMRequestStateCodec([root_key(path)]).unseal(state)
         form = asked.model_dump(by_alias=True)["inputRequests"]["approval"]["params"]
         tampered = {
             "one letter": state[:middle] + ("A" if state[middle] != "A" else "B") + state[middle + 1 :],

@@ -23,7 +23,8 @@ from ava_audit.view import PAST_RUNS
 from ava_server.approval.estimates import COUNTED, SIMILAR, bound_of, past_estimates, with_estimate
 from ava_server.approval.proposals import ProposalSummary, together_note
 from ava_server.approval.questions import question
-from ava_server.approval.summary import DayLeft, proposal_message
+from ava_server.approval.shown import proposal_message
+from ava_server.approval.summary import DayLeft
 from ava_server.budget.run_config import Estimate, RunConfig, Texts, digest
 from ava_server.models.prices import PriceStep
 

@@ -200,6 +200,9 @@ def plays() -> dict[str, Sequence[Step]]:
         "tools": every_tool(),
         "edits": every_edit(),
         "group": [hand_over()],
+        "items": [submits({"items": ["a", "b"]})],
+        "one": [hand_over()],
+        "breaks": [Fail(400)],
         "gone": [hand_over()],
         "provider": [Say(calls=[("web_search", example_of("web_search").call)]), hand_over()],
         "whole": [Say("Twelve.", stream=False)],
@@ -249,6 +252,7 @@ async def everything_at_once(lab: Lab) -> None:
             agreed,
             on_a_page,
             grouped,
+            in_steps,
             waited,
             everything,
             steered,
@@ -473,6 +477,20 @@ async def grouped(lab: Lab) -> None:
     await lab.call("check_subagent", subagent_id=first)
 
 
+async def in_steps(lab: Lab) -> None:
+    """A plan of which a step has more items than runs, one fails, and one is skipped for that."""
+    listed = {"type": "object", "properties": {"items": {"type": "array"}}}
+    steps = [
+        {"id": "items", "task": play("items"), "output_schema": listed},
+        {"id": "one", "task": f"{play('one')}: {{{{item}}}}", "foreach": "items.items", "at_most": 1},
+        {"id": "breaks", "task": play("breaks")},
+        {"id": "skipped", "task": f"{play('one')}: {{{{breaks}}}}"},
+    ]
+    proposal = await lab.call("spawn_subagent", role="researcher", workspace=str(lab.workspace), steps=steps)
+    assert (await lab.approve(proposal)).status == "approved", proposal
+    assert (await lab.ended(proposal.group_id)).state == "partial"
+
+
 async def waited(lab: Lab) -> None:
     """Two runs of a group: one waits for the money that the other's call holds, and is cancelled."""
     alone = await lab.start(task=play("group"), max_cost_cents=50)
@@ -633,7 +651,7 @@ def literals(annotation: Any) -> set[str]:
 
 async def test_reaches_every_ending(root: Path) -> None:
     reached = {entry["content"]["status"] for entry in entries(root) if entry["type"] == "RunEnded"}
-    assert reached == {*ENDED, "abandoned", "superseded"} == ENDINGS - UNREACHED
+    assert reached == {*ENDED, "abandoned", "superseded", "partial"} == ENDINGS - UNREACHED
 
 
 async def test_logs_every_kind_of_model_error(root: Path) -> None:

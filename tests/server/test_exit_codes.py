@@ -61,7 +61,7 @@ async def test_other_endings_and_each_kind_of_error_have_an_exit_code(tmp_path: 
         await lab.call("confirm_spawn", pending_ids=[rejected.pending_id], decision="reject")
         assert exit_code(cancelled) == 15
         assert exit_code(await lab.run(rejected.subagent_id)) == 10
-    others = {"expired": 10, "superseded": 10, "abandoned": 16}
+    others = {"expired": 10, "superseded": 10, "abandoned": 16, "partial": 18}
     assert {state: exit_code(replace(cancelled, state=state)) for state in others} == others
     ours = {"verification": 21, "unread": 22, "workshop": 30, "internal": 70, "store": 70}
     kinds = {**ours, "overloaded": 20, "refusal": 20}

@@ -72,6 +72,8 @@ def value_for(model: type[Arguments], name: str) -> Any:
     """Return a value of the kind of an argument; None where that is text."""
     about = model.model_json_schema()["properties"][name]
     kind = about.get("type") or about["anyOf"][0]["type"]
+    if name == "steps":
+        return [{"id": "one", "role": "researcher", "task": "x"}]
     return CHANGES if name == "changes" else EXAMPLES.get(kind)
 
 
@@ -101,7 +103,7 @@ def test_the_table_of_arguments_that_are_no_text_is_complete() -> None:
     assert {("spawn_subagent", "task"), ("confirm_spawn", "decision"), ("check_subagent", "cursor")} <= texts
 
 
-LISTS = [(model, name) for model, name, value in NOT_TEXT if isinstance(value, list)]
+LISTS = [(model, name) for model, name, value in NOT_TEXT if isinstance(value, list) and name != "steps"]
 
 
 @pytest.mark.parametrize(("model", "name"), LISTS, ids=named)

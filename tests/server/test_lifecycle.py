@@ -26,7 +26,8 @@ from ava_audit.verify import verify
 from ava_audit.view import View
 from ava_server.approval.decisions import Approval, approve, reject
 from ava_server.approval.proposals import Proposal, SpawnLimits, propose
-from ava_server.approval.summary import approval_line, group_line
+from ava_server.approval.shown import approval_line
+from ava_server.approval.summary import group_line
 from ava_server.budget.caps import CapRequest, reserve, settle_unknown
 from ava_server.budget.run_config import RunConfig, Texts, digest
 from ava_server.budget.user_limits import DayCaps, Slots

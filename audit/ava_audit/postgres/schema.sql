@@ -127,7 +127,9 @@ CREATE TABLE runs (
     result_seq    bigint,
     fetched_us    bigint,
     message_seq   bigint,
-    money_wait    text COLLATE "C"
+    money_wait    text COLLATE "C",
+    step          text COLLATE "C",
+    item          bigint
 );
 CREATE INDEX runs_user ON runs (user_id, state);
 CREATE INDEX runs_created ON runs (created_us);
@@ -157,7 +159,11 @@ CREATE TABLE groups (
     cap_micros bigint NOT NULL,
     timeout_s  double precision,
     created_us bigint NOT NULL,
-    started_us bigint
+    started_us bigint,
+    at_work    bigint NOT NULL DEFAULT 0,
+    awaiting   bigint NOT NULL DEFAULT 0,
+    stopped_us bigint NOT NULL DEFAULT 0,
+    stopped_since_us bigint
 );
 
 CREATE TABLE budgets (

@@ -111,7 +111,9 @@ CREATE TABLE runs (
     result_seq    INTEGER,
     fetched_us    INTEGER,
     message_seq   INTEGER,
-    money_wait    TEXT
+    money_wait    TEXT,
+    step          TEXT,
+    item          INTEGER
 ) STRICT;
 CREATE INDEX runs_user ON runs (user_id, state);
 CREATE INDEX runs_created ON runs (created_us);
@@ -142,7 +144,11 @@ CREATE TABLE groups (
     cap_micros INTEGER NOT NULL,
     timeout_s  REAL,
     created_us INTEGER NOT NULL,
-    started_us INTEGER
+    started_us INTEGER,
+    at_work    INTEGER NOT NULL DEFAULT 0,
+    awaiting   INTEGER NOT NULL DEFAULT 0,
+    stopped_us INTEGER NOT NULL DEFAULT 0,
+    stopped_since_us INTEGER
 ) STRICT;
 
 CREATE TABLE budgets (

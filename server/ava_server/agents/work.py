@@ -218,9 +218,9 @@ class AgentWork:
 
     def _first(self) -> str:
         history = self._log.history
-        prefix, task = history.prefix or self._run.context.started, history.task
+        prefix = history.prefix or self._run.context.started
         ready = history.worktree.told if history.worktree is not None else ""
-        return "\n\n".join(filter(None, [prefix.system, RULES, ready, task.text if task is not None else ""]))
+        return "\n\n".join(filter(None, [prefix.system, RULES, ready, history.task_text]))
 
     # -- turns --------------------------------------------------------------------------------------------------------
 

@@ -16,9 +16,22 @@ from ava_audit.view import Command, Outcome, View
 from ava_server.approval.channels import COUNTED_CHANNELS, PERSON_CHANNELS
 from ava_server.approval.decide import OTHER_REFUSED
 from ava_server.approval.outcomes import closed_proposal, run_now
+from ava_server.approval.plans import change_plan
 from ava_server.approval.proposals import SpawnLimits, close_proposal, day_left, day_refusal, day_unspent, texts_of
-from ava_server.approval.summary import DayLeft, approval_line, group_line, normalize_typography
-from ava_server.budget.run_config import CAPS, COST, TIME, RunCap, RunConfig, Texts, config_of, is_free
+from ava_server.approval.shown import approval_line
+from ava_server.approval.summary import DayLeft, group_line, normalize_typography
+from ava_server.budget.run_config import (
+    CAPS,
+    COST,
+    TIME,
+    RunCap,
+    RunConfig,
+    StepConfig,
+    Texts,
+    config_of,
+    is_free,
+    most_runs,
+)
 
 MINUTE_US = 60_000_000
 
@@ -105,7 +118,10 @@ class ProposalChange:
 
     @cached_property
     def changed(self) -> RunConfig:
-        return self.config.model_copy(update=dict(self.changes)) if self.changes else self.config
+        changes = dict(self.changes)
+        if "steps" in changes:
+            changes["steps"] = tuple(StepConfig.model_validate(step) for step in changes["steps"])
+        return self.config.model_copy(update=changes) if changes else self.config
 
 
 @dataclass(frozen=True)
@@ -143,7 +159,10 @@ def check_approval(
         decisions = tuple(member.refused(why if of in (None, member) else None) for member in members)
         return Outcome(ConfirmOutcome(decisions, approval_lines=lines))
 
-    paid = sum(not member.config.free for member in members) if channel not in PERSON_CHANNELS else 0
+    if len(members) > 1 and any(member.config.steps for member in members):
+        return refused("a plan is approved alone: it has its own caps; give only its id")
+    starts = sum(member.config.most_runs for member in members if not member.config.free)
+    paid = starts if channel not in PERSON_CHANNELS else 0
     if why_not := hourly_refusal(view, who.user_id, asked.pending_ids, paid, limits, now_us):
         return refused(why_not)
     checked = CheckedApproval(tuple(members), None, None, day_left(view, who.user_id, limits, now_us))
@@ -299,8 +318,12 @@ def hourly_shortage(view: View, user: str, paid: int, limits: SpawnLimits, now_u
     if paid == 0:
         return None
     most = limits.spawns_per_hour
-    runs = [run for channel in COUNTED_CHANNELS for run in view.approved_over(channel, user, now_us - HOUR_US)]
-    started = sorted(run.queued_us or 0 for run in runs if not is_free(run))
+    started: list[int] = []
+    for channel in COUNTED_CHANNELS:
+        for run in view.approved_over(channel, user, now_us - HOUR_US):
+            if run.step is None and not is_free(run):  # a plan counts once, with all the runs that it may have
+                started += [run.queued_us or 0] * most_runs(run)
+    started.sort()
     if len(started) + paid <= most:
         return None
     if most == 0:
@@ -322,7 +345,12 @@ def hourly_shortage(view: View, user: str, paid: int, limits: SpawnLimits, now_u
 def _changed(member: ProposalChange, given: Mapping[str, Any]) -> ProposalChange | str:
     """Return a proposal with what an approval changes, or why it cannot; `blocked_tools` becomes the other `tools`."""
     config, blocked = member.config, given.get("blocked_tools") or ()
-    changes = {name: value for name, value in given.items() if name != "blocked_tools"}
+    if config.steps:
+        found = change_plan(config, given)
+        return found if isinstance(found, str) else replace(member, changes=found)
+    if given.get("drop"):
+        return "changes: drop takes steps from a plan, and this is a single subagent; reject it instead"
+    changes = {name: value for name, value in given.items() if name not in ("blocked_tools", "drop")}
     if blocked:
         changes["tools"] = [name for name in config.tools if name not in blocked]
     for cap in CAPS:
@@ -432,13 +460,19 @@ def lowered_words(by: str, cap: RunCap, before: float, after: float, *, of: str 
 
 
 def lowered_by_call(checked: CheckedApproval) -> tuple[str, ...]:
-    return tuple(
-        lowered_words("`changes`", cap, cap.of(member.config), cap.of(member.changed), of=of)
-        for member in checked.members
-        for of in (f" of {member.row.pending_id}" if len(checked.members) > 1 else "",)
-        for cap in CAPS
-        if cap.of(member.changed) < cap.of(member.config) and not (cap is COST and member.config.free)
-    )
+    """Return a sentence for each limit that an approval lowers by its `changes`, and for each step that it drops."""
+    sentences: list[str] = []
+    for member in checked.members:
+        of = f" of {member.row.pending_id}" if len(checked.members) > 1 else ""
+        before, after = member.config, member.changed
+        for cap in CAPS:
+            if cap.of(after) < cap.of(before) and not (cap is COST and before.free):
+                sentences.append(lowered_words("`changes`", cap, cap.of(before), cap.of(after), of=of))
+        kept = {step.id for step in after.steps}
+        dropped = [step.id for step in before.steps if step.id not in kept]
+        if dropped:
+            sentences.append(f"`changes` dropped {', '.join(dropped)}{of}: what needs a dropped step goes with it.")
+    return tuple(sentences)
 
 
 def reject(pending_ids: tuple[str, ...], who: Who, channel: Channel) -> Command[ConfirmOutcome]:

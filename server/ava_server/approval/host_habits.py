@@ -58,7 +58,8 @@ def _read_field(field: FieldInfo, value: Any, *, is_optional: bool) -> Any:
         return _NOTHING
     kind = _kind_of(field.annotation)
     if get_origin(kind) is list and isinstance(value, str):
-        value = _read_list(value)
+        of_objects = _is_object(_kind_of(get_args(kind)[0]))
+        value = _read_objects(value) if of_objects else _read_list(value)
     elif _is_object(kind) and isinstance(value, str):
         value = _read_object(value)
     elif kind in (int, float, bool) and isinstance(value, str):
@@ -75,6 +76,14 @@ def _read_list(text: str) -> Any:
         return None
     texts = as_list(found)
     return texts if isinstance(found, list) and all(isinstance(each, str) for each in texts) else [text]
+
+
+def _read_objects(text: str) -> Any:
+    """Return the list that JSON text has; any other text as it is, to be refused."""
+    found = _from_json(text)
+    if found is None or isinstance(found, list):
+        return cast("list[Any] | None", found)
+    return text
 
 
 def _read_object(text: str) -> Any:

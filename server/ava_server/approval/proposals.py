@@ -25,18 +25,17 @@ from ava_audit.units import cap_micros, day_of, format_usd, minutes
 from ava_audit.view import Command, Outcome, View
 from ava_server.approval.decide import PersonAnswer, Shown
 from ava_server.approval.outcomes import closed_proposal
+from ava_server.approval.shown import approval_line, proposal_message, proposal_rows
 from ava_server.approval.summary import (
+    POWERS,
     TASK_CHARS,
     DayLeft,
     SummaryRow,
-    approval_line,
     group_line,
     group_note,
     likely_cost,
     message_of,
     powers,
-    proposal_message,
-    proposal_rows,
     quoted,
     warnings,
 )
@@ -163,6 +162,7 @@ def _proposal_events(made: Proposal, proposed: SpawnProposed, texts: Texts, who:
         context=texts.context,
         system_prompt=texts.system_prompt,
         rationale=texts.rationale,
+        steps=tuple(step.model_dump(exclude_none=True, exclude={"steps"}) for step in texts.steps) or None,
     )
     shown = AssistantMessage(text=f"{made.message}\n{made.line}")
     return (
@@ -238,7 +238,14 @@ def texts_of(view: View, run: RunRow) -> Texts | None:
     if entry is None or not isinstance(entry.fact, UserMessage):
         return None
     said = entry.fact
-    return Texts(task=said.text, context=said.context, system_prompt=said.system_prompt, rationale=said.rationale)
+    steps = tuple(Texts.model_validate(step) for step in said.steps or ())
+    return Texts(
+        task=said.text,
+        context=said.context,
+        system_prompt=said.system_prompt,
+        rationale=said.rationale,
+        steps=steps,
+    )
 
 
 def close_proposal(
@@ -363,7 +370,6 @@ def waiting_proposal(view: View, run: RunRow, limits: SpawnLimits, now_us: int) 
 
 
 def _summary(config: RunConfig, texts: Texts, rows: Sequence[SummaryRow]) -> ProposalSummary:
-    from ava_roles.tools.registry import specs_of  # takes 40 ms, and commands that only look need none of it
 
     cost = "free" if config.free else format_usd(config.max_cost_micros, exact=True)
     return ProposalSummary(
@@ -372,9 +378,18 @@ def _summary(config: RunConfig, texts: Texts, rows: Sequence[SummaryRow]) -> Pro
         limits=f"{cost}{f' (likely {likely})' if (likely := likely_cost(config)) else ''}, {minutes(config.timeout_s)}",
         task=quoted(texts.task, TASK_CHARS),
         reach=config.reach,
-        powers=powers(config, specs_of(config.tools, {})),
+        powers=_powers(config),
         warnings=warnings(rows),
     )
+
+
+def _powers(config: RunConfig) -> tuple[str, ...]:
+    """Return what a run can do, or any run of a plan."""
+    from ava_roles.tools.registry import specs_of  # takes 40 ms, and commands that only look need none of it
+
+    configs = [step.config for step in config.steps] or [config]
+    held = {power for each in configs for power in powers(each, specs_of(each.tools, {}))}
+    return tuple(power for power in POWERS if power in held)
 
 
 def pending_proposals(view: View, user: str, limits: SpawnLimits, now_us: int) -> list[Pending]:

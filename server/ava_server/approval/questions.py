@@ -22,15 +22,8 @@ from ava_server.approval.decisions import (
     lowered_by_call,
     lowered_words,
 )
-from ava_server.approval.summary import (
-    DayLeft,
-    approval_line,
-    group_line,
-    group_note,
-    proposal_message,
-    short_line,
-    task_starts,
-)
+from ava_server.approval.shown import approval_line, proposal_message
+from ava_server.approval.summary import DayLeft, group_line, group_note, short_line, task_starts
 from ava_server.budget.run_config import COST, TIME, TOKENS, RunCap, RunConfig
 from ava_server.core.errors import BadInput
 
@@ -271,8 +264,12 @@ def question(checked: CheckedApproval) -> Question:
 
 def _proposal_part(member: ProposalChange, day: DayLeft) -> str:
     message = proposal_message(member.changed, member.texts, day)
-    without = [name for name in member.config.tools if name not in member.changed.tools]
+    without = sorted(_tools_of(member.config) - _tools_of(member.changed))
     return f"{message}\nTaken away: {', '.join(without)}." if without else message
+
+
+def _tools_of(config: RunConfig) -> set[str]:
+    return {name for step in config.steps for name in step.config.tools} if config.steps else set(config.tools)
 
 
 def _line(number: int, member: ProposalChange, checked: CheckedApproval) -> str:

@@ -27,7 +27,9 @@ WAIT_LIMIT_S, MOST_WAIT_S = 45, 240
 """Hosts end a call after 60 s: a question and a wait share this many seconds."""
 MOST_GROUP_S = 30 * 86_400
 """The longest time of a group, in seconds."""
-CHANGES_FORM = '{"P-…": {"caps": {…}, "blocked_tools": […]}}'
+CHANGES_FORM = '{"P-…": {"caps": {…}, "blocked_tools": […], "drop": […]}}'
+REUSE_S = 86_400.0
+"""Seconds for which what a step read of the web, or was told, counts as it was."""
 EARLIER_MOST = 10
 """Most results of earlier runs that one spawn may name."""
 
@@ -91,22 +93,19 @@ class Caps(Arguments):
 
 
 class Changes(Arguments):
-    """What may be changed in an approval: lower caps, fewer tools."""
+    """What may be changed in an approval: lower caps, fewer tools, fewer steps of a plan."""
 
     caps: Caps | None = None
     blocked_tools: list[str] | None = None
+    drop: list[str] | None = None
 
 
 def _requires_nothing(schema: JsonDict) -> None:
     schema.pop("required", None)
 
 
-class SpawnArgs(Arguments):
-    """Arguments of `spawn_subagent`."""
-
-    # `retry_of` alone is enough, so the schema requires no argument.
-    model_config = ConfigDict(json_schema_extra=_requires_nothing)
-    tool = "spawn_subagent"
+class RunArgs(Arguments):
+    """What one subagent is to do, and within which limits: the arguments that a spawn and a step of a plan share."""
 
     role: ShortText
     task: str = Field(
@@ -118,15 +117,11 @@ class SpawnArgs(Arguments):
     context_from: list[str] | None = Field(
         default=None, max_length=EARLIER_MOST, description="Ended runs whose results it may read."
     )
-    retry_of: str | None = Field(
-        default=None, description="Ended run that gives the defaults; without one, give role and task."
-    )
     system_prompt: str | None = Field(default=None, max_length=50_000, description="Specialises the role.")
-    name: Annotated[str | None, AfterValidator(_one_line)] = Field(default=None, max_length=60)
     model: str | None = Field(default=None, description="fast, balanced, deep, or a model id.")
-    runner: str | None = Field(default=None, description="in-process, or acp:NAME for another coding agent.")
+    runner: str | None = Field(default=None, description="in-process, or acp:NAME.")
     timeout: Number | None = Field(default=None, description="Seconds.")
-    max_cost_cents: Number | None = Field(default=None, description="Too low for useful work is refused.")
+    max_cost_cents: Number | None = None
     max_tokens: WholeNumber | None = None
     max_iterations: WholeNumber | None = Field(default=None, description="Model calls.")
     max_tool_calls: WholeNumber | None = None
@@ -134,20 +129,53 @@ class SpawnArgs(Arguments):
     plan: bool | None = None
     tools: list[str] | None = Field(default=None, description="Only these of the role's.")
     blocked_tools: list[str] | None = None
-    namespace: list[str] | None = Field(
-        default=None, max_length=200, description="Coder: paths in the repository that it may change."
-    )
+    namespace: list[str] | None = Field(default=None, max_length=200, description="Coder: paths that it may change.")
     verify: str | None = Field(default=None, max_length=2_000, description="Coder: command that must pass.")
     workspace: str | None = Field(
         default=None,
         description="Absolute path of the folder to read. Without it only code_reviewer and coder see files.",
     )
     output_schema: dict[str, Any] | None = Field(default=None, description="JSON schema of `output`.")
+
+
+STEPS_SAY = (
+    "A plan: [{id, role, task, …, after, foreach (id.field), at_most, if_fails}]; {{id}}, {{id.field}} or {{item}} in a"
+    " task brings a result."
+)
+
+
+class SpawnArgs(RunArgs):
+    """Arguments of `spawn_subagent`."""
+
+    # `retry_of` alone is enough, so the schema requires no argument.
+    model_config = ConfigDict(json_schema_extra=_requires_nothing)
+    tool = "spawn_subagent"
+
+    retry_of: str | None = Field(default=None, description="Ended run that gives the defaults.")
+    name: Annotated[str | None, AfterValidator(_one_line)] = Field(default=None, max_length=60)
     task_id: Annotated[str | None, AfterValidator(_storable)] = Field(
         default=None, max_length=64, description="Your reference; repeated before its end, returns the first call's."
     )
-    rationale: str | None = Field(default=None, max_length=2_000, description="For the person.")
+    rationale: str | None = Field(default=None, max_length=2_000)
     ask: bool = Field(default=False, description="Asks the person now.")
+    steps: list[dict[str, Any]] | None = Field(default=None, description=STEPS_SAY)
+
+
+class PlanArgs(Arguments):
+    """Arguments of `spawn_subagent` that are of a plan as a whole; every other one is a default of its steps."""
+
+    tool = "spawn_subagent"
+
+    steps: Any = None
+    name: Annotated[str | None, AfterValidator(_one_line)] = Field(default=None, max_length=60)
+    max_cost_cents: Number | None = None
+    timeout: GroupTime | None = None
+    task_id: Annotated[str | None, AfterValidator(_storable)] = Field(default=None, max_length=64)
+    rationale: str | None = Field(default=None, max_length=2_000)
+    ask: bool = False
+    retry_of: str | None = None
+    again: list[str] | None = None
+    reuse_s: Annotated[float, Field(ge=0), _no_bool("float_type")] = REUSE_S
 
 
 class ConfirmArgs(Arguments):
@@ -163,10 +191,10 @@ class ConfirmArgs(Arguments):
     pending_ids: list[str] = Field(min_length=1, max_length=20)
     decision: Literal["approve", "reject"] = "approve"
     changes: dict[str, Changes] | None = Field(
-        default=None, description=f"Only lower: {CHANGES_FORM.replace(chr(34), '')}; caps as in spawn_subagent."
+        default=None, description="Only lower: {P-…: {caps, blocked_tools, drop}}; caps as in spawn_subagent."
     )
     group_max_cost_cents: Number | None = None
-    group_timeout: GroupTime | None = Field(default=None, description="Seconds.")
+    group_timeout: GroupTime | None = None
     wait_seconds: Wait = 0
 
 
@@ -177,8 +205,8 @@ class CheckArgs(Arguments):
 
     subagent_id: str | None = None
     group_id: str | None = None
-    cursor: str | None = Field(default=None, description="Goes on in a long result.")
-    wait_seconds: Wait = Field(default=0, description=f"For the end; at most {MOST_WAIT_S}.")
+    cursor: str | None = None
+    wait_seconds: Wait = 0
 
 
 class MessageArgs(Arguments):
@@ -208,12 +236,10 @@ class LogArgs(Arguments):
 
     subagent_id: str | None = None
     last_n: Annotated[int, Field(ge=1, le=500), _no_bool("int_type")] = 50
-    search: str | None = Field(default=None, description="Words, all of which occur.")
+    search: str | None = None
     since: str | None = Field(default=None, description="1h, yesterday, or ISO time.")
     until: str | None = None
-    types: list[str] | None = Field(
-        default=None, description="error, tool, cost, thinking, spawn, complete, message, session, or event types."
-    )
+    types: list[str] | None = Field(default=None, description="error, tool, cost, spawn, … or event types.")
     session: str | None = None
     cursor: str | None = None
 
@@ -229,7 +255,7 @@ def parse(model: type[A], given: dict[str, Any]) -> A:
     try:
         return model.model_validate(read_habits(model, given))
     except ValidationError as error:
-        raise BadInput(_sentence(model, error.errors()[0])) from None
+        raise BadInput(sentence_of(model, error.errors()[0])) from None
 
 
 def refuse_deep(given: dict[str, Any]) -> None:
@@ -248,7 +274,8 @@ def shown(value: Any) -> str:
 _SHOWN_FROM = 4_096
 
 
-def _sentence(model: type[Arguments], error: Any) -> str:
+def sentence_of(model: type[Arguments], error: Any) -> str:
+    """Return what is wrong with one argument, from pydantic's error, and what to write instead."""
     tool = model.tool
     loc = [str(part) for part in error["loc"]]
     field, kind = ".".join(loc), str(error["type"])
@@ -328,6 +355,8 @@ NAME = READ_SUBAGENT_RESULT.name
 def check_context_from(view: View, rows: Sequence[RunRow]) -> tuple[EarlierRun, ...]:
     """Return the runs that a proposal names. Raises BadInput: one of them has not ended, or has no result."""
     for row in rows:
+        if row.is_plan:
+            raise BadInput(f"context_from: {row.id} is a plan; name the runs of its steps whose results it may read")
         if not row.ended:
             raise BadInput(f"context_from: {row.id} has not ended; wait for it, or cancel it first")
         if row.result_seq is None:

@@ -156,12 +156,17 @@ class ResolveContext:
 
 
 def resolve_run_config(
-    args: SpawnArgs, context: ResolveContext, earlier: tuple[EarlierRun, ...] = (), degraded: bool = False
+    args: SpawnArgs,
+    context: ResolveContext,
+    earlier: tuple[EarlierRun, ...] = (),
+    degraded: bool = False,
+    *,
+    is_step: bool = False,
 ) -> tuple[RunConfig, Texts]:
     """Return the complete configuration of a spawn. May import price tables: call it in a thread.
 
     `earlier`: the ended runs that `context_from` names. `degraded`: tools that the role needs may be missing; tools
-    that the call blocks may not.
+    that the call blocks may not. `is_step`: of a plan: its runs can read the results of `earlier`, whatever its role.
 
     Raises:
         BadInput: An argument is invalid.
@@ -172,7 +177,7 @@ def resolve_run_config(
         role = context.catalog.get(args.role)
     except RolesError as error:
         raise BadInput(f"role: {error}") from error
-    return _Resolution(args, context, role, earlier).resolve(degraded)
+    return _Resolution(args, context, role, earlier, is_step=is_step).resolve(degraded)
 
 
 @dataclass(frozen=True)
@@ -199,8 +204,11 @@ class _FoundTools:
 class _Resolution:
     """One spawn while it is resolved: its role and tools, with those of MCP servers by name, and its workspace."""
 
-    def __init__(self, args: SpawnArgs, context: ResolveContext, role: Role, earlier: tuple[EarlierRun, ...]) -> None:
+    def __init__(
+        self, args: SpawnArgs, context: ResolveContext, role: Role, earlier: tuple[EarlierRun, ...], *, is_step: bool
+    ) -> None:
         self._args, self._context, self._earlier = args, context, earlier
+        self._is_step = is_step
         tools, self._search = context.tools, context.search
         if self._search is None and any(spec.search for spec in specs_of(role.tools, tools)):
             own = context.settings.search
@@ -218,7 +226,7 @@ class _Resolution:
     def resolve(self, degraded: bool) -> tuple[RunConfig, Texts]:
         args, role = self._args, self._role
         found = self._find_tools()
-        if self._earlier and not any(spec.results for spec in specs_of(found.names, self._tools)):
+        if self._earlier and not self._is_step and not any(spec.results for spec in specs_of(found.names, self._tools)):
             raise BadInput(
                 f"context_from: {role.name} cannot read results without {READ_RESULT}; leave it among its tools"
             )
@@ -311,7 +319,10 @@ class _Resolution:
                 " role's tools, or name some"
             )
         left_out = {*blocked, *self._pointless()}
-        return tuple(name for name in role.tools if name not in left_out and (only is None or name in only))
+        names = [name for name in role.tools if name not in left_out and (only is None or name in only)]
+        if self._is_step and self._earlier and READ_RESULT not in names and READ_RESULT not in left_out:
+            names.append(READ_RESULT)
+        return tuple(names)
 
     def _pointless(self) -> set[str]:
         """Return the tools that this run has no use for: for earlier results, memory or questions."""
@@ -571,14 +582,17 @@ def _price_note(choice: Choice, context: ResolveContext) -> str:
     return " ".join(unknown_price_words(key, near) for key, near in strays.items())
 
 
+_TEXTS = ("task", "context", "system_prompt", "rationale")
+
+
 def _texts(args: SpawnArgs, role: Role) -> Texts:
     if not args.task.strip():
         raise BadInput("task: only white space was given; say what the subagent has to find out or do")
     if role.name == "custom" and not (args.system_prompt or "").strip():
         raise BadInput("system_prompt: role custom has no instructions of its own; say what kind of subagent it is")
-    given = {field: text for field in Texts.model_fields if (text := getattr(args, field)) is not None}
     # The subagent reads what the person was shown: an escape sequence hides nothing from one of them.
-    return Texts(**{field: show_controls(text) for field, text in given.items()})
+    shown = {field: show_controls(text) for field in _TEXTS if (text := getattr(args, field)) is not None}
+    return Texts.model_validate(shown)
 
 
 def _identity(workspace: str | None) -> str:

@@ -69,12 +69,12 @@ class DayLeft:
         return f"{format_usd(max(self.micros, 0))} is left of {self.whose} budget for today ({self.setting}{held})"
 
 
-def approval_line(config: RunConfig, texts: Texts) -> str:
+def run_line(config: RunConfig, texts: Texts) -> str:
     """Return the line that an approval must repeat exactly: role, caps, reach, and the beginning of the task."""
     caps = caps_text(config.cost_cap(), config.timeout_s)
     without = f" without {' and '.join(config.lacks)}" if config.lacks else ""
     by = "" if config.runner == IN_PROCESS else f" by {config.runner}"
-    return _line(f"{config.role}{by}{without}, {caps}, {config.reach}: {task_excerpt(texts.task)}")
+    return plain_line(f"{config.role}{by}{without}, {caps}, {config.reach}: {task_excerpt(texts.task)}")
 
 
 def short_line(config: RunConfig, texts: Texts, before: str = "") -> str:
@@ -265,11 +265,11 @@ def task_excerpt(task: str) -> str:
 
 def one_line(text: str, most: int) -> str:
     """Return the beginning of a text as one line without invisible and direction-changing characters, cut with `…`."""
-    plain = _line(text[: most * 20])  # white space and invisible characters shrink; the bound keeps it fast
+    plain = plain_line(text[: most * 20])  # white space and invisible characters shrink; the bound keeps it fast
     return plain if len(plain) <= most else plain[:most].rstrip() + "…"
 
 
-def _line(text: str) -> str:
+def plain_line(text: str) -> str:
     """Return a text as one line: a name, folder or model must not look like another line of the proposal."""
     if not (text.isascii() and text.isprintable()):
         text = "".join([" " if _unseen(char) else char for char in text])
@@ -286,7 +286,7 @@ def _unseen(char: str) -> bool:
 
 def quoted(text: str, most: int) -> str:
     """Return foreign text as one quoted line that nothing in it can close, with the number of characters left out."""
-    whole = _line(text)
+    whole = plain_line(text)
     shown = one_line(text, most)
     more = len(whole) - len(shown.removesuffix("…")) if shown != whole else 0
     rest = f" and {more:,} more characters" if more else ""
@@ -312,7 +312,7 @@ ATTENTION = "Look at this"
 """The topic of what a person must not overlook."""
 
 
-def proposal_rows(config: RunConfig, texts: Texts, day: DayLeft, client: str = "") -> tuple[SummaryRow, ...]:
+def run_rows(config: RunConfig, texts: Texts, day: DayLeft, client: str = "") -> tuple[SummaryRow, ...]:
     """Return the proposal for the person who approves: plain sentences, dollars, no JSON; the facts first.
 
     Every surface shows these rows. `client` is the program that asked for it; empty where it is not known.
@@ -325,12 +325,18 @@ def proposal_rows(config: RunConfig, texts: Texts, day: DayLeft, client: str = "
         ("Where", [where]),
         ("How much", costs),
         ("Who asked", filter(None, (asked, why))),
-        (ATTENTION, _attention_lines(config, day)),
+        (ATTENTION, [*attention_lines(config), *_day_lines(config, day)]),
         ("Not available", _missing_lines(config)),
         *_reach_topics(config, texts),
         *_limit_topics(config, day),
     )
-    return tuple(SummaryRow(topic, _line(text)) for topic, lines in topics for text in lines)
+    return tuple(SummaryRow(topic, plain_line(text)) for topic, lines in topics for text in lines)
+
+
+def reach_rows(config: RunConfig, texts: Texts) -> list[SummaryRow]:
+    """Return what a proposal says of what a run lacks, reaches and is told, in sentences."""
+    topics = (("Not available", _missing_lines(config)), *_reach_topics(config, texts))
+    return [SummaryRow(topic, plain_line(text)) for topic, lines in topics for text in lines]
 
 
 def message_of(rows: Iterable[SummaryRow]) -> str:
@@ -341,16 +347,22 @@ def message_of(rows: Iterable[SummaryRow]) -> str:
     return "\n".join([*facts, *(["", *details] if details else [])])
 
 
-def proposal_message(config: RunConfig, texts: Texts, day: DayLeft, client: str = "") -> str:
-    """Return the rows of a proposal as one text; see `proposal_rows`."""
-    return message_of(proposal_rows(config, texts, day, client))
+def sees_files(config: RunConfig) -> bool:
+    """Tell whether a run may read files of the person: of its workspace, or what its programs reach."""
+    by_servers = any(use.read_write for use in config.foreign.values())
+    return config.workspace is not None or config.confinement == "none" or by_servers
+
+
+def model_rows(config: RunConfig) -> list[SummaryRow]:
+    """Return what a proposal says of who does the work: the model, and another agent."""
+    return [SummaryRow("Model", plain_line(text)) for text in _model_lines(config)]
 
 
 def _first_lines(config: RunConfig, texts: Texts) -> list[str]:
     low, high = config.estimated_minutes
     name = f" ({config.name.translate(_QUOTES | _BRACKETS)})" if config.name else ""
     can = config.reach
-    sees = config.workspace or config.confinement == "none" or any(use.read_write for use in config.foreign.values())
+    sees = sees_files(config)
     cost = "costs nothing" if config.free else f"costs {caps_text(config.max_cost_micros)}"
     about = f"{low} to {high} minutes" if low < high else minutes(high * 60)
     return [
@@ -397,7 +409,8 @@ def _capped(value: int | None, cap: int, text: Callable[[int], str]) -> str:
     return text(value) if value is not None and value < cap else f"{text(cap)} (its cap)"
 
 
-def _attention_lines(config: RunConfig, day: DayLeft) -> list[str]:
+def attention_lines(config: RunConfig) -> list[str]:
+    """Return what a person must not overlook of a run, besides what is left of the day."""
     lines: list[str] = []
     if config.lacks:
         which = "which is not there" if len(config.lacks) == 1 else "which are not there"
@@ -409,7 +422,7 @@ def _attention_lines(config: RunConfig, day: DayLeft) -> list[str]:
         )
     clamped = [f"{note[0].upper()}{note[1:]}." for note in config.clamped]
     clamped += [config.price_note] if config.price_note else []
-    return [*lines, *_effect_lines(config), *_secret_lines(config), *clamped, *_day_lines(config, day)]
+    return [*lines, *_effect_lines(config), *_secret_lines(config), *clamped]
 
 
 def _reach_topics(config: RunConfig, texts: Texts) -> Iterator[tuple[str, list[str]]]:
@@ -448,7 +461,7 @@ def _runner_lines(config: RunConfig) -> list[str]:
     ]
 
 
-def _limit_topics(config: RunConfig, day: DayLeft) -> Iterator[tuple[str, list[str]]]:
+def _model_lines(config: RunConfig) -> list[str]:
     if config.model.startswith("offline/"):
         model = [
             "No language model is used: the offline reader finds passages that have words of the task, and quotes"
@@ -461,7 +474,11 @@ def _limit_topics(config: RunConfig, day: DayLeft) -> Iterator[tuple[str, list[s
     model += _runner_lines(config)
     if config.thinking_note:
         model.append(f"It does not think first: {config.thinking_note}.")
-    yield "Model", model
+    return model
+
+
+def _limit_topics(config: RunConfig, day: DayLeft) -> Iterator[tuple[str, list[str]]]:
+    yield "Model", _model_lines(config)
     turns, calls, tokens = config.max_iterations, config.max_tool_calls, config.max_tokens
     limits = [f"At most {turns:,} turns, {calls:,} tool calls and {tokens:,} tokens."]
     if not _day_lines(config, day):

@@ -108,12 +108,26 @@ StoredPrice = Annotated[Price, PlainSerializer(asdict, return_type=dict[str, Any
 
 
 class Texts(BaseModel, frozen=True, extra="forbid"):
-    """The texts of a proposal. They are in the run's first `UserMessage`, so that they can be erased."""
+    """The texts of a proposal. They are in the run's first `UserMessage`, so that they can be erased.
+
+    Attributes:
+        step: The step whose texts these are; None for a run or a whole plan.
+        steps: The texts of each step of a plan as it was proposed; empty for a single run.
+    """
 
     task: str
     context: str | None = None
     system_prompt: str | None = None
     rationale: str | None = None
+    step: str | None = None
+    steps: tuple["Texts", ...] = ()
+
+    def of_step(self, step: str) -> "Texts":
+        """Return the texts of a step of this plan, of which others may be dropped. Raises KeyError: it has none."""
+        for own in self.steps:
+            if own.step == step:
+                return own
+        raise KeyError(step)
 
 
 class EarlierRun(BaseModel, frozen=True, extra="ignore"):
@@ -218,8 +232,64 @@ class Estimate(BaseModel, frozen=True, extra="ignore"):
         return self.runs >= 9
 
 
+IfFails = Literal["skip", "stop", "continue"]
+"""What follows a step that did not succeed: what needs it is skipped, nothing more starts, or what needs it goes on."""
+PLAN = "plan"
+"""The role of a run whose work is to start the runs of its steps."""
+
+
+class Source(BaseModel, frozen=True, extra="ignore"):
+    """What a step takes of another one: its result, or one field of its output. `item` is an item of its own list."""
+
+    step: str
+    field: str | None = None
+
+    @property
+    def text(self) -> str:
+        return self.step if self.field is None else f"{self.step}.{self.field}"
+
+
+class ReusedRun(BaseModel, frozen=True, extra="ignore"):
+    """A run of an earlier plan whose result counts for an item of a step; `item` is as in `StepRunRow`."""
+
+    id: str
+    item: int | None = None
+    ended_us: int
+
+
+class StepConfig(BaseModel, frozen=True, extra="ignore"):
+    """A step of a plan as it was resolved, without its texts.
+
+    Attributes:
+        config: Of each run of the step, without the earlier runs whose results it gets.
+        needs: The steps that have to end before it starts.
+        inputs: What its task refers to, in the order in which it does.
+        foreach: The list of which each item is a run; None for a step of one run.
+        at_most: The greatest number of its runs, those included that are reused.
+        listed_most: What the call gave as `at_most`; above it, where the length of its list was known already.
+        reused: The runs of an earlier plan that it need not repeat.
+        repeats: Runs of an earlier plan that had effects outside, and that it does again.
+    """
+
+    id: str
+    config: "RunConfig"
+    needs: tuple[str, ...] = ()
+    inputs: tuple[Source, ...] = ()
+    foreach: Source | None = None
+    at_most: int = 1
+    if_fails: IfFails = "skip"
+    listed_most: int = 1
+    reused: tuple[ReusedRun, ...] = ()
+    repeats: tuple[str, ...] = ()
+
+    @property
+    def new_runs(self) -> int:
+        """The greatest number of runs that it still has to pay for."""
+        return self.at_most - len(self.reused)
+
+
 class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may have written it
-    """Everything that the proposal resolved, without the texts. Caps are the run's own."""
+    """Everything that the proposal resolved, without the texts. Caps are the run's own; those of a plan are shared."""
 
     role: str
     role_source: str
@@ -293,6 +363,7 @@ class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may 
     price_note: str = ""
     # The arguments of the call without the texts: the defaults of a retry or a fresh proposal.
     asked: dict[str, Any] = {}
+    steps: tuple[StepConfig, ...] = ()  # of a plan, each after all that it needs; empty for a single run
 
     @property
     def likely_micros(self) -> tuple[int, int] | None:
@@ -306,7 +377,14 @@ class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may 
     @property
     def free(self) -> bool:
         """Whether nothing that it does is expected to be billed."""
+        if self.steps:
+            return all(step.config.free for step in self.steps)
         return self.price.free and self.search_call is None
+
+    @property
+    def most_runs(self) -> int:
+        """The greatest number of runs that it can become."""
+        return sum(step.new_runs for step in self.steps) if self.steps else 1
 
     def cost_cap(self, spent_micros: int = 0) -> int | None:
         """Return the most that it may cost; None for a free run, unless something was billed all the same."""
@@ -328,6 +406,10 @@ class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may 
         return self.plan and not self.model.startswith("offline/")
 
 
+StepConfig.model_rebuild()
+RunConfig.model_rebuild()
+
+
 @lru_cache(maxsize=128)
 def config_of(stored: str) -> RunConfig:
     """Return the configuration that a run's row has as JSON; cached, because every reservation needs it."""
@@ -339,6 +421,11 @@ def is_free(run: "RunRow") -> bool:
         return config_of(run.config).free
     except ValueError:  # a newer Ava wrote it
         return False
+
+
+def most_runs(run: "RunRow") -> int:
+    """Return the greatest number of runs that a run can become: 1, if it is no plan."""
+    return config_of(run.config).most_runs if run.is_plan else 1
 
 
 def spent_text(run: "RunRow") -> str:
@@ -357,11 +444,28 @@ _ESTIMATES = {
 }
 
 
+_SINGLE = {"step", "steps"}
+"""What a single run has not."""
+
+
+def _covered(config: RunConfig) -> dict[str, Any]:
+    """Return what a digest covers of a configuration: no field that is as it was before there was another value."""
+    before = (("runner", IN_PROCESS), ("agent", None), ("keyed", False), ("steps", ()))
+    own = {name for name, without in before if getattr(config, name) == without}
+    covered = config.model_dump(mode="json", exclude=_ESTIMATES | own)
+    if config.steps:
+        covered["steps"] = [
+            {**step.model_dump(mode="json", exclude={"config"}), "config": _covered(step.config)}
+            for step in config.steps
+        ]
+    return covered
+
+
 def digest(config: RunConfig, texts: Texts) -> str:
     """Return the hash of what is approved: configuration and texts, but no estimate, which depends on other runs."""
-    # As before there were others, and before their configuration counted.
-    before = (("runner", IN_PROCESS), ("agent", None), ("keyed", False))
-    own = {name for name, without in before if getattr(config, name) == without}
-    both = {"config": config.model_dump(mode="json", exclude=_ESTIMATES | own), "texts": texts.model_dump(mode="json")}
+    both = {
+        "config": _covered(config),
+        "texts": texts.model_dump(mode="json", exclude=_SINGLE if not texts.steps else None),
+    }
     line = json.dumps(both, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
     return hashlib.sha256(line.encode()).hexdigest()

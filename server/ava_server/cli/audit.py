@@ -205,6 +205,11 @@ async def erase_command(
         assert store is not None
         before = await store.read(lambda view: _content(view, run))
         if before is None:
+            if run.ended:
+                raise BadInput(
+                    f"{label(run)} is of the plan {run.group_id}, which has not ended and still needs its result. Wait"
+                    f" for its end, or end it with `ava cancel {run.group_id}`, then erase it."
+                )
             raise BadInput(
                 f"{label(run)} has not ended ({state_words(run.state)}), and still needs its content."
                 f" Wait for its end, or end it with `ava cancel {run.id}`, then erase it."
@@ -249,8 +254,17 @@ def _content(view: View, run: RunRow) -> tuple[int | None, int] | None:
     if not is_over(view, run, time.time_ns() // 1000):
         return None
     last = view.last_entry(run.id, "LogErased")
-    own = sum(entry.content is not None for entry in view.entries(run.id, types=sorted(TRANSCRIPT_TYPES)))
-    return (last.ts_us if last is not None else None), own + len(quoting_entries(view, run))
+    own = 0
+    for one in _with_steps(view, run):
+        own += sum(entry.content is not None for entry in view.entries(one.id, types=sorted(TRANSCRIPT_TYPES)))
+        own += len(quoting_entries(view, one))
+    return (last.ts_us if last is not None else None), own
+
+
+def _with_steps(view: View, run: RunRow) -> list[RunRow]:
+    """Return a run; of a plan, also the runs of its steps, which have all that it was about."""
+    steps = [view.run(row.id) for row in view.step_runs(run.id)] if run.is_plan else []
+    return [run, *(step for step in steps if step is not None)]
 
 
 def _without_content(run: RunRow, erased_us: int | None, *, nothing: bool) -> str:
@@ -283,8 +297,10 @@ async def _erase_all(store: Store, run: RunRow, with_content: int) -> int:
 
     total = 0
     while with_content:  # repeated, for an answer that was written meanwhile
-        also = await store.read(lambda view: quoting_entries(view, run))
-        done = await erase_run(store, run.id, also, terminal_session().who, "erased by a person (ava erase)")
+        done = 0
+        for one in await store.read(lambda view: _with_steps(view, run)):
+            also = await store.read(lambda view, of=one: quoting_entries(view, of))  # type: ignore[misc]
+            done += await erase_run(store, one.id, also, terminal_session().who, "erased by a person (ava erase)")
         total += done
         await _wait_for_files(store)
         if not done:

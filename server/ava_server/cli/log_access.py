@@ -84,13 +84,13 @@ async def find_runs(store: Readable | None, given: Sequence[str], *, groups: boo
 
 async def _find(store: Readable | None, given: str, *, groups: bool = False) -> list[RunRow]:
     try:
-        field, wanted = parse_any_id(given, groups=groups)
+        field, wanted = parse_any_id(given)
     except BadInput as error:
         raise BadInput(f"{error}{await _suggestion(store, given, groups)}") from None
 
     def query(view: View) -> list[RunRow]:
-        if field == "group_id":
-            return view.group_runs(wanted)
+        if field == "group_id" and view.run(wanted) is None:
+            return view.group_runs(wanted) if groups else []
         proposal = view.proposal(wanted) if field == "pending_id" else None
         run = view.run(proposal.run_id if proposal is not None else wanted)
         return [run] if run is not None else []

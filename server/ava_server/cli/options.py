@@ -34,7 +34,7 @@ EVENT_TYPES = (
     "error", "tool", "cost", "thinking", "spawn", "complete", "message", "session",
     "UserMessage", "AssistantMessage", "ToolCall", "ToolResult", "SubagentSpawn", "SubagentComplete",
     "ExtendedThinking", "CostUpdate", "ErrorOccurred", "SessionStart", "SessionEnd", "SpawnProposed", "SpawnDecided",
-    "RunClaimed", "RunPaused", "MoneyAwaited", "Asked", "Answered", "RunResumed",
+    "StepRunQueued", "StepChanged", "RunClaimed", "RunPaused", "MoneyAwaited", "Asked", "Answered", "RunResumed",
     "RunStarted", "CostReserved", "AgentRequest", "AgentNote", "Activity",
     "GuardrailTripped", "PlanReady", "WorktreeReady", "WorkChecked", "CancelRequested", "RunEnded", "SettingsChanged",
     "LogErased",

@@ -40,6 +40,7 @@ ENDING_CODES = {
     "cancelled": 15,
     "abandoned": 16,
     "no_answer": 17,
+    "partial": 18,
 }
 """Exit codes by ending; that of an error depends on its kind."""
 _ERROR_CODES, _MODEL = {"verification": 21, "unread": 22, "workshop": 30, "internal": 70, "store": 70}, 20

@@ -6,14 +6,16 @@ next Ava server of this user resumes it.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast, get_type_hints
 
 import anyio
 import typer
@@ -186,6 +188,9 @@ def run_command(
     ] = None,
     group_max_cost: options.GroupMaxCost = None,
     group_timeout: options.GroupTimeout = None,
+    steps: Annotated[
+        Path | None, typer.Option("--steps", metavar="FILE", help="A plan of several steps, in TOML or JSON.")
+    ] = None,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
     out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="Write the result to a file.")] = None,
@@ -201,7 +206,7 @@ def run_command(
 
     Several are one group: ava run --parallel researcher "task 1" "task 2" --also "code_reviewer: task 3". Limits then
     apply to each, --group-max and --group-timeout to all together, and the exit code is that of the first that did not
-    succeed.
+    succeed. A plan is a file of steps (--steps): options are of the whole plan, or the defaults of its steps.
     """
     prepare_to_run()
     refuse_in_subagent("ava run")
@@ -209,10 +214,18 @@ def run_command(
     for argument, value in spawn.items():
         if value is not None and (read := _OPTIONS[argument].read) is not None:
             spawn[argument] = read(options.spawn_option(argument), value)
+    if steps is not None:
+        if role is not None or file or also or parallel:
+            raise BadInput(
+                "--steps: the file has the roles and tasks; leave ROLE, TASK, --file, --also and --parallel out"
+            )
+        spawns: tuple[dict[str, Any], ...] = (plan_request(steps, spawn),)
+        spawn["max_cost_cents"] = spawns[0].get("max_cost_cents")
+    else:
+        tasks = [*_tasks(task or ()), *map(_task_in, file or ())]
+        spawns = spawn_requests(role, tasks, also or (), parallel=parallel, common=spawn)
     request = RunRequest(
-        spawn_requests(
-            role, [*_tasks(task or ()), *map(_task_in, file or ())], also or (), parallel=parallel, common=spawn
-        ),
+        spawns,
         options.parse_group_limits(group_max_cost, group_timeout),
         degraded=degraded,
         yes=yes,
@@ -300,6 +313,34 @@ def spawn_requests(
     return tuple({"role": one, "task": task, **given} for one, task in pairs) or (given,)
 
 
+def plan_request(file: Path, common: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `spawn_subagent` for a plan: those of a file, and the options in place of its own.
+
+    The file is TOML (`[[steps]]`) or JSON: an object with `steps`, or only their list. Raises BadInput: it cannot be
+    read, or is neither.
+    """
+    try:
+        text = file.read_text("utf-8")
+    except UnicodeDecodeError:
+        raise BadInput(f"--steps: {file} is not UTF-8 text") from None
+    except OSError as failed:
+        raise BadInput(f"--steps: {file} cannot be read: {failed.strerror}") from None
+    is_toml = file.suffix.lower() == ".toml" or text.lstrip().startswith("[[")
+    try:
+        read: object = tomllib.loads(text) if is_toml else json.loads(text)
+    except (ValueError, RecursionError) as wrong:
+        kind = "TOML" if is_toml else "JSON"
+        raise BadInput(
+            f"--steps: {file} is not {kind}: {wrong}; begin each step with [[steps]], or give JSON"
+        ) from None
+    given = cast("dict[str, Any]", {"steps": read} if isinstance(read, list) else read)
+    if not isinstance(given.get("steps"), list):
+        raise BadInput(
+            f"--steps: {file} has no steps; begin each of them with [[steps]], or give a JSON list of objects"
+        )
+    return {**given, **{name: value for name, value in common.items() if value is not None}}
+
+
 def _check_several(count: int, given: Mapping[str, Any]) -> None:
     """Raises BadInput: too many together, or an argument that only one can have."""
     if count > MOST_TOGETHER:
@@ -378,7 +419,7 @@ async def _proposed(service: Service, client: Approvals, request: RunRequest, ma
     if len(made) == 1:
         tell(made[0].message or "")
         if made[0].status != WAITING:  # the same task_id again: wait for it as if it had been started here
-            return [made[0].subagent_id or ""]
+            return [made[0].run_id]
         tell(made[0].approval_line or "")
     proposals = await client.waiting([proposal.pending_id or "" for proposal in made])
     chosen, limits = await _chosen(client, proposals, request)

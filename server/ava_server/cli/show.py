@@ -20,6 +20,7 @@ from ava_audit.entries import Entry
 from ava_audit.rows import RunRow
 from ava_audit.units import cents, format_ts, format_usd, iso_utc, minutes
 from ava_roles.wrap import BAR, add_bars, clean, one_line
+from ava_server.approval.plan_summary import plan_size
 from ava_server.budget.held import held_words
 from ava_server.budget.run_config import RunConfig, Texts, caps_text, config_of
 from ava_server.cli.app import in_event_loop
@@ -168,6 +169,8 @@ def run_screen(run: RunRow, answer: RunAnswer, texts: Texts | None, entries: lis
     lines = [f"{label(run)}: {state_words(answer.state)}", ""]
     lines += asked_lines(run, texts, utc, width if terminal else None)
     lines += decided_lines(run, answer.state, decisions_in(entries), utc)
+    if answer.plan is not None:
+        lines += ["", "Steps:", *(cut(f"- {line}", width) for line in answer.plan["lines"])]
     lines += ["", "What happened:"]
     for entry in entries:
         trouble = is_trouble(entry)
@@ -219,6 +222,8 @@ def _decided(one: RunDecision, utc: bool) -> Iterable[str]:
 
 def limits_text(config: RunConfig, run: RunRow) -> str:
     figures = f"{config.max_tokens:,} tokens, {config.max_iterations} turns, {config.max_tool_calls} tool calls"
+    if config.steps:
+        figures = plan_size(config)
     return f"{caps_text(config.cost_cap(run.cost_micros))}, {minutes(config.timeout_s)}, {figures}"
 
 

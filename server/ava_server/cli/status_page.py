@@ -228,6 +228,8 @@ def cap_text(cap: Cap) -> str:
             return f"{cap.used:.0f}/{cap.most:g} s"
         case "turns":
             return f"turn {cap.used}/{cap.most}"
+        case "steps" | "runs":
+            return f"{cap.used}/{cap.most} {cap.name}"
         case "tool_calls":
             return f"{cap.used}/{cap.most} calls"
         case "tokens":

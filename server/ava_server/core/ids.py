@@ -68,17 +68,22 @@ def parse_id(field: str, given: str, argument: str | None = None) -> str:
     return prefix + bare
 
 
-def parse_any_id(given: str, *, groups: bool = False) -> tuple[str, str]:
-    """Return the field of an id (`subagent_id`, `pending_id`, with `groups` also `group_id`) and its canonical form."""
-    for field in ("subagent_id", "pending_id", *(("group_id",) if groups else ())):
+def parse_run_id(given: str, argument: str | None = None) -> str:
+    """Return the canonical id of a subagent, or of a plan. Raises BadInput: it has another form."""
+    field = "group_id" if given.strip()[:2].lower() == "g-" else "subagent_id"
+    return parse_id(field, given, argument)
+
+
+def parse_any_id(given: str) -> tuple[str, str]:
+    """Return the field of an id (`subagent_id`, `pending_id` or `group_id`) and its canonical form."""
+    for field in ("subagent_id", "pending_id", "group_id"):
         try:
             return field, parse_id(field, given)
         except BadInput:
             continue
-    group = ", a group's like G-4e1b2c3" if groups else ""
     raise BadInput(
-        f"{given[:40]!r} is not an id: a subagent's looks like S-7f3a2b, a proposal's like P-1c22b09d{group}. "
-        "`ava status --once` lists the latest, `ava logs --type spawn` all."
+        f"{given[:40]!r} is not an id: a subagent's looks like S-7f3a2b, a proposal's like P-1c22b09d, a"
+        " plan's or group's like G-4e1b2c3. `ava status --once` lists the latest, `ava logs --type spawn` all."
     )
 
 

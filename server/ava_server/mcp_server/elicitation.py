@@ -17,7 +17,6 @@ import secrets
 from collections.abc import Awaitable, Callable, Container, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -29,7 +28,8 @@ from mcp_types.methods import is_input_required
 from pydantic import ValidationError
 
 from ava_audit.units import now_us
-from ava_server.core.errors import AvaError, BadInput, ConfigError
+from ava_server.config.root_key import root_key
+from ava_server.core.errors import AvaError, BadInput
 from ava_server.mcp_server.app import can_ask, can_open
 from ava_server.mcp_server.call_pages import CallLinks
 from ava_server.render.responses import FAILED, Answer
@@ -37,7 +37,6 @@ from ava_server.render.responses import FAILED, Answer
 if TYPE_CHECKING:
     from anyio import CancelScope
     from mcp.server.request_state import RequestStateBoundary
-    from tomlkit import TOMLDocument
 
     from ava_server.approval.decisions import NotAgreed
     from ava_server.approval.questions import AnsweredLater, PageQuestion, Question, Reply
@@ -330,7 +329,7 @@ class QuestionSeal:
             if self._boundary is None:
                 await ctx.lifespan_context.service(ctx)
                 path = ctx.lifespan_context.runtime.settings.paths.question_key
-                key = await anyio.to_thread.run_sync(question_key, path)
+                key = await anyio.to_thread.run_sync(root_key, path)
                 security = RequestStateSecurity(keys=[key], ttl=ANSWER_S)
                 self._boundary = RequestStateBoundary(security, default_audience="ava")
             return self._boundary
@@ -339,22 +338,3 @@ class QuestionSeal:
 def _without_answer(ctx: ServerRequestContext[App, Any], params: Mapping[str, Any]) -> ServerRequestContext[App, Any]:
     left = {name: value for name, value in params.items() if name not in (_STATE, _RESPONSES)}
     return replace(ctx, params=left)
-
-
-def question_key(path: Path) -> str:
-    """Blocking; the first call makes it."""
-    from ava_server.core.files import PrivateFile
-
-    file = PrivateFile(path, "key of open questions", "ava serve", "ava serve")
-    file.make_folder()
-
-    def edit(document: TOMLDocument) -> None:
-        document.setdefault("key", secrets.token_hex(32))
-
-    key = file.entries().get("key")
-    if key is None:
-        file.change(lambda: None, edit)
-        key = file.entries().get("key")
-    if not isinstance(key, str) or len(key) < 64:
-        raise ConfigError(f"{path} holds no key of 64 characters. Remove the file; Ava makes another one.")
-    return key

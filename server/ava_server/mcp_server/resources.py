@@ -17,7 +17,7 @@ from mcp.shared.exceptions import MCPError
 from ava_audit.rows import UNENDED, WAITING, RunRow
 from ava_audit.units import HOUR_US, now_us
 from ava_server.core.errors import AvaError, BadInput
-from ava_server.core.ids import label, parse_id
+from ava_server.core.ids import label, parse_run_id
 from ava_server.mcp_server import card
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Ctx = ServerRequestContext[App, Any]
 
 PAGE, STEPS = 50, 5
-_PLACE = re.compile(r"(\d{1,18})/(S-[0-9a-f]{6})")
+_PLACE = re.compile(r"(\d{1,18})/(S-[0-9a-f]{6}|G-[0-9a-f]{7})")
 
 
 def refuse_cursor(params: types.PaginatedRequestParams | None) -> None:
@@ -87,8 +87,8 @@ async def list_resources(ctx: Ctx, params: types.PaginatedRequestParams | None) 
     user = None if own.session.audits else own.session.user
     rows = await own.store.read(
         lambda view: (
-            view.runs(user=user, states=UNENDED, expired_before_us=since_us, limit=-1)
-            + view.runs(user=user, ended_since_us=since_us, limit=-1)
+            view.runs(user=user, states=UNENDED, expired_before_us=since_us, listed=True, limit=-1)
+            + view.runs(user=user, ended_since_us=since_us, listed=True, limit=-1)
         )
     )
     page, next_cursor = page_of(rows, cursor)
@@ -162,7 +162,7 @@ async def _content(runtime: Runtime, own: Access, uri: str) -> tuple[str, str]:
         raise BadInput(
             f"there is no resource {uri[:100]!r}; there are ava://roles, ava://runs/S-… and what is in a run"
         )
-    run_id = parse_id("subagent_id", match["id"])
+    run_id = parse_run_id(match["id"])
     run = await runtime.store.read(lambda view: view.run(run_id))
     if run is None or not own.owns(run, reading=True):
         raise BadInput(f"there is no run {run_id} of yours; check_subagent without an id lists them")
@@ -189,6 +189,8 @@ def _run_text(view: View, run: RunRow, processes: Processes) -> str:
         for step in recent_steps(view, run.id, STEPS)
     ]
     answer = run_answer(shown).model_dump()
+    if shown.plan is not None:
+        answer["plan"] = shown.plan.as_table
     return RunResource(**answer, limits=limits_of(shown), untrusted_steps=steps).model_dump_json(
         exclude_none=True, indent=1
     )

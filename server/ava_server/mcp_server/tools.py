@@ -286,6 +286,8 @@ def small(schema: Any, *, output: bool = False) -> Any:
 
 
 def _says_nothing(key: str, value: Any, *, output: bool) -> bool:
+    if key == "additionalProperties" and value is True:
+        return True
     if key == "default":
         return value in (None, [], {}, "", 0)
     if key == "title":

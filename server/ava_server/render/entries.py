@@ -20,8 +20,8 @@ from ava_server.core.errors import key_shapes
 from ava_server.core.ids import AGENT
 
 BOOKKEEPING = (
-    "SessionStart", "SessionEnd", "SpawnProposed", "RunClaimed", "RunStarted", "CostReserved", "AgentRequest",
-    "Activity", "RunEnded",
+    "SessionStart", "SessionEnd", "SpawnProposed", "StepRunQueued", "RunClaimed", "RunStarted", "CostReserved",
+    "AgentRequest", "Activity", "RunEnded",
 )  # fmt: skip
 """Entries that a person's log leaves out until asked for: others tell the same, or nothing is in them."""
 EVENT_NAMES: Mapping[str, str] = {
@@ -38,6 +38,8 @@ EVENT_NAMES: Mapping[str, str] = {
     "SessionEnd": "Host disconnected",
     "SpawnProposed": "Proposal",
     "SpawnDecided": "Decision",
+    "StepRunQueued": "Start of a step's run",
+    "StepChanged": "Step of the plan",
     "RunClaimed": "Taken by a server",
     "RunPaused": "Paused",
     "MoneyAwaited": "Wait for money",

@@ -64,6 +64,7 @@ def run_text(run: RunAnswer) -> str:
             ("Reason given", UntrustedText(run.cancel_reason or "")),
             ("What to do", (run.error or {}).get("what_to_do", "")),
         ),
+        *(run.plan["lines"] if run.plan is not None else ()),
         _wrapped(run.subagent_id, run.untrusted_result),
         *_about_result(run),
     ]
@@ -105,6 +106,8 @@ def _unended(run: RunAnswer) -> list[str]:
         ),
     ]
     lines = [f"  {line}" for line in lines]
+    if run.plan is not None:
+        lines += [f"  {line}" for line in run.plan["lines"]]
     if run.untrusted_question:
         lines += ["  its question, in the subagent's own words:", add_bars(escape_result(run.untrusted_question))]
     return lines
@@ -159,7 +162,8 @@ def _wrapped(run_id: str, result: Untrusted) -> str:
 def _spawn(answer: SpawnAnswer) -> list[str]:
     estimate = f"{answer.estimated_minutes.min} to {answer.estimated_minutes.max}" if answer.estimated_minutes else "?"
     cap = "free" if answer.max_cost_cents is None else f"max_cost_cents: {answer.max_cost_cents:.10g}"
-    ids = f"pending_id: {answer.pending_id}   subagent_id: {answer.subagent_id}"
+    of = f"group_id: {answer.group_id}" if answer.group_id is not None else f"subagent_id: {answer.subagent_id}"
+    ids = f"pending_id: {answer.pending_id}   {of}"
     if answer.approval_line is None:
         lines = [f"{answer.status}: {answer.message}", ids]
     else:
@@ -172,7 +176,7 @@ def _spawn(answer: SpawnAnswer) -> list[str]:
     return [
         *lines,
         f"model: {answer.model}   estimated minutes: {estimate}   {cap}",
-        f"tools: {', '.join(answer.tools or ())}",
+        *_facts(("tools", ", ".join(answer.tools or ()))),
         *_facts(
             ("unavailable_tools", ", ".join(answer.unavailable_tools or ())),
             ("limits", ", ".join(f"{name} {value:.10g}" for name, value in (answer.limits or {}).items())),

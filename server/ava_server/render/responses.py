@@ -51,6 +51,7 @@ class SpawnAnswer(Answer):
 
     pending_id: str | None = None
     subagent_id: str | None = None
+    group_id: str | None = None
     name: str | None = None
     task_id: str | None = None
     approval_line: str | None = Field(default=None, description="For confirm_spawn, letter for letter.")
@@ -66,6 +67,11 @@ class SpawnAnswer(Answer):
     asked: bool = Field(default=False, exclude=True)
     """The person was asked in the call and has started it: so they know what the proposal says."""
 
+    @property
+    def run_id(self) -> str:
+        """The id of what would run: a subagent's, or a plan's."""
+        return self.group_id or self.subagent_id or ""
+
 
 class OneDecision(BaseModel):
     """What became of one proposal."""
@@ -77,15 +83,15 @@ class OneDecision(BaseModel):
     status: str
     queue_position: int | None = None
     refused_because: str | None = None
-    fresh: dict[str, Any] | None = Field(default=None, description="In place of an expired one.")
+    fresh: dict[str, Any] | None = Field(default=None, description="For an expired one.")
 
 
 class ConfirmAnswer(Answer):
-    """What was decided, id by id."""
+    """What was decided."""
 
     decisions: list[OneDecision] = []
     group_id: str | None = None
-    approval_lines: list[str] | None = Field(default=None, description="The right lines.")
+    approval_lines: list[str] | None = Field(default=None, description="Right ones.")
     next: str | None = None
     runs: list[dict[str, Any]] | None = None
 
@@ -111,6 +117,8 @@ class RunAnswer(BaseModel):
     activity_line: str = Field(default="", exclude=True)
     """The status line with the activity in it; a text form has it, the structured form keeps the two apart."""
     untrusted_activity: str | None = None
+    plan: dict[str, Any] | None = None
+    """How many of a plan's `steps` and `runs` are in which state, and `lines` about the steps that matter now."""
     iteration: int = 0
     tokens: int = 0
     cost_cents: float = 0
@@ -164,7 +172,7 @@ class RunResource(RunAnswer):
 
 
 class CheckAnswer(Answer):
-    """The state of a run, of a group, or of all that goes on."""
+    """What goes on."""
 
     runs: list[RunAnswer] = []
 

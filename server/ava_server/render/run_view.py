@@ -25,7 +25,7 @@ from ava_audit.rows import (
     RunRow,
 )
 from ava_audit.store.backend import Activities
-from ava_audit.units import format_usd, iso_utc, local_second
+from ava_audit.units import format_usd, iso_utc, local_second, minutes
 from ava_audit.view import View, loads
 from ava_roles.wrap import clean, escape_result
 from ava_server.approval.proposals import texts_of
@@ -35,6 +35,7 @@ from ava_server.budget.money_line import awaited_money
 from ava_server.budget.run_config import COST, TIME, TOKENS, TOOL_CALLS, TURNS, caps_text, config_of, spent_text
 from ava_server.core.commands import advice_there
 from ava_server.core.ids import label, state_words
+from ava_server.render.plan_view import PlanView, view_plan
 from ava_server.render.responses import LastTool, RunAnswer, Untrusted
 from ava_server.runs.extension import asked_of, request_words, wait_words
 from ava_server.runs.lifecycle import awaited, blocker_in, is_held, pause_words, paused, resume_line, waits_for_resume
@@ -173,7 +174,8 @@ class Processes(Protocol):
 class Cap(NamedTuple):
     """One of a run's caps: what is used of it, the most (0: no cap), and what is held for calls and the last turn.
 
-    `name` is `seconds`, `turns`, `tool_calls`, `tokens` or `cost` (micro-USD).
+    `name` is `seconds`, `turns`, `tool_calls`, `tokens` or `cost` (micro-USD); a plan has `steps` and `runs` in place
+    of turns and tool calls.
     """
 
     name: str
@@ -294,6 +296,7 @@ class RunView:
         erased: It had a result, and that was erased.
         ends_with_host: A sentence, where it is interrupted when its host closes, although it was approved to continue.
         task: The beginning of its task, where it was asked for.
+        plan: Its steps, where it is a plan.
     """
 
     row: RunRow
@@ -309,6 +312,7 @@ class RunView:
     erased: bool = False
     ends_with_host: str = ""
     task: str = ""
+    plan: PlanView | None = None
 
     @property
     def over(self) -> bool:
@@ -396,12 +400,13 @@ def view_run(
     knows more than the log. With `result` the result of an ended run is read too, with `task` the beginning of its
     task.
     """
+    plan = _plan(view, run)
     proposal = view.proposal(run.pending_id) if run.state == WAITING else None
     state = state_now(run, proposal, processes.alive, now_us)
     at_us = _clock_us(run, state, now_us)
     handed_in, erased = _result(view, run) if result else (None, False)
     texts = texts_of(view, run) if task else None
-    caps, free = _caps(view, run, at_us)
+    caps, free = _caps(view, run, at_us, plan)
     money = awaited_money(view, run, processes.alive) if state == RUNNING else None
     money_wait = Wait("money", run, blocker=money) if money is not None else None
     return RunView(
@@ -418,7 +423,17 @@ def view_run(
         erased=erased,
         ends_with_host=_ends_with_host(view, run) if state == RUNNING else "",
         task=task_excerpt(texts.task) if texts is not None else "(erased)" if task else "",
+        plan=plan,
     )
+
+
+def _plan(view: View, run: RunRow) -> PlanView | None:
+    if not run.is_plan:
+        return None
+    try:
+        return view_plan(view, run)
+    except ValueError:  # a newer Ava wrote it
+        return None
 
 
 def status_line(shown: RunView, doing: str | None = None, *, owner: bool = False) -> str:
@@ -433,6 +448,9 @@ def figures(shown: RunView) -> str:
     if not shown.caps:
         return "a newer Ava has proposed it, and this one cannot read what was approved"
     time, turns, _calls, tokens, _cost = shown.caps
+    if shown.plan is not None:
+        used = f"{shown.plan.words} · {time.used:.0f} s of {minutes(time.most)}"
+        return f"{used} · {short_number(int(tokens.used))} tokens · {cost_of(shown)}"
     used = f"{time.used:.0f} s of {time.most:g} s · turn {turns.used} of {turns.most}"
     return f"{used} · {short_number(int(tokens.used))} tokens · {cost_of(shown)}"
 
@@ -445,7 +463,9 @@ def cost_of(shown: RunView) -> str:
 
 def limits_of(shown: RunView) -> dict[str, float] | None:
     """Return limits by the names of arguments; a free run has no cost cap."""
-    caps = zip((TIME, TURNS, TOOL_CALLS, TOKENS, COST), shown.caps, strict=False)  # a newer Ava's are not known
+    caps = list(zip((TIME, TURNS, TOOL_CALLS, TOKENS, COST), shown.caps, strict=False))  # a newer Ava's are not known
+    if shown.plan is not None:
+        caps = [(cap, each) for cap, each in caps if cap in (TIME, COST)]
     return {cap.argument: cap.given(each.most) for cap, each in caps if cap is not COST or not shown.free} or None
 
 
@@ -490,6 +510,9 @@ def run_answer(shown: RunView, *, offset: int = 0, room: int | None = None, owne
         if wait.question is not None:
             answer.untrusted_question = wait.question.untrusted
     answer.ends_with_host = shown.ends_with_host or None
+    if shown.plan is not None:
+        answer.group_id = run.id
+        answer.plan = shown.plan.as_json
     if shown.result is not None:
         add_result(answer, shown.result, offset, room)
     return answer
@@ -541,18 +564,25 @@ def _result(view: View, run: RunRow) -> tuple[dict[str, Any] | None, bool]:
     return (entry.fact.result if isinstance(entry.fact, SubagentComplete) else None), entry.fact is None
 
 
-def _caps(view: View, run: RunRow, at_us: int) -> tuple[tuple[Cap, ...], bool]:
+def _caps(view: View, run: RunRow, at_us: int, plan: PlanView | None) -> tuple[tuple[Cap, ...], bool]:
     try:
         config = config_of(run.config)
     except ValueError:  # a newer Ava wrote it; everything else is shown
         return (), False
     cap = config.cost_cap(run.cost_micros)
+    turns = Cap("turns", run.turns, config.max_iterations)
+    calls = Cap("tool_calls", run.tool_calls, config.max_tool_calls)
+    held = run.held_micros
+    if plan is not None:
+        turns = Cap("steps", plan.steps_by_state.get("done", 0), len(plan.steps))
+        calls = Cap("runs", sum(plan.runs_by_state.values()), config.most_runs)
+        held = plan.held_micros
     return (
         Cap("seconds", elapsed_s(run, at_us), config.timeout_s),
-        Cap("turns", run.turns, config.max_iterations),
-        Cap("tool_calls", run.tool_calls, config.max_tool_calls),
+        turns,
+        calls,
         Cap("tokens", run.tokens, config.max_tokens),
-        Cap("cost", 0, 0) if cap is None else Cap("cost", run.cost_micros, cap, run.held_micros),
+        Cap("cost", 0, 0) if cap is None else Cap("cost", run.cost_micros, cap, held),
     ), cap is None
 
 

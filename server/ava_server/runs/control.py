@@ -157,7 +157,10 @@ class RunControl:
     ) -> RunRow | NotResumed:
         """Resume an interrupted or held run; see `lifecycle.resume`."""
         run = await self._store.look(lambda view: view.run(run_id))
-        gone = await anyio.to_thread.run_sync(self.gone, [run] if run is not None else [])
+        owned = [run] if run is not None else []
+        if run is not None and run.is_plan:  # what it has begun goes on with it
+            owned += await self._store.look(lambda view: view.group_runs(run_id))
+        gone = await anyio.to_thread.run_sync(self.gone, owned)
         seen_us = await anyio.to_thread.run_sync(self.seen_us, run)
         command = resume(run_id, who, channel, gone, limits, line=line, force=force, anyones=anyones, seen_us=seen_us)
         return await self._store.do(command)

@@ -91,6 +91,8 @@ def extension_request(
     config, texts = config_of(run.config), texts_of(view, run)
     free = short.cap == "max_cost_cents" and config.free
     wait_s = math.floor(wait_for_person(view, run, limits.hard.extension_wait_s, now_us))
+    if run.step is not None:  # the person has approved what the whole plan may cost and take
+        return None
     if wait_s <= 0 or free or texts is None or run.overrun or not _may_ask(view, run):
         return None
     limit, used = CAP_OF_ARGUMENT[short.cap].of(config), _used(run, short.cap, short.active_s)

@@ -13,7 +13,7 @@ old owner can no longer write; and an ending leaves nothing reserved.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Literal, cast, get_args
@@ -58,7 +58,8 @@ from ava_audit.sanitize import sanitize_json
 from ava_audit.units import HOUR_US, format_usd, iso_utc
 from ava_audit.view import Command, Outcome, View, loads
 from ava_server.approval.proposals import SpawnLimits, close_proposal, day_refusal, day_unspent, texts_of
-from ava_server.approval.summary import approval_line, normalize_typography
+from ava_server.approval.shown import approval_line
+from ava_server.approval.summary import normalize_typography
 from ava_server.budget.caps import in_flight_purpose, settle_unknown
 from ava_server.budget.run_config import config_of
 from ava_server.budget.user_limits import Slots
@@ -286,6 +287,12 @@ def waits_for_resume(view: View, run: RunRow, now_us: int) -> bool:
     It was interrupted too long ago, lost calls have used too much of its cost cap, or its owners end at the same step
     again and again. A call is lost when its owner ends; such owners would use up the rest of the cap.
     """
+    if run.is_plan:
+        steps = view.step_runs(run.id)
+        unended = [row for row in steps if not row.ended]
+        if unended and all(row.state != RUNNING for row in unended):  # they wait: to look after them costs nothing
+            return False
+        return max(run.last_us or 0, plan_busy_us(view, run)) <= now_us - TAKEOVER_WITHIN_US
     if (run.last_us or 0) <= now_us - TAKEOVER_WITHIN_US or _owners_lost(view, run) >= OWNERS_LOST:
         return True
     cap = int(loads(run.config).get("max_cost_micros", 0))  # a newer program may have written the rest
@@ -349,7 +356,7 @@ def claim(
             if run is not None and where == "running elsewhere":
                 return Outcome(f"instance {run.instance} has it")
             return Outcome("it has ended or waits for approval")
-        if full := slots.full(view.running(gone, but=run_id), run.user_id):
+        if not run.is_plan and (full := slots.full(view.running(gone, but=run_id), run.user_id)):
             return Outcome(full)
         agent = Who(who.session_id, run.id, run.user_id, parent_agent_id=AGENT)
         reason: ClaimReason = "start" if run.generation == 0 else "resume" if run.state == QUEUED else "takeover"
@@ -491,9 +498,20 @@ def resume(
         forced = not is_held(run) and run.instance not in gone
         seen = seen_after(run, seen_us, now_us)
         resumed = Event(who, RunResumed(channel=channel, force=forced, seen_us=seen), run_id=run.id)
-        return Outcome(run, (*settled, resumed))
+        return Outcome(run, (*settled, resumed, *_resume_steps(view, run, who, channel, gone, now_us)))
 
     return command
+
+
+def _resume_steps(
+    view: View, plan: RunRow, who: Who, channel: Channel, gone: frozenset[str], now_us: int
+) -> Iterator[Event]:
+    """Yield the entries that resume what a plan has begun and nobody works on: its approval covers all of it."""
+    for row in view.group_runs(plan.id) if plan.is_plan else ():
+        if transition(row, "resume", situation(row, now_us, gone=gone)) is None:
+            continue
+        yield from settle_unknown(row, agent_of(row), purpose=in_flight_purpose(view, row))
+        yield Event(who, RunResumed(channel=channel), run_id=row.id)
 
 
 def _not_resumed(run: RunRow, where: Situation) -> str:
@@ -564,7 +582,7 @@ def cancel(
             return Outcome(CancelOutcome(run), (asked, *close_proposal(row, run, who, "rejected", status="cancelled")))
         when = "while it was paused" if run.generation > 0 else "before it started"
         ended = RunResult("cancelled", f"cancelled {when}", reason=reason)
-        ending = _end_without_owner(view, run, ended, files)
+        ending = _end_without_owner(view, run, ended, files, now_us=now_us)
         return Outcome(CancelOutcome(run, begun=run.generation > 0), (asked, *ending))
 
     return command
@@ -593,18 +611,27 @@ def end_for_owner(
             return Outcome(False)
         seen = seen_after(run, seen_us, now_us)
         claimed = _claimed(run, instance, agent_of(run), "cancel", seen)
-        ending = _end_without_owner(view, run, ended, files, claimed, skip_log=skip_log, seen_us=seen)
+        ending = _end_without_owner(view, run, ended, files, claimed, now_us=now_us, skip_log=skip_log, seen_us=seen)
         return Outcome(True, ending)
 
     return command
 
 
 def group_time(group: GroupRow | None, now_us: int) -> float | None:
-    """Return the seconds left of a group's time; None where it has no limit, or has not started."""
+    """Return the seconds left of a group's time; None where it has no limit, or has not started.
+
+    It stands still while all of its runs that are left wait for a person.
+    """
     if group is None or group.timeout_s is None or group.started_us is None:
         return None
-    passed_s = max(0.0, (now_us - group.started_us) / 1e6)  # a clock that was set back gives no time
-    return max(0.0, group.timeout_s - passed_s)
+    return max(0.0, group.timeout_s - group.passed_us(now_us) / 1e6)
+
+
+def plan_busy_us(view: View, run: RunRow) -> int:
+    """Return when a run of a plan was last at work: the plan writes little itself. 0 for any other run."""
+    if not run.is_plan:
+        return 0
+    return max((row.last_us or 0 for row in view.step_runs(run.id)), default=0)
 
 
 GROUP_RESERVE_S = 60
@@ -617,12 +644,17 @@ def wait_for_person(view: View, run: RunRow | None, wait_s: float, now_us: int) 
     return wait_s if left_s is None else min(wait_s, left_s - GROUP_RESERVE_S)
 
 
-def overdue(run: RunRow, group: GroupRow | None, gone: frozenset[str], now_us: int) -> RunResult | None:
-    """Return how a run that nobody owns ends because a time is over, or None."""
+def overdue(
+    run: RunRow, group: GroupRow | None, gone: frozenset[str], now_us: int, busy_us: int = 0
+) -> RunResult | None:
+    """Return how a run that nobody owns ends because a time is over, or None.
+
+    `busy_us`: when a run of this plan was last at work; 0 for any other run.
+    """
     where = situation(run, now_us, gone=gone)
     if group_time(group, now_us) == 0 and transition(run, "group timeout", where) is not None:
         return RunResult("timeout", GROUP_TIMEOUT)
-    since_us = max(run.queued_us or 0, run.last_us or 0, run.waits_until_us or 0)
+    since_us = max(run.queued_us or 0, run.last_us or 0, run.waits_until_us or 0, busy_us)
     if now_us - since_us >= ABANDONED_US and transition(run, "abandon", where) is not None:
         return RunResult("abandoned", "no Ava process that could run it was there for 24 hours")
     return None
@@ -644,11 +676,12 @@ def end_overdue(
     def command(view: View, now_us: int) -> Outcome[bool]:
         run = view.run(run_id)
         group = view.group(run.group_id) if run is not None and run.group_id else None
-        ended = overdue(run, group, gone, now_us) if run is not None else None
+        ended = overdue(run, group, gone, now_us, plan_busy_us(view, run)) if run is not None else None
         if run is None or ended is None:
             return Outcome(False)
         seen = seen_after(run, seen_us, now_us)
-        return Outcome(True, _end_without_owner(view, run, ended, files, skip_log=skip_log, seen_us=seen))
+        ending = _end_without_owner(view, run, ended, files, now_us=now_us, skip_log=skip_log, seen_us=seen)
+        return Outcome(True, ending)
 
     return command
 
@@ -660,6 +693,7 @@ def _end_without_owner(
     files: RunFiles,
     claimed: Event | None = None,
     *,
+    now_us: int,
     skip_log: bool = False,
     seen_us: int | None = None,
 ) -> tuple[Event, ...]:
@@ -669,6 +703,9 @@ def _end_without_owner(
     owner, if it has one.
     """
     agent = agent_of(run)
+    if run.is_plan:
+        taken = () if claimed is None else (claimed,)
+        return end_plan(view, run, ended, agent, active_us_of(run, seen_us), now_us, taken)
     settled = settle_unknown(run, agent, purpose=None if skip_log else in_flight_purpose(view, run))
     from ava_server.runs.history import History  # with all that a run works with
 
@@ -691,6 +728,29 @@ def _end_without_owner(
     )
     ending = ending_events(run, result, ended, agent, None, active_us)
     return (*settled, *(() if claimed is None else (claimed,)), *ending)
+
+
+def cancel_steps(view: View, plan: RunRow, who: Who, reason: str, now_us: int) -> tuple[Event, ...]:
+    """Return the entries that ask for the end of each run that a plan still has."""
+    cancels: list[Event] = []
+    for row in view.step_runs(plan.id):
+        if not row.ended:
+            cancels += cancel(row.id, who, reason, "system")(view, now_us).events
+    return tuple(cancels)
+
+
+def end_plan(
+    view: View, plan: RunRow, ended: RunResult, who: Who, active_us: int, now_us: int, events: tuple[Event, ...] = ()
+) -> tuple[Event, ...]:
+    """Return the entries that end a plan: the cancels of the runs that it still has, then its result.
+
+    `events` come between: the claim that takes it from its owner, if it has one.
+    """
+    from ava_server.runs.plan_result import plan_result  # with the check of results, which most commands do without
+
+    cancels = cancel_steps(view, plan, who, ended.reason or ended.stop_reason, now_us)
+    result = plan_result(view, plan, ended, active_us / 1e6)
+    return (*cancels, *events, *ending_events(plan, result, ended, who, None, active_us))
 
 
 def agent_of(run: RunRow) -> Who:

@@ -36,7 +36,7 @@ from ava_server.core.ids import AGENT
 from ava_server.core.shortage import find_shortage, shortage_in
 from ava_server.core.threads import each_at_once
 from ava_server.runs.activities import ActivityBoard
-from ava_server.runs.context import ConfigNotSupported, RunContext
+from ava_server.runs.context import ConfigNotSupported
 from ava_server.runs.control import RunControl
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import (
@@ -57,6 +57,8 @@ from ava_server.runs.lifecycle import (
 from ava_server.runs.loop import AgentRun
 from ava_server.runs.mode import Driver, Mode, driver_of
 from ava_server.runs.money_wait import start_wait
+from ava_server.runs.plan import PlanInputs
+from ava_server.runs.plan_run import PlanRun
 from ava_server.runs.result import RunResult
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ LOOK_EVERY_S = 1.0
 LOOK_AFTER_S = 0.1
 """Seconds between them at least, where an owner's lease is about to end."""
 NEWS = (
-    "SpawnDecided", "CancelRequested", "RunClaimed", "RunPaused", "Asked", "Answered", "RunResumed",
+    "SpawnDecided", "StepRunQueued", "CancelRequested", "RunClaimed", "RunPaused", "Asked", "Answered", "RunResumed",
     "RunEnded",
 )  # fmt: skip
 """The types of entries that may give a manager something to do."""
@@ -247,6 +249,7 @@ class Manager:
         self.slots = user_limits.slots(settings)
         self._setup = setup
         self._day_caps = resources.day_caps
+        self._plan_inputs = PlanInputs(resources.render_result, resources.day_caps)
         self._credentials = resources.credentials
         self._workers_here = WorkerProcesses(settings.paths)
         self._gone_owners = GoneOwners(store, self.control)
@@ -256,7 +259,7 @@ class Manager:
         self._workers_seen_s = float("-inf")
         self._workers = True
         self._leaving = False
-        self._owned: dict[str, AgentRun | None] = {}
+        self._owned: dict[str, AgentRun | PlanRun | None] = {}
         self._board = ActivityBoard(membership, lambda: {run.id: run.activity for run in self._driven()})
         self._notes: defaultdict[str, _RunNotes] = defaultdict(_RunNotes)
         self._full: set[str] = set()
@@ -297,7 +300,7 @@ class Manager:
         """Return why no worker runs a run of this process, although what was approved continues; else empty."""
         return self._notes[run_id].with_host if run_id in self._owned else ""
 
-    def _driven(self) -> list[AgentRun]:
+    def _driven(self) -> list[AgentRun | PlanRun]:
         """Return the runs that it owns, without those that are being made ready."""
         return [run for run in self._owned.values() if run is not None]
 
@@ -385,10 +388,15 @@ class Manager:
     async def _free(self, rows: Sequence[RunRow], groups: Mapping[str, GroupRow], gone: frozenset[str]) -> list[RunRow]:
         """Return the runs that may be taken, and end those whose time is over."""
         free: list[RunRow] = []
+        busy: dict[str, int] = {}  # when a run of each plan was last at work
+        for row in rows:
+            if row.step is not None and row.group_id is not None:
+                busy[row.group_id] = max(busy.get(row.group_id, 0), row.last_us or 0, row.queued_us or 0)
         for row in rows:
             # A run that this process has dropped has no owner either, though its instance is alive.
             left = gone | {self.instance} if row.instance == self.instance else gone
-            if overdue(row, groups.get(row.group_id or ""), left, now_us()) is not None:
+            busy_us = busy.get(row.id, 0)
+            if overdue(row, groups.get(row.group_id or ""), left, now_us(), busy_us) is not None:
                 await self._end_overdue(row, left)
             elif await self._may_take(row, gone):
                 free.append(row)
@@ -504,9 +512,12 @@ class Manager:
             for row in free:
                 self._leave_to_workers(row.id)
             return
-        count = Counter(row.user_id for row in rows if row.state == RUNNING and row.instance not in gone)
+        count = Counter(
+            row.user_id for row in rows if row.state == RUNNING and row.instance not in gone and not row.is_plan
+        )
         in_line: dict[str, deque[RunRow]] = {}
-        for row in sorted(free, key=lambda row: (row.queued_us or 0, row.id)):
+        # A plan's runs wait behind others: two hundred steps hold up no single run.
+        for row in sorted(free, key=lambda row: (row.step is not None, row.queued_us or 0, row.id)):
             in_line.setdefault(row.user_id, deque()).append(row)
         if self.mode.spread > 1:
             for line in in_line.values():
@@ -744,7 +755,7 @@ class Manager:
 
     async def _prepare(
         self, run_id: str, generation: int, tasks: anyio.abc.TaskGroup
-    ) -> tuple[AgentRun, RunRow, RunContext] | None:
+    ) -> tuple[AgentRun | PlanRun, RunRow, Callable[[bool], None]] | None:
         """Return a claimed run with all that it works with; None where another instance has it."""
         ask = self._store.look if generation == 1 else self._store.read  # a run that was begun has many entries
         run, entries, noted = await ask(lambda view: (view.run(run_id), view.entries(run_id), view.live(run_id)))
@@ -755,6 +766,8 @@ class Manager:
             return None
         if self._unended is not None:
             _share_texts(run, self._unended.runs.get(run_id))
+        if run.is_plan:
+            return PlanRun(self._store, run, self._plan_inputs, self._board.change), run, _close_nothing
         history = History(run.id)
         history.add_all(entries)
         try:
@@ -765,9 +778,9 @@ class Manager:
         owned = AgentRun(
             self._store, run, agent_of(run), history, context, tasks, self._board.change, self._gone_owners.now
         )
-        return owned, run, context
+        return owned, run, context.close
 
-    async def _drive(self, owned: AgentRun, run: RunRow, context: RunContext) -> None:
+    async def _drive(self, owned: AgentRun | PlanRun, run: RunRow, close: Callable[[bool], None]) -> None:
         try:
             notes = self._notes[run.id]
             if notes.cancelled:  # the cancel came while the log was out of reach
@@ -795,7 +808,7 @@ class Manager:
             self._board.change()
             with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_S):
                 try:
-                    await _in_thread(partial(context.close, owned.done))
+                    await _in_thread(partial(close, owned.done))
                 except OSError as error:
                     log.warning("%s left something behind: %s", run.id, error)
             self.wake()
@@ -816,7 +829,11 @@ class Manager:
 
 def _needs_slot(row: RunRow, gone: frozenset[str]) -> bool:
     """Tell whether taking a run takes a slot; one that was dropped by an internal error has its own."""
-    return row.state != RUNNING or row.instance in gone
+    return not row.is_plan and (row.state != RUNNING or row.instance in gone)
+
+
+def _close_nothing(_ended: bool) -> None:
+    """Close nothing: a plan has no folders of its own."""
 
 
 def _replaced(error: FolderReplaced) -> RunResult:

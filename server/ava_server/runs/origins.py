@@ -31,6 +31,7 @@ import pydantic_core
 
 from ava_roles.passages import UNSPACED, filler_words
 from ava_roles.role import ANY
+from ava_roles.tools.run import READ_SUBAGENT_RESULT
 from ava_roles.wrap import clean, one_line
 from ava_server.core.threads import compute_alone
 from ava_server.runs.history import SCRATCHPAD
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from ava_roles.tool import Tool, ToolSpec
     from ava_server.runs.history import History
 
+READ_RESULT = READ_SUBAGENT_RESULT.name
 NAME_CHARS = 100
 """Characters of the name of an argument that are shown."""
 MOST_LOOKED_FOR = 100
@@ -139,7 +141,12 @@ class Origins:
         return tuple(islice(left, MOST_VALUES + 1))
 
     def _checks(self, spec: ToolSpec) -> bool:
-        return self._takes_approved(spec) or (spec.network and self._private)
+        return self._takes_approved(spec) or (spec.network and (self._private or self._has_inputs))
+
+    @property
+    def _has_inputs(self) -> bool:
+        """Whether its task has brought results of other runs."""
+        return self._history.task is not None and bool(self._history.task.inputs)
 
     def _takes_approved(self, spec: ToolSpec) -> bool:
         """Tell whether a tool counts as one that changes things; where a role has rules, no server's word counts."""
@@ -200,7 +207,7 @@ class Origins:
     # -- what is private ----------------------------------------------------------------------------------------------
 
     def _carried(self, spec: ToolSpec, args: Mapping[str, Any]) -> Iterator[Doubt]:
-        results = [each for each in self._results() if each[1].tool in self._specs]
+        results = [each for each in self._results() if each[1].tool in self._specs or each[1].tool == READ_RESULT]
         # What the model has noted is in no result, or in the one that it is from.
         private = [(at, of) for at, of in results if not self._is_of_web(of) and of.tool != SCRATCHPAD]
         if not private:
@@ -231,6 +238,8 @@ class Origins:
 
     def _is_of_web(self, result: ToolResult) -> bool:
         """Tell whether a result is of the web; one that was read back has the sources of the first."""
+        if result.tool == READ_RESULT:
+            return False
         spec, read = self._specs[result.tool], [str(source["location"]) for source in result.sources]
         of_web = spec.network and spec.foreign is None
         return of_web or (bool(read) and all(each.startswith(("http://", "https://")) for each in read))

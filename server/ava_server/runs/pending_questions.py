@@ -26,7 +26,7 @@ from ava_server.approval.decide import Kind, Shown
 from ava_server.approval.outcomes import decided_where
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.questions import CHOICE, LimitField, Question, Reply, TextField, limit_field, number_in
-from ava_server.approval.summary import approval_line
+from ava_server.approval.shown import approval_line
 from ava_server.budget.run_config import CAP_OF_ARGUMENT, config_of, digest
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import label

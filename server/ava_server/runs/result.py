@@ -96,6 +96,7 @@ def build_result(
         "task_id": run.task_id,
         "role": run.role,
         "model": run.model,
+        "handed_over": ended.submitted is not None,
         "confidence": submitted.confidence,
         "tokens_used": run.tokens,
         "cost_cents": cents(run.cost_micros),

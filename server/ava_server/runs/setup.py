@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from importlib import import_module
@@ -53,6 +53,7 @@ from ava_server.budget.caps import measured_ratio
 from ava_server.budget.run_config import NO_COMMANDS, RUN_TOOLS, RunConfig, Texts, config_of
 from ava_server.config.agents import AgentSpec, agent_of
 from ava_server.config.credentials import Credentials
+from ava_server.config.root_key import root_key
 from ava_server.config.search_engines import ApprovedSearch
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import AvaError, ConfigError
@@ -67,6 +68,7 @@ from ava_server.runs.extension import extension_limits
 from ava_server.runs.first_call import started, with_figures
 from ava_server.runs.history import History
 from ava_server.runs.questions import Ask
+from ava_server.runs.reuse import folder_state, run_mark
 from ava_server.runs.run_tools import McpServers, ReadSubagentResult, foreign_tools, run_tools
 from ava_server.runs.travel import Travel
 from ava_server.runs.workspace import open_workspace
@@ -94,6 +96,8 @@ BRING_S = 30.0
 WORKTREE_S = 900.0
 """Seconds for which a run waits for the machine that has its worktree; then it ends without what it had changed."""
 T = TypeVar("T")
+Marker = Callable[[Texts, Sequence[Mapping[str, str]], Sequence[str]], str | None]
+"""Returns the mark of a run by its texts, inputs and earlier runs; None where its folder cannot be compared."""
 
 
 @dataclass
@@ -185,6 +189,8 @@ class RunSetup:
     async def check_config(self, run: RunRow) -> None:
         """Check that a run can be run here as it was approved; opens nothing. Raises ConfigNotSupported: it cannot."""
         config = config_of(run.config)
+        if config.steps:  # its runs are checked, each when it is its turn
+            return
 
         def look() -> None:
             if (why := self.travel.missing(config)) is not None:
@@ -252,6 +258,10 @@ class RunSetup:
         search_engine = await self.search_engine(config)
         search = await self._search_model(config)
         prefix = history.prefix or self.prefix(config, texts, tools, choice, sandbox)
+        if run.step is not None and prefix.mark is None and history.task is not None:
+            prefix = prefix.model_copy(
+                update={"mark": await self._mark(config, prefix, texts, history.task.inputs or ())}
+            )
         model = model_of(prefix.model, prefix.parameters, choice.api_key, self._resources.clients)
         # The last step that may fail: where the run cannot be run here, nothing stays open.
         place = await self.open_place(run, config, tools, scratch, sandbox)
@@ -287,6 +297,36 @@ class RunSetup:
             artifacts=lambda: self.artifacts(run.id),
             close=partial(self._close, run, place),
         )
+
+    async def _mark(
+        self, config: RunConfig, prefix: RunStarted, texts: Texts, inputs: Sequence[Mapping[str, str]]
+    ) -> str | None:
+        """Return the mark by which a later plan knows the work of a run again; None where that cannot be told."""
+        try:
+            marker = await self._opened(lambda: self._marker(config, prefix))
+        except (AvaError, ConfigNotSupported) as error:  # it runs all the same, and is not known again
+            log.warning("the work of a step is not marked: %s", error)
+            return None
+        return marker(texts, inputs, [run.id for run in config.context_from])
+
+    def _marker(self, config: RunConfig, prefix: RunStarted) -> Marker:
+        """Return what makes the marks of a step's runs, with its folder as it is now. Blocks. Raises ConfigError."""
+        key, state = root_key(self._resources.settings.paths.question_key), folder_state(config.workspace)
+
+        def mark(texts: Texts, inputs: Sequence[Mapping[str, str]], earlier: Sequence[str]) -> str | None:
+            words = texts.model_dump(include={"task", "context", "system_prompt"})
+            return None if state is None else run_mark(key, config, prefix, words, inputs, earlier, state)
+
+        return mark
+
+    def marker(self, user: str, config: RunConfig, texts: Texts) -> Marker:
+        """Return what makes the marks that the runs of a proposed step would have now. Blocks.
+
+        Raises ConfigError, ConfigNotSupported: nothing can be known again.
+        """
+        ask = self._ask(config, History(""))
+        tools = self.tools(user, config, History(""), Path(), RunMcpServers(), ask)
+        return self._marker(config, self.prefix(config, texts, tools, self.choice(config), None))
 
     # -- what a replay takes from its recording instead ---------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from ava_server.approval.decide import approval_needs
 from ava_server.approval.requests import WAIT_LIMIT_S
 from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput, Refused, with_advice
-from ava_server.core.ids import AGENT, parse_id
+from ava_server.core.ids import AGENT, parse_id, parse_run_id
 from ava_server.hosts import launching
 from ava_server.hosts.clients import ConnectedHost, client_of
 from ava_server.runs.lifecycle import awaited, waits_for_resume
@@ -191,7 +191,7 @@ class Access:
             proposal = view.proposal(asked)
             run_id = proposal.run_id if proposal is not None else None
         else:
-            asked = run_id = parse_id("subagent_id", given, field)
+            asked = run_id = parse_run_id(given, field)
         run = view.run(run_id) if run_id is not None else None
         if run is None or not self.owns(run, reading=reading, steering=steering):
             unknown = f"no subagent {asked} of yours is known; check_subagent without an id lists them"
@@ -222,7 +222,7 @@ class Access:
 
     async def pending_id(self, given: str) -> str:
         """Return the id of a proposal, given that or the id of its run. Raises BadInput: it is neither."""
-        if not given.strip().lower().startswith("s-"):
+        if not given.strip().lower().startswith(("s-", "g-")):
             return parse_id("pending_id", given)
         return (await self.run(given, "pending_ids")).pending_id
 
@@ -235,9 +235,10 @@ class Access:
         return await self.store.read(lambda view: self.group_in(view, given, reading=reading, steering=steering))
 
     def group_in(self, view: View, given: str, *, reading: bool = False, steering: bool = False) -> list[RunRow]:
-        """Return the same as `group`, out of one state of the log. Raises BadInput: as for `group`."""
+        """Return the same as `group`, out of one state of the log; a plan alone. Raises BadInput: as for `group`."""
         group_id = parse_id("group_id", given)
-        rows = view.group_runs(group_id)
+        plan = view.run(group_id)
+        rows = [plan] if plan is not None else view.group_runs(group_id)
         own = [row for row in rows if self.owns(row, reading=reading, steering=steering)]
         if not own:
             raise BadInput(f"group_id: no group {group_id} of yours is known; confirm_spawn of two or more makes one")

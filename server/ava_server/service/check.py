@@ -117,12 +117,14 @@ class RunChecks(Operations):
         whose = None if self._session.audits else user
 
         def query(view: View) -> tuple[list[RunAnswer], str]:
-            unended = view.runs(user=whose, states=UNENDED, expired_before_us=at_us - HOUR_US, limit=LISTED)
+            unended = view.runs(
+                user=whose, states=UNENDED, expired_before_us=at_us - HOUR_US, listed=True, limit=LISTED
+            )
             complete = whose == user and len(unended) < LISTED
             news = self._access.news(view, processes, unended if complete else None)
             caller.news[:] = [news]
             rows = unended[::-1]  # the newest first: an answer may not carry them all
-            rows += view.runs(user=whose, ended_since_us=at_us - HOUR_US)[::-1]
+            rows += view.runs(user=whose, ended_since_us=at_us - HOUR_US, listed=True)[::-1]
             rows += [row for row in news.ended if row.ended_us and row.ended_us < at_us - HOUR_US]
             runs = [view_run(view, row, processes, at_us, result=False) for row in rows]
             waiting = sum(run.state == WAITING for run in runs)

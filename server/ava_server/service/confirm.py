@@ -237,6 +237,8 @@ def _caps_of(changes: Changes) -> dict[str, Any]:
     caps = stored_caps(changes.caps.model_dump(exclude_none=True)) if changes.caps else {}
     if changes.blocked_tools:
         caps["blocked_tools"] = list(changes.blocked_tools)
+    if changes.drop:
+        caps["drop"] = list(changes.drop)
     return caps
 
 

@@ -107,12 +107,13 @@ def todays_budgets(
 
 def current_rows(view: View, user: str | None, at_us: int) -> tuple[list[RunRow], list[RunRow]]:
     """Return the runs of a user (None: of everybody) that have not ended, and those that ended lately, newest first."""
-    unended = view.runs(user=user, states=UNENDED, expired_before_us=at_us - RECENT_US, limit=-1)
+    unended = view.runs(user=user, states=UNENDED, expired_before_us=at_us - RECENT_US, listed=True, limit=-1)
     # Found by their endings, the newest first, so that the number of all runs does not matter.
     endings = view.select("SELECT run_id, ts_us FROM events WHERE type = 'RunEnded' ORDER BY seq DESC")
     recent = takewhile(lambda ending: ending[1] >= at_us - RECENT_US, endings)
     rows_or_none = (view.run(run_id) for run_id, _ts_us in recent if run_id is not None)
-    return unended, [row for row in rows_or_none if row is not None and user in (None, row.user_id)]
+    recently = [row for row in rows_or_none if row is not None and row.step is None]
+    return unended, [row for row in recently if user in (None, row.user_id)]
 
 
 def others_words(count: int) -> str:

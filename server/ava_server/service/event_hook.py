@@ -170,6 +170,8 @@ def _event(view: View, entry: Entry) -> dict[str, Any] | None:
         state = awaited(run, now_us())
         return {**_fields(view, run, state), "status": state, **_request(view, run)} if state else None
     ended = entry.type == "RunEnded"
+    if ended and run.step is not None:  # a plan's runs are news with the plan
+        return None
     if proposal.state != ("approved" if ended else WAITING):
         return None
     return _fields(view, run, "ended" if ended else "awaiting_approval")

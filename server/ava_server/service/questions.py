@@ -166,17 +166,20 @@ class PersonQuestions(Operations):
         return (await self._decide(one, one.shown.digest, given, "elicitation")).text
 
     async def _waiting(self, rows: Sequence[RunRow], *, by_pin: bool = False) -> list[PendingQuestion]:
-        """Return what these runs wait with, as far as this session's person may answer it and has not closed it.
+        """Return what these runs and those of their plans wait with, as far as this session's person may answer.
 
-        With `by_pin`, they can give the approval PIN.
+        What they have closed is left out. With `by_pin`, they can give the approval PIN.
         """
-        owned = [row for row in rows if self._access.owns(row) and row.asked]
+        owned = [row for row in rows if self._access.owns(row) and (row.asked or row.is_plan)]
         if not owned or not self._session.may("spawn"):
             return []
         at_us = now_us()
 
         def query(view: View) -> list[PendingQuestion]:
-            found = [pending_question(view, row, at_us) for row in owned]
+            asking: list[RunRow] = []
+            for row in owned:  # a plan asks through its runs
+                asking += view.asking_runs(row.id) if row.is_plan else [row]
+            found = [pending_question(view, row, at_us) for row in asking]
             return [one for one in found if one is not None]
 
         answerable: list[PendingQuestion] = []

@@ -130,7 +130,7 @@ class RecordsHandler:
 
         Raises BadInput: one is not an id, or this reader may see none with it.
         """
-        wanted = [parse_any_id(one, groups=groups)[1] for one in ids]
+        wanted = [parse_any_id(one)[1] for one in ids]
         rows = await self.store.read(lambda view: [run for one in wanted for run in self.runs_in(view, one)])
         return list({row.id: row for row in rows}.values())
 

@@ -129,7 +129,7 @@ def started_task(answer: Answer) -> str | None:
     A client shows its model the task in place of the answer, so an answer that says more is given as it is.
     """
     if isinstance(answer, SpawnAnswer):
-        return answer.subagent_id if answer.asked else None
+        return (answer.group_id or answer.subagent_id) if answer.asked else None
     if not isinstance(answer, ConfirmAnswer):
         return None
     ids = [decision.subagent_id for decision in answer.decisions]

@@ -25,6 +25,7 @@ from ava_server.approval.decide import Decided, PersonAnswer, Shown, tool_call
 from ava_server.approval.proposals import changed_since
 from ava_server.approval.questions import AnsweredLater
 from ava_server.approval.requests import LogArgs, parse, refuse_deep, shown
+from ava_server.approval.steps import with_plain_steps
 from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import AGENT, read_span
@@ -206,6 +207,7 @@ class Service:
             raise BadInput(f"there is no tool {shown(tool)}; there are {', '.join(TOOLS)}")
         spec, handler = TOOLS[tool], self._handlers[tool]
         refuse_deep(given)
+        given = with_plain_steps(given)  # a key must not pass because its text is escaped
         await self._runtime.credentials.refresh()
         refused, redacted = await self._let_in(spec, given)
         record = CallRecord(self._access, tool, given, redacted)

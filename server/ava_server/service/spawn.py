@@ -13,7 +13,7 @@ import anyio
 import anyio.to_thread
 
 from ava_audit.errors import AuditError, OutcomeUnknown
-from ava_audit.rows import WAITING, RunRow
+from ava_audit.rows import WAITING, RunRow, is_plan_id
 from ava_audit.units import DAY_US, iso_utc, micros_from_cents, now_us
 from ava_audit.view import Outcome, View
 from ava_roles.errors import RolesError
@@ -30,8 +30,9 @@ from ava_server.approval.decisions import (
 from ava_server.approval.host_habits import read_habits
 from ava_server.approval.proposals import Proposal, made_under, proposal_in, propose, texts_of
 from ava_server.approval.questions import AnsweredLater
-from ava_server.approval.requests import SpawnArgs, check_context_from, parse
+from ava_server.approval.requests import PlanArgs, SpawnArgs, check_context_from, parse
 from ava_server.approval.resolve import ResolveContext, resolve_run_config
+from ava_server.approval.steps import read_steps
 from ava_server.budget.run_config import COST, RUN_TOOLS, RunConfig, Texts, config_of
 from ava_server.budget.user_limits import strictest
 from ava_server.core.errors import AvaError, BadInput, Refused, with_advice
@@ -43,6 +44,7 @@ from ava_server.runs.context import ConfigNotSupported
 from ava_server.service.access import Access, Answerer, Operations
 from ava_server.service.client_approval import ClientApprovals, not_started_next
 from ava_server.service.pages import PageDecisions
+from ava_server.service.plans import PlanResolver
 from ava_server.service.record import CallContext
 
 if TYPE_CHECKING:
@@ -103,10 +105,13 @@ class Spawns(Operations):
         super().__init__(access)
         self._client = ClientApprovals(access)
         self._pages = PageDecisions(access)
+        self._plans = PlanResolver(access)
 
     async def spawn(self, given: dict[str, Any], caller: CallContext) -> Answer:
         """Do `spawn_subagent`. Raises BadInput, Refused, or AnsweredLater: the client asks and calls again."""
         retry_of: str | None = None
+        if _is_plan(given):
+            return await self._spawn_plan(given, caller)
         given = read_habits(SpawnArgs, given)  # what says nothing must not replace what the earlier run has
         if isinstance(given.get("retry_of"), str):
             retry_of, given = await self._retry(given)
@@ -114,6 +119,30 @@ class Spawns(Operations):
         if args.ask and caller.asking.proposal is not None:
             return await self._answered_now(caller.asking.proposal, caller)
         return await self._propose(args, caller, retry_of)
+
+    async def _spawn_plan(self, given: dict[str, Any], caller: CallContext) -> SpawnAnswer:
+        """Propose a plan, or go on with the proposal that this call made before it ended with a question."""
+        retried = given.get("retry_of")
+        before = await self._plans.before(str(retried)) if retried else None
+        if before is not None and not given.get("steps"):
+            given = {
+                **await self._plans.arguments(before),
+                **{key: each for key, each in given.items() if key != "steps"},
+            }
+        return await self._propose_plan(given, caller, before)
+
+    async def _propose_plan(
+        self, given: dict[str, Any], caller: CallContext, before: RunRow | None = None, *, fresh: bool = False
+    ) -> SpawnAnswer:
+        """Propose a plan from the arguments of a call; `before` is the one from which it goes on."""
+        args = parse(PlanArgs, {name: value for name, value in given.items() if name in PlanArgs.model_fields})
+        if args.ask and caller.asking.proposal is not None:
+            return await self._answered_now(caller.asking.proposal, caller)
+        self._runtime.closing.refuse_new()
+        steps = await anyio.to_thread.run_sync(read_steps, args.steps, given)
+        config, texts, context = await self._plans.resolve(args, steps, caller, before)
+        retry_of = before.id if before is not None else None
+        return await self._offer(config, texts, context, caller, ask=args.ask, retry_of=retry_of, fresh=fresh)
 
     async def _answered_now(self, pending_id: str, caller: CallContext) -> SpawnAnswer:
         """Go on with the proposal that this call made before it ended with a question."""
@@ -140,7 +169,7 @@ class Spawns(Operations):
         """
         if answer.status != WAITING:
             return answer
-        pending_id, run_id, line = str(answer.pending_id), str(answer.subagent_id), str(answer.approval_line)
+        pending_id, run_id, line = str(answer.pending_id), answer.run_id, str(answer.approval_line)
         try:
             decided = await self._client.decide(Approval((pending_id,), (line,)), caller)
             if decided is None:
@@ -179,9 +208,9 @@ class Spawns(Operations):
         _settle(answer, "approved")
         answer.asked = True
         answer.message = " ".join(["The person has seen the proposal and approved it.", *decided.lowered])
-        answer.next = started_next(str(answer.subagent_id))
+        answer.next = started_next(answer.run_id)
         with suppress(AuditError):  # the message names what was lowered
-            for row in await self._access.rows([str(answer.subagent_id)]) if decided.lowered else ():
+            for row in await self._access.rows([answer.run_id]) if decided.lowered else ():
                 _show_limits(answer, config_of(row.config))
         return answer
 
@@ -193,20 +222,36 @@ class Spawns(Operations):
         A `fresh` one replaces an expired one in the answer of another call: nobody answers it now.
         """
         self._runtime.closing.refuse_new()
-        session, record = self._session, caller.record
+        session = self._session
         context = await self._runtime.resolve_context(
-            args, session.user, session.folders, record.begin, session.through
+            args, session.user, session.folders, caller.record.begin, session.through
         )
         config, texts = await self._resolved(args, context, caller.degraded)
-        candidates = tuple((new_id("pending_id"), new_id("subagent_id")) for _ in range(CANDIDATES))
+        return await self._offer(config, texts, context, caller, ask=args.ask, retry_of=retry_of, fresh=fresh)
+
+    async def _offer(
+        self,
+        config: RunConfig,
+        texts: Texts,
+        context: ResolveContext,
+        caller: CallContext,
+        *,
+        ask: bool,
+        retry_of: str | None = None,
+        fresh: bool = False,
+    ) -> SpawnAnswer:
+        """Propose what was resolved, a run or a plan; `fresh` is as for `_propose`."""
+        session, record = self._session, caller.record
+        kind = "group_id" if config.steps else "subagent_id"
+        candidates = tuple((new_id("pending_id"), new_id(kind)) for _ in range(CANDIDATES))
         travel = self._runtime.run_setup.travel
         if travel.is_possible:
             await record.begin()
             config = await travel.send_input(config, [run_id for _pending_id, run_id in candidates])
         as_task = caller.asking.as_task and not fresh
-        may_ask_now = args.ask and caller.asking.answerer(context.policy) == "client"
-        # A terminal asks anyway.
-        starts = context.policy == "auto" and session.transport != "terminal" and not fresh
+        may_ask_now = ask and caller.asking.answerer(context.policy) == "client"
+        # A terminal asks anyway, and a plan never starts without a question.
+        starts = context.policy == "auto" and session.transport != "terminal" and not fresh and not config.steps
         limits = self._runtime.limits_under(context.policy, session.user)
         proposing = propose(config, texts, session.who, candidates, limits, policy=context.policy, retry_of=retry_of)
         needs_key = config.model == OFFLINE and not is_configured(context.models)
@@ -277,7 +322,7 @@ class Spawns(Operations):
             return
         answer.next = self._access.adapt_text(NEXT[answerer].format(pending_id=answer.pending_id))
         if as_task and answerer in ("host", "client"):
-            answer.next = with_advice(answer.next, _AS_TASK.format(subagent_id=answer.subagent_id))
+            answer.next = with_advice(answer.next, _AS_TASK.format(subagent_id=answer.run_id))
 
     async def _release(self, config: RunConfig, candidates: Sequence[tuple[str, str]], got: str) -> None:
         """Forget what was stored under ids that the proposal did not get."""
@@ -317,7 +362,7 @@ class Spawns(Operations):
         """Return why a confirmation by this session's host alone would be refused now, or None."""
         if self._session.channel in PERSON_CHANNELS:
             return None
-        user, ids, paid = self._session.user, (made.pending_id,), int(not made.config.free)
+        user, ids, paid = self._session.user, (made.pending_id,), 0 if made.config.free else made.config.most_runs
         why = hourly_refusal(view, user, ids, paid, self._runtime.spawn_limits_of(user), at_us)
         return why and self._access.adapt_text(why)
 
@@ -339,11 +384,22 @@ class Spawns(Operations):
             texts = await self._store.read(lambda view: texts_of(view, run)) if run else None
             if run is None or texts is None:
                 return
-            fresh = await self._propose(parse(SpawnArgs, _arguments(run, texts)), caller, fresh=True)
+            if run.is_plan:
+                fresh = await self._propose_plan(await self._plans.arguments(run), caller, fresh=True)
+            else:
+                fresh = await self._propose(parse(SpawnArgs, _arguments(run, texts)), caller, fresh=True)
         except (AvaError, RolesError, AuditError) as error:  # the decision stands, and its answer is given
             decision.refused_because = f"it expired, and no new proposal can be made: {self._access.explained(error)}"
         else:
             decision.fresh = fresh.structured()
+
+
+def _is_plan(given: Mapping[str, Any]) -> bool:
+    """Tell whether a call gives steps, or repeats a plan; what says nothing counts as left out."""
+    steps, retried = given.get("steps"), given.get("retry_of")
+    if isinstance(retried, str) and is_plan_id(retried.strip().upper()):
+        return True
+    return steps is not None and not (isinstance(steps, str) and steps.strip() in ("", "null"))
 
 
 def _proposal(made: Proposal) -> SpawnAnswer:
@@ -351,7 +407,8 @@ def _proposal(made: Proposal) -> SpawnAnswer:
     answer = SpawnAnswer(
         status=made.state,
         pending_id=made.pending_id,
-        subagent_id=made.subagent_id,
+        subagent_id=None if config.steps else made.subagent_id,
+        group_id=made.subagent_id if config.steps else None,
         name=config.name,
         task_id=config.task_id,
         approval_line=made.line,
@@ -385,10 +442,11 @@ def _show_limits(answer: SpawnAnswer, config: RunConfig) -> None:
 
 def _arguments(run: RunRow, texts: Texts) -> dict[str, Any]:
     config = config_of(run.config)
-    return {**config.asked, **texts.model_dump(exclude_none=True)}
+    return {**config.asked, **texts.model_dump(exclude_none=True, exclude={"steps"})}
 
 
 def started_next(run_id: str, group_id: str | None = None) -> str:
+    group_id = run_id if is_plan_id(run_id) else group_id
     whom = f'group_id "{group_id}"' if group_id else f'subagent_id "{run_id}"'
     return (
         f"Started in the background. You are not woken when it ends: tell the person to ask for news, then call"

@@ -82,7 +82,7 @@ TOOLS: Mapping[str, ServiceTool] = {
         ),
         ServiceTool(
             "Look after subagents",
-            "Status of a subagent, or its result when ended; without an id, all that wait, run or ended lately.",
+            "Status of a subagent or plan, or its result; without an id, all that wait, run or ended lately.",
             requests.CheckArgs,
             responses.CheckAnswer,
             "read",
@@ -93,14 +93,14 @@ TOOLS: Mapping[str, ServiceTool] = {
         ),
         ServiceTool(
             "Message a subagent",
-            "Send a running subagent a message, read before its next turn. Steers the work, never widens it.",
+            "Send a running subagent a message, read before its next turn.",
             requests.MessageArgs,
             responses.MessageAnswer,
             "spawn",
         ),
         ServiceTool(
             "Cancel a subagent",
-            "End a subagent, group or proposal within 5 s. Returns what it has.",
+            "End a subagent, group or proposal within 5 s.",
             requests.CancelArgs,
             responses.CancelAnswer,
             "spawn",

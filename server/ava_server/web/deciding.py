@@ -24,7 +24,7 @@ from ava_server.approval.questions import LimitField, limit_fields
 from ava_server.approval.summary import ATTENTION
 from ava_server.budget.run_config import COST, TIME, config_of
 from ava_server.core.errors import AvaError, BadInput, Refused
-from ava_server.core.ids import parse_id
+from ava_server.core.ids import parse_id, parse_run_id
 from ava_server.runs.pending_questions import is_approval
 from ava_server.service.pages import page_of
 from ava_server.service.service import Service, decide, refuse_changed
@@ -234,7 +234,7 @@ async def _sent(request: Request) -> tuple[Visitor, Form]:
 
 
 def _run_id(request: Request) -> str:
-    return parse_id("subagent_id", request.path_params["run_id"])
+    return parse_run_id(request.path_params["run_id"])
 
 
 def _done(shown: Shown, word: str) -> Response:

@@ -21,7 +21,7 @@ from ava_audit.search import SHORT_TYPES, EntryPage, LogQuery, search
 from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_server.core.errors import BadInput
-from ava_server.core.ids import AGENT, parse_id, parse_number, read_span
+from ava_server.core.ids import AGENT, parse_number, parse_run_id, read_span
 from ava_server.render.entries import BOOKKEEPING, EVENT_NAMES, compact, is_trouble, names_of, what_happened
 from ava_server.web.context import NotFound, PagePart, page, reader_of
 from ava_server.web.site import Visitor
@@ -177,7 +177,7 @@ class Events(PagePart):
         if not given or given.lower() == AGENT:
             return (AGENT,) if given else ()
         try:
-            return (parse_id("subagent_id", given),)
+            return (parse_run_id(given),)
         except BadInput:
             user = None if asked.everybody else visitor.user
             runs = await self._context.store.read(lambda view: runs_of_role(view, given, user))

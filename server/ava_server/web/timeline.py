@@ -226,7 +226,7 @@ def _cut(items: Iterable[Item]) -> None:
 ERASED = "The content was erased."
 FOLDED = (
     events.AgentRequest, events.CostReserved, events.RunClaimed, events.RunStarted, events.SubagentSpawn,
-    events.SpawnProposed,
+    events.SpawnProposed, events.StepRunQueued,
 )  # fmt: skip
 """Bookkeeping: its row is folded."""
 _MESSAGES: Mapping[str, str] = {
@@ -364,6 +364,9 @@ def _event(fact: events.Fact) -> Detail:
 
 def _ending(fact: events.Fact) -> Detail:
     match fact:
+        case events.StepChanged():
+            why = f": {fact.why}" if fact.why else ""
+            return Detail("note", f"Step {fact.step} {fact.state}{why}", failed=fact.state == "failed")
         case events.RunPaused():
             return Detail("ask", f"Paused: {fact.why}")
         case events.MoneyAwaited():

@@ -3,8 +3,8 @@
 // Text of others gets onto the page only through `element`, as text, without characters that a person does not see.
 (() => {
   const ENDED = new Set(["success", "no_answer", "timeout", "cost_exceeded", "token_exceeded", "iteration_limit",
-    "tool_limit", "guardrail", "cancelled", "abandoned", "error", "rejected", "expired", "superseded"]);
-  const NOT_BAD = new Set(["no_answer", "cancelled", "rejected", "expired", "superseded"]);
+    "tool_limit", "guardrail", "cancelled", "abandoned", "error", "partial", "rejected", "expired", "superseded"]);
+  const NOT_BAD = new Set(["no_answer", "partial", "cancelled", "rejected", "expired", "superseded"]);
   const WORDS = new Map([["awaiting_approval", "to approve"], ["awaiting_extension", "asks for more"],
     ["awaiting_answer", "asks you"]]);
   const PERSON = new Set([...WORDS.keys(), "held"]);
@@ -201,7 +201,7 @@
 
   function situation(run) {
     const asked = run.untrusted_question && foreign("The subagent asks", element("p", "", text(run.untrusted_question, TEXT)));
-    const facts = [PERSON.has(run.state) && "Waits for a person. Decide in your host or a terminal; this page cannot.",
+    const facts = [PERSON.has(run.state) && "Waits for a person. Decide in your host or a terminal, not here.",
       !PERSON.has(run.state) && line(run.waits_for),
       !ENDED.has(run.state) && run.untrusted_activity && `Now: ${line(run.untrusted_activity)}`,
       run.stop_reason && `Ended because: ${line(run.stop_reason)}`, run.error && line(run.error.what_to_do),
@@ -265,5 +265,5 @@
     follow();
   }
 
-  start().catch(() => say("The host does not answer."));
+  start().catch(() => say("No answer."));
 })();

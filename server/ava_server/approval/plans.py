@@ -1,0 +1,224 @@
+"""Resolves the steps of a plan to one configuration: its caps, its reach, and the configuration of each step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from ava_audit.units import DAY_S, HOUR_S, format_usd
+from ava_roles import BUILT_IN_SOURCE
+from ava_roles.tool import ToolSpec
+from ava_server.approval.plan_summary import longest_path_s, plan_reach
+from ava_server.approval.requests import PlanArgs
+from ava_server.approval.steps import ITEM, PlannedStep
+from ava_server.budget.run_config import CAPS, COST, PLAN, TIME, EarlierRun, ReusedRun, RunConfig, StepConfig, Texts
+from ava_server.core.errors import BadInput
+from ava_server.models.prices import Price
+
+LONGEST_S = 30 * DAY_S
+"""The longest time of a plan, in seconds."""
+SEVERAL_MODELS = "several models"
+
+
+@dataclass(frozen=True)
+class ResolvedStep:
+    """A step with the complete configuration of its runs, their texts, and what their tools can do."""
+
+    step: PlannedStep
+    config: RunConfig
+    texts: Texts
+    specs: Collection[ToolSpec]
+
+
+@dataclass(frozen=True)
+class KnownWork:
+    """What an earlier plan has done of a step.
+
+    Attributes:
+        reused: The runs whose results count.
+        repeats: The runs with effects outside that would be done again.
+        items: The length of the step's list, where that is known already.
+    """
+
+    reused: tuple[ReusedRun, ...] = ()
+    repeats: tuple[str, ...] = ()
+    items: int | None = None
+
+    def at_most(self, approved: int) -> int:
+        """Return the greatest number of the step's runs, those included that are reused."""
+        return approved if self.items is None else min(approved, self.items)
+
+
+def earlier_of(step: PlannedStep, by_id: dict[str, PlannedStep]) -> tuple[EarlierRun, ...]:
+    """Return a placeholder for each step whose results a step gets: which runs these are is known when it starts."""
+    sources = {source.step for source in step.inputs if source.step != ITEM}
+    if step.foreach is not None and any(source.step == ITEM for source in step.inputs):
+        sources.add(step.foreach.step)
+    return tuple(EarlierRun(id=name, role=by_id[name].args.role, ending="success") for name in sorted(sources))
+
+
+def resolve_plan(
+    args: PlanArgs,
+    resolved: Sequence[ResolvedStep],
+    *,
+    background: bool,
+    asked: dict[str, object],
+    known: Mapping[str, KnownWork] = MappingProxyType({}),
+) -> tuple[RunConfig, Texts]:
+    """Return the configuration of a plan, and its texts.
+
+    Without `max_cost_cents` its cost cap is the sum of the caps of its runs; without `timeout` it has as long as its
+    longest chain of steps may take. `asked`: the arguments of the call without texts, for a retry. `known`: what an
+    earlier plan has done of each step.
+
+    Raises:
+        BadInput: A cap buys no useful work.
+    """
+    nothing = KnownWork()
+    together = sum(
+        one.config.max_cost_micros * _new_runs(one, known.get(one.step.id, nothing))
+        for one in resolved
+        if not one.config.free
+    )
+    most_micros: float = together
+    if args.max_cost_cents is not None:
+        most_micros = min(COST.stored(args.max_cost_cents), together)
+    for one in resolved:
+        least = one.config.least_micros
+        if _new_runs(one, known.get(one.step.id, nothing)) and not one.config.free and most_micros < least:
+            raise BadInput(
+                f"max_cost_cents: {format_usd(int(most_micros), exact=True)} buys no useful work for step {one.step.id}"
+                f" with {one.config.model}; give {format_usd(least)} or more"
+            )
+    steps = tuple(
+        _step_config(one, int(most_micros), args.timeout, known.get(one.step.id, nothing)) for one in resolved
+    )
+    chain_s = longest_path_s(steps, {step.id: step.config.timeout_s for step in steps})
+    timeout_s = args.timeout or min(math.ceil(chain_s / HOUR_S) * HOUR_S, LONGEST_S)
+    models = list(dict.fromkeys(step.config.model for step in steps))
+    config = RunConfig(
+        role=PLAN,
+        role_source=BUILT_IN_SOURCE,
+        role_text="",
+        model=models[0] if len(models) == 1 else SEVERAL_MODELS,
+        provider="",
+        model_id="",
+        price=Price(0, 0, 0, 0),
+        timeout_s=timeout_s,
+        max_cost_micros=int(most_micros),
+        max_tokens=sum(step.config.max_tokens * step.at_most for step in steps),
+        max_iterations=sum(step.config.max_iterations * step.at_most for step in steps),
+        max_tool_calls=sum(step.config.max_tool_calls * step.at_most for step in steps),
+        least_micros=max(step.config.least_micros for step in steps),
+        tools=(),
+        reach=plan_reach([(one.config, one.specs) for one in resolved]),
+        background=background,
+        estimated_minutes=_minutes_of(steps),
+        input_bytes=sum(step.config.input_bytes for step in steps),
+        name=args.name,
+        task_id=args.task_id,
+        asked=asked,
+        steps=steps,
+    )
+    by_id = {one.step.id: one.texts.model_copy(update={"step": one.step.id}) for one in resolved}
+    texts = Texts(
+        task=f"A plan of {len(steps)} steps. The first: {by_id[steps[0].id].task}",
+        rationale=args.rationale,
+        steps=tuple(by_id[step.id] for step in steps),
+    )
+    return config, texts
+
+
+def _step_config(one: ResolvedStep, most_micros: int, timeout_s: float | None, known: KnownWork) -> StepConfig:
+    """Return a step as it is stored: no run of it may cost or take more than the whole plan."""
+    caps: dict[str, float] = {COST.field: min(one.config.max_cost_micros, most_micros)}
+    if timeout_s is not None:
+        caps[TIME.field] = min(one.config.timeout_s, timeout_s)
+    own = [each for each in one.config.context_from if each.id.startswith("S-")]
+    config = one.config.model_copy(update={**caps, "context_from": tuple(own)})
+    step = one.step
+    return StepConfig(
+        id=step.id,
+        config=config,
+        needs=step.needs,
+        inputs=step.inputs,
+        foreach=step.foreach,
+        at_most=known.at_most(step.at_most),
+        listed_most=step.at_most,
+        if_fails=step.if_fails,
+        reused=known.reused,
+        repeats=known.repeats,
+    )
+
+
+def _new_runs(one: ResolvedStep, known: KnownWork) -> int:
+    return known.at_most(one.step.at_most) - len(known.reused)
+
+
+def _minutes_of(steps: Sequence[StepConfig]) -> tuple[int, int]:
+    """Return how many minutes a plan is likely to take at least and at most, by its roles."""
+    low, high = (
+        longest_path_s(steps, {step.id: step.config.estimated_minutes[end] for step in steps}) for end in (0, 1)
+    )
+    return round(low), round(high)
+
+
+# -- an approval that takes away --------------------------------------------------------------------------------------
+
+
+def change_plan(config: RunConfig, given: Mapping[str, Any]) -> dict[str, Any] | str:
+    """Return what an approval changes of a plan's configuration, or why it cannot.
+
+    `given` has lower `max_cost_micros` and `timeout_s`, `blocked_tools` that no step has any more, and steps to `drop`;
+    what needs a dropped step goes with it.
+    """
+    changes: dict[str, Any] = {}
+    for cap in CAPS:
+        if cap.field not in given:
+            continue
+        if cap not in (COST, TIME):
+            return f"changes: {cap.argument} is of each step; of a plan, max_cost_cents and timeout may be lowered"
+        if given[cap.field] > cap.of(config):
+            return (
+                f"changes: {cap.argument} would be raised, and an approval only lowers; propose it again with"
+                " spawn_subagent"
+            )
+        changes[cap.field] = given[cap.field]
+    steps = list(config.steps)
+    dropped = given.get("drop") or ()
+    unknown = [name for name in dropped if name not in {step.id for step in steps}]
+    if unknown:
+        return f"changes: it has no step {unknown[0][:60]!r} to drop; it has {', '.join(step.id for step in steps)}"
+    if dropped:
+        gone = set(dropped)
+        for step in steps:  # each comes after what it needs
+            if not gone.isdisjoint(step.needs):
+                gone.add(step.id)
+        steps = [step for step in steps if step.id not in gone]
+        if not steps:
+            return "changes: without these steps nothing is left; reject it instead"
+    blocked = given.get("blocked_tools") or ()
+    known = {name for step in steps for name in step.config.tools}
+    unknown = [name for name in blocked if name not in known]
+    if unknown:
+        return f"changes: no step has a tool {unknown[0][:60]!r} to block; they have {', '.join(sorted(known))}"
+    if blocked:
+        steps = [_without_tools(step, blocked) for step in steps]
+    if dropped or blocked:
+        changes["steps"] = [step.model_dump(mode="json", exclude_none=True) for step in steps]
+    most = changes.get(COST.field, config.max_cost_micros)
+    for step in steps:
+        if not step.config.free and most < step.config.least_micros:
+            return (
+                f"changes: a cost cap of {COST.text(most)} buys no useful work for step {step.id} with"
+                f" {step.config.model}; give {format_usd(step.config.least_micros)} or more"
+            )
+    return changes
+
+
+def _without_tools(step: StepConfig, blocked: Collection[str]) -> StepConfig:
+    tools = tuple(name for name in step.config.tools if name not in blocked)
+    return step.model_copy(update={"config": step.config.model_copy(update={"tools": tools})})

@@ -1,0 +1,392 @@
+"""The steps of a plan as a call gives them: read, checked all at once, and put in order.
+
+A step is a flat object: the arguments of one subagent, an `id`, and what it waits for. `{{id}}` and `{{id.field}}` in
+its task bring the result of an earlier step; `foreach` runs it once for each item of a list. Both are edges, and
+`after` adds edges without input. What is wrong is said of all steps together, each time with what to write instead.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, cast
+
+from pydantic import AfterValidator, Field, ValidationError
+from pydantic_core import PydanticCustomError
+
+from ava_server.approval.host_habits import DEEPEST, read_habits
+from ava_server.approval.requests import PlanArgs, RunArgs, SpawnArgs, WholeNumber, sentence_of, shown
+from ava_server.budget.run_config import IfFails, Source
+from ava_server.core.errors import BadInput
+from ava_server.models.json_text import deeper_than
+
+MOST_STEPS = 200
+MOST_BYTES = 256_000
+"""Bytes of all steps together, as JSON."""
+MOST_RUNS = 1_000
+"""Most runs of a plan; each `at_most` counts in full."""
+MOST_REFERENCES = 50
+"""Most references in the task of one step."""
+MOST_FAULTS = 10
+"""Faults that one refusal names; the rest are counted."""
+ITEM = "item"
+"""What `{{item}}` in a task stands for: one item of the list that `foreach` goes through."""
+_ID = re.compile(r"[a-z0-9_]{1,30}")
+_REFERENCE = re.compile(r"\{\{\s*([a-z0-9_]{1,30})(?:\.([^\s{}.]{1,100}))?\s*\}\}")
+_SOURCE = re.compile(r"([a-z0-9_]{1,30})(?:\.([^\s{}.]{1,100}))?")
+_FIXED = ("role", "model", "runner", "system_prompt", "context", "tools", "blocked_tools", "namespace", "verify",
+          "workspace")  # fmt: skip
+"""The arguments of a step in which no result of another step may stand: they decide what it may do."""
+
+
+def _step_id(given: str) -> str:
+    if not _ID.fullmatch(given) or given == ITEM:
+        raise PydanticCustomError("step_id", "an id")
+    return given
+
+
+class StepArgs(RunArgs):
+    """Arguments of one step of a plan."""
+
+    tool = "a step"
+
+    id: Annotated[str, AfterValidator(_step_id)]
+    after: list[str] | None = Field(default=None, max_length=MOST_STEPS)
+    foreach: str | None = None
+    at_most: WholeNumber | None = None
+    if_fails: IfFails = "skip"
+
+
+WHOLE = tuple(PlanArgs.model_fields)
+"""The arguments that are of the plan as a whole."""
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """One step, checked.
+
+    Attributes:
+        args: What its subagent is to do, with the defaults of the plan; its name is the step's id.
+        inputs: What its task brings of other steps, in the order in which it names them, each once.
+        foreach: The list of which each item is a run; None for a single run.
+        at_most: The greatest number of its runs.
+        needs: The steps that have to end before it starts, in the order of the plan.
+    """
+
+    id: str
+    args: SpawnArgs
+    inputs: tuple[Source, ...]
+    foreach: Source | None
+    at_most: int
+    needs: tuple[str, ...]
+    if_fails: IfFails
+
+
+def with_plain_steps(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call with its steps as objects, where a host gave them as JSON text."""
+    steps = given.get("steps")
+    if not isinstance(steps, str):
+        return given
+    try:
+        read: object = json.loads(steps)
+    except (ValueError, RecursionError):
+        return given
+    return given if deeper_than(read, DEEPEST) else {**given, "steps": read}
+
+
+def references(task: str) -> tuple[Source, ...]:
+    """Return what a task refers to with `{{…}}`, each once, in the order of the text. `item` is a step's own item."""
+    found = [Source(step=match[1], field=match[2]) for match in _REFERENCE.finditer(task)]
+    return tuple(dict.fromkeys(found))
+
+
+def replace_references(task: str, names: Mapping[Source, str]) -> str:
+    """Return a task with each reference replaced by its name."""
+    return _REFERENCE.sub(lambda match: names[Source(step=match[1], field=match[2])], task)
+
+
+def read_steps(given: Any, defaults: Mapping[str, Any]) -> tuple[PlannedStep, ...]:
+    """Return the steps of a plan, each after all that it waits for, else in the order in which they were given.
+
+    `given` is a list of objects, or its JSON text; `defaults` are the arguments beside it. Raises BadInput: names up to
+    ten faults, each with its step and what to write instead.
+    """
+    faults = _Faults()
+    read = _read_all(_as_list(given), defaults, faults)
+    by_id = {step.id: step for step in read}
+    planned: list[PlannedStep] = []
+    for step in read:
+        planned.append(_planned(step, by_id, faults))
+    faults.refuse()
+    ordered = _in_order(planned)
+    most = most_runs(ordered)
+    if most > MOST_RUNS:
+        raise BadInput(
+            f"steps: up to {most:,} runs, and a plan may have {MOST_RUNS:,}: each `at_most` counts in full; lower some,"
+            " or make several plans"
+        )
+    return ordered
+
+
+def most_runs(steps: Iterable[PlannedStep]) -> int:
+    """Return the greatest number of runs that steps can become."""
+    return sum(step.at_most for step in steps)
+
+
+class _Faults:
+    """What is wrong with the steps of one call.
+
+    Attributes:
+        unread: The ids of steps that could not be read: what refers to them is not looked at.
+    """
+
+    def __init__(self) -> None:
+        self.unread: set[str] = set()
+        self._found: list[str] = []
+
+    def add(self, step: str, what: str) -> None:
+        self._found.append(f"step {step}: {what}")
+
+    def refuse(self) -> None:
+        """Raise BadInput if there is a fault: all of them in one text."""
+        if not self._found:
+            return
+        named = self._found[:MOST_FAULTS]
+        more = len(self._found) - len(named)
+        if more:
+            named.append(f"and {more:,} more faults")
+        if len(named) == 1:
+            raise BadInput(named[0])
+        raise BadInput("\n".join([f"{len(self._found):,} faults in the steps:", *named]))
+
+
+def _as_list(given: Any) -> list[dict[str, Any]]:
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError):
+            raise BadInput(f"steps: {shown(given)} was given where a list of objects belongs; {_FORM}") from None
+    if not isinstance(given, list):
+        raise BadInput(f"steps: {shown(given)} was given where a list of objects belongs; {_FORM}")
+    steps = cast("list[Any]", given)
+    if not steps:
+        raise BadInput(f"steps: an empty list was given; {_FORM}, or leave it out for a single subagent")
+    if len(steps) > MOST_STEPS:
+        raise BadInput(
+            f"steps: {len(steps):,} were given, and a plan has at most {MOST_STEPS}; a step with foreach does the same"
+            " for each item of a list"
+        )
+    for number, step in enumerate(steps, 1):
+        if not isinstance(step, dict):
+            raise BadInput(f"steps: number {number} is {shown(step)}, no object; {_FORM}")
+    size = len(json.dumps(steps, ensure_ascii=False).encode("utf-8", "replace"))
+    if size > MOST_BYTES:
+        raise BadInput(
+            f"steps: {size:,} bytes, at most {MOST_BYTES:,} together; put what steps share into the arguments beside"
+            " steps, which are their defaults"
+        )
+    return cast("list[dict[str, Any]]", steps)
+
+
+_FORM = 'give [{"id": "find", "role": "researcher", "task": "…"}, …]'
+
+
+def _read_all(given: Sequence[dict[str, Any]], defaults: Mapping[str, Any], faults: _Faults) -> list[StepArgs]:
+    """Return the steps that can be read; what is wrong with the others goes to `faults`."""
+    known = set(StepArgs.model_fields)
+    shared = {name: value for name, value in defaults.items() if name not in WHOLE}
+    unknown = [name for name in shared if name not in RunArgs.model_fields]
+    if unknown:
+        raise BadInput(f"{unknown[0]}: a plan has no argument of that name; {_near(unknown[0], {*known, *WHOLE})}")
+    steps: list[StepArgs] = []
+    seen: set[str] = set()
+    for number, own in enumerate(given, 1):
+        own_id = own.get("id")
+        where = own_id if isinstance(own_id, str) and _ID.fullmatch(own_id) else f"number {number}"
+        try:
+            step = StepArgs.model_validate(read_habits(StepArgs, {**shared, **own}))
+        except ValidationError as error:
+            for each in error.errors():
+                faults.add(where, _fault(each))
+            faults.unread.add(where)
+            continue
+        if step.id in seen:
+            faults.add(where, "its id is taken by another step; give each its own")
+        seen.add(step.id)
+        steps.append(step)
+    return steps
+
+
+def _fault(error: Any) -> str:
+    """Return what is wrong with one argument of a step, and what to write instead."""
+    field = str(error["loc"][0])
+    if field == "id":
+        given = error.get("input")
+        if error["type"] == "missing":
+            return "it has no id; give one of 1 to 30 letters a-z, digits and _"
+        return f"{shown(given)} is no id; give 1 to 30 of a-z, 0-9 and _, but not `{ITEM}`"
+    if field in ("name", "task_id", "rationale", "ask", "retry_of") and error["type"] == "extra_forbidden":
+        return f"{field} is of the whole plan; give it beside steps"
+    return sentence_of(StepArgs, error)
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, sorted(known), n=1)
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(known))}"
+
+
+# -- edges ------------------------------------------------------------------------------------------------------------
+
+
+def _planned(step: StepArgs, by_id: Mapping[str, StepArgs], faults: _Faults) -> PlannedStep:
+    """Return a step with its edges; what is wrong with them goes to `faults`."""
+    for field in _FIXED:
+        if _has_reference(getattr(step, field), by_id):
+            faults.add(step.id, f"{field}: a result of another step may stand in task alone; write plain text here")
+    foreach = _foreach_of(step, by_id, faults)
+    inputs = references(step.task)
+    if len(inputs) > MOST_REFERENCES:
+        faults.add(
+            step.id,
+            f"task: {len(inputs):,} references, at most {MOST_REFERENCES} are allowed; write {{{{id}}}} for all",
+        )
+    for source in inputs:
+        if source.step == ITEM:
+            if step.foreach is None:
+                faults.add(step.id, "{{item}} is for a step with foreach; add it, or write the id of a step")
+        else:
+            _check_source(step.id, f"{{{{{source.text}}}}}", source, by_id, faults)
+    needed = {source.step for source in inputs if source.step != ITEM}
+    if foreach is not None:
+        needed.add(foreach.step)
+    for name in step.after or ():
+        if _check_known(step.id, "after", name, by_id, faults):
+            needed.add(name)
+    run = step.model_dump(exclude_unset=True, exclude={"id", "after", "foreach", "at_most", "if_fails"})
+    return PlannedStep(
+        id=step.id,
+        args=SpawnArgs(**run, name=step.id),
+        inputs=inputs,
+        foreach=foreach,
+        at_most=(step.at_most or 1) if foreach is not None else 1,
+        needs=tuple(name for name in by_id if name in needed),
+        if_fails=step.if_fails,
+    )
+
+
+def _has_reference(value: Any, by_id: Mapping[str, StepArgs]) -> bool:
+    texts = cast("list[Any]", value) if isinstance(value, list) else [value]
+    for text in texts:
+        if isinstance(text, str) and any(source.step in (ITEM, *by_id) for source in references(text)):
+            return True
+    return False
+
+
+def _foreach_of(step: StepArgs, by_id: Mapping[str, StepArgs], faults: _Faults) -> Source | None:
+    """Return the list that a step goes through; None where it has none, or no usable one."""
+    if step.foreach is None:
+        if step.at_most is not None:
+            faults.add(step.id, "at_most is for a step with foreach; leave it out, or say what it goes through")
+        return None
+    if step.at_most is None:
+        faults.add(step.id, "foreach needs at_most, the greatest number of its runs; the price counts each of them")
+    match = _SOURCE.fullmatch(step.foreach.strip().removeprefix("{{").removesuffix("}}").strip())
+    if match is None:
+        faults.add(step.id, f"foreach: {shown(step.foreach)} names no list; write an id and a field, as find.items")
+        return None
+    source = Source(step=match[1], field=match[2])
+    if not _check_source(step.id, "foreach", source, by_id, faults):
+        return source
+    other = by_id[source.step]
+    if other.foreach is not None:  # one item for each of its runs
+        return source
+    if source.field is None:
+        faults.add(
+            step.id,
+            f"foreach: {source.step} is one result, no list; give it an output_schema with a list, and write"
+            f" {source.step}.its_field",
+        )
+    elif _type_of(other, source.field) != "array":
+        faults.add(
+            step.id,
+            f"foreach: {source.text} is no list by the output_schema of {source.step}; declare it as"
+            ' {"type": "array", "items": {…}}',
+        )
+    return source
+
+
+def _check_source(step: str, where: str, source: Source, by_id: Mapping[str, StepArgs], faults: _Faults) -> bool:
+    """Tell whether a reference names a step, and a field that it has; if not, that is a fault."""
+    if not _check_known(step, where, source.step, by_id, faults):
+        return False
+    if source.field is None:
+        return True
+    other = by_id[source.step]
+    if other.output_schema is None:
+        faults.add(
+            step,
+            f"{where}: {source.step} has no output_schema, so its result has no fields; write {{{{{source.step}}}}}, or"
+            f" give it an output_schema with {source.field}",
+        )
+        return False
+    declared = _fields_of(other)
+    if declared and source.field not in declared:
+        faults.add(
+            step, f"{where}: the output_schema of {source.step} has no {source.field}; {_near(source.field, declared)}"
+        )
+        return False
+    return True
+
+
+def _check_known(step: str, where: str, name: str, by_id: Mapping[str, StepArgs], faults: _Faults) -> bool:
+    if name == step:
+        faults.add(step, f"{where}: a step cannot wait for itself; name another one")
+        return False
+    if name in faults.unread:
+        return False
+    if name not in by_id:
+        faults.add(step, f"{where}: there is no step {shown(name)}; {_near(name, by_id)}")
+        return False
+    return True
+
+
+def _fields_of(step: StepArgs) -> list[str]:
+    """Return the fields that a step's output schema declares; empty where it declares none."""
+    properties = (step.output_schema or {}).get("properties")
+    return list(cast("dict[str, Any]", properties)) if isinstance(properties, dict) else []
+
+
+def _type_of(step: StepArgs, field: str) -> Any:
+    properties = (step.output_schema or {}).get("properties")
+    if not isinstance(properties, dict):
+        return None
+    about = cast("dict[str, Any]", properties).get(field)
+    return cast("dict[str, Any]", about).get("type") if isinstance(about, dict) else None
+
+
+def _in_order(steps: Sequence[PlannedStep]) -> tuple[PlannedStep, ...]:
+    """Return steps so that each comes after what it needs. Raises BadInput: some wait for each other."""
+    ordered: list[PlannedStep] = []
+    placed: set[str] = set()
+    left = list(steps)
+    while left:
+        ready = [step for step in left if placed.issuperset(step.needs)]
+        if not ready:
+            raise BadInput(f"steps: {_cycle(left, placed)}; take one of these edges out")
+        ordered.append(ready[0])
+        placed.add(ready[0].id)
+        left.remove(ready[0])
+    return tuple(ordered)
+
+
+def _cycle(steps: Sequence[PlannedStep], placed: set[str]) -> str:
+    """Return one circle of steps that wait for each other, in words."""
+    needs = {step.id: next(name for name in step.needs if name not in placed) for step in steps}
+    path = [steps[0].id]
+    while needs[path[-1]] not in path:
+        path.append(needs[path[-1]])
+    circle = path[path.index(needs[path[-1]]) :]
+    return " needs ".join([*circle, circle[0]]) + ", so none of them can start"

@@ -1,0 +1,170 @@
+"""A plan as every surface shows it: its steps with their states, how many of their runs do what, and what they cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ava_audit.events import WHOLE
+from ava_audit.rows import QUEUED, RUNNING, RunRow, StepRunRow
+from ava_audit.units import format_usd
+from ava_audit.view import View
+from ava_roles.wrap import one_line
+from ava_server.budget.run_config import StepConfig, config_of
+from ava_server.runs.plan_moves import StepProgress
+from ava_server.runs.plan_state import all_rows, step_progress
+
+StepShown = Literal["waiting", "running", "done", "failed", "skipped"]
+RunShown = Literal["running", "queued", "waiting for a person", "done", "not done"]
+MOST_RUNS = 12
+"""Most runs of a step that are named."""
+MOST_LINES, LINE_CHARS = 20, 160
+"""Most lines of a plan in an answer, and characters of one; the plan's resource and page have all of it."""
+_PERSON = ("more", "answer", "resume")
+
+
+@dataclass(frozen=True)
+class StepView:
+    """A step as it is now.
+
+    Attributes:
+        state: `running` from its first run to its last one's end.
+        items: How many runs it has or is to have; its `at_most` before that is known.
+        left_out: How many items of its list it does not look at.
+        runs: How many of its runs do what.
+        why: What is missing of it, in Ava's own words.
+        run_ids: Its runs with their states, those first that a person may look for; `more_runs` counts the others.
+    """
+
+    id: str
+    role: str
+    needs: tuple[str, ...]
+    state: StepShown
+    items: int
+    left_out: int
+    runs: Mapping[RunShown, int]
+    cost_micros: int
+    why: str = ""
+    run_ids: tuple[tuple[str, str], ...] = ()
+    more_runs: int = 0
+
+    @property
+    def line(self) -> str:
+        """`read: running, 3 of 20 done, 1 running, $0.12`."""
+        counted = [f"{self.runs['done']:,} of {self.items:,} done"] if self.items > 1 else []
+        counted += [f"{number:,} {what}" for what, number in self.runs.items() if what != "done" and number]
+        cost = [format_usd(self.cost_micros)] if self.cost_micros else []
+        after = [f"after {', '.join(self.needs)}"] if self.state == "waiting" and self.needs else []
+        why = f" ({self.why})" if self.why else ""
+        return f"{self.id}: {', '.join([self.state, *counted, *cost, *after])}{why}"
+
+
+@dataclass(frozen=True)
+class PlanView:
+    """A plan as it is now. Money in micro-USD."""
+
+    steps: tuple[StepView, ...]
+    cost_micros: int
+    held_micros: int
+    tokens: int
+
+    @property
+    def steps_by_state(self) -> dict[str, int]:
+        return dict(Counter(step.state for step in self.steps))
+
+    @property
+    def runs_by_state(self) -> dict[str, int]:
+        counted: Counter[str] = Counter()
+        for step in self.steps:
+            counted.update(step.runs)
+        return {what: number for what, number in counted.items() if number}
+
+    @property
+    def lines(self) -> list[str]:
+        """A line for each step, in their order; of many steps, those that run or are not done, and a count."""
+        if len(self.steps) <= MOST_LINES:
+            return [one_line(step.line, LINE_CHARS) for step in self.steps]
+        urgent = [step for step in self.steps if step.state in ("running", "failed", "skipped") or step.why]
+        others = [step for step in self.steps if step not in urgent]
+        chosen = [*urgent, *others][: MOST_LINES - 1]
+        lines = [one_line(step.line, LINE_CHARS) for step in chosen]
+        return [*lines, f"and {len(self.steps) - len(chosen)} more steps"]
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        return {"steps": self.steps_by_state, "runs": self.runs_by_state, "lines": self.lines}
+
+    @property
+    def as_table(self) -> dict[str, Any]:
+        """All of it: each step with what is missing, and its runs."""
+        steps = [
+            {
+                "step": step.id,
+                "state": step.state,
+                "line": step.line,
+                "runs": dict(step.run_ids),
+                "more": step.more_runs,
+            }
+            for step in self.steps
+        ]
+        return {**self.as_json, "all_steps": steps}
+
+    @property
+    def words(self) -> str:
+        """`14 of 17 steps done, 2 running`."""
+        states = self.steps_by_state
+        parts = [f"{states.get('done', 0)} of {len(self.steps)} steps done"]
+        parts += [f"{number} {state}" for state, number in states.items() if state not in ("done", "waiting")]
+        return ", ".join(parts)
+
+
+def view_plan(view: View, plan: RunRow) -> PlanView:
+    """Return a plan as the log has it now. Raises ValueError: a newer Ava wrote its configuration."""
+    config = config_of(plan.config)
+    progress = step_progress(view, plan.id)
+    rows = all_rows(view, plan.id, config.steps)
+    bucket = view.bucket(plan.id)
+    return PlanView(
+        steps=tuple(
+            _view_step(step, progress.get(step.id, StepProgress()), rows.get(step.id, []), ended=plan.ended)
+            for step in config.steps
+        ),
+        cost_micros=bucket.spent_micros,
+        held_micros=bucket.held_micros,
+        tokens=plan.tokens,
+    )
+
+
+def _view_step(step: StepConfig, progress: StepProgress, rows: list[StepRunRow], *, ended: bool) -> StepView:
+    state: StepShown = "waiting"
+    if progress.state == "begun":
+        state = "running"
+    elif progress.state is not None:
+        state = progress.state
+    if ended and not progress.over:  # the plan was cancelled or given up
+        state = "failed" if rows else "skipped"
+    begun = progress.state is not None
+    told = sorted(rows, key=lambda row: (row.state in WHOLE, row.item or 0))[:MOST_RUNS]
+    return StepView(
+        id=step.id,
+        role=step.config.role,
+        needs=step.needs,
+        state=state,
+        items=progress.items if begun else step.at_most,
+        left_out=progress.left_out,
+        runs=Counter(_shown(row) for row in rows),
+        cost_micros=sum(row.cost_micros for row in rows if row.id not in {run.id for run in step.reused}),
+        why=progress.why,
+        run_ids=tuple((row.id, row.state) for row in told),
+        more_runs=len(rows) - len(told),
+    )
+
+
+def _shown(row: StepRunRow) -> RunShown:
+    if row.state == QUEUED:
+        return "waiting for a person" if row.waits_for in _PERSON else "queued"
+    if row.state == RUNNING:
+        return "running"
+    return "done" if row.state in WHOLE else "not done"

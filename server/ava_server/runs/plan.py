@@ -1,0 +1,417 @@
+"""A plan at work: what its log says of its steps, the inputs of their runs, and the command that carries out its moves.
+
+`plan_moves` decides; here its questions are answered from the log, and its answers are written there. All of it is one
+command under the plan's claim: no process starts a run twice, and after a crash the plan goes on where its log ends.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from ava_audit.errors import StaleOwner
+from ava_audit.events import (
+    WHOLE,
+    Event,
+    Fact,
+    Fence,
+    StepChanged,
+    StepRunQueued,
+    SubagentSpawn,
+    UserMessage,
+    Who,
+)
+from ava_audit.rows import RUNNING, RunRow, StepRunRow
+from ava_audit.units import day_of, format_usd
+from ava_audit.view import Command, Outcome, View
+from ava_roles.wrap import clean, one_line
+from ava_server.approval.proposals import texts_of
+from ava_server.approval.steps import ITEM, replace_references
+from ava_server.budget.run_config import CAP_OF_ENDING, RunConfig, Source, StepConfig, Texts, config_of
+from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
+from ava_server.core.ids import AGENT
+from ava_server.models.base import Bound
+from ava_server.models.prices import reserve_micros
+from ava_server.runs.lifecycle import agent_of, cancel
+from ava_server.runs.plan_moves import (
+    Cancel,
+    Change,
+    Finish,
+    PlanState,
+    Room,
+    Start,
+    StepProgress,
+    StepRun,
+    next_moves,
+)
+from ava_server.runs.plan_state import ended_well, result_of, reused_rows, step_progress
+
+INPUT_CHARS, INPUTS_CHARS = 20_000, 100_000
+"""Most characters that one reference brings, and all of a step; `read_subagent_result` reads the rest."""
+ITEM_CHARS = 60
+"""Characters of an item by which people and models recognise it."""
+MOST_WAITING = 32
+"""Most runs of one plan that are queued and have not begun."""
+MOST_STARTED = 8
+"""Most runs that one command queues: it also writes their inputs."""
+READ_AGAIN_S = 5.0
+LIKELY_BYTE_TOKENS, TURNS_WITH_INPUT = 0.5, 3
+"""What an input adds to the cost from which a run can work: tokens for each byte, in so many calls."""
+RenderResult = Callable[[dict[str, Any]], str]
+
+
+@dataclass(frozen=True)
+class PlanInputs:
+    """What is the same for all moves of a plan in one process.
+
+    Attributes:
+        render: Returns a stored result as text.
+        caps: What the plan's user and the installation may spend today.
+        well: Which runs that ended at a cap count, by their ids: an ending changes no more.
+    """
+
+    render: RenderResult
+    caps: Callable[[str], DayCaps]
+    well: dict[str, bool] = field(default_factory=dict[str, bool])
+
+
+@dataclass(frozen=True)
+class Advanced:
+    """What one command has done for a plan.
+
+    Attributes:
+        moved: It wrote something: there may be more to do at once.
+        doing: What it is doing, in a few words.
+        finish: How the plan ends; None while it goes on.
+    """
+
+    moved: bool
+    finish: Finish | None = None
+    doing: str = ""
+
+
+class PlanLog:
+    """A plan as one state of the log has it; the world of its moves.
+
+    Attributes:
+        rows: The runs of each step, those included that are reused from an earlier plan.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        plan: RunRow,
+        inputs: PlanInputs,
+        now_us: int,
+        new_id: Callable[[], str],
+        proposed: RunConfig | None = None,
+    ) -> None:
+        """`proposed`: the configuration of a plan that would go on from this one; only what it reuses counts then."""
+        self.view = view
+        self.plan = plan
+        self.config = config_of(plan.config) if proposed is None else proposed
+        self.steps = {step.id: step for step in self.config.steps}
+        self.rows = defaultdict[str, list[StepRunRow]](list)
+        for step in self.config.steps:
+            self.rows[step.id] = reused_rows(view, step)
+        for row in view.step_runs(plan.id) if proposed is None else ():
+            self.rows[row.step].append(row)
+        self._inputs = inputs
+        self._now_us = now_us
+        self._new_id = new_id
+        self._taken: set[str] = set()
+        self._texts = texts_of(view, plan)
+        self._lists: dict[str, list[Any] | str] = {}
+        self._results: dict[str, dict[str, Any] | None] = {}
+
+    # -- the state ----------------------------------------------------------------------------------------------------
+
+    def state(self, stopped: str) -> PlanState:
+        runs = {name: [self._run(row) for row in rows] for name, rows in self.rows.items()}
+        return PlanState(self.config.steps, step_progress(self.view, self.plan.id), runs, stopped)
+
+    @property
+    def doing(self) -> str:
+        """What the plan is doing, in a few words."""
+        counted = Counter("ended" if row.ended else row.state for rows in self.rows.values() for row in rows)
+        return f"{counted['running']} of its runs at work, {counted['queued']} queued, {counted['ended']} ended"
+
+    def _run(self, row: StepRunRow) -> StepRun:
+        return StepRun(
+            row.id, row.step, row.item, row.state, row.ended, self._is_well(row), cancelling=row.cancel_seq is not None
+        )
+
+    def _is_well(self, row: StepRunRow) -> bool:
+        if row.state in WHOLE:
+            return True
+        if row.state not in CAP_OF_ENDING:
+            return False
+        known = self._inputs.well.get(row.id)
+        if known is None:
+            known = ended_well(row, self.steps[row.step].config, self._result(row))
+            self._inputs.well[row.id] = known
+        return known
+
+    def _result(self, row: StepRunRow) -> dict[str, Any] | None:
+        if row.id not in self._results:
+            self._results[row.id] = result_of(self.view, row)
+        return self._results[row.id]
+
+    # -- the world ----------------------------------------------------------------------------------------------------
+
+    def items(self, step: StepConfig) -> int | str:
+        found = self._list(step)
+        return found if isinstance(found, str) else len(found)
+
+    def _list(self, step: StepConfig) -> list[Any] | str:
+        """Return the items that a step goes through, or why there are none."""
+        if step.id not in self._lists:
+            self._lists[step.id] = self._read_list(step)
+        return self._lists[step.id]
+
+    def _read_list(self, step: StepConfig) -> list[Any] | str:
+        source = step.foreach
+        assert source is not None, "only a step with foreach has items"
+        if self.steps[source.step].foreach is not None:
+            return [self._value(row, source) for row in self._well(source.step)]
+        rows = self._well(source.step)
+        if not rows:
+            return f"foreach: {source.step} has no usable result"
+        found = self._value(rows[0], source)
+        if not isinstance(found, list):
+            return f"foreach: {source.text} of {rows[0].id} is no list"
+        return cast("list[Any]", found)
+
+    def room(self, step: StepConfig, ahead: int) -> tuple[Room, str]:
+        config = step.config
+        if config.free:
+            return "now", ""
+        least = max(config.least_micros, 1)
+        needed = least * (ahead + 1)
+        room: Room = "now"
+        for name, scope, cap in self._money_caps():
+            bucket = self.view.bucket(scope)
+            left = cap - bucket.committed
+            if left + bucket.held_micros < least:
+                most = max(left + bucket.held_micros, 0)
+                return "never", f"{format_usd(most)} is left of {name}, and a run takes {format_usd(least)} or more"
+            if left < needed:
+                room = "later"
+        return room, ""
+
+    def _money_caps(self) -> Iterator[tuple[str, str, int]]:
+        user, day = self.plan.user_id, day_of(self._now_us)
+        caps = self._inputs.caps(user)
+        yield f"the plan's {format_usd(self.config.max_cost_micros)}", self.plan.id, self.config.max_cost_micros
+        yield "the user's budget of the day", user_scope(user, day), caps.user_micros
+        yield "the installation's budget of the day", installation_scope(day), caps.installation_micros
+
+    # -- values -------------------------------------------------------------------------------------------------------
+
+    def _well(self, step: str) -> list[StepRunRow]:
+        """Return the runs of a step that ended well, in the order of its items."""
+        rows = [row for row in self.rows[step] if self._is_well(row)]
+        return sorted(rows, key=lambda row: row.item or 0)
+
+    def _value(self, row: StepRunRow, source: Source) -> Any:
+        """Return what a run handed over: a field of its output, or the whole result as text; None if it was erased."""
+        result = self._result(row)
+        if result is None:
+            return f"[the result of {row.id} was erased]"
+        if source.field is None:
+            return self._inputs.render(result)
+        output = result.get("untrusted_result", {}).get("output")
+        return cast("dict[str, Any]", output).get(source.field) if isinstance(output, dict) else None
+
+    # -- starting -----------------------------------------------------------------------------------------------------
+
+    def start(self, move: Start) -> tuple[Event, ...]:
+        """Return the entries that queue a run: its configuration, and its task with what other runs handed over."""
+        step = self.steps[move.step]
+        texts = self._texts_of(step)
+        given = self.given(step, move.item)
+        task = task_with_names(step, texts)
+        run_id = self._unused_id()
+        agent = Who(self.plan.session_id, run_id, self.plan.user_id, parent_agent_id=AGENT)
+        ava = Who(self.plan.session_id, AGENT, self.plan.user_id)
+        earlier = [{"id": row.id, "role": row.role, "ending": row.state} for row in given.runs]
+        name = step.id if move.item is None else f"{step.id}[{move.item}]"
+        queued = StepRunQueued(
+            group_id=self.plan.id,
+            subagent_id=run_id,
+            step=step.id,
+            item=move.item,
+            name=name,
+            earlier=tuple(earlier),
+            least_micros=step.config.least_micros + _least_of_inputs(step.config, given.texts),
+        )
+        said = UserMessage(
+            text=task,
+            kind="task",
+            context=texts.context,
+            system_prompt=texts.system_prompt,
+            inputs=tuple(given.texts) or None,
+        )
+        spawn = SubagentSpawn(
+            role=step.config.role,
+            task=task,
+            subagent_id=run_id,
+            pending_id=self.plan.pending_id,
+            name=name,
+            max_cost_cents=step.config.max_cost_micros / 10_000,
+            model=step.config.model,
+            group_id=self.plan.id,
+        )
+        return (
+            Event(ava, queued, run_id=run_id, model=step.config.model),
+            Event(agent, said, run_id=run_id),
+            Event(ava, spawn, run_id=run_id, model=step.config.model),
+        )
+
+    def _unused_id(self) -> str:
+        while True:
+            run_id = self._new_id()
+            if run_id not in self._taken and self.view.run(run_id) is None:
+                self._taken.add(run_id)
+                return run_id
+
+    def _texts_of(self, step: StepConfig) -> Texts:
+        assert self._texts is not None, "a plan without its texts is not advanced"
+        return self._texts.of_step(step.id)
+
+    def given(self, step: StepConfig, item: int | None) -> Given:
+        """Return what a run of a step gets of others."""
+        given = Given()
+        for number, source in enumerate(step.inputs, 1):
+            room = min(INPUT_CHARS, INPUTS_CHARS // len(step.inputs))
+            if source.step == ITEM:
+                self._give_item(given, step, source, item or 1, number, room)
+            else:
+                self._give_step(given, source, number, room)
+        return given
+
+    def _give_item(self, given: Given, step: StepConfig, source: Source, item: int, number: int, room: int) -> None:
+        items = self._list(step)
+        value: Any = f"[item {item} of the list was erased]"
+        if not isinstance(items, str) and item <= len(items):
+            value = items[item - 1]
+        if source.field is not None:
+            value = cast("dict[str, Any]", value).get(source.field) if isinstance(value, dict) else None
+        assert step.foreach is not None
+        rows = self._well(step.foreach.step)
+        if self.steps[step.foreach.step].foreach is not None:
+            rows = rows[item - 1 : item]
+        about = f"item {item} of {step.foreach.text}"
+        given.add(number, about, _cut(_as_text(value), room, rows[0].id if rows else ""), rows[:1])
+
+    def _give_step(self, given: Given, source: Source, number: int, room: int) -> None:
+        other = self.steps[source.step]
+        rows = sorted(self.rows[source.step], key=lambda row: row.item or 0)
+        about = f"what {source.text} handed over"
+        progress = step_progress(self.view, self.plan.id).get(source.step, StepProgress())
+        if not any(self._is_well(row) for row in rows):
+            given.add(number, about, f"[no result: {source.step} {progress.state}: {progress.why}]", [])
+            return
+        if other.foreach is None:
+            given.add(number, about, _cut(_as_text(self._value(rows[0], source)), room, rows[0].id), rows)
+            return
+        parts: list[str] = []
+        share = max(room // max(len(rows), 1), 200)
+        for row in rows:
+            if self._is_well(row):
+                value = _cut(_as_text(self._value(row, source)), share, row.id)
+                parts.append(f"{source.step}[{row.item}]{self._item_words(other, row)}:\n{value}")
+            else:
+                parts.append(f"{source.step}[{row.item}]{self._item_words(other, row)}: no result ({row.state})")
+        if progress.why:
+            parts.append(f"[missing: {progress.why}]")
+        given.add(number, about, _cut("\n\n".join(parts), room, ""), [row for row in rows if self._is_well(row)])
+
+    def _item_words(self, step: StepConfig, row: StepRunRow) -> str:
+        items = self._list(step)
+        if isinstance(items, str) or row.item is None or row.item > len(items):
+            return ""
+        return f" ({one_line(_as_text(items[row.item - 1]), ITEM_CHARS)})"
+
+
+class Given:
+    """What a run gets of others: its inputs, and the runs whose results it may read."""
+
+    def __init__(self) -> None:
+        self.texts: list[dict[str, str]] = []
+        self.runs: list[StepRunRow] = []
+
+    def add(self, number: int, about: str, text: str, rows: Sequence[StepRunRow]) -> None:
+        self.texts.append({"name": f"input {number}", "about": about, "text": text})
+        self.runs += [row for row in rows if row not in self.runs]
+
+
+def task_with_names(step: StepConfig, texts: Texts) -> str:
+    """Return a step's task with each reference replaced by the name of what it brings: `input 1`."""
+    return replace_references(texts.task, {source: f"input {number}" for number, source in enumerate(step.inputs, 1)})
+
+
+def _as_text(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return clean(text)[0]
+
+
+def _cut(text: str, room: int, run_id: str) -> str:
+    if len(text) <= room:
+        return text
+    more = f"; read_subagent_result {run_id} has all of it" if run_id else ""
+    return f"{text[:room]}\n[cut: {room:,} of {len(text):,} characters{more}]"
+
+
+def _least_of_inputs(config: RunConfig, texts: Sequence[Mapping[str, str]]) -> int:
+    """Return what inputs add to the cost from which a run can work, in micro-USD."""
+    size = sum(len(each["text"].encode()) for each in texts)
+    tokens = int(size * LIKELY_BYTE_TOKENS)
+    return TURNS_WITH_INPUT * reserve_micros(config.price, Bound(tokens, 0)) if tokens else 0
+
+
+def advance(fence: Fence, who: Who, inputs: PlanInputs, stopped: str, new_id: Callable[[], str]) -> Command[Advanced]:
+    """Do what a plan can do now, at most `MOST_STARTED` starts. Raises StaleOwner: it has another owner, or has ended.
+
+    `stopped`: why nothing more starts; empty while it goes on.
+    """
+
+    def command(view: View, now_us: int) -> Outcome[Advanced]:
+        plan = view.run(fence.run_id)
+        if plan is None or plan.generation != fence.generation or plan.state != RUNNING:
+            raise StaleOwner(f"{fence.run_id} is no longer owned by this claim (generation {fence.generation})")
+        log = PlanLog(view, plan, inputs, now_us, new_id)
+        moves = next_moves(log.state(stopped), log, MOST_WAITING)
+        events: list[Event] = []
+        started = 0
+        for move in moves:
+            match move:
+                case Finish():
+                    return Outcome(Advanced(moved=True, finish=move), tuple(events))
+                case Change():
+                    events.append(Event(who, _changed(move), fence=fence))
+                case Start():
+                    started += 1
+                    if started <= MOST_STARTED:
+                        events += log.start(move)
+                case Cancel():
+                    events += cancel(move.run_id, agent_of(plan), move.why, "system")(view, now_us).events
+        return Outcome(Advanced(moved=bool(events), doing=log.doing), tuple(events))
+
+    return command
+
+
+def _changed(move: Change) -> Fact:
+    progress = move.progress
+    assert progress.state is not None, "a change has a state"
+    return StepChanged(
+        step=move.step,
+        state=progress.state,
+        items=progress.items,
+        left_out=progress.left_out,
+        not_done=progress.not_done,
+        why=progress.why,
+    )

@@ -1,0 +1,294 @@
+"""What a plan does next: a pure function of its steps, their progress and their runs.
+
+A step begins when all that it needs has ended; it has one run, or one for each item of a list. It is *done* if one of
+its runs ended well, *failed* if none did, and *skipped* if it never began. What follows a step that is not done is its
+`if_fails`. Nothing here knows the log, money or time: a `World` answers for them, and so does a simulation in tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+
+from ava_audit.events import StepState
+from ava_server.budget.run_config import StepConfig
+
+PlanEnding = Literal["success", "partial", "error"]
+Room = Literal["now", "later", "never"]
+"""Whether the least useful work of one more run fits every cap: now, once runs return what they hold, or never."""
+
+
+@dataclass(frozen=True)
+class StepRun:
+    """A run of a step, as far as its plan looks at it.
+
+    Attributes:
+        item: The place of its item in the step's list, from 1; None for a step of one run.
+        state: Its state; what people read of one that did not end well.
+        well: It has ended with a usable result.
+        cancelling: Somebody has asked for its end.
+    """
+
+    id: str
+    step: str
+    item: int | None
+    state: str
+    ended: bool = False
+    well: bool = False
+    cancelling: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.step if self.item is None else f"{self.step}[{self.item}]"
+
+
+@dataclass(frozen=True)
+class StepProgress:
+    """How far a step is: not begun (None), or the state of its last `StepChanged`, with what that says."""
+
+    state: StepState | None = None
+    items: int = 1
+    left_out: int = 0
+    not_done: int = 0
+    why: str = ""
+
+    @property
+    def over(self) -> bool:
+        return self.state in ("done", "failed", "skipped")
+
+
+@dataclass(frozen=True)
+class PlanState:
+    """A plan at one moment.
+
+    Attributes:
+        steps: Its steps, each after all that it needs.
+        runs: Their runs by step, in the order in which they were queued.
+        stopped: Why nothing more starts, in a few words; empty while it goes on.
+    """
+
+    steps: tuple[StepConfig, ...]
+    progress: Mapping[str, StepProgress] = field(default_factory=dict[str, StepProgress])
+    runs: Mapping[str, Sequence[StepRun]] = field(default_factory=dict[str, Sequence[StepRun]])
+    stopped: str = ""
+
+    def of(self, step: str) -> StepProgress:
+        return self.progress.get(step, StepProgress())
+
+    @property
+    def all_runs(self) -> Iterator[StepRun]:
+        for runs in self.runs.values():
+            yield from runs
+
+
+class World(Protocol):
+    """What a plan's moves depend on besides its steps and runs."""
+
+    def items(self, step: StepConfig) -> int | str:
+        """Return the length of the list that a step goes through, or why there is no such list."""
+        ...
+
+    def room(self, step: StepConfig, ahead: int) -> tuple[Room, str]:
+        """Return whether one more run of a step fits, and why not; `ahead` runs of the plan hold nothing yet."""
+        ...
+
+
+@dataclass(frozen=True)
+class Change:
+    """A step begins, or is over."""
+
+    step: str
+    progress: StepProgress
+
+
+@dataclass(frozen=True)
+class Start:
+    """A run of a step is queued, for this item of its list."""
+
+    step: str
+    item: int | None
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """A run is to end, because a step on which the plan depends has failed."""
+
+    run_id: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The plan is over."""
+
+    status: PlanEnding
+    why: str
+
+
+Move = Change | Start | Cancel | Finish
+
+
+def next_moves(plan: PlanState, world: World, most_waiting: int) -> list[Move]:
+    """Return what can be done now; nothing while only runs are awaited.
+
+    `most_waiting`: how many runs of the plan may be queued and not have begun, so that a step of a thousand items keeps
+    no thousand runs in the queue.
+    """
+    stopped = plan.stopped or _stopped_by(plan)
+    moves: list[Move] = []
+    if stopped:
+        moves += _cancels(plan, stopped)
+    waiting = sum(run.state == "queued" for run in plan.all_runs)
+    for step in plan.steps:
+        progress = plan.of(step.id)
+        if progress.over:
+            continue
+        if progress.state is None:
+            change = _begin(plan, step, world, stopped)
+            if change is not None:
+                moves.append(change)
+            continue
+        starts, ended = _go_on(plan, step, progress, world, stopped, waiting, most_waiting)
+        waiting += len(starts)
+        moves += starts
+        if ended is not None:
+            moves.append(ended)
+    if not moves and all(plan.of(step.id).over for step in plan.steps):
+        moves.append(_finish(plan, stopped))
+    return moves
+
+
+def _stopped_by(plan: PlanState) -> str:
+    """Return why a failed step stops the plan; empty where none does."""
+    for step in plan.steps:
+        if step.if_fails == "stop" and plan.of(step.id).state == "failed":
+            return f"{step.id} failed, which stops the plan"
+    return ""
+
+
+def _cancels(plan: PlanState, stopped: str) -> list[Move]:
+    """Return the cancels of the runs that a stopped plan still has; a plan whose time is over lets them wrap up."""
+    if plan.stopped:
+        return []
+    return [Cancel(run.id, stopped) for run in plan.all_runs if not run.ended and not run.cancelling]
+
+
+def _begin(plan: PlanState, step: StepConfig, world: World, stopped: str) -> Change | None:
+    """Return how a step begins, or that it is skipped; None while it waits for others."""
+    skipped = StepProgress("skipped", items=step.at_most, not_done=step.at_most)
+    if stopped:
+        return Change(step.id, replace(skipped, why=f"not started: {stopped}"))
+    by_id = {each.id: each for each in plan.steps}
+    for name in step.needs:
+        needed = plan.of(name)
+        if not needed.over:
+            return None
+        if needed.state != "done" and by_id[name].if_fails != "continue":
+            became = "failed" if needed.state == "failed" else "was skipped"
+            return Change(step.id, replace(skipped, why=f"not started: {name} {became}"))
+    if step.foreach is None:
+        return Change(step.id, StepProgress("begun"))
+    length = world.items(step)
+    if isinstance(length, str):
+        return Change(step.id, StepProgress("failed", items=0, not_done=1, why=length))
+    items = min(length, step.at_most)
+    state: StepState = "begun" if items else "done"
+    why = f"the list has {length:,} items, and at_most is {step.at_most:,}" if length > items else ""
+    return Change(step.id, StepProgress(state, items=items, left_out=length - items, why=why))
+
+
+def _go_on(
+    plan: PlanState,
+    step: StepConfig,
+    progress: StepProgress,
+    world: World,
+    stopped: str,
+    waiting: int,
+    most_waiting: int,
+) -> tuple[list[Start], Change | None]:
+    """Return the runs that a step starts now, and its end once nothing more of it can come."""
+    runs = plan.runs.get(step.id, ())
+    started = {run.item for run in runs}
+    items: list[int | None] = [None] if step.foreach is None else list(range(1, progress.items + 1))
+    left = [item for item in items if item not in started]
+    starts: list[Start] = []
+    unstarted = ""
+    for item in left:
+        if stopped:
+            unstarted = stopped
+            break
+        if waiting + len(starts) >= most_waiting:
+            return starts, None
+        room, why = world.room(step, waiting + len(starts))
+        if room == "never":
+            unstarted = why
+            break
+        if room == "later":
+            return starts, None
+        starts.append(Start(step.id, item))
+    if starts or any(not run.ended for run in runs):
+        return starts, None
+    return [], Change(step.id, _ending(step, progress, runs, len(left), unstarted))
+
+
+def _ending(
+    step: StepConfig, progress: StepProgress, runs: Sequence[StepRun], unstarted: int, why_unstarted: str
+) -> StepProgress:
+    failed = [run for run in runs if not run.well]
+    whys: list[str] = []
+    if failed:
+        whys.append(f"without a usable result: {_names_by_state(step, failed)}")
+    if unstarted:
+        items = range(progress.items - unstarted + 1, progress.items + 1)
+        whys.append(f"not started: {_item_names(step, items)}, because {why_unstarted}")
+    if progress.left_out:
+        whys.append(progress.why)
+    state: StepState = "done" if len(failed) < len(runs) else "failed"
+    return StepProgress(state, progress.items, progress.left_out, len(failed) + unstarted, "; ".join(whys))
+
+
+MOST_NAMED = 10
+"""Steps that the ending of a plan names; the rest are counted."""
+
+
+def _names_by_state(step: StepConfig, runs: Sequence[StepRun]) -> str:
+    """Return all of these runs with their endings, rows of items in short: `read[3], read[7] to read[9] (timeout)`."""
+    by_state: dict[str, list[int]] = {}
+    for run in runs:
+        by_state.setdefault(run.state, []).append(run.item or 0)
+    parts = [f"{_item_names(step, sorted(items))} ({state})" for state, items in by_state.items()]
+    return ", ".join(parts)
+
+
+def _item_names(step: StepConfig, items: Sequence[int]) -> str:
+    """Return the names of a step's runs by their items, in ascending order."""
+    if step.foreach is None:
+        return step.id
+    names: list[str] = []
+    first = last = items[0]
+    for item in [*items[1:], 0]:
+        if item == last + 1:
+            last = item
+            continue
+        if first == last:
+            names.append(f"{step.id}[{first}]")
+        else:
+            names.append(f"{step.id}[{first}] to {step.id}[{last}]")
+        first = last = item
+    return ", ".join(names)
+
+
+def _finish(plan: PlanState, stopped: str) -> Finish:
+    progress = {step.id: plan.of(step.id) for step in plan.steps}
+    done = [name for name, each in progress.items() if each.state == "done"]
+    missing = [name for name, each in progress.items() if each.state != "done" or each.not_done or each.left_out]
+    if not missing:
+        return Finish("success", "every step is done")
+    status: PlanEnding = "partial" if done else "error"
+    parts = [stopped] if stopped else []
+    parts.append(f"{len(done)} of {len(progress)} steps are done")
+    shown = ", ".join(missing[:MOST_NAMED])
+    more = f" and {len(missing) - MOST_NAMED:,} more" if len(missing) > MOST_NAMED else ""
+    parts.append(f"something is missing of {shown}{more}")
+    return Finish(status, "; ".join(parts))

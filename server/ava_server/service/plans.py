@@ -1,0 +1,239 @@
+"""Resolves the steps of a plan for a session, each role, folder and model once, and finds what is done of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from ava_audit.events import RunStarted
+from ava_audit.rows import RunRow, StepRunRow
+from ava_audit.units import US_PER_S, now_us
+from ava_audit.view import View
+from ava_roles.tools.registry import specs_of
+from ava_server.approval.plan_summary import changes_outside, reads_outside
+from ava_server.approval.plans import KnownWork, ResolvedStep, earlier_of, resolve_plan
+from ava_server.approval.proposals import texts_of
+from ava_server.approval.requests import PlanArgs, check_context_from
+from ava_server.approval.resolve import ResolveContext, resolve_run_config
+from ava_server.approval.steps import MOST_FAULTS, PlannedStep
+from ava_server.budget.run_config import EarlierRun, ReusedRun, RunConfig, StepConfig, Texts, config_of
+from ava_server.core.errors import AvaError, BadInput, Refused, ToolMissing
+from ava_server.core.ids import label
+from ava_server.runs.context import ConfigNotSupported
+from ava_server.runs.plan import PlanInputs, PlanLog, task_with_names
+from ava_server.runs.plan_state import ended_well, result_of, reused_rows
+from ava_server.service.access import Access, Operations
+from ava_server.service.record import CallContext
+
+RESOLVE_S = 30.0
+"""Seconds that the check of all steps may take; 200 of them take about five."""
+
+
+class PlanResolver(Operations):
+    """Resolves plans of one session."""
+
+    async def resolve(
+        self, args: PlanArgs, steps: Sequence[PlannedStep], caller: CallContext, before: RunRow | None = None
+    ) -> tuple[RunConfig, Texts, ResolveContext]:
+        """Return a plan's configuration and texts, and the context of its first step.
+
+        `before`: the plan from which it goes on.
+
+        Raises:
+            BadInput: Names up to ten steps that cannot run as they are, each with what to do; or nothing is left to do.
+            Refused: They take too long to check.
+        """
+        contexts: dict[tuple[Any, ...], ResolveContext] = {}
+        resolved: list[ResolvedStep] = []
+        faults: list[str] = []
+        by_id = {step.id: step for step in steps}
+        try:
+            with anyio.fail_after(RESOLVE_S):
+                for step in steps:
+                    context = await self._context(step, contexts, caller)
+                    try:
+                        resolved.append(await self._resolved(step, by_id, context, caller.degraded))
+                    except ToolMissing as error:
+                        faults.append(f"step {step.id}: {self._access.explained(error)}")
+                    except (AvaError, ConfigNotSupported) as error:
+                        faults.append(f"step {step.id}: {error}")
+        except TimeoutError:
+            raise Refused(f"the steps were not checked within {RESOLVE_S:g} s: a folder or a server is slow") from None
+        unknown = [name for name in args.again or () if name not in by_id]
+        if unknown:
+            faults.append(f"again: there is no step {unknown[0][:60]!r}; there are {', '.join(by_id)}")
+        if faults:
+            raise BadInput(_all_of(faults))
+        first = contexts[_key(steps[0])]
+        asked = {**args.model_dump(exclude_unset=True, exclude={"steps", "rationale", "ask", "retry_of", "again"})}
+        config, texts = resolve_plan(args, resolved, background=first.background, asked=asked)
+        if before is not None:
+            known = await _Predecessor(self._access, before, config, texts, args).known()
+            if all(len(work.reused) == work.at_most(by_id[name].at_most) for name, work in known.items()):
+                raise BadInput(
+                    f"retry_of: every step of {label(before)} is done and unchanged, so there is nothing to run; name"
+                    " steps in `again` to run them anew"
+                )
+            config, texts = resolve_plan(args, resolved, background=first.background, asked=asked, known=known)
+        return config, texts, first
+
+    async def before(self, given: str) -> RunRow:
+        """Return the plan that `retry_of` names. Raises BadInput: there is none, or it has not ended."""
+        run = await self._access.run(given, "retry_of")
+        if not run.is_plan:
+            raise BadInput(f"retry_of: {label(run)} is no plan, and steps were given; leave one of the two out")
+        if not run.ended:
+            raise BadInput(f"retry_of: {label(run)} has not ended; wait for it, or cancel it first")
+        return run
+
+    async def arguments(self, run: RunRow) -> dict[str, Any]:
+        """Return the arguments with which a plan can be proposed again. Raises BadInput: its texts were erased."""
+        texts = await self._store.read(lambda view: texts_of(view, run))
+        if texts is None:
+            raise BadInput(f"retry_of: the texts of {label(run)} were erased; propose the steps again")
+        config = config_of(run.config)
+        steps = [_arguments_of(step, texts.of_step(step.id)) for step in config.steps]
+        given = {name: value for name, value in config.asked.items() if name not in ("task_id", "reuse_s")}
+        return {**given, "steps": steps}
+
+    async def _context(
+        self, step: PlannedStep, known: dict[tuple[Any, ...], ResolveContext], caller: CallContext
+    ) -> ResolveContext:
+        """Return what a step is resolved against, the same for all with its role, model and folder."""
+        key = _key(step)
+        if key not in known:
+            session = self._session
+            known[key] = await self._runtime.resolve_context(
+                step.args, session.user, session.folders, caller.record.begin, session.through
+            )
+        return known[key]
+
+    async def _resolved(
+        self, step: PlannedStep, by_id: Mapping[str, PlannedStep], context: ResolveContext, degraded: bool
+    ) -> ResolvedStep:
+        given = [await self._access.run(run_id, "context_from") for run_id in step.args.context_from or ()]
+        earlier: tuple[EarlierRun, ...] = ()
+        if given:
+            earlier = await self._store.read(lambda view: check_context_from(view, given))
+        earlier += earlier_of(step, dict(by_id))
+
+        def resolve() -> ResolvedStep:
+            config, texts = resolve_run_config(step.args, context, earlier, degraded, is_step=True)
+            setup = self._runtime.run_setup
+            config = setup.with_figures(config, texts, self._session.user, context.tokens_per_byte)
+            return ResolvedStep(step, config, texts, specs_of(config.tools, context.tools))
+
+        return await anyio.to_thread.run_sync(resolve)
+
+
+class _Predecessor(Operations):
+    """Finds which runs of an earlier plan a proposed one need not pay for again.
+
+    Step by step: what a step gets of others is known only where all of these count as they are, so a changed step and
+    all that follows from it run anew.
+    """
+
+    def __init__(self, access: Access, before: RunRow, config: RunConfig, texts: Texts, args: PlanArgs) -> None:
+        super().__init__(access)
+        self._before = before
+        self._config = config
+        self._texts = {step.id: texts.of_step(step.id) for step in config.steps}
+        self._again = frozenset(args.again or ())
+        self._oldest_us = now_us() - int(args.reuse_s * US_PER_S)
+        self._inputs = PlanInputs(self._runtime.render_result, self._runtime.day_caps)
+
+    async def known(self) -> dict[str, KnownWork]:
+        known: dict[str, KnownWork] = {}
+        whole: set[str] = set()  # steps that are done and unchanged with all of their runs
+        for step in self._config.steps:
+            if whole.issuperset(step.needs):
+                found = await self._of_step(step, known)
+            else:  # what it gets is not known yet
+                found = await self._store.read(lambda view, of=step: KnownWork(repeats=self._repeats(view, of, 1)))  # type: ignore[misc]
+            known[step.id] = found
+            if len(found.reused) == found.at_most(step.at_most):
+                whole.add(step.id)
+        return known
+
+    async def _of_step(self, step: StepConfig, known: Mapping[str, KnownWork]) -> KnownWork:
+        steps = tuple(
+            each.model_copy(update={"reused": known[each.id].reused}) if each.id in known else each
+            for each in self._config.steps
+        )
+        proposed = self._config.model_copy(update={"steps": steps})
+        user, setup = self._session.user, self._runtime.run_setup
+        texts = self._texts[step.id]
+        marker = await anyio.to_thread.run_sync(setup.marker, user, step.config, texts)
+
+        def query(view: View) -> KnownWork:
+            log = PlanLog(view, self._before, self._inputs, now_us(), str, proposed)
+            length = log.items(step) if step.foreach is not None else None
+            if isinstance(length, str):
+                return KnownWork()
+            candidates = [] if step.id in self._again else self._candidates(view, step)
+            items: list[int | None] = [None] if length is None else list(range(1, min(length, step.at_most) + 1))
+            reused: list[ReusedRun] = []
+            own = texts.model_copy(update={"task": task_with_names(step, texts)})
+            for item in items if candidates else ():
+                given = log.given(step, item)
+                earlier = [run.id for run in step.config.context_from] + [row.id for row in given.runs]
+                mark = marker(own, given.texts, earlier)
+                same = [row for row in candidates if mark is not None and _mark_of(view, row) == mark]
+                if same:
+                    reused.append(ReusedRun(id=same[-1].id, item=item, ended_us=same[-1].ended_us or 0))
+            repeats = self._repeats(view, step, len(items) - len(reused))
+            return KnownWork(tuple(reused), repeats, length)
+
+        return await self._store.read(query)
+
+    def _candidates(self, view: View, step: StepConfig) -> list[StepRunRow]:
+        """Return the runs of the earlier plan's step that ended well and are not too old."""
+        rows = self._done(view, step)
+        if reads_outside(step.config):
+            rows = [row for row in rows if (row.ended_us or 0) >= self._oldest_us]
+        return [row for row in rows if ended_well(row, step.config, result_of(view, row))]
+
+    def _done(self, view: View, step: StepConfig) -> list[StepRunRow]:
+        rows = [row for row in view.step_runs(self._before.id) if row.step == step.id and row.ended]
+        for earlier in config_of(self._before.config).steps:
+            if earlier.id == step.id:
+                rows += reused_rows(view, earlier)
+        return rows
+
+    def _repeats(self, view: View, step: StepConfig, left: int) -> tuple[str, ...]:
+        """Return runs with effects outside, of which the step would do some again."""
+        if not left or not changes_outside(step.config):
+            return ()
+        return tuple(row.id for row in self._done(view, step) if row.started_us is not None)
+
+
+def _mark_of(view: View, row: StepRunRow) -> str | None:
+    entry = view.last_entry(row.id, "RunStarted")
+    return entry.fact.mark if entry is not None and isinstance(entry.fact, RunStarted) else None
+
+
+def _arguments_of(step: StepConfig, texts: Texts) -> dict[str, Any]:
+    """Return the arguments of a step as a call gives them."""
+    given = {name: value for name, value in step.config.asked.items() if name != "name"}
+    given |= texts.model_dump(exclude_none=True, include={"task", "context", "system_prompt"})
+    given |= {"id": step.id, "if_fails": step.if_fails}
+    if step.needs:
+        given["after"] = list(step.needs)
+    if step.foreach is not None:
+        given |= {"foreach": step.foreach.text, "at_most": step.listed_most}
+    return given
+
+
+def _key(step: PlannedStep) -> tuple[Any, ...]:
+    args = step.args
+    return args.role, args.model, args.runner, args.workspace
+
+
+def _all_of(faults: Sequence[str]) -> str:
+    named = list(faults[:MOST_FAULTS])
+    if len(faults) > MOST_FAULTS:
+        named.append(f"and {len(faults) - MOST_FAULTS:,} more faults")
+    return "\n".join(named)
