@@ -324,7 +324,10 @@ async def test_the_next_process_finishes_a_killed_erase(tmp_path: Path) -> None:
             with anyio.move_on_after(tenths / 10):
                 await process.wait()
                 break
-            os.kill(process.pid, signal.SIGKILL)
+            try:
+                os.kill(process.pid, signal.SIGKILL)
+            except ProcessLookupError:  # it has ended in this moment
+                break
             killed += 1
     assert killed
     assert (await erase(two.root, two.run_id, "--yes")).returncode == 0
