@@ -262,10 +262,10 @@ class View:
     def ended_runs(self, kind: type[F], since_us: int, until_us: int, user: str | None = None) -> Iterator[F]:
         """Yield the runs that ended in a time (end exclusive), of a user or of everybody (None).
 
+        Plans do not count: what they cost and how they ended, their runs say.
         `kind`: `RunFacts`, or `PastRun` to read what estimates need besides.
         """
         of = f"{_PAST}, terms FROM runs JOIN configs USING (id)" if kind is PastRun else f"{_FACTS} FROM runs"
-        """Plans do not count: what they cost and how they ended, their runs say."""
         sql = (
             f"SELECT {of} WHERE ended_us >= ? AND ended_us < ? AND (CAST(? AS TEXT) IS NULL OR user_id = ?)"
             " AND +id LIKE 'S-%'"

@@ -57,7 +57,6 @@ MOST_WAITING = 32
 """Most runs of one plan that are queued and have not begun."""
 MOST_STARTED = 8
 """Most runs that one command queues: it also writes their inputs."""
-READ_AGAIN_S = 5.0
 LIKELY_BYTE_TOKENS, TURNS_WITH_INPUT = 0.5, 3
 """What an input adds to the cost from which a run can work: tokens for each byte, in so many calls."""
 RenderResult = Callable[[dict[str, Any]], str]
@@ -217,7 +216,7 @@ class PlanLog:
         return sorted(rows, key=lambda row: row.item or 0)
 
     def _value(self, row: StepRunRow, source: Source) -> Any:
-        """Return what a run handed over: a field of its output, or the whole result as text; None if it was erased."""
+        """Return what a run handed over: a field of its output, or the whole result as text, or that it was erased."""
         result = self._result(row)
         if result is None:
             return f"[the result of {row.id} was erased]"
@@ -373,6 +372,14 @@ def _least_of_inputs(config: RunConfig, texts: Sequence[Mapping[str, str]]) -> i
     return TURNS_WITH_INPUT * reserve_micros(config.price, Bound(tokens, 0)) if tokens else 0
 
 
+def owned_plan(view: View, fence: Fence) -> RunRow:
+    """Return the running plan of a claim. Raises StaleOwner: it has another owner, or has ended."""
+    plan = view.run(fence.run_id)
+    if plan is None or plan.generation != fence.generation or plan.state != RUNNING:
+        raise StaleOwner(f"{fence.run_id} is no longer owned by this claim (generation {fence.generation})")
+    return plan
+
+
 def advance(fence: Fence, who: Who, inputs: PlanInputs, stopped: str, new_id: Callable[[], str]) -> Command[Advanced]:
     """Do what a plan can do now, at most `MOST_STARTED` starts. Raises StaleOwner: it has another owner, or has ended.
 
@@ -380,9 +387,7 @@ def advance(fence: Fence, who: Who, inputs: PlanInputs, stopped: str, new_id: Ca
     """
 
     def command(view: View, now_us: int) -> Outcome[Advanced]:
-        plan = view.run(fence.run_id)
-        if plan is None or plan.generation != fence.generation or plan.state != RUNNING:
-            raise StaleOwner(f"{fence.run_id} is no longer owned by this claim (generation {fence.generation})")
+        plan = owned_plan(view, fence)
         log = PlanLog(view, plan, inputs, now_us, new_id)
         moves = next_moves(log.state(stopped), log, MOST_WAITING)
         events: list[Event] = []

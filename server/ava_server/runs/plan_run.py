@@ -9,7 +9,7 @@ from collections.abc import Callable
 import anyio
 
 from ava_audit.errors import OutcomeUnknown, StaleOwner
-from ava_audit.rows import RUNNING, RunRow
+from ava_audit.rows import RunRow
 from ava_audit.store.store import Store
 from ava_audit.units import now_us
 from ava_audit.view import Outcome, View
@@ -19,7 +19,7 @@ from ava_server.runs.context import RunLeft
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import agent_of, cancel_reason, cancel_steps, end_plan, group_time
 from ava_server.runs.log import RunLog
-from ava_server.runs.plan import PlanInputs, advance
+from ava_server.runs.plan import PlanInputs, advance, owned_plan
 from ava_server.runs.result import RunResult
 
 log = logging.getLogger("ava.plan")
@@ -148,9 +148,7 @@ class PlanRun:
         fence, who, active_us = self._log.fence, self._who, round(self._clock.active_s * 1e6)
 
         def command(view: View, at_us: int) -> Outcome[None]:
-            plan = view.run(fence.run_id)
-            if plan is None or plan.generation != fence.generation or plan.state != RUNNING:
-                raise StaleOwner(f"{fence.run_id} is no longer owned by this claim (generation {fence.generation})")
+            plan = owned_plan(view, fence)
             return Outcome(None, end_plan(view, plan, ended, who, active_us, at_us))
 
         await self._log.do(command)
