@@ -158,6 +158,14 @@ class ModelServer:
             from support.models.messages_format import refused
         elif received.path.endswith("/responses"):
             from support.models.responses_format import refused
+        elif is_google(received.path):
+            from support.models import google_format
+
+            why = google_format.refused(received.json, received.path.rpartition("/")[2].partition(":")[0])
+            if why is None:
+                return None
+            self.refused.append(why)
+            return Fail(400, {"error": {"code": 400, "message": why, "status": "INVALID_ARGUMENT"}})
         else:
             return None
         why = refused(received.json)
@@ -208,7 +216,10 @@ async def _converse(server: ModelServer, reader: asyncio.StreamReader, writer: a
             step = replace(step, usage=counted(body))
         if step.gate is not None and not await _held(step.gate, reader):
             return
-        usable = await _answer(step, received.path.partition("?")[0], json.loads(body or b"{}"), reader, writer)
+        request = json.loads(body or b"{}")
+        if is_google(received.path):
+            request["stream"] = ":stream" in received.path
+        usable = await _answer(step, received.path.partition("?")[0], request, reader, writer)
         if isinstance(step, Say):
             server.answered.append(received)
         if not usable:
@@ -264,6 +275,11 @@ async def _answer(
     return True
 
 
+def is_google(path: str) -> bool:
+    """Tell whether a path is of Google's API, whose requests say in it which model they ask and how."""
+    return path.partition("?")[0].endswith((":generateContent", ":streamGenerateContent"))
+
+
 def _events(step: Say, turn: int, path: str, request: dict[str, Any]) -> list[bytes]:
     if path.endswith("/messages"):
         from support.models import messages_format
@@ -273,6 +289,10 @@ def _events(step: Say, turn: int, path: str, request: dict[str, Any]) -> list[by
         from support.models import responses_format
 
         return responses_format.events(step, request)
+    if is_google(path):
+        from support.models import google_format
+
+        return google_format.events(step, request)
     return events(step, turn)
 
 
@@ -285,6 +305,10 @@ def _whole(step: Say, turn: int, path: str, request: dict[str, Any]) -> dict[str
         from support.models import responses_format
 
         return responses_format.whole(step, request)
+    if is_google(path):
+        from support.models import google_format
+
+        return google_format.whole(step, request)
     return whole(step, turn)
 
 

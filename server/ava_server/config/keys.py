@@ -140,10 +140,10 @@ def may_be_key(provider: str) -> bool:
     return len(provider.strip()) > LONGEST_SHOWN or may_be_secret(provider)
 
 
-def address_variables(provider: str) -> tuple[str, str]:
+def address_variables(provider: str) -> tuple[str, ...]:
     """Return the variables that tell other programs where to send the key in a known provider's usual variable."""
     programs = WELL_KNOWN[provider].removesuffix("API_KEY")
-    return f"{programs}BASE_URL", f"{programs}API_BASE"
+    return f"{programs}BASE_URL", f"{programs}API_BASE", *PROVIDERS[provider].address_variables
 
 
 def why_unused(provider: str, env: Mapping[str, str], address: str | None = None) -> str | None:

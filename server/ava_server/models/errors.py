@@ -22,7 +22,7 @@ from zoneinfo import ZoneInfo
 from ava_audit.units import US_PER_S, format_duration, iso_second
 from ava_server.core.errors import ModelError, ModelErrorKind, ModelTimeout
 from ava_server.models import json_text
-from ava_server.models.json_text import as_list, as_object, as_text, fields_of
+from ava_server.models.json_text import as_list, as_object, as_text, fields_of, objects_in
 
 if TYPE_CHECKING:
     import httpx2
@@ -294,8 +294,8 @@ def read_body(content: bytes) -> ProviderError:
     """Read the body of an error response, in whatever shape it comes.
 
     Known shapes: OpenAI ({error: {message, type, code}}), Anthropic ({type: "error", error: {type, message, details:
-    {error_code}}, request_id}), OpenRouter ({error: {code, message, metadata: {raw, headers}}}), Google (the same in a
-    list), and servers that send plain text.
+    {error_code}}, request_id}), OpenRouter ({error: {code, message, metadata: {raw, headers}}}), Google ({error: {code,
+    status, message, details: [{reason}, {retryDelay}]}}, sometimes in a list), and servers that send plain text.
     """
     text, _ = json_text.decode_text(content)
     try:
@@ -313,15 +313,19 @@ def read_error(error: Any, request_id: Any = None) -> ProviderError:
     if fields is None:
         return ProviderError(str(error)[:_MOST_CHARS])
     metadata, details = fields_of(fields.get("metadata")), fields_of(fields.get("details"))
+    listed = objects_in(fields.get("details"))  # Google's, each of a type of its own
     words = fields.get("message") or _detail_words(fields.get("detail")) or _other_words(fields)
     if raw := metadata.get("raw"):  # from the provider behind OpenRouter; its own message is "Provider returned error"
         words = f"{words}: {raw}"
     code = details.get("error_code") or fields.get("code") or fields.get("type")
     codes = (fields.get("type"), fields.get("code"), details.get("error_code"), metadata.get("error_type"),
-             fields.get("status"))  # fmt: skip
+             fields.get("status"), *(one.get("reason") for one in listed))  # fmt: skip
     headers = dict(fields_of(metadata.get("headers")))  # OpenRouter
     if "resets_in_seconds" in fields:  # Codex
         headers["retry-after"] = fields["resets_in_seconds"]
+    for one in listed:
+        if delay := as_text(one.get("retryDelay")):
+            headers["retry-after"] = delay
     shown = str(words)[:_MOST_CHARS]
     return ProviderError(
         words=f"{shown.rstrip('.')} [{code}]" if code and isinstance(words, str) else shown,

@@ -20,6 +20,7 @@ from ava_server.models.selection import (
     Choice,
     Thinking,
     host_of,
+    is_vertex,
     marks_cache,
     thinking_of,
 )
@@ -117,6 +118,11 @@ def _wire(parameters: Mapping[str, Any]) -> Wire:
 
             stored = _StoredParameters.model_validate(parameters)
             return ResponsesWire(stored.stream, stored.thinking)
+        case "google":
+            from ava_server.models.wires.google import GoogleWire
+
+            stored = _StoredParameters.model_validate(parameters)
+            return GoogleWire(stored.stream, stored.thinking, bearer=is_vertex(stored.base_url))
         case other:
             raise ValueError(f"there is no wire {other!r}")
 

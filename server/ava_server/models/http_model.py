@@ -117,7 +117,7 @@ class HttpModel:
         (while iterating) no valid answer.
         """
         end = anyio.current_time() + self.deadlines.total_s
-        endpoint = Endpoint(self.wire.url(self.base_url), self.model_id, self.api_key, self.wire.speaks)
+        endpoint = Endpoint(self.wire.url(self.base_url, self.model_id), self.model_id, self.api_key, self.wire.speaks)
         sending = False
         body, size = list[bytes](), 0
         lent: LentClient | None = None

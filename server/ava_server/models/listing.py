@@ -27,12 +27,14 @@ from ava_server.models.selection import (
     check_address,
     choose,
     configured,
+    is_vertex,
     meant_by,
     price_over,
     tiers_reviewed,
     wire_of,
 )
 from ava_server.models.wires.chat import ChatWire
+from ava_server.models.wires.google import GoogleWire
 from ava_server.models.wires.messages import MessagesWire
 from ava_server.models.wires.responses import ResponsesWire
 
@@ -178,29 +180,34 @@ MOST_BYTES = 4_000_000
 LONGEST_ID = 200
 
 
+def wire_to_list(catalog: ModelCatalog) -> Wire:
+    """Return the wire that asks for a list of models, with the key in every header where it may be looked for."""
+    match catalog.wire:
+        case "messages":
+            return MessagesWire(bearer=True)
+        case "responses":
+            return ResponsesWire()
+        case "google":
+            return GoogleWire(bearer=is_vertex(catalog.base_url))
+        case _:
+            return ChatWire()
+
+
 async def ask_endpoint(catalog: ModelCatalog, clients: ClientPool) -> list[str]:
     """Return the ids of the models that an endpoint lists, in its order. Raises AvaError: unreachable, or no list."""
     import httpx2
 
     check_address(catalog.name, catalog.base_url, catalog.api_key)
-    wires: dict[str, Wire] = {"messages": MessagesWire(bearer=True), "responses": ResponsesWire()}
-    wire = wires.get(catalog.wire, ChatWire())
-    endpoint = Endpoint(models_url(wire, catalog.base_url), "", catalog.api_key)
+    wire = wire_to_list(catalog)
+    endpoint = Endpoint(wire.models_url(catalog.base_url), "", catalog.api_key)
     with anyio.move_on_after(DEADLINE_S):
         try:
             async with clients.client() as client:
-                return _ids(await _fetch(client, endpoint, wire), endpoint)
+                return _ids(await _fetch(client, endpoint, wire), endpoint, wire)
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError, UnicodeError) as error:
             why = f"cannot be asked for its models: {endpoint.cause(error)}"
             raise _failure(endpoint, why, "connection") from error
     raise _failure(endpoint, f"did not send the whole list of its models within {DEADLINE_S:g} s", "timeout")
-
-
-def models_url(wire: Wire, base_url: str) -> str:
-    url = wire.url(base_url)
-    for path in (ChatWire.path, MessagesWire.path, ResponsesWire.path):
-        url = url.removesuffix(path)
-    return f"{url}/models"
 
 
 async def _fetch(client: httpx2.AsyncClient, endpoint: Endpoint, wire: Wire) -> bytes:
@@ -219,10 +226,10 @@ async def _fetch(client: httpx2.AsyncClient, endpoint: Endpoint, wire: Wire) -> 
     return bytes(content)
 
 
-def _ids(content: bytes, endpoint: Endpoint) -> list[str]:
+def _ids(content: bytes, endpoint: Endpoint, wire: Wire) -> list[str]:
     try:
-        ids: list[Any] = [entry["id"] for entry in json.loads(content)["data"]]
-    except (ValueError, TypeError, KeyError, RecursionError):
+        ids = wire.listed_ids(json.loads(content))
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         raise _failure(endpoint, "answered something other than a list of models", "bad_answer") from None
     usable = [one for one in ids if isinstance(one, str) and one and one.isprintable() and " " not in one]
     return list(dict.fromkeys(one for one in usable if len(one) <= LONGEST_ID))

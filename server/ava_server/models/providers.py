@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Literal
 from urllib.parse import urlsplit
 
-RemoteWire = Literal["chat_completions", "messages", "responses"]
+RemoteWire = Literal["chat_completions", "messages", "responses", "google"]
 """The formats in which a model at an address is asked; `models/wires/` has them."""
 
 
@@ -20,6 +20,7 @@ class KnownProvider:
     variable: str  # the environment variable that usually holds its key
     base_url: str
     models: bool = True  # it offers models; otherwise it searches the web
+    address_variables: tuple[str, ...] = ()  # besides the usual ones, those that tell programs where to send its key
 
 
 PROVIDERS: Mapping[str, KnownProvider] = {
@@ -27,6 +28,11 @@ PROVIDERS: Mapping[str, KnownProvider] = {
     "anthropic": KnownProvider("ANTHROPIC_API_KEY", "https://api.anthropic.com/v1"),
     "openai": KnownProvider("OPENAI_API_KEY", "https://api.openai.com/v1"),
     "groq": KnownProvider("GROQ_API_KEY", "https://api.groq.com/openai/v1"),
+    "google": KnownProvider(
+        "GEMINI_API_KEY",
+        "https://generativelanguage.googleapis.com/v1beta",
+        address_variables=("GOOGLE_GEMINI_BASE_URL",),
+    ),
     "kagi": KnownProvider("KAGI_API_KEY", "https://kagi.com/api/v1", models=False),
     "brave": KnownProvider("BRAVE_API_KEY", "https://api.search.brave.com/res/v1", models=False),
 }

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Literal, get_args
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from ava_server.core.errors import BadInput, ConfigError
 from ava_server.core.ids import nearest
@@ -86,8 +86,14 @@ SCRIPTED = "scripted:demo"
 """The script of `ava demo --scripted`. It exists only where AVA_MODEL names it and no endpoint is set."""
 CUSTOM = "custom"
 KNOWN_URLS: Mapping[str, str] = {name: known.base_url for name, known in PROVIDERS.items() if known.models}
-KNOWN_WIRES: Mapping[str, WireName] = {"api.anthropic.com": "messages", "api.openai.com": "responses"}
+KNOWN_WIRES: Mapping[str, WireName] = {
+    "api.anthropic.com": "messages",
+    "api.openai.com": "responses",
+    "generativelanguage.googleapis.com": "google",
+}
 """The hosts that do not speak chat completions."""
+ALLOWED_QUERY = frozenset(("api-version",))
+"""What an address may have in its query: nothing that could be a key."""
 SET_A_MODEL = (
     "Store a key with `ava key set openrouter`, or set AVA_MODEL_BASE_URL and AVA_MODEL to any "
     "OpenAI-compatible endpoint."
@@ -178,8 +184,18 @@ def choose(wanted: str | None, tier: str, settings: ModelSettings) -> Choice:
 
 
 def wire_of(provider: Provider, base_url: str) -> WireName:
-    """Return the format that a provider speaks: the one in the settings, else the one known for its address."""
+    """Return the format that a provider speaks: the one in the settings, else the one known for its address.
+
+    Google has chat completions under /openai.
+    """
+    if urlsplit(base_url).path.rstrip("/").endswith("/openai"):
+        return provider.wire or "chat_completions"
     return provider.wire or KNOWN_WIRES.get(host_of(base_url), "chat_completions")
+
+
+def is_vertex(base_url: str) -> bool:
+    """Tell whether an address is of Google Cloud, where a key is a token."""
+    return host_of(base_url).endswith("aiplatform.googleapis.com")
 
 
 def marks_cache(wire: WireName, base_url: str, model_id: str) -> bool:
@@ -361,7 +377,7 @@ def check_address(name: str, base_url: str, api_key: str | None) -> None:
     except ValueError:
         usable = False
         parts = urlsplit("")
-    if not usable or parts.username or parts.query or parts.fragment:
+    if not usable or parts.username or parts.fragment or not _is_allowed_query(parts.query):
         raise ConfigError(
             f"The base URL of {name} ({_shown(base_url)}) cannot be used; write it like https://host/v1, "
             "without user, password or query."
@@ -373,6 +389,10 @@ def check_address(name: str, base_url: str, api_key: str | None) -> None:
     private = is_local(base_url) or "." not in (parts.hostname or "")  # a name in this network, such as a container's
     if api_key and parts.scheme == "http" and not private:
         raise ConfigError(f"The base URL of {name} would send its key unencrypted to {parts.hostname}; use https.")
+
+
+def _is_allowed_query(query: str) -> bool:
+    return not query or all(name in ALLOWED_QUERY for name, _ in parse_qsl(query, keep_blank_values=True))
 
 
 def _shown(base_url: str) -> str:

@@ -121,7 +121,7 @@ _CACHED = ("prompt_cache_hit_tokens", "num_cached_tokens", "cached_tokens")
 """Where DeepSeek, Mistral and Moonshot say how much of the prompt they had in their cache."""
 
 
-_TEXTS = ("content", "text", "output", "system", "instructions", "description")
+_TEXTS = ("content", "text", "output", "system", "instructions", "description", "parts", "functionResponse", "response")
 """The fields of requests whose texts a model is shown."""
 _HIDDEN = ("thinking", "redacted_thinking", "reasoning")
 """Types of parts that a provider need not show to the model again."""
@@ -139,9 +139,9 @@ def shown_bytes(value: Any, *, answer: bool = False) -> int:
     if not isinstance(value, Mapping):
         return 0
     fields = cast("Mapping[str, Any]", value)
-    if fields.get("type") in _HIDDEN:
+    if fields.get("type") in _HIDDEN or fields.get("thought") is True:
         return 0
-    answer = answer or fields.get("role") == "assistant"
+    answer = answer or fields.get("role") in ("assistant", "model")
     return sum(shown_bytes(fields[name], answer=answer) for name in _TEXTS if name in fields)
 
 
@@ -157,9 +157,12 @@ def merge_usage(known: dict[str, Any] | None, later: Mapping[str, Any]) -> dict[
     return known
 
 
+_COUNTS = ("tokens", "TokenCount")
+
+
 def claims_use(usage: Any) -> bool:
     """Tell whether a usage says that a call used anything, whatever else is in it."""
-    counts = (value for name, value in fields_of(usage).items() if name.endswith("tokens") or name == "cost")
+    counts = (value for name, value in fields_of(usage).items() if name.endswith(_COUNTS) or name == "cost")
     return any(_is_number(count) and count > 0 for count in counts)
 
 
@@ -330,7 +333,7 @@ def _escapes(value: Any) -> int:
     """Return by how much a template can lengthen the tool calls in an answer's message by escaping them."""
     if isinstance(value, Mapping):
         fields = cast("Mapping[str, Any]", value)
-        if "arguments" in fields or "input" in fields:
+        if "arguments" in fields or "input" in fields or "args" in fields:
             content = encode(fields)
             return escaped_bound(content.decode()) - len(content)
         return sum(map(_escapes, fields.values()))

@@ -58,13 +58,19 @@ class UsageReader:
 
     extractor: UsageExtractor
 
+    @property
+    def _root(self) -> str:
+        """Where the provider has the usage, which all have in one field."""
+        root = self.extractor.root
+        return root if isinstance(root, str) else str(root[0])
+
     def more(self, reported: Mapping[str, Any], own: Usage) -> MoreUsage | None:
         """Return what this reading has more than our `own`; None for nothing, or where it fails.
 
         `reported` is the provider's usage as it came.
         """
         try:
-            _, read = self.extractor.extract({"usage": reported})
+            _, read = self.extractor.extract({self._root: reported})
             prompt, output = _count(read.input_tokens), _count(read.output_tokens)
         except Exception:  # it checks less than we do, and may raise anything
             log.debug("genai-prices cannot read a usage", exc_info=True)

@@ -18,6 +18,7 @@ from ava_server.models.errors import Endpoint, may_have_been_billed
 from ava_server.models.http_model import HttpModel
 from ava_server.models.wires.base import Wire
 from ava_server.models.wires.chat import ChatWire
+from ava_server.models.wires.google import GoogleWire
 from ava_server.models.wires.messages import MessagesWire
 from ava_server.models.wires.responses import ResponsesWire
 from ava_server.models.wires.stream import Deadlines
@@ -383,7 +384,7 @@ async def test_the_advice_fits_the_refusal(step: Step, kind: str, says: str, cli
     ],
 )
 async def test_an_error_in_a_200_keeps_its_words(step: Step, clients: ClientPool) -> None:
-    for wire in (ChatWire(), MessagesWire(), ResponsesWire()):
+    for wire in (ChatWire(), MessagesWire(), ResponsesWire(), GoogleWire()):
         with running_model_server([step]) as server:
             error = await failure(server.base_url, clients, wire=wire)
         assert "no such luck" in str(error), wire

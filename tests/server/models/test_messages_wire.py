@@ -301,7 +301,7 @@ async def test_a_compatible_server_also_gets_the_key_as_a_bearer_token() -> None
     ],
 )
 def test_accepts_the_address_with_and_without_v1(base_url: str, url: str) -> None:
-    assert MessagesWire().url(base_url) == url
+    assert MessagesWire().url(base_url, "m") == url
 
 
 async def test_reports_an_api_rejection_in_its_own_words() -> None:

@@ -147,7 +147,7 @@ async def test_sends_no_effort_to_models_with_one_level_or_none_below_medium(mod
     ],
 )
 def test_the_address_may_include_the_path(base_url: str, url: str) -> None:
-    assert WIRE.url(base_url) == url
+    assert WIRE.url(base_url, "m") == url
 
 
 @pytest.mark.parametrize("streaming", [True, False])

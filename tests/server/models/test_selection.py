@@ -1,6 +1,6 @@
 import json
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from support.model_server import Say, running_model_server
@@ -10,18 +10,24 @@ from ava_server.models.base import AssistantTurn, Model, Request, ToolSchema, To
 from ava_server.models.clients import ClientPool
 from ava_server.models.factory import model_of, parameters
 from ava_server.models.http_model import HttpModel
+from ava_server.models.listing import model_catalogs, wire_to_list
 from ava_server.models.offline import LocalModel
 from ava_server.models.prices import Price, Unpriced, UserPrice
+from ava_server.models.providers import RemoteWire
 from ava_server.models.selection import (
     KNOWN_URLS,
+    KNOWN_WIRES,
     SCRIPTED,
     TIERS,
     Choice,
     ModelSettings,
     Provider,
+    check_address,
     choose,
     default_tiers,
+    wire_of,
 )
+from ava_server.models.wires.chat import ChatWire
 
 KEY = "sk-or-v1-0123456789abcdef0123"
 ROUTER = {"openrouter": Provider(api_key=KEY)}
@@ -342,7 +348,7 @@ def test_calls_openai_over_responses_where_its_models_need_it_for_tools(tier: st
     choice = choose(None, tier, ModelSettings(providers={"openai": Provider(api_key=KEY)}))
     model = build_model(choice, ClientPool())
     assert isinstance(model, HttpModel)
-    assert model.wire.url(model.base_url) == "https://api.openai.com/v1/responses"
+    assert model.wire.url(model.base_url, model.model_id) == "https://api.openai.com/v1/responses"
     body = json.loads(model.encode(Request(choice.model_id, "", (), (UserTurn("x"),), 16)))
     assert body["max_output_tokens"] == 16
     assert body["reasoning"]["effort"] == ("low" if choice.model_id == "gpt-6.1-sol" else "none")
@@ -355,15 +361,55 @@ def test_chat_completions_on_openai_uses_its_own_parameter_names() -> None:
     assert "max_price" not in str(body)
 
 
-@pytest.mark.parametrize("host", ["api.openai.com", "api.anthropic.com", "example.com"])
+@pytest.mark.parametrize("host", [*KNOWN_WIRES, "example.com"])
 def test_an_address_gets_its_known_wire_unless_the_settings_override_it(host: str) -> None:
-    known = {"api.openai.com": "responses", "api.anthropic.com": "messages"}.get(host, "chat_completions")
+    known = KNOWN_WIRES.get(host, "chat_completions")
     price = {"m": UserPrice(input=1, output=1)}
     for wire in (None, "responses"):
         own = ModelSettings(
             base_url=f"https://{host}/v1", model="m", prices=price, providers={"custom": Provider(wire=wire)}
         )
         assert choose(None, "fast", own).wire == (wire or known)
+
+
+def test_google_speaks_its_own_wire_and_chat_completions_under_openai() -> None:
+    choice = choose("balanced", "fast", ModelSettings(providers={"google": Provider(api_key=KEY)}))
+    model = build_model(choice, ClientPool())
+    assert isinstance(model, HttpModel)
+    assert choice.price.source and not choice.price.free
+    base = "https://generativelanguage.googleapis.com/v1beta"
+    assert model.wire.url(model.base_url, "m") == f"{base}/models/m:streamGenerateContent?alt=sse"
+    assert wire_of(Provider(), f"{base}/openai/") == "chat_completions"
+    assert wire_of(Provider(wire="google"), "https://gateway.example/openai") == "google"
+
+
+@pytest.mark.parametrize(
+    ("base_url", "fits"),
+    [
+        ("https://h.example/openai/deployments/{model}?api-version=2024-10-21", True),
+        ("https://h.example/v1?key=sk-1", False),
+        ("https://h.example/v1?api-version=1&api-key=sk-1", False),
+        ("https://h.example/v1?sk-1", False),
+    ],
+)
+def test_an_address_may_have_the_model_and_an_allowed_query(base_url: str, fits: bool) -> None:
+    if fits:
+        check_address("azure", base_url, KEY)
+        url = "https://h.example/openai/deployments/a%2Fb/chat/completions?api-version=2024-10-21"
+        assert ChatWire().url(base_url, "a/b") == url
+    else:
+        with pytest.raises(ConfigError, match="without user, password or query"):
+            check_address("azure", base_url, KEY)
+
+
+@pytest.mark.parametrize("name", get_args(RemoteWire))
+def test_each_wire_is_built_and_lists_models(name: RemoteWire) -> None:
+    own = ModelSettings(base_url="http://127.0.0.1:1/v1", model="m", providers={"custom": Provider(wire=name)})
+    model = build_model(choose(None, "fast", own), ClientPool())
+    assert isinstance(model, HttpModel)
+    catalog = model_catalogs(own)["custom"]
+    assert type(wire_to_list(catalog)) is type(model.wire)
+    assert model.wire.models_url("http://127.0.0.1:1/v1/").startswith("http://127.0.0.1:1/v1/models")
 
 
 @pytest.mark.parametrize(

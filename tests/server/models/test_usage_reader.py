@@ -11,6 +11,7 @@ from ava_server.models.base import Completion, MoreUsage
 from ava_server.models.usage_reader import UsageReader, more_words, usage_reader
 from ava_server.models.wires.base import Wire
 from ava_server.models.wires.chat import ChatAnswer, ChatWire
+from ava_server.models.wires.google import GoogleAnswer, GoogleWire
 from ava_server.models.wires.messages import MessagesWire
 from ava_server.models.wires.responses import ResponsesWire
 
@@ -60,6 +61,7 @@ async def test_nothing_is_added_where_there_is_nothing_more(url: str, usage: dic
     [
         (MessagesWire, "https://api.anthropic.com/v1/messages"),
         (ResponsesWire, "https://api.openai.com/v1/responses"),
+        (GoogleWire, "https://generativelanguage.googleapis.com/v1beta/models/m:generateContent"),
         (ChatWire, "https://generativelanguage.googleapis.com/v1beta/openai/chat/completions"),
         (ChatWire, "https://api.perplexity.ai/chat/completions"),
     ],
@@ -68,9 +70,30 @@ async def test_known_providers_have_a_reader_for_their_formats(wire: type[Wire],
     assert await usage_reader(url, wire.flavors) is not None
 
 
+async def test_googles_counts_are_read_alike() -> None:
+    """Both readings add thinking to the answer, and what tools showed to the prompt; a count more would be seen."""
+    reader = await usage_reader("https://generativelanguage.googleapis.com/v1beta/models/m:x", GoogleWire.flavors)
+    assert reader is not None
+    reported = {
+        "promptTokenCount": 15,
+        "toolUsePromptTokenCount": 288,
+        "candidatesTokenCount": 40,
+        "thoughtsTokenCount": 257,
+        "totalTokenCount": 600,
+    }
+    answer = GoogleAnswer()
+    answer.add({"candidates": [{"content": {"parts": [{"text": "4"}]}}], "usageMetadata": reported})
+    done = answer.complete(request_id=None, sent_bytes=100, reader=reader)
+    assert done.usage == Usage(input_tokens=303, output_tokens=297, thinking_tokens=257)
+    assert done.more is None
+    assert reader.more(reported, Usage(input_tokens=300, output_tokens=40)) == MoreUsage(3, 257)
+
+
 @pytest.mark.parametrize("read", [ValueError("no"), Usage(), ("model", Usage()), None])
 def test_a_reading_that_fails_adds_nothing(read: Any) -> None:
     class Broken:
+        root = "usage"
+
         def extract(self, _response: Any) -> Any:
             if isinstance(read, Exception):
                 raise read

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
+from urllib.parse import quote
 
 from ava_server.models.base import Completion, Delta, Request, ToolUse, Turn
 from ava_server.models.json_text import NotJsonError, as_object, as_text, decode, decode_object, join_surrogates
@@ -42,8 +43,11 @@ class WireAnswer(ABC):
     `stop_reason` is the provider's word for why it ended; what goes wrong after that does not spoil the answer. `over`:
     the stream has said that nothing more comes. `closed`: an answer without such a word was taken. `usage` is the
     provider's as it came. `offered` are the names of the tools, where they are known. `_let_go` is how many calls are
-    counted but no longer held, `_room` how many parts an answer may have before that is looked for.
+    counted but no longer held, `_room` how many parts an answer may have before that is looked for. `usage_field` is
+    where the provider has the usage.
     """
+
+    usage_field: ClassVar[str] = "usage"
 
     stop_reason: str | None = None
     over: bool = False
@@ -129,12 +133,12 @@ class WireAnswer(ABC):
         for holder in (event, *(event.get(name) for name in _USAGE_HOLDERS)):
             if (fields := as_object(holder)) is not None:
                 self._read_id_and_usage(fields)
-                claims = claims or claims_use(fields.get("usage"))
+                claims = claims or claims_use(fields.get(self.usage_field))
         return claims
 
     def _read_id_and_usage(self, fields: Mapping[str, Any]) -> None:
         self.request_id = as_text(fields.get("id")) or self.request_id
-        if usage := as_object(fields.get("usage")):
+        if usage := as_object(fields.get(self.usage_field)):
             self.usage = merge_usage(self.usage, usage)
 
     def _surplus(self, held: int, calls: Callable[[], Sequence[_Call]]) -> Sequence[_Call]:
@@ -165,10 +169,27 @@ class Wire(ABC):
     part: ClassVar[str]
     path: ClassVar[str]
 
-    def url(self, base_url: str) -> str:
-        """Return where answers are asked for; `base_url` may end with the path already."""
-        base = base_url.rstrip("/")
+    def url(self, base_url: str, model: str) -> str:
+        """Return where answers of a model are asked for.
+
+        `base_url` may end with the path already, have `{model}` in it, and end with a query (`ALLOWED_QUERY`).
+        """
+        base, question, query = base_url.partition("?")
+        address = self.address(base.replace("{model}", quote(model, safe="")).rstrip("/"), model)
+        return f"{address}{'&' if '?' in address else question}{query}" if query else address
+
+    def address(self, base: str, model: str) -> str:
+        """Return the address under an API's, which has neither a query nor a slash at its end."""
         return base if base.endswith(self.path) else f"{base}{self.path}"
+
+    def models_url(self, base_url: str) -> str:
+        """Return where the API lists its models."""
+        base, question, query = base_url.partition("?")
+        return f"{self.address(base.rstrip('/'), '').removesuffix(self.path)}/models{question}{query}"
+
+    def listed_ids(self, answer: Any) -> list[Any]:
+        """Return the ids in a list of models. Raises LookupError, TypeError: it is none."""
+        return [entry["id"] for entry in answer["data"]]
 
     def headers(self, api_key: str | None) -> dict[str, str]:
         return {"authorization": f"Bearer {api_key}"} if api_key else {}

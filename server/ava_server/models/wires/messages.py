@@ -44,10 +44,9 @@ class MessagesWire(Wire):
     path: ClassVar[str] = "/messages"
     bearer: bool = False
 
-    def url(self, base_url: str) -> str:
+    def address(self, base: str, model: str) -> str:
         """People write the address with and without /v1."""
-        base = base_url.rstrip("/")
-        return super().url(base if base.endswith(("/messages", "/v1")) else f"{base}/v1")
+        return super().address(base if base.endswith(("/messages", "/v1")) else f"{base}/v1", model)
 
     def headers(self, api_key: str | None) -> dict[str, str]:
         headers = {"anthropic-version": VERSION}
