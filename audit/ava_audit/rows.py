@@ -6,6 +6,7 @@ The first field of each class is the key of its table. Readers get copies; only 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,6 +22,10 @@ INTERRUPTED, EXPIRED = "interrupted", "expired"
 WaitsFor = Literal["provider", "more", "answer", "resume"]
 """What a queued run waits for: its provider, which takes no calls; a person, who allows it more or declines; an answer
 to its question; or a person who resumes it after a restore or an import."""
+AWAITED: Mapping[WaitsFor, str] = {"more": AWAITING_EXTENSION, "answer": AWAITING_ANSWER, "resume": HELD}
+"""The state that is shown of a run that waits for a person, by what it waits for."""
+ASKING = (AWAITING_EXTENSION, AWAITING_ANSWER)
+"""Those of them in which a run has asked the person something."""
 HELD_UNTIL_US = 253_402_300_799_000_000
 """The end of the wait for a resume, in microseconds UTC: the last second of the year 9999."""
 
@@ -129,7 +134,7 @@ class RunRow:
     @property
     def awaits_person(self) -> bool:
         """Whether it was returned to the queue until a person allows it more, answers, or resumes it."""
-        return self.state == QUEUED and self.waits_for in ("more", "answer", "resume")
+        return self.state == QUEUED and self.waits_for in AWAITED
 
     @property
     def held_micros(self) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
-from support.commands.dashboard import hides, live_app, screen, shows
+from support.commands.dashboard import hides, live_app, opened, screen, shows
 from support.foreign.origins import ALL, EVIL, begun, sends, sent
 from support.foreign.origins import config as origins
 from support.foreign.servers import write_role
@@ -282,6 +282,8 @@ async def test_a_allows_a_run_near_its_cap_more_after_a_yes_and_r_declines(tmp_p
             [fact] = await lab.facts(run_id, Answered)
             assert (fact.decision, fact.channel) == (decided, "terminal")
             await lab.ended(run_id)
+            whats = [one.what for one in (await opened(lab, run_id)).decided]
+            assert whats == ["Approved", f"Request for more {decided}"], "the screen of a run has both decisions"
 
 
 async def test_a_changed_request_for_more_is_refused(tmp_path: Path) -> None:

@@ -56,12 +56,17 @@ from ava_server.runs.extension import (
     MOST_ASKED,
     Shortage,
     _rounded,
-    asked_of,
     extension_request,
-    wait_words,
 )
 from ava_server.runs.extension import extension_limits as limits_of
-from ava_server.runs.pending_questions import Decider, PendingExtension, decide_question, pending_question
+from ava_server.runs.pending_questions import (
+    Decider,
+    PendingExtension,
+    PendingQuestion,
+    asked_of,
+    decide_question,
+    pending_question,
+)
 from ava_server.service.access import Session
 from ava_server.service.service import Service
 
@@ -125,7 +130,7 @@ async def test_a_run_that_is_allowed_more_goes_on_under_the_new_cap(tmp_path: Pa
         shown = await request(lab, run_id)
         assert f"near its cost cap of $0.20: {format_usd(200_000 - row.cost_micros)} left; about $0." in shown.message
         assert shown.message.endswith(f"if you do not answer, it does so at {local_second(asked.expires_us)}.")
-        assert f"the run wraps up at {local_second(asked.expires_us)}" in wait_words(row, asked)
+        assert f"the run wraps up at {local_second(asked.expires_us)}" in PendingQuestion(row, asked).for_tools
         decided = await person(lab).questions.decide(run_id, shown.digest, approve=True)
         assert decided.status == "approved"
         run = await lab.ended(run_id)
@@ -606,7 +611,7 @@ async def test_an_answer_that_a_client_made_up_decides_nothing(tmp_path: Path) -
             "check_subagent",
             {"subagent_id": run["subagent_id"]},
             input_responses={"approval": ElicitResult(action="accept", content={})},
-            request_state=found.question().sha(),
+            request_state=found.form().sha(),
             allow_input_required=True,
         )
         assert isinstance(answer, InputRequiredResult), "the person is asked"

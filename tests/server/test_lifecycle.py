@@ -32,7 +32,7 @@ from ava_server.budget.caps import CapRequest, reserve, settle_unknown
 from ava_server.budget.run_config import RunConfig, Texts, digest
 from ava_server.budget.user_limits import DayCaps, Slots
 from ava_server.config.settings import Limits
-from ava_server.runs.extension import ExtensionLimits, asked_of
+from ava_server.runs.extension import ExtensionLimits
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import (
     TRANSITIONS,
@@ -48,7 +48,7 @@ from ava_server.runs.lifecycle import (
     resume,
     transition,
 )
-from ava_server.runs.pending_questions import Decider, decide_question
+from ava_server.runs.pending_questions import Decider, asked_of, decide_question
 from ava_server.runs.result import RunResult, build_result
 
 HERE, ELSEWHERE, DEAD = "here", "elsewhere", "dead"

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ava_audit.errors import AuditError
-from ava_audit.rows import AWAITING_ANSWER, AWAITING_EXTENSION
+from ava_audit.rows import ASKING
 from ava_audit.store.sqlite import backend_of
 from ava_audit.units import cents, format_bytes, now_us
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
@@ -192,7 +192,7 @@ def health(
 def _processes(overview: Overview) -> list[CheckFinding]:
     count = overview.processes
     if not count:
-        working = (AWAITING_EXTENSION, AWAITING_ANSWER, "queued", "running", "interrupted")
+        working = (*ASKING, "queued", "running", "interrupted")
         waiting = any(overview.now.counts.get(state) for state in working)
         text = "none is running: nothing runs until one starts"
         return [CheckFinding("servers", "warning" if waiting else "note", text, short="no server")]

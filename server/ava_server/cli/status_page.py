@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from ava_audit.rows import AWAITING_ANSWER, AWAITING_EXTENSION, EXPIRED, HELD, WAITING
+from ava_audit.rows import ASKING, EXPIRED, HELD, WAITING
 from ava_audit.units import format_ts, format_usd, now_us
 from ava_roles.wrap import add_bars, clean
 from ava_server.cli.terminal import cells, wrapped_lines
@@ -35,9 +35,7 @@ GAP, WHOSE_CHARS, MOST_TROUBLE = 2, 12, 3
 _BLOCKS, _PLAIN = ("█", "▒", "░"), ("#", "+", "-")
 _BAD = ("fault", "warning")
 _STATES = {
-    WAITING: "bold yellow",
-    AWAITING_EXTENSION: "bold yellow",
-    AWAITING_ANSWER: "bold yellow",
+    **dict.fromkeys((WAITING, *ASKING), "bold yellow"),
     HELD: "bold magenta",
     "interrupted": "bold magenta",
     "running": "bold green",
@@ -164,9 +162,9 @@ class Page:
         elif not run.row.ended and run.state != "queued":
             yield from self.bars(run.caps)
         words = remarks(run)
-        if run.wait is not None and run.wait.question is not None:
+        if run.asks:
             yield joined("  It asks:")
-            asked = folded(plain(add_bars(run.wait.question.untrusted)), self.width - GAP)
+            asked = folded(plain(add_bars(run.asks)), self.width - GAP)
             yield from (Text("  ").append_text(line) for line in asked)
         for line in wrapped_lines(plain(words), self.width - GAP) if words else ():
             yield joined("  " + line)

@@ -22,9 +22,9 @@ import typer
 from ava_audit.errors import AuditError, StoreUnavailable
 from ava_audit.events import Activity
 from ava_audit.rows import RUNNING
-from ava_audit.units import format_usd, now_us
+from ava_audit.units import format_usd
 from ava_roles.errors import RolesError
-from ava_roles.wrap import add_bars, clean
+from ava_roles.wrap import clean
 from ava_server.approval.decide import PersonAnswer, Shown
 from ava_server.cli import terminal
 from ava_server.cli.app import CONFIGURATION, INTERRUPTED, NOT_APPROVED
@@ -181,11 +181,11 @@ class RunWatch:
 
     def _tell_questions(self, seen: list[RunView]) -> None:
         for run in seen:
-            asked = run.wait.question if run.wait is not None else None
-            if asked is not None and asked.id not in self._told:
+            asked = run.question
+            if asked is not None and asked.kind.in_words and asked.id not in self._told:
                 self._told.add(asked.id)
                 self.progress.end()
-                tell(f"{label(run.row)} asks you:\n{add_bars(asked.untrusted)}")
+                tell(f"{asked.heading}:\n{asked.drawn}")
                 how = advice(asked.in_a_terminal)
                 tell(f"Answer in another terminal: {how.strip('`') if how.endswith('`') else how}")
 
@@ -251,13 +251,6 @@ def lines_of(seen: Sequence[RunView], progress: terminal.Progress) -> list[str]:
 
 def _fitting(line: str, width: int | None) -> list[str]:
     return [line] if width is None else terminal.wrapped_lines(line, width)
-
-
-def _what_is_asked(run: RunView) -> str | None:
-    """Return what tells a run's question or request from its next one; None if it waits for no answer."""
-    if run.wait is None or run.wait.cause not in ("extension", "answer"):
-        return None
-    return f"{run.row.id} {run.wait.cause} {run.wait.until_us}"
 
 
 # -- following one's own runs -----------------------------------------------------------------------------------------
@@ -344,30 +337,25 @@ class FollowedRuns:
         if self._asking is not None or self._question is not None:
             return
         for run in seen:
-            about = _what_is_asked(run)
-            if about is not None and about not in self._asked:
-                self._asked.add(about)
+            one = run.question
+            if one is not None and one.id not in self._asked:
+                self._asked.add(one.id)
                 self._asking = anyio.CancelScope()
-                outcomes.start_soon(self._answer, self._asking, run)
+                outcomes.start_soon(self._answer, self._asking, one)
                 return
 
-    async def _answer(self, scope: anyio.CancelScope, run: RunView) -> None:
+    async def _answer(self, scope: anyio.CancelScope, one: PendingQuestion) -> None:
         self._watch.progress.end()
         try:
             with scope:
-                await self._ask_person(run.row)
+                await self._ask_person(one)
         except (AvaError, AuditError) as error:
             tell(f"ava: {error}")
         finally:
             self._asking = None
 
-    async def _ask_person(self, run: RunRow) -> None:
+    async def _ask_person(self, one: PendingQuestion) -> None:
         """Ask what a run asks; where it is decided elsewhere first, the question withdraws itself."""
-        from ava_server.runs.pending_questions import pending_question
-
-        one = await self._runtime.store.read(lambda view: pending_question(view, view.run(run.id) or run, now_us()))
-        if one is None:
-            return  # it was decided elsewhere since the look
         client = Approvals(SessionTransport(self._runtime, self._service.session))
         given = await unless_decided(client, [one.shown], lambda: _ask_about(one))
         if given is None:
@@ -452,11 +440,10 @@ class FollowedRuns:
 
 async def _ask_about(one: PendingQuestion) -> PersonAnswer:
     """Ask on the terminal what a run asks; without a yes or words, it goes on without."""
+    tell(f"{one.heading}:\n{one.drawn}")
     if not one.kind.in_words:
-        tell(f"{label(one.run)} asks for more:\n{one.message}")
-        return PersonAnswer(await terminal.agrees("Raise the cap? Without a yes, it hands in what it has."))
-    tell(f"{label(one.run)} asks you:\n{add_bars(one.untrusted)}")
-    words = await terminal.ask_words("Your answer (Enter alone: it continues without one):")
+        return PersonAnswer(await terminal.agrees(one.kind.prompt))
+    words = await terminal.ask_words(one.kind.prompt)
     return PersonAnswer(bool(words), words or None)
 
 

@@ -23,7 +23,7 @@ from ava_server.config.settings import Settings
 from ava_server.core.errors import Refused
 from ava_server.core.ids import label
 from ava_server.runs.lifecycle import awaited
-from ava_server.runs.pending_questions import PendingExtension, PendingQuestion
+from ava_server.runs.pending_questions import PendingQuestion
 from ava_server.service.decision_requests import OUTCOMES
 from ava_server.service.decision_requests import WAITING as WAITING_DECISIONS
 
@@ -100,29 +100,26 @@ async def _approval(kind: Kind, run: RunRow, reader: OverviewReader) -> Decision
         title = f"{kind.capitalize()} {proposal.pending_id}"
         question, done = ("Start it?", "approved") if approves else ("Reject it?", "rejected")
     else:
-        extension = await _extension(run, reader)
-        shown, text = extension.shown, extension.message
-        title = f"{extension.extension_id}: {label(run)} asks for more"
+        more = await _more(run, reader)
+        shown, text, title = more.shown, more.message, f"{more.id}: {more.heading}"
         declines = "Decline it, so that the run hands in what it has?"
         question, done = ("Raise the cap?", "raised") if approves else (declines, "declined")
     declined, pin = f"Nothing was {done}; it still waits.", approves and await _takes_pin(shown, reader)
     return DecisionQuestion(kind, run, title, text, question, shown, declined, pin)
 
 
-async def _extension(run: RunRow, reader: OverviewReader) -> PendingExtension:
-    """Return what a run near a cap asks for. Raises Refused: it asks for nothing."""
-    waiting = await reader.decisions.send(WAITING_DECISIONS)
-    for extension in waiting.extensions:
-        if extension.subagent_id == run.id:
-            return extension
+async def _more(run: RunRow, reader: OverviewReader) -> PendingQuestion:
+    """Return what a run near a cap asks for. Raises Refused: it asks for nothing, or in words."""
     asked = await _question(run, reader)
+    if asked is not None and not asked.kind.in_words:
+        return asked
     hint = "; it asks a question; press s to answer" if asked is not None else ""
     raise Refused(f"{label(run)} waits for no approval: it is {awaited(run, now_us()) or run.state}{hint}.")
 
 
 async def _question(run: RunRow, reader: OverviewReader) -> PendingQuestion | None:
     [view] = await reader.records.views([run.id])
-    return view.wait.question if view.wait is not None else None
+    return view.question
 
 
 async def _takes_pin(shown: Shown, reader: OverviewReader) -> bool:
@@ -147,14 +144,14 @@ async def _message(run: RunRow, reader: OverviewReader) -> DecisionQuestion:
     if run.state == WAITING:
         raise Refused(f"{label(run)} waits for approval; to change it, cancel it and propose it again.")
     asked = await _question(run, reader)
-    if asked is None:
+    if asked is None or not asked.kind.in_words:
         text = (
             f"{label(run)} reads the message before its next turn. It may steer the work, and changes no limit. It goes"
             f" to the model {run.model}: give no passwords or keys."
         )
         return DecisionQuestion("send", run, f"Send a message to {label(run)}", text, "Message:", Shown("send", run.id))
-    pin, title = asked.to_allow and await _takes_pin(asked.shown, reader), f"{label(run)} asks you a question"
-    return DecisionQuestion("send", run, title, asked.message, "Answer:", asked.shown, pin=pin)
+    pin = asked.to_allow and await _takes_pin(asked.shown, reader)
+    return DecisionQuestion("send", run, asked.heading, asked.message, "Answer:", asked.shown, pin=pin)
 
 
 async def carry_out(decision: DecisionQuestion, settings: Settings, answer: str, pin: str) -> str:

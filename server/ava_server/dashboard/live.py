@@ -197,8 +197,8 @@ class LivePage(Page):
         if run.activity:
             yield joined(f"  {run.activity}")
         words = remarks(run)
-        if run.wait is not None and run.wait.question is not None:
-            words = f"It asks: {quoted(run.wait.question.text, QUESTION_CHARS)}; s answers it"
+        if run.question is not None and run.question.text:
+            words = f"It asks: {quoted(run.question.text, QUESTION_CHARS)}; s answers it"
         yield from self._indented(words, TASK_LINES)
         if run.row.started_us is not None:
             yield from self.bars(run.caps)

@@ -22,8 +22,6 @@ from ava_audit.errors import AuditError
 from ava_audit.search import LogQuery
 from ava_audit.units import format_ts
 from ava_roles.errors import RolesError
-from ava_roles.wrap import add_bars
-from ava_server.approval.proposals import Pending
 from ava_server.cli.log_look import run_at_once
 from ava_server.cli.results import cost_text, drawn_result
 from ava_server.cli.show import asked_lines, decided_lines
@@ -33,7 +31,6 @@ from ava_server.core.ids import label, state_words
 from ava_server.core.threads import read_apart
 from ava_server.render.entries import BOOKKEEPING, entry_words, is_trouble
 from ava_server.render.run_view import cost_of, run_answer
-from ava_server.runs.pending_questions import PendingExtension
 from ava_server.service.record_requests import DETAIL
 
 if TYPE_CHECKING:
@@ -382,19 +379,17 @@ def detail_lines(detail: RunDetail, page: LivePage) -> Iterator[Text]:
         yield from page.bars(run.caps)
     yield Text()
     yield from folded("\n".join(asked_lines(row, detail.texts, False, width)), width)
-    if isinstance(detail.waiting, Pending):
+    if detail.waiting is not None:
         yield from _titled("What would start", f"{detail.waiting.message}\n\n{detail.waiting.approval_line}", width)
     elif run.caps:
         yield from _titled("Approval", "\n".join(decided_lines(row, run.state, detail.decided, False)), width)
-    if isinstance(detail.waiting, PendingExtension):
-        yield from _titled("It asks for more", detail.waiting.message, width)
     if row.started_us is not None:
         cost = cost_text(answer) if row.ended and not run.free else cost_of(run)
         called = ", ".join(f"{tool} {count}" for tool, count in detail.tools.items()) or "none"
         yield from folded(f"Cost: {cost}\nTools called: {called}", width)
         yield from _steps(detail, page)
-    if run.wait is not None and run.wait.question is not None:
-        yield from _titled("It asks (s answers)", add_bars(run.wait.question.untrusted), width)
+    if run.question is not None:
+        yield from _titled(run.question.kind.title, run.question.drawn, width)
     if row.ended:
         yield Text()
         yield joined(("Result", "bold"))

@@ -68,6 +68,10 @@ class RunDecision:
     more: bool = False
 
 
+DECISIONS = ("SpawnDecided", "Answered")
+"""The entries of a run that `decisions_in` reads."""
+
+
 def decisions_in(
     entries: Iterable[Entry], began: Callable[[str], SessionStart | None] = lambda _session: None
 ) -> list[RunDecision]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ava_audit.events import WHOLE
-from ava_audit.rows import QUEUED, RUNNING, RunRow, StepRunRow
+from ava_audit.rows import AWAITED, QUEUED, RUNNING, RunRow, StepRunRow
 from ava_audit.units import format_usd
 from ava_audit.view import View
 from ava_roles.wrap import one_line
@@ -22,7 +22,6 @@ MOST_RUNS = 12
 """Most runs of a step that are named."""
 MOST_LINES, LINE_CHARS = 20, 160
 """Most lines of a plan in an answer, and characters of one; the plan's resource and page have all of it."""
-_PERSON = ("more", "answer", "resume")
 
 
 @dataclass(frozen=True)
@@ -164,7 +163,7 @@ def _view_step(step: StepConfig, progress: StepProgress, rows: list[StepRunRow],
 
 def _shown(row: StepRunRow) -> RunShown:
     if row.state == QUEUED:
-        return "waiting for a person" if row.waits_for in _PERSON else "queued"
+        return "waiting for a person" if row.waits_for in AWAITED else "queued"
     if row.state == RUNNING:
         return "running"
     return "done" if row.state in WHOLE else "not done"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from ava_audit.events import Event, RunClaimed, SubagentComplete, ToolCall, ToolResult, Who
 from ava_audit.rows import (
-    AWAITING_ANSWER,
+    ASKING,
     AWAITING_EXTENSION,
     EXPIRED,
     HELD,
@@ -37,9 +37,8 @@ from ava_server.core.commands import advice_there
 from ava_server.core.ids import label, state_words
 from ava_server.render.plan_view import PlanView, view_plan
 from ava_server.render.responses import LastTool, RunAnswer, Untrusted
-from ava_server.runs.extension import asked_of, request_words, wait_words
 from ava_server.runs.lifecycle import awaited, blocker_in, is_held, pause_words, paused, resume_line, waits_for_resume
-from ava_server.runs.pending_questions import PendingQuestion, pending_question
+from ava_server.runs.pending_questions import PendingQuestion, asked_of, pending_question
 
 if TYPE_CHECKING:
     from ava_server.runs.manager import Manager
@@ -205,7 +204,7 @@ class Wait:
             waits for.
         served: An Ava server works on this data root.
         line: What `confirm_spawn` takes as `approving` to resume it; None where that is not needed, or not possible.
-        question: What it asks, where it asks in words.
+        question: What it asks a person; None where it asks nothing, or that was erased.
         command: How a command for the server that has the run begins, as `ava --url URL`; empty on its own machine.
     """
 
@@ -219,10 +218,6 @@ class Wait:
     question: PendingQuestion | None = None
     command: str = ""
 
-    @property
-    def _until(self) -> str:
-        return local_second(self.until_us or 0)
-
     def for_tools(self) -> str | None:
         """Return `waits_for` of the tools' answers."""
         match self.cause:
@@ -230,16 +225,8 @@ class Wait:
                 return None
             case "limit":
                 return pause_words(self.run)
-            case "extension":
-                asked = asked_of(self.run)
-                return wait_words(self.run, asked) if asked is not None else None
-            case "answer":
-                how = "ask the person, and pass the answer on with message_subagent"
-                if self.question is not None and self.question.to_allow:
-                    how = f"only the person answers it, in Ava's form or pages, or with {self.question.in_a_terminal}"
-                return (
-                    f"an answer to its question (untrusted_question): {how}. Without one, it continues at {self._until}"
-                )
+            case "extension" | "answer":
+                return self.question.for_tools if self.question is not None else None
             case "resume" | "held":
                 how = f' and approving ["{self.line}"]' if self.line is not None else ""
                 confirm = f'confirm_spawn with pending_ids ["{self.run.id}"]{how}'
@@ -257,14 +244,9 @@ class Wait:
                 return f"a person has to approve it ({self.run.pending_id})"
             case "limit":
                 return _joined("paused", pause_words(self.run), "" if self.served else _NO_SERVER)
-            case "extension":
-                asked = asked_of(self.run)
-                words = request_words(asked) if asked is not None else "allow it more"
-                how = f"`ava approve {self.run.id}`"
-                return f"a person may {words}: {how}; without an answer it wraps up at {self._until}"
-            case "answer":
-                how = self.question.in_a_terminal if self.question is not None else "`ava send`"
-                return f"answer its question with {how}; without an answer it continues at {self._until}"
+            case "extension" | "answer":
+                gone = f"what it asks was erased; it continues at {local_second(self.until_us or 0)}"
+                return self.question.for_people if self.question is not None else gone
             case "money":
                 return f"waits for {self.blocker}"
             case "queue":
@@ -318,6 +300,16 @@ class RunView:
     def over(self) -> bool:
         """Whether nothing more comes of it: it has ended, or its proposal has expired."""
         return self.row.ended or self.state == EXPIRED
+
+    @property
+    def question(self) -> PendingQuestion | None:
+        """What it asks a person, and waits."""
+        return self.wait.question if self.wait is not None else None
+
+    @property
+    def asks(self) -> str:
+        """What it asks a person in words that are not Ava's; empty where it asks nothing so."""
+        return self.question.untrusted if self.question is not None else ""
 
     @property
     def spent(self) -> str:
@@ -507,8 +499,7 @@ def run_answer(shown: RunView, *, offset: int = 0, room: int | None = None, owne
     if wait is not None:
         answer.waits_for, answer.queue_position = wait.for_tools(), wait.position
         answer.not_before = iso_utc(wait.until_us) if wait.until_us is not None else None
-        if wait.question is not None:
-            answer.untrusted_question = wait.question.untrusted
+        answer.untrusted_question = shown.asks or None
     answer.ends_with_host = shown.ends_with_host or None
     if shown.plan is not None:
         answer.group_id = run.id
@@ -534,10 +525,9 @@ class Notice:
         run = self.row
         if is_held(run):
             return f"{label(run)} was restored or imported and is held. {self._how_to_go_on()}"
-        if not run.ended and (asked := asked_of(run)) is not None:
-            return f"{label(run)} waits for {wait_words(run, asked)}. Tell the person"
-        if run.waits_for == "answer":
-            return f"{label(run)} asks the person a question; check_subagent shows it, and who can answer it"
+        if (asked := asked_of(run)) is not None:
+            question = PendingQuestion(run, asked)
+            return question.kind.notice(question)
         if self.interrupted_us is None:
             return f"{label(run)} ended: {run.state}, {spent_text(run)}; call check_subagent for its result"
         minutes = round(self.interrupted_us / 60_000_000)
@@ -591,10 +581,11 @@ def _wait(
 ) -> Wait | None:
     if state == WAITING:
         return Wait("approval", run)
-    if state == AWAITING_EXTENSION:
-        return Wait("extension", run, until_us=run.waits_until_us)
-    if state == AWAITING_ANSWER:
-        return Wait("answer", run, until_us=run.waits_until_us, question=pending_question(view, run, now_us))
+    if state in ASKING:
+        asked = pending_question(view, run, now_us)
+        return Wait(
+            "extension" if state == AWAITING_EXTENSION else "answer", run, until_us=run.waits_until_us, question=asked
+        )
     if state == HELD:
         return Wait("held", run, line=resume_line(view, run))
     if state not in (QUEUED, INTERRUPTED):

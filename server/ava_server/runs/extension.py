@@ -22,7 +22,7 @@ from ava_audit.events import (
     ExtendedCap,
 )
 from ava_audit.rows import RunRow
-from ava_audit.units import MICROS_PER_CENT, local_second, now_us
+from ava_audit.units import MICROS_PER_CENT, now_us
 from ava_audit.view import View
 from ava_server.approval.channels import PERSON_CHANNELS
 from ava_server.approval.proposals import texts_of
@@ -243,13 +243,6 @@ class CapExtensions:
 # -- in words ---------------------------------------------------------------------------------------------------------
 
 
-def asked_of(run: RunRow) -> Asked | None:
-    """Return what a run asks for, or asked for until its time to ask was over; else None."""
-    if run.waits_for != "more" or run.asked is None:
-        return None
-    return Asked.model_validate_json(run.asked)
-
-
 def shortage_words(asked: Asked) -> str:
     """Return what is left and what is missing: `$0.02 left; about $0.20 needed to continue`."""
     left = max(asked.limit - asked.used, 0)
@@ -278,11 +271,3 @@ def cap_amount(cap: ExtendedCap, value: float, *, exact: bool = False) -> str:
     if cap == "max_tokens":
         return f"{TOKENS.text(int(value))} tokens"
     return CAP_OF_ARGUMENT[cap].text(value, exact=exact)
-
-
-def wait_words(run: RunRow, asked: Asked) -> str:
-    """Return what a run waits for, who can answer and how, and until when."""
-    return (
-        f"a person to {request_words(asked)}. Answer with `ava approve {run.id}` or `ava reject {run.id}`; a model"
-        f" cannot answer. If nobody answers, the run wraps up at {local_second(asked.expires_us)}"
-    )

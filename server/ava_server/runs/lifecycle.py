@@ -42,9 +42,7 @@ from ava_audit.events import (
     Who,
 )
 from ava_audit.rows import (
-    AWAITING_ANSWER,
-    AWAITING_EXTENSION,
-    HELD,
+    AWAITED,
     HELD_UNTIL_US,
     QUEUED,
     RUNNING,
@@ -227,14 +225,11 @@ def paused(run: RunRow, now_us: int) -> bool:
     return situation(run, now_us) == "waiting"
 
 
-_AWAITED: Mapping[WaitsFor, str] = {"more": AWAITING_EXTENSION, "answer": AWAITING_ANSWER, "resume": HELD}
-
-
 def awaited(run: RunRow, now_us: int) -> str | None:
     """Return the state that screens and answers show for a run that awaits a person; None for any other."""
     if run.waits_for is None or not paused(run, now_us):
         return None
-    return _AWAITED.get(run.waits_for)
+    return AWAITED.get(run.waits_for)
 
 
 def pause_words(run: RunRow) -> str:

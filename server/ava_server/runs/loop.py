@@ -35,12 +35,13 @@ from ava_server.models.selection import OFFLINE, SCRIPTED
 from ava_server.runs.clock import RunClock
 from ava_server.runs.coding import CodingWork, fail_unkept
 from ava_server.runs.context import ActiveRun, RunContext, RunLeft, nobody_gone
-from ava_server.runs.extension import in_vain, request_words
+from ava_server.runs.extension import in_vain
 from ava_server.runs.history import History
 from ava_server.runs.invalid_answers import REPAIRS, cut_caveat, error_of, explain_cut_call
 from ava_server.runs.lifecycle import GROUP_TIMEOUT, Paused, cancel_reason, ending_events, pause
 from ava_server.runs.log import RunLog
 from ava_server.runs.model_call import ModelCalls
+from ava_server.runs.pending_questions import activity_when_asked
 from ava_server.runs.reservation import UNKNOWN_ATTEMPTS, Planner, Reservations
 from ava_server.runs.result import RunResult, build_result
 from ava_server.runs.submit import NAME as SUBMIT
@@ -416,10 +417,8 @@ class AgentRun:
             match fact:
                 case RunPaused():
                     self.say(f"Paused: {fact.why}")
-                case Asked(for_more=True):
-                    self.say(f"Asks a person to {request_words(fact)}")
                 case Asked():
-                    self.say("Waits for an answer to its question")
+                    self.say(activity_when_asked(fact))
             return None
         on_record = await self._log.read(lambda view: cancel_reason(view, self.id))
         return RunResult("cancelled", ON_REQUEST, reason=self._cancel_reason or on_record)

@@ -36,6 +36,7 @@ from ava_server.runs.extension import (
     cap_amount,
     cap_name,
     most_now,
+    request_words,
     shortage_words,
     with_cap,
 )
@@ -94,6 +95,7 @@ class PendingQuestion:
 
     @property
     def untrusted(self) -> str:
+        """What the subagent or a tool wrote; empty where Ava's own words say all."""
         return "\n".join((self.text, *(f"- {option}" for option in self.options)))
 
     @property
@@ -101,7 +103,26 @@ class PendingQuestion:
         """The question as a person is asked it, and what their answer does."""
         return self.kind.message(self)
 
-    def question(self) -> Question:
+    @property
+    def drawn(self) -> str:
+        """What a screen draws below its title."""
+        return add_bars(self.untrusted) if self.kind.in_words else self.message
+
+    @property
+    def for_tools(self) -> str:
+        """What the run waits for and who can answer it, for a model."""
+        return self.kind.for_tools(self)
+
+    @property
+    def for_people(self) -> str:
+        """What a person can do, and what happens without them."""
+        return self.kind.for_people(self)
+
+    @property
+    def heading(self) -> str:
+        return f"{label(self.run)} {self.kind.asks}"
+
+    def form(self) -> Question:
         return self.kind.form(self, " \n".join(self.message.split("\n")))
 
     def answer_in(self, reply: Reply) -> Given:
@@ -118,13 +139,19 @@ class QuestionKind(Protocol):
 
     Attributes:
         title: What a person reads above it.
+        noun: What it is called.
         decision: What a yes does, for `approval/decide.py`.
         is_approval: A yes takes what an approval does.
         in_words: The answer is text: a client that shows only yes and no cannot return it.
+        asks: What the run does, in a few words.
+        prompt: What a terminal asks below it, where a run's steps are followed.
         unanswered: What a run does whose time to wait is over.
     """
 
     title: str
+    noun: str
+    asks: str
+    prompt: str
     decision: Kind
     is_approval: bool
     in_words: bool
@@ -137,6 +164,26 @@ class QuestionKind(Protocol):
     def message(self, one: PendingQuestion, /) -> str: ...
 
     def command(self, one: PendingQuestion, /) -> str: ...
+
+    def activity(self, asked: Asked, /) -> str:
+        """Return what the run does when it asks this."""
+        ...
+
+    def entry(self, asked: Asked, /) -> tuple[str, str]:
+        """Return the title and the text of its entry in a list of what the run did."""
+        ...
+
+    def for_tools(self, one: PendingQuestion, /) -> str: ...
+
+    def for_people(self, one: PendingQuestion, /) -> str: ...
+
+    def notice(self, one: PendingQuestion, /) -> str:
+        """Return what a model is told of it that has not looked."""
+        ...
+
+    def event(self, one: PendingQuestion, /) -> dict[str, Any]:
+        """Return what the setting `on_event` tells a program of it."""
+        ...
 
     def form(self, one: PendingQuestion, text: str, /) -> Question: ...
 
@@ -176,14 +223,19 @@ class QuestionDecision:
     text: str
 
 
+def asked_of(run: RunRow) -> Asked | None:
+    """Return what a run asks, or asked until its time to wait was over; else None. Raises ValueError as below."""
+    return Asked.model_validate_json(run.asked) if run.asked is not None and not run.ended else None
+
+
 def pending_question(view: View, run: RunRow, now_us: int) -> PendingQuestion | None:
     """Return what a run waits for a person with; None where it waits with nothing.
 
     Raises ValueError: a newer Ava wrote it.
     """
-    if run.asked is None or transition(run, "answer", situation(run, now_us)) is None:
+    asked = asked_of(run)
+    if asked is None or transition(run, "answer", situation(run, now_us)) is None:
         return None
-    asked = Asked.model_validate_json(run.asked)
     return KINDS[asked.kind].read(view, run, asked)
 
 
@@ -237,8 +289,8 @@ def closed_question(view: View, run: RunRow, shown: str, now_us: int) -> str:
         return f"{label(run)} has ended ({run.state})"
     if pending_question(view, run, now_us) is not None:
         return f"what {label(run)} asks has changed since it was shown; look at it again"
-    if run.asked is not None:
-        return f"{label(run)} got no answer in time and {KINDS[Asked.model_validate_json(run.asked).kind].unanswered}"
+    if (asked := asked_of(run)) is not None:
+        return f"{label(run)} got no answer in time and {KINDS[asked.kind].unanswered}"
     return f"{label(run)} no longer waits for an answer: it is {run.state}"
 
 
@@ -304,6 +356,9 @@ class _More:
     """More money, tokens or time; the request's own kind says of which cap."""
 
     title = "It asks for more"
+    noun = "Request for more"
+    asks = "asks for more"
+    prompt = "Raise the cap? Without a yes, it hands in what it has."
     decision: Kind = "extend"
     is_approval = True
     in_words = False
@@ -329,6 +384,29 @@ class _More:
 
     def command(self, one: PendingQuestion) -> str:
         return f"ava approve {one.run.id}"
+
+    def activity(self, asked: Asked) -> str:
+        return f"Asks a person to {request_words(asked)}"
+
+    def entry(self, asked: Asked) -> tuple[str, str]:
+        low, high = cap_amount(asked.cap, asked.limit), cap_amount(asked.cap, asked.proposed)
+        return f"Near its {cap_name(asked.cap)} of {low}: asks for {high}", ""
+
+    def for_tools(self, one: PendingQuestion) -> str:
+        return (
+            f"a person to {request_words(one.asked)}. Answer with {one.in_a_terminal} or `ava reject {one.run.id}`; a"
+            f" model cannot answer. If nobody answers, the run wraps up at {local_second(one.asked.expires_us)}"
+        )
+
+    def for_people(self, one: PendingQuestion) -> str:
+        until = local_second(one.asked.expires_us)
+        return f"a person may {request_words(one.asked)}: {one.in_a_terminal}; without an answer it wraps up at {until}"
+
+    def notice(self, one: PendingQuestion) -> str:
+        return f"{label(one.run)} waits for {one.for_tools}. Tell the person"
+
+    def event(self, one: PendingQuestion) -> dict[str, Any]:
+        return {"extension_id": one.id, "request": request_words(one.asked)}
 
     def _field(self, asked: Asked) -> LimitField:
         least = min(asked.limit + UNITS[asked.cap], asked.proposed)
@@ -401,6 +479,9 @@ class _InWords:
     """A question of the run, whose answer is text."""
 
     title = "It asks you"
+    noun = "Question"
+    asks = "asks you"
+    prompt = "Your answer (Enter alone: it continues without one):"
     decision: Kind = "answer"
     is_approval = False
     in_words = True
@@ -425,6 +506,29 @@ class _InWords:
 
     def command(self, one: PendingQuestion, /) -> str:
         return f'ava send {one.run.id} "…"'
+
+    def activity(self, _asked: Asked, /) -> str:
+        return "Waits for an answer to its question"
+
+    def entry(self, asked: Asked, /) -> tuple[str, str]:
+        return "Asks a person, and waits for the answer", asked.search_text()
+
+    def for_tools(self, one: PendingQuestion, /) -> str:
+        how = "ask the person, and pass the answer on with message_subagent"
+        if self.is_approval:
+            how = f"only the person answers it, in Ava's form or pages, or with {one.in_a_terminal}"
+        until = local_second(one.asked.expires_us)
+        return f"an answer to its question (untrusted_question): {how}. Without one, it continues at {until}"
+
+    def for_people(self, one: PendingQuestion, /) -> str:
+        until = local_second(one.asked.expires_us)
+        return f"answer its question with {one.in_a_terminal}; without an answer it continues at {until}"
+
+    def notice(self, one: PendingQuestion, /) -> str:
+        return f"{label(one.run)} asks the person a question; check_subagent shows it, and who can answer it"
+
+    def event(self, one: PendingQuestion, /) -> dict[str, Any]:
+        return {"question_id": one.id, "question": one.text, "options": list(one.options)}
 
     def form(self, one: PendingQuestion, text: str, /) -> Question:
         own = TextField(_ANSWER, "Or in your own words" if one.options else "Your answer")
@@ -511,6 +615,11 @@ KINDS: Mapping[AskedKind, QuestionKind] = {
     "question": _InWords(),
     "call": _Call(),
 }
+
+
+def activity_when_asked(asked: Asked) -> str:
+    """Return what a run does when it asks this, for a line of its progress."""
+    return KINDS[asked.kind].activity(asked)
 
 
 def _brought(source: str) -> str:

@@ -37,7 +37,6 @@ from ava_server.approval.summary import task_excerpt
 from ava_server.budget.run_config import caps_text, config_of
 from ava_server.config.keys import key_variables
 from ava_server.core.data_root import home_folder
-from ava_server.runs.extension import request_words
 from ava_server.runs.lifecycle import awaited
 from ava_server.runs.pending_questions import pending_question
 
@@ -196,12 +195,7 @@ def _request(view: View, run: RunRow) -> dict[str, Any]:
     found = pending_question(view, run, now_us())
     if found is None:
         return {}
-    asks: dict[str, Any] = {"extension_id": found.id}
-    if found.kind.in_words:
-        asks = {"question_id": found.id, "question": found.text, "options": list(found.options)}
-    else:
-        asks["request"] = request_words(found.asked)
-    return {**asks, "expires_at": iso_utc(found.asked.expires_us)}
+    return {**found.kind.event(found), "expires_at": iso_utc(found.asked.expires_us)}
 
 
 async def _run(program: Sequence[str], event: dict[str, Any]) -> None:

@@ -106,7 +106,7 @@ class PersonQuestions(Operations):
         first = found[0]
         shown, limits = [first.shown], self._runtime.spawn_limits_of(self._session.user)
         reply = await ask_until(
-            lambda: until_decided(self._store, shown, limits), lambda: person.ask(first.question(), first.answer_in)
+            lambda: until_decided(self._store, shown, limits), lambda: person.ask(first.form(), first.answer_in)
         )
         if elsewhere := await outcomes(self._store, shown, limits):
             return " ".join(elsewhere.values())
@@ -142,7 +142,7 @@ class PersonQuestions(Operations):
 
     async def open(self, rows: Sequence[RunRow]) -> dict[str, Question]:
         """Return the questions of these runs to a person whom a client can ask, by their ids."""
-        return {one.id: one.question() for one in await self._waiting(rows)}
+        return {one.id: one.form() for one in await self._waiting(rows)}
 
     async def answer(self, rows: Sequence[RunRow], question_id: str, reply: Reply) -> str | None:
         """Carry out a person's answer to one of these questions, and return what came of it.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ava_audit.events import ToolCall
-from ava_audit.rows import AWAITING_ANSWER, AWAITING_EXTENSION, EXPIRED, HELD, INTERRUPTED, WAITING, RunRow
+from ava_audit.rows import ASKING, EXPIRED, HELD, INTERRUPTED, WAITING, RunRow
 from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_roles.errors import RolesError
@@ -23,20 +23,18 @@ from ava_server.approval.proposals import Pending, SpawnLimits, pending_proposal
 from ava_server.budget.run_config import Coding, Texts, config_of
 from ava_server.core.errors import Refused
 from ava_server.core.ids import label
-from ava_server.render.approvals import RunDecision, decisions_in
+from ava_server.render.approvals import DECISIONS, RunDecision, decisions_in
 from ava_server.render.entries import Step, compact, recent_steps
 from ava_server.render.responses import RunAnswer
 from ava_server.render.run_view import Processes, ProcessesNow, RunView, run_answer, state_now, view_run
-from ava_server.runs.pending_questions import PendingExtension, pending_question, pending_request
 from ava_server.service.current import CurrentRuns, current_rows
 
 if TYPE_CHECKING:
     from ava_audit.redaction import Redactor
     from ava_audit.store.backend import Blobs
 
-ORDER = (WAITING, AWAITING_EXTENSION, AWAITING_ANSWER, HELD, INTERRUPTED, "running", "queued", EXPIRED)
+ORDER = (WAITING, *ASKING, HELD, INTERRUPTED, "running", "queued", EXPIRED)
 """The states of runs that have not ended, in the order of a list: first what waits for a person."""
-_DECIDED = ("SpawnDecided", "ExtensionDecided")
 TOOL_CHARS = 40
 _WHOLE_FILES = 1_000_000
 """Unchanged lines around each change; with so many, a diff contains whole files."""
@@ -77,7 +75,7 @@ class RunDetail:
         decided: Who decided about it.
         steps: Its last actions.
         tools: How often it has called each tool.
-        waiting: Its proposal that waits, or what it asks for.
+        waiting: Its proposal, where it waits.
     """
 
     run: RunView
@@ -85,7 +83,7 @@ class RunDetail:
     decided: tuple[RunDecision, ...]
     steps: tuple[Step, ...]
     tools: dict[str, int]
-    waiting: Pending | PendingExtension | None
+    waiting: Pending | None
 
 
 def current_runs(
@@ -133,19 +131,14 @@ def run_detail(
     now = now_us()
     calls = (entry.fact for entry in view.entries(run.id, 0, ("ToolCall",)) if entry.generation is not None)
     tools = Counter(compact(fact.tool, TOOL_CHARS) for fact in calls if isinstance(fact, ToolCall))
-    proposal, asked = pending_proposal(view, run, limits, now), pending_question(view, run, now)
-    waiting: Pending | PendingExtension | None = None
-    if isinstance(proposal, Pending):
-        waiting = proposal
-    elif asked is not None and asked.asked.for_more:
-        waiting = pending_request(asked)
+    proposal = pending_proposal(view, run, limits, now)
     return RunDetail(
         view_run(view, run, processes, now, served=served, task=True),
         texts_of(view, run),
-        tuple(decisions_in(view.entries(run.id, 0, _DECIDED))),
+        tuple(decisions_in(view.entries(run.id, 0, DECISIONS))),
         recent_steps(view, run.id, most_steps),
         dict(tools.most_common()),
-        waiting,
+        proposal if isinstance(proposal, Pending) else None,
     )
 
 

@@ -31,7 +31,6 @@ from ava_server.render.responses import RunAnswer
 from ava_server.render.result import cost_notes, result_of, verdict_words
 from ava_server.render.run_view import RunView, run_answer, view_run
 from ava_server.runs.costs import Costs, costs_of
-from ava_server.runs.pending_questions import pending_question
 from ava_server.service.records import DeliveredFiles, diff_of, run_record, shown_changes
 from ava_server.service.sources import open_source
 from ava_server.web.context import NotFound, PagePart, found_or_404, go_to, page, reader_of
@@ -171,10 +170,9 @@ class RunPage(PagePart):
     def _decisions(self, view: View, run_id: str, visitor: Visitor) -> dict[str, Any]:
         row = view.run(run_id)
         assert row is not None
-        now = now_us()
-        shown = view_run(view, row, self._context.runtime.instances, now, result=False, task=True)
+        shown = view_run(view, row, self._context.runtime.instances, now_us(), result=False, task=True)
         own = row.user_id == visitor.user
-        asked = pending_question(view, row, now) if own else None
+        asked = shown.question if own else None
         wait = shown.wait
         session = visitor.service_session(self._context.site.url)
         line = wait.line if wait is not None and (own or session.administers) else None

@@ -66,7 +66,6 @@ class FoundRuns:
 
 
 MOST_RUNS = 100
-_ASKS = ("extension", "answer")
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ class Runs(PagePart):
         )
         return Now(
             proposals=pending_proposals(view, user, runtime.spawn_limits_of(user), at_us),
-            asking=[run for run in runs if run.row.user_id == user and run.wait and run.wait.cause in _ASKS],
+            asking=[run for run in runs if run.row.user_id == user and run.question is not None],
             runs=runs,
             counts=counts,
             budgets=self._context.budgets(view, visitor, at_us, everybody=everybody),

@@ -23,7 +23,7 @@ from ava_server.core.ids import AGENT, parse_number, state_words
 from ava_server.render.approvals import CHANNELS
 from ava_server.render.entries import EVENT_NAMES, arguments_text, compact, entry_words, refused_words, unmarked
 from ava_server.runs.changes import describe_command
-from ava_server.runs.extension import cap_amount, cap_name
+from ava_server.runs.pending_questions import KINDS
 
 Order = Literal["newest", "oldest"]
 
@@ -347,15 +347,10 @@ def _event(fact: events.Fact) -> Detail:
             times = f", {fact.count} times" if fact.count else ""
             what = f"Guardrail {fact.guardrail}{where} {_GUARDRAILS[fact.action]}{times}"
             return Detail("error", what, failed=fact.action != "told")
-        case events.Asked(for_more=True):
-            low, high = cap_amount(fact.cap, fact.limit), cap_amount(fact.cap, fact.proposed)
-            return Detail("ask", f"Near its {cap_name(fact.cap)} of {low}: asks for {high}")
-        case events.Answered(for_more=True):
-            return Detail("ask", f"Request for more {fact.decision} {CHANNELS[fact.channel]}")
         case events.Asked():
-            return Detail("ask", "Asks a person, and waits for the answer", fact.search_text())
+            return Detail("ask", *KINDS[fact.kind].entry(fact))
         case events.Answered():
-            return Detail("ask", f"Question {fact.decision} {CHANNELS[fact.channel]}")
+            return Detail("ask", f"{KINDS[fact.kind].noun} {fact.decision} {CHANNELS[fact.channel]}")
         case events.CancelRequested():
             return Detail("end", f"Cancelled by {fact.by}", fact.reason or "")
         case _:

@@ -55,7 +55,7 @@ from ava_server.models.prices import Price, reserve_micros
 from ava_server.runs import extension
 from ava_server.runs.clock import RunClock
 from ava_server.runs.context import ActiveRun, RunContext
-from ava_server.runs.extension import ExtensionLimits, Shortage, asked_of, extension_request
+from ava_server.runs.extension import ExtensionLimits, Shortage, extension_request
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import (
     Cause,
@@ -70,7 +70,7 @@ from ava_server.runs.lifecycle import (
 )
 from ava_server.runs.log import RunLog
 from ava_server.runs.model_call import ModelCalls
-from ava_server.runs.pending_questions import Decider, decide_question
+from ava_server.runs.pending_questions import Decider, asked_of, decide_question
 from ava_server.runs.result import RunResult, build_result
 from support.databases import POSTGRES, empty_databases, write_config
 from support.schedules.ledger import Before, Call, Ledger, Run, before, compare, facts_of
