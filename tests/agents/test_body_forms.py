@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from agents.test_gateway import PLANTED, place, request
@@ -14,8 +14,13 @@ from support.model_server import Say
 from ava_audit.events import AgentRequest
 from ava_audit.redaction import Redactor
 from ava_server.agents.bodies import Bodies
-from ava_server.agents.forms import FORMS, MOST_TAKEN, Choice, Content, Fields, Kinds, Leaf, Listed, Shape
+from ava_server.agents.command import API_TYPES, PACKAGES
+from ava_server.agents.forms import FORMS, MOST_TAKEN, Choice, Content, Fields, Kinds, Leaf, Listed, Part, Shape
 from ava_server.agents.seam import AgentCall, CallRefused
+from ava_server.agents.work import answered_models
+from ava_server.config.agents import agents_of
+from ava_server.config.settings import load_settings
+from ava_server.models.providers import RemoteWire
 
 SCHEMA = {"type": "object", "properties": {"file_id": {"type": "string", "const": {"source": "x"}}}, "mode": "pro"}
 CACHED = {"cache_control": {"type": "ephemeral"}}
@@ -23,7 +28,7 @@ CACHED = {"cache_control": {"type": "ephemeral"}}
 
 def read(wire: str, redactor: Redactor | None = None, **more: Any) -> AgentCall:
     bodies = Bodies(wire, {"sonnet": "far-sonnet"}, frozenset(), redactor or Redactor({}))
-    return bodies.read(json.dumps({**request(wire), **more}).encode())
+    return bodies.read(json.dumps({**request(wire), "model": "sonnet", **more}).encode())
 
 
 def user(*parts: Any) -> dict[str, Any]:
@@ -80,6 +85,23 @@ SESSIONS: dict[str, tuple[str, dict[str, Any]]] = {
                 "name": "bash", "arguments": '{"file_id": 1}'},
                 "extra_content": {"google": {"thought_signature": "gAA="}}}]},
             {"role": "tool", "tool_call_id": "c1", "name": "bash", "content": "a.py"}]}),
+    "Gemini CLI": ("google", {
+        "generationConfig": {"temperature": 1, "topP": 0.95, "topK": 64,
+                             "thinkingConfig": {"includeThoughts": True, "thinkingLevel": "HIGH"}},
+        "toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["list_directory"]}},
+        "systemInstruction": {"role": "user", "parts": [{"text": "You are an agent."}]},
+        "tools": [{"functionDeclarations": [
+            {"name": "list_directory", "description": "Lists.", "parametersJsonSchema": SCHEMA},
+            {"name": "mcp_ava_submit_result", "description": "Hands over.", "parametersJsonSchema": SCHEMA}]}],
+        "contents": [
+            {"role": "user", "parts": [{"text": "<session_context>x</session_context>"}, {"text": "Do it."}]},
+            {"role": "model", "parts": [
+                {"text": "Look.", "thought": True},
+                {"functionCall": {"id": "c1", "name": "list_directory", "args": {"file_id": 1, "inlineData": {}}},
+                 "thoughtSignature": "gAA="},
+                {"text": "", "thoughtSignature": "gAA="}]},
+            {"role": "user", "parts": [{"functionResponse": {
+                "id": "c1", "name": "list_directory", "response": {"output": "a.py", "fileData": 1}}}]}]}),
 }  # fmt: skip
 """As these agents send them, shortened: every field of theirs, and some in which they choose the form."""
 
@@ -144,6 +166,23 @@ OUT: list[tuple[str, dict[str, Any], str]] = [
     ("chat_completions", {"messages": [{"role": "assistant", "tool_calls": [
         {"id": "c", "type": "function", "mode": "pro", "function": {"name": "R", "arguments": "{}"}}]}]},
      "messages.tool_calls.mode"),
+    ("google", {"generationConfig": {"thinkingConfig": {"thinkingLevel": "pro"}}},
+     "generationConfig.thinkingConfig.thinkingLevel"),
+    ("google", {"generationConfig": {"responseModalities": ["pro"]}}, "generationConfig.responseModalities"),
+    ("google", {"generationConfig": {"speechConfig": {"x": "pro"}}}, "generationConfig.speechConfig"),
+    ("google", {"generation_config": {"image_config": "pro"}}, "generationConfig.image_config"),
+    ("google", {"serviceTier": "pro"}, "serviceTier"),
+    ("google", {"toolConfig": {"functionCallingConfig": {"mode": "pro"}}}, "toolConfig.functionCallingConfig.mode"),
+    ("google", {"tools": [{"googleSearch": {"mode": "pro"}}]}, "tool googleSearch"),
+    ("google", {"tools": [{"mcp_servers": [{"url": "pro"}]}]}, "tool mcpServers"),
+    ("google", {"tools": [{"functionDeclarations": [{"name": "Read", "behavior": "pro"}]}]}, "tools.behavior"),
+    ("google", {"contents": [{"role": "user", "mode": "pro", "parts": [{"text": "x"}]}]}, "contents.mode"),
+    ("google", {"contents": [{"role": "user", "parts": [{"inlineData": {"data": "pro"}}]}]}, "inlineData"),
+    ("google", {"contents": [{"role": "user", "parts": [{"file_data": {"fileUri": "pro"}, "text": "pro"}]}]},
+     "fileData"),
+    ("google", {"contents": [{"role": "user", "parts": [{"functionResponse": {
+        "name": "x", "response": {}, "parts": [{"inlineData": {"data": "pro"}}]}}]}]},
+     "contents.parts.functionResponse.parts"),
 ]  # fmt: skip
 
 
@@ -177,6 +216,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("chat_completions", {"tools": [{"type": "made_up"}]}, "made_up"),
     ("chat_completions", {"messages": [{"role": "assistant", "tool_calls": [{"type": "made_up"}]}]}, "made_up"),
     ("chat_completions", {"messages": [{"role": "user", "content": "x", "audio": {"id": "a"}}]}, "audio"),
+    ("google", {"tools": [{"madeUp": {}}]}, "madeUp"),
+    ("google", {"contents": [{"role": "user", "parts": [{"executableCode": {"code": "x"}}]}]}, "executableCode"),
+    ("google", {"contents": [{"role": "user", "parts": [{"code_execution_result": {"output": "x"}}]}]},
+     "code_execution_result"),
+    ("google", {"contents": [{"role": "user", "parts": [{"text": "x", "madeUp": 1}]}]}, "madeUp"),
+    ("google", {"contents": [{"role": "user", "parts": ["x"]}]}, "a str"),
+    ("google", {"contents": ["x"]}, "a str"),
 ]  # fmt: skip
 
 
@@ -197,6 +243,8 @@ SEALED: list[tuple[str, dict[str, Any]]] = [
         {"type": "reasoning.encrypted", "data": PLANTED}]}]}),
     ("chat_completions", {"messages": [{"role": "assistant", "extra_content": {
         "google": {"thought_signature": PLANTED}}}]}),
+    ("google", {"contents": [{"role": "model", "parts": [{"text": "x", "thoughtSignature": PLANTED}]}]}),
+    ("google", {"contents": [{"role": "model", "parts": [{"text": "x", "thought_signature": PLANTED}]}]}),
 ]  # fmt: skip
 
 
@@ -221,7 +269,7 @@ def test_new_names_of_one_request_are_bounded() -> None:
 
 def shapes(shape: Shape) -> list[Shape]:
     match shape:
-        case Fields(known) | Kinds(known):
+        case Fields(known) | Kinds(known) | Part(known):
             inner = list(known.values())
         case Listed(of):
             inner = [of]
@@ -241,7 +289,23 @@ def test_only_schemas_and_arguments_are_left_to_the_agent() -> None:
             if isinstance(shape, Fields):
                 free |= {name for name, inner in shape.known.items() if inner is Leaf.FREE}
         assert form.items in form.fields and set(form.head) <= {*form.fields, "tools"} and form.output
-    assert free == {"input", "input_schema", "parameters", "arguments", "schema", "tools"}, "`tools` of a namespace"
+    own = {"input", "input_schema", "parameters", "arguments", "schema", "tools"}  # `tools` of a namespace
+    assert free == own | {"args", "response", "parametersJsonSchema", "responseSchema", "responseJsonSchema"}
+
+
+def test_a_model_that_gemini_cli_asks_on_the_side_is_the_runs_and_another_is_refused(tmp_path: Path) -> None:
+    spec = agents_of(load_settings(tmp_path, {}))["gemini"]
+    models = answered_models(spec, "gemini-3.8-flash", "google:gemini-3.8-flash")
+    bodies = Bodies("google", models, frozenset(spec.off), Redactor({}))
+    for asked in ("gemini-3.8-flash", "gemini-2.5-flash-lite", "gemini-3-flash-preview"):
+        call = bodies.read(json.dumps(request("google")).encode(), in_address={"model": asked, "stream": False})
+        assert call.body["model"] == "gemini-3.8-flash"
+    with pytest.raises(CallRefused, match=r"'gemini-3\.1-pro-preview' was not approved.*approved: gemini-3\.8-flash"):
+        bodies.read(json.dumps(request("google")).encode(), in_address={"model": "gemini-3.1-pro-preview"})
+
+
+def test_each_wire_has_its_form_and_its_names_for_agents() -> None:
+    assert FORMS.keys() == API_TYPES.keys() == PACKAGES.keys() == {*get_args(RemoteWire)}
 
 
 BETAS = {

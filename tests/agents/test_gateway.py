@@ -30,6 +30,7 @@ from ava_server.models.clients import ClientPool
 from ava_server.models.http_model import HttpModel
 from ava_server.models.wires.base import Wire
 from ava_server.models.wires.chat import ChatWire
+from ava_server.models.wires.google import GoogleWire
 from ava_server.models.wires.messages import MessagesWire
 from ava_server.models.wires.responses import ResponsesWire
 from ava_server.web import http_connection
@@ -38,6 +39,7 @@ WIRES: dict[str, Wire] = {
     "messages": MessagesWire(),
     "responses": ResponsesWire(),
     "chat_completions": ChatWire(),
+    "google": GoogleWire(),
 }
 SECRET, KEY = "of-this-run-alone", "sk-the-providers-own-key-0123456789"
 PLANTED = "AKIAIOSFODNN7EXAMPLE"
@@ -89,6 +91,14 @@ class Noted:
         return [way for _number, way, _what in sorted(self.settled, key=lambda each: each[0])]
 
 
+def path_of(wire: str, body: dict[str, Any]) -> str:
+    """Return the path of a request; Google's has the model, and how to answer, which are taken out of the body."""
+    if wire != "google":
+        return WIRES[wire].path
+    model, stream = body.pop("model", "sonnet"), body.pop("stream", False)
+    return f"/models/{model}:{'streamGenerateContent?alt=sse' if stream else 'generateContent'}"
+
+
 @dataclass
 class Place:
     """A gateway, what is before it and what is behind it."""
@@ -99,7 +109,7 @@ class Place:
     wire: str
 
     async def ask(self, body: dict[str, Any], **headers: str) -> httpx2.Response:
-        return await self.http.post(f"/v1{WIRES[self.wire].path}", json=body, headers=headers)
+        return await self.http.post(f"/v1{path_of(self.wire, body)}", json=body, headers=headers)
 
     def settled(self) -> list[str]:
         """Exactly one settlement for each call that was admitted."""
@@ -149,6 +159,10 @@ def request(wire: str, text: str = "Do it.", **more: Any) -> dict[str, Any]:
             return {"model": "sonnet", "instructions": "Be brief.", "tools": [{"type": "function", **function}],
                     "input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}],
                     **more}  # fmt: skip
+        case "google":
+            return {"systemInstruction": {"parts": [{"text": "Be brief."}], "role": "user"},
+                    "tools": [{"functionDeclarations": [function]}],
+                    "contents": [{"role": "user", "parts": [{"text": text}]}], **more}  # fmt: skip
         case _:
             return {"model": "sonnet", "tools": [{"type": "function", "function": function}],
                     "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}],
@@ -173,19 +187,24 @@ async def test_an_answer_comes_back_as_the_provider_gave_it(tmp_path: Path, wire
         async with httpx2.AsyncClient(timeout=20) as direct:
             far = sent.json
             with running_model_server([Say("Done.", calls=[("Read", {"path": "a"})])]) as again:
-                plain = await direct.post(f"{again.base_url}{WIRES[wire].path}", json=far)
+                plain = await direct.post(f"{again.base_url}{sent.path.removeprefix('/v1')}", json=far)
         assert answer.content == plain.content
         assert at.settled() == ["billed"]
         completion: Completion = at.meter.settled[0][2]
         assert (completion.text, [call.name for call in completion.calls]) == ("Done.", ["Read"])
-        assert far["model"] == "far-sonnet"
-        limit = {"messages": "max_tokens", "responses": "max_output_tokens", "chat_completions": "max_tokens"}[wire]
-        assert far[limit] == 500
+        if wire == "google":
+            assert sent.path.startswith("/v1/models/far-sonnet:stream" if stream else "/v1/models/far-sonnet:generate")
+            assert far["generationConfig"] == {"maxOutputTokens": 500} and not {"model", "stream"} & far.keys()
+        else:
+            assert far["model"] == "far-sonnet"
+            limit = {"responses": "max_output_tokens"}.get(wire, "max_tokens")
+            assert far[limit] == 500
         assert SECRET not in str(sent.headers) and KEY in str(sent.headers)
 
 
 @pytest.mark.parametrize(
-    "headers", [{}, {"authorization": "Bearer wrong"}, {"x-api-key": KEY}, {"authorization": SECRET}]
+    "headers",
+    [{}, {"authorization": "Bearer wrong"}, {"x-api-key": KEY}, {"x-goog-api-key": KEY}, {"authorization": SECRET}],
 )
 async def test_nobody_without_the_secret_is_answered(tmp_path: Path, headers: dict[str, str]) -> None:
     async with place(tmp_path, [Say("no")]) as at:
@@ -234,6 +253,11 @@ async def test_an_agent_is_asked_to_repeat_what_waited_in_vain_for_money_of_othe
         ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
         ("chat_completions", {"n": 2}, "n must be 1"),
         ("chat_completions", {"web_search_options": {"x": 1}}, "web_search_options"),
+        ("google", {"model": "gemini-2.5-pro"}, "was not approved"),
+        ("google", {"cachedContent": "cachedContents/1"}, "cachedContent"),
+        ("google", {"cached_content": "cachedContents/1"}, "cachedContent"),
+        ("google", {"generationConfig": {"candidateCount": 2}}, "candidateCount must be 1"),
+        ("google", {"generation_config": {"candidate_count": 2}}, "candidateCount must be 1"),
     ],
 )  # fmt: skip
 async def test_what_ava_does_not_see_or_has_not_approved_is_not_sent(
@@ -294,6 +318,22 @@ async def test_what_changes_the_price_or_runs_elsewhere_is_taken_out(tmp_path: P
         assert at.far.requests[0].json["stream_options"] == {"include_usage": True}
 
 
+async def test_tools_that_google_runs_are_taken_out(tmp_path: Path) -> None:
+    async with place(tmp_path, [Say("ok")], "google", off=frozenset({"google_web_search"})) as at:
+        allowed = {"mode": "ANY", "allowedFunctionNames": ["google_web_search", "Read"]}
+        body = request("google", serviceTier="priority", toolConfig={"functionCallingConfig": allowed})
+        body["tools"][0]["function_declarations"] = [{"name": "google_web_search", "description": "x"}]
+        body["tools"] += [{kind: {}} for kind in ("googleSearch", "url_context", "codeExecution", "fileSearch")]
+        await at.ask(body)
+        sent = at.far.requests[0].json
+        assert [[each["name"] for each in tool["functionDeclarations"]] for tool in sent["tools"]] == [["Read"]]
+        assert sent["toolConfig"]["functionCallingConfig"] == {"mode": "ANY", "allowedFunctionNames": ["Read"]}
+        assert "serviceTier" not in sent
+        taken = {*at.meter.admitted[0].dropped}
+        assert {"serviceTier", "tool google_web_search", "tool googleSearch", "tool urlContext"} <= taken
+        assert {"tool codeExecution", "tool fileSearch"} <= taken
+
+
 @pytest.mark.parametrize("wire", WIRES)
 async def test_planted_secrets_do_not_leave(tmp_path: Path, wire: str) -> None:
     """In each text of a request: instructions, tools, messages, arguments and results of tools, keys of objects."""
@@ -319,6 +359,17 @@ async def test_planted_secrets_do_not_leave(tmp_path: Path, wire: str) -> None:
                     {"type": "function_call_output", "call_id": "c1", "output": secret},
                     {"type": "custom_tool_call_output", "call_id": "c1", "output": [
                         {"type": "input_text", "text": secret}]},
+                ]  # fmt: skip
+            case "google":
+                body["systemInstruction"]["parts"].append({"text": secret})
+                body["tools"][0]["functionDeclarations"][0]["description"] = secret
+                body["contents"] += [
+                    {"role": "model", "parts": [
+                        {"text": secret, "thought": True},
+                        {"functionCall": {"id": "c1", "name": "Read", "args": {"a": secret, PLANTED: 1}},
+                         "thoughtSignature": "c2Vh"}]},
+                    {"role": "user", "parts": [
+                        {"functionResponse": {"id": "c1", "name": "Read", "response": {"output": secret}}}]},
                 ]  # fmt: skip
             case _:
                 body["tools"][0]["function"]["description"] = secret
@@ -474,9 +525,54 @@ async def test_an_agent_may_look_who_is_there(tmp_path: Path) -> None:
         assert at.far.requests == []
 
 
+async def test_googles_other_paths_cost_nothing_or_are_not_there(tmp_path: Path) -> None:
+    async with place(tmp_path, [Say("no")], "google") as at:
+        at.http.headers["x-goog-api-key"] = at.http.headers.pop("authorization").removeprefix("Bearer ")
+        counted = await at.http.post("/v1beta/models/sonnet:countTokens", json=request("google", "word " * 800))
+        assert 1_000 <= counted.json()["totalTokens"] <= 1_200
+        names = [each["name"] for each in (await at.http.get("/v1beta/models")).json()["models"]]
+        assert names == ["models/sonnet", "models/far-sonnet"]
+        for path in (
+            "cachedContents", "models/sonnet:embedContent", "models/sonnet:batchGenerateContent", "files",
+            "models/sonnet:predict", "generateContent", "models/sonnet",
+        ):  # fmt: skip
+            assert (await at.http.post(f"/v1beta/{path}", json=request("google"))).status_code == 404, path
+        assert at.far.requests == [] and at.meter.admitted == []
+
+
+async def test_an_error_comes_in_googles_form_with_its_time(tmp_path: Path) -> None:
+    busy = {"error": {"code": 429, "message": "Quota exceeded.", "status": "RESOURCE_EXHAUSTED", "details": [
+        {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "36s"}]}}  # fmt: skip
+    async with place(tmp_path, [Fail(429, busy)], "google") as at:
+        answer = await at.ask(request("google", stream=True))
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["status"]) == (429, 429, "RESOURCE_EXHAUSTED")
+        assert error["details"][0]["retryDelay"] == "36s" and "Quota exceeded" in error["message"]
+        assert at.settled() == ["not_billed"]
+
+
+async def test_a_budget_for_thinking_leaves_room_for_the_answer(tmp_path: Path) -> None:
+    thinks: dict[str, Any] = {
+        "generation_config": {"thinking_config": {"thinking_budget": 8_000, "include_thoughts": True}}
+    }
+    async with place(tmp_path, [Say("ok")], "google") as at:
+        assert (await at.ask(request("google", **thinks))).status_code == 200
+        assert at.far.requests[0].json["generationConfig"] == {
+            "maxOutputTokens": 500,
+            "thinkingConfig": {"thinkingBudget": 250, "includeThoughts": True},
+        }
+        assert at.meter.admitted[0].dropped == ()
+
+
 @pytest.mark.parametrize(
     ("wire", "more"),
     [
+        ("google", {"generationConfig": {"stopSequences": [PLANTED], "responseJsonSchema": {"description": PLANTED}}}),
+        ("google", {"safety_settings": [{"category": PLANTED}], "labels": {"a": PLANTED}}),
+        ("google", {"contents": [
+            {"role": "model", "parts": [{"functionCall": {"id": PLANTED, "name": "Read", "args": {"a": "b"}}}]},
+            {"role": "user", "parts": [{"functionResponse": {"id": PLANTED, "name": "Read", "response": {
+                "thoughtSignature": PLANTED}}}, {"inlineData": {"mimeType": "text/plain", "data": PLANTED}}]}]}),
         ("messages", {"stop_sequences": [PLANTED], "output_config": {"format": {"schema": {"description": PLANTED}}}}),
         ("messages", {"messages": [
             {"role": "user", "content": "x"},
@@ -587,7 +683,7 @@ async def test_a_field_of_a_wrong_kind_is_no_fault_of_the_gateways(tmp_path: Pat
     async with place(tmp_path, [Say("ok")], wire) as at:
         at.far.checks = False
         body = json.dumps(request(wire)).encode()[:-1] + b"," + field + b"}"
-        answer = await at.http.post(f"/v1{WIRES[wire].path}", content=body)
+        answer = await at.http.post(f"/v1{path_of(wire, {})}", content=body)
         assert answer.status_code in (200, 400), answer.text
         assert len(at.far.requests) == len(at.meter.admitted) == (answer.status_code == 200)
 

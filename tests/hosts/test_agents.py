@@ -1,6 +1,7 @@
-"""Real coding agents do runs of Ava's: Claude Code, Codex and opencode, with scripted models behind the real gateway.
+"""Real coding agents do runs of Ava's, with scripted models behind the real gateway.
 
-They are those that `scripts/real_hosts.py` has installed, else those on PATH.
+They are Claude Code, Codex, opencode and Gemini CLI: those that `scripts/real_hosts.py` has installed, else those on
+PATH.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ AGENTS = [
     Agent("codex", "codex-acp", "responses", "exec_command", "cmd", "mcp__ava::submit_result",
           ("multi_agent_v1", "web_search")),
     Agent("opencode", "opencode", "chat_completions", "bash", "command", "ava_submit_result", ("task", "webfetch")),
+    Agent("gemini", "gemini", "google", "run_shell_command", "command", "mcp_ava_submit_result",
+          ("google_web_search", "web_fetch", "invoke_agent", "enter_plan_mode", "activate_skill"),
+          asks_for_them=False),
 ]  # fmt: skip
 
 
@@ -77,7 +81,7 @@ class Script:
         usage = {"prompt_tokens": max(100, size // 4), "completion_tokens": 20, "total_tokens": 0}
         if not request.get("tools"):
             return Say("A title", usage=usage)
-        given: list[Any] = request.get("messages") or request.get("input") or []
+        given: list[Any] = request.get("messages") or request.get("input") or request.get("contents") or []
         items = [json.dumps(item) for item in given]
         self.last = self.last or "This is your last turn" in items[-1]
         done = sum(any(word in item for word in _RESULTS) for item in items)
@@ -91,7 +95,7 @@ class Script:
         return given if self.agent.wire == "responses" else {**given, "description": "look"}
 
 
-_RESULTS = ('"type": "tool_result"', '"role": "tool"', '_call_output"')
+_RESULTS = ('"type": "tool_result"', '"role": "tool"', '_call_output"', '"functionResponse"')
 
 
 def config_of(agent: Agent, base_url: str) -> str:

@@ -20,9 +20,11 @@ log = logging.getLogger("ava.agents")
 
 
 _IDS = frozenset(("id", "call_id", "tool_use_id", "tool_call_id"))
-_FREE = frozenset(("input", "input_schema", "parameters", "arguments", "schema", "json_schema", "metadata"))
+_FREE = frozenset(("input", "input_schema", "parameters", "arguments", "schema", "json_schema", "metadata")).union(
+    ("args", "response", "parametersJsonSchema", "responseSchema", "responseJsonSchema")  # Google's
+)
 """Fields whose content an agent is free to choose: nothing in them goes as it came."""
-_SEALED = frozenset(("signature", "data", "encrypted_content", "thought_signature"))
+_SEALED = frozenset(("signature", "data", "encrypted_content", "thought_signature", "thoughtSignature"))
 """Fields that the provider checks, so that nothing in them can be replaced."""
 _REMEMBERED_BYTES = 16 * 1024 * 1024
 
@@ -77,24 +79,30 @@ class Bodies:
     def models(self) -> tuple[str, ...]:
         return tuple(self._models)
 
-    def read(self, content: bytes, taken: Sequence[str] = ()) -> AgentCall:
+    def read(self, content: bytes, taken: Sequence[str] = (), in_address: Mapping[str, Any] | None = None) -> AgentCall:
         """Return a request as it may be sent. Blocks for a long one. Raises CallRefused.
 
-        `taken` names what was taken out of its headers.
+        `taken` names what was taken out of its headers; `in_address` are fields that its address has.
         """
         if content.count(b"{") + content.count(b"[") > _MOST_PARTS:
             raise CallRefused("form", f"the body has more than {_MOST_PARTS:,} objects and lists")
         try:
             given = as_object(decode(content.decode()))
             if given is not None and not deeper_than(given, _MOST_DEEP):
-                return self._read(given, taken)
+                return self._read({**given, **(in_address or {})}, taken)
         except (TypeError, ValueError) as error:  # a list where a name should be, text where a number should be
             log.debug("unreadable body", exc_info=error)
         raise CallRefused("form", "the body is not a JSON object as the API has it, or is nested too deep")
 
     def _read(self, given: dict[str, Any], taken: Sequence[str]) -> AgentCall:
-        self._refuse_unapproved(given)
-        model, form, closing = as_text(given.get("model")), self._form, Closing(self._form)
+        form, closing = self._form, Closing(self._form)
+        known = {"model", "tools", "stream_options", form.one_answer, *form.fields, *form.output, *form.refused,
+                 *form.forced}  # fmt: skip
+        given = {form.name(name, known): value for name, value in given.items()}
+        limits = as_object(given.get(form.output_under)) or {} if form.output_under else given
+        limits = {form.name(name, (*form.output, form.one_answer)): value for name, value in limits.items()}
+        self._refuse_unapproved(given, limits)
+        model = as_text(given.get("model"))
         items = given.get(form.items)
         if isinstance(items, str):  # the short form of responses
             given = {**given, form.items: [{"type": "message", "role": "user", "content": items}]}
@@ -110,12 +118,11 @@ class Bodies:
                 body[name] = self._cleaned(value, fresh)
         body.setdefault(form.items, [])
         self._adjust(body, closing)
-        known = {"model", "n", "tools", "stream_options", *form.fields, *form.output, *form.refused, *form.forced}
         for name in sorted(given.keys() - known):
             closing.take(name[:_NAME_CHARS])
         for name in taken:
             closing.take(name)
-        outputs = [given[name] for name in form.output if isinstance(given.get(name), int) and given[name] > 0]
+        outputs = [limits[name] for name in form.output if isinstance(limits.get(name), int) and limits[name] > 0]
         return AgentCall(
             model=model,
             body={**body, **form.forced},
@@ -127,7 +134,10 @@ class Bodies:
 
     def limited(self, call: AgentCall, output: int) -> bytes:
         """Return the body of a call with the limit on its answer."""
-        body = {**call.body, **self._extra, self._output_field: output}
+        kept = {name: value for name, value in call.body.items() if name not in self._form.in_address}
+        if self._form.output_under:
+            return encode({**kept, self._form.output_under: self._limits(kept, output)})
+        body = {**kept, **self._extra, self._output_field: output}
         thinking = as_object(body.get("thinking")) or {}
         budget = thinking.get("budget_tokens")
         if isinstance(budget, int) and budget >= output:  # the API refuses a budget that leaves no answer
@@ -136,6 +146,15 @@ class Bodies:
             else:
                 del body["thinking"]
         return encode(body)
+
+    def _limits(self, body: Mapping[str, Any], output: int) -> dict[str, Any]:
+        """Return Google's settings of an answer with its limit; a budget for thinking leaves room for the answer."""
+        limits = {**(as_object(body.get(self._form.output_under)) or {}), self._output_field: output}
+        thinking = as_object(limits.get("thinkingConfig")) or {}
+        budget = thinking.get("thinkingBudget")
+        if isinstance(budget, int) and budget >= output:
+            limits["thinkingConfig"] = {**thinking, "thinkingBudget": output // 2}
+        return limits
 
     def seen(self, call: AgentCall) -> int:
         """Return the bytes of text of a call that the model is certainly shown: no earlier thinking, no envelope."""
@@ -147,6 +166,8 @@ class Bodies:
         """Return the tools that the agent itself runs. Raises CallRefused: there is one of an unknown kind."""
         if given is None:
             return None
+        if self._form.tools_under:
+            return self._declared(given, closing)
         kept: list[dict[str, Any]] = []
         for tool in objects_in(given):
             name, kind = _tool_name(tool), tool.get("type") or ""
@@ -161,7 +182,27 @@ class Bodies:
                 raise unseen(f"the tool {name!r} of type {kind!r}")
         return kept
 
-    def _refuse_unapproved(self, given: Mapping[str, Any]) -> None:
+    def _declared(self, given: Any, closing: Closing) -> list[dict[str, Any]]:
+        """Return Google's tools: those that the agent runs are declared in a list, and each other is the provider's."""
+        under = self._form.tools_under
+        known = {under, *self._form.taken_tools}
+        kept: list[dict[str, Any]] = []
+        for tool in objects_in(given if isinstance(given, list) else [given]):
+            for name, value in tool.items():
+                kind = self._form.name(name, known)
+                if kind == under:
+                    for declared in objects_in(value):
+                        if _tool_name(declared) in self._off:
+                            closing.take(f"tool {_tool_name(declared)}"[:100])
+                        else:
+                            kept.append(closing.close_tool(declared, ""))
+                elif closing.is_taken_tool(kind):
+                    closing.take(f"tool {kind}")
+                elif value is not None:
+                    raise unseen(f"the tool {kind!r}")
+        return [{under: kept}] if kept else []
+
+    def _refuse_unapproved(self, given: Mapping[str, Any], limits: Mapping[str, Any]) -> None:
         model = as_text(given.get("model"))
         if model not in self._models:
             known = ", ".join(sorted(set(self._models.values())))
@@ -169,10 +210,13 @@ class Bodies:
         for name in self._form.refused & given.keys():
             if given[name] not in (None, False, [], {}):
                 raise CallRefused("form", f"{name} cannot be used here: Ava does not see what it stands for")
-        if given.get("n", 1) not in (1, None):
-            raise CallRefused("form", "n must be 1: each answer costs")
+        if limits.get(self._form.one_answer, 1) not in (1, None):
+            raise CallRefused("form", f"{self._form.one_answer} must be 1: each answer costs")
 
     def _adjust(self, body: dict[str, Any], closing: Closing) -> None:
+        if self._form.tools_under:
+            self._adjust_declared(body, closing)
+            return
         choice = as_object(body.get("tool_choice")) or {}
         name = _tool_name(choice)
         offered = {_tool_name(each) for each in objects_in(body.get("tools"))}
@@ -184,6 +228,21 @@ class Bodies:
                 body.pop("parallel_tool_calls", None)
         if self._wire == "chat_completions" and body.get("stream") is True:
             body["stream_options"] = {"include_usage": True}
+
+    def _adjust_declared(self, body: dict[str, Any], closing: Closing) -> None:
+        """Leave out what is said about tools that are not there."""
+        for name in (*self._form.output, self._form.one_answer):
+            (as_object(body.get(self._form.output_under)) or {}).pop(name, None)
+        offered = {_tool_name(each) for tool in objects_in(body.get("tools")) for each in tool[self._form.tools_under]}
+        if not offered:
+            body.pop("tools", None)
+        config = as_object((as_object(body.get("toolConfig")) or {}).get("functionCallingConfig")) or {}
+        allowed = [name for name in as_list(config.get("allowedFunctionNames")) if name in offered]
+        if "toolConfig" in body and (not offered or (config.get("allowedFunctionNames") and not allowed)):
+            del body["toolConfig"]
+            closing.take("toolConfig")
+        elif allowed:
+            body["toolConfig"] = {"functionCallingConfig": {**config, "allowedFunctionNames": allowed}}
 
     def _cleaned(self, value: Any, fresh: _Fresh) -> Any:
         """Return what a request has in a field, without secrets, and with cache marks for five minutes only."""

@@ -22,6 +22,7 @@ from ava_roles.sandbox.toolchains import HostFolders
 from ava_server.agents.acp import AcpAgent, PermissionRequest, Update
 from ava_server.agents.gateway import listening
 from ava_server.core.data_root import home_folder
+from ava_server.models.wires.google import STREAM
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -34,11 +35,17 @@ if TYPE_CHECKING:
 
 PORT = 8123
 """Of the gateway on 127.0.0.1 in the agent's own network, where nothing else is."""
-API_TYPES = {"messages": "anthropic", "responses": "openai", "chat_completions": "openai"}
-PACKAGES = {
+API_TYPES: Mapping[str, str] = {
+    "messages": "anthropic",
+    "responses": "openai",
+    "chat_completions": "openai",
+    "google": "google",
+}
+PACKAGES: Mapping[str, str] = {
     "messages": "@ai-sdk/anthropic",
     "responses": "@ai-sdk/openai",
     "chat_completions": "@ai-sdk/openai-compatible",
+    "google": "@ai-sdk/google",
 }
 """What opencode calls the formats."""
 
@@ -155,15 +162,15 @@ class _Model:
             if not message.get("more_body"):
                 break
         path = str(scope["path"])
-        events = _EVENTS.get(path.rpartition("/v1")[2]) if scope["method"] == "POST" else None
+        asked = GOOGLE_EVENTS if path.endswith(f":{STREAM}") else path.rpartition("/v1")[2]
+        events = _EVENTS.get(asked) if scope["method"] == "POST" else None
         status, kind, content = (200, b"text/event-stream", events) if events else (404, b"application/json", b"{}")
         if events is not None:
             self.sizes.append(len(body))
             with suppress(ValueError, AttributeError):
                 given = json.loads(body)
-                names = [
-                    str(tool.get("name") or tool.get("function", {}).get("name")) for tool in given.get("tools", [])
-                ]
+                tools = [each for tool in given.get("tools", []) for each in tool.get("functionDeclarations", [tool])]
+                names = [str(tool.get("name") or tool.get("function", {}).get("name")) for tool in tools]
                 self.tools = max(self.tools, names, key=len)
         await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
         await send({"type": "http.response.body", "body": content})
@@ -189,7 +196,13 @@ _RESPONSE: dict[str, Any] = {
     "status": "completed",
 }
 _CHUNK = {"id": "c1", "object": "chat.completion.chunk", "created": 0, "model": MODEL}
+GOOGLE_EVENTS = "google"
 _EVENTS: Mapping[str, bytes] = {
+    GOOGLE_EVENTS: _stream(
+        {"candidates": [{"index": 0, "finishReason": "STOP", "content": {"role": "model", "parts": [{"text": WORDS}]}}],
+         "usageMetadata": {"promptTokenCount": 9, "candidatesTokenCount": 3, "totalTokenCount": 12},
+         "modelVersion": MODEL, "responseId": "r1"},
+    ),
     "/messages": _stream(
         {"type": "message_start", "message": {
             "id": "m1", "type": "message", "role": "assistant", "model": MODEL, "content": [], "stop_reason": None,

@@ -9,7 +9,7 @@ table. Images and documents become a sentence: how many tokens they are does not
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -79,7 +79,14 @@ class Choice:
     objects: Kinds
 
 
-Shape = Leaf | Words | Fields | Listed | Kinds | Content | Choice
+@dataclass(frozen=True)
+class Part:
+    """Google's piece of content, whose kind is the field that it has; another is refused. Media become a sentence."""
+
+    known: Mapping[str, Shape]
+
+
+Shape = Leaf | Words | Fields | Listed | Kinds | Content | Choice | Part
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,9 @@ class BodyForm:
     `fields` are those that pass; of these, `head` are those before the conversation, and `items` is the conversation.
     `output` are the names of the limit on an answer, the first one where the agent gives none. `refused` fields end the
     call. `tools` are the kinds of tools that the agent itself runs; those of the provider's (`taken_tools`) are taken
-    out.
+    out. `tools_under`: tools are objects by the field that they have, and those that the agent runs are a list in this
+    one. `output_under` is the field that has the limit, `one_answer` the name of the number of answers. `snake`: names
+    may also be in snake case. `in_address` are fields that go into the address instead.
     """
 
     items: str
@@ -102,6 +111,19 @@ class BodyForm:
     """The type of a part that is text."""
     refused: frozenset[str] = frozenset()
     forced: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    tools_under: str = ""
+    output_under: str = ""
+    one_answer: str = "n"
+    snake: bool = False
+    in_address: frozenset[str] = frozenset()
+
+    def name(self, given: str, known: Collection[str]) -> str:
+        """Return a field's name as the form has it."""
+        if given in known or not self.snake:
+            return given
+        first, *others = given.split("_")
+        camel = first + "".join(word[:1].upper() + word[1:] for word in others)
+        return camel if camel in known else given
 
 
 def _words(text: str) -> Words:
@@ -356,12 +378,80 @@ _CHAT = BodyForm(
     refused=frozenset(("functions", "web_search_options", "plugins")),
 )
 
-FORMS: Mapping[str, BodyForm] = {"messages": _MESSAGES, "responses": _RESPONSES, "chat_completions": _CHAT}
+# -- Google's generateContent -----------------------------------------------------------------------------------------
+
+_GOOGLE_PART = Part(
+    {
+        "text": PLAIN,
+        "thought": PLAIN,
+        "thoughtSignature": PLAIN,
+        "functionCall": _plain("id name", args=FREE),
+        "functionResponse": _plain("id name", response=FREE),
+    }
+)
+_GOOGLE_CONTENT = _plain("role", parts=Listed(_GOOGLE_PART))
+_GOOGLE = BodyForm(
+    items="contents",
+    head=("systemInstruction", "tools"),
+    fields={
+        "stream": PLAIN,
+        "systemInstruction": _GOOGLE_CONTENT,
+        "contents": Listed(_GOOGLE_CONTENT),
+        "toolConfig": Fields(
+            {
+                "functionCallingConfig": Fields(
+                    {"mode": _words("AUTO ANY NONE VALIDATED"), "allowedFunctionNames": Listed(PLAIN)}
+                )
+            }
+        ),
+        "safetySettings": Listed(_plain("category threshold method")),
+        "generationConfig": _plain(
+            "maxOutputTokens temperature topP topK seed presencePenalty frequencyPenalty candidateCount",
+            stopSequences=Listed(PLAIN),
+            responseMimeType=_words("text/plain application/json text/x.enum"),
+            responseSchema=FREE,
+            responseJsonSchema=FREE,
+            responseModalities=Listed(_words("TEXT")),
+            thinkingConfig=_plain(
+                "includeThoughts thinkingBudget",
+                thinkingLevel=_words("MINIMAL LOW MEDIUM HIGH minimal low medium high"),
+            ),
+        ),
+    },
+    output=("maxOutputTokens",),
+    tools=Kinds(
+        {
+            "": _plain(
+                "name description", parameters=FREE, parametersJsonSchema=FREE, response=FREE, responseJsonSchema=FREE
+            )
+        }
+    ),
+    taken_tools=_words(
+        "googleSearch googleSearchRetrieval enterpriseWebSearch parallelAiSearch googleMaps urlContext codeExecution"
+        " fileSearch retrieval computerUse mcpServers"
+    ).known,
+    part="",
+    refused=frozenset(("cachedContent",)),
+    tools_under="functionDeclarations",
+    output_under="generationConfig",
+    one_answer="candidateCount",
+    snake=True,
+    in_address=frozenset(("model", "stream")),
+)
+
+FORMS: Mapping[str, BodyForm] = {
+    "messages": _MESSAGES,
+    "responses": _RESPONSES,
+    "chat_completions": _CHAT,
+    "google": _GOOGLE,
+}
 
 # -- reading by the table ---------------------------------------------------------------------------------------------
 
 MEDIA = frozenset(("image", "document", "input_image", "input_file", "image_url", "file", "input_audio", "audio"))
 """Types of parts whose tokens do not follow from their bytes, wherever they stand."""
+_GOOGLE_MEDIA = frozenset(("inlineData", "fileData"))
+"""The same by the field that a part has."""
 _REFERENCES = frozenset(("file_id", "file_url", "file_data", "image_url", "video_url", "input_audio", "audio")).union(
     ("source", "server_url", "container_id")
 )
@@ -415,6 +505,8 @@ class Closing:
                 return self._listed(value, shape, path)
             case Content():
                 return self._content(value, shape, path)
+            case Part():
+                return self._part(value, shape, path)
             case Choice():
                 return self._close(value, shape.words if isinstance(value, str) else shape.objects, path)
             case Fields() | Kinds():
@@ -455,7 +547,8 @@ class Closing:
         if shape is None:
             return self._out(path)
         closed: dict[str, Any] = {}
-        for name, value in fields.items():
+        for given, value in fields.items():
+            name = self._form.name(given, shape.known)
             inner = f"{path}.{name[:_NAME_CHARS]}"
             if name in shape.known:
                 made = None if value is None else self._close(value, shape.known[name], inner)
@@ -492,8 +585,21 @@ class Closing:
             return self._sentence(_TOOL_AT_HAND.format(name=str(part.get("tool_name"))[:_NAME_CHARS]))
         return self._close(part, shape.parts, path)
 
+    def _part(self, value: Any, shape: Part, path: str) -> Any:
+        fields = as_object(value)
+        if fields is None:
+            raise unseen(f"a {type(value).__name__} in {path}")
+        known = {*shape.known, *_GOOGLE_MEDIA}
+        named = {self._form.name(name, known): each for name, each in fields.items() if each is not None}
+        for medium in sorted(_GOOGLE_MEDIA & named.keys()):
+            self.take(medium)
+            return self._sentence(_NO_MEDIA.format(kind=medium))
+        if other := named.keys() - shape.known.keys():
+            raise unseen(min(other))
+        return self._fields(named, Fields(shape.known), path)
+
     def _sentence(self, text: str) -> dict[str, str]:
-        return {"type": self._form.part, "text": text}
+        return {"type": self._form.part, "text": text} if self._form.part else {"text": text}
 
     def _out(self, path: str) -> Any:
         self.take(path)

@@ -66,6 +66,8 @@ _BETA = re.compile(
 )
 """Names of Anthropic's beta features that change no price and store nothing, with their dates. Others are left out."""
 _BETA_CHARS = 100
+_BYTES_OF_TOKEN = 4
+"""Bytes of a request for each token, where only an agent's own planning depends on it."""
 _STATUS: Mapping[Refusal, tuple[int, str]] = {
     "cap": (400, "billing_error"),
     "model": (404, "not_found_error"),
@@ -119,10 +121,11 @@ class Gateway:
                 await self._mcp(scope, _replayed(content, receive), send)
                 return
         elif method == "GET" and path.endswith("/models"):
-            models = [{"id": name, "object": "model", "type": "model"} for name in self._bodies.models]
-            answer = JSONResponse({"object": "list", "data": models, "has_more": False})
-        elif method == "POST" and path.endswith(self._model.wire.path):
-            answer = await self._call(headers, receive, send)
+            answer = JSONResponse(self._models())
+        elif method == "POST" and self._model.wire.counted(path):
+            answer = await self._count(receive)
+        elif method == "POST" and (asked := self._model.wire.asked(path)) is not None:
+            answer = await self._call(headers, receive, send, asked)
         else:
             answer = self._error(404, "not_found_error", f"there is no {method} {path[:100]} here")
         if answer is not None:
@@ -130,22 +133,28 @@ class Gateway:
 
     def _is_theirs(self, headers: Headers) -> bool:
         kind, _, token = headers.get("authorization", "").partition(" ")
-        given = [headers.get("x-api-key", ""), token if kind.lower() == "bearer" else ""]
+        keys = (headers.get(name, "") for name in ("x-api-key", "x-goog-api-key"))
+        given = [*keys, token if kind.lower() == "bearer" else ""]
         return any(hmac.compare_digest(each.encode(), self._secret) for each in given)
 
+    def _models(self) -> dict[str, Any]:
+        return self._model.wire.model_list(self._bodies.models)
+
+    async def _count(self, receive: Receive) -> Response:
+        """Answer how many tokens a request has, without asking anybody: about one for four bytes."""
+        try:
+            return JSONResponse({"totalTokens": -(-len(await _body(receive)) // _BYTES_OF_TOKEN)})
+        except CallRefused as why:
+            return self._refused(why)
+
     def _error(self, status: int, kind: str, message: str, wait_s: float | None = None) -> Response:
-        error: dict[str, Any] = {"type": kind, "message": message}
-        body = {"type": "error", "error": error}
-        if self._model.wire.path != "/messages":
-            code = "insufficient_quota" if kind == "billing_error" else kind
-            body = {"error": {**error, "code": code, "param": None}}
         headers = {"x-should-retry": "true" if status in (429, 529) else "false"}
         if wait_s is not None:
             headers["retry-after"] = str(max(round(wait_s), 1))
-        return JSONResponse(body, status, headers)
+        return JSONResponse(self._model.wire.error_body(status, kind, message, wait_s), status, headers)
 
-    async def _call(self, headers: Headers, receive: Receive, send: Send) -> Response | None:
-        """Forward a request; returns the answer where none has begun."""
+    async def _call(self, headers: Headers, receive: Receive, send: Send, asked: Mapping[str, Any]) -> Response | None:
+        """Forward a request, whose address has `asked`; returns the answer where none has begun."""
         if self._closed:
             return self._over()
         if len(self._open) >= MOST_CALLS:
@@ -153,7 +162,7 @@ class Gateway:
         with anyio.CancelScope() as scope:
             self._open[scope] = 0
             try:
-                return await self._admitted(scope, headers, receive, send)
+                return await self._admitted(scope, headers, receive, send, asked)
             finally:
                 del self._open[scope]
                 if not self._open:
@@ -171,7 +180,7 @@ class Gateway:
                 await self._idle.wait()
 
     async def _admitted(
-        self, scope: anyio.CancelScope, headers: Headers, receive: Receive, send: Send
+        self, scope: anyio.CancelScope, headers: Headers, receive: Receive, send: Send, asked: Mapping[str, Any]
     ) -> Response | None:
         def take(size: int) -> None:
             self._open[scope] += size
@@ -180,7 +189,7 @@ class Gateway:
 
         try:
             content = await _body(receive, take)
-            call = await self._read(content, [name for name in _betas(headers) if not _BETA.fullmatch(name)])
+            call = await self._read(content, [name for name in _betas(headers) if not _BETA.fullmatch(name)], asked)
         except CallRefused as why:
             with anyio.CancelScope(shield=True), anyio.move_on_after(SETTLE_S):
                 await self._meter.refuse(why)
@@ -206,10 +215,10 @@ class Gateway:
         status, kind = _FAILED.get(failed.kind, (502, "api_error"))
         return self._error(status, kind, str(failed), failed.again_after_s)
 
-    async def _read(self, content: bytes, unknown_betas: Sequence[str]) -> AgentCall:
+    async def _read(self, content: bytes, unknown_betas: Sequence[str], asked: Mapping[str, Any]) -> AgentCall:
         taken = [f"anthropic-beta {name[:_BETA_CHARS]}" for name in unknown_betas]
         try:
-            return await hide_apart(partial(self._bodies.read, content, taken), len(content))
+            return await hide_apart(partial(self._bodies.read, content, taken, asked), len(content))
         except TimeoutError:
             sentence = f"its secrets could not be looked for within {HIDE_WITHIN_S:g} s; send less at once"
             raise CallRefused("form", sentence) from None
@@ -249,6 +258,7 @@ class Gateway:
                     lambda: bodies.seen(call),
                     {"anthropic-beta": passed} if passed else None,
                     most_output=forwarded.admitted.output,
+                    streaming=call.body.get("stream") is True,
                 ) as stream:
                     await forwarded.take(stream)
             except anyio.get_cancelled_exc_class() as cancelled:

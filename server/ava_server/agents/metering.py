@@ -12,7 +12,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -497,9 +497,20 @@ def results_in(item: Any) -> Iterator[tuple[str, str, bool]]:
         yield str(found["tool_call_id"]), _text(found.get("content")), False
     elif str(found.get("type", "")).endswith("_call_output") and "call_id" in found:
         yield str(found["call_id"]), _text(found.get("output")), found.get("status") == "failed"
+    for part in objects_in(found.get("parts")):  # Google's
+        if (answered := as_object(part.get("functionResponse"))) is not None:
+            response = answered.get("response")
+            failed = "error" in (as_object(response) or {})
+            yield str(answered.get("id", "")), _text(_response_text(response)), failed
     for block in objects_in(found.get("content")):
         if block.get("type") == "tool_result":
             yield str(block.get("tool_use_id", "")), _text(block.get("content")), block.get("is_error") is True
+
+
+def _response_text(response: Any) -> Any:
+    """Return what a function gave back: Google's clients put it into one field of an object."""
+    fields = as_object(response) or {}
+    return next(iter(fields.values())) if len(fields) == 1 else response
 
 
 def _text(content: Any) -> str:
@@ -507,6 +518,10 @@ def _text(content: Any) -> str:
         return content
     texts = [str(block["text"]) for block in objects_in(content) if "text" in block]
     return "\n".join(texts) if texts else json.dumps(content, ensure_ascii=False)
+
+
+def _count_tools(tool: Mapping[str, Any]) -> int:
+    return len(objects_in(tool.get("functionDeclarations"))) or 1
 
 
 class CountedBounds:
@@ -535,7 +550,7 @@ class CountedBounds:
         around = MESSAGE_TOKENS * (len(call.items) - known)
         if known:
             return Bound(self._reported[call.chain[known]] + around + new, 0, new)
-        tools = len(objects_in(call.body.get("tools")))
+        tools = sum(_count_tools(tool) for tool in objects_in(call.body.get("tools")))
         head = text_bound(call.head.decode()) + escaped_bound(call.head.decode()) - len(call.head)
         around += FIXED_TOKENS + MESSAGE_TOKENS + (TOOLS_TOKENS + TOOL_TOKENS * tools if tools else 0)
         return Bound(around + head + new, 0, head + new)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from ava_audit.view import View
+    from ava_server.config.agents import AgentSpec
     from ava_server.runs.coding import CodingWork
     from ava_server.runs.context import ActiveRun, AgentParts
     from ava_server.runs.tool_calls import ToolCalls
@@ -79,8 +81,15 @@ NO_TOOL = "This is the agent's last message: it did not call submit_result."
 BY_LAST_MESSAGE = "the agent ended its turn, and its last message is the result"
 SHOWN_PATHS, SHOWN_PATH_CHARS = 20, 300
 """Paths of a request for permission that the log has, and characters of each."""
+_OF_OWN_SERVER = re.compile(r"mcp__ava__|ava_|\w+ \(ava MCP Server\)")
+"""How agents call a tool of Ava's where they ask for permission; the last is Gemini CLI's way."""
 _SAFE_KINDS = frozenset(("read", "search", "think", "execute"))
 _CHANGES = frozenset(("edit", "delete", "move"))
+
+
+def answered_models(spec: AgentSpec, model_id: str, name: str) -> dict[str, str]:
+    """Return the models that an agent may ask, each with the one that answers: the run's, `name` in full."""
+    return dict.fromkeys((*spec.models, model_id, *name.split(":")[1:]), model_id)
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -177,7 +186,7 @@ class AgentWork:
         assert bench is not None, "a run with another agent has a place for its commands"
         secret = secrets.token_urlsafe(24)
         model = parts.model
-        names = {model.model_id: model.model_id, **dict.fromkeys(self._run.config.model.split(":")[1:], model.model_id)}
+        names = answered_models(spec, model.model_id, self._run.config.model)
         output_field = getattr(model.wire, "output_field", "")
         extra: Mapping[str, Any] = getattr(model.wire, "extra", {})  # what limits the price at OpenRouter
         bodies = Bodies(parts.wire, names, frozenset(spec.off), run.context.redactor, output_field, extra)
@@ -351,7 +360,7 @@ class AgentWork:
         """Answer a request from what was approved: what stays in the sandbox's own folders is, the rest is not."""
         inside = bool(ask.paths) and all(map(self._is_inside, ask.paths))
         kind = "edit" if ask.changes and ask.kind not in _CHANGES else ask.kind
-        own = ask.title.startswith(("mcp__ava__", "ava_")) and self._meter.is_own(ask.title.split("(")[0].strip())
+        own = _OF_OWN_SERVER.match(ask.title) is not None and self._meter.is_own(ask.title.split("(")[0].strip())
         allowed = (kind in _SAFE_KINDS or (kind in _CHANGES and inside) or (kind == "other" and own)) and not any(
             name == ask.title.split("(")[0].strip() for name in self._parts.spec.off
         )

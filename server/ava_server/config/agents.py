@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
-from ava_server.config.settings import AgentWire
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import IN_PROCESS
+from ava_server.models.providers import RemoteWire
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Settings
@@ -30,7 +30,7 @@ class AgentSpec:
     name: str
     title: str
     command: tuple[str, ...]
-    wires: tuple[AgentWire, ...]
+    wires: tuple[RemoteWire, ...]
     first_bytes: int
     first_tools: int = 0
     providers: str = ""
@@ -38,6 +38,7 @@ class AgentSpec:
     files: Mapping[str, str] = field(default_factory=dict[str, str])
     off: tuple[str, ...] = ()
     npm: str = ""
+    models: tuple[str, ...] = ()
 
     @property
     def runner(self) -> str:
@@ -47,7 +48,8 @@ class AgentSpec:
     def digest(self) -> str:
         """A digest of what it runs and may use, without what is only shown or estimated."""
         parts = [self.name, self.command, self.wires, self.providers, sorted(self.variables.items())]
-        line = json.dumps([*parts, sorted(self.files.items()), self.off], ensure_ascii=False)
+        more = [self.models] if self.models else []  # those of the agents without any stay as they were
+        line = json.dumps([*parts, sorted(self.files.items()), self.off, *more], ensure_ascii=False)
         return hashlib.sha256(line.encode("utf-8", "replace")).hexdigest()
 
 

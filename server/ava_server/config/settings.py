@@ -261,15 +261,12 @@ class HostSettings(Table):
     approval: Policy | None = None
 
 
-AgentWire = Literal["chat_completions", "messages", "responses"]
-
-
 class AgentSettings(Table):
     """A coding agent that can do a run, by the name after `acp:`. What is not given is as in `ava agents`."""
 
     title: Annotated[str, Field(min_length=1, max_length=60)] = ""
     command: Annotated[tuple[str, ...], Field(min_length=1)] = ()
-    wires: tuple[AgentWire, ...] = ()
+    wires: tuple[RemoteWire, ...] = ()
     providers: str = ""
     variables: dict[str, str] = Field(default_factory=dict)
     files: dict[str, str] = Field(default_factory=dict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -108,16 +108,19 @@ class HttpModel:
         *,
         most_output: int | None = None,
         offered: frozenset[str] = frozenset(),
+        streaming: bool | None = None,
     ) -> AsyncGenerator[AnswerStream]:
         """Send a body once. `seen` returns how many bytes of its text the model is certainly shown.
 
         `most_output` is the answer's limit, and `offered` are the names of the tools, where they are known.
+        `streaming`: whether the body asks for a stream, where the wire itself would not say so.
 
         Raises AuditError: `check` has raised it, and nothing was sent; ModelError: no connection, an error status, or
         (while iterating) no valid answer.
         """
         end = anyio.current_time() + self.deadlines.total_s
-        endpoint = Endpoint(self.wire.url(self.base_url, self.model_id), self.model_id, self.api_key, self.wire.speaks)
+        wire = self.wire if streaming is None else replace(self.wire, streaming=streaming)
+        endpoint = Endpoint(wire.url(self.base_url, self.model_id), self.model_id, self.api_key, wire.speaks)
         sending = False
         body, size = list[bytes](), 0
         lent: LentClient | None = None

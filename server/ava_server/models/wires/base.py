@@ -182,6 +182,24 @@ class Wire(ABC):
         """Return the address under an API's, which has neither a query nor a slash at its end."""
         return base if base.endswith(self.path) else f"{base}{self.path}"
 
+    def asked(self, path: str) -> Mapping[str, Any] | None:
+        """Return the fields of a request that the path of another program's has, or None: it asks for no answer."""
+        return {} if path.endswith(self.path) else None
+
+    def counted(self, path: str) -> bool:
+        """Tell whether a path of another program's asks only how many tokens a request has."""
+        return False
+
+    def model_list(self, ids: Sequence[str]) -> dict[str, Any]:
+        """Return a list of models as the API has it, for other programs."""
+        models = [{"id": name, "object": "model", "type": "model"} for name in ids]
+        return {"object": "list", "data": models, "has_more": False}
+
+    def error_body(self, status: int, kind: str, message: str, wait_s: float | None) -> dict[str, Any]:
+        """Return an error as the API has it, for other programs: by its status, and its kind in Anthropic's words."""
+        code = "insufficient_quota" if kind == "billing_error" else kind
+        return {"error": {"type": kind, "message": message, "code": code, "param": None}}
+
     def models_url(self, base_url: str) -> str:
         """Return where the API lists its models."""
         base, question, query = base_url.partition("?")

@@ -32,6 +32,18 @@ WITHOUT_SIGNATURE = "skip_thought_signature_validator"
 LEAST_BUDGET = 128
 """The smallest budget of the models with one that always think: Gemini 2.5 Pro."""
 WHOLE, STREAM = "generateContent", "streamGenerateContent"
+_STATUS = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    402: "FAILED_PRECONDITION",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    413: "INVALID_ARGUMENT",
+    429: "RESOURCE_EXHAUSTED",
+    504: "DEADLINE_EXCEEDED",
+    529: "UNAVAILABLE",
+}
+"""Google's names of the statuses that the gateway gives."""
 _TEXT = frozenset(("text", "thought"))
 _SENT_BACK = frozenset(("text", "thought", "functionCall", "thoughtSignature"))
 """Fields of a part that go into later requests; others belong to tools that Google runs, which Ava never asks for."""
@@ -60,6 +72,26 @@ class GoogleWire(Wire):
             return versioned
         method = f"{STREAM}?alt=sse" if self.streaming else WHOLE
         return f"{versioned}/models/{quote(model.removeprefix('models/'), safe='')}:{method}"
+
+    def asked(self, path: str) -> Mapping[str, Any] | None:
+        model, _, method = path.rpartition("/models/")[2].rpartition(":")
+        if method not in (WHOLE, STREAM) or "/models/" not in path:
+            return None
+        return {"model": model, "stream": method == STREAM}
+
+    def counted(self, path: str) -> bool:
+        return path.endswith(":countTokens")
+
+    def model_list(self, ids: Sequence[str]) -> dict[str, Any]:
+        methods = [WHOLE, STREAM, "countTokens"]
+        return {"models": [{"name": f"models/{one}", "supportedGenerationMethods": methods} for one in ids]}
+
+    def error_body(self, status: int, kind: str, message: str, wait_s: float | None) -> dict[str, Any]:
+        error: dict[str, Any] = {"code": status, "message": message, "status": _STATUS.get(status, "INTERNAL")}
+        if wait_s is not None:
+            wait = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": f"{max(round(wait_s), 1)}s"}
+            error["details"] = [wait]
+        return {"error": error}
 
     def models_url(self, base_url: str) -> str:
         url = super().models_url(base_url)

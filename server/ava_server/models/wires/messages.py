@@ -54,6 +54,9 @@ class MessagesWire(Wire):
             headers["x-api-key"] = api_key
         return {**headers, **super().headers(api_key)} if self.bearer else headers
 
+    def error_body(self, status: int, kind: str, message: str, wait_s: float | None) -> dict[str, Any]:
+        return {"type": "error", "error": {"type": kind, "message": message}}
+
     def message(self, turn: Turn) -> Mapping[str, Any]:
         """Return a turn as a message of its own; in a request, neighbours of one role are one message."""
         return self._message(turn, with_thinking=True)
