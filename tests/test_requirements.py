@@ -13,7 +13,7 @@ from typing import TypedDict
 
 TESTS = Path(__file__).resolve().parent
 REPOSITORY = TESTS.parent
-LAST = {"S1": 35, "S2": 34, "S3": 18, "S4": 28, "S5": 14, "N": 32}
+LAST = {"S1": 35, "S2": 34, "S3": 18, "S4": 28, "S5": 14, "N": 37}
 """The last row of each part of the requirements; within a part none is left out."""
 _PENDING = re.compile(r"(missing|not applicable): \w")
 

@@ -319,7 +319,8 @@ class SpawnProposed(Fact):
 class SpawnDecided(Fact):
     """A proposal was approved or rejected, or ended without a decision.
 
-    `digest` is the proposal's. `decision_digest` covers everything decided with it: changes, and the group.
+    `digest` is the proposal's. `decision_digest` covers everything decided with it: changes, and the plan. Where it was
+    approved together with others, `group_id` is the plan of all of them, and `step` its step there.
     """
 
     text_fields = ("pending_id", "decision", "channel")
@@ -331,8 +332,7 @@ class SpawnDecided(Fact):
     decision_digest: str | None = None
     changes: dict[str, Any] = Field(default_factory=dict)
     group_id: str | None = None
-    group_max_cost_micros: int | None = None
-    group_timeout_s: float | None = None
+    step: str | None = None
 
 
 class StepRunQueued(Fact):

@@ -250,14 +250,13 @@ def _decided(state: State, header: Header, fact: SpawnDecided) -> None:
         raise Contradiction(f"{fact.pending_id} was approved, and there is no such proposal")
     run.state = QUEUED
     run.queued_us = header.ts_us
-    run.group_id = fact.group_id
+    run.group_id, run.step = fact.group_id, fact.step
+    if fact.group_id is not None and state.runs.get(fact.group_id) is None:
+        raise Contradiction(f"{run.id} was approved as a step of {fact.group_id}, and there is no such plan")
     _change_config(run, fact.changes)
     if run.is_plan:
         config = json.loads(run.config)
         state.groups.add(GroupRow(run.id, header.user_id, config["max_cost_micros"], config["timeout_s"], header.ts_us))
-    elif fact.group_id is not None and state.groups.get(fact.group_id) is None:
-        cap_micros = fact.group_max_cost_micros or 0
-        state.groups.add(GroupRow(fact.group_id, header.user_id, cap_micros, fact.group_timeout_s, header.ts_us))
 
 
 def _step_run_queued(state: State, header: Header, fact: StepRunQueued) -> None:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from support.log import plan_events
 from support.sample import sampled
 
 from ava_audit.events import (
@@ -71,10 +72,9 @@ class Run:
             "max_tokens": TOKENS, "max_iterations": 99, "max_tool_calls": 99, "tools": (), "reach": "nothing",
             "estimated_minutes": (1, 2), "input_bytes": 1, "runner": self.runner, "search_call": SEARCH,
         }  # fmt: skip
-        cap = GROUP_CAP if self.group else None
         facts = (
             SpawnProposed(pending_id=pending, subagent_id=self.run_id, digest="d", expires_us=2**50, config=config),
-            SpawnDecided(pending_id=pending, decision="approved", group_id=self.group, group_max_cost_micros=cap),
+            SpawnDecided(pending_id=pending, decision="approved", group_id=self.group),
         )
         return tuple(Event(self.who, fact, run_id=self.run_id) for fact in facts)
 
@@ -175,7 +175,7 @@ async def test_no_schedule_of_simultaneous_calls_spends_past_a_cap(tmp_path: Pat
         root = tmp_path / str(seed)
         root.mkdir()
         async with Store.open(root) as store:
-            await write(store, *(event for run in runs for event in run.begun()))
+            await write(store, *plan_events(GROUP, GROUP_CAP), *(event for run in runs for event in run.begun()))
             await write(store, *(run.claim() for run in runs))
             beyond = sum((await play(store, runs, chance)).values())
             days = await store.do(_end(runs))

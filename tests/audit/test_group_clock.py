@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from support.log import Life, plan_events
 
-from ava_audit.events import Answered, Asked, Fact, RunClaimed, RunEnded, SpawnDecided, SpawnProposed
+from ava_audit.events import Answered, Asked, Fact, RunClaimed, RunEnded
 from ava_audit.reducers import Header, MemoryState, reduce
 
-CONFIG = {"role": "researcher", "model": "m", "max_cost_micros": 1_000, "timeout_s": 60}
-GROUP = "G-0000001"
+PLAN = "G-0000001"
 S = 1_000_000
 
 
@@ -25,11 +24,12 @@ class Log:
         reduce(self.state, header, fact)
 
     def approve(self, at_s: int, *runs: str) -> None:
+        for event in plan_events(PLAN, 2_000, timeout_s=100) if self.state.runs.get(PLAN) is None else ():
+            self.add(at_s, PLAN, event.fact)
         for run_id in runs:
-            proposal = {"pending_id": f"P-{run_id}", "subagent_id": run_id, "digest": "d", "expires_us": 10**15}
-            self.add(at_s, run_id, SpawnProposed(**proposal, config=CONFIG))
-            decided: dict[str, Any] = {"pending_id": f"P-{run_id}", "decision": "approved", "group_id": GROUP}
-            self.add(at_s, run_id, SpawnDecided(**decided, group_max_cost_micros=2_000, group_timeout_s=100))
+            life = Life(run_id)
+            for event in (life.proposed(max_cost_micros=1_000, timeout_s=60), life.decided(PLAN)):
+                self.add(at_s, run_id, event.fact)
 
     def claim(self, at_s: int, run_id: str) -> None:
         self.add(at_s, run_id, RunClaimed(instance="here", generation=1), 1)
@@ -46,7 +46,7 @@ class Log:
         self.add(at_s, run_id, RunEnded(status="success", stop_reason="done"))
 
     def passed_s(self, at_s: int) -> float:
-        group = self.state.groups.get(GROUP)
+        group = self.state.groups.get(PLAN)
         assert group is not None
         return group.passed_us(at_s * S) / S
 

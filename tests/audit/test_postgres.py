@@ -21,7 +21,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from support.log import AVA, Life, said, write, write_each, write_texts, writing
+from support.log import AVA, Life, plan_events, said, write, write_each, write_texts, writing
 from support.logs.cutting import newer
 
 from ava_audit.database import Busy, Database, FoundRows
@@ -800,7 +800,8 @@ def both(server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         async with store.Store.open(here, "") as log:
             over = Life("S-aaaaaa")
             overrun = (over.reserved(2), over.settled(cost=9_000), over.reserved(3), over.settled(unknown=True))
-            begun = [over.proposed(task_id="task"), over.task(), over.decided("G-1", 900_000), over.claimed()]
+            begun = [*plan_events("G-1", 900_000), over.proposed(task_id="task"), over.task(), over.decided("G-1")]
+            begun.append(over.claimed())
             steps = [over.reserved(), over.settled(), *overrun, *over.tool(success=False), over.failed("\x00?")]
             await write_each(log, [*begun, *steps, over.failed(), *over.ended()])
             await write_each(log, [*Life("S-bbbbbb", "eve").begun(), Life("S-cccccc").proposed()])

@@ -12,7 +12,7 @@ import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.log import AVA, Life, run_who, tampering, write, write_each
+from support.log import AVA, Life, plan_events, run_who, tampering, write, write_each
 
 from ava_audit.errors import StaleOwner
 from ava_audit.events import (
@@ -162,7 +162,8 @@ async def test_resuming_fences_out_the_previous_owner_and_queues_the_run(tmp_pat
 async def test_the_clock_of_a_group_starts_with_its_first_run(tmp_path: Path) -> None:
     one, two = Life("S-aaaaaa"), Life("S-bbbbbb")
     async with Store.open(tmp_path) as log:
-        await write_each(log, [one.proposed(), two.proposed(), one.decided("G-1", 500), two.decided("G-1", 500)])
+        begun = [*plan_events("G-1", 500), one.proposed(), two.proposed(), one.decided("G-1"), two.decided("G-1")]
+        await write_each(log, begun)
         group = await log.read(lambda view: view.group("G-1"))
         assert group is not None and (group.cap_micros, group.started_us) == (500, None)
         await write(log, one.claimed())
@@ -207,6 +208,7 @@ class History:
     lives: list[Life]
     events: list[Event] = field(default_factory=list)
     at: dict[str, str] = field(default_factory=dict)
+    plans: set[str | None] = field(default_factory=set)
     ended: set[str] = field(default_factory=set)
 
     def step(self, draw: st.DrawFn) -> None:
@@ -216,7 +218,9 @@ class History:
             self.go(life, "waiting", life.proposed(), life.task(draw(st.text(max_size=5))))
         elif state == "waiting":
             group = draw(st.sampled_from([None, "G-1", "G-2"]))
-            self.go(life, "queued", life.decided(group, 100 if group else None))
+            plans = plan_events(group, 100) if group is not None and group not in self.plans else ()
+            self.plans |= {group}
+            self.go(life, "queued", *plans, life.decided(group))
         elif state == "queued":
             self.go(life, "running", life.claimed())
         elif state in ("running", "calling"):

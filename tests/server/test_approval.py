@@ -616,9 +616,13 @@ async def test_two_ids_form_one_group_capped_at_the_sum_of_their_caps(tmp_path: 
         answer = await lab.approve(first, second, last=line)
         assert answer.status == "approved" and answer.group_id.startswith("G-")
         group = await lab.store.read(lambda view: view.group(answer.group_id))
-        assert group is not None and group.cap_micros == 800_000 and group.timeout_s is None
+        assert group is not None and group.cap_micros == 800_000
         checked = await lab.call("check_subagent", group_id=answer.group_id, wait_seconds=20)
-        assert [run.state for run in checked.runs] == ["success", "success"]
+        [plan] = checked.runs
+        assert (checked.status, plan.state, plan.plan["steps"]) == ("success", "success", {"done": 2})
+        assert plan.untrusted_result.output.keys() == {"researcher", "researcher_2"}, "each by its role"
+        for proposal in (first, second):
+            assert (await lab.ended(proposal.subagent_id)).state == "success"
 
 
 async def test_a_group_line_shows_the_cap_and_timeout_of_the_group(tmp_path: Path) -> None:
@@ -683,7 +687,7 @@ async def test_the_decision_command_itself_rejects_a_raised_group_limit(tmp_path
         made = [await lab.propose(task="one"), await lab.propose(task="two")]
         lines = (*(each.approval_line for each in made), "2 subagents together, at most $1.00 and 15 min")
         ids = tuple(each.pending_id for each in made)
-        asked = Approval(ids, lines, group_timeout_s=900, group_id="G-1", group_lowered=raised)
+        asked = Approval(ids, lines, group_timeout_s=900, plan_ids=("G-0000001", "P-00000001"), group_lowered=raised)
         who, limits = lab.session.who, lab.runtime.spawn_limits_of(lab.runtime.user)
         decided = await lab.store.do(approve(asked, who, "elicitation", limits))
         assert [each.status for each in decided.decisions] == ["refused"] * 2

@@ -10,6 +10,7 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 import pytest
+from support.log import plan_events
 from support.model_server import Gate, Say
 from support.runtime import DONE, PRICED, arrived, hand_over, open_lab
 
@@ -86,10 +87,7 @@ class Player:
         proposed = SpawnProposed(
             pending_id=pending, subagent_id=self.run_id, digest="d", expires_us=2**50, config=config(RUN_CAP)
         )
-        decided = SpawnDecided(
-            pending_id=pending, decision="approved", group_id=self.group,
-            group_max_cost_micros=GROUP_CAP if self.group else None,
-        )  # fmt: skip
+        decided = SpawnDecided(pending_id=pending, decision="approved", group_id=self.group)
         claimed = RunClaimed(instance="i", generation=1)
         return [Event(self.who, fact, run_id=self.run_id) for fact in (proposed, decided, claimed)]
 
@@ -128,6 +126,7 @@ async def put(store: Store, *events: Event) -> None:
 async def test_simultaneous_reservations_share_the_remaining_budget(tmp_path: Path) -> None:
     async with Store.open(tmp_path) as store:
         everybody = players()
+        await put(store, *plan_events(GROUP, GROUP_CAP, user="ann"))
         for player in everybody:
             for event in player.begun():
                 await put(store, event)

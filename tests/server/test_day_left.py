@@ -91,14 +91,14 @@ async def test_an_approval_with_a_lower_cap_shows_what_that_buys(tmp_path: Path)
 async def test_a_group_names_the_cap_that_all_of_them_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with open_lab(tmp_path, [], config=config("user", 60), runs=False) as lab:
         made = [await lab.propose(task=f"Part {number}", max_cost_cents=40) for number in range(2)]
-        says = f"Their own caps are $0.80 together, and only $0.60 is left of {DAYS['user'][1]}: together they may"
+        says = f"Their own caps are $0.80 together, and only $0.60 is left of {DAYS['user'][1]}: some may end early."
         text = question(await checked(lab, *made)).text
         waiting = await waiting_of(lab)
         show_table(waiting, {})
         limited = together_note(waiting, 500_000)
         answer = await lab.approve(*made, group_max_cost_cents=5)
     assert says in text and says in capsys.readouterr().out and says in together_note(waiting, None)
-    assert "and the group's is $0.50" in limited
+    assert "and all of them may spend $0.50" in limited
     assert "group_max_cost_cents: $0.05 buys no useful work" in answer.decisions[0].refused_because
 
 

@@ -154,14 +154,15 @@ async def test_a_group_is_one_question_and_its_cap_may_be_lowered(tmp_path: Path
         made = [await at.propose(task="Count the otters"), await at.propose(task="Count the seals")]
         answer = await at.confirm(*made, last=line)
         assert answer["status"] == "approved", answer
-        assert answer["message"] == "The person lowered the cost cap of the group from $1.00 to $0.60."
+        assert answer["message"] == "The person lowered the cost cap of the plan from $1.00 to $0.60."
         [asked] = at.person.asked
         assert "Count the otters" in asked.message and "Count the seals" in asked.message
         assert asked.message.startswith(f'Ava wants to start {line}: \n1. "Count the otters" \n2. "Count the seals" \n')
         assert set(asked.requested_schema["properties"]) == {"max_cost_dollars"}
         for each in made:
             decided = await at.started_once(each, requests=2)
-            assert decided.channel == "elicitation" and decided.group_max_cost_micros == 600_000
+            assert decided.channel == "elicitation"
+            assert (await at.plan_of(decided)).cap_micros == 600_000
 
 
 async def test_a_group_timeout_may_be_lowered_but_not_raised(tmp_path: Path, era: str) -> None:
@@ -175,7 +176,8 @@ async def test_a_group_timeout_may_be_lowered_but_not_raised(tmp_path: Path, era
         assert (await at.confirm(*made, last=line, group_timeout=900))["status"] == "approved"
         for each in made:
             decided = await at.started_once(each, requests=2)
-            assert (decided.group_timeout_s, decided.group_max_cost_micros) == (300, 1_000_000)
+            plan = await at.plan_of(decided)
+            assert (plan.timeout_s, plan.cap_micros) == (300, 1_000_000)
 
 
 @pytest.mark.parametrize("seconds", [1e308, 2_592_001])

@@ -232,10 +232,10 @@ CONFIG = f"{PRICED}\n[limits]\nspawns_per_hour = 1000"
 
 
 SHARED: list[tuple[Ending, str]] = [
-    ("cost_exceeded", "the group's group_max_cost_cents was reached: the next call and a last one can take $0.10"),
+    ("cost_exceeded", "the plan's cost cap was reached: the next call and a last one can take $0.10"),
     ("cost_exceeded", "the user's budget of the day was reached: the next call and a last one can take $0.10"),
     ("cost_exceeded", "the installation's budget of the day was reached: the next call and a last one can take $0.10"),
-    ("timeout", "the group's timeout"),
+    ("timeout", "the plan's time is over"),
 ]
 
 

@@ -458,7 +458,7 @@ async def test_wraps_up_at_once_where_its_group_has_no_time_to_wait(tmp_path: Pa
         answer = await lab.approve(*made, last="2 subagents together, at most $5.00 and 6 s", group_timeout=6)
         assert answer.status == "approved", answer
         run = await lab.ended(made[0].subagent_id, within_s=60)
-        assert run.state == "cost_exceeded", "its last turn was not lost to the group's timeout"
+        assert run.state == "cost_exceeded", "its last turn was not lost to the plan's time"
         assert await lab.facts(run.id, Asked) == []
         await lab.ended(made[1].subagent_id)
 

@@ -124,7 +124,8 @@ class Log:
         lines = [approval_line(each.config, Texts(task="look")) for each in proposals]
         lines.append(group_line(len(proposals), len(proposals) * 10**6, group_s))
         ids = tuple(each.pending_id for each in proposals)
-        asked = Approval(ids, tuple(lines), group_timeout_s=group_s, group_id=f"G-{self.made:07x}")
+        plan_ids = (f"G-{self.made:07x}", f"P-9{self.made:07x}")
+        asked = Approval(ids, tuple(lines), group_timeout_s=group_s, plan_ids=plan_ids)
         assert self.do(approve(asked, WHO, "host_call", LIMITS)).group_id is not None
 
     def claimed(self, run_id: str, instance: str) -> None:
@@ -194,12 +195,13 @@ class Log:
         if cause in ("group timeout", "abandon"):
             row = self.row(run_id)
             group = self.portal.call(self.store.read, lambda view: view.group(row.group_id or ""))
-            over_us = int(GROUP_S * 10**6) if group is not None and group.timeout_s is not None else DAY_US
+            timed = group is not None and group.timeout_s == GROUP_S
+            over_us = int(GROUP_S * 10**6) if timed else DAY_US
             since_us = max(row.queued_us or 0, row.last_us or 0, self.now_us)
             if since_us < (row.waits_until_us or 0) <= since_us + over_us:  # the pause is over by then, and counts
                 since_us = row.waits_until_us or 0
             self.ahead_us += since_us + over_us + 10**6 - self.now_us
-            cause = "group timeout" if group is not None and group.timeout_s is not None else "abandon"
+            cause = "group timeout" if timed else "abandon"
         seen: list[tuple[Before, list[type[Fact]]]] = []
         command = self.command(run_id, cause, about)
 

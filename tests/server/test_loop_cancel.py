@@ -215,7 +215,7 @@ async def test_cancelling_twice_is_harmless(tmp_path: Path) -> None:
         assert len(await lab.facts(run_id, CancelRequested)) == 1
 
 
-async def test_cancels_a_group_as_a_whole(tmp_path: Path) -> None:
+async def test_cancels_a_plan_as_a_whole(tmp_path: Path) -> None:
     # A gate each: a client that leaves opens its gate.
     async with open_lab(tmp_path, [Say("late", gate=Gate()), Say("late", gate=Gate())]) as lab:
         first, second = await lab.propose(task="one"), await lab.propose(task="two")
@@ -223,7 +223,9 @@ async def test_cancels_a_group_as_a_whole(tmp_path: Path) -> None:
         assert approved.group_id, approved
         with anyio.fail_after(6):
             answer = await lab.call("cancel_subagent", group_id=approved.group_id)
-    assert [run["state"] for run in answer.runs] == ["cancelled", "cancelled"]
+        runs = await lab.store.read(lambda view: view.step_runs(approved.group_id))
+    assert answer.status == "cancelled" and [run["state"] for run in answer.runs] == ["cancelled"]
+    assert [run.state for run in runs] == ["cancelled", "cancelled"]
 
 
 async def test_a_tool_that_does_not_stop_does_not_delay_a_cancel(tmp_path: Path) -> None:

@@ -348,12 +348,12 @@ async def test_two_proposals_are_one_page(tmp_path: Path, era: str) -> None:
         made = [await at.propose(task="Count the otters"), await at.propose(task="Count the seals")]
 
         async def opens(_page: ElicitRequestURLParams) -> ElicitResult:
-            await at.decide(*made, last=line, group_id="G-k7m2")
+            await at.decide(*made, last=line, plan_ids=("G-4e1b2c3", "P-4e1b2c30"))
             return ElicitResult(action="accept")
 
         at.browser.opens = opens
         answer = await at.confirm(*made, last=line)
-        assert answer["status"] == "approved" and answer["group_id"] == "G-k7m2", answer
+        assert answer["status"] == "approved" and answer["group_id"] == "G-4e1b2c3", answer
         first, second = (each["pending_id"] for each in made)
         assert at.browser.opened[0].url == f"{ADDRESS}/proposals?id={first}&id={second}"
         for each in made:

@@ -111,7 +111,7 @@ async def test_the_group_timeout_continues_during_a_pause_and_ends_it(tmp_path: 
         ended = [await lab.ended(proposal.subagent_id, within_s=60) for proposal in made]
         results = [await lab.result(run.id) for run in ended]
     assert [run.state for run in ended] == ["timeout"] * 3
-    assert {result["stop_reason"] for result in results} == {"the group's timeout"}
+    assert {result["stop_reason"] for result in results} == {"the plan's time is over"}
 
 
 @pytest.mark.slow

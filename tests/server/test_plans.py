@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.model_server import Gate, Say, running_model_server
+from support.model_server import Fail, Gate, Say, running_model_server
 from support.runtime import PRICED, arrived, open_lab, submits
 
 from ava_audit.events import UserMessage
-from ava_audit.retention import is_over
+from ava_audit.retention import erase_run, is_over
 from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_roles.tools.registry import builtin_tools
@@ -272,6 +272,41 @@ async def test_a_plan_is_approved_alone(tmp_path: Path) -> None:
             refused = await lab.approve(plan, run, group_max_cost_cents=10)
             assert refused.status == "refused"
             assert "approved alone" in str(refused.decisions)
+
+
+async def test_proposals_approved_together_are_a_plan_that_goes_on_where_one_failed(tmp_path: Path) -> None:
+    failing = True
+
+    def work(request: dict[str, Any]) -> Say | Fail:
+        if "Count the seals" in json.dumps(request) and failing:
+            return Fail(400)
+        return submits("counted")
+
+    with running_model_server(work) as server:
+        async with open_lab(tmp_path, server=server, config=PRICED) as lab:
+            folder = str(lab.workspace)
+            made = [
+                await lab.propose(task="Count the otters", workspace=folder, name="Item"),
+                await lab.propose(task="Count the seals", workspace=folder, name="Größe 2!"),
+                await lab.propose(task="Count the whales", workspace=folder, name="Item"),
+            ]
+            approved = await lab.approve(*made, last="3 subagents together, at most $1.50")
+            plan = await lab.ended(approved.group_id)
+            assert plan.state == "partial"
+            rows = await lab.store.read(lambda view: view.step_runs(plan.id))
+            names = {row.id: row.step for row in rows}
+            assert [names[one.subagent_id] for one in made] == ["item_2", "gr_e_2", "item_3"], "`item` is taken"
+
+            failing, asked = False, len(server.requests)
+            again = await lab.call("spawn_subagent", retry_of=plan.id)
+            assert "2 of 3 steps are done" in again.message, again.message
+            await lab.approve(again)
+            assert (await lab.ended(again.group_id)).state == "success"
+            assert len(server.requests) == asked + 1, "only the one that failed has run"
+
+            await erase_run(lab.store, made[0].subagent_id, (), lab.session.who, "no longer needed")
+            erased = await lab.call("spawn_subagent", retry_of=plan.id)
+            assert erased.status == "failed" and "were erased" in erased.message, erased.message
 
 
 async def test_a_key_does_not_pass_in_the_escaped_text_of_steps(tmp_path: Path) -> None:

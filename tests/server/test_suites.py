@@ -88,7 +88,7 @@ def run_json(root: Path, suite: Path, *args: str, server: ModelServer, code: int
 def runs_in(root: Path) -> list[RunRow]:
     async def read() -> list[RunRow]:
         async with Store.open(root) as store:
-            return await store.read(lambda view: view.runs(limit=-1))
+            return await store.read(lambda view: [run for run in view.runs(limit=-1) if not run.is_plan])
 
     return anyio.run(read)
 
@@ -97,7 +97,7 @@ def marks(result: SuiteResult) -> dict[tuple[str, str, int], bool | None]:
     return {(one.case, one.column, one.number): one.passed for one in result.verdicts}
 
 
-def test_a_suite_is_one_group_under_one_cap_and_its_money_is_that_of_the_log(tmp_path: Path, root: Path) -> None:
+def test_a_suite_is_one_plan_under_one_cap_and_its_money_is_that_of_the_log(tmp_path: Path, root: Path) -> None:
     with running_model_server(answers) as server:
         found = run_json(root, suite_of(tmp_path), "--tries", "2", "--max-cost", "1", server=server)
         asked = len(server.requests)
@@ -105,11 +105,8 @@ def test_a_suite_is_one_group_under_one_cap_and_its_money_is_that_of_the_log(tmp
     assert len(rows) == asked == 6
     assert found.cost_micros == sum(row.cost_micros for row in rows) == 6 * (3_000 * 3 + 1_001 * 15)
     (group,) = {row.group_id for row in rows}
-    decided = [
-        json.loads(line)["content"]
-        for line in ava(root, "logs", "--json", "--type", "SpawnDecided").stdout.splitlines()
-    ]
-    assert {(one["group_id"], one["group_max_cost_micros"]) for one in decided} == {(group, 1_000_000)}
+    plan = json.loads(ava(root, "report", "--group", str(group), "--json").stdout)
+    assert (plan["cap_cents"], len(plan["runs"])) == (100, 6)
     assert {one.run for one in found.verdicts} == {row.id for row in rows}
     (column,) = found.columns
     assert (column.name, column.solved, column.tries) == ("custom:test", 4, 6)
@@ -257,9 +254,7 @@ def test_at_its_cap_a_suite_stops_says_what_it_has_and_goes_on_later(tmp_path: P
         known = [one for one in found.verdicts if one.passed is not None]
         cut = [one for one in found.verdicts if one.passed is None]
         assert known and cut, found
-        assert cut[0].ending == "cost_exceeded" and cut[0].why.startswith(
-            "the group's group_max_cost_cents was reached"
-        )
+        assert cut[0].ending == "cost_exceeded" and cut[0].why.startswith("the plan's cost cap was reached")
         assert found.columns[0].without == len(cut) and found.columns[0].tries == len(known)
         assert found.cost_micros == sum(row.cost_micros for row in runs_in(root)) <= 120_000
         refused = ava(root, "eval", "run", str(suite), "--yes", "--max-cost", "0.03", env=local(server))

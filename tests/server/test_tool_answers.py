@@ -229,12 +229,14 @@ async def test_a_run_that_reached_a_cap_says_so_in_its_first_line(bench: Bench) 
     assert "half of it" in text(answer)
 
 
-async def test_a_group_gets_one_answer(bench: Bench) -> None:
+async def test_a_plan_gets_one_answer(bench: Bench) -> None:
     made = [await bench.propose(f"plain number {number}") for number in range(3)]
     approved = form(await bench.approve(*made))
     answer = await bench.call("check_subagent", group_id=approved["group_id"], wait_seconds=30)
-    assert [run["state"] for run in form(answer)["runs"]] == ["success"] * 3
+    [plan] = form(answer)["runs"]
+    assert (plan["state"], plan["plan"]["steps"]) == ("success", {"done": 3})
     assert approved["group_id"] in text(answer)
+    assert all(one["subagent_id"] in text(answer) for one in made)
 
 
 async def test_an_unread_result_stays_in_the_notices_until_someone_reads_it(bench: Bench) -> None:

@@ -75,6 +75,20 @@ _CONFIG: dict[str, Any] = {
 """Of a configuration, what the log itself shows and what estimates read."""
 
 
+def plan_events(
+    plan_id: str, cap_micros: int = 5_000_000, *, user: str = "ben", timeout_s: float = 3_600
+) -> tuple[Event, Event]:
+    """The proposal and approval of a plan whose runs are proposed by themselves."""
+    pending_id = "P-" + plan_id.removeprefix("G-")
+    config = {**_CONFIG, "role": "plan", "max_cost_micros": cap_micros, "timeout_s": timeout_s}
+    proposed = SpawnProposed(
+        pending_id=pending_id, subagent_id=plan_id, digest="d" * 64, expires_us=2**50, config=config
+    )
+    decided = SpawnDecided(pending_id=pending_id, decision="approved", channel="host_call")
+    who = Who("sess-1", "ava", user)
+    return Event(who, proposed, run_id=plan_id), Event(who, decided, run_id=plan_id)
+
+
 @dataclass
 class Life:
     """The events of one run, step by step; every step is an event that a running run would write."""
@@ -105,13 +119,11 @@ class Life:
     def task(self, text: str = "Look it up") -> Event:
         return Event(run_who(self.run_id, self.user), UserMessage(text=text, kind="task"), run_id=self.run_id)
 
-    def decided(self, group: str | None = None, cap: int | None = None) -> Event:
+    def decided(self, plan: str | None = None) -> Event:
+        """The approval, alone or as a step of a plan that stands in the log (`plan_events`)."""
+        step = None if plan is None else self.run_id[2:]
         fact = SpawnDecided(
-            pending_id=self.pending_id,
-            decision="approved",
-            channel="host_call",
-            group_id=group,
-            group_max_cost_micros=cap,
+            pending_id=self.pending_id, decision="approved", channel="host_call", group_id=plan, step=step
         )
         return Event(Who("sess-1", "ava", self.user), fact, run_id=self.run_id)
 

@@ -234,13 +234,15 @@ async def test_two_ids_form_one_group_under_one_limit(tmp_path: Path) -> None:
             for at, each in enumerate(pair, 1)
         ]
         assert all(row in screen for row in rows), screen
-        group = re.search(r"Approved, as the group (G-[0-9a-f]{7})\.", screen)
+        group = re.search(r"Approved, as the plan (G-[0-9a-f]{7})\.", screen)
         assert group is not None, screen
         await at.succeeded(*pair)
         for each in pair:
             [decided] = at.decided(each)
-            found = [decided[name] for name in ("channel", "group_id", "group_max_cost_micros", "group_timeout_s")]
-            assert found == ["terminal", group[1], 900_000, 1200]
+            assert (decided["channel"], decided["group_id"]) == ("terminal", group[1])
+        (proposed,) = logged(at.root, "SpawnProposed", run=group[1])
+        plan = proposed.content["config"]
+        assert (plan["max_cost_micros"], plan["timeout_s"]) == (900_000, 1200)
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ async def test_cancel_and_wait_accept_a_group_id(root: Path, workspace: Path) ->
         (("cancel", "S-000000"), "There is no subagent S-000000"),
         (("cancel", "G-0000000"), "There is no group G-0000000"),
         (("cancel", "seven"), "'seven' is not an id: a subagent's looks like S-7f3a2b"),
-        (("wait", "seven"), "a group's like G-4e1b2c3"),
+        (("wait", "seven"), "a plan's like G-4e1b2c3"),
         (("send", "P-00000000", "hello"), "There is no subagent P-00000000"),
         (("wait", "S-000000", "--timeout", "soon"), "--timeout: 'soon' is not a duration"),
     ],

@@ -25,7 +25,7 @@ CASE = 'task = "What is {name}?"\n[arguments]\nmax_cost_cents = 50\n[[checks]]\n
 def runs_in(root: Path) -> list[RunRow]:
     async def read() -> list[RunRow]:
         async with Store.open(root) as store:
-            return await store.read(lambda view: view.runs(limit=-1))
+            return await store.read(lambda view: [run for run in view.runs(limit=-1) if not run.is_plan])
 
     return anyio.run(read)
 

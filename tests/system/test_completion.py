@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.commands.doctor import files
 from support.commands.imports import modules_of, ours, packages_of_others
+from support.log import plan_events
 from support.logs.past import Lived, Past, me
 from support.terminal import COMMAND, CONTROLLED, environment, on_terminal
 from support.tool_examples import must_list
@@ -56,6 +57,7 @@ async def log(root: Path, patch: pytest.MonkeyPatch) -> None:
         past = Past(clock)
         async with Store.open(root) as store:
             await past.lived(store, Lived("S-0a0a0a", user=me(), role="coder"), START_S)
+            await past.at(store, START_S + 50, *plan_events("G-4e1b2c3", user=me()))
             await past.lived(store, Lived("S-0b0b0b", user=me(), group="G-4e1b2c3"), START_S + 60, ending=None)
             waiting = Lived("S-0c0c0c", user=me()).proposed(role="custom")
             fact = waiting.fact.model_copy(update={"expires_us": 2**52})

@@ -158,13 +158,14 @@ def together(proposed: list[dict[str, Any]]) -> str:
     return "/proposals?" + "&".join(f"id={each['pending_id']}" for each in proposed)
 
 
-def test_several_are_approved_as_one_group_with_a_lower_cap(here: There, visitor: Visitor) -> None:
+def test_several_are_approved_as_one_plan_with_a_lower_cap(here: There, visitor: Visitor) -> None:
     proposed = [here.host.propose(task=f"What does {name} cost?", max_cost_cents=80) for name in ("a", "b", "c")]
     assert visitor.decide(together(proposed), "approve", cost="1.5").headers["location"] == "/"
     for each in proposed:
         assert here.host.ended(each["subagent_id"])["status"] == "success"
-    groups = {(made["group_id"], made["group_max_cost_micros"]) for made in (decision(here, each) for each in proposed)}
-    assert [most for _group, most in groups] == [1_500_000]
+    (plan_id,) = {decision(here, each)["group_id"] for each in proposed}
+    (plan,) = logged(here.root, "SpawnProposed", run=plan_id)
+    assert plan.content["config"]["max_cost_micros"] == 1_500_000
 
 
 def test_a_group_with_one_that_no_longer_waits_starts_none(here: There, visitor: Visitor) -> None:

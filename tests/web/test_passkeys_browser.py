@@ -122,8 +122,9 @@ def test_several_are_approved_together_with_lower_limits(tmp_path: Path) -> None
         assert all(
             there.host.ended(each["subagent_id"])["status"] != "rejected" and there.starts(each) for each in both
         )
-        caps = {entry.content["group_max_cost_micros"] for entry in logged(there.root, "SpawnDecided")}
-        assert caps == {150_000}
+        proposed = [entry.content for entry in logged(there.root, "SpawnProposed")]
+        (plan,) = [one for one in proposed if one["subagent_id"].startswith("G-")]
+        assert plan["config"]["max_cost_micros"] == 150_000
 
 
 def test_a_device_that_does_not_recognise_its_owner_approves_nothing(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from ava_server.approval.plans import change_plan
 from ava_server.approval.proposals import SpawnLimits, close_proposal, day_left, day_refusal, day_unspent, texts_of
 from ava_server.approval.shown import approval_line
 from ava_server.approval.summary import DayLeft, group_line, normalize_typography
+from ava_server.approval.together import StartedTogether, Together, plan_of
 from ava_server.budget.run_config import (
     CAPS,
     COST,
@@ -78,7 +79,7 @@ class ConfirmOutcome:
 
 @dataclass(frozen=True)
 class GroupLimits:
-    """The limits of a group that a person has lowered in the form; None for a limit left as it was."""
+    """The limits over several proposals that a person has lowered in the form; None for one left as it was."""
 
     max_micros: int | None
     timeout_s: float | None
@@ -89,6 +90,7 @@ class Approval:
     """A requested approval.
 
     Attributes:
+        plan_ids: The ids of the plan that several proposals become: `G-…`, and its own `P-…`.
         lowered: A sentence for each limit that was lowered, by the call and in the form; None where no form was shown.
     """
 
@@ -97,7 +99,7 @@ class Approval:
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     group_max_micros: int | None = None
     group_timeout_s: float | None = None
-    group_id: str = ""
+    plan_ids: tuple[str, str] = ("", "")
     group_lowered: GroupLimits | None = None
     lowered: tuple[str, ...] | None = None
 
@@ -126,7 +128,7 @@ class ProposalChange:
 
 @dataclass(frozen=True)
 class CheckedApproval:
-    """An approval that can be given: its members, the limits over all where they are a group, and what the day has."""
+    """An approval that can be given: its members, the limits over all where they are several, and what the day has."""
 
     members: tuple[ProposalChange, ...]
     group_cap: int | None
@@ -186,7 +188,7 @@ def check_approval(
     checked = replace(checked, members=tuple(changed))
     if asked.group_lowered is None:
         return checked
-    return _lowered(checked, asked.group_lowered) or refused("a limit of the group would be raised; it may be lowered")
+    return _lowered(checked, asked.group_lowered) or refused("a limit of the plan would be raised; it may be lowered")
 
 
 def _group_cap(checked: CheckedApproval, asked_micros: int | None) -> int | str:
@@ -252,7 +254,7 @@ def _lowered(checked: CheckedApproval, limits: GroupLimits) -> CheckedApproval |
 
 
 def approval_lines(checked: CheckedApproval) -> tuple[str, ...]:
-    """Return the lines that an approval repeats: one for each proposal, and one more for a group."""
+    """Return the lines that an approval repeats: one for each proposal, and one more for several."""
     lines = [approval_line(member.config, member.texts) for member in checked.members]
     if checked.group_cap is not None:
         lines.append(group_line(len(lines), None if checked.free else checked.group_cap, checked.group_timeout_s))
@@ -370,11 +372,11 @@ def _changed(member: ProposalChange, given: Mapping[str, Any]) -> ProposalChange
 
 
 def approve(asked: Approval, who: Who, channel: Channel, limits: SpawnLimits) -> Command[ConfirmOutcome]:
-    """Approve one proposal, or several as a group: if one cannot start, none does."""
+    """Approve one proposal, or several as one plan: if one cannot start, none does."""
 
     def command(view: View, now_us: int) -> Outcome[ConfirmOutcome]:
         checked = check_approval(view, asked, who, channel, limits, now_us)
-        return checked if isinstance(checked, Outcome) else _approve_all(checked, asked, who, channel)
+        return checked if isinstance(checked, Outcome) else _approve_all(checked, asked, who, channel, now_us)
 
     return command
 
@@ -413,7 +415,7 @@ def auto_approve(pending_id: str, who: Who, limits: SpawnLimits, ceilings: Ceili
         before = sum(committed_micros(config_of(run.config)) for run in view.approved_over("auto", who.user_id, day_us))
         if why := ceilings.exceeded(committed_micros(found.config), before):
             return Outcome(ConfirmOutcome((found.refused(why),)))
-        return _approve_all(checked, asked, who, "auto")
+        return _approve_all(checked, asked, who, "auto", now_us)
 
     return command
 
@@ -445,12 +447,21 @@ def committed_micros(config: RunConfig) -> int:
     return MICROS_PER_CENT if config.free else config.max_cost_micros
 
 
-def _approve_all(checked: CheckedApproval, asked: Approval, who: Who, channel: Channel) -> Outcome[ConfirmOutcome]:
-    events = [event for member in checked.members for event in _approval_events(member, who, channel, asked, checked)]
+def _approve_all(
+    checked: CheckedApproval, asked: Approval, who: Who, channel: Channel, now_us: int
+) -> Outcome[ConfirmOutcome]:
+    plan: Together | None = None
+    events: list[Event] = []
+    if checked.group_cap is not None:
+        members = [StartedTogether(member.run.id, member.changed, member.texts) for member in checked.members]
+        plan = plan_of(members, asked.plan_ids, checked.group_cap, checked.group_timeout_s)
+        events += plan.events(who, channel, now_us)
+    for number, member in enumerate(checked.members):
+        step = None if plan is None else (plan.plan_id, plan.step_ids[number])
+        events += _approval_events(member, who, channel, asked, checked, step)
     decisions = tuple(ProposalDecision(member.row.pending_id, member.run.id, "approved") for member in checked.members)
-    group_id = asked.group_id if checked.group_cap is not None else None
     lowered = lowered_by_call(checked) if asked.lowered is None else asked.lowered
-    return Outcome(ConfirmOutcome(decisions, group_id, lowered=lowered), tuple(events))
+    return Outcome(ConfirmOutcome(decisions, None if plan is None else plan.plan_id, lowered=lowered), tuple(events))
 
 
 def lowered_words(by: str, cap: RunCap, before: float, after: float, *, of: str = "") -> str:
@@ -495,7 +506,7 @@ def reject(pending_ids: tuple[str, ...], who: Who, channel: Channel) -> Command[
 
 
 def _decision_digest(member: ProposalChange, asked: Approval, checked: CheckedApproval) -> str:
-    """Return the hash of a decision: the proposal's digest, the changes, and the group."""
+    """Return the hash of a decision: the proposal's digest, the changes, and what was approved with it."""
     group = [sorted(asked.pending_ids), checked.group_cap, checked.group_timeout_s]
     line = json.dumps(
         [member.row.digest, dict(member.changes), group if checked.group_cap is not None else None],
@@ -507,9 +518,15 @@ def _decision_digest(member: ProposalChange, asked: Approval, checked: CheckedAp
 
 
 def _approval_events(
-    member: ProposalChange, who: Who, channel: Channel, asked: Approval, checked: CheckedApproval
+    member: ProposalChange,
+    who: Who,
+    channel: Channel,
+    asked: Approval,
+    checked: CheckedApproval,
+    step: tuple[str, str] | None,
 ) -> tuple[Event, ...]:
-    group_id = asked.group_id if checked.group_cap is not None else None
+    """Return the entries that approve a proposal; `step`: its plan and its step there, where it has one."""
+    group_id, step_id = step or (None, None)
     decided = SpawnDecided(
         pending_id=member.row.pending_id,
         decision="approved",
@@ -518,8 +535,7 @@ def _approval_events(
         decision_digest=_decision_digest(member, asked, checked),
         changes=dict(member.changes),
         group_id=group_id,
-        group_max_cost_micros=checked.group_cap,
-        group_timeout_s=checked.group_timeout_s,
+        step=step_id,
     )
     spawn = SubagentSpawn(
         role=member.config.role,

@@ -98,30 +98,15 @@ def resolve_plan(
     )
     chain_s = longest_path_s(steps, {step.id: step.config.timeout_s for step in steps})
     timeout_s = args.timeout or min(math.ceil(chain_s / HOUR_S) * HOUR_S, LONGEST_S)
-    models = list(dict.fromkeys(step.config.model for step in steps))
-    config = RunConfig(
-        role=PLAN,
-        role_source=BUILT_IN_SOURCE,
-        role_text="",
-        model=models[0] if len(models) == 1 else SEVERAL_MODELS,
-        provider="",
-        model_id="",
-        price=Price(0, 0, 0, 0),
-        timeout_s=timeout_s,
+    config = plan_config(
+        steps,
         max_cost_micros=int(most_micros),
-        max_tokens=sum(step.config.max_tokens * step.at_most for step in steps),
-        max_iterations=sum(step.config.max_iterations * step.at_most for step in steps),
-        max_tool_calls=sum(step.config.max_tool_calls * step.at_most for step in steps),
-        least_micros=max(step.config.least_micros for step in steps),
-        tools=(),
+        timeout_s=timeout_s,
         reach=plan_reach([(one.config, one.specs) for one in resolved]),
         background=background,
-        estimated_minutes=_minutes_of(steps),
-        input_bytes=sum(step.config.input_bytes for step in steps),
+        asked=asked,
         name=args.name,
         task_id=args.task_id,
-        asked=asked,
-        steps=steps,
     )
     by_id = {one.step.id: one.texts.model_copy(update={"step": one.step.id}) for one in resolved}
     texts = Texts(
@@ -130,6 +115,45 @@ def resolve_plan(
         steps=tuple(by_id[step.id] for step in steps),
     )
     return config, texts
+
+
+def plan_config(
+    steps: Sequence[StepConfig],
+    *,
+    max_cost_micros: int,
+    timeout_s: float,
+    reach: str,
+    background: bool,
+    asked: dict[str, object],
+    name: str | None = None,
+    task_id: str | None = None,
+) -> RunConfig:
+    """Return the configuration of a plan: its own caps, and the sums of what its steps may do."""
+    models = list(dict.fromkeys(step.config.model for step in steps))
+    return RunConfig(
+        role=PLAN,
+        role_source=BUILT_IN_SOURCE,
+        role_text="",
+        model=models[0] if len(models) == 1 else SEVERAL_MODELS,
+        provider="",
+        model_id="",
+        price=Price(0, 0, 0, 0),
+        timeout_s=timeout_s,
+        max_cost_micros=max_cost_micros,
+        max_tokens=sum(step.config.max_tokens * step.at_most for step in steps),
+        max_iterations=sum(step.config.max_iterations * step.at_most for step in steps),
+        max_tool_calls=sum(step.config.max_tool_calls * step.at_most for step in steps),
+        least_micros=max(step.config.least_micros for step in steps),
+        tools=(),
+        reach=reach,
+        background=background,
+        estimated_minutes=_minutes_of(steps),
+        input_bytes=sum(step.config.input_bytes for step in steps),
+        name=name,
+        task_id=task_id,
+        asked=asked,
+        steps=tuple(steps),
+    )
 
 
 def _step_config(one: ResolvedStep, most_micros: int, timeout_s: float | None, known: KnownWork) -> StepConfig:

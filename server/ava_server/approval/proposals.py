@@ -239,6 +239,11 @@ def texts_of(view: View, run: RunRow) -> Texts | None:
         return None
     said = entry.fact
     steps = tuple(Texts.model_validate(step) for step in said.steps or ())
+    if run.is_plan and not steps:
+        found = _texts_of_runs(view, config_of(run.config))
+        if found is None:
+            return None
+        steps = found
     return Texts(
         task=said.text,
         context=said.context,
@@ -246,6 +251,18 @@ def texts_of(view: View, run: RunRow) -> Texts | None:
         rationale=said.rationale,
         steps=steps,
     )
+
+
+def _texts_of_runs(view: View, plan: RunConfig) -> tuple[Texts, ...] | None:
+    """Return the texts of steps whose runs were proposed by themselves; None where one was erased."""
+    texts: list[Texts] = []
+    for step in plan.steps:
+        run = view.run(step.run)
+        own = texts_of(view, run) if run is not None else None
+        if own is None:
+            return None
+        texts.append(own.model_copy(update={"step": step.id}))
+    return tuple(texts)
 
 
 def close_proposal(
@@ -428,7 +445,7 @@ def changed_since(view: View, user: str, shown: Mapping[str, str]) -> str | None
 
 
 def together_line(waiting: Sequence[Pending], cap_micros: int | None, timeout_s: float | None) -> str:
-    """Return the line of a group that an approval repeats; without a cap, the sum of the members' caps counts."""
+    """Return the line of several that an approval repeats; without a cap, the sum of the members' caps counts."""
     cap = sum(one.max_cost_micros for one in waiting) if cap_micros is None else cap_micros
     return group_line(len(waiting), None if all(one.free for one in waiting) else cap, timeout_s)
 

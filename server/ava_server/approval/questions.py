@@ -273,7 +273,7 @@ def _tools_of(config: RunConfig) -> set[str]:
 
 
 def _line(number: int, member: ProposalChange, checked: CheckedApproval) -> str:
-    """Return the last line of a proposal; in a group without its reach, of which a path may fill the window."""
+    """Return the last line of a proposal; of several without its reach, of which a path may fill the window."""
     if checked.group_cap is None:
         return approval_line(member.changed, member.texts)
     return short_line(member.changed, member.texts, f"{number}. ")
@@ -306,7 +306,7 @@ def apply_reply(checked: CheckedApproval, asked: Approval, reply: Reply) -> Appr
             )
         if given < limit.most:
             value = found[limit.cap] = limit.stored(float(given))
-            lowered.append(lowered_words("The person", limit.cap, limit.now, value, of=" of the group" * group))
+            lowered.append(lowered_words("The person", limit.cap, limit.now, value, of=" of the plan" * group))
     if not found:
         return asked
     asked = replace(asked, lowered=tuple(lowered))

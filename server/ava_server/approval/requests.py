@@ -26,7 +26,7 @@ from ava_server.models.json_text import deeper_than
 WAIT_LIMIT_S, MOST_WAIT_S = 45, 240
 """Hosts end a call after 60 s: a question and a wait share this many seconds."""
 MOST_GROUP_S = 30 * 86_400
-"""The longest time of a group, in seconds."""
+"""The longest time of a plan, in seconds."""
 CHANGES_FORM = '{"P-…": {"caps": {…}, "blocked_tools": […], "drop": […]}}'
 REUSE_S = 86_400.0
 """Seconds for which what a step read of the web, or was told, counts as it was."""

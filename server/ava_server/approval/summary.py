@@ -27,7 +27,7 @@ READS_SHOWN = 20
 PATHS, MORE_PATHS, PATH_CHARS = 8, 50, 120
 """Most paths that a line and a message name, and characters of one path; the digest covers all of them."""
 WINDOW_COLUMNS, START_ROWS, START_CHARS = 75, 2, 12
-"""Characters of a line, and rows, in which a small window shows how the tasks of a group begin; least of each task."""
+"""Characters of a line, and rows, in which a small window shows how the tasks of several begin; least of each task."""
 ROLE_CHARS = 24
 """Characters of a role in a short line: the task has to fit behind it."""
 COMMAND_CHARS = 2_000
@@ -254,7 +254,7 @@ def _paths(namespace: Sequence[str]) -> str:
 
 
 def group_line(count: int, cap_micros: int | None, timeout_s: float | None) -> str:
-    """Return the last line of a group's approval: how many subagents under which caps; a cap of None is free."""
+    """Return the last line of an approval of several: how many subagents under which caps; a cap of None is free."""
     return f"{count} subagents together, {caps_text(cap_micros, timeout_s)}"
 
 
@@ -550,9 +550,9 @@ def group_note(sum_micros: int, cap_micros: int, day: DayLeft, likely: Sequence[
         notes.append(f"Likely {format_usd(half)} to {format_usd(most)} together{others}.")
     if sum_micros > min(cap_micros, day.micros):
         own = f"Their own caps are {format_usd(sum_micros, exact=True)} together"
-        group = f"the group's is {format_usd(cap_micros, exact=True)}"
-        which = f"only {day.words}" if day.micros < cap_micros else group
-        notes.append(f"{own}, and {which}: together they may have fewer turns than each could have alone.")
+        most = f"all of them may spend {format_usd(cap_micros, exact=True)}"
+        which = f"only {day.words}" if day.micros < cap_micros else most
+        notes.append(f"{own}, and {which}: some may end early.")
     return " ".join(notes)
 
 

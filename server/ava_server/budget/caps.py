@@ -29,7 +29,7 @@ Purpose = Literal["retries", "plan", "search"]
 CapName = Literal[
     "max_cost_cents", "max_tokens", "group_max_cost", "user_daily_cents", "installation_daily_cents", "overrun"
 ]
-SHARED_CAPS = ("the group's ", "the user's ", "the installation's ")
+SHARED_CAPS = ("the plan's ", "the user's ", "the installation's ")
 """How the reason of an ending begins where not the run's own cap was reached, but one (or a time) of several runs."""
 
 

@@ -269,6 +269,7 @@ class StepConfig(BaseModel, frozen=True, extra="ignore"):
         listed_most: What the call gave as `at_most`; above it, where the length of its list was known already.
         reused: The runs of an earlier plan that it need not repeat.
         repeats: Runs of an earlier plan that had effects outside, and that it does again.
+        run: Its run, where that was proposed by itself and approved together with others; empty for any other step.
     """
 
     id: str
@@ -281,6 +282,7 @@ class StepConfig(BaseModel, frozen=True, extra="ignore"):
     listed_most: int = 1
     reused: tuple[ReusedRun, ...] = ()
     repeats: tuple[str, ...] = ()
+    run: str = ""
 
     @property
     def new_runs(self) -> int:

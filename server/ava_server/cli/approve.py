@@ -54,7 +54,7 @@ async def approve_command(
 ) -> None:
     """Show proposals and start them if you agree; under the policy human this takes the approval PIN.
 
-    Several are one table and one question. Two or more ids are one group under one cap. Without an id, you see all
+    Several are one table and one question. Two or more ids are one plan under one cap. Without an id, you see all
     waiting proposals, and then the runs near a cap that ask for more. `ava --url URL approve` decides on another
     server, with a token of the scope approve instead of the PIN.
     """
@@ -426,7 +426,7 @@ async def approve_proposals(client: Approvals, waiting: Sequence[Pending], limit
 
     decided = await client.decide([one.shown for one in waiting], agreement(waiting, limits))
     decided.expect("approved", "Not approved")
-    return "Approved." if len(waiting) == 1 else f"Approved, as the group {decided.fields.get('group_id')}."
+    return "Approved." if len(waiting) == 1 else f"Approved, as the plan {decided.fields.get('group_id')}."
 
 
 async def _start(client: Approvals, waiting: Sequence[Pending], limits: Mapping[str, Any]) -> None:

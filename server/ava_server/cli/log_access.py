@@ -68,44 +68,36 @@ async def open_log(root: DataRoot, *, make: bool = False) -> AsyncGenerator[Stor
 
 
 async def find_run(store: Readable | None, given: str) -> RunRow:
-    """Return the run with this id, or of the proposal with it. Raises BadInput: there is none."""
-    [run] = await _find(store, given)
-    return run
-
-
-async def find_runs(store: Readable | None, given: Sequence[str], *, groups: bool = True) -> list[RunRow]:
-    """Return the runs with these ids of subagents, proposals and (with `groups`) groups, each once.
-
-    Raises BadInput: one is not an id, or nothing has it.
-    """
-    found = [run for one in given for run in await _find(store, one, groups=groups)]
-    return list({run.id: run for run in found}.values())
-
-
-async def _find(store: Readable | None, given: str, *, groups: bool = False) -> list[RunRow]:
+    """Return the run with this id, or of the proposal with it. Raises BadInput: it is not an id, or nothing has it."""
     try:
         field, wanted = parse_any_id(given)
     except BadInput as error:
-        raise BadInput(f"{error}{await _suggestion(store, given, groups)}") from None
+        raise BadInput(f"{error}{await _suggestion(store, given)}") from None
 
-    def query(view: View) -> list[RunRow]:
-        if field == "group_id" and view.run(wanted) is None:
-            return view.group_runs(wanted) if groups else []
+    def query(view: View) -> RunRow | None:
         proposal = view.proposal(wanted) if field == "pending_id" else None
-        run = view.run(proposal.run_id if proposal is not None else wanted)
-        return [run] if run is not None else []
+        return view.run(proposal.run_id if proposal is not None else wanted)
 
-    runs = await store.read(query) if store is not None else []
-    if not runs:
-        what = "group" if field == "group_id" else "subagent"
+    run = await store.read(query) if store is not None else None
+    if run is None:
+        what = "plan" if field == "group_id" else "subagent"
         raise BadInput(
-            f"There is no {what} {wanted} in this data root.{await _suggestion(store, wanted, groups)}"
+            f"There is no {what} {wanted} in this data root.{await _suggestion(store, wanted)}"
             " `ava logs --type spawn` lists all that were proposed."
         )
-    return runs
+    return run
 
 
-async def _suggestion(store: Readable | None, given: str, groups: bool) -> str:
+async def find_runs(store: Readable | None, given: Sequence[str]) -> list[RunRow]:
+    """Return the runs with these ids of subagents, plans and proposals, each once.
+
+    Raises BadInput: one is not an id, or nothing has it.
+    """
+    found = [await find_run(store, one) for one in given]
+    return list({run.id: run for run in found}.values())
+
+
+async def _suggestion(store: Readable | None, given: str) -> str:
     """Return a sentence that suggests a similar id; empty without one."""
     from ava_server.core.ids import nearest
 
@@ -113,7 +105,6 @@ async def _suggestion(store: Readable | None, given: str, groups: bool) -> str:
         return ""
     rows = list(reversed(await store.read(lambda view: view.runs())))
     ids = [row.id for row in rows] + [row.pending_id for row in rows]
-    ids += [row.group_id for row in rows if groups and row.group_id is not None]
     typed = given.strip().casefold()
     near = None
     if len(typed.partition("-")[2] or typed) >= _ENOUGH_DIGITS:

@@ -52,10 +52,6 @@ _SQL_PROPOSALS = (
     " AND coalesce(r.waits_until_us, p.expires_us) > 1000000 * CAST(strftime('%s', 'now') AS INTEGER)"
     " ORDER BY p.created_us DESC LIMIT ?"
 )
-_SQL_GROUPS = (
-    "SELECT g.id, (SELECT count(*) FROM runs WHERE group_id = g.id) || ' runs' FROM groups AS g"
-    " WHERE g.user_id = ? ORDER BY g.created_us DESC LIMIT ?"
-)
 
 
 def completion_command(
@@ -196,9 +192,9 @@ all_runs = _log_callback(_SQL_RUNS.format("1"))
 ended_runs = _log_callback(_SQL_RUNS.format("ended_us IS NOT NULL"))
 unended_runs = _log_callback(_SQL_RUNS.format(_UNENDED))
 runs_with_result = _log_callback(_SQL_RUNS.format("result_seq IS NOT NULL"))
-open_runs_and_groups = _log_callback(_SQL_RUNS.format(_OPEN), _SQL_GROUPS)
+open_runs = _log_callback(_SQL_RUNS.format(_OPEN))
 proposals = _log_callback(_SQL_PROPOSALS)
-groups = _log_callback(_SQL_GROUPS)
+plans = _log_callback(_SQL_RUNS.format("id GLOB 'G-*'"))
 agents = _callback(lambda: [("ava", "the orchestrator"), *_query_log(_SQL_RUNS.format("1"))])
 roles, hosts, providers, notes, setting_names = map(_callback, (_roles, _hosts, _providers, _notes, _settings))
 tiers = _callback(lambda: [(tier, "") for tier in TIERS])
@@ -214,17 +210,17 @@ LastRunId = Annotated[
 EndedRunId = Annotated[str, typer.Argument(metavar="S-ID", help=_RUN, autocompletion=ended_runs)]
 EndedRunIdOrNone = Annotated[str | None, typer.Argument(metavar="[S-ID]", help=_RUN, autocompletion=ended_runs)]
 UnendedRunId = Annotated[str, typer.Argument(metavar="S-ID", help=_RUN, autocompletion=unended_runs)]
-_RUNS = "Subagents, their proposals (P-…), or a group (G-…)."
+_RUNS = "Subagents, plans (G-…), or their proposals (P-…)."
 LastRunIds = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[S-ID…]", help=f"{_RUNS} Default: your last run.", autocompletion=open_runs_and_groups),
+    typer.Argument(metavar="[S-ID…]", help=f"{_RUNS} Default: your last run.", autocompletion=open_runs),
 ]
 RunIdsOrLast = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[S-ID…]",
         help=f"{_RUNS} Default: your last run, after a question.",
-        autocompletion=open_runs_and_groups,
+        autocompletion=open_runs,
     ),
 ]
 GroupMaxCost = Annotated[

@@ -108,12 +108,12 @@ class Records:
         """From now on, wait up to `GONE_S` for a server that does not answer: it may be restarting. None ends it."""
         self._tell_gone = tell_gone
 
-    async def find(self, ids: list[str], *, groups: bool = True) -> list[RunRow]:
-        """Return the runs with these ids of subagents, proposals and (with `groups`) groups, each once.
+    async def find(self, ids: list[str]) -> list[RunRow]:
+        """Return the runs with these ids of subagents, plans and proposals, each once.
 
         Raises BadInput: one is not an id, or nothing has it.
         """
-        return list((await self.get(requests.FOUND, id=ids, single=not groups)).rows)
+        return list((await self.get(requests.FOUND, id=ids)).rows)
 
     async def find_one(self, given: str | None, *, unended: bool = False) -> RunRow:
         """Return the run with this id, or of the proposal with it; without one, what `find_last` returns.
@@ -121,7 +121,7 @@ class Records:
         Raises BadInput: it is not an id, or there is no such run.
         """
         if given is not None:
-            return (await self.find([given], groups=False))[0]
+            return (await self.find([given]))[0]
         if (run := await self.find_last(unended=unended)) is not None:
             return run
         at = f" at {self.place}" if isinstance(self.place, str) else ""
@@ -287,11 +287,11 @@ class MemoryTransport:
 class _OwnersHandler(RecordsHandler):
     """Answers the owner of the data root: an id that is unknown or mistyped is answered with a similar one."""
 
-    async def find(self, ids: Sequence[str], *, groups: bool) -> list[RunRow]:
+    async def find(self, ids: Sequence[str]) -> list[RunRow]:
         try:
-            return await find_runs(self.store, ids, groups=groups)
+            return await find_runs(self.store, ids)
         except NoLog:
-            return await find_runs(None, ids, groups=groups)
+            return await find_runs(None, ids)
 
     async def find_last(self, *, unended: bool) -> RunRow | None:
         try:

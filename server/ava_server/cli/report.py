@@ -1,4 +1,4 @@
-"""`ava report`: what was spent, by day, role, model and ending, and what failed; or the runs of one group.
+"""`ava report`: what was spent, by day, role, model and ending, and what failed; or the runs of one plan.
 
 `ava report approvals`: who approved what. `ava report estimates`: how good the estimates in proposals were.
 """
@@ -21,7 +21,7 @@ from ava_audit.rows import INTERRUPTED
 from ava_audit.units import DAY_US, US_PER_S, cents, day_of, format_duration, format_ts, format_usd, iso_utc, now_us
 from ava_server.cli import terminal
 from ava_server.cli.log_look import LogLook, NoLog, run_at_once
-from ava_server.cli.options import Everybody, Json, TokenFile, Until, Url, groups
+from ava_server.cli.options import Everybody, Json, TokenFile, Until, Url, plans
 from ava_server.cli.remote import Connection, chosen_server
 from ava_server.cli.terminal import counted, heading, one_line, place_json, say, say_json, tell, write
 from ava_server.core.commands import advice
@@ -53,7 +53,7 @@ def report_command(
     until: Until = None,
     everybody: Everybody = False,
     group: Annotated[
-        str | None, typer.Option(metavar="G-ID", help="The runs of a group: members, cap, time.", autocompletion=groups)
+        str | None, typer.Option(metavar="G-ID", help="The runs of a plan, its cap and time.", autocompletion=plans)
     ] = None,
     as_json: Json = False,
     url: Url = None,
@@ -63,7 +63,7 @@ def report_command(
     server = chosen_server(context, url, token_file)
     if group is not None:
         if since is not None or until is not None:
-            raise BadInput("--group: a group is shown whole; leave --since and --until out")
+            raise BadInput("--group: a plan is shown whole; leave --since and --until out")
         screen = partial(_group, parse_id("group_id", group, "--group"), everybody, as_json)
         return _show(server, screen, owners=True)
     return _show(server, partial(_spending, *days_of(since, until, now_us()), everybody, as_json))
@@ -216,7 +216,7 @@ def _with_bars(lines: Sequence[str], bars: Sequence[float], width: int) -> None:
     console.print(grid)
 
 
-# -- a group ----------------------------------------------------------------------------------------------------------
+# -- a plan -----------------------------------------------------------------------------------------------------------
 
 
 async def _group(group_id: str, everybody: bool, as_json: bool, records: Records) -> None:
@@ -226,7 +226,7 @@ async def _group(group_id: str, everybody: bool, as_json: bool, records: Records
         found = await records.get(GROUP, group=group_id, all=everybody)
     except (NoLog, UnknownId):
         others = "" if everybody else " of yours; --all looks at those of all users"
-        raise BadInput(f"--group: there is no group {group_id}{others} in this data root.") from None
+        raise BadInput(f"--group: there is no plan {group_id}{others} in this data root.") from None
     at_us = now_us()
     if as_json:
         return say_json({**place_json(records.place), **_group_json(found, at_us)})
@@ -311,7 +311,7 @@ def _state_of(found: GroupSum, run: RunRow) -> str:
 
 
 def _took_us(found: GroupSum, at_us: int) -> int | None:
-    """Return how long a group has taken since its first run began; None where none did."""
+    """Return how long a plan has taken since its first run began; None where none did."""
     if found.group.started_us is None:
         return None
     ends = [run.ended_us if run.ended_us is not None else at_us for run in found.runs]

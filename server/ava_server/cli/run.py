@@ -178,13 +178,13 @@ def run_command(
         ),
     ] = None,
     parallel: Annotated[
-        bool, typer.Option("--parallel", help="Run several tasks together, approved as one group.")
+        bool, typer.Option("--parallel", help="Run several tasks together, approved as one plan.")
     ] = False,
     file: Annotated[
         list[Path] | None, typer.Option("-f", "--file", metavar="FILE", help="A file with a task; repeatable.")
     ] = None,
     also: Annotated[
-        list[str] | None, typer.Option(metavar="'ROLE: TASK'", help="A further task of another role, in the group.")
+        list[str] | None, typer.Option(metavar="'ROLE: TASK'", help="A further task of another role, in the plan.")
     ] = None,
     group_max_cost: options.GroupMaxCost = None,
     group_timeout: options.GroupTimeout = None,
@@ -204,7 +204,7 @@ def run_command(
 ) -> None:
     """Propose a subagent, ask whether to start it, and wait for its result.
 
-    Several are one group: ava run --parallel researcher "task 1" "task 2" --also "code_reviewer: task 3". Limits then
+    Several are one plan: ava run --parallel researcher "task 1" "task 2" --also "code_reviewer: task 3". Limits then
     apply to each, --group-max and --group-timeout to all together, and the exit code is that of the first that did not
     succeed. A plan is a file of steps (--steps): options are of the whole plan, or the defaults of its steps.
     """
@@ -438,7 +438,7 @@ async def _proposed(service: Service, client: Approvals, request: RunRequest, ma
     decided.expect("approved", "Not started")
     if (group_id := decided.fields.get("group_id")) is not None:
         with suppress(ReaderGone):  # who follows the runs finds out, and cancels them
-            tell(f"Approved, as the group {group_id}.")
+            tell(f"Approved, as the plan {group_id}.")
     return [proposal.subagent_id for proposal in chosen]
 
 

@@ -43,6 +43,7 @@ from ava_server.render.responses import RunAnswer, answers_json
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
+    from ava_audit.view import View
     from ava_server.render.run_view import RunView
     from ava_server.runs.manager import Manager
     from ava_server.runs.pending_questions import PendingQuestion
@@ -256,6 +257,10 @@ def _fitting(line: str, width: int | None) -> list[str]:
 # -- following one's own runs -----------------------------------------------------------------------------------------
 
 
+PLAN_END_S = 3.0
+"""Seconds in which the plan of ended runs notes its own end."""
+
+
 class FollowedRuns:
     """A command's own runs: what they ask a person is asked here, and Ctrl-C asks whether to cancel them."""
 
@@ -300,7 +305,24 @@ class FollowedRuns:
         self._watch.progress.end()
         if self._question is not None and self._left is None:
             tell()  # the question stands on the line
+        if self._left is None:
+            await self._plans_over()
         return self._left
+
+    async def _plans_over(self) -> None:
+        """Let the plans end whose last runs have: a command that goes at once would leave that to another process."""
+        store, manager = self._runtime.store, self._runtime.manager
+
+        def left(view: View) -> list[str]:
+            runs = [view.run(run_id) for run_id in self._run_ids]
+            plan_ids = {run.group_id for run in runs if run is not None and run.group_id is not None}
+            plans = [view.run(plan_id) for plan_id in plan_ids]
+            return [plan.id for plan in plans if plan is not None and not plan.ended and manager.owns(plan.id)]
+
+        with anyio.move_on_after(PLAN_END_S):
+            seen = store.head
+            while await store.read(left):
+                seen = await store.wait_for_entry_after(seen)
 
     async def _on_signals(self, signals: AsyncIterator[int], tasks: anyio.abc.TaskGroup) -> None:
         async for _number in signals:

@@ -15,7 +15,7 @@ from ava_server.core.errors import BadInput
 AGENT = "ava"
 """The orchestrator's agent id in the log."""
 UNKNOWN_ID = "unknown id"
-"""The `error` of an answer over HTTP that knows no such run or group; those of other users are unknown too."""
+"""The `error` of an answer over HTTP that knows no such run; those of other users are unknown too."""
 
 _FORMS = {
     "subagent_id": ("S-", 6, "a subagent id looks like S-7f3a2b"),
@@ -82,8 +82,8 @@ def parse_any_id(given: str) -> tuple[str, str]:
         except BadInput:
             continue
     raise BadInput(
-        f"{given[:40]!r} is not an id: a subagent's looks like S-7f3a2b, a proposal's like P-1c22b09d, a"
-        " plan's or group's like G-4e1b2c3. `ava status --once` lists the latest, `ava logs --type spawn` all."
+        f"{given[:40]!r} is not an id: a subagent's looks like S-7f3a2b, a proposal's like P-1c22b09d, a plan's"
+        " like G-4e1b2c3. `ava status --once` lists the latest, `ava logs --type spawn` all."
     )
 
 

@@ -171,9 +171,7 @@ class Replayer:
         opening: list[Fact] = [
             proposed.model_copy(update={**ids, "config": config.model_dump(mode="json"), "supersedes": None}),
             next(fact for fact in recording.facts(UserMessage) if fact.kind == "task"),
-            decided.model_copy(
-                update={"pending_id": pending_id, "group_id": decided.group_id and f"G-{self._count:07x}"}
-            ),
+            decided.model_copy(update={"pending_id": pending_id, "group_id": None, "step": None}),  # it runs alone
         ]
         await self._write(run_id, opening)
         await self._play(run_id, tape, TapeSetup(self._resources, tape, choice))

@@ -16,8 +16,8 @@ is shown to its user counts as fetched, as with `ava show` on this machine.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from inspect import Parameter, signature
@@ -33,7 +33,7 @@ from starlette.responses import Response
 
 from ava_audit.errors import AuditError, BadQuery
 from ava_audit.events import Event, SettingsChanged
-from ava_audit.rows import RunRow
+from ava_audit.rows import RunRow, is_plan_id
 from ava_audit.search import LogQuery
 from ava_audit.units import DAY_US
 from ava_audit.view import View, append
@@ -359,20 +359,9 @@ class _Handler(requests.RecordsHandler):
 
     def run_in(self, view: View, given: str) -> RunRow:
         """Return the run with an id. Raises UnknownId: this user may see none."""
-        with self._known(given, "subagent"):
-            return self._access.run_in(view, given, "subagent_id", reading=True)
-
-    def runs_in(self, view: View, given: str) -> Sequence[RunRow]:
-        """Return the run of an id of a list, or its group's runs. Raises UnknownId: this user may see none."""
-        if not given.upper().startswith("G-"):
-            return [self.run_in(view, given)]
-        with self._known(given, "group"):
-            return self._access.group_in(view, given, reading=True)
-
-    @contextmanager
-    def _known(self, given: str, what: str) -> Generator[None]:
+        what = "plan" if is_plan_id(given.upper()) else "subagent"
         try:
-            yield
+            return self._access.run_in(view, given, "subagent_id", reading=True)
         except BadInput:
             raise requests.UnknownId(
                 f"There is no {what} {given[:40]} of {self._token.user} here; `ava logs --type spawn` lists all that"

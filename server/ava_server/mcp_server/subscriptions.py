@@ -9,7 +9,7 @@ listens, nothing is checked.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -59,8 +59,8 @@ class Listener:
     """A client that is notified: a connection of the handshake era, or a stream of the stateless era.
 
     It is told of each change once, at its own pace: a slow client gets no backlog. `uris` has the run of each resource
-    that it follows (None is the roles), `tasks` the runs of each task; `user` None is the user of this machine.
-    `scope` ends the task that notifies a connection.
+    that it follows (None is the roles), `tasks` the ids of tasks, which are those of their runs; `user` None is the
+    user of this machine. `scope` ends the task that notifies a connection.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class Listener:
         user: str | None,
         wanted: types.SubscriptionFilter | None = None,
         uris: dict[str, str | None] | None = None,
-        tasks: Mapping[str, frozenset[str]] | None = None,
+        tasks: Collection[str] = (),
     ) -> None:
         self.user = user
         self.uris = uris if uris is not None else {}
-        self.tasks = tasks or {}
+        self.tasks = tasks
         self.scope = anyio.CancelScope()
         self._wanted, self._streamed = wanted, frozenset(self.uris)
         self._events: dict[Heard, None] = {}
@@ -210,7 +210,7 @@ class Subscriptions:
         params: types.SubscriptionsListenRequestParams,
         user: str | None,
         uris: dict[str, str | None],
-        tasks: Mapping[str, frozenset[str]],
+        tasks: Collection[str],
         task_now: TaskNow,
     ) -> types.SubscriptionsListenResult:
         """Serve a stateless-era stream. Raises BadInput: too many; Refused: about to stop."""
@@ -280,7 +280,7 @@ class Subscriptions:
 
     def _followed(self) -> set[str]:
         runs = {run_id for one in self._listeners for run_id in one.uris.values() if run_id is not None}
-        return runs.union(*(run_ids for one in self._listeners for run_ids in one.tasks.values()))
+        return runs.union(*(one.tasks for one in self._listeners))
 
     def _tell_of_runs(self, runtime: Runtime, changed: Sequence[tuple[str, str, bool]]) -> None:
         owners = {run_id: user for run_id, user, _listed in changed}
@@ -316,8 +316,8 @@ def _tell(listener: Listener, changed: Callable[[str | None], bool]) -> None:
     for uri, run_id in listener.uris.items():
         if changed(run_id):
             listener.tell(ResourceUpdated(uri))
-    for task_id, run_ids in listener.tasks.items():
-        if any(map(changed, run_ids)):
+    for task_id in listener.tasks:
+        if changed(task_id):
             listener.tell(TaskChanged(task_id))
 
 

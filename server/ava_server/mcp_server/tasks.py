@@ -100,19 +100,19 @@ async def detailed(service: Service, task: Task) -> dict[str, Any]:
     return fields
 
 
-async def followed_tasks(ctx: Ctx, params: types.SubscriptionsListenRequestParams) -> dict[str, frozenset[str]]:
-    """Return the user's tasks that a stream names, with their runs. Raises MCPError: the extension is undeclared."""
+async def followed_tasks(ctx: Ctx, params: types.SubscriptionsListenRequestParams) -> list[str]:
+    """Return the ids of the user's tasks that a stream names. Raises MCPError: the extension is undeclared."""
     from ava_server.core.errors import BadInput
 
     named = (params.notifications.model_extra or {}).get("taskIds") or ()
     if not isinstance(named, list) or not named:
-        return {}
+        return []
     _refuse_undeclared(ctx)
     service = await _service(ctx)
-    found: dict[str, frozenset[str]] = {}
+    found: list[str] = []
     for task_id in cast("list[object]", named)[:MOST_TASKS]:
         with suppress(BadInput):
-            found.update([await service.tasks.runs_of(str(task_id))])
+            found.append(await service.tasks.id_of(str(task_id)))
     return found
 
 

@@ -51,13 +51,14 @@ class StepView:
 
     @property
     def line(self) -> str:
-        """`read: running, 3 of 20 done, 1 running, $0.12`."""
+        """`find: done, 1 done, S-7f3a2b, $0.01`; of several runs `read: running, 3 of 20 done, 1 running, $0.12`."""
+        only_run = [run_id for run_id, _state in self.run_ids] if self.items == 1 else []
         counted = [f"{self.runs['done']:,} of {self.items:,} done"] if self.items > 1 else []
         counted += [f"{number:,} {what}" for what, number in self.runs.items() if what != "done" and number]
         cost = [format_usd(self.cost_micros)] if self.cost_micros else []
         after = [f"after {', '.join(self.needs)}"] if self.state == "waiting" and self.needs else []
         why = f" ({self.why})" if self.why else ""
-        return f"{self.id}: {', '.join([self.state, *counted, *cost, *after])}{why}"
+        return f"{self.id}: {', '.join([self.state, *counted, *only_run, *cost, *after])}{why}"
 
 
 @dataclass(frozen=True)

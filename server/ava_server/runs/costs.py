@@ -24,8 +24,9 @@ from ava_audit.events import (
     ToolResult,
     Usage,
 )
-from ava_audit.rows import RunRow
+from ava_audit.rows import GroupRow, RunRow
 from ava_audit.units import micros_from_cents
+from ava_audit.view import View
 from ava_roles.errors import RolesError
 from ava_roles.role import parse_role
 from ava_server.budget.run_config import CAPS, COST, TIME, RunConfig, config_of
@@ -45,9 +46,15 @@ class CapNote:
     text: str
 
 
-def cap_notes(run: RunRow, config: RunConfig, entries: Iterable[Entry], changed: Iterable[Entry]) -> list[CapNote]:
-    """Return who raised or lowered a cap of a run, oldest first; `changed` are the changes of settings in the log."""
+def cap_notes(
+    run: RunRow, config: RunConfig, entries: Iterable[Entry], changed: Iterable[Entry], plan: GroupRow | None
+) -> list[CapNote]:
+    """Return who raised or lowered a cap of a run, oldest first, and what its plan may cost; see `costs_of`."""
     notes: list[CapNote] = []
+    if plan is not None:
+        clock = f" and {TIME.text(plan.timeout_s)}" if plan.timeout_s is not None else ""
+        most = f"at most {COST.text(plan.cap_micros)}{clock}"
+        notes.append(CapNote(plan.created_us, f"the plan {plan.id} set {most} for all of its runs at its approval"))
     for entry in entries:
         match entry.fact:
             case SpawnProposed() as proposed:
@@ -55,10 +62,6 @@ def cap_notes(run: RunRow, config: RunConfig, entries: Iterable[Entry], changed:
             case SpawnDecided(decision="approved") as decided:
                 how = f"at the approval ({decided.channel})"
                 notes += _changes(entry, decided.changes, "lowered", how, free=config.free)
-                if decided.group_id is not None and decided.group_max_cost_micros is not None:
-                    clock = f" and {TIME.text(decided.group_timeout_s)}" if decided.group_timeout_s is not None else ""
-                    most = f"at most {COST.text(decided.group_max_cost_micros)}{clock}"
-                    notes.append(CapNote(entry.ts_us, f"{decided.group_id} set {most} for all of its runs {how}"))
             case Answered(for_more=True) as decided:
                 notes += _changes(entry, decided.changes, "raised", f"by a person near the cap ({decided.channel})")
             case _:
@@ -189,8 +192,13 @@ class Costs:
         return tuple(attempt for attempt in self.attempts if attempt.settlement == "unknown")
 
 
-def costs_of(run: RunRow, entries: Sequence[Entry], changed: Iterable[Entry] = ()) -> Costs:
-    """Return what a run has cost, and for what; `changed` are the changes of settings in the whole log."""
+def costs_of(
+    run: RunRow, entries: Sequence[Entry], changed: Iterable[Entry] = (), plan: GroupRow | None = None
+) -> Costs:
+    """Return what a run has cost, and for what.
+
+    `changed` are the changes of settings in the whole log, `plan` has the caps of the plan whose step it is.
+    """
     config = config_of(run.config)
     price = config.price
     walk = _CostFold(run.id, price)
@@ -212,8 +220,13 @@ def costs_of(run: RunRow, entries: Sequence[Entry], changed: Iterable[Entry] = (
         outputs=outputs,
         cost_by={name: micros for name, micros in parts.items() if micros},
         cache=Cache(round(saved / 1000), round(premium / 1000)),
-        caps=tuple(cap_notes(run, config, entries, changed)),
+        caps=tuple(cap_notes(run, config, entries, changed, plan)),
     )
+
+
+def plan_caps(view: View, run: RunRow) -> GroupRow | None:
+    """Return what the plan of a run may cost and take; None for a run of no plan."""
+    return None if run.group_id is None else view.group(run.group_id)
 
 
 @dataclass

@@ -86,12 +86,13 @@ def extension_request(
     """Return what a run asks a person for, or None where it has to wrap up.
 
     It asks only if a person approved it by their own answer, at most `MOST_ASKED` times, and never again after a
-    refusal or without an answer. What it proposes fits the hard caps, its group's and the day's.
+    refusal or without an answer. What it proposes fits the hard caps, its plan's and the day's.
     """
     config, texts = config_of(run.config), texts_of(view, run)
     free = short.cap == "max_cost_cents" and config.free
     wait_s = math.floor(wait_for_person(view, run, limits.hard.extension_wait_s, now_us))
-    if run.step is not None:  # the person has approved what the whole plan may cost and take
+    proposal = view.proposal(run.pending_id)
+    if proposal is None or proposal.run_id != run.id:  # the person has approved what the whole plan may cost and take
         return None
     if wait_s <= 0 or free or texts is None or run.overrun or not _may_ask(view, run):
         return None
@@ -172,9 +173,9 @@ def most_now(
         return hard
     if cap == "timeout":
         left_s = group_time(view.group(run.group_id) if run.group_id else None, now_us)
-        return min(hard, (math.inf if left_s is None else active_s + left_s, "the group's time"))
+        return min(hard, (math.inf if left_s is None else active_s + left_s, "the plan's time"))
     names = {
-        "group_max_cost": "the group's cost cap",
+        "group_max_cost": "the plan's cost cap",
         "user_daily_cents": "your budget of the day",
         "installation_daily_cents": "the installation's budget of the day",
     }

@@ -73,7 +73,7 @@ LOST_SHARE = 0.5
 """The share of a run's cost cap that lost calls may use before a person has to resume the run."""
 ABANDONED_US = 24 * HOUR_US
 """A run that no server has owned for so long is ended."""
-GROUP_TIMEOUT = "the group's timeout"
+GROUP_TIMEOUT = "the plan's time is over"
 RESULT_BYTES = 1_800_000
 
 # -- the table --------------------------------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ class Unended:
 
 
 def read_unended(view: View, head: int, known: Unended | None = None) -> Unended:
-    """Return the runs without an ending; of `known`, only those with new entries are read: no other can change.
+    """Return the runs without an ending; of `known`, only those with new entries and their plans: no other can change.
 
     `head`: the newest `seq` that this process knew before. Later entries may be read now, and are read again.
     """
@@ -136,6 +136,8 @@ def read_unended(view: View, head: int, known: Unended | None = None) -> Unended
     changed = view.runs_with_entries_after(known.head)
     if not changed and head == known.head:
         return known
+    plan_ids = {row.group_id for row in changed if row.group_id is not None} - {row.id for row in changed}
+    changed += [plan for plan_id in plan_ids if (plan := view.run(plan_id)) is not None]
     runs = dict(known.runs)
     for row in sorted(changed, key=lambda row: row.queued_us or 0):  # what was approved last comes last
         _share_texts(row, known.runs.get(row.id))

@@ -17,7 +17,7 @@ from ava_server.core.ids import new_id
 from ava_server.runs.clock import RunClock
 from ava_server.runs.context import RunLeft
 from ava_server.runs.history import History
-from ava_server.runs.lifecycle import agent_of, cancel_reason, cancel_steps, end_plan, group_time
+from ava_server.runs.lifecycle import GROUP_TIMEOUT, agent_of, cancel_reason, cancel_steps, end_plan, group_time
 from ava_server.runs.log import RunLog
 from ava_server.runs.plan import PlanInputs, advance, owned_plan
 from ava_server.runs.result import RunResult
@@ -35,7 +35,6 @@ OVERDUE_S = 3.0
 RUNS_END_S = 2.0
 """Seconds that the runs of a cancelled plan have to end before it ends without them."""
 ON_REQUEST = "cancelled on request"
-TIME_OVER = "the plan's time is over"
 
 
 class PlanRun:
@@ -116,7 +115,7 @@ class PlanRun:
                 raise RunLeft
             seen = self._log.head
             left_s = await self._log.read(lambda view: group_time(view.group(self.id), now_us()))
-            stopped = TIME_OVER if left_s == 0 else ""
+            stopped = GROUP_TIMEOUT if left_s == 0 else ""
             command = advance(self._log.fence, self._who, self._inputs, stopped, lambda: new_id("subagent_id"))
             answer = await self._log.do(command)
             if answer.finish is not None:

@@ -470,7 +470,7 @@ def cap_words(reached: CapReached, asked: CapRequest, log: RunLog) -> str:
     caps = {
         "max_cost_cents": "the run's max_cost_cents",
         "max_tokens": "the run's max_tokens",
-        "group_max_cost": "the group's group_max_cost_cents",
+        "group_max_cost": "the plan's cost cap",
         "user_daily_cents": "the user's budget of the day",
         "installation_daily_cents": "the installation's budget of the day",
     }

@@ -1,4 +1,4 @@
-"""Access: the session of a host connection, and the runs and groups that belong to its user."""
+"""Access: the session of a host connection, and the runs that belong to its user."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ _COMMANDS = {
 
 
 class Access:
-    """The runs and groups of a session's user; those of other users do not exist for it."""
+    """The runs of a session's user; those of other users do not exist for it."""
 
     def __init__(self, runtime: Runtime, session: Session) -> None:
         self.runtime = runtime
@@ -230,19 +230,20 @@ class Access:
         rows = await self.store.look(lambda view: [view.run(run_id) for run_id in run_ids])
         return [row for row in rows if row is not None]
 
-    async def group(self, given: str, *, reading: bool = False, steering: bool = False) -> list[RunRow]:
-        """Return the runs of a group; whose it may be, see `run`. Raises BadInput: there is none."""
-        return await self.store.read(lambda view: self.group_in(view, given, reading=reading, steering=steering))
+    async def plan(self, given: str, *, reading: bool = False, steering: bool = False) -> RunRow:
+        """Return the run of a plan; whose it may be, see `run`. Raises BadInput: there is none."""
+        return await self.store.read(lambda view: self.plan_in(view, given, reading=reading, steering=steering))
 
-    def group_in(self, view: View, given: str, *, reading: bool = False, steering: bool = False) -> list[RunRow]:
-        """Return the same as `group`, out of one state of the log; a plan alone. Raises BadInput: as for `group`."""
-        group_id = parse_id("group_id", given)
-        plan = view.run(group_id)
-        rows = [plan] if plan is not None else view.group_runs(group_id)
-        own = [row for row in rows if self.owns(row, reading=reading, steering=steering)]
-        if not own:
-            raise BadInput(f"group_id: no group {group_id} of yours is known; confirm_spawn of two or more makes one")
-        return own
+    def plan_in(self, view: View, given: str, *, reading: bool = False, steering: bool = False) -> RunRow:
+        """Return the same as `plan`, out of one state of the log. Raises BadInput: as for `plan`."""
+        plan_id = parse_id("group_id", given)
+        plan = view.run(plan_id)
+        if plan is None or not self.owns(plan, reading=reading, steering=steering):
+            raise BadInput(
+                f"group_id: no plan {plan_id} of yours is known; a plan comes from spawn_subagent with `steps`, or from"
+                " confirm_spawn of two or more"
+            )
+        return plan
 
     def news(self, view: View, processes: Processes | None = None, unended: list[RunRow] | None = None) -> News:
         """Return which of the user's runs each answer mentions. Blocking.

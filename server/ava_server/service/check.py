@@ -20,7 +20,6 @@ from ava_server.approval.requests import CancelArgs, CheckArgs, MessageArgs, par
 from ava_server.budget.money_line import awaited_money
 from ava_server.core.errors import BadInput, Refused, with_advice
 from ava_server.core.ids import label, parse_id, parse_number
-from ava_server.core.threads import each_at_once
 from ava_server.render.entries import named
 from ava_server.render.responses import Answer, CancelAnswer, CheckAnswer, MessageAnswer, RunAnswer, answers_json
 from ava_server.render.run_view import (
@@ -87,28 +86,27 @@ class RunChecks(Operations):
             if args.wait_seconds:
                 raise BadInput("wait_seconds: give subagent_id or group_id with it; there is nothing else to wait for")
             return await self._list(caller)
-        decided, known = None, list[RunRow]()
+        decided: str | None = None
+        known: RunRow | None = None
         if args.wait_seconds or caller.asking.person is not None or caller.asking.pages is not None:
             known = await self._store.look(lambda view: self._named(view, args))
             if args.wait_seconds:
-                known = await self.wait([row.id for row in known], args.wait_seconds, caller.progress)
+                (known,) = await self.wait([known.id], args.wait_seconds, caller.progress)
             # A question and a wait share the time of a call: after a long wait, the next call asks.
             in_time = time.monotonic() - began <= self._session.wait_s - ASKED_S
-            decided = await self._questions.send(known, caller.asking.pages if in_time else None)
-            decided = decided or await self._questions.ask(known, caller.asking.person if in_time else None)
+            decided = await self._questions.send([known], caller.asking.pages if in_time else None)
+            decided = decided or await self._questions.ask([known], caller.asking.person if in_time else None)
 
-        def query(view: View) -> tuple[list[RunRow], list[RunAnswer]]:  # everything in one way to a thread and back
-            rows = [view.run(row.id) or row for row in known] or self._named(view, args)
+        def query(view: View) -> tuple[RunRow, RunAnswer]:  # everything in one way to a thread and back
+            named = self._named(view, args) if known is None else view.run(known.id) or known
             processes = self._runtime.processes_now()
             caller.news[:] = [self._access.news(view, processes)]
-            return rows, self._shown(view, rows, processes, offset)
+            (answer,) = self._shown(view, [named], processes, offset)
+            return named, answer
 
-        rows, runs = await self._store.look(query)
-        await self._bring_branches(rows, runs)
-        status = runs[0].state if len(runs) == 1 else "group"
-        runs, message = fit_runs(runs)
-        message = " ".join(filter(None, (decided, message))) or None
-        return CheckAnswer(status=status, message=message, runs=runs)
+        run, answer = await self._store.look(query)
+        await self._bring_branches([run], [answer])
+        return CheckAnswer(status=answer.state, message=decided, runs=[answer])
 
     async def _list(self, caller: CallContext) -> CheckAnswer:
         """List everything that waits, is queued, runs, ended in the last 60 minutes or was never fetched."""
@@ -146,11 +144,11 @@ class RunChecks(Operations):
         hidden = self._session.audits or self._session.remote
         return "" if hidden else others_words(view.unended_of_others(self._session.user, at_us))
 
-    def _named(self, view: View, args: CheckArgs) -> list[RunRow]:
-        """Return the runs that a call names. Raises BadInput: there is none."""
+    def _named(self, view: View, args: CheckArgs) -> RunRow:
+        """Return the run that a call names. Raises BadInput: there is none."""
         if args.group_id is not None:
-            return self._access.group_in(view, args.group_id, reading=True)
-        return [self._access.run_in(view, args.subagent_id or "", "subagent_id", reading=True)]
+            return self._access.plan_in(view, args.group_id, reading=True)
+        return self._access.run_in(view, args.subagent_id or "", "subagent_id", reading=True)
 
     async def answers(self, rows: list[RunRow]) -> list[RunAnswer]:
         processes = self._runtime.processes_now()
@@ -321,38 +319,30 @@ class RunSteering(Operations):
     async def cancel(self, given: dict[str, Any], _caller: CallContext) -> Answer:
         """Do `cancel_subagent`. Raises BadInput: an argument cannot be used."""
         args = parse(CancelArgs, given)
-        targets = await self._targets(args)
-        before = await self._access.rows(targets)
-        over, users = {row.id for row in before if row.ended}, {row.id: row.user_id for row in before}
-
-        async def cancel(run_id: str) -> None:
-            by, reason = self._session, args.reason
-            if users[run_id] != by.user:  # its user reads in the result who it was
-                reason = f"by the administrator {by.user}" + (f": {reason}" if reason else "")
-            await self._runtime.manager.cancel(run_id, by.who, reason, by.by, anyones=by.administers)
-
-        await each_at_once(cancel, targets)
-        rows = await self._access.rows(targets)
-        runs = await self._checks.answers(rows)
-        status = runs[0].state if len(runs) == 1 else "cancelled"
-        runs, message = fit_runs(runs)
+        before = await self._named(args)
+        by, reason = self._session, args.reason
+        if before.user_id != by.user:  # its user reads in the result who it was
+            reason = f"by the administrator {by.user}" + (f": {reason}" if reason else "")
+        await self._runtime.manager.cancel(before.id, by.who, reason, by.by, anyones=by.administers)
+        run = (await self._access.rows([before.id]))[0]
+        (answer,) = await self._checks.answers([run])
         # A run that ends in another way while it is cancelled was not cancelled either.
-        ended = [run_now(row) for row in rows if row.id in over or (row.ended and row.state != "cancelled")]
-        if ended:
-            message = " ".join(part for part in (f"Not cancelled: {'; '.join(ended)}.", message) if part)
-        return CancelAnswer(status=status, message=message, runs=answers_json(runs))
+        missed = before.ended or (run.ended and run.state != "cancelled")
+        message = f"Not cancelled: {run_now(run)}." if missed else None
+        return CancelAnswer(status=answer.state, message=message, runs=answers_json([answer]))
 
-    async def _targets(self, args: CancelArgs) -> list[str]:
-        """Return the runs that a call names, each of which this session may cancel. Raises BadInput."""
+    async def _named(self, args: CancelArgs) -> RunRow:
+        """Return the run that a call names, which this session may cancel. Raises BadInput."""
         given_ids = [value for value in (args.subagent_id, args.group_id, args.pending_id) if value is not None]
         if len(given_ids) != 1:
             raise BadInput("cancel_subagent: give exactly one of subagent_id, group_id and pending_id")
         if args.group_id is not None:
-            return [row.id for row in await self._access.group(args.group_id, steering=True)]
+            return await self._access.plan(args.group_id, steering=True)
         if args.pending_id is None:
-            return [(await self._access.run(args.subagent_id or "", "subagent_id", steering=True)).id]
+            return await self._access.run(args.subagent_id or "", "subagent_id", steering=True)
         pending_id = parse_id("pending_id", args.pending_id)
         row = await self._store.read(lambda view: view.proposal(pending_id))
         if row is None or not (row.user_id == self._session.user or self._session.administers):
             raise BadInput(f"pending_id: no proposal {pending_id} of yours; check_subagent lists what waits")
-        return [row.run_id]
+        (run,) = await self._access.rows([row.run_id])
+        return run

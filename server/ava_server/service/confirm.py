@@ -151,7 +151,7 @@ class Confirmations(Operations):
             changes=changes,
             group_max_micros=cap_micros(args.group_max_cost_cents) if args.group_max_cost_cents else None,
             group_timeout_s=args.group_timeout,
-            group_id=new_id("group_id"),
+            plan_ids=(new_id("group_id"), new_id("pending_id")),
         )
         if (decided := await self._client.decide(asked, caller)) is not None:
             return decided

@@ -107,7 +107,7 @@ async def ask_until(decided: Callable[[], Awaitable[object]], ask: Callable[[], 
 
 def lowered_limits(view: View, rows: Sequence[ProposalRow]) -> Iterator[str]:
     """Yield a sentence for each limit that the person lowered when they approved runs."""
-    together, group = 0, None
+    together, plan_id = 0, None
     for row in rows:
         facts = [entry.fact for entry in view.entries(row.run_id, 0, ("SpawnProposed", "SpawnDecided"))]
         proposed = next((fact for fact in facts if isinstance(fact, SpawnProposed)), None)
@@ -120,6 +120,7 @@ def lowered_limits(view: View, rows: Sequence[ProposalRow]) -> Iterator[str]:
             if cap is not None and value < cap.of(before):
                 yield lowered_words("The person", cap, cap.of(before), value, of=of)
         together += decided.changes.get(COST.field, before.max_cost_micros)
-        group = decided.group_max_cost_micros
-    if group is not None and 0 < group < together:
-        yield lowered_words("The person", COST, together, group, of=" of the group")
+        plan_id = decided.group_id
+    plan = view.group(plan_id) if plan_id is not None else None
+    if plan is not None and 0 < plan.cap_micros < together:
+        yield lowered_words("The person", COST, together, plan.cap_micros, of=" of the plan")

@@ -48,7 +48,7 @@ PAGE_CHARS = 4_000_000
 
 
 class UnknownId(BadInput):
-    """There is no such run or group for this user."""
+    """There is no such run for this user."""
 
 
 class NeedsAudit(Refused):
@@ -89,7 +89,7 @@ def last_run_in(view: View, user: str, *, unended: bool) -> RunRow | None:
 
 
 class RecordsHandler:
-    """Answers each `Request` for one reader. A surface says in `run_in` and `runs_in` what they may see.
+    """Answers each `Request` for one reader. A surface says in `run_in` what they may see.
 
     Args:
         redactor: Returns what hides the stored keys and secrets. Blocking.
@@ -125,13 +125,13 @@ class RecordsHandler:
         self._served = served
         self._manager = manager
 
-    async def find(self, ids: Sequence[str], *, groups: bool) -> list[RunRow]:
-        """Return the runs with these ids of subagents, proposals and (with `groups`) groups, each once.
+    async def find(self, ids: Sequence[str]) -> list[RunRow]:
+        """Return the runs with these ids of subagents, plans and proposals, each once.
 
         Raises BadInput: one is not an id, or this reader may see none with it.
         """
         wanted = [parse_any_id(one)[1] for one in ids]
-        rows = await self.store.read(lambda view: [run for one in wanted for run in self.runs_in(view, one)])
+        rows = await self.store.read(lambda view: [self.run_in(view, one) for one in wanted])
         return list({row.id: row for row in rows}.values())
 
     async def find_last(self, *, unended: bool) -> RunRow | None:
@@ -144,10 +144,6 @@ class RecordsHandler:
         if run is None:
             raise UnknownId(f"There is no subagent {given[:40]} in this data root.")
         return run
-
-    def runs_in(self, view: View, given: str) -> Sequence[RunRow]:
-        """Return the runs that an id of a list means. Raises UnknownId: as for `run_in`."""
-        return [self.run_in(view, given)]
 
     async def hand_over(self, found: "RunRecord", *, shown: bool) -> "RunRecord":
         """Return a record as this surface tells it; `shown` says that a person will see it."""
@@ -175,12 +171,12 @@ class RecordsHandler:
 
         return TokenFacts(self.reader.user, self.reader.scopes, version("ava-subagents"))
 
-    async def found(self, id: Sequence[str] = (), last: str = "", single: bool = False) -> FoundRuns:
-        """Return the runs that ids mean (with `single`, no id of a group), or the `unended` or `any` last one."""
+    async def found(self, id: Sequence[str] = (), last: str = "") -> FoundRuns:
+        """Return the runs that ids mean, or the `unended` or `any` last one."""
         if last:
             row = await self.find_last(unended=last == "unended")
             return FoundRuns(() if row is None else (row,))
-        return FoundRuns(tuple(await self.find(id[:MOST_IDS] if self.bounded else id, groups=not single)))
+        return FoundRuns(tuple(await self.find(id[:MOST_IDS] if self.bounded else id)))
 
     async def listed(self, id: Sequence[str]) -> "ListedRuns":
         """Return runs as they are now, each once, without their results."""
@@ -190,7 +186,7 @@ class RecordsHandler:
         at_us, wanted = now_us(), id[:MOST_IDS] if self.bounded else id
 
         def query(view: View) -> "ListedRuns":
-            once = {run.id: run for one in wanted for run in self.runs_in(view, one)}.values()
+            once = {run.id: run for run in [self.run_in(view, one) for one in wanted]}.values()
             more: dict[str, Any] = {"served": self._served, "manager": self._manager, "task": len(once) > 1}
             return ListedRuns([view_run(view, row, self._processes, at_us, result=False, **more) for row in once])
 
@@ -260,11 +256,11 @@ class RecordsHandler:
         return await self.store.read(query)
 
     async def costs(self, run_id: str) -> "Costs":
-        from ava_server.runs.costs import costs_of  # loads the settings and all roles' tools
+        from ava_server.runs.costs import costs_of, plan_caps  # loads the settings and all roles' tools
 
         def query(view: View) -> "Costs":
             run = self.run_in(view, run_id)
-            return costs_of(run, view.entries(run.id), view.of_type("SettingsChanged"))
+            return costs_of(run, view.entries(run.id), view.of_type("SettingsChanged"), plan_caps(view, run))
 
         return await self.store.read(query)
 
@@ -338,7 +334,7 @@ class RecordsHandler:
 
         found = await self.store.read(read)
         if found is None or user not in (None, found.group.user_id):
-            raise UnknownId(f"There is no group {group_id} of {self.reader.user} here.")
+            raise UnknownId(f"There is no plan {group_id} of {self.reader.user} here.")
         return found
 
     async def decisions(

@@ -1,4 +1,4 @@
-"""Runs and groups as tasks, as hosts have them that wake their model when a task is over.
+"""Runs and plans as tasks, as hosts have them that wake their model when a task is over.
 
 A task has no state of its own: it is read from the run's row at each request, by any server of the data root.
 """
@@ -6,11 +6,12 @@ A task has no state of its own: it is read from the run's row at each request, b
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ava_audit.rows import WAITING, RunRow
-from ava_audit.units import format_usd, now_us
+from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_server.approval.questions import Question, Reply
 from ava_server.budget.run_config import config_of
@@ -30,7 +31,7 @@ DAY_MS = 86_400_000
 
 @dataclass(frozen=True)
 class Task:
-    """A run, or the runs of a group, as a task.
+    """A run or a plan as a task.
 
     Attributes:
         id: `S-…` or `G-…`.
@@ -62,33 +63,32 @@ class RunTasks(Operations):
 
     async def task(self, task_id: str, *, asks: bool) -> Task:
         """Return a task as it is now; with `asks`, also what it asks a person. Raises BadInput: this user has none."""
-        rows = await self._rows(task_id)
+        found = await self._run(task_id)
         at_us = now_us()
         processes, manager = self._runtime.instances, self._runtime.manager
 
-        def query(view: View) -> list[RunView]:
-            now = (view.run(row.id) or row for row in rows)
-            return [view_run(view, row, processes, at_us, manager=manager, result=False) for row in now]
+        def query(view: View) -> RunView:
+            return view_run(view, view.run(found.id) or found, processes, at_us, manager=manager, result=False)
 
-        runs = await self._store.read(query)
-        questions = await self._questions.open([run.row for run in runs]) if asks else {}
+        run = await self._store.read(query)
+        row = run.row
+        questions = await self._questions.open([row]) if asks else {}
         days = self._runtime.settings.retention_days
-        longest_s = max(config_of(row.config).timeout_s for row in rows)
+        longest_s = config_of(row.config).timeout_s
         return Task(
-            id=task_id_of(rows, task_id),
-            status=_status(runs, asks=bool(questions)),
-            message=_message(runs),
-            created_us=min(run.row.created_us for run in runs),
-            updated_us=max(max(run.row.created_us, run.row.last_us or 0, run.row.ended_us or 0) for run in runs),
+            id=row.id,
+            status=_status(row, asks=bool(questions)),
+            message=status_line(run, run.doing if not run.over else None),
+            created_us=row.created_us,
+            updated_us=max(row.created_us, row.last_us or 0, row.ended_us or 0),
             ttl_ms=days * DAY_MS + round(longest_s * 1_000) + ABANDONED_US // 1_000 if days else None,
-            poll_ms=POLL_MS[all((run.caps[0].used if run.caps else 0) >= FIRST_S for run in runs)],
+            poll_ms=POLL_MS[(run.caps[0].used if run.caps else 0) >= FIRST_S],
             questions=questions,
         )
 
-    async def runs_of(self, task_id: str) -> tuple[str, frozenset[str]]:
-        """Return a task's id in its normal form, and the runs that it stands for. Raises BadInput: there are none."""
-        rows = await self._rows(task_id)
-        return task_id_of(rows, task_id), frozenset(row.id for row in rows)
+    async def id_of(self, task_id: str) -> str:
+        """Return a task's id in its normal form. Raises BadInput: there is none."""
+        return (await self._run(task_id)).id
 
     async def answer(self, task_id: str, replies: Mapping[str, Reply]) -> None:
         """Carry out a person's answers to a task's questions. An answer to no open question changes nothing.
@@ -98,29 +98,18 @@ class RunTasks(Operations):
                 stays open.
             Refused: What was asked for cannot be allowed any more.
         """
-        rows = await self._rows(task_id)
+        run = await self._run(task_id)
         for key, reply in replies.items():
-            await self._questions.answer(rows, key, reply)
+            await self._questions.answer([run], key, reply)
 
-    async def _rows(self, task_id: str) -> list[RunRow]:
-        try:
-            if task_id.strip().lower().startswith("g-"):
-                rows = await self._access.group(task_id)
-            elif task_id.strip().lower().startswith("s-"):
-                rows = [await self._access.run(task_id, "taskId")]
-            else:
-                rows = []
-        except BadInput:
-            rows = []
-        started = [row for row in rows if row.state != WAITING and (row.queued_us is not None or row.ended)]
-        if not started:
+    async def _run(self, task_id: str) -> RunRow:
+        run: RunRow | None = None
+        if task_id.strip().lower().startswith(("s-", "g-")):  # a proposal is no task
+            with suppress(BadInput):
+                run = await self._access.run(task_id, "taskId")
+        if run is None or run.state == WAITING or (run.queued_us is None and not run.ended):
             raise BadInput(f"no task {task_id[:80]!r} of yours is known; tasks are started by confirm_spawn")
-        return started
-
-
-def task_id_of(rows: list[RunRow], given: str) -> str:
-    group = rows[0].group_id
-    return group if group is not None and given.strip().lower().startswith("g-") else rows[0].id
+        return run
 
 
 def started_task(answer: Answer) -> str | None:
@@ -140,15 +129,7 @@ def started_task(answer: Answer) -> str | None:
     return answer.group_id if answer.group_id is not None else ids[0] if len(ids) == 1 else None
 
 
-def _status(runs: list[RunView], *, asks: bool) -> TaskStatus:
-    if not all(run.row.ended for run in runs):
+def _status(run: RunRow, *, asks: bool) -> TaskStatus:
+    if not run.ended:
         return "input_required" if asks else "working"
-    return "cancelled" if all(run.row.state == "cancelled" for run in runs) else "completed"
-
-
-def _message(runs: list[RunView]) -> str:
-    if len(runs) == 1:
-        return status_line(runs[0], runs[0].doing if not runs[0].over else None)
-    ended = sum(run.row.ended for run in runs)
-    cost = format_usd(sum(run.row.cost_micros for run in runs))
-    return f"{ended} of {len(runs)} subagents have ended · {cost}"
+    return "cancelled" if run.state == "cancelled" else "completed"

@@ -67,7 +67,7 @@ TOOLS: Mapping[str, ServiceTool] = {
         ServiceTool(
             "Start approved subagents",
             "Start (or reject) proposed subagents. Only when the person has agreed: this spends money. Two or more ids"
-            " become a group under one cost cap.",
+            " become one plan under one cost cap.",
             requests.ConfirmArgs,
             responses.ConfirmAnswer,
             "spawn",
@@ -100,7 +100,7 @@ TOOLS: Mapping[str, ServiceTool] = {
         ),
         ServiceTool(
             "Cancel a subagent",
-            "End a subagent, group or proposal within 5 s.",
+            "End a subagent, plan or proposal within 5 s.",
             requests.CancelArgs,
             responses.CancelAnswer,
             "spawn",

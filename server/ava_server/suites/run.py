@@ -1,4 +1,4 @@
-"""`ava eval run`: proposes what the log lacks of a suite, as one group under one cap; waits; scores; and shows it."""
+"""`ava eval run`: proposes what the log lacks of a suite, as one plan under one cap; waits; scores; and shows it."""
 
 from __future__ import annotations
 

@@ -32,7 +32,6 @@ class Lived(Life):
     role: str = "researcher"
     model: str = "anthropic:claude-sonnet-5"
     group: str | None = None
-    group_cap: int = 5_000_000
     max_cost: int = 2_000_000
 
     @property
@@ -45,7 +44,7 @@ class Lived(Life):
         return [
             self.proposed(role=self.role, model=self.model, max_cost_micros=self.max_cost),
             self.task(),
-            self.decided(self.group, self.group_cap if self.group else None),
+            self.decided(self.group),
             self.claimed(),
         ]
 

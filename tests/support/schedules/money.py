@@ -51,6 +51,7 @@ from ava_server.budget.caps import (
 from ava_server.budget.money_line import MoneyWait, Patience
 from ava_server.budget.user_limits import DayCaps
 from ava_server.models.prices import Price
+from support.log import plan_events
 from support.schedules.play import config
 
 DAY_US = 86_400_000_000
@@ -190,6 +191,12 @@ class MoneySchedule:
         try:
             self.projections = Projections(db)
             self.view = (View if by_sql else RowsInMemory)(db, self.projections, 0)
+            for event in plan_events(GROUP, self.group_cap, user="ann"):
+                self.seq += 1
+                header = Header(
+                    self.seq, self.now_us, "sess-1", "ann", type(event.fact).__name__, GROUP, None, None, None
+                )
+                reduce(self.projections, header, event.fact)
             for run in self.runs:
                 self._begin(run)
             for _ in range(steps):
@@ -231,10 +238,7 @@ class MoneySchedule:
         self.write(
             run, SpawnProposed(pending_id=pending, subagent_id=run.id, digest="d", expires_us=2**60, config=made)
         )
-        decided = SpawnDecided(
-            pending_id=pending, decision="approved", digest="d", group_id=run.group,
-            group_max_cost_micros=self.group_cap if run.group else None,
-        )  # fmt: skip
+        decided = SpawnDecided(pending_id=pending, decision="approved", digest="d", group_id=run.group)
         self.write(run, decided)
         self.write(run, RunClaimed(instance=run.id, generation=1, reason="start"))
 

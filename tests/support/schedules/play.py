@@ -290,10 +290,11 @@ class Processes(RuleBasedStateMachine):
         lines = [run.line for run in runs] + ([group_line(len(runs), cap, None)] if len(runs) > 1 else [])
         changed = runs[0] if lowered is not None else None
         new_cap = max(int(changed.cap * (lowered or 1)), 1) if changed else 0
+        number = len(self.ledger.groups) + 1
         asked = Approval(
             tuple(run.pending_id for run in runs), tuple(lines if right else lines[:-1]),
             changes={changed.pending_id: {"max_cost_micros": new_cap}} if changed else {},
-            group_max_micros=asked_cap, group_id=f"G-{len(self.ledger.groups) + 1:07x}",
+            group_max_micros=asked_cap, plan_ids=(f"G-{number:07x}", f"P-9{number:07x}"),
         )  # fmt: skip
         late = [run for run in runs if run.expires_us <= self.now_us]
         command = approve(asked, self.who(user), "terminal", self.limits())

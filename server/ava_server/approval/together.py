@@ -1,0 +1,124 @@
+"""Proposals that are approved together: a plan without edges, whose steps are these proposals.
+
+Each keeps its own caps and may ask for more as it was approved; all of them share the cost cap and the time of the
+plan, which ends when the last of them has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ava_audit.events import Channel, Event, SpawnDecided, SpawnProposed, SubagentSpawn, UserMessage, Who
+from ava_audit.units import MICROS_PER_CENT
+from ava_server.approval.plans import LONGEST_S, plan_config
+from ava_server.approval.steps import ITEM
+from ava_server.budget.run_config import RunConfig, StepConfig, Texts, digest
+from ava_server.core.ids import AGENT
+
+STEP_ID_CHARS = 30
+
+
+@dataclass(frozen=True)
+class StartedTogether:
+    """One of several proposals that start together: its run, what that was approved with, and its texts."""
+
+    run_id: str
+    config: RunConfig
+    texts: Texts
+
+
+@dataclass(frozen=True)
+class Together:
+    """Several proposals as one plan.
+
+    Attributes:
+        plan_id: `G-…`.
+        pending_id: The plan's own, under which it is approved in the same moment.
+        step_ids: The step of each proposal, in their order.
+    """
+
+    plan_id: str
+    pending_id: str
+    config: RunConfig
+    texts: Texts
+    step_ids: tuple[str, ...]
+
+    def events(self, who: Who, channel: Channel, now_us: int) -> tuple[Event, ...]:
+        """Return the entries that propose and approve the plan; those of its steps follow."""
+        sha = digest(self.config, self.texts)
+        proposed = SpawnProposed(
+            pending_id=self.pending_id,
+            subagent_id=self.plan_id,
+            digest=sha,
+            expires_us=now_us,
+            config=self.config.model_dump(mode="json", exclude_none=True),
+        )
+        decided = SpawnDecided(
+            pending_id=self.pending_id, decision="approved", channel=channel, digest=sha, decision_digest=sha
+        )
+        spawn = SubagentSpawn(
+            role=self.config.role,
+            task=self.texts.task,
+            subagent_id=self.plan_id,
+            pending_id=self.pending_id,
+            max_cost_cents=self.config.max_cost_micros / MICROS_PER_CENT,
+            model=self.config.model,
+        )
+        agent = Who(who.session_id, self.plan_id, who.user_id, parent_agent_id=AGENT)
+        # The texts of its steps are with their own runs.
+        task = UserMessage(text=self.texts.task, kind="task")
+        return (
+            Event(who, proposed, run_id=self.plan_id, model=self.config.model),
+            Event(agent, task, run_id=self.plan_id),
+            Event(who, decided, run_id=self.plan_id),
+            Event(who, spawn, run_id=self.plan_id, model=self.config.model),
+        )
+
+
+def plan_of(
+    members: Sequence[StartedTogether], ids: tuple[str, str], cap_micros: int, timeout_s: float | None
+) -> Together:
+    """Return proposals as the plan with these ids: `G-…` and its own `P-…`.
+
+    `timeout_s`: None for a plan that may take as long as a plan can.
+    """
+    names = _step_ids([member.config.name or member.config.role for member in members])
+    steps = tuple(
+        StepConfig(id=name, config=member.config, run=member.run_id)
+        for name, member in zip(names, members, strict=True)
+    )
+    asked: dict[str, object] = {"max_cost_cents": cap_micros / MICROS_PER_CENT}
+    if timeout_s is not None:
+        asked["timeout"] = timeout_s
+    reaches = list(dict.fromkeys(member.config.reach for member in members))
+    config = plan_config(
+        steps,
+        max_cost_micros=cap_micros,
+        timeout_s=LONGEST_S if timeout_s is None else timeout_s,
+        reach="; ".join([reaches[0], *(reach.removeprefix("can ") for reach in reaches[1:])]),
+        background=any(member.config.background for member in members),
+        asked=asked,
+    )
+    texts = Texts(
+        task=f"{len(members)} subagents that were approved together.",
+        steps=tuple(
+            member.texts.model_copy(update={"step": name}) for name, member in zip(names, members, strict=True)
+        ),
+    )
+    return Together(*ids, config, texts, tuple(names))
+
+
+def _step_ids(names: Sequence[str]) -> list[str]:
+    """Return an id for each name: in a-z, 0-9 and _, with a number where another has it already."""
+    ids = [ITEM]  # has another meaning in a plan
+    for name in names:
+        plain = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")[:STEP_ID_CHARS] or "subagent"
+        step_id, number = plain, 1
+        while step_id in ids:
+            number += 1
+            ending = f"_{number}"
+            step_id = plain[: STEP_ID_CHARS - len(ending)] + ending
+        ids.append(step_id)
+    return ids[1:]
