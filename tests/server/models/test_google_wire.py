@@ -332,6 +332,13 @@ async def test_an_end_is_told_in_the_words_of_a_run(finish: str, reason: str, st
     assert (completion.text, completion.stop_reason) == ("I", reason)
 
 
+def test_the_words_of_an_end_are_noted_unless_it_is_an_ordinary_one() -> None:
+    plain = grown(candidate({"functionCall": {"name": "search"}}, finish="STOP", finishMessage="There are calls."))
+    assert plain.notes == ("the provider reported no usage",)
+    cut = grown(candidate({"text": "x"}, finish="LANGUAGE", finishMessage="Not in this language."))
+    assert cut.notes[0] == "stopped: LANGUAGE: Not in this language."
+
+
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_a_refused_prompt_is_a_refusal_and_says_why(streaming: bool) -> None:
     say = Say(finish_reason=google_format.BLOCKED)

@@ -232,7 +232,8 @@ class GoogleAnswer(WireAnswer):
             return Delta()
         if reason := as_text(candidates[0].get("finishReason")):
             self.stop_reason = reason
-            if words := as_text(candidates[0].get("finishMessage")):
+            words = as_text(candidates[0].get("finishMessage"))
+            if words and reason != "STOP":  # of an ordinary end it says what everybody sees: that there are calls
                 self._note(f"stopped: {reason}", words)
         return self._grow(objects_in(fields_of(candidates[0].get("content")).get("parts")))
 
