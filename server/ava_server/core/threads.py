@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import anyio
 import anyio.abc
-import anyio.from_thread
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -59,8 +58,10 @@ def compute_alone() -> Generator[None]:
 
 def stop_if_cancelled() -> None:
     """Raise the cancellation of the task that waits for this thread; does nothing in other threads."""
+    from anyio import from_thread  # takes 3 ms, and most commands have no such thread
+
     with suppress(RuntimeError):  # not a worker thread of anyio
-        anyio.from_thread.check_cancelled()
+        from_thread.check_cancelled()
 
 
 def run_server(main: Callable[..., Awaitable[T]], *args: Any) -> T:
