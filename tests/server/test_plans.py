@@ -155,14 +155,14 @@ async def test_five_hundred_runs_stay_within_one_cap_and_name_what_is_missing(tm
         {**WRITE, "id": "check", "task": "Check {{write}}."},
     ]
     with running_model_server(work) as server:
-        async with open_lab(
-            tmp_path, server=server, config=f"{PRICED}\n[limits]\nrunning = 8\nrunning_per_user = 8\n"
-        ) as lab:
+        limits = "\n[limits]\nrunning = 8\nrunning_per_user = 8\nspawns_per_hour = 547\n"
+        async with open_lab(tmp_path, server=server, config=PRICED + limits) as lab:
             proposal = await lab.call(
                 "spawn_subagent", workspace=str(lab.workspace), max_cost_cents=400, timeout=7_200, steps=steps
             )
             assert "5 steps, up to 547 runs, at most $4.00" in proposal.approval_line
-            await lab.approve(proposal)
+            approved = await lab.approve(proposal)
+            assert approved.status == "approved", approved
             plan = await lab.ended(proposal.group_id, within_s=420)
             bucket = await lab.store.read(lambda view: view.bucket(plan.id))
             rows = await lab.store.read(lambda view: view.step_runs(plan.id))
