@@ -371,14 +371,14 @@ def test_faults_of_steps_are_named_at_once_with_what_to_write() -> None:
     with pytest.raises(BadInput) as refused:
         read_steps(steps, {})
     for said in (
-        "step number 1: 'Find' is no id; give 1 to 30 of a-z, 0-9 and _",
+        "step number 1: 'Find' is not an id; give 1 to 30 of a-z, 0-9 and _",
         "step read: verify: a result of another step may stand in task alone",
         "step read: {{fnd}}: there is no step 'fnd'; did you mean find?",
         "step read: {{item}} is for a step with foreach",
         "step read: after: a step cannot wait for itself",
         "step all: task: 60 references, at most 50 are allowed",
         "step all: foreach needs at_most",
-        "step all: foreach: find.f1 is no list by the output_schema of find",
+        "step all: foreach: find.f1 is not a list by the output_schema of find",
     ):
         assert said in str(refused.value)
 

@@ -114,7 +114,7 @@ def read_steps(given: Any, defaults: Mapping[str, Any]) -> tuple[PlannedStep, ..
     `given` is a list of objects, or its JSON text; `defaults` are the arguments beside it. Raises BadInput: names up to
     ten faults, each with its step and what to write instead.
     """
-    faults = _Faults()
+    faults = StepFaults()
     read = _read_all(_as_list(given), defaults, faults)
     by_id = {step.id: step for step in read}
     planned: list[PlannedStep] = []
@@ -136,8 +136,8 @@ def most_runs(steps: Iterable[PlannedStep]) -> int:
     return sum(step.at_most for step in steps)
 
 
-class _Faults:
-    """What is wrong with the steps of one call.
+class StepFaults:
+    """What is wrong with the steps of one call: named at once, at most `MOST_FAULTS` of them.
 
     Attributes:
         unread: The ids of steps that could not be read: what refers to them is not looked at.
@@ -147,8 +147,12 @@ class _Faults:
         self.unread: set[str] = set()
         self._found: list[str] = []
 
-    def add(self, step: str, what: str) -> None:
+    def add(self, step: str, what: object) -> None:
         self._found.append(f"step {step}: {what}")
+
+    def add_of_plan(self, what: str) -> None:
+        """Note a fault of no single step."""
+        self._found.append(what)
 
     def refuse(self) -> None:
         """Raise BadInput if there is a fault: all of them in one text."""
@@ -194,7 +198,7 @@ def _as_list(given: Any) -> list[dict[str, Any]]:
 _FORM = 'give [{"id": "find", "role": "researcher", "task": "…"}, …]'
 
 
-def _read_all(given: Sequence[dict[str, Any]], defaults: Mapping[str, Any], faults: _Faults) -> list[StepArgs]:
+def _read_all(given: Sequence[dict[str, Any]], defaults: Mapping[str, Any], faults: StepFaults) -> list[StepArgs]:
     """Return the steps that can be read; what is wrong with the others goes to `faults`."""
     known = set(StepArgs.model_fields)
     shared = {name: value for name, value in defaults.items() if name not in WHOLE}
@@ -227,7 +231,7 @@ def _fault(error: Any) -> str:
         given = error.get("input")
         if error["type"] == "missing":
             return "it has no id; give one of 1 to 30 letters a-z, digits and _"
-        return f"{shown(given)} is no id; give 1 to 30 of a-z, 0-9 and _, but not `{ITEM}`"
+        return f"{shown(given)} is not an id; give 1 to 30 of a-z, 0-9 and _, but not `{ITEM}`"
     if field in ("name", "task_id", "rationale", "ask", "retry_of") and error["type"] == "extra_forbidden":
         return f"{field} is of the whole plan; give it beside steps"
     return sentence_of(StepArgs, error)
@@ -241,7 +245,7 @@ def _near(name: str, known: Iterable[str]) -> str:
 # -- edges ------------------------------------------------------------------------------------------------------------
 
 
-def _planned(step: StepArgs, by_id: Mapping[str, StepArgs], faults: _Faults) -> PlannedStep:
+def _planned(step: StepArgs, by_id: Mapping[str, StepArgs], faults: StepFaults) -> PlannedStep:
     """Return a step with its edges; what is wrong with them goes to `faults`."""
     for field in _FIXED:
         if _has_reference(getattr(step, field), by_id):
@@ -285,7 +289,7 @@ def _has_reference(value: Any, by_id: Mapping[str, StepArgs]) -> bool:
     return False
 
 
-def _foreach_of(step: StepArgs, by_id: Mapping[str, StepArgs], faults: _Faults) -> Source | None:
+def _foreach_of(step: StepArgs, by_id: Mapping[str, StepArgs], faults: StepFaults) -> Source | None:
     """Return the list that a step goes through; None where it has none, or no usable one."""
     if step.foreach is None:
         if step.at_most is not None:
@@ -312,13 +316,13 @@ def _foreach_of(step: StepArgs, by_id: Mapping[str, StepArgs], faults: _Faults) 
     elif _type_of(other, source.field) != "array":
         faults.add(
             step.id,
-            f"foreach: {source.text} is no list by the output_schema of {source.step}; declare it as"
+            f"foreach: {source.text} is not a list by the output_schema of {source.step}; declare it as"
             ' {"type": "array", "items": {…}}',
         )
     return source
 
 
-def _check_source(step: str, where: str, source: Source, by_id: Mapping[str, StepArgs], faults: _Faults) -> bool:
+def _check_source(step: str, where: str, source: Source, by_id: Mapping[str, StepArgs], faults: StepFaults) -> bool:
     """Tell whether a reference names a step, and a field that it has; if not, that is a fault."""
     if not _check_known(step, where, source.step, by_id, faults):
         return False
@@ -341,7 +345,7 @@ def _check_source(step: str, where: str, source: Source, by_id: Mapping[str, Ste
     return True
 
 
-def _check_known(step: str, where: str, name: str, by_id: Mapping[str, StepArgs], faults: _Faults) -> bool:
+def _check_known(step: str, where: str, name: str, by_id: Mapping[str, StepArgs], faults: StepFaults) -> bool:
     if name == step:
         faults.add(step, f"{where}: a step cannot wait for itself; name another one")
         return False

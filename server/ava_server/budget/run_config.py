@@ -426,7 +426,7 @@ def is_free(run: "RunRow") -> bool:
 
 
 def most_runs(run: "RunRow") -> int:
-    """Return the greatest number of runs that a run can become: 1, if it is no plan."""
+    """Return the greatest number of runs that a run can become: 1, if it is not a plan."""
     return config_of(run.config).most_runs if run.is_plan else 1
 
 

@@ -125,12 +125,13 @@ class PlanLog:
         self._texts = texts_of(view, plan)
         self._lists: dict[str, list[Any] | str] = {}
         self._results: dict[str, dict[str, Any] | None] = {}
+        self._progress = step_progress(view, plan.id)
 
     # -- the state ----------------------------------------------------------------------------------------------------
 
     def state(self, stopped: str) -> PlanState:
         runs = {name: [self._run(row) for row in rows] for name, rows in self.rows.items()}
-        return PlanState(self.config.steps, step_progress(self.view, self.plan.id), runs, stopped)
+        return PlanState(self.config.steps, self._progress, runs, stopped)
 
     @property
     def doing(self) -> str:
@@ -181,7 +182,7 @@ class PlanLog:
             return f"foreach: {source.step} has no usable result"
         found = self._value(rows[0], source)
         if not isinstance(found, list):
-            return f"foreach: {source.text} of {rows[0].id} is no list"
+            return f"foreach: {source.text} of {rows[0].id} is not a list"
         return cast("list[Any]", found)
 
     def room(self, step: StepConfig, ahead: int) -> tuple[Room, str]:
@@ -310,7 +311,7 @@ class PlanLog:
         other = self.steps[source.step]
         rows = sorted(self.rows[source.step], key=lambda row: row.item or 0)
         about = f"what {source.text} handed over"
-        progress = step_progress(self.view, self.plan.id).get(source.step, StepProgress())
+        progress = self._progress.get(source.step, StepProgress())
         if not any(self._is_well(row) for row in rows):
             given.add(number, about, f"[no result: {source.step} {progress.state}: {progress.why}]", [])
             return

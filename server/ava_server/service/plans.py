@@ -18,7 +18,7 @@ from ava_server.approval.plans import KnownWork, ResolvedStep, earlier_of, resol
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.requests import PlanArgs, check_context_from
 from ava_server.approval.resolve import ResolveContext, resolve_run_config
-from ava_server.approval.steps import MOST_FAULTS, PlannedStep
+from ava_server.approval.steps import PlannedStep, StepFaults
 from ava_server.budget.run_config import EarlierRun, ReusedRun, RunConfig, StepConfig, Texts, config_of
 from ava_server.core.errors import AvaError, BadInput, Refused, ToolMissing
 from ava_server.core.ids import label
@@ -48,7 +48,7 @@ class PlanResolver(Operations):
         """
         contexts: dict[tuple[Any, ...], ResolveContext] = {}
         resolved: list[ResolvedStep] = []
-        faults: list[str] = []
+        faults = StepFaults()
         by_id = {step.id: step for step in steps}
         try:
             with anyio.fail_after(RESOLVE_S):
@@ -57,16 +57,15 @@ class PlanResolver(Operations):
                     try:
                         resolved.append(await self._resolved(step, by_id, context, caller.degraded))
                     except ToolMissing as error:
-                        faults.append(f"step {step.id}: {self._access.explained(error)}")
+                        faults.add(step.id, self._access.explained(error))
                     except (AvaError, ConfigNotSupported) as error:
-                        faults.append(f"step {step.id}: {error}")
+                        faults.add(step.id, error)
         except TimeoutError:
             raise Refused(f"the steps were not checked within {RESOLVE_S:g} s: a folder or a server is slow") from None
         unknown = [name for name in args.again or () if name not in by_id]
         if unknown:
-            faults.append(f"again: there is no step {unknown[0][:60]!r}; there are {', '.join(by_id)}")
-        if faults:
-            raise BadInput(_all_of(faults))
+            faults.add_of_plan(f"again: there is no step {unknown[0][:60]!r}; there are {', '.join(by_id)}")
+        faults.refuse()
         first = contexts[_key(steps[0])]
         asked = {**args.model_dump(exclude_unset=True, exclude={"steps", "rationale", "ask", "retry_of", "again"})}
         config, texts = resolve_plan(args, resolved, background=first.background, asked=asked)
@@ -84,7 +83,7 @@ class PlanResolver(Operations):
         """Return the plan that `retry_of` names. Raises BadInput: there is none, or it has not ended."""
         run = await self._access.run(given, "retry_of")
         if not run.is_plan:
-            raise BadInput(f"retry_of: {label(run)} is no plan, and steps were given; leave one of the two out")
+            raise BadInput(f"retry_of: {label(run)} is not a plan, and steps were given; leave one of the two out")
         if not run.ended:
             raise BadInput(f"retry_of: {label(run)} has not ended; wait for it, or cancel it first")
         return run
@@ -230,10 +229,3 @@ def _arguments_of(step: StepConfig, texts: Texts) -> dict[str, Any]:
 def _key(step: PlannedStep) -> tuple[Any, ...]:
     args = step.args
     return args.role, args.model, args.runner, args.workspace
-
-
-def _all_of(faults: Sequence[str]) -> str:
-    named = list(faults[:MOST_FAULTS])
-    if len(faults) > MOST_FAULTS:
-        named.append(f"and {len(faults) - MOST_FAULTS:,} more faults")
-    return "\n".join(named)
