@@ -145,13 +145,17 @@ def with_hosts(text: str) -> str:
 # -- models -------------------------------------------------------------------------------------------------------
 
 
+def _names_of(variables: tuple[str, ...]) -> str:
+    return " or ".join(f"`{name}`" for name in variables)
+
+
 def with_providers(text: str) -> str:
     """Return the page about models with the providers that can be asked, and the model of each tier."""
-    from ava_server.models.providers import PROVIDERS
+    from ava_server.config.keys import VARIABLES
     from ava_server.models.selection import KNOWN_URLS, TIERS, default_tiers
 
     rows = [
-        (f"`{name}`", f"`{PROVIDERS[name].variable}`", *(f"`{ids[tier]}`" for tier in TIERS))
+        (f"`{name}`", _names_of(VARIABLES[name]), *(f"`{ids[tier]}`" for tier in TIERS))
         for name, ids in default_tiers().items()
         if name in KNOWN_URLS
     ]
@@ -271,7 +275,7 @@ def _object_kind(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> s
 def settings_page() -> str:
     """Return the reference page of `config.toml` and the variables."""
     from ava_server.config.checks import FILE_ONLY, OWN_NAMES, variable
-    from ava_server.config.keys import SEARCHES, WELL_KNOWN
+    from ava_server.config.keys import SEARCHES, VARIABLES
     from ava_server.config.settings import Configured
 
     texts = tomllib.loads((HERE / "settings.toml").read_text(encoding="utf-8"))
@@ -319,7 +323,7 @@ def settings_page() -> str:
         " set` writes that file, and only you can read it."
     )
     rows_of_keys = [
-        (name, f"`{usual}`", "web search" if name in SEARCHES else "models") for name, usual in WELL_KNOWN.items()
+        (name, _names_of(usual), "web search" if name in SEARCHES else "models") for name, usual in VARIABLES.items()
     ]
     parts.append(_table(("provider", "usual variable", "for"), rows_of_keys))
     return _page(parts)

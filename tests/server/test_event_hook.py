@@ -24,7 +24,7 @@ from support.stdio import until
 from ava_audit.events import Event, SpawnProposed, Who
 from ava_audit.store.locks import try_hold
 from ava_audit.store.store import append
-from ava_server.config.keys import WELL_KNOWN
+from ava_server.config.keys import KEY_VARIABLES
 from ava_server.config.settings import load_settings
 from ava_server.core.errors import ConfigError
 from ava_server.service import event_hook
@@ -379,7 +379,7 @@ async def test_ignores_program_output_and_warns_once_per_failed_event(
 async def test_the_program_environment_contains_no_key(
     tmp_path: Path, ears: Ears, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = (*WELL_KNOWN.values(), "AVA_KEY_X", "AVA_MODEL_API_KEY")
+    names = (*KEY_VARIABLES, "AVA_KEY_X", "AVA_MODEL_API_KEY")
     keys = {name: f"sk-or-v1-{number:064x}" for number, name in enumerate(names)}
     for name, value in {**keys, "DISPLAY": ":7"}.items():
         monkeypatch.setenv(name, value)

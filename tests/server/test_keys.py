@@ -50,6 +50,18 @@ def test_the_environment_overrides_the_file_and_ava_variables_override_common_on
     assert value_of("kagi", file) is None
 
 
+def test_google_has_two_usual_variables_and_an_unusable_first_does_not_hide_the_second(file: Path) -> None:
+    gateway = {"GOOGLE_GEMINI_BASE_URL": "https://gateway.example"}
+
+    assert value_of("google", file, GEMINI_API_KEY=VALUE, GOOGLE_API_KEY=OTHER) == VALUE
+    assert value_of("google", file, GEMINI_API_KEY="your-api-key-here", GOOGLE_API_KEY=OTHER) == OTHER
+    assert value_of("google", file, GOOGLE_API_KEY=OTHER, **gateway) is None
+    assert why_unused("google", {"GEMINI_API_KEY": "your-api-key-here", "GOOGLE_API_KEY": OTHER}) is None
+    why = why_unused("google", {"GOOGLE_API_KEY": OTHER, **gateway}) or ""
+    assert why.startswith("GOOGLE_API_KEY is not used: GOOGLE_GEMINI_BASE_URL is set")
+    assert [key.where for key in list_keys(file, {"GOOGLE_API_KEY": OTHER})] == ["GOOGLE_API_KEY"]
+
+
 def test_the_list_names_the_source_of_each_key_without_its_value(file: Path) -> None:
     set_key("brave", VALUE, file)
     set_key("openai", VALUE, file)

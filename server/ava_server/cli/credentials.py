@@ -15,7 +15,7 @@ from ava_server.cli.options import Json, providers
 from ava_server.cli.secret_input import NameOnlyCommand, ask_hidden, ask_twice, choose_pin, read_secret
 from ava_server.cli.terminal import aligned, heading, present, say
 from ava_server.config import keys
-from ava_server.config.keys import SEARCHES, WELL_KNOWN, provider_name, why_unused
+from ava_server.config.keys import SEARCHES, WELL_KNOWN, provider_name, set_variables, why_unused
 from ava_server.config.pin import SET_ALREADY, PinFile
 from ava_server.config.secrets import Secret, hosts_of, read_secrets, remove_secret, secret_name, set_secret
 from ava_server.core.data_root import DataRoot, find_data_root, os_user
@@ -94,7 +94,7 @@ def list_keys_command(as_json: Json = False) -> None:
     unused = own - _configured_providers(root) if own else own
     entries = [{"provider": key.provider, "from": key.where, "used": key.provider not in unused} for key in known]
     passed_over = {name: why for name in WELL_KNOWN if (why := why_unused(name, os.environ, addresses.get(name)))}
-    entries += [{"provider": name, "from": WELL_KNOWN[name], "used": False} for name in passed_over]
+    entries += [{"provider": name, "from": set_variables(name, os.environ)[0], "used": False} for name in passed_over]
     note = " (not used: config.toml has no [providers.{0}])"
     rows = [(key.provider, key.where + (note.format(key.provider) if key.provider in unused else "")) for key in known]
     lines = aligned([*rows, *passed_over.items()])

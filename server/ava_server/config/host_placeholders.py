@@ -36,10 +36,10 @@ def unset_unfilled(env: MutableMapping[str, str]) -> list[str]:
     names = [name for name, value in env.items() if _UNFILLED.fullmatch(value.strip())]
     removed: list[str] = []
     if names:
-        from ava_server.config.keys import WELL_KNOWN
+        from ava_server.config.keys import KEY_VARIABLES
 
         for name in sorted(names):
-            optional = name in _OPTIONAL or name.startswith(_OPTIONAL_PREFIXES) or name in WELL_KNOWN.values()
+            optional = name in _OPTIONAL or name.startswith(_OPTIONAL_PREFIXES) or name in KEY_VARIABLES
             if optional or (name == _DAY_CAP and env.get("AVA_HOST") == BUNDLE):  # there the default is a cap too
                 del env[name]
                 removed.append(name)

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 WELL_KNOWN: Mapping[str, str] = {name: known.variable for name, known in PROVIDERS.items()}
 """The known providers, and the variable that usually holds each one's key."""
 
+VARIABLES: Mapping[str, tuple[str, ...]] = {name: (known.variable, *known.also) for name, known in PROVIDERS.items()}
+"""All variables that usually hold their keys, for each in the order in which they are looked at."""
+
+KEY_VARIABLES: Mapping[str, str] = {one: name for name, variables in VARIABLES.items() for one in variables}
+"""The provider of each of these variables."""
+
 DEFAULT_ADDRESSES: Mapping[str, str] = {}
 """No addresses in the settings: each provider is called at its own."""
 
@@ -77,11 +83,10 @@ def key_among(stored: Mapping[str, Key], provider: str, address: str | None = No
 
 def key_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that hold a provider's key, each with the provider; the values are not checked."""
-    usual = {variable: provider for provider, variable in WELL_KNOWN.items()}
     return {
-        name: usual.get(name) or name.removeprefix(OWN_PREFIX).lower()
+        name: KEY_VARIABLES.get(name) or name.removeprefix(OWN_PREFIX).lower()
         for name in env
-        if name in usual or name.startswith(OWN_PREFIX)
+        if name in KEY_VARIABLES or name.startswith(OWN_PREFIX)
     }
 
 
@@ -146,12 +151,22 @@ def address_variables(provider: str) -> tuple[str, ...]:
     return f"{programs}BASE_URL", f"{programs}API_BASE", *PROVIDERS[provider].address_variables
 
 
+def set_variables(provider: str, env: Mapping[str, str]) -> list[str]:
+    """Return which of a provider's usual variables are set."""
+    return [variable for variable in VARIABLES.get(provider, ()) if env.get(variable, "").strip()]
+
+
 def why_unused(provider: str, env: Mapping[str, str], address: str | None = None) -> str | None:
-    """Return why a provider's usual variable is set but not used, as for another `address` than its own."""
-    variable = WELL_KNOWN.get(provider, "")
-    value = env.get(variable, "").strip()
-    if not value:
-        return None
+    """Return why a provider's usual variable is set but not used, as for another `address` than its own.
+
+    Where several are set, it is the first one's reason, unless another one is used.
+    """
+    reasons = [_why_unused(provider, variable, env, address) for variable in set_variables(provider, env)]
+    return reasons[0] if reasons and all(reasons) else None
+
+
+def _why_unused(provider: str, variable: str, env: Mapping[str, str], address: str | None) -> str | None:
+    value = env[variable].strip()
     for name in address_variables(provider):
         given = env.get(name, "").strip()
         if given and (server := server_of_url(given)) != server_of_url(address or PROVIDERS[provider].base_url):
@@ -172,9 +187,10 @@ def _from_environment(provider: str, env: Mapping[str, str], address: str | None
         if fault := _fault(value):
             raise ConfigError(f"{variable} does not hold a key: {fault}. Correct or unset it.")
         return Key(provider, variable, value)
-    usual = WELL_KNOWN.get(provider, "")
-    value = env.get(usual, "").strip()
-    return Key(provider, usual, value) if value and why_unused(provider, env, address) is None else None
+    for usual in set_variables(provider, env):
+        if _why_unused(provider, usual, env, address) is None:
+            return Key(provider, usual, env[usual].strip())
+    return None
 
 
 def read_keys(path: Path) -> dict[str, Key]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import Any, cast
 
-from ava_server.config.keys import WELL_KNOWN, address_variables
+from ava_server.config.keys import KEY_VARIABLES, address_variables
 from ava_server.core.errors import ConfigError
 from ava_server.core.files import FileChanged, create_file, reason, replace_file
 from ava_server.hosts.formats import NOTHING, Configuration, Format, Steps, named, put_in
@@ -200,7 +200,7 @@ def _keys_without_address(host: Host, entry: Mapping[str, object]) -> dict[str, 
     passed |= {name for name, value in table.items() if name in str(value)}
     missing = {
         key: tuple(name for name in address_variables(provider) if name not in passed and name not in table)
-        for provider, key in WELL_KNOWN.items()
+        for key, provider in KEY_VARIABLES.items()
         if key in passed
     }
     return {key: names for key, names in missing.items() if names}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from ava_server.config.keys import WELL_KNOWN, address_variables
+from ava_server.config.keys import KEY_VARIABLES, WELL_KNOWN, address_variables
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import suggestion
 from ava_server.hosts.formats import Format, Toml, Yaml
@@ -158,7 +158,7 @@ class Host:
 
 
 PASSED_ON = (
-    *WELL_KNOWN.values(),
+    *KEY_VARIABLES,
     *(variable for provider in WELL_KNOWN for variable in address_variables(provider)),
     "AVA_MODEL_API_KEY",
     "HTTPS_PROXY",

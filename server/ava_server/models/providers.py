@@ -20,6 +20,7 @@ class KnownProvider:
     variable: str  # the environment variable that usually holds its key
     base_url: str
     models: bool = True  # it offers models; otherwise it searches the web
+    also: tuple[str, ...] = ()  # other variables that may hold its key, in this order
     address_variables: tuple[str, ...] = ()  # besides the usual ones, those that tell programs where to send its key
 
 
@@ -31,6 +32,7 @@ PROVIDERS: Mapping[str, KnownProvider] = {
     "google": KnownProvider(
         "GEMINI_API_KEY",
         "https://generativelanguage.googleapis.com/v1beta",
+        also=("GOOGLE_API_KEY",),
         address_variables=("GOOGLE_GEMINI_BASE_URL",),
     ),
     "kagi": KnownProvider("KAGI_API_KEY", "https://kagi.com/api/v1", models=False),

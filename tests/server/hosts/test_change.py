@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ava_server.config.keys import WELL_KNOWN
+from ava_server.config.keys import KEY_VARIABLES
 from ava_server.core.errors import ConfigError
 from ava_server.hosts.change import adding, apply, removing
 from ava_server.hosts.formats import Yaml
@@ -375,7 +375,7 @@ def test_a_second_backup_never_overwrites_the_first(host: Host, file: Path) -> N
 def test_never_writes_or_shows_a_key(host: Host, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ava_server.hosts.launching import launch
 
-    names = (*WELL_KNOWN.values(), "AVA_MODEL_API_KEY", "AVA_KEY_LOCAL")
+    names = (*KEY_VARIABLES, "AVA_MODEL_API_KEY", "AVA_KEY_LOCAL")
     env = {**dict.fromkeys(names, SECRET), "AVA_MODEL": "m", "AVA_DATA_ROOT": "/srv/ava"}
     put(file, OTHERS[host.name].replace(SECRET, "theirs"))
     change = adding(host, "ava", launch(env=env), file)
