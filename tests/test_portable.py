@@ -100,7 +100,7 @@ BEHIND: dict[tuple[str, str], str] = {
     ("server/ava_server/__main__.py", "signal.SIGHUP"): "not on Windows",
     ("server/ava_server/core/shutdown.py", "signal.SIGHUP"): "on Windows there is Ctrl-C alone",
     **dict.fromkeys(
-        (("server/ava_server/service/event_hook.py", name) for name in ("os.killpg", "signal.SIGKILL")),
+        (("server/ava_server/core/own_program.py", name) for name in ("os.killpg", "signal.SIGKILL")),
         "on Windows the program alone is ended",
     ),
     **dict.fromkeys(
@@ -110,7 +110,7 @@ BEHIND: dict[tuple[str, str], str] = {
                 "roles/ava_roles/sandbox/git.py",
                 "roles/ava_roles/tools/parser_process.py",
                 "roles/ava_roles/tools/files.py",
-                "server/ava_server/service/event_hook.py",
+                "server/ava_server/core/own_program.py",
             )
         ),
         "Windows passes it over",

@@ -213,6 +213,8 @@ class Gateway:
         if failed is None:
             return self._over()
         status, kind = _FAILED.get(failed.kind, (502, "api_error"))
+        if failed.kind == "auth" and failed.retryable:  # a key that was renewed: the agent is to ask again
+            status, kind = _FAILED["overloaded"]
         return self._error(status, kind, str(failed), failed.again_after_s)
 
     async def _read(self, content: bytes, unknown_betas: Sequence[str], asked: Mapping[str, Any]) -> AgentCall:

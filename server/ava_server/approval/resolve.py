@@ -249,6 +249,8 @@ class _Resolution:
         if args.output_schema is not None and (fault := check_schema(args.output_schema)):
             raise BadInput(f"output_schema: {fault}")
         choice = choose(args.model, role.model, self._context.models)
+        if choice.key_command is not None:
+            choice.key_command.refuse_in(self._workspace.path, self._context.settings.data_root)
         if self._agent is not None:
             self._check_agent(self._agent, choice, found)
             found = replace(found, names=self._besides_its_own(found.names))
@@ -486,7 +488,8 @@ class _Resolution:
             model_id=choice.model_id,
             tier=choice.tier,
             base_url=choice.base_url,
-            keyed=choice.api_key is not None,
+            keyed=choice.has_key,
+            key_command=() if choice.key_command is None else choice.key_command.command,
             price=choice.price,
             max_output=LONG_OUTPUT if thinking or found.coding else OUTPUT,
             wrap_output=WRAP_OUTPUT_THINKING if how.always else WRAP_OUTPUT,

@@ -471,6 +471,9 @@ def _model_lines(config: RunConfig) -> list[str]:
         thinks = ", which is told to think before it answers" if config.extended_thinking else ""
         free = " (free)" if config.price.free else ""
         model = [f"Model: {config.model}{free}{thinks}."]
+        if config.key_command:
+            command = quoted(" ".join(config.key_command), COMMAND_CHARS)
+            model.append(f"Its key comes from a command, which Ava runs outside the sandbox: {command}.")
     model += _runner_lines(config)
     if config.thinking_note:
         model.append(f"It does not think first: {config.thinking_note}.")

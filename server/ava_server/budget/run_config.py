@@ -304,6 +304,7 @@ class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may 
     tier: str | None = None
     base_url: str | None = None
     keyed: bool = False  # it was proposed where there is a key for its provider
+    key_command: tuple[str, ...] = ()  # the command that prints the key; empty where none does
     price: StoredPrice
     timeout_s: float
     max_cost_micros: int
@@ -452,7 +453,7 @@ _SINGLE = {"step", "steps"}
 
 def _covered(config: RunConfig) -> dict[str, Any]:
     """Return what a digest covers of a configuration: no field that is as it was before there was another value."""
-    before = (("runner", IN_PROCESS), ("agent", None), ("keyed", False), ("steps", ()))
+    before = (("runner", IN_PROCESS), ("agent", None), ("keyed", False), ("key_command", ()), ("steps", ()))
     own = {name for name, without in before if getattr(config, name) == without}
     covered = config.model_dump(mode="json", exclude=_ESTIMATES | own)
     if config.steps:

@@ -87,7 +87,7 @@ def unset_command(name: Name) -> None:
 def _change(name: str, value: Any) -> None:
     from ava_audit.store.locks import LockedInstances
     from ava_server.config.changes import change_settings, known_settings, no_setting, parse_name
-    from ava_server.config.checks import setting_name
+    from ava_server.config.checks import PROGRAMS, setting_name
     from ava_server.config.settings import Configured
 
     refuse_in_subagent("ava config")
@@ -101,6 +101,8 @@ def _change(name: str, value: Any) -> None:
     now = ("its default" if known else "not set") if value is None else json.dumps(value, ensure_ascii=False)
     was = "not set" if before is None else json.dumps(before, ensure_ascii=False)
     say(f"{name} is now {now} in {root.config}; before, it was {was}.")
+    if value and place[-1] in PROGRAMS:
+        say(f"{name} loosens what Ava does: it runs this program outside the sandbox, with all that you may do.")
     if (origin := _origin(read_settings(), place)).startswith("AVA_"):
         say(f"In this shell {origin} overrides it.")
     if LockedInstances(root.instances).live():

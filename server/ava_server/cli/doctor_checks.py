@@ -128,6 +128,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("data root", data.data_root),
     ("disk space", data.space),
     ("settings", data.settings),
+    ("programs", data.programs),
     ("approval", data.approval),
     ("log", log),
     ("processes", data.processes),

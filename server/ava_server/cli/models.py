@@ -99,7 +99,7 @@ def models_json(tiers: Sequence[ResolvedModel], shown: Sequence[ProviderModels])
                 "provider": one.seller.name,
                 "base_url": one.seller.base_url,
                 "configured": one.seller.configured,
-                "key": bool(one.seller.api_key),
+                "key": bool(one.seller.has_key),
                 "models": [
                     {
                         "id": offer.model_id,
@@ -154,7 +154,7 @@ def _tier(names: str, meant: ResolvedModel) -> list[str]:
 
 def _provider(one: ProviderModels, search: str | None, *, whole: bool) -> list[str]:
     seller = one.seller
-    state = "with a key" if seller.api_key else "without a key" if seller.configured else "no key yet"
+    state = "with a key" if seller.has_key else "without a key" if seller.configured else "no key yet"
     lines = wrapped_lines(f"{seller.name}: {seller.base_url}, {state}", WIDTH)
     if not seller.configured:
         lines += wrapped_lines(f"  To use it: `ava key set {seller.name}`.", WIDTH)

@@ -109,7 +109,7 @@ class OverviewReader:
         providers: Mapping[str, bool] = {}
         try:
             usable = configured(model_settings(self.settings))
-            providers = {name: bool(one.api_key) for name, one in usable.items()}
+            providers = {name: one.has_key for name, one in usable.items()}
         except AvaError as error:
             faults.append(str(error))
         root, trouble = self.settings.paths, None

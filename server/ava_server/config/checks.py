@@ -25,6 +25,11 @@ OWN_NAMES = frozenset({
 FILE_ONLY = ("on_event", "prices", "users", "hosts", "mcp_servers")
 """Settings that run programs, set prices, admit users or trust hosts: no process's environment may set them."""
 
+PROGRAMS = ("on_event", "key_command")
+"""Settings that are a command, which Ava runs outside the sandbox."""
+
+_KEY_COMMAND = ("key_command", "key_ttl_s")
+
 FOR_EVERYBODY = ("enabled", "approval", "hosts", "auto_approve_cents", "auto_approve_daily_cents", "limits", "sandbox")
 """Limits for all users: the log has changes of them and of `workspace.allow`, and a variable may only tighten them."""
 
@@ -214,6 +219,8 @@ def refuse_looser(
         name = variable_of(path, variables)
         if path[0] in FILE_ONLY:
             raise ConfigError(f"{name} is set in the environment, but {path[0]} is only allowed in {config}. Unset it.")
+        if path[0] == "providers":
+            _refuse_for_key_command(path, name, before, config)
         old, new = _at(before, path), _at(after, path)
         if path == PROXY and server_of_url(new) != server_of_url(old):
             raise ConfigError(
@@ -232,6 +239,18 @@ def refuse_looser(
                 f"{what} is {shown(new)}, looser than the {shown(old)} that applies to everybody. "
                 f"The environment may only tighten it; to loosen it, set {setting_name(path)} in {config}."
             )
+
+
+def _refuse_for_key_command(path: Place, name: str, before: BaseModel, config: str) -> None:
+    """Refuse a variable that names a program, or that moves a provider whose key a command of the file prints."""
+    if path[-1] in _KEY_COMMAND:
+        raise ConfigError(
+            f"{name} is set in the environment, but {path[-1]} runs a program: only {config} may have it. Unset it."
+        )
+    if _at(before, (*path[:2], "key_command")) and path[-1] == "base_url":
+        raise ConfigError(
+            f"{name} would send the key that key_command prints to another address than the one in {config}. Unset it."
+        )
 
 
 def may_loosen(path: tuple[str, ...], before: BaseModel, after: BaseModel) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ava_roles.net.addresses import PROXY_VARIABLES, proxy_password
@@ -17,8 +17,10 @@ from ava_server.models.providers import PROVIDERS
 from ava_server.models.selection import KNOWN_URLS, ModelSettings, Provider
 
 if TYPE_CHECKING:
+    from ava_audit.redaction import Redactor
     from ava_roles.net.search_engines import Engine
     from ava_server.config.settings import Settings
+    from ava_server.models.key_command import KeyCommand
 
 
 DIGEST_CHARS = 12
@@ -41,6 +43,7 @@ class Credentials:
         for name, value in _in_environment(settings, os.environ):
             self.redactor.learn({name: value})
         self._settings = settings
+        self._commands = key_commands(settings, self.redactor)
         self._keys = WatchedFile(settings.paths.keys, self._read_keys)
         self._secrets = WatchedFile(settings.paths.secrets_file, self._read_secrets)
 
@@ -72,6 +75,7 @@ class Credentials:
             "endpoint": [models.base_url, models.model, models.api_key is not None],
             "addresses": addresses,
             "keys": {name: key.where for name, key in keys.items() if key is not None},
+            "key_commands": {name: command.command for name, command in self._commands.items()},
             "search": self._settings.search.model_dump(mode="json"),
             "labels": sorted(self._settings.labels),
             "sandbox": self._settings.sandbox.mode,
@@ -89,7 +93,7 @@ class Credentials:
     def _read_keys(self) -> tuple[Mapping[str, Key], ModelSettings]:
         keys = read_keys(self._settings.paths.keys)
         self.redactor.learn({name: key.value for name, key in keys.items()})
-        return keys, model_settings(self._settings, keys)
+        return keys, model_settings(self._settings, keys, self._commands)
 
     def _read_secrets(self) -> Mapping[str, Secret]:
         secrets = read_secrets(self._settings.paths.secrets_file)
@@ -97,9 +101,28 @@ class Credentials:
         return secrets
 
 
-def model_settings(settings: Settings, stored: Mapping[str, Key] | None = None) -> ModelSettings:
-    """`stored` None: read the keys. Raises AvaError: a key or a name is invalid."""
+def key_commands(settings: Settings, redactor: Redactor | None = None) -> dict[str, KeyCommand]:
+    """Return the commands that print the keys of providers; `redactor` learns what they print."""
+    named = {name: own for name, own in settings.providers.items() if own.key_command}
+    if not named:
+        return {}
+    from ava_server.models.key_command import KeyCommand
+
+    def learning(name: str) -> Callable[[str], None]:
+        return lambda key: redactor.learn({name: key}) if redactor is not None else None
+
+    return {name: KeyCommand(name, own.key_command, own.key_ttl_s, learning(name)) for name, own in named.items()}
+
+
+def model_settings(
+    settings: Settings, stored: Mapping[str, Key] | None = None, commands: Mapping[str, KeyCommand] | None = None
+) -> ModelSettings:
+    """Return what the settings say about models. Raises AvaError: a key or a name is invalid.
+
+    `stored` None: read the keys; `commands` None: those of the settings, whose keys nothing learns to redact.
+    """
     stored = read_keys(settings.paths.keys) if stored is None else stored
+    commands = key_commands(settings) if commands is None else commands
     names = {*KNOWN_URLS, *settings.providers}
     addresses = provider_addresses(settings)
     providers = {
@@ -109,6 +132,7 @@ def model_settings(settings: Settings, stored: Mapping[str, Key] | None = None) 
             unused_key=why_unused(name, os.environ, addresses.get(name)),
             wire=own.wire if own else None,
             streaming=own.stream if own else True,
+            key_command=commands.get(name),
         )
         for name in sorted(names)
     }

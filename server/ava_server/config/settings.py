@@ -141,11 +141,22 @@ class Tiers(Table):
 
 
 class ProviderSettings(Table):
-    """A provider: its address, the format that it speaks (None: known by its address), and whether it can stream."""
+    """A provider: its address, the format that it speaks (None: known by its address), and whether it can stream.
+
+    `key_command` prints its key, which is used for `key_ttl_s` seconds.
+    """
 
     base_url: Url | None = None
     wire: RemoteWire | None = None
     stream: bool = True
+    key_command: tuple[str, ...] = ()
+    key_ttl_s: Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=86_400)] = 1_800
+
+    @model_validator(mode="after")
+    def _program(self) -> Self:
+        if self.key_command and not self.key_command[0].strip():
+            raise ValueError("a key_command that begins with a program")
+        return self
 
 
 class PriceSettings(Table):

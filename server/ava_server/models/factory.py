@@ -26,6 +26,7 @@ from ava_server.models.selection import (
 )
 
 if TYPE_CHECKING:
+    from ava_server.models.key_command import KeyCommand
     from ava_server.models.wires.base import Wire
 
 
@@ -62,7 +63,13 @@ def parameters(choice: Choice) -> dict[str, Any]:
     }
 
 
-def model_of(name: str, parameters: Mapping[str, Any], api_key: str | None, clients: ClientPool) -> Model:
+def model_of(
+    name: str,
+    parameters: Mapping[str, Any],
+    api_key: str | None,
+    clients: ClientPool,
+    key_command: KeyCommand | None = None,
+) -> Model:
     """Return the model that sends the same bytes as when its parameters were stored (see `parameters`).
 
     Raises ConfigError: they are those of another version of Ava.
@@ -83,7 +90,7 @@ def model_of(name: str, parameters: Mapping[str, Any], api_key: str | None, clie
     from ava_server.models.http_model import HttpModel
 
     provider, _, model_id = name.partition(":")
-    return HttpModel(provider, model_id, parameters["base_url"], api_key, clients, wire)
+    return HttpModel(provider, model_id, parameters["base_url"], api_key, clients, wire, key_command=key_command)
 
 
 class _StoredParameters(BaseModel):

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import httpx2
 
     from ava_server.models.clients import ClientPool, LentClient
+    from ava_server.models.key_command import KeyCommand
 
 log = logging.getLogger("ava.models")
 
@@ -56,6 +57,7 @@ class HttpModel:
     wire: Wire
     deadlines: Deadlines = DEADLINES
     most_bytes: int = MOST_BYTES
+    key_command: KeyCommand | None = field(default=None, repr=False)  # what prints the key, in place of `api_key`
     _encoded: list[tuple[Request, bytes]] = field(
         default_factory=list[tuple[Request, bytes]], init=False, repr=False, compare=False
     )
@@ -119,8 +121,9 @@ class HttpModel:
         (while iterating) no valid answer.
         """
         end = anyio.current_time() + self.deadlines.total_s
+        api_key = await self._key()
         wire = self.wire if streaming is None else replace(self.wire, streaming=streaming)
-        endpoint = Endpoint(wire.url(self.base_url, self.model_id), self.model_id, self.api_key, wire.speaks)
+        endpoint = Endpoint(wire.url(self.base_url, self.model_id), self.model_id, api_key, wire.speaks)
         sending = False
         body, size = list[bytes](), 0
         lent: LentClient | None = None
@@ -136,7 +139,11 @@ class HttpModel:
                 if response.status_code != 200:
                     content = await _error_body(response, end)
                     error = endpoint.status_error(response, content)
+                    if response.status_code == 401:
+                        error = await self._renewed(endpoint, error)
                     raise self._with_usage(error, content, size, seen, most_output)
+                if self.key_command is not None and api_key is not None:
+                    self.key_command.accepted(api_key)
             except (ModelError, AuditError):
                 raise
             except anyio.get_cancelled_exc_class() as cancelled:
@@ -159,6 +166,32 @@ class HttpModel:
             finally:
                 if lent is not None:
                     self.clients.take_back(lent)
+
+    async def _key(self) -> str | None:
+        """Return the key of this call. Raises ModelError: the command that prints it failed."""
+        if self.key_command is None:
+            return self.api_key
+        from ava_server.models.key_command import KeyCommandFailed
+
+        try:
+            return await self.key_command.key()
+        except KeyCommandFailed as failed:
+            place = Endpoint(self.wire.url(self.base_url, self.model_id), self.model_id, None, self.wire.speaks)
+            name = "key command, again" if failed.again else "key command"
+            raise place.error(name, command=self.key_command.command[0], cause=str(failed)) from None
+        except anyio.get_cancelled_exc_class() as cancelled:
+            cancelled.add_note(NOT_SENT)
+            raise
+
+    async def _renewed(self, endpoint: Endpoint, error: ModelError) -> ModelError:
+        """Return the error of a call whose key was refused: one to repeat at once where the command has another key."""
+        if self.key_command is None or endpoint.api_key is None:
+            return error
+        if not await self.key_command.renew(endpoint.api_key):
+            return error
+        renewed = endpoint.error("key expired", command=self.key_command.command[0])
+        renewed.again_after_s = 0.0
+        return renewed
 
     def _with_usage(
         self, error: ModelError, content: bytes, sent_bytes: int, seen: Callable[[], int], most_output: int | None
@@ -193,7 +226,7 @@ class HttpModel:
             "content-length": str(len(body[0])),
             "accept": "text/event-stream, application/json",
             "accept-encoding": "identity",  # so that pieces arrive when they are sent
-            **self.wire.headers(self.api_key),
+            **self.wire.headers(endpoint.api_key),
         }
         connect_s = self.deadlines.connect_s
         wait_s = max(min(self.deadlines.first_byte_s, end - anyio.current_time()), 0.0)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     import httpx2
 
     from ava_server.models.clients import ClientPool
+    from ava_server.models.key_command import KeyCommand
     from ava_server.models.wires.base import Wire
 
 
@@ -81,6 +82,11 @@ class ModelCatalog:
     wire: WireName
     configured: bool  # it can be called
     in_table: bool  # the price table lists its models; otherwise only the provider can
+    key_command: KeyCommand | None = field(default=None, repr=False)  # what prints its key, in place of `api_key`
+
+    @property
+    def has_key(self) -> bool:
+        return bool(self.api_key) or self.key_command is not None
 
 
 def resolve_models(models: ModelSettings, where: Where, wanted: Iterable[str] = TIERS) -> list[ResolvedModel]:
@@ -127,7 +133,10 @@ def model_catalogs(models: ModelSettings) -> dict[str, ModelCatalog]:
     for name, provider in {**{name: Provider() for name in KNOWN_URLS}, **usable}.items():
         url = provider.base_url or KNOWN_URLS[name]
         in_table = bool(known_ids(name, url))
-        found[name] = ModelCatalog(name, url, provider.api_key, wire_of(provider, url), name in usable, in_table)
+        wire = wire_of(provider, url)
+        found[name] = ModelCatalog(
+            name, url, provider.api_key, wire, name in usable, in_table, provider.key_command
+        )  # fmt: skip
     return found
 
 
@@ -197,9 +206,9 @@ async def ask_endpoint(catalog: ModelCatalog, clients: ClientPool) -> list[str]:
     """Return the ids of the models that an endpoint lists, in its order. Raises AvaError: unreachable, or no list."""
     import httpx2
 
-    check_address(catalog.name, catalog.base_url, catalog.api_key)
+    check_address(catalog.name, catalog.base_url, catalog.api_key, has_key=catalog.has_key)
     wire = wire_to_list(catalog)
-    endpoint = Endpoint(wire.models_url(catalog.base_url), "", catalog.api_key)
+    endpoint = Endpoint(wire.models_url(catalog.base_url), "", await _key_of(catalog))
     with anyio.move_on_after(DEADLINE_S):
         try:
             async with clients.client() as client:
@@ -208,6 +217,22 @@ async def ask_endpoint(catalog: ModelCatalog, clients: ClientPool) -> list[str]:
             why = f"cannot be asked for its models: {endpoint.cause(error)}"
             raise _failure(endpoint, why, "connection") from error
     raise _failure(endpoint, f"did not send the whole list of its models within {DEADLINE_S:g} s", "timeout")
+
+
+async def _key_of(catalog: ModelCatalog) -> str | None:
+    """Raises ModelError: the command that prints the key failed."""
+    if catalog.key_command is None:
+        return catalog.api_key
+    from ava_server.models.key_command import KeyCommandFailed
+
+    try:
+        return await catalog.key_command.key()
+    except KeyCommandFailed as failed:
+        text = f"The key of {catalog.name} comes from {catalog.key_command.command[0]}, and {failed}."
+        step = "Run the key_command in a terminal (what it prints is a secret), or correct it in config.toml."
+        raise ModelError(
+            text, kind="auth", sent=False, answered=False, retryable=failed.again, what_to_do=step
+        ) from None
 
 
 async def _fetch(client: httpx2.AsyncClient, endpoint: Endpoint, wire: Wire) -> bytes:

@@ -42,8 +42,9 @@ def search_model(name: str, choice: Choice, results: int, clients: ClientPool) -
     assert choice.base_url is not None, "providers have addresses"
     wire = _wire(name, choice, results)
     return HttpModel(
-        choice.provider, choice.model_id, choice.base_url, choice.api_key, clients, wire, DEADLINES, MOST_BYTES
-    )
+        choice.provider, choice.model_id, choice.base_url, choice.api_key, clients, wire, DEADLINES, MOST_BYTES,
+        choice.key_command,
+    )  # fmt: skip
 
 
 def _wire(name: str, choice: Choice, results: int) -> Wire:

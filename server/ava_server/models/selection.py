@@ -13,7 +13,7 @@ from datetime import date
 from difflib import get_close_matches
 from functools import cache, lru_cache
 from importlib.resources import files
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 from urllib.parse import parse_qsl, urlsplit
 
 from ava_server.core.errors import BadInput, ConfigError
@@ -29,6 +29,9 @@ from ava_server.models.prices import (
     reserve_micros,
 )
 from ava_server.models.providers import PROVIDERS, RemoteWire, is_local
+
+if TYPE_CHECKING:
+    from ava_server.models.key_command import KeyCommand
 
 On = Literal["budget", "adaptive", "effort", "none"]
 Off = Literal["default", "disabled", "between_tools", "low"]
@@ -110,6 +113,11 @@ class Provider:
     wire: WireName | None = None
     streaming: bool = True  # it can stream
     unused_key: str | None = None  # why the key in the provider's usual variable is not used
+    key_command: KeyCommand | None = field(default=None, repr=False)  # what prints its key, in place of `api_key`
+
+    @property
+    def has_key(self) -> bool:
+        return bool(self.api_key) or self.key_command is not None
 
 
 @dataclass(frozen=True)
@@ -138,6 +146,11 @@ class Choice:
     base_url: str | None = None  # its address; None for a model in this process
     api_key: str | None = field(default=None, repr=False)
     streaming: bool = True  # answers are asked for as a stream
+    key_command: KeyCommand | None = field(default=None, repr=False)  # what prints its key, in place of `api_key`
+
+    @property
+    def has_key(self) -> bool:
+        return self.api_key is not None or self.key_command is not None
 
 
 def choose(wanted: str | None, tier: str, settings: ModelSettings) -> Choice:
@@ -167,7 +180,7 @@ def choose(wanted: str | None, tier: str, settings: ModelSettings) -> Choice:
     name, model_id = _split_name(wanted, settings, providers)
     provider = providers[name]
     base_url = provider.base_url or KNOWN_URLS[name]
-    check_address(name, base_url, provider.api_key)
+    check_address(name, base_url, provider.api_key, has_key=provider.has_key)
     wire = wire_of(provider, base_url)
     price = price_over(wire, name, model_id, base_url, settings.prices)
     return Choice(
@@ -180,6 +193,7 @@ def choose(wanted: str | None, tier: str, settings: ModelSettings) -> Choice:
         base_url=base_url,
         api_key=provider.api_key,
         streaming=provider.streaming,
+        key_command=provider.key_command,
     )
 
 
@@ -227,7 +241,7 @@ def configured(settings: ModelSettings) -> dict[str, Provider]:
     for name, provider in settings.providers.items():
         if ":" in name:  # in a model's name, the first colon ends the provider
             raise ConfigError(f"providers.{name}: a provider's name has no colon; call it {name.replace(':', '-')}.")
-        if provider.base_url or (name in KNOWN_URLS and provider.api_key):
+        if provider.base_url or (name in KNOWN_URLS and provider.has_key):
             usable.setdefault(name, provider)
     return usable
 
@@ -369,7 +383,7 @@ def unknown_prices(settings: ModelSettings, named: Iterable[str]) -> dict[str, s
     return {key: nearest(key, names) or "" for key in settings.prices if key not in known and not priced(key)}
 
 
-def check_address(name: str, base_url: str, api_key: str | None) -> None:
+def check_address(name: str, base_url: str, api_key: str | None, *, has_key: bool = False) -> None:
     """Raise ConfigError for an address that cannot be used, or that would send a key unencrypted."""
     try:
         parts = urlsplit(base_url)
@@ -387,7 +401,7 @@ def check_address(name: str, base_url: str, api_key: str | None) -> None:
             f"The key of {name} contains characters that keys never have; store it again: `ava key set {name}`"
         )
     private = is_local(base_url) or "." not in (parts.hostname or "")  # a name in this network, such as a container's
-    if api_key and parts.scheme == "http" and not private:
+    if (api_key or has_key) and parts.scheme == "http" and not private:
         raise ConfigError(f"The base URL of {name} would send its key unencrypted to {parts.hostname}; use https.")
 
 

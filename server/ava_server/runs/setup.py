@@ -262,7 +262,7 @@ class RunSetup:
             prefix = prefix.model_copy(
                 update={"mark": await self._mark(config, prefix, texts, history.task.inputs or ())}
             )
-        model = model_of(prefix.model, prefix.parameters, choice.api_key, self._resources.clients)
+        model = model_of(prefix.model, prefix.parameters, choice.api_key, self._resources.clients, choice.key_command)
         # The last step that may fail: where the run cannot be run here, nothing stays open.
         place = await self.open_place(run, config, tools, scratch, sandbox)
 
@@ -333,8 +333,19 @@ class RunSetup:
     def choice(self, config: RunConfig) -> Choice:
         """Return the approved model, with this process's key. Blocks. Raises ConfigNotSupported: it is not here."""
         choice = self.choice_at(config.model, config.tier or "balanced", config.base_url)
-        if config.keyed and choice.api_key is None:
+        if config.keyed and not choice.has_key:
             raise ConfigNotSupported(f"it was approved with a key for {choice.provider}, and there is none here")
+        command = () if choice.key_command is None else choice.key_command.command
+        if command != config.key_command:
+            words = " ".join(config.key_command)
+            was = f"the command `{words}`" if words else "no command"
+            raise ConfigNotSupported(f"the key of {choice.provider} was to come from {was}; propose it again")
+        try:
+            if choice.key_command is not None:
+                project = None if config.workspace is None else Path(config.workspace)
+                choice.key_command.refuse_in(project, self._resources.settings.data_root)
+        except AvaError as error:
+            raise ConfigNotSupported(str(error)) from error
         return choice
 
     def choice_at(self, model: str, tier: str, base_url: str | None) -> Choice:

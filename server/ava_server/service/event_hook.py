@@ -7,20 +7,17 @@ show that a subagent waits, a desktop notification tells the person.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import shutil
-import signal
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import anyio
-from anyio.abc import Process
+import anyio.to_thread
 
 from ava_audit.entries import Entry, entry_of
 from ava_audit.errors import AuditError
@@ -36,7 +33,7 @@ from ava_server.approval.proposals import made_under, texts_of
 from ava_server.approval.summary import task_excerpt
 from ava_server.budget.run_config import caps_text, config_of
 from ava_server.config.keys import key_variables
-from ava_server.core.data_root import home_folder
+from ava_server.core.own_program import checked_command, run_program
 from ava_server.runs.lifecycle import awaited
 from ava_server.runs.pending_questions import pending_question
 
@@ -95,8 +92,6 @@ log = logging.getLogger("ava.events")
 
 PROGRAM_S = 10.0
 """Seconds that the program may take; then it is killed."""
-ENDED_S = 1.0
-"""Seconds that its end is awaited after that."""
 SETTLE_S = 0.3
 """Seconds by which events are read later: what the policy auto approves at once never waits for a person."""
 OLD_US = 10 * 60 * 1_000_000
@@ -203,35 +198,12 @@ async def _run(program: Sequence[str], event: dict[str, Any]) -> None:
     env = {name: value for name, value in os.environ.items() if name not in secret}
     line = json.dumps(event, ensure_ascii=False) + "\n"
     try:
-        # A session of its own: Ctrl-C here does not reach it, and everything that it starts can be killed with it.
-        process = await anyio.open_process(
-            list(program), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env,
-            cwd=home_folder(), start_new_session=True,
-        )  # fmt: skip
-        try:
-            with anyio.move_on_after(PROGRAM_S) as scope:
-                assert process.stdin is not None
-                with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # it need not read it
-                    await process.stdin.send(line.encode())
-                with contextlib.suppress(OSError, anyio.BrokenResourceError):
-                    await process.stdin.aclose()
-                if (code := await process.wait()) != 0:
-                    log.warning("on_event: %s ended with %d", program[0], code)
-        finally:
-            if process.returncode is None:  # a program that ended by itself may leave others running
-                _kill_session(process)
-            with anyio.CancelScope(shield=True), anyio.move_on_after(ENDED_S):
-                await process.aclose()
-        if scope.cancelled_caught:
-            log.warning("on_event: %s took longer than %.0f s and was ended", program[0], PROGRAM_S)
+        command = await anyio.to_thread.run_sync(checked_command, program)
+        end = await run_program(command, env, PROGRAM_S, given=line.encode())
     except Exception as error:  # nothing may end the runtime: an argument with a NUL, a broken pipe in a group
         log.warning("on_event: %s cannot be run: %s", program[0], error)
-
-
-def _kill_session(process: Process) -> None:
-    if sys.platform == "win32":
-        if process.returncode is None:
-            process.kill()
         return
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+    if end.code is None:
+        log.warning("on_event: %s took longer than %.0f s and was ended", program[0], PROGRAM_S)
+    elif end.code != 0:
+        log.warning("on_event: %s ended with %d", program[0], end.code)

@@ -427,4 +427,4 @@ def _providers(runtime: Runtime) -> list[str]:
         usable = configured(runtime.credentials.models)
     except AvaError:  # `ava doctor` reports it
         return []
-    return [name for name, one in usable.items() if one.api_key]
+    return [name for name, one in usable.items() if one.has_key]

@@ -29,7 +29,7 @@ from ava_server.web.site import Visitor
 CHECKED_WITHIN_S = 10.0
 MOST_ERRORS = 10
 CHECKS = (
-    data.data_root, data.space, data.settings, data.approval, data.processes,
+    data.data_root, data.space, data.settings, data.programs, data.approval, data.processes,
     models.keys, models.providers, models.tiers, models.search, models.network,
 )  # fmt: skip
 """The checks of `ava doctor` that read a few files and send nothing."""

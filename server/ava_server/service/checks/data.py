@@ -131,6 +131,27 @@ def settings(setup: Setup) -> Iterator[CheckFinding]:
         yield CheckFinding(name, "warning", SWITCHED_OFF, f"Set enabled = true in {file} to switch them on.")
 
 
+def programs(setup: Setup) -> Iterator[CheckFinding]:
+    """Report the programs of the settings that Ava runs outside the sandbox, and whether others can change them."""
+    settings = setup.settings
+    if settings is None:
+        return
+    from ava_server.core.own_program import checked_command
+
+    named = {f"providers.{name}.key_command": own.key_command for name, own in settings.providers.items()}
+    for setting, command in {"on_event": settings.on_event, **named}.items():
+        if not command:
+            continue
+        try:
+            checked_command(command)
+        except ConfigError as error:
+            step = f"Until then Ava does not run it. Correct {setting} in {settings.paths.config}."
+            yield from_error("programs", f"{setting}: {error}", step)
+        else:
+            text = f"{setting} runs outside the sandbox, with all that you may do: {shlex.join(command)}"
+            yield CheckFinding("programs", "note", text, f"If it is not yours: `ava config unset {setting}`.")
+
+
 def approval(setup: Setup) -> Iterator[CheckFinding]:
     """Report who approves, and what that does and does not prevent."""
     name, settings = "approval", setup.settings

@@ -65,6 +65,8 @@ def providers(setup: Setup) -> Iterator[CheckFinding]:
         return
     for name, provider in usable.items():
         with_key = "with a key" if provider.api_key else "without a key"
+        if provider.key_command is not None:
+            with_key = f"with the key that a command of yours prints: {provider.key_command.command[0]}"
         from_env = " (AVA_MODEL_BASE_URL)" if name == selection.CUSTOM and models.base_url else ""
         yield CheckFinding(
             f"provider {name}", "ok", f"{provider.base_url or selection.KNOWN_URLS[name]}{from_env}, {with_key}"

@@ -1,0 +1,551 @@
+"""A key that a command prints: run when it is due, once for all, outside the sandbox, and never shown.
+
+What others could have written is never run: a program in the project, or in a folder that everybody can write to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from support.model_server import Fail, Gate, ModelServer, Say, Step, running_model_server
+from support.processes import lives
+from support.runtime import Lab, open_lab, settings_of, submits
+from support.terminal import ava
+
+from ava_audit.events import CostReserved, RunStarted
+from ava_server.config.credentials import Credentials, model_settings
+from ava_server.config.settings import load_settings
+from ava_server.core.errors import ConfigError, ModelError
+from ava_server.core.own_program import checked_command
+from ava_server.models import key_command as module
+from ava_server.models.key_command import KeyCommand, KeyCommandFailed
+from ava_server.models.selection import choose, configured
+
+TOKEN = "ya29.minted-{}-x8Qd0FkU2mWb"
+PRINTS = """
+import json, os, pathlib, sys
+here = pathlib.Path(sys.argv[1])
+with open(here / "ran", "a") as file:
+    file.write(json.dumps({"env": dict(os.environ), "cwd": os.getcwd()}) + "\\n")
+print(f"ya29.minted-{(here / 'epoch').read_text()}-x8Qd0FkU2mWb")
+"""
+
+
+class Minter:
+    """A command that prints the key of the present epoch, and what it noted of its runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "mint.py").write_text(PRINTS)
+        self.epoch = 1
+
+    @property
+    def epoch(self) -> int:
+        return int((self.folder / "epoch").read_text())
+
+    @epoch.setter
+    def epoch(self, number: int) -> None:
+        (self.folder / "epoch").write_text(str(number))
+
+    @property
+    def argv(self) -> list[str]:
+        return [sys.executable, "-I", str(self.folder / "mint.py"), str(self.folder)]
+
+    @property
+    def runs(self) -> list[dict[str, Any]]:
+        noted = self.folder / "ran"
+        return [json.loads(line) for line in noted.read_text().splitlines()] if noted.exists() else []
+
+    def accepts(self, server: ModelServer) -> bool:
+        """Tell whether the request that arrived last has the key of this epoch."""
+        return server.requests[-1].headers.get("authorization") == f"Bearer {TOKEN.format(self.epoch)}"
+
+
+@pytest.fixture
+def minter(tmp_path: Path) -> Minter:
+    folder = tmp_path / "minter"
+    folder.mkdir()
+    return Minter(folder)
+
+
+def config(server: ModelServer, argv: list[str], ttl_s: int = 3_000, more: str = "") -> str:
+    return f"""
+[limits]
+running_per_user = 20
+running = 20
+spawns_per_hour = 100
+[providers.own]
+base_url = "{server.base_url}"
+key_command = {json.dumps(argv)}
+key_ttl_s = {ttl_s}
+[prices."own:test"]
+input = 3.0
+output = 15.0
+{more}"""
+
+
+def command(code: str, ttl_s: int = 60) -> KeyCommand:
+    return KeyCommand("own", (sys.executable, "-I", "-c", code), ttl_s)
+
+
+def refused(body: Any = None) -> Fail:
+    return Fail(401, body or {"error": {"message": "the token has expired", "code": "UNAUTHENTICATED"}})
+
+
+async def stored_text(lab: Lab) -> str:
+    runs = await lab.store.read(lambda view: [view.entries(run.id) for run in view.runs(limit=-1)])
+    return repr(runs)
+
+
+# -- a key that expires --------------------------------------------------------------------------------------------
+
+
+async def test_a_key_that_expires_in_the_middle_of_twenty_runs_is_renewed_once(tmp_path: Path, minter: Minter) -> None:
+    servers: list[ModelServer] = []
+    together = Gate()
+    begun = 0
+
+    def script(body: dict[str, Any]) -> Step:
+        nonlocal begun
+        if not minter.accepts(servers[0]):
+            return refused()
+        if any(message["role"] == "tool" for message in body["messages"]):
+            return submits()
+        begun += 1
+        if begun == 20:  # all have asked: the key expires while every answer is on its way
+            minter.epoch = 2
+            together.released.set()
+        return Say(calls=[("list_files", {})], gate=together)
+
+    with running_model_server(script) as server:
+        servers.append(server)
+        async with open_lab(tmp_path, server=server, config=config(server, minter.argv)) as lab:
+            ids = [await lab.start(model="own:test", task=f"task {number}") for number in range(20)]
+            states = [(await lab.ended(run_id)).state for run_id in ids]
+            text = await stored_text(lab)
+            reserved = [await lab.facts(run_id, CostReserved) for run_id in ids]
+    assert states == ["success"] * 20
+    assert len(minter.runs) == 2, "one key to begin with, one when it had expired"
+    assert sum(map(len, reserved)) == len(server.requests) > 40, "each request that was refused has its own reservation"
+    assert "minted" not in text
+    assert not any(b"minted" in request.body for request in server.requests)
+
+
+async def test_a_key_is_renewed_after_its_time(tmp_path: Path, minter: Minter) -> None:
+    key = KeyCommand("own", tuple(minter.argv), 60)
+    assert await key.key() == await key.key() == TOKEN.format(1)
+    assert key.runs == 1
+    key = KeyCommand("own", tuple(minter.argv), 0)
+    assert await key.key() == TOKEN.format(1)
+    minter.epoch = 2
+    assert await key.key() == TOKEN.format(2)
+
+
+async def test_calls_at_the_same_time_share_one_run_and_its_failure(tmp_path: Path) -> None:
+    noted = tmp_path / "ran"
+    key = command(f"import sys, time; open({str(noted)!r}, 'a').write('x'); time.sleep(0.3); sys.exit(3)")
+    errors = []
+
+    async def ask() -> None:
+        with pytest.raises(KeyCommandFailed) as failed:
+            await key.key()
+        errors.append(str(failed.value))
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(20):
+            tasks.start_soon(ask)
+    assert errors == ["it ended with 3"] * 20
+    assert noted.read_text() == "x"
+
+
+async def test_a_call_that_is_cancelled_while_the_command_runs_leaves_it_to_the_next(tmp_path: Path) -> None:
+    noted = tmp_path / "ran"
+    key = command(f"""
+import os, time
+first = not os.path.exists({str(noted)!r})
+open({str(noted)!r}, 'a').write('x')
+time.sleep(60 if first else 0)
+print('ya29.minted-for-the-second')
+""")
+    got: list[str] = []
+
+    async def ask() -> None:
+        got.append(await key.key())
+
+    async with anyio.create_task_group() as tasks:
+        first = anyio.CancelScope()
+
+        async def ask_first() -> None:
+            with first:
+                await key.key()
+
+        tasks.start_soon(ask_first)
+        with anyio.fail_after(8):
+            while not noted.exists():  # noqa: ASYNC110 - another process writes it
+                await anyio.sleep(0.02)
+            tasks.start_soon(ask)
+            await anyio.sleep(0.1)
+            first.cancel()
+    assert got == ["ya29.minted-for-the-second"]
+    assert noted.read_text() == "xx"
+
+
+async def test_a_provider_that_refuses_every_key_gets_two(tmp_path: Path) -> None:
+    code = "import time; print('ya29.other-' + str(time.monotonic_ns()))"
+    with running_model_server(lambda _body: refused()) as server:
+        argv = [sys.executable, "-I", "-c", code]
+        async with open_lab(tmp_path, server=server, config=config(server, argv)) as lab:
+            run_id = await lab.start(model="own:test")
+            run = await lab.ended(run_id)
+            result = await lab.result(run_id)
+    assert run.state == "error" and result["error"]["kind"] == "auth", result
+    assert len(server.requests) == 2
+    keys = {request.headers["authorization"] for request in server.requests}
+    assert len(keys) == 2
+
+
+async def test_a_provider_that_refuses_the_same_key_again_is_asked_once(tmp_path: Path, minter: Minter) -> None:
+    with running_model_server(lambda _body: refused()) as server:
+        async with open_lab(tmp_path, server=server, config=config(server, minter.argv)) as lab:
+            run = await lab.ended(await lab.start(model="own:test"))
+    assert run.state == "error"
+    assert len(server.requests) == 1 and len(minter.runs) == 2
+
+
+# -- a command that fails ------------------------------------------------------------------------------------------
+
+SECRET = "ya29.secret-of-the-command"
+BAD: dict[str, tuple[str, str]] = {
+    "nothing": ("", "it printed nothing"),
+    "blank": ("print('   ')", "it printed nothing"),
+    "two lines": (f"print('{SECRET}'); print('{SECRET}')", "more than one line"),
+    "a huge text": (f"print('{SECRET}' * 100_000)", "it printed more than 16,384 characters"),
+    "a sentence": (f"print('Your token is {SECRET}')", "what it printed is not a key"),
+    "a header to smuggle": (f"print('{SECRET}\\tx-other: 1')", "what it printed is not a key"),
+    "other letters": (
+        f"import sys; sys.stdout.buffer.write(('{SECRET}' + 'ü').encode())",
+        "what it printed is not a key",
+    ),
+    "an exit code": (f"import sys; print('{SECRET}'); print('{SECRET}', file=sys.stderr); sys.exit(7)", "ended with 7"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+async def test_a_command_that_fails_is_one_sentence_without_its_output(
+    tmp_path: Path, case: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, sentence = BAD[case]
+    with running_model_server([]) as server:
+        argv = [sys.executable, "-I", "-c", code.replace(SECRET, "ya29.secret' + '-of-the-command")]
+        async with open_lab(tmp_path, server=server, config=config(server, argv)) as lab:
+            run_id = await lab.start(model="own:test")
+            run = await lab.ended(run_id)
+            result = await lab.result(run_id)
+            text = await stored_text(lab)
+    assert run.state == "error" and run.cost_micros == 0
+    assert f"was not called: its key comes from {sys.executable}, and " in text and sentence in text
+    assert not server.requests, "nothing is sent without its key"
+    assert SECRET not in text + caplog.text + repr(result)
+
+
+async def test_a_command_that_hangs_is_ended_with_all_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "COMMAND_S", 1.0)
+    noted = tmp_path / "pid"
+    code = f"""
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+open({str(noted)!r}, "w").write(str(child.pid))
+time.sleep(60)
+"""
+    with anyio.fail_after(8), pytest.raises(KeyCommandFailed, match="took longer than 1 s") as failed:
+        await command(code).key()
+    assert failed.value.again
+    with anyio.fail_after(8):
+        while lives(int(noted.read_text())):  # noqa: ASYNC110 - another process
+            await anyio.sleep(0.05)
+
+
+async def test_a_run_that_is_cancelled_while_its_command_runs_pays_nothing(tmp_path: Path) -> None:
+    noted = tmp_path / "ran"
+    code = f"import time; open({str(noted)!r}, 'w').write('x'); time.sleep(60)"
+    with running_model_server([]) as server:
+        argv = [sys.executable, "-I", "-c", code]
+        async with open_lab(tmp_path, server=server, config=config(server, argv)) as lab:
+            run_id = await lab.start(model="own:test")
+            with anyio.fail_after(20):
+                while not noted.exists():  # noqa: ASYNC110 - another process writes it
+                    await anyio.sleep(0.02)
+            await lab.call("cancel_subagent", subagent_id=run_id)
+            run = await lab.ended(run_id)
+    assert run.state == "cancelled" and run.cost_micros == 0 and not server.requests
+
+
+async def test_the_command_gets_home_and_path_and_no_other_variable(
+    minter: Minter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-not-for-the-command")
+    monkeypatch.setenv("AVA_KEY_OWN", "key-not-for-the-command")
+    await KeyCommand("own", tuple(minter.argv), 60).key()
+    [run] = minter.runs
+    assert {name for name in run["env"] if name not in ("LC_CTYPE", "__CF_USER_TEXT_ENCODING")} <= {"HOME", "PATH"}
+    assert run["cwd"] == str(Path.home())
+
+
+# -- where the key may be seen ---------------------------------------------------------------------------------------
+
+
+async def test_a_provider_that_repeats_the_key_shows_it_nowhere(
+    tmp_path: Path, minter: Minter, caplog: pytest.LogCaptureFixture
+) -> None:
+    token = TOKEN.format(1)
+    steps = [
+        Say(f"the key is {token}", calls=[("list_files", {"pattern": token})]),
+        submits(f"the key is {token}", summary=f"it is {token}"),
+    ]
+    with running_model_server(steps) as server:
+        async with open_lab(tmp_path, server=server, config=config(server, minter.argv)) as lab:
+            result = await lab.outcome(model="own:test")
+    assert token not in repr(result) + caplog.text
+
+
+async def test_an_error_that_repeats_the_key_does_not_show_it(tmp_path: Path, minter: Minter) -> None:
+    token = TOKEN.format(1)
+    answer = Fail(403, {"error": {"message": f"the credential {token} may not use this project"}})
+    with running_model_server([answer]) as server:
+        async with open_lab(tmp_path, server=server, config=config(server, minter.argv)) as lab:
+            run_id = await lab.start(model="own:test")
+            await lab.ended(run_id)
+            text = await stored_text(lab) + repr(await lab.result(run_id))
+    assert "may not use this project" in text and token not in text
+
+
+async def test_the_redactor_learns_the_key_before_it_is_used(tmp_path: Path, minter: Minter) -> None:
+    with running_model_server([]) as server:
+        settings = settings_of(tmp_path / "data", None, config(server, minter.argv))
+    credentials = Credentials(settings)
+    choice = choose("own:test", "balanced", credentials.models)
+    assert choice.key_command is not None and choice.key_command is credentials.models.providers["own"].key_command
+    await choice.key_command.key()
+    assert TOKEN.format(1) not in credentials.redactor.redact(f"a {TOKEN.format(1)} b")[0]
+    assert TOKEN.format(1) not in repr(choice) + repr(credentials.models)
+
+
+async def test_the_proposal_shows_that_the_key_comes_from_a_command(tmp_path: Path, minter: Minter) -> None:
+    with running_model_server([submits()]) as server:
+        async with open_lab(tmp_path, server=server, config=config(server, minter.argv)) as lab:
+            proposal = await lab.propose(model="own:test")
+            await lab.approve(proposal)
+            await lab.ended(str(proposal.subagent_id))
+            started = await lab.facts(str(proposal.subagent_id), RunStarted)
+    assert "Its key comes from a command, which Ava runs outside the sandbox" in proposal.model_dump_json()
+    assert "mint.py" in proposal.model_dump_json()
+    assert "mint.py" not in repr(started)
+
+
+async def test_a_run_is_not_done_with_another_command_than_was_approved(tmp_path: Path, minter: Minter) -> None:
+    with running_model_server([submits()]) as server:
+        async with open_lab(tmp_path, server=server, config=config(server, minter.argv), runs=False) as lab:
+            run_id = await lab.start(model="own:test")
+        other = config(server, [*minter.argv, "another"])
+        async with open_lab(tmp_path, server=server, config=other) as lab:
+            await lab.in_state(run_id, "interrupted", "failed", "queued")
+            with anyio.move_on_after(2):
+                await lab.ended(run_id)
+            assert (await lab.run(run_id)).state != "success"
+    assert not server.requests
+
+
+# -- what others could have written ------------------------------------------------------------------------------------
+
+
+def program(folder: Path, mode: int = 0o755) -> Path:
+    folder.mkdir(exist_ok=True, parents=True)
+    file = folder / "token-helper"
+    file.write_text("#!/bin/sh\necho ya29.minted-by-a-helper\n")
+    file.chmod(mode)
+    return file
+
+
+def attacked_file(tmp_path: Path) -> list[str]:
+    return [str(program(tmp_path / "own", 0o777))]
+
+
+def attacked_folder(tmp_path: Path) -> list[str]:
+    file = program(tmp_path / "own")
+    file.parent.chmod(0o777)
+    return [str(file)]
+
+
+def attacked_folder_above(tmp_path: Path) -> list[str]:
+    file = program(tmp_path / "open" / "own")
+    file.parent.parent.chmod(0o777)
+    return [str(file)]
+
+
+def attacked_target(tmp_path: Path) -> list[str]:
+    target = program(tmp_path / "open", 0o777)
+    link = tmp_path / "link"
+    link.symlink_to(target)
+    return [str(link)]
+
+
+def attacked_script(tmp_path: Path) -> list[str]:
+    return ["/bin/sh", str(program(tmp_path / "own", 0o777))]
+
+
+def attacked_owner(tmp_path: Path) -> list[str]:
+    file = program(tmp_path / "own")
+    os.chown(file, 4_242, 4_242)
+    return [str(file)]
+
+
+ATTACKS: tuple[Callable[[Path], list[str]], ...] = (
+    attacked_file, attacked_folder, attacked_folder_above, attacked_target, attacked_script, attacked_owner,
+)  # fmt: skip
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="modes of files are POSIX")
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+async def test_a_program_that_others_can_change_is_not_run(tmp_path: Path, attack: Callable[[Path], list[str]]) -> None:
+    if attack is attacked_owner and os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    key = KeyCommand("own", tuple(attack(tmp_path)), 60)
+    with pytest.raises(KeyCommandFailed, match=r"every user can write to|belongs to another user"):
+        await key.key()
+    assert key.runs == 0
+
+
+def test_a_sticky_folder_above_a_program_is_like_tmp(tmp_path: Path) -> None:
+    file = program(tmp_path / "open" / "own")
+    file.parent.parent.chmod(0o777 | stat.S_ISVTX)
+    assert checked_command([str(file)]) == (str(file),)
+
+
+def test_a_relative_path_and_an_unknown_program_are_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f".:{os.environ['PATH']}")
+    for name in ("token-helper", "no-such-program-anywhere"):
+        with pytest.raises(ConfigError, match="not found on the PATH"):
+            checked_command([name])
+
+
+async def test_a_program_of_the_project_is_refused_before_the_proposal(tmp_path: Path) -> None:
+    (tmp_path / "workspace").mkdir()
+    file = program(tmp_path / "workspace" / "bin")
+    with running_model_server([]) as server:
+        async with open_lab(tmp_path, server=server, config=config(server, [str(file)])) as lab:
+            answer = await lab.call(
+                "spawn_subagent", role="researcher", task="x", workspace=str(lab.workspace), model="own:test"
+            )
+    assert answer.status == "failed" and "lies in the project" in answer.message, answer
+
+
+async def test_settings_in_the_project_run_no_command(tmp_path: Path, minter: Minter) -> None:
+    with running_model_server([]) as server:
+        async with open_lab(tmp_path, server=server, config=config(server, minter.argv), beneath=tmp_path) as lab:
+            answer = await lab.call(
+                "spawn_subagent", role="researcher", task="x", workspace=str(tmp_path), model="own:test"
+            )
+    assert answer.status == "failed", answer
+    assert not minter.runs
+
+
+def test_a_project_file_names_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = tmp_path / "project"
+    (project / ".ava").mkdir(parents=True)
+    for folder in (project, project / ".ava"):
+        (folder / "config.toml").write_text('[providers.openai]\nkey_command = ["/bin/false"]\n')
+    monkeypatch.chdir(project)
+    settings = load_settings(tmp_path / "data", env={"AVA_WORKSPACE": str(project)})
+    assert settings.providers == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("AVA_PROVIDERS__OWN__KEY_COMMAND", '["/bin/false"]'),
+        ("AVA_PROVIDERS__OWN__KEY_TTL_S", "5"),
+        ("AVA_PROVIDERS__OTHER", '{"base_url": "https://a.example/v1", "key_command": ["/bin/false"]}'),
+        ("AVA_PROVIDERS__OWN__BASE_URL", "https://elsewhere.example/v1"),
+    ],
+)
+def test_a_variable_names_no_command_and_moves_no_key(tmp_path: Path, name: str, value: str) -> None:
+    (tmp_path / "config.toml").write_text(
+        '[providers.own]\nbase_url = "https://own.example/v1"\nkey_command = ["/bin/true"]\n'
+    )
+    with pytest.raises(ConfigError, match=name):
+        load_settings(tmp_path, env={name: value})
+
+
+def test_the_endpoint_of_a_variable_gets_no_key_of_a_command(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(
+        '[providers.custom]\nbase_url = "https://own.example/v1"\nkey_command = ["/bin/true"]\n'
+    )
+    settings = load_settings(tmp_path, env={"AVA_MODEL_BASE_URL": "https://elsewhere.example/v1", "AVA_MODEL": "x"})
+    custom = configured(model_settings(settings))["custom"]
+    assert custom.base_url == "https://elsewhere.example/v1" and not custom.has_key
+
+
+def test_a_key_of_a_command_leaves_the_network_only_over_https(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(
+        '[providers.own]\nbase_url = "http://own.example/v1"\nkey_command = ["/bin/true"]\n'
+    )
+    with pytest.raises(ConfigError, match="unencrypted"):
+        choose("own:x", "balanced", model_settings(load_settings(tmp_path, env={})))
+
+
+# -- where the setting is shown ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_setting_a_command_says_that_it_loosens_and_doctor_shows_it(tmp_path: Path, minter: Minter) -> None:
+    root = tmp_path / "data"
+    root.mkdir(mode=0o700)
+    done = ava(root, "config", "set", "providers.openai.key_command", json.dumps(minter.argv))
+    assert "outside the sandbox" in done.stdout and done.returncode == 0, done
+    (root / "config.toml").chmod(0o600)
+    found = ava(root, "doctor", "--json")
+    texts = [check["text"] for check in json.loads(found.stdout)["findings"] if check["name"] == "programs"]
+    assert any("providers.openai.key_command runs outside the sandbox" in text for text in texts), texts
+    assert not minter.runs
+    (minter.folder / "mint.py").chmod(0o666)
+    found = ava(root, "doctor", "--json")
+    [check] = [check for check in json.loads(found.stdout)["findings"] if check["name"] == "programs"]
+    assert check["state"] == "fault" and "every user can write" in check["text"]
+
+
+@pytest.mark.slow
+def test_a_backup_with_a_command_is_shown_before_it_is_used(tmp_path: Path, minter: Minter) -> None:
+    from ava_server.cli.backup import _loosened
+
+    file = tmp_path / "config.toml"
+    file.write_text(f"[providers.openai]\nkey_command = {json.dumps(minter.argv)}\n")
+    assert any("providers.openai.key_command" in text for text in _loosened(file))
+
+
+async def test_listing_models_asks_the_command(tmp_path: Path, minter: Minter) -> None:
+    from ava_server.models.clients import ClientPool
+    from ava_server.models.listing import ask_endpoint, model_catalogs
+
+    with running_model_server([Fail(200, {"data": [{"id": "one"}]})]) as server:
+        settings = settings_of(tmp_path / "data", None, config(server, minter.argv))
+        catalog = model_catalogs(model_settings(settings))["own"]
+        async with ClientPool() as clients:
+            assert await ask_endpoint(catalog, clients) == ["one"]
+        assert minter.accepts(server)
+        settings = settings_of(tmp_path / "data", None, config(server, [sys.executable, "-c", f"print('{SECRET} x')"]))
+        async with ClientPool() as clients:
+            with pytest.raises(ModelError, match="is not a key") as failed:
+                await ask_endpoint(model_catalogs(model_settings(settings))["own"], clients)
+    assert SECRET not in str(failed.value)
