@@ -216,6 +216,27 @@ def test_asks_a_messages_endpoint_in_its_own_format(root: Path) -> None:
     assert list(by_id(proxy)) == ["claude-own"]
 
 
+def test_asks_google_for_its_list_and_shows_what_answers(root: Path) -> None:
+    models = [
+        {"name": "models/gemini-own", "supportedGenerationMethods": ["generateContent", "countTokens"]},
+        {"name": "models/embedding-own", "supportedGenerationMethods": ["embedContent"]},
+        {"name": "models/gemini-plain"},
+        {"name": 7},
+    ]
+    with running_model_server([Raw([json.dumps({"models": models, "nextPageToken": ""}).encode()], JSON)]) as server:
+        config = f'[providers.gem]\nbase_url = "{server.base_url}"\nwire = "google"\n'
+        (found,) = told(root, "gem", config=config, AVA_KEY_GEM=KEY)["providers"]
+        (asked,) = server.requests
+    assert list(by_id(found)) == ["gemini-own", "gemini-plain"]
+    assert asked.path == "/v1/models?pageSize=1000" and asked.headers["x-goog-api-key"] == KEY
+
+
+def test_lists_googles_models_from_the_table_without_a_key(root: Path) -> None:
+    (found,) = told(root, "google")["providers"]
+    known = by_id(found)
+    assert known.keys() >= {*default_tiers()["google"].values()}
+
+
 def test_asks_the_models_path_beside_a_configured_responses_path(root: Path) -> None:
     with running_model_server([listing("gpt-own")]) as server:
         config = f'[providers.proxy]\nbase_url = "{server.base_url}/responses"\nwire = "responses"\n'
