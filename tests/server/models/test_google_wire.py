@@ -124,6 +124,8 @@ async def test_a_token_goes_to_vertex_as_one_and_nothing_without_a_key() -> None
     _, (received,) = await answers([Say("ok")], wire=GoogleWire(bearer=True))
     assert received.headers["authorization"] == "Bearer key-0123456789"
     assert "x-goog-api-key" not in received.headers
+    _, (received,) = await answers([Say("ok")], key="ya29.a0AfB_byC0123456789")
+    assert received.headers["authorization"] == "Bearer ya29.a0AfB_byC0123456789"
     _, (received,) = await answers([Say("ok")], key=None)
     assert not {"authorization", "x-goog-api-key"} & received.headers.keys()
 

@@ -32,6 +32,8 @@ WITHOUT_SIGNATURE = "skip_thought_signature_validator"
 LEAST_BUDGET = 128
 """The smallest budget of the models with one that always think: Gemini 2.5 Pro."""
 WHOLE, STREAM = "generateContent", "streamGenerateContent"
+_TOKEN = "ya29."  # noqa: S105 - a prefix
+"""How the tokens of Google accounts begin, which both of its addresses take; a key goes into a header of its own."""
 _STATUS = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
@@ -105,7 +107,9 @@ class GoogleWire(Wire):
         ]
 
     def headers(self, api_key: str | None) -> dict[str, str]:
-        if self.bearer or not api_key:
+        if not api_key:
+            return {}
+        if self.bearer or api_key.startswith(_TOKEN):
             return super().headers(api_key)
         return {"x-goog-api-key": api_key}
 
