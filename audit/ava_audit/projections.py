@@ -20,7 +20,7 @@ from ava_audit.database import Database, IndexRow
 from ava_audit.entries import ENTRY_COLUMNS, HEADER
 from ava_audit.errors import Contradiction, StoreUnavailable
 from ava_audit.reducers import CONTENT_TYPES, R, fold
-from ava_audit.rows import RUNNING, Bucket, GroupRow, ProposalRow, RunRow, is_plan_id
+from ava_audit.rows import RUNNING, Bucket, PlanCaps, ProposalRow, RunRow, is_plan_id
 
 CACHED_ROWS = 300
 """Rows of a table that stay in memory from one transaction to the next; a run's row takes some kilobytes."""
@@ -79,9 +79,9 @@ class TableSpec(Generic[R]):
 
 PROPOSALS = TableSpec("proposals", ProposalRow)
 RUNS = TableSpec("runs", RunRow, side_table=("configs", frozenset({"config", "terms"})))
-GROUPS = TableSpec("groups", GroupRow)
+PLANS = TableSpec("plans", PlanCaps)
 BUDGETS = TableSpec("budgets", Bucket)
-PROJECTIONS = tuple(table for spec in (PROPOSALS, RUNS, GROUPS, BUDGETS) for table in spec.parts)
+PROJECTIONS = tuple(table for spec in (PROPOSALS, RUNS, PLANS, BUDGETS) for table in spec.parts)
 
 
 class ProjectionTable(Generic[R]):
@@ -186,11 +186,11 @@ class Projections:
     def __init__(self, db: Database) -> None:
         self.proposals = ProjectionTable(db, PROPOSALS)
         self.runs = ProjectionTable(db, RUNS)
-        self.groups = ProjectionTable(db, GROUPS)
+        self.plans = ProjectionTable(db, PLANS)
         self.budgets = ProjectionTable(db, BUDGETS)
         self.entries: list[tuple[object, ...]] = []
         self._db = db
-        self._all: tuple[ProjectionTable[Any], ...] = (self.proposals, self.runs, self.groups, self.budgets)
+        self._all: tuple[ProjectionTable[Any], ...] = (self.proposals, self.runs, self.plans, self.budgets)
         self._version: object = None
         self._used: Sequence[str] = ()
         self._asked: list[Callable[[], None]] = []

@@ -1,6 +1,6 @@
 """Reducers: pure functions that derive the projections from the log, entry by entry.
 
-Each takes the state, an entry's header and its fact, and changes the rows of proposals, runs, groups and budgets. A
+Each takes the state, an entry's header and its fact, and changes the rows of proposals, runs, plans and budgets. A
 reducer reads no clock, no setting, no cap and no transcript content, so that the projections can be rebuilt after
 transcripts were erased. `State` hides where the rows are: in the tables of the log (`projections.py`), or in memory,
 where a verification rebuilds them.
@@ -36,11 +36,11 @@ from ava_audit.events import (
     Unknown,
     Usage,
 )
-from ava_audit.rows import HELD_UNTIL_US, QUEUED, RUNNING, WAITING, Bucket, GroupRow, ProposalRow, RunRow, WaitsFor
+from ava_audit.rows import HELD_UNTIL_US, QUEUED, RUNNING, WAITING, Bucket, PlanCaps, ProposalRow, RunRow, WaitsFor
 
 _CONTENT = len(HEADER)
 
-R = TypeVar("R", bound=ProposalRow | RunRow | GroupRow | Bucket)
+R = TypeVar("R", bound=ProposalRow | RunRow | PlanCaps | Bucket)
 
 
 class Rows(Protocol[R]):
@@ -65,7 +65,7 @@ class State(Protocol):
         ...
 
     @property
-    def groups(self) -> Rows[GroupRow]: ...
+    def plans(self) -> Rows[PlanCaps]: ...
 
     @property
     def budgets(self) -> Rows[Bucket]: ...
@@ -107,30 +107,30 @@ def reduce(state: State, header: Header, fact: Fact | None) -> None:
     before = None if run is None else _counts_as(run)
     _apply(state, run, header, fact)
     run = run or state.runs.get(header.run_id)
-    if run is not None and run.group_id is not None:
-        _count_in_group(state.groups.get(run.group_id), before, _counts_as(run), header.ts_us)
+    if run is not None and run.plan_id is not None:
+        _count_in_plan(state.plans.get(run.plan_id), before, _counts_as(run), header.ts_us)
 
 
 def _counts_as(run: RunRow) -> Literal["at work", "awaiting"] | None:
-    """Return as what a run counts in the time of its group; None before its approval and after its end."""
+    """Return as what a run counts in the time of its plan; None before its approval and after its end."""
     if run.state not in (QUEUED, RUNNING):
         return None
     return "awaiting" if run.awaits_person else "at work"
 
 
-def _count_in_group(group: GroupRow | None, before: str | None, now: str | None, at_us: int) -> None:
-    """Note that a run of a group changed: its time stands still while all that it has left wait for a person."""
-    if group is None or before == now:
+def _count_in_plan(plan: PlanCaps | None, before: str | None, now: str | None, at_us: int) -> None:
+    """Note that a run of a plan changed: its time stands still while all that it has left wait for a person."""
+    if plan is None or before == now:
         return
-    group.at_work += (now == "at work") - (before == "at work")
-    group.awaiting += (now == "awaiting") - (before == "awaiting")
-    stands_still = group.awaiting > 0 and group.at_work == 0
-    if stands_still and group.stopped_since_us is None:
-        group.stopped_since_us = at_us
-    elif not stands_still and group.stopped_since_us is not None:
-        if group.started_us is not None:
-            group.stopped_us += max(0, at_us - max(group.stopped_since_us, group.started_us))
-        group.stopped_since_us = None
+    plan.at_work += (now == "at work") - (before == "at work")
+    plan.awaiting += (now == "awaiting") - (before == "awaiting")
+    stands_still = plan.awaiting > 0 and plan.at_work == 0
+    if stands_still and plan.stopped_since_us is None:
+        plan.stopped_since_us = at_us
+    elif not stands_still and plan.stopped_since_us is not None:
+        if plan.started_us is not None:
+            plan.stopped_us += max(0, at_us - max(plan.stopped_since_us, plan.started_us))
+        plan.stopped_since_us = None
 
 
 def _apply(state: State, run: RunRow | None, header: Header, fact: Fact | None) -> None:
@@ -190,7 +190,7 @@ class MemoryState:
     def __init__(self) -> None:
         self.proposals = MemoryRows(ProposalRow)
         self.runs = MemoryRows(RunRow)
-        self.groups = MemoryRows(GroupRow)
+        self.plans = MemoryRows(PlanCaps)
         self.budgets = MemoryRows(Bucket)
 
 
@@ -211,7 +211,7 @@ def _proposed(state: State, header: Header, fact: SpawnProposed) -> None:
         RunRow(
             id=fact.subagent_id,
             pending_id=fact.pending_id,
-            group_id=None,
+            plan_id=None,
             user_id=header.user_id,
             session_id=header.session_id,
             role=str(fact.config.get("role")),
@@ -242,7 +242,7 @@ def _decided(state: State, header: Header, fact: SpawnDecided) -> None:
         proposal.state = fact.decision
         proposal.decided_us = header.ts_us
         proposal.channel = fact.channel
-        proposal.group_id = fact.group_id
+        proposal.plan_id = fact.group_id
     if fact.decision != "approved":
         return
     run = None if proposal is None else state.runs.get(proposal.run_id)
@@ -250,13 +250,13 @@ def _decided(state: State, header: Header, fact: SpawnDecided) -> None:
         raise Contradiction(f"{fact.pending_id} was approved, and there is no such proposal")
     run.state = QUEUED
     run.queued_us = header.ts_us
-    run.group_id, run.step = fact.group_id, fact.step
+    run.plan_id, run.step = fact.group_id, fact.step
     if fact.group_id is not None and state.runs.get(fact.group_id) is None:
         raise Contradiction(f"{run.id} was approved as a step of {fact.group_id}, and there is no such plan")
     _change_config(run, fact.changes)
     if run.is_plan:
         config = json.loads(run.config)
-        state.groups.add(GroupRow(run.id, header.user_id, config["max_cost_micros"], config["timeout_s"], header.ts_us))
+        state.plans.add(PlanCaps(run.id, header.user_id, config["max_cost_micros"], config["timeout_s"], header.ts_us))
 
 
 def _step_run_queued(state: State, header: Header, fact: StepRunQueued) -> None:
@@ -276,7 +276,7 @@ def _step_run_queued(state: State, header: Header, fact: StepRunQueued) -> None:
         RunRow(
             id=fact.subagent_id,
             pending_id=plan.pending_id,
-            group_id=plan.id,
+            plan_id=plan.id,
             user_id=plan.user_id,
             session_id=plan.session_id,
             role=str(config.get("role")),
@@ -312,9 +312,9 @@ def _claimed(state: State, run: RunRow, header: Header, fact: RunClaimed) -> Non
     run.claimed_us = run.last_us = header.ts_us
     if run.started_us is None:
         run.started_us = header.ts_us
-    group = state.groups.get(run.group_id)
-    if group is not None and group.started_us is None:
-        group.started_us = header.ts_us
+    plan = state.plans.get(run.plan_id)
+    if plan is not None and plan.started_us is None:
+        plan.started_us = header.ts_us
 
 
 def _leave(run: RunRow, seen_us: int | None = None) -> None:
@@ -437,7 +437,7 @@ def _settled(state: State, run: RunRow, header: Header, fact: CostUpdate) -> Non
     run.output_tokens += usage.output_tokens
     run.cache_read_tokens += usage.cache_read_tokens
     run.cache_write_tokens += usage.cache_write_tokens
-    plan = state.runs.get(run.group_id) if run.step is not None else None
+    plan = state.runs.get(run.plan_id) if run.step is not None else None
     if plan is not None:  # what its runs cost and take, a plan does
         plan.cost_micros += cost
         plan.uncosted_micros += cost if fact.settlement == "unknown" else 0

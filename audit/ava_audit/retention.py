@@ -90,7 +90,7 @@ def is_over(view: View, run: RunRow, now_us: int) -> bool:
 
     A plan needs the results of its runs, so these are over with it.
     """
-    plan = view.run(run.group_id) if run.step is not None and run.group_id is not None else None
+    plan = view.run(run.plan_id) if run.step is not None and run.plan_id is not None else None
     if plan is not None and not plan.ended:
         return False
     if run.state != WAITING:
@@ -267,7 +267,7 @@ def _was_over(view: View, run_id: str, upto: int, limit: int) -> bool:
         return run is None
     if not run.ended:
         return True
-    last = run.group_id if run.step is not None and run.group_id is not None else run_id
+    last = run.plan_id if run.step is not None and run.plan_id is not None else run_id
     end = view.last_entry(last, "RunEnded")
     return end is not None and end.seq <= upto
 

@@ -1,4 +1,4 @@
-"""Rows of the projections: the state of a run, a proposal, a group and a cap's scope, derived from the log.
+"""Rows of the projections: the state of a run, a proposal, a plan and a cap's scope, derived from the log.
 
 The first field of each class is the key of its table. Readers get copies; only reducers change the stored rows.
 """
@@ -68,13 +68,13 @@ class RunRow:
     until it is claimed. `asked` is the `Asked` whose answer it waits for.
     `message_seq` is the newest message to the run.
     `money_wait` says what a running run waits for that other runs hold (`MoneyWait`); None while it does not wait.
-    `step` is the step of the plan (`group_id`) whose run it is, and `item` the place of its item in that step's list,
+    `step` is the step of the plan (`plan_id`) whose run it is, and `item` the place of its item in that step's list,
     from 1. A plan's `cost_micros`, `uncosted_micros` and `tokens` are those of its runs together.
     """
 
     id: str
     pending_id: str
-    group_id: str | None
+    plan_id: str | None
     user_id: str
     session_id: str
     role: str
@@ -124,7 +124,7 @@ class RunRow:
 
     @property
     def is_plan(self) -> bool:
-        """Whether its work is to start the runs of its steps, which have its id as their group."""
+        """Whether its work is to start the runs of its steps, which have its id as their plan."""
         return is_plan_id(self.id)
 
     @property
@@ -206,11 +206,11 @@ class ProposalRow:
     expires_us: int
     decided_us: int | None = None
     channel: str | None = None
-    group_id: str | None = None
+    plan_id: str | None = None
 
 
 @dataclass(slots=True)
-class GroupRow:
+class PlanCaps:
     """Runs approved together, or the runs of a plan: one shared cost cap (micro-USD), an optional timeout (seconds).
 
     The time counts from the first run's start, and stands still while nothing of it can go on because a person is

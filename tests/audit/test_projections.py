@@ -164,13 +164,13 @@ async def test_the_clock_of_a_group_starts_with_its_first_run(tmp_path: Path) ->
     async with Store.open(tmp_path) as log:
         begun = [*plan_events("G-1", 500), one.proposed(), two.proposed(), one.decided("G-1"), two.decided("G-1")]
         await write_each(log, begun)
-        group = await log.read(lambda view: view.group("G-1"))
+        group = await log.read(lambda view: view.plan_caps("G-1"))
         assert group is not None and (group.cap_micros, group.started_us) == (500, None)
         await write(log, one.claimed())
-        first = await log.read(lambda view: view.group("G-1"))
+        first = await log.read(lambda view: view.plan_caps("G-1"))
         await write(log, two.claimed())
-        second = await log.read(lambda view: view.group("G-1"))
-        members = await log.read(lambda view: view.group_runs("G-1"))
+        second = await log.read(lambda view: view.plan_caps("G-1"))
+        members = await log.read(lambda view: view.plan_runs("G-1"))
     assert first is not None and first.started_us is not None and first == second
     assert {run.id for run in members} == {"S-aaaaaa", "S-bbbbbb"}
 

@@ -21,11 +21,11 @@ from ava_audit.search import LogQuery, search
 from ava_audit.store.connection import SqliteDatabase
 from ava_audit.store.schema import open_in_memory
 from ava_audit.store.writer import Appender
-from ava_audit.totals import Period, current_runs, decision_page, decision_sums, group_sum, spending
+from ava_audit.totals import Period, current_runs, decision_page, decision_sums, plan_sum, spending
 from ava_audit.units import DAY_US, HOUR_US
-from ava_audit.view import Query, RunGroup, T, View
+from ava_audit.view import Query, RunPhase, T, View
 
-GROUPS: tuple[RunGroup | None, ...] = (None, "waiting", "running", "ended")
+GROUPS: tuple[RunPhase | None, ...] = (None, "waiting", "running", "ended")
 
 
 class Plans:
@@ -100,7 +100,7 @@ def test_a_long_history_makes_no_call_slower(db: SqliteDatabase) -> None:
             lambda view: view.runs(ended_since_us=5),
         ],
         "INDEX runs_owners (user_id=? AND instance>?)": [lambda view: view.owners("ben")],
-        "INDEX runs_group (group_id=?)": [lambda view: view.group_runs("G-4e1b2c3")],
+        "INDEX runs_plan (plan_id=?)": [lambda view: view.plan_runs("G-4e1b2c3")],
         "INDEX runs_unfetched (user_id=?)": [lambda view: view.unfetched("ben")],
     }
     for index, look in ((index, look) for index, looks in found_by.items() for look in looks):
@@ -114,7 +114,7 @@ def test_a_long_history_makes_no_call_slower(db: SqliteDatabase) -> None:
 
 def test_an_estimate_reads_a_users_last_runs_of_a_role_from_their_index(db: SqliteDatabase) -> None:
     plans = Plans(db)
-    View(db).past_runs("ben", "coder", "a:b", ("success", "timeout"), 29, ("the group's ",))
+    View(db).past_runs("ben", "coder", "a:b", ("success", "timeout"), 29, ("the plan's ",))
     walked = [plan.partition(" for ")[0] for plan in plans.all()]
     assert "SEARCH runs USING INDEX runs_own (user_id=? AND role=? AND ended_us>?)" in walked
     assert [walk for walk in walked if re.match(r"SEARCH configs USING INDEX .*\(id=\?\)", walk)], walked
@@ -156,7 +156,7 @@ def test_applying_an_event_of_a_run_reads_no_other_runs(db: SqliteDatabase) -> N
 def test_a_report_reads_only_the_settlements_of_its_period(db: SqliteDatabase) -> None:
     plans = Plans(db)
     spending(_NotEmpty(db), 5, 9)
-    group_sum(View(db), "G-4e1b2c3")
+    plan_sum(View(db), "G-4e1b2c3")
     asked = [plan for plan in plans.all() if "events" in plan.partition(" for ")[2]]
     looks = [plan.partition(" for ")[0] for plan in asked]
     assert not [look for look in looks if look.startswith("SCAN") and not re.search("runs|found$", look)], looks

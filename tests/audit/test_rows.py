@@ -120,7 +120,7 @@ async def test_runs_of_one_transaction_keep_their_proposal_order(tmp_path: Path,
         async with Store.open(tmp_path) as log:
             await write(log, *plan_events("G-1"))
             await write(log, *(event for life in lives for event in (life.proposed(), life.decided("G-1"))))
-            group = await log.read(lambda view: [run.id for run in view.group_runs("G-1")])
+            group = await log.read(lambda view: [run.id for run in view.plan_runs("G-1")])
             place = "rowid" if database == "sqlite" else "ctid"
             stored = await log.read(
                 lambda view: [row[0] for row in view.select(f"SELECT id FROM runs ORDER BY {place}")]

@@ -17,7 +17,7 @@ from ava_audit.events import RunClaimed, SpawnDecided, SpawnProposed, SubagentSp
 from ava_audit.units import minutes
 from ava_audit.view import View
 from ava_roles.catalog import Catalog, Folder
-from ava_server.approval.decisions import Approval, GroupLimits, approve, refuse
+from ava_server.approval.decisions import Approval, PlanLimits, approve, refuse
 from ava_server.approval.questions import Question, Reply
 from ava_server.approval.summary import task_excerpt
 from ava_server.budget.run_config import RunConfig
@@ -615,7 +615,7 @@ async def test_two_ids_form_one_group_capped_at_the_sum_of_their_caps(tmp_path: 
         assert without.approval_lines == [first.approval_line, second.approval_line, line]
         answer = await lab.approve(first, second, last=line)
         assert answer.status == "approved" and answer.group_id.startswith("G-")
-        group = await lab.store.read(lambda view: view.group(answer.group_id))
+        group = await lab.store.read(lambda view: view.plan_caps(answer.group_id))
         assert group is not None and group.cap_micros == 800_000
         checked = await lab.call("check_subagent", group_id=answer.group_id, wait_seconds=20)
         [plan] = checked.runs
@@ -680,14 +680,14 @@ async def test_rejects_a_group_cap_for_a_single_id(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "raised", [GroupLimits(1_000_001, None), GroupLimits(None, 901), GroupLimits(1, 901), GroupLimits(1_000_001, 1)]
+    "raised", [PlanLimits(1_000_001, None), PlanLimits(None, 901), PlanLimits(1, 901), PlanLimits(1_000_001, 1)]
 )
-async def test_the_decision_command_itself_rejects_a_raised_group_limit(tmp_path: Path, raised: GroupLimits) -> None:
+async def test_the_decision_command_itself_rejects_a_raised_group_limit(tmp_path: Path, raised: PlanLimits) -> None:
     async with open_lab(tmp_path, config=PRICED) as lab:
         made = [await lab.propose(task="one"), await lab.propose(task="two")]
         lines = (*(each.approval_line for each in made), "2 subagents together, at most $1.00 and 15 min")
         ids = tuple(each.pending_id for each in made)
-        asked = Approval(ids, lines, group_timeout_s=900, plan_ids=("G-0000001", "P-00000001"), group_lowered=raised)
+        asked = Approval(ids, lines, plan_timeout_s=900, plan_ids=("G-0000001", "P-00000001"), plan_lowered=raised)
         who, limits = lab.session.who, lab.runtime.spawn_limits_of(lab.runtime.user)
         decided = await lab.store.do(approve(asked, who, "elicitation", limits))
         assert [each.status for each in decided.decisions] == ["refused"] * 2

@@ -17,9 +17,9 @@ from support.model_server import Step
 from support.runtime import PRICED, hand_over, open_lab
 
 from ava_audit.rows import AWAITING_EXTENSION
-from ava_audit.totals import group_sum
+from ava_audit.totals import plan_sum
 from ava_audit.units import format_usd, now_us
-from ava_server.cli.report import _group_json, _group_screen
+from ava_server.cli.report import _plan_json, _plan_screen
 from ava_server.cli.show import _sums
 from ava_server.cli.status_overview import health
 from ava_server.cli.users import _describe_user
@@ -52,7 +52,7 @@ async def test_a_run_that_asks_its_person_shows_one_figure_for_money_held_everyw
         await lab.ended(runs[0])
         await lab.logged(runs[1], "Asked")
         done, asks = [await lab.run(run_id) for run_id in runs]
-        group = asks.group_id
+        group = asks.plan_id
         assert group is not None and asks.in_flight is None
         spent, held = done.cost_micros + asks.cost_micros, asks.held_micros
         assert done.cost_micros > 0 and held == asks.wrap_micros > 0 == done.held_micros
@@ -61,9 +61,9 @@ async def test_a_run_that_asks_its_person_shows_one_figure_for_money_held_everyw
         settings = lab.runtime.settings
         [shown] = [one for one in overview.now.runs if one.row.id == asks.id]
         [user] = [one for one in await list_users(settings, lab.store) if one.name == lab.session.user]
-        found = await lab.store.read(partial(group_sum, group_id=group))
+        found = await lab.store.read(partial(plan_sum, plan_id=group))
         assert found is not None
-        _group_screen(found, now_us())
+        _plan_screen(found, now_us())
         entries = await lab.entries(asks.id)
         checked = await lab.call("check_subagent", subagent_id=asks.id)
         assert checked.status == AWAITING_EXTENSION
@@ -91,7 +91,7 @@ async def test_a_run_that_asks_its_person_shows_one_figure_for_money_held_everyw
             assert format_usd(asks.cost_micros + held) not in words, (name, words)
         costs = [run.cost_cents for run in checked.runs]
         assert costs == [asks.cost_micros / 10_000], "the card draws this figure alone"
-        as_json = _group_json(found, now_us())
+        as_json = _plan_json(found, now_us())
         assert (as_json["spent_cents"], as_json["held_cents"]) == (spent / 10_000, held / 10_000)
         assert (user.spent_cents, user.held_cents) == (spent / 10_000, held / 10_000)
         assert {*surfaces, *of_one, "check_subagent and its card"} == {*SURFACES}

@@ -27,7 +27,7 @@ from ava_audit.view import View
 from ava_server.approval.decisions import Approval, approve, reject
 from ava_server.approval.proposals import Proposal, SpawnLimits, propose
 from ava_server.approval.shown import approval_line
-from ava_server.approval.summary import group_line
+from ava_server.approval.summary import several_line
 from ava_server.budget.caps import CapRequest, reserve, settle_unknown
 from ava_server.budget.run_config import RunConfig, Texts, digest
 from ava_server.budget.user_limits import DayCaps, Slots
@@ -122,11 +122,11 @@ class Log:
 
     def approved(self, proposals: list[Proposal], group_s: float | None) -> None:
         lines = [approval_line(each.config, Texts(task="look")) for each in proposals]
-        lines.append(group_line(len(proposals), len(proposals) * 10**6, group_s))
+        lines.append(several_line(len(proposals), len(proposals) * 10**6, group_s))
         ids = tuple(each.pending_id for each in proposals)
         plan_ids = (f"G-{self.made:07x}", f"P-9{self.made:07x}")
-        asked = Approval(ids, tuple(lines), group_timeout_s=group_s, plan_ids=plan_ids)
-        assert self.do(approve(asked, WHO, "host_call", LIMITS)).group_id is not None
+        asked = Approval(ids, tuple(lines), plan_timeout_s=group_s, plan_ids=plan_ids)
+        assert self.do(approve(asked, WHO, "host_call", LIMITS)).plan_id is not None
 
     def claimed(self, run_id: str, instance: str) -> None:
         assert isinstance(self.do(claim(run_id, instance, WHO, GONE, SLOTS)), RunRow)
@@ -192,16 +192,16 @@ class Log:
 
         `about`: for what it is to wait, or what is answered.
         """
-        if cause in ("group timeout", "abandon"):
+        if cause in ("plan timeout", "abandon"):
             row = self.row(run_id)
-            group = self.portal.call(self.store.read, lambda view: view.group(row.group_id or ""))
+            group = self.portal.call(self.store.read, lambda view: view.plan_caps(row.plan_id or ""))
             timed = group is not None and group.timeout_s == GROUP_S
             over_us = int(GROUP_S * 10**6) if timed else DAY_US
             since_us = max(row.queued_us or 0, row.last_us or 0, self.now_us)
             if since_us < (row.waits_until_us or 0) <= since_us + over_us:  # the pause is over by then, and counts
                 since_us = row.waits_until_us or 0
             self.ahead_us += since_us + over_us + 10**6 - self.now_us
-            cause = "group timeout" if timed else "abandon"
+            cause = "plan timeout" if timed else "abandon"
         seen: list[tuple[Before, list[type[Fact]]]] = []
         command = self.command(run_id, cause, about)
 
@@ -263,7 +263,7 @@ class Log:
             "end": lambda: lambda _view, _now_us: Outcome(None, ending),
             "cancel unanswered": lambda: end_for_owner(run_id, HERE, ended, "cancel unanswered"),
             "give up": lambda: end_for_owner(run_id, HERE, ended, "give up"),
-            "group timeout": lambda: end_overdue(run_id, GONE),
+            "plan timeout": lambda: end_overdue(run_id, GONE),
             "abandon": lambda: end_overdue(run_id, GONE),
         }
         return commands[cause]()
@@ -337,7 +337,7 @@ def test_every_cause_in_every_state_matches_the_transition_table() -> None:
             (where, waits_for), (cause, about) = place, happening
             if in_flight and is_of_owner(cause, about):
                 continue
-            timed = cause == "group timeout"
+            timed = cause == "plan timeout"
             run_id = log.at(where, waits_for, cancel_asked=cancel_asked, in_flight=in_flight, timed=timed)
             ends = where == "waiting" and waits_for != "resume"
             if run_id is None or (ends and cause == "abandon"):  # a pause is not over a day after its end

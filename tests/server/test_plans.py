@@ -206,7 +206,7 @@ async def test_a_poisoned_list_adds_no_step_tool_folder_or_money(tmp_path: Path)
             approved = await lab.run(proposal.group_id)
             await lab.approve(proposal)
             plan = await lab.ended(proposal.group_id)
-            rows = await lab.store.read(lambda view: view.group_runs(plan.id))
+            rows = await lab.store.read(lambda view: view.plan_runs(plan.id))
     assert plan.config == approved.config
     steps = {step.id: step.config for step in config_of(plan.config).steps}
     assert {row.step for row in rows} == {"find", "read", "write"}
@@ -334,7 +334,7 @@ async def test_the_result_of_a_step_stays_while_its_plan_needs_it(tmp_path: Path
             await arrived(gate.arrived)
 
             def over(view: View) -> dict[str, bool]:
-                rows = view.group_runs(proposal.group_id)
+                rows = view.plan_runs(proposal.group_id)
                 return {row.id: is_over(view, row, now_us()) for row in rows if row.ended}
 
             assert not any((await lab.store.read(over)).values())

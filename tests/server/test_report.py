@@ -20,7 +20,7 @@ from support.terminal import ava, on_terminal
 
 from ava_audit.events import ErrorOccurred
 from ava_audit.store.store import Store
-from ava_audit.totals import group_sum, spending
+from ava_audit.totals import plan_sum, spending
 from ava_audit.units import DAY_US
 from ava_audit.view import View
 from ava_server.budget.user_limits import installation_scope, user_scope
@@ -212,7 +212,7 @@ async def test_shows_a_group_with_its_cap_time_and_runs(tmp_path: Path, monkeypa
     }  # fmt: skip
     assert shown["endings"] == {"success": 2, "timeout": 1}
     async with Store.open(tmp_path) as store:
-        found = await store.read(lambda view: group_sum(view, "G-4e1b2c3"))
+        found = await store.read(lambda view: plan_sum(view, "G-4e1b2c3"))
     assert found is not None and sum(run.cost_micros for run in found.runs) == found.bucket.spent_micros
 
     plain = ava(tmp_path, "report", "--group", "4e1b2c3").stdout

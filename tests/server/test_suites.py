@@ -29,7 +29,7 @@ from ava_audit.units import US_PER_S
 from ava_server.budget.caps import SHARED_CAPS, CapName, CapReached, CapRequest
 from ava_server.core.errors import ConfigError
 from ava_server.evals.case import Case, Sources
-from ava_server.runs.lifecycle import GROUP_TIMEOUT
+from ava_server.runs.lifecycle import PLAN_TIME_OVER
 from ava_server.runs.reservation import cap_words
 from ava_server.service.access import Session
 from ava_server.service.service import Service
@@ -104,7 +104,7 @@ def test_a_suite_is_one_plan_under_one_cap_and_its_money_is_that_of_the_log(tmp_
     rows = runs_in(root)
     assert len(rows) == asked == 6
     assert found.cost_micros == sum(row.cost_micros for row in rows) == 6 * (3_000 * 3 + 1_001 * 15)
-    (group,) = {row.group_id for row in rows}
+    (group,) = {row.plan_id for row in rows}
     plan = json.loads(ava(root, "report", "--group", str(group), "--json").stdout)
     assert (plan["cap_cents"], len(plan["runs"])) == (100, 6)
     assert {one.run for one in found.verdicts} == {row.id for row in rows}
@@ -362,7 +362,7 @@ async def test_a_terminal_approves_more_runs_at_once_than_a_host(tmp_path: Path)
 
 
 def test_the_reason_of_a_shared_cap_begins_as_suites_and_estimates_expect() -> None:
-    assert GROUP_TIMEOUT.startswith(SHARED_CAPS)
+    assert PLAN_TIME_OVER.startswith(SHARED_CAPS)
     fact = CostReserved(
         turn=1, attempt=1, scopes=(), micros=5, wrap_micros=5, prompt_tokens=1, max_output=1, upto_seq=1,
         request_sha="",

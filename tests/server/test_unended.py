@@ -56,7 +56,7 @@ async def test_reading_what_has_changed_gives_the_same_as_reading_everything(
                 assert same(known, await log.read(partial(read_unended, head=log.head)))
                 seen |= {row.state for row in known.runs.values()}
         known = await log.read(partial(read_unended, head=log.head, known=known))
-    assert list(known.runs) == ["G-1"] and not known.groups, "nobody drives the plan here"
+    assert list(known.runs) == ["G-1"] and not known.plans, "nobody drives the plan here"
     assert seen == {QUEUED, RUNNING}
 
 
@@ -68,4 +68,4 @@ async def test_without_a_new_entry_nothing_is_read_again(tmp_path: Path) -> None
 
 
 def same(one: Unended, other: Unended) -> bool:
-    return (one.head, dict(one.runs), dict(one.groups)) == (other.head, dict(other.runs), dict(other.groups))
+    return (one.head, dict(one.runs), dict(one.plans)) == (other.head, dict(other.runs), dict(other.plans))

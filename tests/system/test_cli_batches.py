@@ -54,7 +54,7 @@ async def test_yes_starts_all_that_wait_each_by_its_own_digest(tmp_path: Path) -
         assert f"Approved: {pair[0].pending_id}, {pair[1].pending_id}." in screen
         for each in pair:
             row = await lab.ended(each.subagent_id)
-            assert (row.state, row.group_id) == ("success", None), "no group was asked for"
+            assert (row.state, row.plan_id) == ("success", None), "no group was asked for"
             [decided] = logged(lab.root, "SpawnDecided", run=each.subagent_id)
             [proposed] = logged(lab.root, "SpawnProposed", run=each.subagent_id)
             assert decided.content["digest"] == proposed.content["digest"]

@@ -61,7 +61,7 @@ def test_a_suite_that_is_killed_goes_on_and_pays_no_logged_answer_again(tmp_path
     found = SuiteResult.model_validate_json(went_on.stdout)
     assert [one.passed for one in found.verdicts] == [True] * 4
     rows = {run.id: run for run in runs_in(root)}
-    assert len(rows) == 4 and len({run.group_id for run in rows.values()}) == 1
+    assert len(rows) == 4 and len({run.plan_id for run in rows.values()}) == 1
     assert {run_id: rows[run_id].cost_micros for run_id in before} == before
     assert [asked.count(name) for name in dict.fromkeys(asked)] == [1, 1, 2, 1], "only the call in flight is made again"
     assert found.cost_micros == sum(run.cost_micros for run in rows.values())

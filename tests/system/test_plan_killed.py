@@ -60,7 +60,7 @@ async def killed_behind(tmp: Path, server: ModelServer, number: int) -> int:
 def counted_runs(root: Path, plan: str) -> tuple[int, int]:
     """Return how many runs a plan has queued, and how many of them have ended."""
     with looking(root) as db:
-        sql = "SELECT count(*), count(ended_us) FROM runs WHERE group_id = ?"
+        sql = "SELECT count(*), count(ended_us) FROM runs WHERE plan_id = ?"
         (queued, ended) = db.execute(sql, (plan,)).fetchone()
         return int(queued), int(ended)
 

@@ -76,7 +76,7 @@ CREATE TABLE proposals (
     expires_us bigint NOT NULL,
     decided_us bigint,
     channel    text COLLATE "C",
-    group_id   text COLLATE "C"
+    plan_id   text COLLATE "C"
 );
 CREATE INDEX proposals_user ON proposals (user_id, state);
 -- Proposals that have not expired, which are few among those that were never decided.
@@ -85,7 +85,7 @@ CREATE INDEX proposals_waiting ON proposals (expires_us) WHERE state = 'awaiting
 CREATE TABLE runs (
     id            text COLLATE "C" PRIMARY KEY,
     pending_id    text COLLATE "C" NOT NULL,
-    group_id      text COLLATE "C",
+    plan_id      text COLLATE "C",
     user_id       text COLLATE "C" NOT NULL,
     session_id    text COLLATE "C" NOT NULL,
     role          text COLLATE "C" NOT NULL,
@@ -134,7 +134,7 @@ CREATE TABLE runs (
 CREATE INDEX runs_user ON runs (user_id, state);
 CREATE INDEX runs_created ON runs (created_us);
 CREATE INDEX runs_state ON runs (state);
-CREATE INDEX runs_group ON runs (group_id) WHERE group_id IS NOT NULL;
+CREATE INDEX runs_plan ON runs (plan_id) WHERE plan_id IS NOT NULL;
 CREATE INDEX runs_task_id ON runs (user_id, task_id) WHERE task_id IS NOT NULL;
 CREATE INDEX runs_unfetched ON runs (user_id, ended_us) WHERE result_seq IS NOT NULL AND fetched_us IS NULL;
 CREATE INDEX runs_queued ON runs (user_id, queued_us) WHERE queued_us IS NOT NULL;
@@ -153,7 +153,7 @@ CREATE TABLE configs (
     terms  text COLLATE "C"
 );
 
-CREATE TABLE groups (
+CREATE TABLE plans (
     id         text COLLATE "C" PRIMARY KEY,
     user_id    text COLLATE "C" NOT NULL,
     cap_micros bigint NOT NULL,

@@ -60,7 +60,7 @@ CREATE TABLE proposals (
     expires_us INTEGER NOT NULL,
     decided_us INTEGER,
     channel    TEXT,
-    group_id   TEXT
+    plan_id   TEXT
 ) STRICT;
 CREATE INDEX proposals_user ON proposals (user_id, state);
 -- Proposals that have not expired, which are few among those that were never decided.
@@ -69,7 +69,7 @@ CREATE INDEX proposals_waiting ON proposals (expires_us) WHERE state = 'awaiting
 CREATE TABLE runs (
     id            TEXT PRIMARY KEY,
     pending_id    TEXT NOT NULL,
-    group_id      TEXT,
+    plan_id      TEXT,
     user_id       TEXT NOT NULL,
     session_id    TEXT NOT NULL,
     role          TEXT NOT NULL,
@@ -124,7 +124,7 @@ CREATE INDEX runs_queued ON runs (user_id, queued_us) WHERE queued_us IS NOT NUL
 -- Runs by when they ended, by owner, by group, by time and by role, so that a long history makes no call slower.
 CREATE INDEX runs_ended ON runs (ended_us) WHERE ended_us IS NOT NULL;
 CREATE INDEX runs_owners ON runs (user_id, instance) WHERE state = 'running';
-CREATE INDEX runs_group ON runs (group_id) WHERE group_id IS NOT NULL;
+CREATE INDEX runs_plan ON runs (plan_id) WHERE plan_id IS NOT NULL;
 CREATE INDEX runs_newest ON runs (user_id, created_us);
 CREATE INDEX runs_roles ON runs (user_id, role, created_us);
 -- A user's ended runs by role, for estimates.
@@ -138,7 +138,7 @@ CREATE TABLE configs (
     terms  TEXT
 ) STRICT;
 
-CREATE TABLE groups (
+CREATE TABLE plans (
     id         TEXT PRIMARY KEY,
     user_id    TEXT NOT NULL,
     cap_micros INTEGER NOT NULL,

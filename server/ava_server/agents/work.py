@@ -136,20 +136,20 @@ class AgentWork:
     def _interrupt(self) -> None:
         self._stop.set()
 
-    async def work(self, work_s: float, left_s: float, cap: LastTurn, group_s: float = math.inf) -> RunResult:
+    async def work(self, work_s: float, left_s: float, cap: LastTurn, plan_s: float = math.inf) -> RunResult:
         """Return how the run ends. After `work_s` seconds, or at a cap, the agent only hands over what it has.
 
-        `group_s` is what is left of the group's time, which goes on while the run's own clock stands still.
+        `plan_s` is what is left of the plan's time, which goes on while the run's own clock stands still.
         """
         title, began, clock = self._parts.spec.title, anyio.current_time(), self._run.clock
         wrap_s = left_s - work_s
         try:
             result: RunResult | None = None
             await self._recall()
-            with clock.limit(left_s, group_s):  # the start and the hand-over are in the time
+            with clock.limit(left_s, plan_s):  # the start and the hand-over are in the time
                 async with self._opened() as (agent, resumed):
                     took = anyio.current_time() - began
-                    with clock.limit(max(work_s - took, 0.0), max(group_s - took - wrap_s, 0.0)):
+                    with clock.limit(max(work_s - took, 0.0), max(plan_s - took - wrap_s, 0.0)):
                         result = await self._turns(agent, AGAIN if resumed else self._first())
                     result = result or await self._wrap_up(agent, cap)
             if self._usage:

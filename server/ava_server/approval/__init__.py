@@ -6,6 +6,6 @@ returns a `PersonAnswer`. An argument of an MCP tool is a field of its class in 
 
 What must hold: nothing runs before it is approved. `resolve` decides everything, and no later code decides again. An
 approval repeats the exact line that was shown, covers a digest of the whole configuration, and may only lower its
-limits. A decision is a command of the log, so it reads the state inside its own transaction. A group starts completely
+limits. A decision is a command of the log, so it reads the state inside its own transaction. Several start completely
 or not at all.
 """

@@ -94,7 +94,7 @@ class Decided:
 
     @property
     def reasons(self) -> list[str]:
-        """Why not, once each; that another of a group was refused only counts alone."""
+        """Why not, once each; that another one was refused only counts alone."""
         refused = (one.get("refused_because") for one in self.fields.get("decisions", ()))
         reasons = list(dict.fromkeys(why for why in refused if why is not None))
         return [why for why in reasons if why != OTHER_REFUSED] or reasons

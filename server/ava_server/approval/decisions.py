@@ -19,7 +19,7 @@ from ava_server.approval.outcomes import closed_proposal, run_now
 from ava_server.approval.plans import change_plan
 from ava_server.approval.proposals import SpawnLimits, close_proposal, day_left, day_refusal, day_unspent, texts_of
 from ava_server.approval.shown import approval_line
-from ava_server.approval.summary import DayLeft, group_line, normalize_typography
+from ava_server.approval.summary import DayLeft, normalize_typography, several_line
 from ava_server.approval.together import StartedTogether, Together, plan_of
 from ava_server.budget.run_config import (
     CAPS,
@@ -69,7 +69,7 @@ class ConfirmOutcome:
     """
 
     decisions: tuple[ProposalDecision, ...]
-    group_id: str | None = None
+    plan_id: str | None = None
     approval_lines: tuple[str, ...] = ()
     not_agreed: NotAgreed | None = None
     lowered: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ class ConfirmOutcome:
 
 
 @dataclass(frozen=True)
-class GroupLimits:
+class PlanLimits:
     """The limits over several proposals that a person has lowered in the form; None for one left as it was."""
 
     max_micros: int | None
@@ -97,10 +97,10 @@ class Approval:
     pending_ids: tuple[str, ...]
     approving: tuple[str, ...] | None
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
-    group_max_micros: int | None = None
-    group_timeout_s: float | None = None
+    plan_max_micros: int | None = None
+    plan_timeout_s: float | None = None
     plan_ids: tuple[str, str] = ("", "")
-    group_lowered: GroupLimits | None = None
+    plan_lowered: PlanLimits | None = None
     lowered: tuple[str, ...] | None = None
 
 
@@ -131,8 +131,8 @@ class CheckedApproval:
     """An approval that can be given: its members, the limits over all where they are several, and what the day has."""
 
     members: tuple[ProposalChange, ...]
-    group_cap: int | None
-    group_timeout_s: float | None
+    plan_cap: int | None
+    plan_timeout_s: float | None
     day: DayLeft
 
     @property
@@ -169,10 +169,10 @@ def check_approval(
         return refused(why_not)
     checked = CheckedApproval(tuple(members), None, None, day_left(view, who.user_id, limits, now_us))
     if len(members) > 1:
-        cap = _group_cap(checked, asked.group_max_micros)
+        cap = _plan_cap(checked, asked.plan_max_micros)
         if isinstance(cap, str):
             return refused(cap)
-        checked = replace(checked, group_cap=cap, group_timeout_s=asked.group_timeout_s)
+        checked = replace(checked, plan_cap=cap, plan_timeout_s=asked.plan_timeout_s)
     lines = approval_lines(checked)
     if why_not := _wrong_lines(view, asked.approving, lines, checked, now_us):
         return refused(f"{why_not}; show the person approval_lines and give exactly these", lines=lines)
@@ -186,12 +186,12 @@ def check_approval(
             return refused(one, of=member)
         changed.append(one)
     checked = replace(checked, members=tuple(changed))
-    if asked.group_lowered is None:
+    if asked.plan_lowered is None:
         return checked
-    return _lowered(checked, asked.group_lowered) or refused("a limit of the plan would be raised; it may be lowered")
+    return _lowered(checked, asked.plan_lowered) or refused("a limit of the plan would be raised; it may be lowered")
 
 
-def _group_cap(checked: CheckedApproval, asked_micros: int | None) -> int | str:
+def _plan_cap(checked: CheckedApproval, asked_micros: int | None) -> int | str:
     together, least = sum(member.config.max_cost_micros for member in checked.members), checked.least_micros
     if asked_micros is None:
         return together
@@ -209,7 +209,7 @@ def _wrong_lines(
         return "`approving` was left out"
     if _lines_match(view, given, lines, checked, now_us):
         return None
-    if checked.group_cap is not None and given == lines[:-1]:
+    if checked.plan_cap is not None and given == lines[:-1]:
         return "the last line, of all of them together, is missing in `approving`"
     return "`approving` is not, letter for letter, what was proposed"
 
@@ -240,24 +240,24 @@ def _lines_match(
     )
 
 
-def _lowered(checked: CheckedApproval, limits: GroupLimits) -> CheckedApproval | None:
+def _lowered(checked: CheckedApproval, limits: PlanLimits) -> CheckedApproval | None:
     cap, clock = limits.max_micros, limits.timeout_s
-    if cap is not None and (checked.group_cap is None or cap > checked.group_cap):
+    if cap is not None and (checked.plan_cap is None or cap > checked.plan_cap):
         return None
-    if clock is not None and (checked.group_timeout_s is None or clock > checked.group_timeout_s):
+    if clock is not None and (checked.plan_timeout_s is None or clock > checked.plan_timeout_s):
         return None
     return replace(
         checked,
-        group_cap=checked.group_cap if cap is None else cap,
-        group_timeout_s=checked.group_timeout_s if clock is None else clock,
+        plan_cap=checked.plan_cap if cap is None else cap,
+        plan_timeout_s=checked.plan_timeout_s if clock is None else clock,
     )
 
 
 def approval_lines(checked: CheckedApproval) -> tuple[str, ...]:
     """Return the lines that an approval repeats: one for each proposal, and one more for several."""
     lines = [approval_line(member.config, member.texts) for member in checked.members]
-    if checked.group_cap is not None:
-        lines.append(group_line(len(lines), None if checked.free else checked.group_cap, checked.group_timeout_s))
+    if checked.plan_cap is not None:
+        lines.append(several_line(len(lines), None if checked.free else checked.plan_cap, checked.plan_timeout_s))
     return tuple(lines)
 
 
@@ -452,9 +452,9 @@ def _approve_all(
 ) -> Outcome[ConfirmOutcome]:
     plan: Together | None = None
     events: list[Event] = []
-    if checked.group_cap is not None:
+    if checked.plan_cap is not None:
         members = [StartedTogether(member.run.id, member.changed, member.texts) for member in checked.members]
-        plan = plan_of(members, asked.plan_ids, checked.group_cap, checked.group_timeout_s)
+        plan = plan_of(members, asked.plan_ids, checked.plan_cap, checked.plan_timeout_s)
         events += plan.events(who, channel, now_us)
     for number, member in enumerate(checked.members):
         step = None if plan is None else (plan.plan_id, plan.step_ids[number])
@@ -507,9 +507,9 @@ def reject(pending_ids: tuple[str, ...], who: Who, channel: Channel) -> Command[
 
 def _decision_digest(member: ProposalChange, asked: Approval, checked: CheckedApproval) -> str:
     """Return the hash of a decision: the proposal's digest, the changes, and what was approved with it."""
-    group = [sorted(asked.pending_ids), checked.group_cap, checked.group_timeout_s]
+    together = [sorted(asked.pending_ids), checked.plan_cap, checked.plan_timeout_s]
     line = json.dumps(
-        [member.row.digest, dict(member.changes), group if checked.group_cap is not None else None],
+        [member.row.digest, dict(member.changes), together if checked.plan_cap is not None else None],
         ensure_ascii=False,
         separators=(",", ":"),
         sort_keys=True,
@@ -526,7 +526,7 @@ def _approval_events(
     step: tuple[str, str] | None,
 ) -> tuple[Event, ...]:
     """Return the entries that approve a proposal; `step`: its plan and its step there, where it has one."""
-    group_id, step_id = step or (None, None)
+    plan_id, step_id = step or (None, None)
     decided = SpawnDecided(
         pending_id=member.row.pending_id,
         decision="approved",
@@ -534,7 +534,7 @@ def _approval_events(
         digest=member.row.digest,
         decision_digest=_decision_digest(member, asked, checked),
         changes=dict(member.changes),
-        group_id=group_id,
+        group_id=plan_id,
         step=step_id,
     )
     spawn = SubagentSpawn(
@@ -546,7 +546,7 @@ def _approval_events(
         task_id=member.config.task_id,
         max_cost_cents=member.changed.max_cost_micros / 10_000,
         model=member.config.model,
-        group_id=group_id,
+        group_id=plan_id,
     )
     said: tuple[Event, ...] = ()
     run_id = member.run.id

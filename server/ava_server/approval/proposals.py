@@ -31,12 +31,12 @@ from ava_server.approval.summary import (
     TASK_CHARS,
     DayLeft,
     SummaryRow,
-    group_line,
-    group_note,
     likely_cost,
     message_of,
     powers,
     quoted,
+    several_line,
+    several_note,
     warnings,
 )
 from ava_server.budget import user_limits
@@ -447,7 +447,7 @@ def changed_since(view: View, user: str, shown: Mapping[str, str]) -> str | None
 def together_line(waiting: Sequence[Pending], cap_micros: int | None, timeout_s: float | None) -> str:
     """Return the line of several that an approval repeats; without a cap, the sum of the members' caps counts."""
     cap = sum(one.max_cost_micros for one in waiting) if cap_micros is None else cap_micros
-    return group_line(len(waiting), None if all(one.free for one in waiting) else cap, timeout_s)
+    return several_line(len(waiting), None if all(one.free for one in waiting) else cap, timeout_s)
 
 
 def agreement(waiting: Sequence[Pending], limits: Mapping[str, Any]) -> PersonAnswer:
@@ -460,10 +460,10 @@ def agreement(waiting: Sequence[Pending], limits: Mapping[str, Any]) -> PersonAn
 
 
 def together_note(waiting: Sequence[Pending], cap_micros: int | None) -> str:
-    """Return what proposals are likely to cost together, and which shared cap holds; see `group_note`."""
+    """Return what proposals are likely to cost together, and which shared cap holds; see `several_note`."""
     paid = [one for one in waiting if not one.free]
     if not paid or (day := paid[0].day) is None:
         return ""
     together = sum(one.max_cost_micros for one in paid)
     cap = together if cap_micros is None else cap_micros
-    return group_note(together, cap, day, [one.likely_micros for one in paid])
+    return several_note(together, cap, day, [one.likely_micros for one in paid])

@@ -16,14 +16,14 @@ from ava_audit.units import MICROS_PER_CENT, MICROS_PER_USD, entered_micros, for
 from ava_server.approval.decisions import (
     Approval,
     CheckedApproval,
-    GroupLimits,
     NotAgreed,
+    PlanLimits,
     ProposalChange,
     lowered_by_call,
     lowered_words,
 )
 from ava_server.approval.shown import approval_line, proposal_message
-from ava_server.approval.summary import DayLeft, group_line, group_note, short_line, task_starts
+from ava_server.approval.summary import DayLeft, several_line, several_note, short_line, task_starts
 from ava_server.budget.run_config import COST, TIME, TOKENS, RunCap, RunConfig
 from ava_server.core.errors import BadInput
 
@@ -247,13 +247,13 @@ class ProposalLinks(Protocol):
 def question(checked: CheckedApproval) -> Question:
     """Return the question. Both ends have the price and the task of each: a small window shows only one of them."""
     parts = [_proposal_part(member, checked.day) for member in checked.members]
-    if checked.group_cap is not None:
+    if checked.plan_cap is not None:
         numbered = (f"{number}. {part}" for number, part in enumerate(parts, 1))
-        parts = [_group_part(checked, checked.group_cap), *numbered]
+        parts = [_several_part(checked, checked.plan_cap), *numbered]
     fields = _fields(checked)
     parts.append("\n".join(_line(number, member, checked) for number, member in enumerate(checked.members, 1)))
     parts.append("Start it?" if len(checked.members) == 1 else "Start them?")
-    text, whose = " \n".join("\n\n".join(parts).split("\n")), "its" if checked.group_cap is None else "their"
+    text, whose = " \n".join("\n\n".join(parts).split("\n")), "its" if checked.plan_cap is None else "their"
     return Question(
         text,
         fields,
@@ -274,18 +274,18 @@ def _tools_of(config: RunConfig) -> set[str]:
 
 def _line(number: int, member: ProposalChange, checked: CheckedApproval) -> str:
     """Return the last line of a proposal; of several without its reach, of which a path may fill the window."""
-    if checked.group_cap is None:
+    if checked.plan_cap is None:
         return approval_line(member.changed, member.texts)
     return short_line(member.changed, member.texts, f"{number}. ")
 
 
-def _group_part(checked: CheckedApproval, cap_micros: int) -> str:
+def _several_part(checked: CheckedApproval, cap_micros: int) -> str:
     cap = None if checked.free else cap_micros
-    lines = [f"Ava wants to start {group_line(len(checked.members), cap, checked.group_timeout_s)}:"]
+    lines = [f"Ava wants to start {several_line(len(checked.members), cap, checked.plan_timeout_s)}:"]
     lines += task_starts([member.texts.task for member in checked.members])
     paid = [member.changed for member in checked.members if not member.config.free]
     together, likely = sum(one.max_cost_micros for one in paid), [one.likely_micros for one in paid]
-    if note := group_note(together, cap_micros, checked.day, likely):
+    if note := several_note(together, cap_micros, checked.day, likely):
         lines.append(note)
     return "\n".join(lines)
 
@@ -294,7 +294,7 @@ def apply_reply(checked: CheckedApproval, asked: Approval, reply: Reply) -> Appr
     """Return the approval with the limits of the form, dollars rounded down. Raises BadInput: one is not offered."""
     found: dict[RunCap, Any] = {}
     lowered = list(lowered_by_call(checked))
-    group = checked.group_cap is not None
+    several = checked.plan_cap is not None
     for limit in _fields(checked):
         given = number_in(limit, reply, "nothing was started")
         if given is None:
@@ -306,12 +306,12 @@ def apply_reply(checked: CheckedApproval, asked: Approval, reply: Reply) -> Appr
             )
         if given < limit.most:
             value = found[limit.cap] = limit.stored(float(given))
-            lowered.append(lowered_words("The person", limit.cap, limit.now, value, of=" of the plan" * group))
+            lowered.append(lowered_words("The person", limit.cap, limit.now, value, of=" of the plan" * several))
     if not found:
         return asked
     asked = replace(asked, lowered=tuple(lowered))
-    if group:
-        return replace(asked, group_lowered=GroupLimits(found.get(COST), found.get(TIME)))
+    if several:
+        return replace(asked, plan_lowered=PlanLimits(found.get(COST), found.get(TIME)))
     pending_id = checked.members[0].row.pending_id
     changes = {**asked.changes.get(pending_id, {}), **{cap.field: value for cap, value in found.items()}}
     return replace(asked, changes={**asked.changes, pending_id: changes})
@@ -329,8 +329,8 @@ def number_in(limit: LimitField, reply: Reply, outcome: str) -> float | None:
 
 def _fields(checked: CheckedApproval) -> tuple[LimitField, ...]:
     configs = [member.config for member in checked.members]
-    if checked.group_cap is not None:
-        return limit_fields(configs, checked.group_cap, checked.group_timeout_s)
+    if checked.plan_cap is not None:
+        return limit_fields(configs, checked.plan_cap, checked.plan_timeout_s)
     changed = checked.members[0].changed
     return limit_fields(configs, changed.max_cost_micros, changed.timeout_s)
 

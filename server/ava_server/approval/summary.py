@@ -253,7 +253,7 @@ def _paths(namespace: Sequence[str]) -> str:
     return list_names([path if _PLAIN.fullmatch(path) else quoted(path, PATH_CHARS) for path in namespace], PATHS)
 
 
-def group_line(count: int, cap_micros: int | None, timeout_s: float | None) -> str:
+def several_line(count: int, cap_micros: int | None, timeout_s: float | None) -> str:
     """Return the last line of an approval of several: how many subagents under which caps; a cap of None is free."""
     return f"{count} subagents together, {caps_text(cap_micros, timeout_s)}"
 
@@ -536,7 +536,7 @@ def _bought(config: RunConfig, what: str, micros: int) -> list[str]:
     ]
 
 
-def group_note(sum_micros: int, cap_micros: int, day: DayLeft, likely: Sequence[tuple[int, int] | None]) -> str:
+def several_note(sum_micros: int, cap_micros: int, day: DayLeft, likely: Sequence[tuple[int, int] | None]) -> str:
     """Return what members are likely to cost together, and which cap keeps them from spending all of their own caps.
 
     Up to two sentences, in micro-USD: `sum_micros` is the sum of their own caps without the free ones, and `likely` has

@@ -93,10 +93,10 @@ class CapReached:
 
 
 def scopes_of(run: RunRow, now_us: int) -> tuple[str, ...]:
-    """Return the scopes of every cap on a call made now: run, group, user's day, installation's day."""
+    """Return the scopes of every cap on a call made now: run, plan, user's day, installation's day."""
     day = day_of(now_us)
-    group = (run.group_id,) if run.group_id else ()
-    return (run.id, *group, user_scope(run.user_id, day), installation_scope(day))
+    plan = (run.plan_id,) if run.plan_id else ()
+    return (run.id, *plan, user_scope(run.user_id, day), installation_scope(day))
 
 
 def money_caps(view: View, run: RunRow, caps: DayCaps, now_us: int) -> list[CapLeft]:
@@ -104,8 +104,8 @@ def money_caps(view: View, run: RunRow, caps: DayCaps, now_us: int) -> list[CapL
     config = config_of(run.config)
     day = day_of(now_us)
     limits: list[tuple[MoneyCapName, str, int]] = [("max_cost_cents", run.id, config.max_cost_micros)]
-    if run.group_id and (group := view.group(run.group_id)):
-        limits.append(("group_max_cost", run.group_id, group.cap_micros))
+    if run.plan_id and (plan := view.plan_caps(run.plan_id)):
+        limits.append(("group_max_cost", run.plan_id, plan.cap_micros))
     limits.append(("user_daily_cents", user_scope(run.user_id, day), caps.user_micros))
     limits.append(("installation_daily_cents", installation_scope(day), caps.installation_micros))
     return [

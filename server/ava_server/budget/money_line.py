@@ -209,7 +209,7 @@ class MoneyLine:
             case "max_cost_cents":
                 return False
             case "group_max_cost":
-                return other.group == self._run.group_id
+                return other.plan_id == self._run.plan_id
             case "user_daily_cents":
                 return other.user == self._run.user_id
             case "installation_daily_cents":

@@ -207,8 +207,8 @@ async def erase_command(
         if before is None:
             if run.ended:
                 raise BadInput(
-                    f"{label(run)} is of the plan {run.group_id}, which has not ended and still needs its result. Wait"
-                    f" for its end, or end it with `ava cancel {run.group_id}`, then erase it."
+                    f"{label(run)} is of the plan {run.plan_id}, which has not ended and still needs its result. Wait"
+                    f" for its end, or end it with `ava cancel {run.plan_id}`, then erase it."
                 )
             raise BadInput(
                 f"{label(run)} has not ended ({state_words(run.state)}), and still needs its content."

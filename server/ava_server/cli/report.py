@@ -32,7 +32,7 @@ from ava_server.render.report import NOT_FAILED, Report, TableRow, part_table, p
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
-    from ava_audit.totals import GroupSum
+    from ava_audit.totals import PlanSum
     from ava_server.approval.estimates import Kept
     from ava_server.cli.records import Records
     from ava_server.render.approvals import Decisions
@@ -64,7 +64,7 @@ def report_command(
     if group is not None:
         if since is not None or until is not None:
             raise BadInput("--group: a plan is shown whole; leave --since and --until out")
-        screen = partial(_group, parse_id("group_id", group, "--group"), everybody, as_json)
+        screen = partial(_plan, parse_id("group_id", group, "--group"), everybody, as_json)
         return _show(server, screen, owners=True)
     return _show(server, partial(_spending, *days_of(since, until, now_us()), everybody, as_json))
 
@@ -219,36 +219,36 @@ def _with_bars(lines: Sequence[str], bars: Sequence[float], width: int) -> None:
 # -- a plan -----------------------------------------------------------------------------------------------------------
 
 
-async def _group(group_id: str, everybody: bool, as_json: bool, records: Records) -> None:
-    from ava_server.service.record_requests import GROUP, UnknownId
+async def _plan(plan_id: str, everybody: bool, as_json: bool, records: Records) -> None:
+    from ava_server.service.record_requests import PLAN, UnknownId
 
     try:
-        found = await records.get(GROUP, group=group_id, all=everybody)
+        found = await records.get(PLAN, group=plan_id, all=everybody)
     except (NoLog, UnknownId):
         others = "" if everybody else " of yours; --all looks at those of all users"
-        raise BadInput(f"--group: there is no plan {group_id}{others} in this data root.") from None
+        raise BadInput(f"--group: there is no plan {plan_id}{others} in this data root.") from None
     at_us = now_us()
     if as_json:
-        return say_json({**place_json(records.place), **_group_json(found, at_us)})
+        return say_json({**place_json(records.place), **_plan_json(found, at_us)})
     heading(records.place)
-    return _group_screen(found, at_us)
+    return _plan_screen(found, at_us)
 
 
-def _group_screen(found: GroupSum, at_us: int) -> None:
+def _plan_screen(found: PlanSum, at_us: int) -> None:
     from ava_server.budget.held import held_words
     from ava_server.budget.run_config import spent_text
     from ava_server.render.run_view import elapsed_in
 
-    group, bucket = found.group, found.bucket
-    cap = f"{format_usd(bucket.spent_micros)} of {format_usd(group.cap_micros, exact=True)} spent"
-    share = f" ({100 * bucket.spent_micros / group.cap_micros:.0f} %)" if group.cap_micros else ""
+    plan, bucket = found.caps, found.bucket
+    cap = f"{format_usd(bucket.spent_micros)} of {format_usd(plan.cap_micros, exact=True)} spent"
+    share = f" ({100 * bucket.spent_micros / plan.cap_micros:.0f} %)" if plan.cap_micros else ""
     held = f", {held_words(bucket.held_micros)}" if bucket.held_micros else ""
-    limit = f" of {format_duration(group.timeout_s)}" if group.timeout_s is not None else ", without a limit of its own"
+    limit = f" of {format_duration(plan.timeout_s)}" if plan.timeout_s is not None else ", without a limit of its own"
     took_us = _took_us(found, at_us)
     took = "not started" if took_us is None else format_duration(took_us / US_PER_S)
     states = Counter(_state_of(found, run) for run in found.runs)
     endings = ", ".join(f"{count} {state_words(state)}" for state, count in states.most_common())
-    say(f"{group.id} of {group.user_id}, approved {format_ts(group.created_us, utc=True)}")
+    say(f"{plan.id} of {plan.user_id}, approved {format_ts(plan.created_us, utc=True)}")
     say(f"Cap: {cap}{share}{held}")
     say(f"Time: {took}{limit}{'' if took_us is None else ', from the start of its first run'}")
     say(f"Runs: {len(found.runs)} ({endings})")
@@ -269,21 +269,21 @@ def _group_screen(found: GroupSum, at_us: int) -> None:
         say(f"      {advice(f'ava show {run.id}')}")
 
 
-def _group_json(found: GroupSum, at_us: int) -> dict[str, Any]:
+def _plan_json(found: PlanSum, at_us: int) -> dict[str, Any]:
     from ava_server.render.run_view import elapsed_in
 
-    group, bucket = found.group, found.bucket
+    plan, bucket = found.caps, found.bucket
     took_us = _took_us(found, at_us)
     return {
-        "group_id": group.id,
-        "user": group.user_id,
-        "approved_at": iso_utc(group.created_us),
-        "started_at": iso_utc(group.started_us) if group.started_us is not None else None,
+        "group_id": plan.id,
+        "user": plan.user_id,
+        "approved_at": iso_utc(plan.created_us),
+        "started_at": iso_utc(plan.started_us) if plan.started_us is not None else None,
         "spent_cents": cents(bucket.spent_micros),
         "held_cents": cents(bucket.held_micros),
-        "cap_cents": cents(group.cap_micros),
+        "cap_cents": cents(plan.cap_micros),
         "elapsed_seconds": None if took_us is None else took_us / US_PER_S,
-        "timeout_seconds": group.timeout_s,
+        "timeout_seconds": plan.timeout_s,
         "endings": dict(Counter(run.state for run in found.runs if run.ended)),
         "runs": [
             {
@@ -306,16 +306,16 @@ def _group_json(found: GroupSum, at_us: int) -> dict[str, Any]:
     }
 
 
-def _state_of(found: GroupSum, run: RunRow) -> str:
+def _state_of(found: PlanSum, run: RunRow) -> str:
     return INTERRUPTED if run.id in found.interrupted else run.state
 
 
-def _took_us(found: GroupSum, at_us: int) -> int | None:
+def _took_us(found: PlanSum, at_us: int) -> int | None:
     """Return how long a plan has taken since its first run began; None where none did."""
-    if found.group.started_us is None:
+    if found.caps.started_us is None:
         return None
     ends = [run.ended_us if run.ended_us is not None else at_us for run in found.runs]
-    return max(0, max(ends, default=at_us) - found.group.started_us)
+    return max(0, max(ends, default=at_us) - found.caps.started_us)
 
 
 # -- approvals --------------------------------------------------------------------------------------------------------

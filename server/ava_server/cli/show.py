@@ -216,8 +216,8 @@ def _decided(one: RunDecision, utc: bool) -> Iterable[str]:
     yield f"{one.what} {format_ts(one.at_us, utc)} {one.how}".rstrip()
     if one.changes:
         yield f"Changed by the approval: {one.changes}"
-    if one.group_id:
-        yield f"Approved together with others as {one.group_id}"
+    if one.plan_id:
+        yield f"Approved together with others as {one.plan_id}"
 
 
 def limits_text(config: RunConfig, run: RunRow) -> str:
@@ -418,7 +418,7 @@ def cost_json(run: RunRow, answer: RunAnswer, costs: Costs) -> dict[str, Any]:
         "role": run.role,
         "name": run.name,
         "task_id": run.task_id,
-        "group_id": run.group_id,
+        "group_id": run.plan_id,
         "state": answer.state,
         "model": run.model,
         "price": asdict(config.price),

@@ -142,7 +142,7 @@ class Page:
     def _full(self, run: RunView) -> Iterator[Text]:
         row = run.row
         ended = f", ended {clock(row.ended_us)}" if row.ended_us is not None else ""
-        yield self._head(run, f", in {row.group_id}" if row.group_id else "")
+        yield self._head(run, f", in {row.plan_id}" if row.plan_id else "")
         yield joined(f"  asked {clock(row.created_us)}{ended}: {run.task}")
         yield from self._proposal(run) if run.state in (WAITING, EXPIRED) else self._started(run)
 

@@ -315,7 +315,7 @@ class FollowedRuns:
 
         def left(view: View) -> list[str]:
             runs = [view.run(run_id) for run_id in self._run_ids]
-            plan_ids = {run.group_id for run in runs if run is not None and run.group_id is not None}
+            plan_ids = {run.plan_id for run in runs if run is not None and run.plan_id is not None}
             plans = [view.run(plan_id) for plan_id in plan_ids]
             return [plan.id for plan in plans if plan is not None and not plan.ended and manager.owns(plan.id)]
 

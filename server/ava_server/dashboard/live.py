@@ -180,9 +180,9 @@ class LivePage(Page):
 
     def _title(self, run: RunView) -> Text:
         dash = "─" if can_write("─") else "-"
-        group = f", in {run.row.group_id}" if run.row.group_id else ""
+        plan = f", in {run.row.plan_id}" if run.row.plan_id else ""
         ended = f", ended {clock(run.row.ended_us)}" if run.row.ended_us is not None else ""
-        words = f"{label(run.row)}: {state_words(run.state)}{group}, asked {clock(run.row.created_us)}{ended}"
+        words = f"{label(run.row)}: {state_words(run.state)}{plan}, asked {clock(run.row.created_us)}{ended}"
         line = joined((f"{dash}{dash} ", "dim"), (f"{words} ", "bold"))
         return line.append(dash * max(self.width - line.cell_len, 0), "dim")
 
@@ -219,6 +219,6 @@ class LivePage(Page):
 def _searched(run: RunView) -> str:
     """Return the text that a filter is looked for in."""
     row = run.row
-    parts = (row.id, row.pending_id, row.group_id, row.name, row.role, row.user_id, row.model, run.state)
+    parts = (row.id, row.pending_id, row.plan_id, row.name, row.role, row.user_id, row.model, run.state)
     text = " ".join((*(part or "" for part in parts), state_words(run.state), run.task, run.activity))
     return text.casefold()

@@ -66,7 +66,7 @@ from ava_server.models.clients import ClientPool
 from ava_server.models.selection import Choice
 from ava_server.runs.context import ActiveRun, RunContext
 from ava_server.runs.history import History
-from ava_server.runs.lifecycle import GROUP_TIMEOUT, Paused
+from ava_server.runs.lifecycle import PLAN_TIME_OVER, Paused
 from ava_server.runs.loop import AgentRun
 from ava_server.runs.reservation import Planner, Reservations
 from ava_server.runs.result import RunResult
@@ -276,7 +276,7 @@ class _TapeRun(AgentRun):
         if coding is not None:
             self._coding = TapeCoding(tape, coding, self._log, self.say)
         reasons = [fact.last.reason for fact in tape.recording.facts(CostReserved) if fact.last is not None]
-        grouped = GROUP_TIMEOUT in [*reasons, tape.recording.result["stop_reason"]]
+        grouped = PLAN_TIME_OVER in [*reasons, tape.recording.result["stop_reason"]]
         self.seconds_left = self._run.left_s - 0.001 if grouped else None
 
 

@@ -56,7 +56,7 @@ class RunDecision:
         what: What was decided: `Approved`.
         how: Who decided, over which channel.
         changes: What it has changed, in words; empty where nothing was.
-        group_id: The group that was approved together.
+        plan_id: The plan as whose step it was approved.
         more: It answers a request for more.
     """
 
@@ -64,7 +64,7 @@ class RunDecision:
     what: str
     how: str
     changes: str = ""
-    group_id: str | None = None
+    plan_id: str | None = None
     more: bool = False
 
 
@@ -131,7 +131,7 @@ class MadeDecision:
         token: The name of its token, over HTTP.
         run_id: The run.
         pending_id: Its proposal.
-        group_id: The group that was approved together.
+        plan_id: The plan as whose step it was approved.
         user: Whose run it is.
         role: Its role.
         name: Its label.
@@ -155,7 +155,7 @@ class MadeDecision:
     token: str | None
     run_id: str
     pending_id: str
-    group_id: str | None
+    plan_id: str | None
     user: str
     role: str
     name: str | None
@@ -215,7 +215,7 @@ def _made(view: View, found: FoundDecision) -> MadeDecision:
         token=began.token if began is not None else None,
         run_id=run.id,
         pending_id=run.pending_id,
-        group_id=run.group_id,
+        plan_id=run.plan_id,
         user=run.user_id,
         role=run.role,
         name=run.name,
@@ -302,7 +302,7 @@ def _json(one: MadeDecision) -> dict[str, Any]:
         "state": one.state,
         "subagent_id": one.run_id,
         "pending_id": one.pending_id,
-        "group_id": one.group_id,
+        "group_id": one.plan_id,
         "entry": one.seq,
     }
 
@@ -321,7 +321,7 @@ def csv_cells(one: MadeDecision) -> list[str]:
         ERASED if one.task is None else one.task, one.cap,
     )  # fmt: skip
     money = ("" if each is None else usd(each) for each in (one.cap_micros, one.cost_micros))
-    more = (one.state if one.ended else "", one.digest, one.run_id, one.pending_id, one.group_id, str(one.seq))
+    more = (one.state if one.ended else "", one.digest, one.run_id, one.pending_id, one.plan_id, str(one.seq))
     return [iso_utc(one.at_us), *map(_cell, texts), *money, *map(_cell, more)]
 
 

@@ -479,7 +479,7 @@ def run_answer(shown: RunView, *, offset: int = 0, room: int | None = None, owne
         role=run.role,
         name=run.name,
         task_id=run.task_id,
-        group_id=run.group_id,
+        group_id=run.plan_id,
         state=shown.state,
         status_line=status_line(shown, owner=owner),
         activity_line=status_line(shown, escape_result(shown.activity), owner=owner),

@@ -1,6 +1,6 @@
 """The clock of a run: how long it has been active, and time limits that count only that.
 
-It stands still while the run waits for money that other runs hold. The time of the run's group goes on meanwhile.
+It stands still while the run waits for money that other runs hold. The time of the run's plan goes on meanwhile.
 
 Where a run loses its owner, what counts is what certainly ran: up to its last entry, or up to the moment at which its
 owner was last seen at work, whichever is later (`seen_after`, `active_us_of`). An owner shows itself every few seconds
@@ -71,10 +71,10 @@ class RunClock:
         return self._stopped_before_s + now_s
 
     @contextmanager
-    def limit(self, seconds: float, group_s: float = math.inf) -> Generator[anyio.CancelScope]:
-        """Cancel the body after so many seconds of active time, and after `group_s` seconds of any time."""
-        latest = anyio.current_time() + group_s
-        with anyio.move_on_after(min(seconds, group_s)) as scope:
+    def limit(self, seconds: float, plan_s: float = math.inf) -> Generator[anyio.CancelScope]:
+        """Cancel the body after so many seconds of active time, and after `plan_s` seconds of any time."""
+        latest = anyio.current_time() + plan_s
+        with anyio.move_on_after(min(seconds, plan_s)) as scope:
             self._limits[scope] = latest
             try:
                 yield scope

@@ -159,7 +159,7 @@ class RunControl:
         run = await self._store.look(lambda view: view.run(run_id))
         owned = [run] if run is not None else []
         if run is not None and run.is_plan:  # what it has begun goes on with it
-            owned += await self._store.look(lambda view: view.group_runs(run_id))
+            owned += await self._store.look(lambda view: view.plan_runs(run_id))
         gone = await anyio.to_thread.run_sync(self.gone, owned)
         seen_us = await anyio.to_thread.run_sync(self.seen_us, run)
         command = resume(run_id, who, channel, gone, limits, line=line, force=force, anyones=anyones, seen_us=seen_us)

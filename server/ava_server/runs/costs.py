@@ -24,7 +24,7 @@ from ava_audit.events import (
     ToolResult,
     Usage,
 )
-from ava_audit.rows import GroupRow, RunRow
+from ava_audit.rows import PlanCaps, RunRow
 from ava_audit.units import micros_from_cents
 from ava_audit.view import View
 from ava_roles.errors import RolesError
@@ -47,7 +47,7 @@ class CapNote:
 
 
 def cap_notes(
-    run: RunRow, config: RunConfig, entries: Iterable[Entry], changed: Iterable[Entry], plan: GroupRow | None
+    run: RunRow, config: RunConfig, entries: Iterable[Entry], changed: Iterable[Entry], plan: PlanCaps | None
 ) -> list[CapNote]:
     """Return who raised or lowered a cap of a run, oldest first, and what its plan may cost; see `costs_of`."""
     notes: list[CapNote] = []
@@ -193,7 +193,7 @@ class Costs:
 
 
 def costs_of(
-    run: RunRow, entries: Sequence[Entry], changed: Iterable[Entry] = (), plan: GroupRow | None = None
+    run: RunRow, entries: Sequence[Entry], changed: Iterable[Entry] = (), plan: PlanCaps | None = None
 ) -> Costs:
     """Return what a run has cost, and for what.
 
@@ -224,9 +224,9 @@ def costs_of(
     )
 
 
-def plan_caps(view: View, run: RunRow) -> GroupRow | None:
+def plan_caps(view: View, run: RunRow) -> PlanCaps | None:
     """Return what the plan of a run may cost and take; None for a run of no plan."""
-    return None if run.group_id is None else view.group(run.group_id)
+    return None if run.plan_id is None else view.plan_caps(run.plan_id)
 
 
 @dataclass

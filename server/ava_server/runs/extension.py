@@ -30,7 +30,7 @@ from ava_server.budget.caps import CapReached, CapRequest, money_caps
 from ava_server.budget.run_config import CAP_OF_ARGUMENT, TOKENS, RunConfig, config_of, digest
 from ava_server.budget.user_limits import DayCaps, day_caps
 from ava_server.core.ids import new_id
-from ava_server.runs.lifecycle import Paused, group_time, wait_for_person
+from ava_server.runs.lifecycle import Paused, plan_time, wait_for_person
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Limits, Settings
@@ -172,7 +172,7 @@ def most_now(
     if cap == "max_tokens":
         return hard
     if cap == "timeout":
-        left_s = group_time(view.group(run.group_id) if run.group_id else None, now_us)
+        left_s = plan_time(view.plan_caps(run.plan_id) if run.plan_id else None, now_us)
         return min(hard, (math.inf if left_s is None else active_s + left_s, "the plan's time"))
     names = {
         "group_max_cost": "the plan's cost cap",

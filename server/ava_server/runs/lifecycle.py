@@ -48,7 +48,7 @@ from ava_audit.rows import (
     RUNNING,
     UNENDED,
     WAITING,
-    GroupRow,
+    PlanCaps,
     RunRow,
     WaitsFor,
 )
@@ -73,7 +73,7 @@ LOST_SHARE = 0.5
 """The share of a run's cost cap that lost calls may use before a person has to resume the run."""
 ABANDONED_US = 24 * HOUR_US
 """A run that no server has owned for so long is ended."""
-GROUP_TIMEOUT = "the plan's time is over"
+PLAN_TIME_OVER = "the plan's time is over"
 RESULT_BYTES = 1_800_000
 
 # -- the table --------------------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ Cause = Literal[
     "end",
     "cancel unanswered",
     "give up",
-    "group timeout",
+    "plan timeout",
     "abandon",
 ]
 """What happens to a run.
@@ -118,7 +118,7 @@ Cause = Literal[
 about its task; or its log is being restored or imported, and it is held. `answer`: what it asked is answered.
 `end`: its owner ends it. `cancel unanswered`: its owner has not answered a cancel, and another instance carries it out.
 `give up`: the instance that owns it, or was about to claim it, ends it because its loop does not stop or met an
-internal error. `group timeout`, `abandon`: nobody owns it, and its group's time is over, or nobody came for a day.
+internal error. `plan timeout`, `abandon`: nobody owns it, and its plan's time is over, or nobody came for a day.
 """
 RUNNING_SITUATIONS: tuple[Situation, ...] = ("running here", "running elsewhere", "interrupted")
 OPTIONAL = (UserMessage, CostUpdate, ToolResult)
@@ -172,7 +172,7 @@ _TABLE = (
     Transition("cancel unanswered", RUNNING_SITUATIONS, None, (CostUpdate, RunClaimed, *_ENDED)),
     Transition("cancel unanswered", _QUEUED, None, (CostUpdate, RunClaimed, *_ENDED), cancel_asked=True),
     Transition("give up", (*_QUEUED, "running here"), None, (CostUpdate, RunClaimed, *_ENDED)),
-    Transition("group timeout", _UNOWNED, "timeout", (CostUpdate, *_ENDED), waits_for=_UNHELD),
+    Transition("plan timeout", _UNOWNED, "timeout", (CostUpdate, *_ENDED), waits_for=_UNHELD),
     Transition("abandon", ("queued", "interrupted"), "abandoned", (CostUpdate, *_ENDED)),
 )
 TRANSITIONS: Mapping[tuple[Situation, Cause], Transition] = {
@@ -502,7 +502,7 @@ def _resume_steps(
     view: View, plan: RunRow, who: Who, channel: Channel, gone: frozenset[str], now_us: int
 ) -> Iterator[Event]:
     """Yield the entries that resume what a plan has begun and nobody works on: its approval covers all of it."""
-    for row in view.group_runs(plan.id) if plan.is_plan else ():
+    for row in view.plan_runs(plan.id) if plan.is_plan else ():
         if transition(row, "resume", situation(row, now_us, gone=gone)) is None:
             continue
         yield from settle_unknown(row, agent_of(row), purpose=in_flight_purpose(view, row))
@@ -612,14 +612,14 @@ def end_for_owner(
     return command
 
 
-def group_time(group: GroupRow | None, now_us: int) -> float | None:
-    """Return the seconds left of a group's time; None where it has no limit, or has not started.
+def plan_time(caps: PlanCaps | None, now_us: int) -> float | None:
+    """Return the seconds left of a plan's time; None where it has no limit, or has not started.
 
     It stands still while all of its runs that are left wait for a person.
     """
-    if group is None or group.timeout_s is None or group.started_us is None:
+    if caps is None or caps.timeout_s is None or caps.started_us is None:
         return None
-    return max(0.0, group.timeout_s - group.passed_us(now_us) / 1e6)
+    return max(0.0, caps.timeout_s - caps.passed_us(now_us) / 1e6)
 
 
 def plan_busy_us(view: View, run: RunRow) -> int:
@@ -629,26 +629,26 @@ def plan_busy_us(view: View, run: RunRow) -> int:
     return max((row.last_us or 0 for row in view.step_runs(run.id)), default=0)
 
 
-GROUP_RESERVE_S = 60
-"""Seconds of its group's time that a run keeps for its last turn while it waits for a person."""
+PLAN_RESERVE_S = 60
+"""Seconds of its plan's time that a run keeps for its last turn while it waits for a person."""
 
 
 def wait_for_person(view: View, run: RunRow | None, wait_s: float, now_us: int) -> float:
-    """Return how many seconds a run may wait for a person: at most `wait_s`, and what its group's time leaves."""
-    left_s = group_time(view.group(run.group_id) if run is not None and run.group_id else None, now_us)
-    return wait_s if left_s is None else min(wait_s, left_s - GROUP_RESERVE_S)
+    """Return how many seconds a run may wait for a person: at most `wait_s`, and what its plan's time leaves."""
+    left_s = plan_time(view.plan_caps(run.plan_id) if run is not None and run.plan_id else None, now_us)
+    return wait_s if left_s is None else min(wait_s, left_s - PLAN_RESERVE_S)
 
 
 def overdue(
-    run: RunRow, group: GroupRow | None, gone: frozenset[str], now_us: int, busy_us: int = 0
+    run: RunRow, caps: PlanCaps | None, gone: frozenset[str], now_us: int, busy_us: int = 0
 ) -> RunResult | None:
     """Return how a run that nobody owns ends because a time is over, or None.
 
     `busy_us`: when a run of this plan was last at work; 0 for any other run.
     """
     where = situation(run, now_us, gone=gone)
-    if group_time(group, now_us) == 0 and transition(run, "group timeout", where) is not None:
-        return RunResult("timeout", GROUP_TIMEOUT)
+    if plan_time(caps, now_us) == 0 and transition(run, "plan timeout", where) is not None:
+        return RunResult("timeout", PLAN_TIME_OVER)
     since_us = max(run.queued_us or 0, run.last_us or 0, run.waits_until_us or 0, busy_us)
     if now_us - since_us >= ABANDONED_US and transition(run, "abandon", where) is not None:
         return RunResult("abandoned", "no Ava process that could run it was there for 24 hours")
@@ -670,8 +670,8 @@ def end_overdue(
 
     def command(view: View, now_us: int) -> Outcome[bool]:
         run = view.run(run_id)
-        group = view.group(run.group_id) if run is not None and run.group_id else None
-        ended = overdue(run, group, gone, now_us, plan_busy_us(view, run)) if run is not None else None
+        caps = view.plan_caps(run.plan_id) if run is not None and run.plan_id else None
+        ended = overdue(run, caps, gone, now_us, plan_busy_us(view, run)) if run is not None else None
         if run is None or ended is None:
             return Outcome(False)
         seen = seen_after(run, seen_us, now_us)

@@ -38,7 +38,7 @@ from ava_server.runs.context import ActiveRun, RunContext, RunLeft, nobody_gone
 from ava_server.runs.extension import in_vain
 from ava_server.runs.history import History
 from ava_server.runs.invalid_answers import REPAIRS, cut_caveat, error_of, explain_cut_call
-from ava_server.runs.lifecycle import GROUP_TIMEOUT, Paused, cancel_reason, ending_events, pause
+from ava_server.runs.lifecycle import PLAN_TIME_OVER, Paused, cancel_reason, ending_events, pause
 from ava_server.runs.log import RunLog
 from ava_server.runs.model_call import ModelCalls
 from ava_server.runs.pending_questions import activity_when_asked
@@ -111,7 +111,7 @@ class AgentRun:
                 self.say,
             )
         self._due: float | None = None  # of the monotonic clock, without what its own clock stands still
-        self._group_ends = math.inf  # on anyio's clock
+        self._plan_ends = math.inf  # on anyio's clock
         self._working = anyio.CancelScope()
         self._cap = LastTurn(status="timeout", reason=f"timeout of {self._config.timeout_s:g} s")
         self._cancelled_at: float | None = None
@@ -121,7 +121,7 @@ class AgentRun:
     async def drive(self, seconds_left: float | None = None) -> None:
         """Run the loop to its end and record that. A cancellation from outside leaves the run to another owner.
 
-        `seconds_left` is what is left of the group's time; None without one.
+        `seconds_left` is what is left of the plan's time; None without one.
         """
         try:
             outcome = await self._run_to_end(seconds_left)
@@ -172,9 +172,9 @@ class AgentRun:
         left = max(self._run.left_s, 0.0)
         cap = LastTurn(status="timeout", reason=f"timeout of {timeout:g} s")
         if seconds_left is not None and seconds_left < left:
-            left, cap = seconds_left, LastTurn(status="timeout", reason=GROUP_TIMEOUT)
+            left, cap = seconds_left, LastTurn(status="timeout", reason=PLAN_TIME_OVER)
         if seconds_left is not None:
-            self._group_ends = anyio.current_time() + seconds_left
+            self._plan_ends = anyio.current_time() + seconds_left
         self._due, self._cap = time.monotonic() + left, cap
         work_s = self._run.work_s(left)
         with self.scope:
@@ -224,16 +224,16 @@ class AgentRun:
         if self._context.agent is not None:
             return await self._work_of_agent(work_s, left_s, cap)
         wrap_s = left_s - work_s
-        with self._clock.limit(work_s, max(self._group_left_s() - wrap_s, 0.0)) as self._working:
+        with self._clock.limit(work_s, max(self._plan_left_s() - wrap_s, 0.0)) as self._working:
             return await self._work()
-        own = self._reservations.last_turn() is None and cap.reason != GROUP_TIMEOUT
+        own = self._reservations.last_turn() is None and cap.reason != PLAN_TIME_OVER
         own = own and self._history.unknown_attempts < UNKNOWN_ATTEMPTS
         last = self._reservations.cap = self._reservations.cap or cap
         if self._coding is not None and self._history.worktree is None:  # there is no work to wrap up
             return RunResult(last.status, last.reason)
         if (ended := await self._finish_handover()) is not None:
             return ended
-        with self._clock.limit(max(wrap_s, 0.0), self._group_left_s()) as self._working:
+        with self._clock.limit(max(wrap_s, 0.0), self._plan_left_s()) as self._working:
             if own and (waits := await self._reservations.extensions.more_time(self._run.active_s)) is not None:
                 return waits
             if self._history.answered:
@@ -241,8 +241,8 @@ class AgentRun:
             return await self._turns()
         return RunResult(last.status, last.reason)
 
-    def _group_left_s(self) -> float:
-        return self._group_ends - anyio.current_time()
+    def _plan_left_s(self) -> float:
+        return self._plan_ends - anyio.current_time()
 
     async def _work_of_agent(self, work_s: float, left_s: float, cap: LastTurn) -> RunResult:
         began = time.monotonic()
@@ -252,7 +252,7 @@ class AgentRun:
         module = await anyio.to_thread.run_sync(load, "agents")  # seconds, for the first agent's run
         work = module.AgentWork(self._run, self._tool_calls, self._coding)
         took = time.monotonic() - began  # with what the first agent's run has imported
-        ended: RunResult = await work.work(max(work_s - took, 0.0), left_s - took, cap, self._group_left_s())
+        ended: RunResult = await work.work(max(work_s - took, 0.0), left_s - took, cap, self._plan_left_s())
         return ended
 
     async def _finish_handover(self) -> RunResult | Paused | None:

@@ -22,7 +22,7 @@ import anyio.to_thread
 
 from ava_audit.errors import AuditError, SchemaNewer, StoreUnavailable
 from ava_audit.events import CancelledBy, Who
-from ava_audit.rows import QUEUED, RUNNING, GroupRow, RunRow
+from ava_audit.rows import QUEUED, RUNNING, PlanCaps, RunRow
 from ava_audit.store.backend import Instances, Membership
 from ava_audit.store.store import Store
 from ava_audit.units import now_us
@@ -46,11 +46,11 @@ from ava_server.runs.lifecycle import (
     blocker_in,
     cancel_reason,
     claim,
-    group_time,
     is_held,
     overdue,
     pause_words,
     paused,
+    plan_time,
     situation,
     waits_for_resume,
 )
@@ -122,7 +122,7 @@ class Unended:
 
     head: int
     runs: Mapping[str, RunRow]
-    groups: Mapping[str, GroupRow]
+    plans: Mapping[str, PlanCaps]
 
 
 def read_unended(view: View, head: int, known: Unended | None = None) -> Unended:
@@ -132,11 +132,11 @@ def read_unended(view: View, head: int, known: Unended | None = None) -> Unended
     """
     if known is None or not 0 <= head - known.head <= MOST_NEW:
         rows = view.runs(states=STATES, limit=-1)
-        return Unended(head, {row.id: row for row in rows}, _groups(view, rows))
+        return Unended(head, {row.id: row for row in rows}, _caps_of_plans(view, rows))
     changed = view.runs_with_entries_after(known.head)
     if not changed and head == known.head:
         return known
-    plan_ids = {row.group_id for row in changed if row.group_id is not None} - {row.id for row in changed}
+    plan_ids = {row.plan_id for row in changed if row.plan_id is not None} - {row.id for row in changed}
     changed += [plan for plan_id in plan_ids if (plan := view.run(plan_id)) is not None]
     runs = dict(known.runs)
     for row in sorted(changed, key=lambda row: row.queued_us or 0):  # what was approved last comes last
@@ -145,9 +145,9 @@ def read_unended(view: View, head: int, known: Unended | None = None) -> Unended
             runs[row.id] = row
         else:
             runs.pop(row.id, None)
-    groups = {**known.groups, **_groups(view, changed)}
-    named = {row.group_id for row in runs.values()}
-    return Unended(head, runs, {name: group for name, group in groups.items() if name in named})
+    plans = {**known.plans, **_caps_of_plans(view, changed)}
+    named = {row.plan_id for row in runs.values()}
+    return Unended(head, runs, {name: caps for name, caps in plans.items() if name in named})
 
 
 def settle_s(began: float) -> float:
@@ -163,9 +163,13 @@ def _share_texts(row: RunRow, known: RunRow | None) -> None:
         row.terms = known.terms if known.terms == row.terms else row.terms
 
 
-def _groups(view: View, rows: list[RunRow]) -> dict[str, GroupRow]:
-    found = {name: view.group(name) for name in {row.group_id for row in rows} if name is not None}
-    return {name: group for name, group in found.items() if group is not None}
+def _caps_of_plans(view: View, rows: list[RunRow]) -> dict[str, PlanCaps]:
+    found = {name: view.plan_caps(name) for name in {row.plan_id for row in rows} if name is not None}
+    return {name: caps for name, caps in found.items() if caps is not None}
+
+
+def _caps_of_plan(view: View, run: RunRow) -> PlanCaps | None:
+    return None if run.plan_id is None else view.plan_caps(run.plan_id)
 
 
 @dataclass
@@ -380,25 +384,25 @@ class Manager:
             self._look_in_s = max(LOOK_AFTER_S, min((LOOK_EVERY_S, *self.control.lasts_s(rows, gone))))
         if whole:
             self._tidy_notes(found.runs, gone)
-        free = await self._affordable(await self._free(others, found.groups, gone), gone)
+        free = await self._affordable(await self._free(others, found.plans, gone), gone)
         self._settle_s = settle_s(began)
         if whole and len(rows) > AHEAD:
             self._whole_from_s = began + max(LOOK_EVERY_S, WHOLE_TIMES * (anyio.current_time() - began))
         await self._fill_slots(free, rows, gone, tasks)
         self._note_idle(busy=bool(self._owned) or self._has_due(others))
 
-    async def _free(self, rows: Sequence[RunRow], groups: Mapping[str, GroupRow], gone: frozenset[str]) -> list[RunRow]:
+    async def _free(self, rows: Sequence[RunRow], plans: Mapping[str, PlanCaps], gone: frozenset[str]) -> list[RunRow]:
         """Return the runs that may be taken, and end those whose time is over."""
         free: list[RunRow] = []
         busy: dict[str, int] = {}  # when a run of each plan was last at work
         for row in rows:
-            if row.step is not None and row.group_id is not None:
-                busy[row.group_id] = max(busy.get(row.group_id, 0), row.last_us or 0, row.queued_us or 0)
+            if row.step is not None and row.plan_id is not None:
+                busy[row.plan_id] = max(busy.get(row.plan_id, 0), row.last_us or 0, row.queued_us or 0)
         for row in rows:
             # A run that this process has dropped has no owner either, though its instance is alive.
             left = gone | {self.instance} if row.instance == self.instance else gone
             busy_us = busy.get(row.id, 0)
-            if overdue(row, groups.get(row.group_id or ""), left, now_us(), busy_us) is not None:
+            if overdue(row, plans.get(row.plan_id or ""), left, now_us(), busy_us) is not None:
                 await self._end_overdue(row, left)
             elif await self._may_take(row, gone):
                 free.append(row)
@@ -790,9 +794,8 @@ class Manager:
             elif run.cancel_seq is not None:
                 owned.cancel(await self._store.look(lambda view: cancel_reason(view, run.id)))
             with telemetry.invoke_agent(run):
-                group_id = run.group_id
-                group = None if group_id is None else await self._store.look(lambda view: view.group(group_id))
-                await owned.drive(group_time(group, now_us()))
+                caps = await self._store.look(partial(_caps_of_plan, run=run))
+                await owned.drive(plan_time(caps, now_us()))
         except StoreUnavailable as error:  # the log is out of reach: the run stays for the next look or another owner
             log.error("%s: %s", run.id, error)
         except SchemaNewer as error:

@@ -17,7 +17,7 @@ from ava_server.core.ids import new_id
 from ava_server.runs.clock import RunClock
 from ava_server.runs.context import RunLeft
 from ava_server.runs.history import History
-from ava_server.runs.lifecycle import GROUP_TIMEOUT, agent_of, cancel_reason, cancel_steps, end_plan, group_time
+from ava_server.runs.lifecycle import PLAN_TIME_OVER, agent_of, cancel_reason, cancel_steps, end_plan, plan_time
 from ava_server.runs.log import RunLog
 from ava_server.runs.plan import PlanInputs, advance, owned_plan
 from ava_server.runs.result import RunResult
@@ -114,8 +114,8 @@ class PlanRun:
             if self._leaves:
                 raise RunLeft
             seen = self._log.head
-            left_s = await self._log.read(lambda view: group_time(view.group(self.id), now_us()))
-            stopped = GROUP_TIMEOUT if left_s == 0 else ""
+            left_s = await self._log.read(lambda view: plan_time(view.plan_caps(self.id), now_us()))
+            stopped = PLAN_TIME_OVER if left_s == 0 else ""
             command = advance(self._log.fence, self._who, self._inputs, stopped, lambda: new_id("subagent_id"))
             answer = await self._log.do(command)
             if answer.finish is not None:

@@ -109,10 +109,10 @@ class ClientApprovals(Operations):
         def query(view: View) -> ConfirmOutcome:
             decisions = tuple(decision(view, pending_id) for pending_id in asked.pending_ids)
             rows = [row for row in map(view.proposal, asked.pending_ids) if row is not None and row.state == "approved"]
-            groups = {row.group_id for row in rows}
+            plan_ids = {row.plan_id for row in rows}
             return ConfirmOutcome(
                 decisions,
-                group_id=groups.pop() if len(groups) == 1 else None,
+                plan_id=plan_ids.pop() if len(plan_ids) == 1 else None,
                 lowered=(*elsewhere.values(), *lowered_limits(view, rows)),
                 elsewhere=True,
             )

@@ -149,8 +149,8 @@ class Confirmations(Operations):
             pending_ids=ids,
             approving=tuple(args.approving) if args.approving is not None else None,
             changes=changes,
-            group_max_micros=cap_micros(args.group_max_cost_cents) if args.group_max_cost_cents else None,
-            group_timeout_s=args.group_timeout,
+            plan_max_micros=cap_micros(args.group_max_cost_cents) if args.group_max_cost_cents else None,
+            plan_timeout_s=args.group_timeout,
             plan_ids=(new_id("group_id"), new_id("pending_id")),
         )
         if (decided := await self._client.decide(asked, caller)) is not None:
@@ -170,11 +170,11 @@ class Confirmations(Operations):
         answer = ConfirmAnswer(
             status="approved" if started else ("rejected" if rejected else "refused"),
             decisions=decisions,
-            group_id=decided.group_id,
+            group_id=decided.plan_id,
             approval_lines=list(decided.approval_lines) or None,
             message=" ".join(decided.lowered) or None,
             next=self._access.adapt_text(
-                started_next(started[0], decided.group_id) if started else not_started_next(decided)
+                started_next(started[0], decided.plan_id) if started else not_started_next(decided)
             ),
         )
         if started:

@@ -37,7 +37,7 @@ def quoting_entries(view: View, run: RunRow) -> tuple[int, ...]:
     An entry that quotes several runs counts too: its content can only be erased as a whole.
     """
     texts = texts_of(view, run)
-    ids = frozenset(part for part in (run.id, run.pending_id, run.group_id) if part)
+    ids = frozenset(part for part in (run.id, run.pending_id, run.plan_id) if part)
     own = "|".join(re.escape(part) for part in (run.id, run.pending_id))
     wanted = _Wanted(ids, re.compile(rf"(?<!\w)(?:{own})(?!\w)"), texts.task if texts else None)
     mine = _call_that_made(view, run)
@@ -47,7 +47,7 @@ def quoting_entries(view: View, run: RunRow) -> tuple[int, ...]:
 
 def _own_entries(view: View, run: RunRow) -> Iterator[Entry]:
     """Yield this user's calls of the six tools that name no run in their header, and their answers."""
-    named = [part.partition("-")[2] for part in (run.id, run.pending_id, run.group_id) if part]
+    named = [part.partition("-")[2] for part in (run.id, run.pending_id, run.plan_id) if part]
     likely = " OR ".join(["content LIKE ?"] * (len(named) + 1))
     where = (
         "agent_id = ? AND run_id IS NULL AND type IN ('ToolCall', 'ToolResult') AND user_id = ? AND content IS NOT NULL"

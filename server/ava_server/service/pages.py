@@ -84,7 +84,7 @@ class PageDecisions(Operations):
         if pages is None and caller.asking.links is None:
             raise Refused(only_person)
         await caller.record.begin()
-        if asked.changes or asked.group_max_micros is not None or asked.group_timeout_s is not None:
+        if asked.changes or asked.plan_max_micros is not None or asked.plan_timeout_s is not None:
             raise BadInput(
                 'changes: approval = "human": the person lowers limits on the page; leave changes, group_max_cost_cents'
                 " and group_timeout out, or propose it again with lower caps"
@@ -211,11 +211,11 @@ class PageDecisions(Operations):
         def query(view: View) -> ConfirmOutcome:
             decisions = tuple(_decision(view, pending_id, user, at_us, ended) for pending_id in ids)
             rows = [row for pending_id in ids if (row := view.proposal(pending_id)) is not None]
-            groups = {row.group_id for row in rows}
+            plan_ids = {row.plan_id for row in rows}
             waits = any(made.status == "refused" and made.refused_because == WHY[ended] for made in decisions)
             return ConfirmOutcome(
                 decisions,
-                group_id=groups.pop() if len(groups) == 1 else None,
+                plan_id=plan_ids.pop() if len(plan_ids) == 1 else None,
                 not_agreed=ended if waits else None,
                 lowered=tuple(lowered_limits(view, [row for row in rows if row.state == "approved"])),
                 page=page,

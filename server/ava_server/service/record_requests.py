@@ -23,7 +23,7 @@ from ava_server.render.entries import PAGE_ENTRIES, mirror_lines, names_of
 if TYPE_CHECKING:
     from ava_audit.entries import Entry
     from ava_audit.redaction import Redactor
-    from ava_audit.totals import GroupSum, UserSpending
+    from ava_audit.totals import PlanSum, UserSpending
     from ava_server.approval.estimates import PastEstimates
     from ava_server.budget.user_limits import DayCaps
     from ava_server.config.settings import Settings
@@ -319,22 +319,22 @@ class RecordsHandler:
         found = await self.store.read(lambda view: spending(view, first * DAY_US, (last + 1) * DAY_US, user))
         return UserSpending(user, found if self.reader.audits else replace(found, others=0))
 
-    async def group(self, group: str, all: bool = False) -> "GroupSum":
-        from ava_audit.totals import group_sum
+    async def plan(self, group: str, all: bool = False) -> "PlanSum":
+        from ava_audit.totals import plan_sum
         from ava_server.render.run_view import shown_state
 
-        user, group_id = self._whose(all), parse_id("group_id", group, "--group")
+        user, plan_id = self._whose(all), parse_id("group_id", group, "--group")
 
-        def read(view: View) -> "GroupSum | None":
-            found = group_sum(view, group_id)
+        def read(view: View) -> "PlanSum | None":
+            found = plan_sum(view, plan_id)
             if found is None:
                 return None
             lost = [run.id for run in found.runs if shown_state(run, self._processes.alive) == INTERRUPTED]
             return replace(found, interrupted=tuple(lost))
 
         found = await self.store.read(read)
-        if found is None or user not in (None, found.group.user_id):
-            raise UnknownId(f"There is no plan {group_id} of {self.reader.user} here.")
+        if found is None or user not in (None, found.caps.user_id):
+            raise UnknownId(f"There is no plan {plan_id} of {self.reader.user} here.")
         return found
 
     async def decisions(
@@ -395,12 +395,12 @@ COSTS = Request("/runs/{run_id}/costs", RecordsHandler.costs, "ava_server.runs.c
 DIFF = Request("/runs/{run_id}/diff", RecordsHandler.diff, f"{_RECORDS}:RunDiff")
 SOURCE = Request("/runs/{run_id}/sources/{number}", RecordsHandler.source, "ava_server.service.sources:OpenedSource")
 LOG = Request("/log", RecordsHandler.log, f"{__name__}:LogLines")
-GROUP = Request("/report", RecordsHandler.group, "ava_audit.totals:GroupSum", ("group",))
+PLAN = Request("/report", RecordsHandler.plan, "ava_audit.totals:PlanSum", ("group",))
 SPENDING = Request("/report", RecordsHandler.spending, "ava_audit.totals:UserSpending")
 DECISIONS = Request("/report/approvals", RecordsHandler.decisions, "ava_server.render.approvals:Decisions")
 ESTIMATES = Request("/report/estimates", RecordsHandler.estimates, "ava_server.approval.estimates:PastEstimates")
 REQUESTS: tuple[Request[RecordsHandler, ..., Any], ...] = (
-    TOKEN, FOUND, LISTED, CURRENT, RECORD, DETAIL, COSTS, DIFF, SOURCE, LOG, GROUP, SPENDING, DECISIONS, ESTIMATES,
+    TOKEN, FOUND, LISTED, CURRENT, RECORD, DETAIL, COSTS, DIFF, SOURCE, LOG, PLAN, SPENDING, DECISIONS, ESTIMATES,
 )  # fmt: skip
 PATHS = tuple(dict.fromkeys(f"/{request.path.split('/')[1]}" for request in REQUESTS))
 

@@ -20,7 +20,7 @@ from ava_audit.retention import is_over
 from ava_audit.rows import RUNNING, RunRow
 from ava_audit.search import LogQuery, search
 from ava_audit.units import format_duration, now_us
-from ava_audit.view import RunGroup, View
+from ava_audit.view import RunPhase, View
 from ava_server.approval.proposals import Pending, pending_proposals
 from ava_server.core.ids import parse_number, state_words
 from ava_server.render.result import Text, UntrustedText, result_of
@@ -37,23 +37,23 @@ _SEARCHED = 200
 _SEARCHES = 10
 _NO_PLACE = "the address names no place of the list"
 _TEXT_CHARS = 200
-_GROUPS: dict[str, RunGroup] = {"waiting": "waiting", "running": "running", "ended": "ended"}
+_PHASES: dict[str, RunPhase] = {"waiting": "waiting", "running": "running", "ended": "ended"}
 
 
 @dataclass(frozen=True)
 class Filter:
-    """Which runs are listed: of a group of states, of a role, with these words in ids, names, roles and tasks.
+    """Which runs are listed: in a phase, of a role, with these words in ids, names, roles and tasks.
 
     None and empty take all; `everybody` is for the runs of all users, not the visitor's alone.
     """
 
-    group: RunGroup | None = None
+    phase: RunPhase | None = None
     role: str = ""
     text: str = ""
     everybody: bool = False
 
     def query(self, **more: object) -> str:
-        fields = {"state": self.group, "role": self.role, "text": self.text, "all": "1" if self.everybody else ""}
+        fields = {"state": self.phase, "role": self.role, "text": self.text, "all": "1" if self.everybody else ""}
         return urlencode({name: value for name, value in {**fields, **more}.items() if value})
 
 
@@ -141,7 +141,7 @@ class Runs(PagePart):
             "wanted": wanted,
             "here": f"/subagents?{here}" if here else "/subagents",
             "older": f"/subagents?{wanted.query(after=found.next)}" if found.next else "",
-            "groups": [(name, wanted.query(state=name)) for name in _GROUPS],
+            "phases": [(name, wanted.query(state=name)) for name in _PHASES],
             "everything": wanted.query(state=None),
             "later": bool(after),
         }
@@ -155,7 +155,7 @@ class Runs(PagePart):
         user, role = None if wanted.everybody else visitor.user, wanted.role or None
         rows = await self._context.store.read(
             lambda view: view.newest_runs(
-                wanted.group, now_us(), user=user, role=role, before=before, limit=PAGE_RUNS + 1
+                wanted.phase, now_us(), user=user, role=role, before=before, limit=PAGE_RUNS + 1
             )
         )
         last = rows[PAGE_RUNS - 1] if len(rows) > PAGE_RUNS else None
@@ -214,7 +214,7 @@ class Runs(PagePart):
 
 def _filter(query: QueryParams, visitor: Visitor) -> Filter:
     return Filter(
-        group=_GROUPS.get(query.get("state", "")),
+        phase=_PHASES.get(query.get("state", "")),
         role=query.get("role", "")[:_TEXT_CHARS],
         text=query.get("text", "").strip()[:_TEXT_CHARS],
         everybody="all" in query and visitor.reads_all,
@@ -238,5 +238,5 @@ def _first_seq(row: RunRow) -> int:
 
 
 def _fits(view: View, row: RunRow, wanted: Filter) -> bool:
-    group = "ended" if is_over(view, row, now_us()) else "running" if row.state == RUNNING else "waiting"
-    return wanted.group in (None, group) and wanted.role in ("", row.role)
+    phase = "ended" if is_over(view, row, now_us()) else "running" if row.state == RUNNING else "waiting"
+    return wanted.phase in (None, phase) and wanted.role in ("", row.role)

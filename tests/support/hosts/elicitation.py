@@ -26,7 +26,7 @@ from mcp_types import (
 )
 
 from ava_audit.events import Fact, RunClaimed, SpawnDecided
-from ava_audit.rows import WAITING, GroupRow
+from ava_audit.rows import WAITING, PlanCaps
 from ava_audit.store.store import Store
 from ava_audit.view import View
 from ava_server.core.background import pages_server
@@ -153,12 +153,12 @@ class Host:
         [decided] = await self.facts(made, SpawnDecided)
         return decided
 
-    async def plan_of(self, decided: SpawnDecided) -> GroupRow:
+    async def plan_of(self, decided: SpawnDecided) -> PlanCaps:
         """Return the caps of the plan as whose step something was approved."""
         plan_id = decided.group_id
         assert plan_id is not None
         async with Store.open(self.root) as store:
-            plan = await store.read(lambda view: view.group(plan_id))
+            plan = await store.read(lambda view: view.plan_caps(plan_id))
         assert plan is not None
         return plan
 

@@ -76,7 +76,7 @@ class Ledger:
 
     days: tuple[int, int]
     runs: dict[str, Run] = field(default_factory=dict[str, Run])
-    groups: dict[str, int] = field(default_factory=dict[str, int])
+    plans: dict[str, int] = field(default_factory=dict[str, int])
     accounts: dict[str, Account] = field(default_factory=dict[str, Account])
 
     def in_state(self, *states: str) -> list[Run]:
@@ -89,7 +89,7 @@ class Ledger:
         """Yield each scope that covers a call of a run made now, with its cap."""
         yield run.id, run.cap
         if run.group is not None:
-            yield run.group, self.groups[run.group]
+            yield run.group, self.plans[run.group]
         yield from self.day_scopes(run.user, now_us)
 
     def day_scopes(self, user: str, now_us: int) -> Iterator[tuple[str, int]]:

@@ -166,7 +166,7 @@ class MoneySchedule:
     def __post_init__(self) -> None:
         chance = self.chance
         self.days = DayCaps(chance.randint(80, 500), chance.randint(80, 700))
-        self.group_cap = chance.randint(60, 400)
+        self.plan_cap = chance.randint(60, 400)
         for number in range(chance.randint(2, 6)):
             grouped = chance.random() < 0.3
             call = chance.randint(5, 60)
@@ -191,7 +191,7 @@ class MoneySchedule:
         try:
             self.projections = Projections(db)
             self.view = (View if by_sql else RowsInMemory)(db, self.projections, 0)
-            for event in plan_events(GROUP, self.group_cap, user="ann"):
+            for event in plan_events(GROUP, self.plan_cap, user="ann"):
                 self.seq += 1
                 header = Header(
                     self.seq, self.now_us, "sess-1", "ann", type(event.fact).__name__, GROUP, None, None, None
@@ -392,7 +392,7 @@ class MoneySchedule:
         caps = {run.id: run.cap, f"user:{run.user}:{day}": self.days.user_micros}
         caps[f"all:{day}"] = self.days.installation_micros
         if run.group:
-            caps[run.group] = self.group_cap
+            caps[run.group] = self.plan_cap
         return caps
 
     def check(self, run: Runner) -> None:

@@ -44,7 +44,7 @@ from ava_audit.verify import verify
 from ava_audit.view import View
 from ava_server.approval.decisions import Approval, approve, reject
 from ava_server.approval.proposals import Proposal, SpawnLimits, propose
-from ava_server.approval.summary import group_line
+from ava_server.approval.summary import several_line
 from ava_server.budget.caps import CapReached, CapRequest, Reservation, reserve, settle_unknown, settlement_event
 from ava_server.budget.run_config import RunConfig, Texts
 from ava_server.budget.user_limits import DayCaps, Slots
@@ -287,14 +287,14 @@ class Processes(RuleBasedStateMachine):
         total = sum(run.cap for run in runs)
         asked_cap = None if group_share is None else int(total * group_share)
         cap = total if asked_cap is None else asked_cap
-        lines = [run.line for run in runs] + ([group_line(len(runs), cap, None)] if len(runs) > 1 else [])
+        lines = [run.line for run in runs] + ([several_line(len(runs), cap, None)] if len(runs) > 1 else [])
         changed = runs[0] if lowered is not None else None
         new_cap = max(int(changed.cap * (lowered or 1)), 1) if changed else 0
-        number = len(self.ledger.groups) + 1
+        number = len(self.ledger.plans) + 1
         asked = Approval(
             tuple(run.pending_id for run in runs), tuple(lines if right else lines[:-1]),
             changes={changed.pending_id: {"max_cost_micros": new_cap}} if changed else {},
-            group_max_micros=asked_cap, plan_ids=(f"G-{number:07x}", f"P-9{number:07x}"),
+            plan_max_micros=asked_cap, plan_ids=(f"G-{number:07x}", f"P-9{number:07x}"),
         )  # fmt: skip
         late = [run for run in runs if run.expires_us <= self.now_us]
         command = approve(asked, self.who(user), "terminal", self.limits())
@@ -313,10 +313,10 @@ class Processes(RuleBasedStateMachine):
         if refused:
             return
         if len(runs) > 1:
-            assert decided.group_id is not None
-            self.ledger.groups[decided.group_id] = cap
+            assert decided.plan_id is not None
+            self.ledger.plans[decided.plan_id] = cap
         for run in runs:
-            run.state, run.group = "queued", decided.group_id
+            run.state, run.group = "queued", decided.plan_id
         if changed:
             changed.cap = new_cap
 

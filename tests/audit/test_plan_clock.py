@@ -1,4 +1,4 @@
-"""The time of a group counts from its first run, and stands still while all that is left of it waits for a person."""
+"""The time of a plan counts from its first run, and stands still while all that is left of it waits for a person."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Log:
         self.add(at_s, run_id, RunEnded(status="success", stop_reason="done"))
 
     def passed_s(self, at_s: int) -> float:
-        group = self.state.groups.get(PLAN)
+        group = self.state.plans.get(PLAN)
         assert group is not None
         return group.passed_us(at_s * S) / S
 
