@@ -29,7 +29,7 @@ from ava_server.runs.reservation import RATIO_MARGIN
 from ava_server.runs.setup import Place, RunResources, RunSetup
 
 UNLIMITED = 10**15
-"""What others spend of a day or a group is not in a recording: where it stopped the run, the recording says so."""
+"""What others spend of a day or a plan is not in a recording: where it stopped the run, the recording says so."""
 _HARD = ("max_cost_cents", "max_tokens", "max_tokens_deep", "max_timeout_s")
 _ANSWER_S = 3_600
 """How long a replay waits for more of a cap, in seconds of the recording's time; it only has to be more than 0."""

@@ -1,4 +1,4 @@
-"""`ava eval run`: a suite of cases, done by Ava as one group of runs under one cap, and scored by pydantic-evals.
+"""`ava eval run`: a suite of cases, done by Ava as one plan under one cap, and scored by pydantic-evals.
 
 An extra: nothing imports it but `cli/eval.py`, by `ava_extras.load`. What was done and paid is only in the log: each
 run has a `task_id` that names suite, round, case and try (`plan.py`). So a suite that was interrupted continues there,
