@@ -358,6 +358,8 @@ def test_a_status_line_and_a_bar_say_the_same_of_a_million_tokens() -> None:
     caps = Cap("seconds", 1, 600), Cap("turns", 1, 20), Cap("tool_calls", 1, 40), Cap("tokens", 1_234_567, 2_000_000)
     run = RunView(cast("Any", None), "running", 0, (*caps, Cap("cost", 0, 0)), free=True)
     assert cap_text(caps[-1]) == "1.2M/2.0M tok"
+    assert cap_text(Cap("seconds", 61, 600)) == "61/600 s"
+    assert cap_text(Cap("seconds", 61, 2_592_000)) == "1 min 1 s of 30 days"
     assert figures(run) == "1 s of 600 s · turn 1 of 20 · 1.2M tokens · free"
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from ava_audit.rows import ASKING, EXPIRED, HELD, WAITING
-from ava_audit.units import format_ts, format_usd, now_us
+from ava_audit.units import HOUR_S, format_duration, format_ts, format_usd, minutes, now_us
 from ava_roles.wrap import add_bars, clean
 from ava_server.cli.terminal import cells, wrapped_lines
 from ava_server.core.ids import state_words
@@ -223,6 +223,8 @@ def cap_text(cap: Cap) -> str:
 
     match cap.name:
         case "seconds":
+            if cap.most >= 2 * HOUR_S:
+                return f"{format_duration(cap.used)} of {minutes(cap.most)}"
             return f"{cap.used:.0f}/{cap.most:g} s"
         case "turns":
             return f"turn {cap.used}/{cap.most}"

@@ -25,7 +25,7 @@ from ava_audit.rows import (
     RunRow,
 )
 from ava_audit.store.backend import Activities
-from ava_audit.units import format_usd, iso_utc, local_second, minutes
+from ava_audit.units import format_duration, format_usd, iso_utc, local_second, minutes
 from ava_audit.view import View, loads
 from ava_roles.wrap import clean, escape_result
 from ava_server.approval.proposals import texts_of
@@ -441,7 +441,7 @@ def figures(shown: RunView) -> str:
         return "a newer Ava has proposed it, and this one cannot read what was approved"
     time, turns, _calls, tokens, _cost = shown.caps
     if shown.plan is not None:
-        used = f"{shown.plan.words} · {time.used:.0f} s of {minutes(time.most)}"
+        used = f"{shown.plan.words} · {format_duration(time.used)} of {minutes(time.most)}"
         return f"{used} · {short_number(int(tokens.used))} tokens · {cost_of(shown)}"
     used = f"{time.used:.0f} s of {time.most:g} s · turn {turns.used} of {turns.most}"
     return f"{used} · {short_number(int(tokens.used))} tokens · {cost_of(shown)}"
