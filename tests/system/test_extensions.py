@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -242,6 +243,34 @@ def test_ava_run_asks_what_its_run_asks_and_passes_the_answer_on(tmp_path: Path)
     with running_model_server(answers) as model:
         code, text = own_run(root, model.base_url, ("it continues without one):", "Swiss Francs"))
     assert code == 0 and "asks you:" in text and "Which currency?" in text, text
+
+
+def test_ava_run_asks_once_what_several_runs_of_its_plan_ask(tmp_path: Path) -> None:
+    root = made(tmp_path / "data", config_toml=f"{PRICED}\n[limits]\nrunning_per_user = 3\n")
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        "".join(f'[[steps]]\nid = "{name}"\nrole = "researcher"\ntask = "Price {name}."\n' for name in "abc")
+    )
+
+    def answers(asked: dict[str, Any]) -> Step:
+        said = json.dumps(asked["messages"])
+        asks = Say(calls=[("ask", {"question": "Which currency?", "options": ["EUR", "USD"]})])
+        return hand_over() if "Swiss Francs" in said else asks
+
+    with running_model_server(answers) as model:
+        env = {**using(model.base_url), "AVA_MODEL": "test"}
+        with on_terminal(root, "run", "--steps", str(plan), env=env, columns=200, command=CONTROLLED) as screen:
+            screen.until(START[0])
+            screen.type("y\n")
+            screen.until("it continues without one):")
+            deadline = time.monotonic() + 30
+            while len(logged(root, "Asked")) < 3 and time.monotonic() < deadline:  # the others join it
+                time.sleep(0.1)
+            code, text = screen.ended_after([("", "Swiss Francs")]), screen.text
+    assert code == 0, text
+    assert text.count("it continues without one):") == 1 and "So do 2 other runs that asked the same." in text, text
+    by_run = {entry.run_id: entry.content["channel"] for entry in logged(root, "Answered")}
+    assert list(by_run.values()) == ["terminal"] * 3
 
 
 @pytest.mark.parametrize(

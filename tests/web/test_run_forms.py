@@ -110,6 +110,9 @@ async def test_a_cap_is_raised_with_what_an_approval_takes(tmp_path: Path, pin: 
         page, action = f"/subagents/{run_id}", f"/subagents/{run_id}/extension"
         shown = (await browser.get(page)).text
         assert "is near its cost cap" in shown and ("Approval PIN" in shown) is pin
+        overview = (await browser.get("/")).text
+        assert "It is near a cap and asks for more" in overview and "It asks you" not in overview
+        assert "hands in what it has" in overview
         if pin:
             for wrong in ({}, {"pin": "00 00 00"}):
                 refused = await browser.send(page, action, decision="approve", **wrong)

@@ -182,9 +182,10 @@ class RunWatch:
 
     def _tell_questions(self, seen: list[RunView]) -> None:
         for run in seen:
-            asked = run.question
-            if asked is not None and asked.kind.in_words and asked.id not in self._told:
-                self._told.add(asked.id)
+            for asked in run.questions:
+                if not asked.kind.in_words or not self._told.isdisjoint(asked.ids):
+                    continue
+                self._told.update(asked.ids)
                 self.progress.end()
                 tell(f"{asked.heading}:\n{asked.drawn}")
                 how = advice(asked.in_a_terminal)
@@ -358,10 +359,9 @@ class FollowedRuns:
         """Ask the next question of a run."""
         if self._asking is not None or self._question is not None:
             return
-        for run in seen:
-            one = run.question
-            if one is not None and one.id not in self._asked:
-                self._asked.add(one.id)
+        for one in (each for run in seen for each in run.questions):
+            if self._asked.isdisjoint(one.ids):
+                self._asked.update(one.ids)
                 self._asking = anyio.CancelScope()
                 outcomes.start_soon(self._answer, self._asking, one)
                 return

@@ -38,7 +38,7 @@ from ava_server.core.ids import label, state_words
 from ava_server.render.plan_view import PlanView, view_plan
 from ava_server.render.responses import LastTool, RunAnswer, Untrusted
 from ava_server.runs.lifecycle import awaited, blocker_in, is_held, pause_words, paused, resume_line, waits_for_resume
-from ava_server.runs.pending_questions import PendingQuestion, asked_of, pending_question
+from ava_server.runs.pending_questions import OpenQuestions, PendingQuestion, asked_of
 
 if TYPE_CHECKING:
     from ava_server.runs.manager import Manager
@@ -279,6 +279,7 @@ class RunView:
         ends_with_host: A sentence, where it is interrupted when its host closes, although it was approved to continue.
         task: The beginning of its task, where it was asked for.
         plan: Its steps, where it is a plan.
+        asked_by_runs: What the runs of a plan ask a person, identical ones once.
     """
 
     row: RunRow
@@ -295,6 +296,7 @@ class RunView:
     ends_with_host: str = ""
     task: str = ""
     plan: PlanView | None = None
+    asked_by_runs: tuple[PendingQuestion, ...] = ()
 
     @property
     def over(self) -> bool:
@@ -305,6 +307,11 @@ class RunView:
     def question(self) -> PendingQuestion | None:
         """What it asks a person, and waits."""
         return self.wait.question if self.wait is not None else None
+
+    @property
+    def questions(self) -> tuple[PendingQuestion, ...]:
+        """What it asks, or what the runs of a plan ask."""
+        return self.asked_by_runs if self.question is None else (self.question,)
 
     @property
     def asks(self) -> str:
@@ -385,12 +392,13 @@ def view_run(
     manager: Manager | None = None,
     result: bool = True,
     task: bool = False,
+    questions: OpenQuestions | None = None,
 ) -> RunView:
     """Return a run as it is now.
 
     `served` tells whether any server works on this data root. `manager` is this process's own, where it has one: it
     knows more than the log. With `result` the result of an ended run is read too, with `task` the beginning of its
-    task.
+    task. `questions`: what runs ask a person, where the caller looks at several runs.
     """
     plan = _plan(view, run)
     proposal = view.proposal(run.pending_id) if run.state == WAITING else None
@@ -401,13 +409,15 @@ def view_run(
     caps, free = _caps(view, run, at_us, plan)
     money = awaited_money(view, run, processes.alive) if state == RUNNING else None
     money_wait = Wait("money", run, blocker=money) if money is not None else None
+    questions = OpenQuestions(view, now_us) if questions is None else questions
+    wait = _wait(view, run, state, now_us, served, manager, questions)
     return RunView(
         row=run,
         state=state,
         at_us=at_us,
         caps=caps,
         free=free,
-        wait=_wait(view, run, state, now_us, served, manager) or money_wait,
+        wait=wait or money_wait,
         activity=activity_of(run, processes, manager) if state == RUNNING and money_wait is None else "",
         last_tool=_last_tool(view, run) if run.state == RUNNING else None,
         expires_us=proposal.expires_us if proposal is not None else None,
@@ -416,6 +426,7 @@ def view_run(
         ends_with_host=_ends_with_host(view, run) if state == RUNNING else "",
         task=task_excerpt(texts.task) if texts is not None else "(erased)" if task else "",
         plan=plan,
+        asked_by_runs=tuple(questions.once(view.asking_runs(run.id))) if run.is_plan else (),
     )
 
 
@@ -577,12 +588,18 @@ def _caps(view: View, run: RunRow, at_us: int, plan: PlanView | None) -> tuple[t
 
 
 def _wait(
-    view: View, run: RunRow, state: str, now_us: int, served: Callable[[], bool], manager: Manager | None
+    view: View,
+    run: RunRow,
+    state: str,
+    now_us: int,
+    served: Callable[[], bool],
+    manager: Manager | None,
+    questions: OpenQuestions,
 ) -> Wait | None:
     if state == WAITING:
         return Wait("approval", run)
     if state in ASKING:
-        asked = pending_question(view, run, now_us)
+        asked = questions.of(run)
         return Wait(
             "extension" if state == AWAITING_EXTENSION else "answer", run, until_us=run.waits_until_us, question=asked
         )

@@ -4,15 +4,19 @@ A run near a cap asks for more money, tokens or time; a run with the tool `ask` 
 a tool with values that nobody approved asks whether it may. What differs between them is a `QuestionKind`, a row of
 `KINDS`; nothing else tells them apart. Only a person's own answer raises a cap, once and to at most what was shown, or
 allows a call. A question whose answer is text is also answered by the orchestrator.
+
+Where runs of one plan ask the same, `OpenQuestions` makes one of it: a person sees it once, and one answer is recorded
+for each of these runs. Only questions of kinds that `joins` are one: what leaves the machine or changes something there
+is asked for each run.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from pydantic import BaseModel
 
@@ -54,6 +58,20 @@ _ONLY_A_PERSON = "only a person's own answer counts: in a terminal, over HTTP, o
 # -- what waits -------------------------------------------------------------------------------------------------------
 
 
+_Same = tuple[AskedKind, str, tuple[str, ...]]
+MOST_NAMED = 10
+"""Most runs that are named beside a question which they ask too."""
+
+
+class Asker(NamedTuple):
+    """Another run of a plan that waits for the answer to the same question."""
+
+    run_id: str
+    ask_id: str
+    name: str
+    model: str
+
+
 @dataclass(frozen=True)
 class PendingQuestion:
     """What a run asks a person for, and waits. What the subagent wrote is cleaned, and still untrusted.
@@ -63,6 +81,8 @@ class PendingQuestion:
         text: The question; of one whether a call may be made, the values that nobody approved; else empty.
         options: Answers to choose from; may be empty.
         line: The approval line of what a yes makes, where it is another configuration.
+        others: The other runs of its plan that ask the same, those first that asked first.
+        first: None of them asked before it.
     """
 
     run: RunRow
@@ -70,10 +90,36 @@ class PendingQuestion:
     text: str = ""
     options: tuple[str, ...] = ()
     line: str = ""
+    others: tuple[Asker, ...] = ()
+    first: bool = True
 
     @property
     def id(self) -> str:
         return self.asked.ask_id
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Its id, and those of the same question of other runs."""
+        return (self.id, *(other.ask_id for other in self.others))
+
+    @property
+    def same(self) -> _Same:
+        """What is equal of questions that a person would read as one."""
+        return self.asked.kind, self.text, self.options
+
+    @property
+    def also(self) -> str:
+        """Which other runs ask the same, in a sentence; empty where none does."""
+        if not self.others:
+            return ""
+        named = ", ".join(other.name for other in self.others[:MOST_NAMED])
+        more = len(self.others) - MOST_NAMED
+        who = "Another run" if len(self.others) == 1 else f"{len(self.others)} other runs"
+        asks = "asks" if len(self.others) == 1 else "ask"
+        return (
+            f"{who} of {self.run.plan_id} {asks} the same, and one answer goes to all: {named}"
+            f"{f' and {more} more' if more > 0 else ''}."
+        )
 
     @property
     def kind(self) -> QuestionKind:
@@ -106,7 +152,7 @@ class PendingQuestion:
     @property
     def drawn(self) -> str:
         """What a screen draws below its title."""
-        return add_bars(self.untrusted) if self.kind.in_words else self.message
+        return "\n".join(filter(None, (add_bars(self.untrusted), self.also))) if self.kind.in_words else self.message
 
     @property
     def for_tools(self) -> str:
@@ -143,6 +189,8 @@ class QuestionKind(Protocol):
         decision: What a yes does, for `approval/decide.py`.
         is_approval: A yes takes what an approval does.
         in_words: The answer is text: a client that shows only yes and no cannot return it.
+        joins: One answer can stand for all runs of a plan that ask the same: it lets nothing leave the machine, and
+            changes nothing.
         asks: What the run does, in a few words.
         prompt: What a terminal asks below it, where a run's steps are followed.
         unanswered: What a run does whose time to wait is over.
@@ -155,6 +203,7 @@ class QuestionKind(Protocol):
     decision: Kind
     is_approval: bool
     in_words: bool
+    joins: bool
     unanswered: str
 
     def read(self, view: View, run: RunRow, asked: Asked, /) -> PendingQuestion | None:
@@ -216,11 +265,12 @@ class Decider:
 class QuestionDecision:
     """What became of an answer: the cap was raised, the run has its answer or goes on without, or why it was refused.
 
-    `text` says the same in a sentence.
+    `text` says the same in a sentence. `run_ids`: the runs that it was recorded for.
     """
 
     status: Literal["approved", "answered", "declined", "refused"]
     text: str
+    run_ids: tuple[str, ...] = ()
 
 
 def asked_of(run: RunRow) -> Asked | None:
@@ -233,16 +283,74 @@ def pending_question(view: View, run: RunRow, now_us: int) -> PendingQuestion | 
 
     Raises ValueError: a newer Ava wrote it.
     """
-    asked = asked_of(run)
-    if asked is None or transition(run, "answer", situation(run, now_us)) is None:
-        return None
-    return KINDS[asked.kind].read(view, run, asked)
+    return OpenQuestions(view, now_us).of(run)
+
+
+class OpenQuestions:
+    """What runs wait for a person with, in one state of the log. Each question is read once.
+
+    Those of runs of one plan are the same where their kind `joins` and the person would read the same text and the same
+    choices. One that comes later joins those that are open.
+    """
+
+    def __init__(self, view: View, now_us: int) -> None:
+        self._view = view
+        self._now_us = now_us
+        self._of_plan: dict[str, dict[_Same, list[PendingQuestion]]] = {}
+
+    def of(self, run: RunRow) -> PendingQuestion | None:
+        """Return what a run asks, with the others that ask it too. Raises ValueError: a newer Ava wrote it."""
+        one = self._read(run)
+        if one is None:
+            return None
+        alike = self.alike(one)
+        others = tuple(
+            Asker(each.run.id, each.id, label(each.run), each.run.model) for each in alike if each.run.id != run.id
+        )
+        return replace(one, others=others, first=alike[0].run.id == run.id)
+
+    def once(self, rows: Iterable[RunRow]) -> list[PendingQuestion]:
+        """Return what these runs ask, in their order, identical ones once. Raises ValueError: as `of`."""
+        found = (self.of(row) for row in self.first_of_each(rows))
+        return [one for one in found if one is not None]
+
+    def first_of_each(self, rows: Iterable[RunRow]) -> list[RunRow]:
+        """Return these runs without those that ask what another of them asks that asked before."""
+        rows = list(rows)
+        ids = {row.id for row in rows}
+        kept: list[RunRow] = []
+        for row in rows:
+            one = self._read(row) if row.step is not None else None
+            first = row.id if one is None else next(each.run.id for each in self.alike(one) if each.run.id in ids)
+            if first == row.id:
+                kept.append(row)
+        return kept
+
+    def alike(self, one: PendingQuestion) -> list[PendingQuestion]:
+        """Return the same question of each run of its plan, itself among them, in the order in which they asked."""
+        plan_id = one.run.plan_id
+        if one.run.step is None or plan_id is None or not one.kind.joins or one.text == _ERASED:
+            return [one]
+        if plan_id not in self._of_plan:
+            self._of_plan[plan_id] = {}
+            for row in self._view.asking_runs(plan_id):
+                if (each := self._read(row)) is not None:
+                    self._of_plan[plan_id].setdefault(each.same, []).append(each)
+        alike = self._of_plan[plan_id].get(one.same, [])
+        return alike if any(each.run.id == one.run.id for each in alike) else [one]  # it was answered since its look
+
+    def _read(self, run: RunRow) -> PendingQuestion | None:
+        asked = asked_of(run)
+        if asked is None or transition(run, "answer", situation(run, self._now_us)) is None:
+            return None
+        return KINDS[asked.kind].read(self._view, run, asked)
 
 
 def pending_requests(view: View, user: str, now_us: int) -> list[PendingExtension]:
     """Return the requests for more of a user's runs that wait for an answer, oldest first."""
-    waiting = [pending_question(view, run, now_us) for run in view.runs(user=user, states=("queued",), limit=-1)]
-    return [pending_request(one) for one in waiting if one is not None and one.asked.for_more]
+    questions = OpenQuestions(view, now_us)
+    waiting = questions.once(view.runs(user=user, states=("queued",), limit=-1))
+    return [pending_request(one) for one in waiting if one.asked.for_more]
 
 
 class PendingExtension(BaseModel):
@@ -310,19 +418,39 @@ def decide_question(run_id: str, shown: str, given: Given | None, by: Decider) -
         found = pending_question(view, run, now_us)
         if found is None or found.shown.digest != shown:
             return _refused(closed_question(view, run, shown, now_us))
-        return found.kind.decide(view, found, given, by, now_us)
+        return _decide_for_all(view, found, given, by, now_us)
 
     return command
 
 
-def deliver(run_id: str, text: str, by: Decider) -> Command[str | PendingQuestion]:
+def _decide_for_all(
+    view: View, one: PendingQuestion, given: Given | None, by: Decider, now_us: int
+) -> Outcome[QuestionDecision]:
+    """Decide for a run and for all that ask the same: each has its own entries."""
+    decided = one.kind.decide(view, one, given, by, now_us)
+    if decided.value.status == "refused":
+        return decided
+    events, run_ids = list(decided.events), [one.run.id]
+    for other in OpenQuestions(view, now_us).alike(one):
+        if other.run.id != one.run.id:
+            by_other = replace(by, agent=by.agent._replace(agent_id=other.run.id))
+            events += other.kind.decide(view, other, given, by_other, now_us).events
+            run_ids.append(other.run.id)
+    text = decided.value.text
+    if one.others:
+        more = "1 other run" if len(one.others) == 1 else f"{len(one.others)} other runs"
+        text = f"{text} So {'does' if len(one.others) == 1 else 'do'} {more} that asked the same."
+    return Outcome(replace(decided.value, text=text, run_ids=tuple(run_ids)), tuple(events))
+
+
+def deliver(run_id: str, text: str, by: Decider) -> Command[str | PendingQuestion | QuestionDecision]:
     """Deliver a message to a run; where the run waits with a question in words, the message is its answer.
 
-    The value is `answered`, the run's state where it reads the message later, or why it never does: `ended`, `waiting`,
-    or the question that takes more than a message: whether a call may be made.
+    The value is what became of that answer, the run's state where it reads the message later, or why it never does:
+    `ended`, `waiting`, or the question that takes more than a message: whether a call may be made.
     """
 
-    def command(view: View, now_us: int) -> Outcome[str | PendingQuestion]:
+    def command(view: View, now_us: int) -> Outcome[str | PendingQuestion | QuestionDecision]:
         run = view.run(run_id)
         if run is None or run.ended:
             return Outcome("ended")
@@ -333,7 +461,8 @@ def deliver(run_id: str, text: str, by: Decider) -> Command[str | PendingQuestio
             return Outcome(run.state, (Event(by.agent, UserMessage(text=text, kind="message"), run_id=run.id),))
         if found.to_allow:
             return Outcome(found)
-        return Outcome("answered", found.kind.decide(view, found, text, by, now_us).events)
+        decided = _decide_for_all(view, found, text, by, now_us)
+        return Outcome(decided.value, decided.events)
 
     return command
 
@@ -362,6 +491,7 @@ class _More:
     decision: Kind = "extend"
     is_approval = True
     in_words = False
+    joins = False
     unanswered = "is wrapping up; the cap stays as it is"
 
     def read(self, view: View, run: RunRow, asked: Asked) -> PendingQuestion | None:
@@ -485,6 +615,7 @@ class _InWords:
     decision: Kind = "answer"
     is_approval = False
     in_words = True
+    joins = True
     unanswered = "goes on without"
 
     def read(self, view: View, run: RunRow, asked: Asked, /) -> PendingQuestion | None:
@@ -499,8 +630,8 @@ class _InWords:
 
     def message(self, one: PendingQuestion, /) -> str:
         return (
-            f"{label(one.run)} asks you, in its own words:\n{add_bars(one.untrusted)}\n"
-            f"Your answer goes to the model {one.run.model}: give no passwords or keys. It changes no limit. Without"
+            f"{label(one.run)} asks you, in its own words:\n{one.drawn}\n"
+            f"Your answer goes to the model {_models(one)}: give no passwords or keys. It changes no limit. Without"
             f" an answer, the subagent continues at {local_second(one.asked.expires_us)}."
         )
 
@@ -518,11 +649,13 @@ class _InWords:
         if self.is_approval:
             how = f"only the person answers it, in Ava's form or pages, or with {one.in_a_terminal}"
         until = local_second(one.asked.expires_us)
-        return f"an answer to its question (untrusted_question): {how}. Without one, it continues at {until}"
+        also = f" {one.also}" if one.also else ""
+        return f"an answer to its question (untrusted_question): {how}.{also} Without one, it continues at {until}"
 
     def for_people(self, one: PendingQuestion, /) -> str:
         until = local_second(one.asked.expires_us)
-        return f"answer its question with {one.in_a_terminal}; without an answer it continues at {until}"
+        also = f". {one.also}" if one.also else ""
+        return f"answer its question with {one.in_a_terminal}; without an answer it continues at {until}{also}"
 
     def notice(self, one: PendingQuestion, /) -> str:
         return f"{label(one.run)} asks the person a question; check_subagent shows it, and who can answer it"
@@ -575,6 +708,7 @@ class _Call(_InWords):
     """Whether a call may be made; only a person answers that, with yes or no."""
 
     is_approval = True
+    joins = False
 
     def read(self, _view: View, run: RunRow, asked: Asked, /) -> PendingQuestion | None:
         # The value comes last, so that nothing in it can pass for what Ava says of it.
@@ -620,6 +754,10 @@ KINDS: Mapping[AskedKind, QuestionKind] = {
 def activity_when_asked(asked: Asked) -> str:
     """Return what a run does when it asks this, for a line of its progress."""
     return KINDS[asked.kind].activity(asked)
+
+
+def _models(one: PendingQuestion) -> str:
+    return " and ".join(dict.fromkeys((one.run.model, *(other.model for other in one.others))))
 
 
 def _brought(source: str) -> str:

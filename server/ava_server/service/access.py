@@ -23,6 +23,7 @@ from ava_server.core.ids import AGENT, parse_id, parse_run_id
 from ava_server.hosts import launching
 from ava_server.hosts.clients import ConnectedHost, client_of
 from ava_server.runs.lifecycle import awaited, waits_for_resume
+from ava_server.runs.pending_questions import OpenQuestions
 
 if TYPE_CHECKING:
     from ava_server.approval.questions import PageOpener, Person, ProposalLinks
@@ -258,7 +259,7 @@ class Access:
         lost = [row for row in unended if row.state == RUNNING and row.instance and not alive(row.instance)]
         return News(
             at_us=at_us,
-            asking=[row for row in unended if awaited(row, at_us)],
+            asking=OpenQuestions(view, at_us).first_of_each(row for row in unended if awaited(row, at_us)),
             interrupted=[row for row in lost if waits_for_resume(view, row, at_us)],
             ended=view.unfetched(user),
         )

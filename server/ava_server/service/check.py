@@ -33,7 +33,7 @@ from ava_server.render.run_view import (
     view_run,
 )
 from ava_server.runs.lifecycle import paused
-from ava_server.runs.pending_questions import PendingQuestion
+from ava_server.runs.pending_questions import OpenQuestions, PendingQuestion, QuestionDecision
 from ava_server.service.access import Access, Operations, Progress
 from ava_server.service.current import others_words
 from ava_server.service.fetch import bring_to_repositories
@@ -124,7 +124,9 @@ class RunChecks(Operations):
             rows = unended[::-1]  # the newest first: an answer may not carry them all
             rows += view.runs(user=whose, ended_since_us=at_us - HOUR_US, listed=True)[::-1]
             rows += [row for row in news.ended if row.ended_us and row.ended_us < at_us - HOUR_US]
-            runs = [view_run(view, row, processes, at_us, result=False) for row in rows]
+            questions = OpenQuestions(view, at_us)
+            rows = questions.first_of_each(rows)
+            runs = [view_run(view, row, processes, at_us, result=False, questions=questions) for row in rows]
             waiting = sum(run.state == WAITING for run in runs)
             brief = waiting > EXPLAINED
             shown_runs = [self._answer(run, by_pin=self._by_pin(view, run), brief=brief) for run in runs]
@@ -299,21 +301,22 @@ class RunSteering(Operations):
         if delivered == "ended":
             to_do = self._access.adapt_text("ask on with spawn_subagent and context_from")
             raise Refused(f"{label(run)} has ended; {to_do}")
-        if delivered == "answered":
-            self._access.wake(run.id)
-            return self._delivered(run, "has the answer to its question and continues")
+        if isinstance(delivered, QuestionDecision):
+            for each in delivered.run_ids:
+                self._access.wake(each)
+            return self._delivered(run, delivered.text)
         state = await anyio.to_thread.run_sync(shown_state, run, self._runtime.instances.alive)
         paused = state == QUEUED and run.generation > 0
         when = "when it continues" if paused else _WHEN[INTERRUPTED if state == INTERRUPTED else delivered]
-        return self._delivered(run, f"reads it {when}")
+        return self._delivered(run, f"{label(run)} reads it {when}.")
 
-    def _delivered(self, run: RunRow, what: str) -> MessageAnswer:
+    def _delivered(self, run: RunRow, told: str) -> MessageAnswer:
         return MessageAnswer(
             status="delivered",
             subagent_id=run.id,
             name=run.name,
             task_id=run.task_id,
-            message=f"{label(run)} {what}. It may steer the work; limits and tools stay.",
+            message=f"{told} It may steer the work; limits and tools stay.",
         )
 
     async def cancel(self, given: dict[str, Any], _caller: CallContext) -> Answer:

@@ -35,7 +35,7 @@ from ava_server.budget.run_config import caps_text, config_of
 from ava_server.config.keys import key_variables
 from ava_server.core.own_program import checked_command, run_program
 from ava_server.runs.lifecycle import awaited
-from ava_server.runs.pending_questions import pending_question
+from ava_server.runs.pending_questions import PendingQuestion, pending_question
 
 _LINUX = "/usr/bin:/bin:/usr/local/bin"
 """Where programs of the system are; the PATH may begin with a project's."""
@@ -161,8 +161,10 @@ def _event(view: View, entry: Entry) -> dict[str, Any] | None:
     if run is None or proposal is None:
         return None
     if isinstance(entry.fact, Asked):
-        state = awaited(run, now_us())
-        return {**_fields(view, run, state), "status": state, **_request(view, run)} if state else None
+        state, found = awaited(run, now_us()), pending_question(view, run, now_us())
+        if state is None or (found is not None and not found.first):  # told with the run that asked the same before
+            return None
+        return {**_fields(view, run, state), "status": state, **_request(found)}
     ended = entry.type == "RunEnded"
     if ended and run.step is not None:  # a plan's runs are news with the plan
         return None
@@ -186,8 +188,7 @@ def _fields(view: View, run: RunRow, event: str) -> dict[str, Any]:
     }
 
 
-def _request(view: View, run: RunRow) -> dict[str, Any]:
-    found = pending_question(view, run, now_us())
+def _request(found: PendingQuestion | None) -> dict[str, Any]:
     if found is None:
         return {}
     return {**found.kind.event(found), "expires_at": iso_utc(found.asked.expires_us)}

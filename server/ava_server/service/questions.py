@@ -21,6 +21,7 @@ from ava_server.runs.extension import extension_limits
 from ava_server.runs.pending_questions import (
     Decider,
     Given,
+    OpenQuestions,
     PendingExtension,
     PendingQuestion,
     QuestionDecision,
@@ -82,14 +83,15 @@ class PersonQuestions(Operations):
         decided = await self._store.do(decide_question(run_id, shown, given, self._decider(one.run, channel)))
         if decided.status == "refused":
             raise Refused(decided.text)
-        self._access.wake(run_id)
+        for each in decided.run_ids:
+            self._access.wake(each)
         return decided
 
     def _decider(self, run: RunRow, channel: Channel) -> Decider:
         limits = extension_limits(self._runtime.settings, self._session.user)
         return Decider(self._session.who, self._access.agent_of(run), channel, limits)
 
-    async def message(self, run: RunRow, text: str) -> str | PendingQuestion:
+    async def message(self, run: RunRow, text: str) -> str | PendingQuestion | QuestionDecision:
         """Deliver a message to a run, which may be the answer to its question; see `deliver`."""
         return await self._store.do(deliver(run.id, text, self._decider(run, self._session.channel)))
 
@@ -136,12 +138,12 @@ class PersonQuestions(Operations):
         if elsewhere := await outcomes(self._store, shown, limits):
             self._session.opened.discard(question.sha())
             return " ".join(elsewhere.values())
-        self._session.unanswered.add(first.id)
+        self._session.unanswered.update(first.ids)
         left = _UNDECIDED.format(run_id=run_id, page=question.url, how=first.in_a_terminal)
         return self._access.adapt_text(left)
 
     async def open(self, rows: Sequence[RunRow]) -> dict[str, Question]:
-        """Return the questions of these runs to a person whom a client can ask, by their ids."""
+        """Return the questions of these runs to a person whom a client can ask, by their ids; identical ones once."""
         return {one.id: one.form() for one in await self._waiting(rows)}
 
     async def answer(self, rows: Sequence[RunRow], question_id: str, reply: Reply) -> str | None:
@@ -153,14 +155,15 @@ class PersonQuestions(Operations):
             BadInput: What is in the form cannot be used; the question stays open.
             Refused: It cannot be allowed any more.
         """
-        found = {one.id: one for one in await self._waiting(rows, by_pin=True)}  # a no takes no PIN
+        waiting = await self._waiting(rows, by_pin=True)  # a no takes no PIN
+        found = {each: one for one in waiting for each in one.ids}
         one = found.get(question_id)
         return await self._carry_out(one, reply) if one is not None else None
 
     async def _carry_out(self, one: PendingQuestion, reply: Reply) -> str | None:
         """Carry out a reply and return what came of it; None where the person closed the question."""
         if reply.action in ("cancel", "silent"):
-            self._session.unanswered.add(one.id)
+            self._session.unanswered.update(one.ids)
             return None
         given = one.answer_in(reply) if reply.action == "accept" else None
         return (await self._decide(one, one.shown.digest, given, "elicitation")).text
@@ -168,7 +171,8 @@ class PersonQuestions(Operations):
     async def _waiting(self, rows: Sequence[RunRow], *, by_pin: bool = False) -> list[PendingQuestion]:
         """Return what these runs and those of their plans wait with, as far as this session's person may answer.
 
-        What they have closed is left out. With `by_pin`, they can give the approval PIN.
+        Identical questions of a plan's runs are one, and what the person has closed is left out. With `by_pin`, they
+        can give the approval PIN.
         """
         owned = [row for row in rows if self._access.owns(row) and (row.asked or row.is_plan)]
         if not owned or not self._session.may("spawn"):
@@ -179,8 +183,7 @@ class PersonQuestions(Operations):
             asking: list[RunRow] = []
             for row in owned:  # a plan asks through its runs
                 asking += view.asking_runs(row.id) if row.is_plan else [row]
-            found = [pending_question(view, row, at_us) for row in asking]
-            return [one for one in found if one is not None]
+            return OpenQuestions(view, at_us).once(asking)
 
         answerable: list[PendingQuestion] = []
         for one in await self._store.read(query):

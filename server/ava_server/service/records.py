@@ -27,6 +27,7 @@ from ava_server.render.approvals import DECISIONS, RunDecision, decisions_in
 from ava_server.render.entries import Step, compact, recent_steps
 from ava_server.render.responses import RunAnswer
 from ava_server.render.run_view import Processes, ProcessesNow, RunView, run_answer, state_now, view_run
+from ava_server.runs.pending_questions import OpenQuestions
 from ava_server.service.current import CurrentRuns, current_rows
 
 if TYPE_CHECKING:
@@ -98,6 +99,8 @@ def current_runs(
 ) -> tuple[dict[str, int], tuple[RunView, ...]]:
     """Return how many runs are in each state or have `ended` or expired lately, and the runs in the order of a list.
 
+    Of runs of a plan that ask a person the same, the list has the first.
+
     `served`: tells whether any server works on this data root. `most`: how many are returned at most, of those that
     have not ended and of those that have. `rows`: what `current_rows` has found, where the caller knows it.
     """
@@ -110,8 +113,12 @@ def current_runs(
     going_on, ended = current_rows(view, user, at_us) if rows is None else rows
     unended = [(state(row), row) for row in going_on]
     unended.sort(key=lambda each: (ORDER.index(each[0]), each[1].created_us))
-    first = [row for _state, row in unended[:most]] + ended[:most]
-    shown = [view_run(view, row, processes, at_us, served=served, result=False, task=True) for row in first]
+    questions = OpenQuestions(view, at_us)
+    first = questions.first_of_each(row for _state, row in unended)[:most] + ended[:most]
+    shown = [
+        view_run(view, row, processes, at_us, served=served, result=False, task=True, questions=questions)
+        for row in first
+    ]
     return {**Counter(state for state, _row in unended), "ended": len(ended)}, tuple(shown)
 
 
