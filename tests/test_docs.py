@@ -141,7 +141,16 @@ def test_the_tool_table_lists_every_tool_a_role_may_name() -> None:
 @pytest.mark.parametrize("page", ["README.md", "docs/first-run.md"])
 def test_the_pages_for_beginners_name_every_provider_of_models(page: str) -> None:
     text = (REPOSITORY / page).read_text("utf-8").lower()
-    assert [name for name, known in PROVIDERS.items() if known.models and name not in text] == []
+    offered = [name for name, known in PROVIDERS.items() if known.kind == "models" and known.has_tiers]
+    assert [name for name in offered if name not in text] == []
+
+
+def test_the_page_about_models_names_every_provider() -> None:
+    text = (DOCS / "models.md").read_text("utf-8")
+    assert [name for name, known in PROVIDERS.items() if known.models and f"{name}`" not in text] == [
+        name for name, known in PROVIDERS.items() if known.kind == "this_machine"
+    ]
+    assert all(f"[providers.{name}]" in text for name, known in PROVIDERS.items() if known.kind == "this_machine")
 
 
 def test_every_dependency_is_listed_with_its_reason() -> None:

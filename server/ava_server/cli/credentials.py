@@ -15,15 +15,16 @@ from ava_server.cli.options import Json, providers
 from ava_server.cli.secret_input import NameOnlyCommand, ask_hidden, ask_twice, choose_pin, read_secret
 from ava_server.cli.terminal import aligned, heading, present, say
 from ava_server.config import keys
-from ava_server.config.keys import SEARCHES, WELL_KNOWN, provider_name, set_variables, why_unused
+from ava_server.config.keys import SEARCHES, TAKES_KEYS, WELL_KNOWN, provider_name, set_variables, why_unused
 from ava_server.config.pin import SET_ALREADY, PinFile
 from ava_server.config.secrets import Secret, hosts_of, read_secrets, remove_secret, secret_name, set_secret
 from ava_server.core.data_root import DataRoot, find_data_root, os_user
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import nearest
+from ava_server.models.providers import PROVIDERS
 
 _ASKED = "asked for without echo, or read from a pipe."
-_MODEL_PROVIDERS = " or ".join(name for name in WELL_KNOWN if name not in SEARCHES)
+_MODEL_PROVIDERS = " or ".join(name for name in PROVIDERS if name in TAKES_KEYS - SEARCHES)
 _SEARCH_PROVIDERS = " or ".join(name for name in WELL_KNOWN if name in SEARCHES)
 _Provider = Annotated[
     str,
@@ -63,10 +64,10 @@ def set_key_command(provider: _Provider) -> None:
     """
     name = provider_name(provider)
     root = checked_root(show=False)
-    if name not in WELL_KNOWN and name not in _configured_providers(root):
+    if name not in TAKES_KEYS and name not in _configured_providers(root):
         if keys.may_be_key(provider):
             raise BadInput(f"This is not a provider that Ava knows, and may be a key. {_ProviderOnlyCommand.advice}")
-        near = nearest(name, WELL_KNOWN)
+        near = nearest(name, TAKES_KEYS)
         hint = f"Did you mean {near}? If not, give" if near else "Give"
         raise BadInput(
             f"Ava does not know the provider {name}. {hint} its address first: base_url under [providers.{name}]"

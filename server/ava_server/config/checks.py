@@ -29,6 +29,10 @@ PROGRAMS = ("on_event", "key_command")
 """Settings that are a command, which Ava runs outside the sandbox."""
 
 _KEY_COMMAND = ("key_command", "key_ttl_s")
+_OF_THE_FILE = {
+    **dict.fromkeys(_KEY_COMMAND, "runs a program"),
+    "price_as": "sets prices",
+}
 
 FOR_EVERYBODY = ("enabled", "approval", "hosts", "auto_approve_cents", "auto_approve_daily_cents", "limits", "sandbox")
 """Limits for all users: the log has changes of them and of `workspace.allow`, and a variable may only tighten them."""
@@ -243,10 +247,12 @@ def refuse_looser(
 
 def _refuse_for_key_command(path: Place, name: str, before: BaseModel, config: str) -> None:
     """Refuse a variable that names a program, or that moves a provider whose key a command of the file prints."""
-    if path[-1] in _KEY_COMMAND:
-        raise ConfigError(
-            f"{name} is set in the environment, but {path[-1]} runs a program: only {config} may have it. Unset it."
-        )
+    for setting in path[2:3]:
+        if setting in _OF_THE_FILE:
+            raise ConfigError(
+                f"{name} is set in the environment, but {setting} {_OF_THE_FILE[setting]}: only {config} may have it."
+                " Unset it."
+            )
     if _at(before, (*path[:2], "key_command")) and path[-1] == "base_url":
         raise ConfigError(
             f"{name} would send the key that key_command prints to another address than the one in {config}. Unset it."

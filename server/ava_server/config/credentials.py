@@ -19,7 +19,7 @@ from ava_server.models.selection import KNOWN_URLS, ModelSettings, Provider
 if TYPE_CHECKING:
     from ava_audit.redaction import Redactor
     from ava_roles.net.search_engines import Engine
-    from ava_server.config.settings import Settings
+    from ava_server.config.settings import ProviderSettings, Settings
     from ava_server.models.key_command import KeyCommand
 
 
@@ -127,12 +127,13 @@ def model_settings(
     addresses = provider_addresses(settings)
     providers = {
         name: Provider(
-            base_url=own.base_url if (own := settings.providers.get(name)) else None,
+            base_url=_address(name, own) if (own := settings.providers.get(name)) else None,
             api_key=key.value if (key := key_among(stored, name, addresses.get(name))) else None,
             unused_key=why_unused(name, os.environ, addresses.get(name)),
             wire=own.wire if own else None,
             streaming=own.stream if own else True,
             key_command=commands.get(name),
+            price_as=own.price_as if own else {},
         )
         for name in sorted(names)
     }
@@ -144,6 +145,13 @@ def model_settings(
         providers=providers,
         prices={name: UserPrice(**price.model_dump()) for name, price in settings.prices.items()},
     )
+
+
+def _address(name: str, own: ProviderSettings) -> str | None:
+    """Return the address of a provider that the settings name: a server on this machine has a usual one."""
+    known = PROVIDERS.get(name)
+    usual = known.base_url if known is not None and known.kind == "this_machine" else None
+    return own.base_url or usual
 
 
 def provider_addresses(settings: Settings) -> dict[str, str]:

@@ -23,10 +23,14 @@ from ava_server.models.providers import PROVIDERS
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
 
-WELL_KNOWN: Mapping[str, str] = {name: known.variable for name, known in PROVIDERS.items()}
-"""The known providers, and the variable that usually holds each one's key."""
+WELL_KNOWN: Mapping[str, str] = {name: known.variable for name, known in PROVIDERS.items() if known.variable}
+"""The providers with a variable that usually holds their key."""
 
-VARIABLES: Mapping[str, tuple[str, ...]] = {name: (known.variable, *known.also) for name, known in PROVIDERS.items()}
+TAKES_KEYS = frozenset(name for name, known in PROVIDERS.items() if known.kind != "this_machine")
+
+VARIABLES: Mapping[str, tuple[str, ...]] = {
+    name: (variable, *PROVIDERS[name].also) for name, variable in WELL_KNOWN.items()
+}
 """All variables that usually hold their keys, for each in the order in which they are looked at."""
 
 KEY_VARIABLES: Mapping[str, str] = {one: name for name, variables in VARIABLES.items() for one in variables}
@@ -148,6 +152,8 @@ def may_be_key(provider: str) -> bool:
 def address_variables(provider: str) -> tuple[str, ...]:
     """Return the variables that tell other programs where to send the key in a known provider's usual variable."""
     programs = WELL_KNOWN[provider].removesuffix("API_KEY")
+    if programs == WELL_KNOWN[provider]:
+        return PROVIDERS[provider].address_variables
     return f"{programs}BASE_URL", f"{programs}API_BASE", *PROVIDERS[provider].address_variables
 
 

@@ -50,7 +50,12 @@ TTL_UNDER_HUMAN_S = 86_400
 BUNDLE_DAILY_USD = "5"
 """The day cap that the bundle's install dialog suggests; it also applies when the field was emptied."""
 _IN_ENVIRONMENT = "where Ava is given its variables"
-SELF_KNOWN_PROVIDERS = frozenset({"custom", *(name for name, known in PROVIDERS.items() if known.models)})
+SELF_KNOWN_PROVIDERS = frozenset(
+    {
+        "custom",
+        *(name for name, known in PROVIDERS.items() if known.models and known.kind != "own_address"),
+    }
+)
 
 
 def _no_bool(value: object) -> object:
@@ -85,6 +90,15 @@ def http_url(url: str) -> str:
     return url.rstrip("/")
 
 
+def _provider_url(url: str) -> str:
+    """An address that may end with the version of its API, as Azure's deployments do."""
+    address, _, query = url.partition("?")
+    version = _API_VERSION.fullmatch(query)
+    return http_url(address) + f"?{query}" if version else http_url(url)
+
+
+_API_VERSION = re.compile(r"api-version=[\w.-]{1,40}")
+
 _PASSWORD = re.compile(r"^(\w+://[^/?#@:]*:).*@(?=[^@]*$)")
 """The password in an address, and what stands before it."""
 
@@ -102,6 +116,7 @@ LeaseSeconds = Annotated[int, BeforeValidator(_no_bool), Field(ge=3, le=300)]
 Usd = Annotated[float, BeforeValidator(_no_bool), Field(ge=0, allow_inf_nan=False)]
 Folder = Annotated[Path, AfterValidator(absolute_folder)]
 Url = Annotated[str, AfterValidator(http_url)]
+ProviderUrl = Annotated[str, AfterValidator(lambda text: _provider_url(text))]
 SearchUrl = Annotated[str, AfterValidator(lambda text: _search_url(text) if text else text)]
 DatabaseUrl = Annotated[str, AfterValidator(lambda text: _database_url(text.strip()))]
 Host = Annotated[str, AfterValidator(bound_host)]
@@ -143,14 +158,16 @@ class Tiers(Table):
 class ProviderSettings(Table):
     """A provider: its address, the format that it speaks (None: known by its address), and whether it can stream.
 
-    `key_command` prints its key, which is used for `key_ttl_s` seconds.
+    `key_command` prints its key, which is used for `key_ttl_s` seconds. `price_as` has the model as which each name of
+    its own is priced.
     """
 
-    base_url: Url | None = None
+    base_url: ProviderUrl | None = None
     wire: RemoteWire | None = None
     stream: bool = True
     key_command: tuple[str, ...] = ()
     key_ttl_s: Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=86_400)] = 1_800
+    price_as: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _program(self) -> Self:
@@ -327,7 +344,8 @@ class Configured(Table):
     def _addresses(self) -> Self:
         for name, provider in self.providers.items():
             if provider.base_url is None and name not in SELF_KNOWN_PROVIDERS:
-                raise ValueError(f"a table with base_url for the provider {name}, whose address is not known")
+                such = f", such as {PROVIDERS[name].base_url}" if name in PROVIDERS and PROVIDERS[name].models else ""
+                raise ValueError(f"a table with base_url for the provider {name}, whose address is not known{such}")
         for name in self.mcp_servers:
             if not SERVER_NAME.fullmatch(name):
                 raise ValueError(

@@ -12,6 +12,7 @@ from pydantic import BaseModel, StrictBool
 from ava_server.core.errors import ConfigError
 from ava_server.models.base import Model
 from ava_server.models.clients import ClientPool
+from ava_server.models.providers import provider_at
 from ava_server.models.selection import (
     KNOWN_URLS,
     OFFLINE,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from ava_server.models.wires.base import Wire
 
 
-_OPENROUTER, _OPENAI, _ANTHROPIC = (host_of(KNOWN_URLS[name]) for name in ("openrouter", "openai", "anthropic"))
+_OPENROUTER, _ANTHROPIC = (host_of(KNOWN_URLS[name]) for name in ("openrouter", "anthropic"))
 
 
 def how_it_thinks(choice: Choice) -> Thinking:
@@ -45,7 +46,7 @@ def parameters(choice: Choice) -> dict[str, Any]:
     """Return what shapes a request besides the request itself, and where it goes: plain JSON, for the log."""
     if choice.base_url is None:
         return {"wire": choice.wire}
-    host = host_of(choice.base_url)
+    host, known = host_of(choice.base_url), provider_at(choice.base_url)
     common = {
         "wire": choice.wire,
         "base_url": choice.base_url,
@@ -58,7 +59,8 @@ def parameters(choice: Choice) -> dict[str, Any]:
         **common,
         "thinking_field": "reasoning" if host == _OPENROUTER else "reasoning_effort",
         # OpenAI's reasoning models refuse the older name, which all other servers expect.
-        "output_field": "max_completion_tokens" if host == _OPENAI else "max_tokens",
+        "output_field": "max_completion_tokens" if known.long_limit else "max_tokens",
+        **({"asks_usage": False} if known.tells_usage else {}),
         "extra": _for_openrouter(choice) if host == _OPENROUTER else {},
     }
 
@@ -103,6 +105,7 @@ class _StoredChatParameters(_StoredParameters):
     thinking_field: Literal["reasoning_effort", "reasoning"]
     output_field: Literal["max_tokens", "max_completion_tokens"]
     extra: dict[str, Any]
+    asks_usage: StrictBool = True
 
 
 def _wire(parameters: Mapping[str, Any]) -> Wire:
@@ -114,7 +117,7 @@ def _wire(parameters: Mapping[str, Any]) -> Wire:
             chat = _StoredChatParameters.model_validate(parameters)
             # Sorted, because the log may have sorted them.
             extra = json.loads(json.dumps(chat.extra, sort_keys=True))
-            return ChatWire(chat.stream, chat.thinking, chat.output_field, extra, chat.thinking_field)
+            return ChatWire(chat.stream, chat.thinking, chat.output_field, extra, chat.thinking_field, chat.asks_usage)
         case "messages":
             from ava_server.models.wires.messages import MessagesWire
 

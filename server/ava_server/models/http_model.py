@@ -26,6 +26,7 @@ from ava_server.models.base import (
     unchecked,
 )
 from ava_server.models.errors import Endpoint, with_usage
+from ava_server.models.providers import key_header
 from ava_server.models.usage_reader import usage_reader
 from ava_server.models.wires.base import Wire
 from ava_server.models.wires.stream import MOST_BYTES, AnswerStream, Deadlines
@@ -228,6 +229,8 @@ class HttpModel:
             "accept-encoding": "identity",  # so that pieces arrive when they are sent
             **self.wire.headers(endpoint.api_key),
         }
+        if endpoint.api_key and self.key_command is None:
+            headers |= key_header(self.base_url, endpoint.api_key)
         connect_s = self.deadlines.connect_s
         wait_s = max(min(self.deadlines.first_byte_s, end - anyio.current_time()), 0.0)
         try:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import anyio
 from ava_server.core.errors import AvaError, ModelError, ModelErrorKind
 from ava_server.models.errors import Endpoint
 from ava_server.models.prices import Price, Unpriced, known_ids, price_json
+from ava_server.models.providers import key_header
 from ava_server.models.selection import (
     CUSTOM,
     KNOWN_URLS,
@@ -83,6 +84,7 @@ class ModelCatalog:
     configured: bool  # it can be called
     in_table: bool  # the price table lists its models; otherwise only the provider can
     key_command: KeyCommand | None = field(default=None, repr=False)  # what prints its key, in place of `api_key`
+    price_as: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def has_key(self) -> bool:
@@ -135,7 +137,8 @@ def model_catalogs(models: ModelSettings) -> dict[str, ModelCatalog]:
         in_table = bool(known_ids(name, url))
         wire = wire_of(provider, url)
         found[name] = ModelCatalog(
-            name, url, provider.api_key, wire, name in usable, in_table, provider.key_command
+            name, url, provider.api_key, wire, name in usable, in_table, provider.key_command,
+            provider.price_as,
         )  # fmt: skip
     return found
 
@@ -176,7 +179,7 @@ def offers(
     for model_id in ids:
         price, unpriced = None, ""
         try:
-            price = price_over(catalog.wire, catalog.name, model_id, catalog.base_url, models.prices)
+            price = price_over(catalog.wire, catalog.name, model_id, catalog.base_url, models.prices, catalog.price_as)
         except Unpriced as error:
             unpriced = str(error)
         found.append(Offer(model_id, price, unpriced, tuple(serve.get(f"{catalog.name}:{model_id}", ()))))
@@ -212,7 +215,9 @@ async def ask_endpoint(catalog: ModelCatalog, clients: ClientPool) -> list[str]:
     with anyio.move_on_after(DEADLINE_S):
         try:
             async with clients.client() as client:
-                return _ids(await _fetch(client, endpoint, wire), endpoint, wire)
+                return _ids(
+                    await _fetch(client, endpoint, wire, stored_key=catalog.key_command is None), endpoint, wire
+                )
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError, UnicodeError) as error:
             why = f"cannot be asked for its models: {endpoint.cause(error)}"
             raise _failure(endpoint, why, "connection") from error
@@ -235,8 +240,10 @@ async def _key_of(catalog: ModelCatalog) -> str | None:
         ) from None
 
 
-async def _fetch(client: httpx2.AsyncClient, endpoint: Endpoint, wire: Wire) -> bytes:
+async def _fetch(client: httpx2.AsyncClient, endpoint: Endpoint, wire: Wire, *, stored_key: bool) -> bytes:
     headers = {"accept": "application/json", **wire.headers(endpoint.api_key)}
+    if endpoint.api_key and stored_key:
+        headers |= key_header(endpoint.url, endpoint.api_key)
     content = bytearray()
     async with client.stream("GET", endpoint.url, headers=headers) as response:
         status = response.status_code

@@ -13,32 +13,119 @@ RemoteWire = Literal["chat_completions", "messages", "responses", "google"]
 """The formats in which a model at an address is asked; `models/wires/` has them."""
 
 
+Kind = Literal["models", "search", "own_address", "this_machine"]
+"""What a provider offers, and where: models at one address; web search; models at an address of the person's own; a
+server on this machine, used only where `[providers.NAME]` names it."""
+
+
 @dataclass(frozen=True)
 class KnownProvider:
-    """A provider that Ava knows by name."""
+    """A provider that Ava knows by name. One that is compatible with OpenAI needs its key's variable and its address.
 
-    variable: str  # the environment variable that usually holds its key
-    base_url: str
-    models: bool = True  # it offers models; otherwise it searches the web
+    `docs/models.md` has the sources. `tiers.toml` has its models.
+    """
+
+    variable: str = ""  # the environment variable that usually holds its key; empty where none is looked at
+    base_url: str = ""  # its address; an example of one in capitals, where each person has their own
+    kind: Kind = "models"
     also: tuple[str, ...] = ()  # other variables that may hold its key, in this order
     address_variables: tuple[str, ...] = ()  # besides the usual ones, those that tell programs where to send its key
+    wire: RemoteWire = "chat_completions"  # the format that its hosts speak
+    hosts: tuple[str, ...] = ()  # its hosts end with one of these; else only the address's own is known
+    header: str = ""  # the header of a stored key, in place of `authorization: Bearer`
+    price_name: str = ""  # its name in genai-prices, if it has another one there
+    long_limit: bool = False  # it expects `max_completion_tokens`, not `max_tokens`
+    tells_usage: bool = False  # it reports the usage of a stream unasked, and refuses to be asked (`stream_options`)
+    has_tiers: bool = True  # it has models that can call tools, at prices that the table knows
+
+    @property
+    def models(self) -> bool:
+        return self.kind != "search"
+
+    @property
+    def is_fixed(self) -> bool:
+        """Tell whether it is called at one address, by whoever has a key."""
+        return self.kind in ("models", "search")
 
 
 PROVIDERS: Mapping[str, KnownProvider] = {
     "openrouter": KnownProvider("OPENROUTER_API_KEY", "https://openrouter.ai/api/v1"),
-    "anthropic": KnownProvider("ANTHROPIC_API_KEY", "https://api.anthropic.com/v1"),
-    "openai": KnownProvider("OPENAI_API_KEY", "https://api.openai.com/v1"),
+    "anthropic": KnownProvider("ANTHROPIC_API_KEY", "https://api.anthropic.com/v1", wire="messages"),
+    "openai": KnownProvider("OPENAI_API_KEY", "https://api.openai.com/v1", wire="responses", long_limit=True),
     "groq": KnownProvider("GROQ_API_KEY", "https://api.groq.com/openai/v1"),
     "google": KnownProvider(
         "GEMINI_API_KEY",
         "https://generativelanguage.googleapis.com/v1beta",
         also=("GOOGLE_API_KEY",),
         address_variables=("GOOGLE_GEMINI_BASE_URL",),
+        wire="google",
     ),
-    "kagi": KnownProvider("KAGI_API_KEY", "https://kagi.com/api/v1", models=False),
-    "brave": KnownProvider("BRAVE_API_KEY", "https://api.search.brave.com/res/v1", models=False),
+    # Mistral refuses a field that it does not know, with 422 (openai/openai-agents-python#442).
+    "mistral": KnownProvider("MISTRAL_API_KEY", "https://api.mistral.ai/v1", tells_usage=True),
+    "xai": KnownProvider("XAI_API_KEY", "https://api.x.ai/v1", price_name="x-ai"),
+    "deepseek": KnownProvider("DEEPSEEK_API_KEY", "https://api.deepseek.com"),
+    "together": KnownProvider("TOGETHER_API_KEY", "https://api.together.xyz/v1", also=("TOGETHER_AI_API_KEY",)),
+    "fireworks": KnownProvider(
+        "FIREWORKS_API_KEY", "https://api.fireworks.ai/inference/v1", also=("FIREWORKS_AI_API_KEY",)
+    ),
+    "cerebras": KnownProvider("CEREBRAS_API_KEY", "https://api.cerebras.ai/v1"),
+    # Its models search by themselves, and other programs use its variable to search: only a key stored here counts.
+    "perplexity": KnownProvider("", "https://api.perplexity.ai", has_tiers=False),
+    "vertex": KnownProvider(
+        "",
+        "https://aiplatform.googleapis.com/v1/projects/PROJECT/locations/global/publishers/google",
+        "own_address",
+        wire="google",
+        hosts=("aiplatform.googleapis.com",),
+        price_name="google",
+    ),
+    "bedrock": KnownProvider(
+        "AWS_BEARER_TOKEN_BEDROCK",
+        "https://bedrock-runtime.REGION.amazonaws.com/openai/v1",
+        "own_address",
+        price_name="aws",
+    ),
+    "azure": KnownProvider(
+        "AZURE_OPENAI_API_KEY",
+        "https://RESOURCE.openai.azure.com/openai/v1",
+        "own_address",
+        also=("AZURE_API_KEY",),
+        address_variables=("AZURE_OPENAI_ENDPOINT",),
+        hosts=(".openai.azure.com", ".services.ai.azure.com", ".cognitiveservices.azure.com"),
+        header="api-key",
+        long_limit=True,
+    ),
+    "ollama": KnownProvider("", "http://127.0.0.1:11434/v1", "this_machine"),
+    "lmstudio": KnownProvider("", "http://127.0.0.1:1234/v1", "this_machine"),
+    "llamacpp": KnownProvider("", "http://127.0.0.1:8080/v1", "this_machine"),
+    "vllm": KnownProvider("", "http://127.0.0.1:8000/v1", "this_machine"),
+    "kagi": KnownProvider("KAGI_API_KEY", "https://kagi.com/api/v1", "search"),
+    "brave": KnownProvider("BRAVE_API_KEY", "https://api.search.brave.com/res/v1", "search"),
 }
 """In the order of preference when several have a key."""
+
+_UNKNOWN = KnownProvider()
+
+
+@lru_cache(maxsize=64)
+def provider_at(base_url: str) -> KnownProvider:
+    """Return the provider whose host an address has, whatever it is called in the settings; else one of defaults."""
+    try:
+        host = urlsplit(base_url).hostname or ""
+    except ValueError:
+        return _UNKNOWN
+    for known in PROVIDERS.values():
+        if known.kind == "models" and host == urlsplit(known.base_url).hostname:
+            return known
+        if known.hosts and host.endswith(known.hosts):
+            return known
+    return _UNKNOWN
+
+
+def key_header(base_url: str, api_key: str) -> dict[str, str]:
+    """Return the header in which a stored key is sent to an address that has one of its own; else none."""
+    header = provider_at(base_url).header
+    return {header: api_key} if header else {}
 
 
 @lru_cache(maxsize=256)

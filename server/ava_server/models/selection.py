@@ -28,7 +28,7 @@ from ava_server.models.prices import (
     nanos,
     reserve_micros,
 )
-from ava_server.models.providers import PROVIDERS, RemoteWire, is_local
+from ava_server.models.providers import PROVIDERS, RemoteWire, is_local, provider_at
 
 if TYPE_CHECKING:
     from ava_server.models.key_command import KeyCommand
@@ -88,13 +88,9 @@ OFFLINE = "offline/extractive"
 SCRIPTED = "scripted:demo"
 """The script of `ava demo --scripted`. It exists only where AVA_MODEL names it and no endpoint is set."""
 CUSTOM = "custom"
-KNOWN_URLS: Mapping[str, str] = {name: known.base_url for name, known in PROVIDERS.items() if known.models}
-KNOWN_WIRES: Mapping[str, WireName] = {
-    "api.anthropic.com": "messages",
-    "api.openai.com": "responses",
-    "generativelanguage.googleapis.com": "google",
+KNOWN_URLS: Mapping[str, str] = {
+    name: known.base_url for name, known in PROVIDERS.items() if known.models and known.is_fixed
 }
-"""The hosts that do not speak chat completions."""
 ALLOWED_QUERY = frozenset(("api-version",))
 """What an address may have in its query: nothing that could be a key."""
 SET_A_MODEL = (
@@ -114,6 +110,8 @@ class Provider:
     streaming: bool = True  # it can stream
     unused_key: str | None = None  # why the key in the provider's usual variable is not used
     key_command: KeyCommand | None = field(default=None, repr=False)  # what prints its key, in place of `api_key`
+    # The model as which each name of its own is priced: `openai:gpt-5`, or an id at its own address.
+    price_as: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def has_key(self) -> bool:
@@ -182,7 +180,7 @@ def choose(wanted: str | None, tier: str, settings: ModelSettings) -> Choice:
     base_url = provider.base_url or KNOWN_URLS[name]
     check_address(name, base_url, provider.api_key, has_key=provider.has_key)
     wire = wire_of(provider, base_url)
-    price = price_over(wire, name, model_id, base_url, settings.prices)
+    price = price_over(wire, name, model_id, base_url, settings.prices, provider.price_as)
     return Choice(
         provider=name,
         model_id=model_id,
@@ -200,11 +198,14 @@ def choose(wanted: str | None, tier: str, settings: ModelSettings) -> Choice:
 def wire_of(provider: Provider, base_url: str) -> WireName:
     """Return the format that a provider speaks: the one in the settings, else the one known for its address.
 
-    Google has chat completions under /openai.
+    Google has chat completions under /openai and /openapi; Bedrock and others have Anthropic's format under /anthropic.
     """
-    if urlsplit(base_url).path.rstrip("/").endswith("/openai"):
+    path = urlsplit(base_url).path.rstrip("/").removesuffix("/v1")
+    if path.endswith("/anthropic"):
+        return provider.wire or "messages"
+    if path.endswith(("/openai", "/openapi")) and provider_at(base_url).wire == "google":
         return provider.wire or "chat_completions"
-    return provider.wire or KNOWN_WIRES.get(host_of(base_url), "chat_completions")
+    return provider.wire or provider_at(base_url).wire
 
 
 def is_vertex(base_url: str) -> bool:
@@ -220,11 +221,31 @@ def marks_cache(wire: WireName, base_url: str, model_id: str) -> bool:
     return at_openrouter and model_id.removeprefix("~").startswith("anthropic/")
 
 
+NO_OTHER_NAMES: Mapping[str, str] = {}
+
+
 def price_over(
-    wire: WireName, provider: str, model_id: str, base_url: str, overrides: Mapping[str, UserPrice]
+    wire: WireName,
+    provider: str,
+    model_id: str,
+    base_url: str,
+    overrides: Mapping[str, UserPrice],
+    price_as: Mapping[str, str] = NO_OTHER_NAMES,
 ) -> Price:
-    """Return what a model costs when it is called in this format. Raises Unpriced: its price is not known."""
-    price = find_price(provider, model_id, base_url=base_url, overrides=overrides)
+    """Return what a model costs when it is called in this format. Raises Unpriced: its price is not known.
+
+    `price_as`: the models as which names are priced, where the settings have no price of their own for them.
+    """
+    own = {f"{provider}:{model_id}", model_id} & overrides.keys()
+    if model_id in price_as and not own:
+        seller, colon, priced_id = price_as[model_id].partition(":")
+        if colon and seller in PROVIDERS:
+            table = PROVIDERS[seller].price_name or seller
+            price = find_price(table, priced_id, base_url=None, overrides=overrides)
+        else:
+            price = find_price(provider, price_as[model_id], base_url=base_url, overrides=overrides)
+    else:
+        price = find_price(provider, model_id, base_url=base_url, overrides=overrides)
     return marked_price(price) if marks_cache(wire, base_url, model_id) else price
 
 
@@ -304,6 +325,10 @@ def _split_name(wanted: str, settings: ModelSettings, providers: Mapping[str, Pr
         unused = settings.providers[prefix].unused_key if prefix in settings.providers else None
         why = f" ({unused})" if unused else ""
         raise BadInput(f"model: {wanted!r} needs a key for {prefix}, and there is none{why}.", needs_key=prefix)
+    if colon and prefix not in settings.providers and prefix in PROVIDERS and PROVIDERS[prefix].models:
+        machine = PROVIDERS[prefix].kind == "this_machine"
+        needs = "an empty table is enough" if machine else f"with base_url, such as {PROVIDERS[prefix].base_url}"
+        raise BadInput(f"model: {wanted!r} needs [providers.{prefix}] in config.toml: {needs}")
     if colon and prefix in settings.providers:
         raise BadInput(
             f"model: {wanted!r} needs the address of {prefix}; add base_url to [providers.{prefix}] in config.toml"

@@ -13,10 +13,9 @@ from ava_server.models.http_model import HttpModel
 from ava_server.models.listing import model_catalogs, wire_to_list
 from ava_server.models.offline import LocalModel
 from ava_server.models.prices import Price, Unpriced, UserPrice
-from ava_server.models.providers import RemoteWire
+from ava_server.models.providers import PROVIDERS, RemoteWire
 from ava_server.models.selection import (
     KNOWN_URLS,
-    KNOWN_WIRES,
     SCRIPTED,
     TIERS,
     Choice,
@@ -51,7 +50,7 @@ def test_a_tier_selects_a_current_model_of_the_provider_with_a_key(tier: str) ->
 
 
 def test_with_several_keys_the_first_provider_in_tiers_toml_wins() -> None:
-    keys = {name: Provider(api_key=KEY) for name in sorted(KNOWN_URLS)}
+    keys = {name: Provider(api_key=KEY) for name in sorted(KNOWN_URLS) if PROVIDERS[name].has_tiers}
     preferred = [name for name in default_tiers() if name in keys]
     assert preferred[0] == "openrouter" and len(preferred) == len(keys)
     while preferred:
@@ -361,9 +360,16 @@ def test_chat_completions_on_openai_uses_its_own_parameter_names() -> None:
     assert "max_price" not in str(body)
 
 
-@pytest.mark.parametrize("host", [*KNOWN_WIRES, "example.com"])
-def test_an_address_gets_its_known_wire_unless_the_settings_override_it(host: str) -> None:
-    known = KNOWN_WIRES.get(host, "chat_completions")
+@pytest.mark.parametrize(
+    ("host", "known"),
+    [
+        ("api.anthropic.com", "messages"),
+        ("api.openai.com", "responses"),
+        ("generativelanguage.googleapis.com", "google"),
+        ("example.com", "chat_completions"),
+    ],
+)
+def test_an_address_gets_its_known_wire_unless_the_settings_override_it(host: str, known: str) -> None:
     price = {"m": UserPrice(input=1, output=1)}
     for wire in (None, "responses"):
         own = ModelSettings(

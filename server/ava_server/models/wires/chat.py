@@ -46,6 +46,7 @@ class ChatWire(Wire):
     output_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     thinking_field: Literal["reasoning_effort", "reasoning"] = "reasoning_effort"
+    asks_usage: bool = True
 
     def message(self, turn: Turn) -> Mapping[str, Any]:
         """Return a turn's message; an answer is the provider's own, without thinking that it would not accept."""
@@ -61,7 +62,7 @@ class ChatWire(Wire):
         parts = body(request, self.message)
         parts[self.output_field] = request.max_output
         parts["stream"] = self.streaming
-        if self.streaming:
+        if self.streaming and self.asks_usage:
             parts["stream_options"] = {"include_usage": True}
         return {**parts, **self._thinking(request.thinking), **self.extra}
 

@@ -1,0 +1,236 @@
+"""The table of providers: each takes a turn, tools, a stream and errors as its row says, against a server on loopback.
+
+The server is on this machine, so the row is looked up for the provider's own address, and only the call goes elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from support.model_server import Fail, ModelServer, Say, Step, running_model_server
+
+from ava_server.config.credentials import model_settings
+from ava_server.config.keys import find_key, set_key
+from ava_server.config.settings import load_settings
+from ava_server.core.errors import BadInput, ConfigError, ModelError
+from ava_server.models.base import Completion, Request, ToolSchema, UserTurn
+from ava_server.models.clients import ClientPool
+from ava_server.models.factory import model_of, parameters
+from ava_server.models.http_model import HttpModel
+from ava_server.models.listing import ask_endpoint, model_catalogs
+from ava_server.models.prices import Unpriced, UserPrice
+from ava_server.models.providers import PROVIDERS, key_header, provider_at
+from ava_server.models.selection import Choice, ModelSettings, Provider, choose, configured, default_tiers
+
+KEY = "k3y-0f-n0b0dy-123456"
+SELLERS = [name for name, known in PROVIDERS.items() if known.models]
+CALLED = [*SELLERS, "azure deployments", "bedrock anthropic", "vertex openapi"]
+ADDRESSES = {
+    "azure deployments": "https://r.openai.azure.com/openai/deployments/{model}?api-version=2024-10-21",
+    "bedrock anthropic": "https://bedrock-runtime.us-east-1.amazonaws.com/anthropic",
+    "vertex openapi": "https://aiplatform.googleapis.com/v1/projects/p/locations/global/endpoints/openapi",
+}
+SEARCH = ToolSchema("search", "Finds things.", {"type": "object", "properties": {"q": {"type": "string"}}})
+ASK = Request("test", "You are terse.", (SEARCH,), (UserTurn("Find the blue door."),), 256)
+HEADERS = {"anthropic": "x-api-key", "google": "x-goog-api-key", "azure": "api-key", "azure deployments": "api-key"}
+
+
+def address_of(name: str) -> str:
+    return ADDRESSES.get(name) or PROVIDERS[name].base_url.replace("REGION", "us-east-1")
+
+
+def chosen(name: str) -> Choice:
+    """The choice of a model at a provider's own address, with a stored key."""
+    provider = name.partition(" ")[0]
+    given = Provider(base_url=address_of(name), api_key=KEY)
+    prices = {f"{provider}:test": UserPrice(input=1, output=2)}
+    return choose(f"{provider}:test", "fast", ModelSettings(providers={provider: given}, prices=prices))
+
+
+class Called:
+    """A provider's model whose calls go to a server on loopback, with the headers of its own address."""
+
+    def __init__(self, name: str, server: ModelServer, clients: ClientPool) -> None:
+        self.choice = chosen(name)
+        model = model_of(self.choice.name, parameters(self.choice), KEY, clients)
+        assert isinstance(model, HttpModel)
+        self.url = model.wire.url(model.base_url, "test")
+        self.headers = {**model.wire.headers(KEY), **key_header(model.base_url, KEY)}
+        self.model = replace(model, base_url=server.base_url)
+
+    async def ask(self) -> Completion:
+        with anyio.fail_after(20):
+            async with self.model.stream(ASK) as stream:
+                async for _delta in stream:
+                    pass
+        return stream.completion
+
+
+@pytest.mark.parametrize("name", CALLED)
+async def test_a_turn_with_tools_is_streamed_and_counted_within_its_bound(name: str) -> None:
+    said = Say("I look for it.", [("search", {"q": "blue door"})])
+    with running_model_server([said]) as server:
+        async with ClientPool() as clients:
+            called = Called(name, server, clients)
+            completion = await called.ask()
+            bound = called.model.bound(ASK, None)
+    assert completion.text == "I look for it."
+    assert [(call.name, call.args) for call in completion.calls] == [("search", {"q": "blue door"})]
+    assert completion.usage is not None
+    assert 0 < completion.usage.prompt_tokens <= bound.prompt_tokens
+    assert 0 < completion.usage.output_tokens <= bound.output_tokens
+    body = server.requests[0].json
+    known = PROVIDERS[name.partition(" ")[0]]
+    if called.choice.wire == "chat_completions":
+        assert ("max_completion_tokens" in body, "max_tokens" in body) == (known.long_limit, not known.long_limit)
+        assert ("stream_options" in body) != known.tells_usage
+    assert not server.refused
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_the_key_goes_into_the_header_of_the_provider(name: str) -> None:
+    with running_model_server([]) as server:
+        called = Called(name, server, ClientPool())
+    header = HEADERS.get(name, "authorization")
+    assert called.headers[header] == (f"Bearer {KEY}" if header == "authorization" else KEY)
+
+
+FAILURES: Mapping[int, str] = {400: "bad_request", 401: "auth", 429: "rate_limit", 500: "overloaded", 503: "overloaded"}
+
+
+@pytest.mark.parametrize("name", CALLED)
+async def test_an_error_is_of_its_kind_and_has_no_key(name: str) -> None:
+    said: list[Step] = [Fail(status, {"error": {"message": f"no, {KEY}"}}) for status in FAILURES]
+    found: dict[int, str] = {}
+    with running_model_server(said) as server:
+        async with ClientPool() as clients:
+            called = Called(name, server, clients)
+            for status in FAILURES:
+                with pytest.raises(ModelError) as failed:
+                    await called.ask()
+                found[status] = failed.value.kind
+                assert KEY not in str(failed.value)
+    assert found == FAILURES
+
+
+URLS = {
+    "mistral": "https://api.mistral.ai/v1/chat/completions",
+    "deepseek": "https://api.deepseek.com/chat/completions",
+    "perplexity": "https://api.perplexity.ai/chat/completions",
+    "fireworks": "https://api.fireworks.ai/inference/v1/chat/completions",
+    "bedrock": "https://bedrock-runtime.us-east-1.amazonaws.com/openai/v1/chat/completions",
+    "bedrock anthropic": "https://bedrock-runtime.us-east-1.amazonaws.com/anthropic/v1/messages",
+    "azure": "https://RESOURCE.openai.azure.com/openai/v1/chat/completions",
+    "azure deployments": ("https://r.openai.azure.com/openai/deployments/test/chat/completions?api-version=2024-10-21"),
+    "vertex": (
+        "https://aiplatform.googleapis.com/v1/projects/PROJECT/locations/global/publishers/google/models/"
+        "test:streamGenerateContent?alt=sse"
+    ),
+    "vertex openapi": (
+        "https://aiplatform.googleapis.com/v1/projects/p/locations/global/endpoints/openapi/chat/completions"
+    ),
+    "ollama": "http://127.0.0.1:11434/v1/chat/completions",
+}
+
+
+@pytest.mark.parametrize("name", URLS)
+def test_a_call_goes_to_the_documented_address(name: str) -> None:
+    with running_model_server([]) as server:
+        assert Called(name, server, ClientPool()).url == URLS[name]
+
+
+@pytest.mark.parametrize("name", SELLERS)
+async def test_a_provider_lists_its_models(name: str) -> None:
+    with running_model_server([]) as server:
+        catalog = model_catalogs(ModelSettings(providers={name: Provider(base_url=address_of(name), api_key=KEY)}))
+        assert catalog[name].base_url == address_of(name)
+        listed: dict[str, Any] = {"data": [{"id": "one"}], "models": [{"name": "models/one"}]}
+    with running_model_server([Fail(200, listed)]) as server:
+        async with ClientPool() as clients:
+            assert await ask_endpoint(replace(catalog[name], base_url=server.base_url), clients) == ["one"]
+
+
+def test_a_new_compatible_provider_is_a_row_and_its_tiers() -> None:
+    for name in ("groq", "mistral", "xai", "deepseek", "together", "fireworks", "cerebras"):
+        found = configured(ModelSettings(providers={name: Provider(api_key=KEY)}))
+        choice = choose(None, "fast", ModelSettings(providers=found))
+        assert (choice.provider, choice.model_id) == (name, default_tiers()[name]["fast"])
+        assert choice.wire == "chat_completions" and not choice.price.free
+
+
+def test_a_key_for_perplexity_in_a_variable_of_other_programs_is_not_used(tmp_path: Path) -> None:
+    assert find_key("perplexity", tmp_path / "keys.toml", {"PERPLEXITY_API_KEY": KEY}) is None
+    set_key("perplexity", KEY, tmp_path / "keys.toml")
+    assert find_key("perplexity", tmp_path / "keys.toml", {}) is not None
+
+
+# -- addresses of a person's own -------------------------------------------------------------------------------------
+
+
+def settings_in(root: Path, config: str) -> ModelSettings:
+    (root / "config.toml").write_text(config)
+    return model_settings(load_settings(root, env={}), {})
+
+
+@pytest.mark.parametrize("name", ["azure", "bedrock", "vertex"])
+def test_a_provider_at_an_address_of_ones_own_says_what_it_needs(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"base_url for the provider {name}.*such as https://"):
+        settings_in(tmp_path, f"[providers.{name}]\n")
+    with pytest.raises(BadInput, match=rf"needs \[providers.{name}\] in config.toml: with base_url, such as https://"):
+        choose(f"{name}:some-model", "fast", ModelSettings())
+
+
+@pytest.mark.parametrize(
+    "query", ["api-version=2024-10-21&key=abcdefgh", "key=abcdefgh", "api-version=", "api-version=a/b", "sig=1"]
+)
+def test_an_address_has_no_other_query_than_the_version_of_its_api(tmp_path: Path, query: str) -> None:
+    with pytest.raises(ConfigError, match="query"):
+        settings_in(tmp_path, f'[providers.azure]\nbase_url = "https://r.openai.azure.com/openai?{query}"\n')
+
+
+def test_a_deployment_is_priced_as_its_model(tmp_path: Path) -> None:
+    address = 'base_url = "https://r.openai.azure.com/openai/v1"\n'
+    named = "[providers.azure]\n" + address + 'price_as = { "our-gpt" = "openai:gpt-5" }\n'
+    settings = settings_in(tmp_path, named)
+    price = choose("azure:our-gpt", "fast", settings).price
+    openai = choose("openai:gpt-5", "fast", ModelSettings(providers={"openai": Provider(api_key=KEY)})).price
+    assert (price.input, price.output) == (openai.input, openai.output) and price.input > 0
+    with pytest.raises(Unpriced, match="azure:another"):
+        choose("azure:another", "fast", settings)
+    own = settings_in(tmp_path, named + '[prices."azure:our-gpt"]\ninput = 9.0\noutput = 9.0\n')
+    assert choose("azure:our-gpt", "fast", own).price.input == 9_000
+    with pytest.raises(ConfigError, match="sets prices"):
+        load_settings(tmp_path, env={"AVA_PROVIDERS__AZURE__PRICE_AS": '{"our-gpt": "openai:gpt-5-nano"}'})
+
+
+def test_a_model_of_bedrock_has_the_price_of_its_table() -> None:
+    given = Provider(base_url="https://bedrock-runtime.us-east-1.amazonaws.com/openai/v1", api_key=KEY)
+    choice = choose("bedrock:openai.gpt-oss-120b-1:0", "fast", ModelSettings(providers={"bedrock": given}))
+    assert choice.price.input > 0 and choice.price.source.startswith("genai-prices")
+
+
+def test_a_provider_is_known_by_the_end_of_its_host_alone() -> None:
+    assert provider_at("https://r.openai.azure.com/openai/v1") is PROVIDERS["azure"]
+    assert provider_at("https://europe-west1-aiplatform.googleapis.com/v1/projects/p") is PROVIDERS["vertex"]
+    for other in ("https://openai.azure.com.example/v1", "https://example/?x=.openai.azure.com", "http://["):
+        assert provider_at(other) not in PROVIDERS.values()
+    assert key_header("https://openai.azure.com.example/v1", KEY) == {}
+
+
+# -- servers on this machine -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ollama", "lmstudio", "llamacpp", "vllm"])
+def test_a_server_on_this_machine_is_used_only_where_the_settings_name_it(tmp_path: Path, name: str) -> None:
+    assert configured(settings_in(tmp_path, "")) == {}
+    with pytest.raises(BadInput, match=rf"needs \[providers.{name}\] in config.toml: an empty table is enough"):
+        choose(f"{name}:qwen3:8b", "fast", settings_in(tmp_path, ""))
+    choice = choose(f"{name}:qwen3:8b", "fast", settings_in(tmp_path, f"[providers.{name}]\n"))
+    assert choice.base_url == PROVIDERS[name].base_url and choice.price.free
+    own = settings_in(tmp_path, f'[providers.{name}]\nbase_url = "http://127.0.0.1:9/v1"\n')
+    assert choose(f"{name}:qwen3:8b", "fast", own).base_url == "http://127.0.0.1:9/v1"
