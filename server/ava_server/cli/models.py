@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import anyio
@@ -20,6 +20,7 @@ from ava_server.models import listing
 from ava_server.models.clients import ClientPool
 from ava_server.models.listing import ModelCatalog, Offer, ResolvedModel, resolve_models
 from ava_server.models.prices import Price, PriceStep, per_call, price_json, price_lines, usd
+from ava_server.models.providers import PROVIDERS
 from ava_server.models.selection import SET_A_MODEL, ModelSettings
 
 WIDTH = 80
@@ -68,6 +69,8 @@ async def read_providers(
             except AvaError as error:
                 problem = with_advice(str(error), getattr(error, "what_to_do", ""))
         every = listing.offers(seller, dict.fromkeys(ids), models, tiers)
+        if whole and (windows := await listing.loaded_windows(seller, clients)):
+            every = [_loaded(offer, windows) for offer in every]
         shown = [offer for offer in every if word in offer.model_id.lower()]
         found[seller.name] = ProviderModels(seller, shown, problem)
 
@@ -75,6 +78,32 @@ async def read_providers(
         for seller in wanted:
             tasks.start_soon(read, seller)
     return [found[seller.name] for seller in wanted]
+
+
+def _loaded(offer: Offer, windows: Mapping[str, int]) -> Offer:
+    """Return an offer with the context length with which its model is loaded, where the server tells that."""
+    window = windows.get(offer.model_id, windows.get(""))
+    if offer.price is None or window is None:
+        return offer
+    return replace(offer, price=replace(offer.price, window=window))
+
+
+async def read_servers_here(models: ModelSettings) -> dict[str, list[str]]:
+    async with ClientPool() as clients:
+        return await listing.servers_here(models, clients)
+
+
+def servers_lines(servers: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return what is offered of servers that answer on this machine and that the settings do not name."""
+    lines: list[str] = []
+    for name, ids in servers.items():
+        shown = f"{ids[0]}{f' and {len(ids) - 1} more' if len(ids) > 1 else ''}"
+        text = (
+            f"{name} answers on this machine, at {PROVIDERS[name].base_url}, with {shown}. Nothing uses it. To use it,"
+            f" add the line [providers.{name}] to config.toml, and name a model as {name}:{ids[0]}."
+        )
+        lines += ["", *wrapped_lines(text, WIDTH)]
+    return lines
 
 
 def _find_provider(provider: str, known: dict[str, ModelCatalog]) -> ModelCatalog:
@@ -230,7 +259,8 @@ def models_command(
     """Show the model of each tier and what it costs, and the models of the configured providers.
 
     Prices are in USD per million tokens. Only an endpoint whose models are in no table is asked over the network, and
-    only with PROVIDER or --search.
+    only with PROVIDER or --search. Without them, Ollama, LM Studio and llama.cpp are looked for at their usual ports on
+    this machine, and offered.
     """
     from ava_server.config.credentials import model_settings
 
@@ -240,4 +270,6 @@ def models_command(
     tiers = resolve_models(models, settings.where)
     shown = run_async(read_providers, models, tiers, provider, search)
     whole = provider is not None or search is not None
-    present(root, as_json, models_json(tiers, shown), models_screen(tiers, shown, search, whole=whole))
+    here = {} if whole else run_async(read_servers_here, models)
+    answer = {**models_json(tiers, shown), "on_this_machine": here}
+    present(root, as_json, answer, [*models_screen(tiers, shown, search, whole=whole), *servers_lines(here)])

@@ -15,7 +15,7 @@ import anyio
 from ava_server.core.errors import AvaError, ModelError, ModelErrorKind
 from ava_server.models.errors import Endpoint
 from ava_server.models.prices import Price, Unpriced, known_ids, price_json
-from ava_server.models.providers import key_header
+from ava_server.models.providers import PROVIDERS, is_local, key_header
 from ava_server.models.selection import (
     CUSTOM,
     KNOWN_URLS,
@@ -222,6 +222,80 @@ async def ask_endpoint(catalog: ModelCatalog, clients: ClientPool) -> list[str]:
             why = f"cannot be asked for its models: {endpoint.cause(error)}"
             raise _failure(endpoint, why, "connection") from error
     raise _failure(endpoint, f"did not send the whole list of its models within {DEADLINE_S:g} s", "timeout")
+
+
+LOOK_S = 1.0
+"""For a server on this machine, which either answers at once or is not there."""
+_LARGEST_WINDOW = 100_000_000
+_WINDOWS = {
+    "ollama": ("/api/ps", "models", "name", "context_length"),
+    "lmstudio": ("/api/v0/models", "data", "id", "loaded_context_length"),
+    "vllm": ("/v1/models", "data", "id", "max_model_len"),
+}
+"""Where servers on this machine tell with which context length a model is loaded: path, list, and the fields in it."""
+
+
+async def loaded_windows(catalog: ModelCatalog, clients: ClientPool) -> dict[str, int]:
+    """Return the context length of each loaded model of a server on this machine; nothing where it does not tell.
+
+    llama.cpp has one model, whose name is not compared: its length is under the empty name.
+    """
+    known = PROVIDERS.get(catalog.name)
+    if known is None or known.kind != "this_machine" or not is_local(catalog.base_url):
+        return {}
+    root = catalog.base_url.rstrip("/").removesuffix("/v1")
+    try:
+        if catalog.name == "llamacpp":
+            props = await _look(f"{root}/props", catalog, clients)
+            found = {"": props["default_generation_settings"]["n_ctx"]}
+        else:
+            path, place, name, length = _WINDOWS[catalog.name]
+            answer = await _look(f"{root}{path}", catalog, clients)
+            found = {str(one[name]): one.get(length) for one in answer[place]}
+    except (AvaError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return {}
+    return {name: size for name, size in found.items() if type(size) is int and 0 < size < _LARGEST_WINDOW}
+
+
+async def _look(url: str, catalog: ModelCatalog, clients: ClientPool) -> Any:
+    """Return the JSON at an address of a server. Raises AvaError, ValueError: there is none within a second."""
+    import httpx2
+
+    endpoint = Endpoint(url, "", await _key_of(catalog))
+    with anyio.move_on_after(LOOK_S):
+        try:
+            async with clients.client() as client:
+                stored = catalog.key_command is None
+                return json.loads(await _fetch(client, endpoint, wire_to_list(catalog), stored_key=stored))
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, UnicodeError) as error:
+            raise _failure(endpoint, f"cannot be asked: {endpoint.cause(error)}", "connection") from error
+    raise _failure(endpoint, f"did not answer within {LOOK_S:g} s", "timeout")
+
+
+async def servers_here(models: ModelSettings, clients: ClientPool) -> dict[str, list[str]]:
+    """Return the servers on this machine that the settings do not name, at their usual ports, with their models.
+
+    Each is sent a request for its list of models, without a key. Nothing uses them before the settings name them.
+    """
+    taken = {(provider.base_url or "").rstrip("/") for provider in configured(models).values()}
+    found: dict[str, list[str]] = {}
+
+    async def look(name: str, base_url: str) -> None:
+        catalog = ModelCatalog(name, base_url, None, "chat_completions", configured=False, in_table=False)
+        with anyio.move_on_after(LOOK_S):
+            try:
+                ids = await ask_endpoint(catalog, clients)
+            except AvaError:
+                return
+            if ids:
+                found[name] = ids
+
+    async with anyio.create_task_group() as tasks:
+        for name, known in PROVIDERS.items():
+            usual = known.base_url.replace("127.0.0.1", "localhost")
+            if known.kind == "this_machine" and name != "vllm" and taken.isdisjoint((known.base_url, usual)):
+                tasks.start_soon(look, name, known.base_url)
+    return {name: found[name] for name in PROVIDERS if name in found}
 
 
 async def _key_of(catalog: ModelCatalog) -> str | None:
