@@ -15,6 +15,8 @@ AuditError
     └── ImportRefused  a file that is not a whole log, or a log that is not empty (transfer.py)
 """
 
+from typing import Self
+
 
 class AuditError(Exception):
     """Base of all errors that this package raises on purpose. The text says what to do."""
@@ -47,6 +49,10 @@ class SchemaOlder(AuditError):
 
 class StaleOwner(AuditError):
     """Raised when an event's fence is older than the run's claim, or the run is not running."""
+
+    @classmethod
+    def of(cls, run_id: str, generation: int) -> Self:
+        return cls(f"{run_id} is no longer owned by this claim (generation {generation})")
 
 
 class Contradiction(AuditError):

@@ -10,9 +10,11 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from ava_audit.database import ALL_ROWS, Database, IndexQuery
 from ava_audit.entries import ENTRY_COLUMNS, LINE_COLUMNS, Entry, entry_of
-from ava_audit.events import Event, SessionStart
+from ava_audit.errors import StaleOwner
+from ava_audit.events import Event, Fence, SessionStart
 from ava_audit.projections import RUNS, Projections
 from ava_audit.rows import (
+    RUNNING,
     UNENDED,
     WAITING,
     Bucket,
@@ -134,6 +136,13 @@ class View:
 
     def run(self, run_id: str) -> RunRow | None:
         return self._rows.runs.copy(run_id)
+
+    def owned_run(self, fence: Fence) -> RunRow:
+        """Return the running run of a claim. Raises StaleOwner: it has another owner, or does not run."""
+        run = self.run(fence.run_id)
+        if run is None or run.generation != fence.generation or run.state != RUNNING:
+            raise StaleOwner.of(*fence)
+        return run
 
     def unended_of_others(self, user: str, now_us: int) -> int:
         where, values = _unended(UNENDED, now_us)

@@ -64,9 +64,7 @@ class Appender:
                 checked = event.fence
                 run = self.projections.runs.peek(checked.run_id)
                 if run is None or run.generation != checked.generation or run.state != RUNNING:
-                    raise StaleOwner(
-                        f"{checked.run_id} is no longer owned by this claim (generation {checked.generation})"
-                    )
+                    raise StaleOwner.of(*checked)
         return [content_within(event) for event in events]
 
     def append(self, events: tuple[Event, ...], contents: list[bytes]) -> None:

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ava_audit.entries import Entry
-from ava_audit.errors import StaleOwner
 from ava_audit.events import CostReserved, CostUpdate, Event, Fence, MoneyAwaited, Settlement, Usage, Who
-from ava_audit.rows import RUNNING, RunRow
+from ava_audit.rows import RunRow
 from ava_audit.units import day_of
 from ava_audit.view import Command, Outcome, T, View, loads
 from ava_server.budget.money_line import CapLeft, MoneyCapName, MoneyLine, MoneyWait, NoRoom, Patience
@@ -139,10 +138,7 @@ def reserve_in_line(
     """
 
     def command(view: View, now_us: int) -> Outcome[Reservation | CapReached | MoneyWait]:
-        run = view.run(fence.run_id)
-        assert run is not None, "a claim is of a run that exists"
-        if run.generation != fence.generation or run.state != RUNNING:
-            raise StaleOwner(f"{run.id} is no longer owned by this claim (generation {fence.generation})")
+        run = view.owned_run(fence)
         if run.overrun:
             return Outcome(CapReached("overrun", 0), _end_of_wait(run, who, fence))
         lefts = [replace(each, left=max(each.left, 0)) for each in money_caps(view, run, caps, now_us)]

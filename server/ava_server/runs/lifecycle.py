@@ -489,13 +489,18 @@ def resume(
             return Outcome(NotResumed("`approving` is not, letter for letter, the line of this resume", right))
         if not config_of(run.config).free and (why := day_refusal(day_unspent(view, run.user_id, limits, now_us))):
             return Outcome(NotResumed(why))
-        settled = settle_unknown(run, agent_of(run), purpose=in_flight_purpose(view, run))
         forced = not is_held(run) and run.instance not in gone
         seen = seen_after(run, seen_us, now_us)
-        resumed = Event(who, RunResumed(channel=channel, force=forced, seen_us=seen), run_id=run.id)
-        return Outcome(run, (*settled, resumed, *_resume_steps(view, run, who, channel, gone, now_us)))
+        resumed = _resumed(view, run, who, RunResumed(channel=channel, force=forced, seen_us=seen))
+        return Outcome(run, (*resumed, *_resume_steps(view, run, who, channel, gone, now_us)))
 
     return command
+
+
+def _resumed(view: View, run: RunRow, who: Who, fact: RunResumed) -> Iterator[Event]:
+    """Yield the entries that resume a run; a call in flight is settled as unknown first."""
+    yield from settle_unknown(run, agent_of(run), purpose=in_flight_purpose(view, run))
+    yield Event(who, fact, run_id=run.id)
 
 
 def _resume_steps(
@@ -503,10 +508,8 @@ def _resume_steps(
 ) -> Iterator[Event]:
     """Yield the entries that resume what a plan has begun and nobody works on: its approval covers all of it."""
     for row in view.plan_runs(plan.id) if plan.is_plan else ():
-        if transition(row, "resume", situation(row, now_us, gone=gone)) is None:
-            continue
-        yield from settle_unknown(row, agent_of(row), purpose=in_flight_purpose(view, row))
-        yield Event(who, RunResumed(channel=channel), run_id=row.id)
+        if transition(row, "resume", situation(row, now_us, gone=gone)) is not None:
+            yield from _resumed(view, row, who, RunResumed(channel=channel))
 
 
 def _not_resumed(run: RunRow, where: Situation) -> str:

@@ -167,7 +167,7 @@ class RunLog:
         while True:
             began = steady_s()
             if not await self._store.look(owns):
-                raise StaleOwner(f"{fence.run_id} is no longer owned by this claim (generation {fence.generation})")
+                raise StaleOwner.of(*fence)
             if steady_s() - began <= allowed_s:
                 return
             allowed_s *= 2  # a log far away is always slow

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from ava_audit.errors import StaleOwner
 from ava_audit.events import (
     WHOLE,
     Event,
@@ -24,7 +23,7 @@ from ava_audit.events import (
     UserMessage,
     Who,
 )
-from ava_audit.rows import RUNNING, RunRow, StepRunRow
+from ava_audit.rows import RunRow, StepRunRow
 from ava_audit.units import day_of, format_usd
 from ava_audit.view import Command, Outcome, View
 from ava_roles.wrap import clean, one_line
@@ -373,14 +372,6 @@ def _least_of_inputs(config: RunConfig, texts: Sequence[Mapping[str, str]]) -> i
     return TURNS_WITH_INPUT * reserve_micros(config.price, Bound(tokens, 0)) if tokens else 0
 
 
-def owned_plan(view: View, fence: Fence) -> RunRow:
-    """Return the running plan of a claim. Raises StaleOwner: it has another owner, or has ended."""
-    plan = view.run(fence.run_id)
-    if plan is None or plan.generation != fence.generation or plan.state != RUNNING:
-        raise StaleOwner(f"{fence.run_id} is no longer owned by this claim (generation {fence.generation})")
-    return plan
-
-
 def advance(fence: Fence, who: Who, inputs: PlanInputs, stopped: str, new_id: Callable[[], str]) -> Command[Advanced]:
     """Do what a plan can do now, at most `MOST_STARTED` starts. Raises StaleOwner: it has another owner, or has ended.
 
@@ -388,7 +379,7 @@ def advance(fence: Fence, who: Who, inputs: PlanInputs, stopped: str, new_id: Ca
     """
 
     def command(view: View, now_us: int) -> Outcome[Advanced]:
-        plan = owned_plan(view, fence)
+        plan = view.owned_run(fence)
         log = PlanLog(view, plan, inputs, now_us, new_id)
         moves = next_moves(log.state(stopped), log, MOST_WAITING)
         events: list[Event] = []

@@ -19,7 +19,7 @@ from ava_server.runs.context import RunLeft
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import PLAN_TIME_OVER, agent_of, cancel_reason, cancel_steps, end_plan, plan_time
 from ava_server.runs.log import RunLog
-from ava_server.runs.plan import PlanInputs, advance, owned_plan
+from ava_server.runs.plan import PlanInputs, advance
 from ava_server.runs.result import RunResult
 
 log = logging.getLogger("ava.plan")
@@ -147,7 +147,7 @@ class PlanRun:
         fence, who, active_us = self._log.fence, self._who, round(self._clock.active_s * 1e6)
 
         def command(view: View, at_us: int) -> Outcome[None]:
-            plan = owned_plan(view, fence)
+            plan = view.owned_run(fence)
             return Outcome(None, end_plan(view, plan, ended, who, active_us, at_us))
 
         await self._log.do(command)
