@@ -109,6 +109,10 @@ def servers_lines(servers: Mapping[str, Sequence[str]]) -> list[str]:
 def _find_provider(provider: str, known: dict[str, ModelCatalog]) -> ModelCatalog:
     if provider in known:
         return known[provider]
+    if provider in PROVIDERS and PROVIDERS[provider].models:
+        own = PROVIDERS[provider].kind == "own_address"
+        needs = f"with base_url, such as {PROVIDERS[provider].base_url}" if own else "an empty table is enough"
+        raise BadInput(f"{provider} needs [providers.{provider}] in config.toml: {needs}.")
     raise BadInput(
         f"There is no provider {provider[:60]!r}.{suggestion(provider, known)} Known: {', '.join(known)}. Your own"
         " needs [providers.NAME] with its base_url in config.toml."

@@ -14,7 +14,7 @@ import anyio
 import pytest
 from support.model_server import Fail, ModelServer, Say, Step, running_model_server
 
-from ava_server.cli.models import servers_lines
+from ava_server.cli.models import read_providers, servers_lines
 from ava_server.config.credentials import model_settings
 from ava_server.config.keys import find_key, set_key
 from ava_server.config.settings import load_settings
@@ -294,3 +294,9 @@ async def test_a_server_at_its_usual_port_is_found_and_not_used(monkeypatch: pyt
     assert configured(ModelSettings()) == {}
     shown = " ".join(" ".join(servers_lines({"ollama": ["qwen3", "other"]})).split())
     assert "[providers.ollama]" in shown and "qwen3 and 1 more" in shown and "Nothing uses it." in shown
+
+
+async def test_listing_a_provider_that_the_settings_must_name_says_so() -> None:
+    for name in ("ollama", "azure"):
+        with pytest.raises(BadInput, match=rf"{name} needs \[providers.{name}\] in config.toml"):
+            await read_providers(ModelSettings(), [], name, None)
