@@ -195,11 +195,14 @@ class View:
         return {str(instance) for (instance,) in self.select(sql, user)}
 
     def queued_before(self, run: RunRow, now_us: int) -> int:
-        """Return how many queued runs, of all users, may start now and were queued before this one."""
-        sql = (
-            "SELECT count(*) FROM runs WHERE state = 'queued' AND (waits_until_us IS NULL OR waits_until_us <= ?)"
-            " AND (coalesce(queued_us, 0) < ? OR coalesce(queued_us, 0) = ? AND id < ?)"
-        )
+        """Return how many queued runs, of all users, may start now and come before this one.
+
+        Plans take no slot, and their runs come after all others.
+        """
+        earlier = "(coalesce(queued_us, 0) < ? OR coalesce(queued_us, 0) = ? AND id < ?)"
+        before = f"step IS NULL AND {earlier}" if run.step is None else f"(step IS NULL OR {earlier})"
+        due = "state = 'queued' AND (waits_until_us IS NULL OR waits_until_us <= ?) AND substr(id, 1, 2) <> 'G-'"
+        sql = f"SELECT count(*) FROM runs WHERE {due} AND {before}"  # noqa: S608
         queued_us = run.queued_us or 0
         ((count,),) = self.select(sql, now_us, queued_us, queued_us, run.id)
         return int(count)

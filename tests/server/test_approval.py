@@ -713,7 +713,7 @@ async def test_the_group_timeout_ends_its_runs_as_timeout(tmp_path: Path) -> Non
         assert answer.status == "approved", answer
         ended = [await lab.ended(proposal.subagent_id, within_s=60) for proposal in made]
     assert [run.state for run in ended] == ["timeout", "timeout"]
-    assert all("group" in str(run.stop_reason) for run in ended)
+    assert all("the plan's time" in str(run.stop_reason) for run in ended)
 
 
 # -- changes --------------------------------------------------------------------------------------------------------

@@ -320,7 +320,7 @@ async def test_a_group_cap_applies_to_all_its_runs_together(tmp_path: Path) -> N
         ended = [await lab.ended(proposal.subagent_id) for proposal in made]
         assert sum(run.cost_micros for run in ended) <= 400_000
         assert {run.state for run in ended} == {"cost_exceeded"}
-        assert any("group" in str(run.stop_reason) for run in ended)
+        assert any("the plan's cost cap" in str(run.stop_reason) for run in ended)
 
 
 async def test_every_reservation_names_all_caps_that_cover_it(tmp_path: Path) -> None:

@@ -66,7 +66,8 @@ def test_asks_once_about_several_runs_and_starts_them_as_a_group(root: Path, wor
     assert "All of them: 3 subagents together, at most $1.20 and 5 min." in asked
     assert re.search(r"S-\w{6}  data_extractor: Al… +\d+ s  1/20  \$\d", plain, re.MULTILINE)
     assert plain.count("Twelve cents a minute.") == 3
-    decisions = decided(root)
+    plan, *decisions = decided(root)
+    assert plan["channel"] == "terminal" and "group_id" not in plan
     assert [(each["decision"], each["channel"]) for each in decisions] == [("approved", "terminal")] * 3
     assert len({each["group_id"] for each in decisions}) == 1
 
@@ -132,13 +133,17 @@ def test_runs_that_cannot_start_now_still_wait(root: Path, workspace: Path) -> N
 
 
 def test_ctrl_c_cancels_all_runs(root: Path, workspace: Path) -> None:
-    gate = Gate()
+    gates = {FIRST: Gate(), SECOND: Gate()}  # one each: a client that leaves opens its gate
+
+    def script(request: dict[str, Any]) -> Say:
+        return Say("", gate=gates[SECOND if SECOND in json.dumps(request["messages"]) else FIRST])
+
     args = ("run", "--parallel", "researcher", FIRST, SECOND, "--workspace", str(workspace), "--yes", "--max-cost", "1")
     with (
-        running_model_server(lambda _request: Say("", gate=gate)) as server,
+        running_model_server(script) as server,
         on_terminal(root, *args, env=local(server.base_url)) as screen,
     ):
-        assert gate.arrived.wait(20)
+        assert all(gate.arrived.wait(20) for gate in gates.values())
         screen.interrupt()
         screen.until("2 of 2 subagents are still running.")
         screen.until("[c]ancel or [l]eave:")

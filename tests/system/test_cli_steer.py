@@ -148,17 +148,18 @@ async def test_cancel_and_wait_accept_a_group_id(root: Path, workspace: Path) ->
             done = await told(root, "cancel", group.lower().removeprefix("g-"))
             waited = await told(root, "wait", group, "--json")
     assert waiting.returncode == 130
-    assert waiting.stderr.count("Still there: researcher S-") == 2
-    assert (done.returncode, done.stdout.count("Ended as cancelled")) == (0, 2)
+    assert waiting.stderr.count(f"Still there: plan {group}") == 1
+    assert (done.returncode, done.stdout.count("Ended as cancelled")) == (0, 1)
     assert waited.returncode == 15
-    assert [run["state"] for run in json.loads(waited.stdout)["runs"]] == ["cancelled"] * 2
+    (plan,) = json.loads(waited.stdout)["runs"]
+    assert plan["state"] == "cancelled" and plan["plan"]["runs"] == {"not done": 2}
 
 
 @pytest.mark.parametrize(
     ("args", "says"),
     [
         (("cancel", "S-000000"), "There is no subagent S-000000"),
-        (("cancel", "G-0000000"), "There is no group G-0000000"),
+        (("cancel", "G-0000000"), "There is no plan G-0000000"),
         (("cancel", "seven"), "'seven' is not an id: a subagent's looks like S-7f3a2b"),
         (("wait", "seven"), "a plan's like G-4e1b2c3"),
         (("send", "P-00000000", "hello"), "There is no subagent P-00000000"),
