@@ -23,6 +23,7 @@ from ava_server.approval.steps import read_steps
 from ava_server.budget.run_config import config_of
 from ava_server.core.errors import BadInput
 from ava_server.render.host_text import text_of
+from ava_server.runs import plan
 from ava_server.runs.history import History
 from ava_server.runs.origins import Origins
 from ava_server.runs.reuse import folder_state
@@ -229,6 +230,79 @@ async def test_a_poisoned_list_adds_no_step_tool_folder_or_money(tmp_path: Path)
             for poison in POISON[:1]:
                 assert poison not in text, "the mark around foreign text cannot be closed from inside"
             assert "{{write}}" not in text or "tool_output_" in text
+
+
+async def test_a_step_can_read_all_that_its_inputs_were_cut_of(tmp_path: Path) -> None:
+    """A long field, an item of a long list, and the results of many runs: each says by which id its rest is read."""
+    text, item_chars = "x" * 25_000 + " END of the text", 30_000
+    items = [f"{'y' * item_chars} END of item {number}" for number in (1, 2, 3)]
+    tails: dict[str, str] = {}
+
+    def work(request: dict[str, Any]) -> Say:
+        tasks = "".join(message["content"] for message in request["messages"] if message["role"] == "user")
+        if "List the changed modules" in tasks:
+            return submits({"text": text, "items": items})
+        item = re.search(r"item (\d) of find.items", tasks)
+        place = f"item {item[1]}" if item else "the text"
+        shown = [message["content"] for message in request["messages"] if message["role"] == "tool"]
+        if shown:
+            tails[place] = shown[-1]
+            return submits(f"{place}: {'z' * 15_000}")
+        named = re.search(r"read_subagent_result (S-\w+) has all of it", tasks)
+        assert named is not None, "an input that was cut says where the rest is"
+        offset = len(text) + (item_chars * int(item[1]) if item else 0) - 1_000
+        return Say(calls=[(READ_SUBAGENT_RESULT.name, {"id": named[1], "offset": offset})])
+
+    schema = {"type": "object", "properties": {"text": {"type": "string"}, **LIST["properties"]}}
+    write = {**WRITE, "task": "Write the notes from {{find.text}} and {{read}}."}
+    with running_model_server(work) as server:
+        async with open_lab(tmp_path, server=server, config=PRICED) as lab:
+            steps = [{**FIND, "output_schema": schema}, READ, write]
+            proposal = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=steps)
+            await lab.approve(proposal)
+            assert (await lab.ended(proposal.group_id)).state == "success"
+            rows = await lab.store.read(lambda view: view.step_runs(proposal.group_id))
+            [last] = [row for row in rows if row.step == "write"]
+            [task] = await lab.facts(last.id, UserMessage)
+    for place in ("the text", "item 1", "item 2", "item 3"):
+        assert f"END of {place}" in tails[place]
+    assert task.inputs is not None
+    results = task.inputs[1]["text"]
+    for row in rows:
+        if row.step == "read":
+            assert f"read_subagent_result {row.id} has all of it" in results
+    assert len(results) <= 20_000
+
+
+async def test_of_many_results_those_that_do_not_fit_are_named_with_their_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "INPUT_CHARS", room := 4_000)
+    count = 20
+
+    def work(request: dict[str, Any]) -> Say:
+        tasks = "".join(message["content"] for message in request["messages"] if message["role"] == "user")
+        if "List the changed modules" in tasks:
+            return submits({"items": [f"module {number}" for number in range(count)]})
+        return submits("the notes" if "Write the notes" in tasks else "z" * 400)
+
+    with running_model_server(work) as server:
+        async with open_lab(tmp_path, server=server, config=f"{PRICED}\n[limits]\nspawns_per_hour = 30\n") as lab:
+            steps = [FIND, {**READ, "at_most": count}, WRITE]
+            proposal = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=steps)
+            await lab.approve(proposal)
+            assert (await lab.ended(proposal.group_id)).state == "success"
+            rows = await lab.store.read(lambda view: view.step_runs(proposal.group_id))
+            [last] = [row for row in rows if row.step == "write"]
+            [task] = await lab.facts(last.id, UserMessage)
+            readable = [run.id for run in config_of((await lab.run(last.id)).config).context_from]
+    in_order = [row.id for row in sorted(rows, key=lambda row: row.item or 0) if row.step == "read"]
+    assert readable == in_order
+    assert task.inputs is not None
+    text = task.inputs[0]["text"]
+    not_shown = re.search(r"not shown: read\[(\d+)\] to read\[20\]; .* ids from (S-\w+) to (S-\w+) in the list", text)
+    assert not_shown is not None and len(text) <= room
+    assert (not_shown[2], not_shown[3]) == (in_order[int(not_shown[1]) - 1], in_order[-1])
 
 
 def test_what_a_step_was_handed_is_asked_about_before_it_leaves() -> None:

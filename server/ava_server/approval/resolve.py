@@ -329,7 +329,7 @@ class _Resolution:
     def _pointless(self) -> set[str]:
         """Return the tools that this run has no use for: for earlier results, memory or questions."""
         found: set[str] = set()
-        if not self._args.context_from:
+        if not self._earlier:
             found |= {name for name, spec in tool_specs().items() if spec.results}
         if not self._context.notes:
             found |= self._memory.difference(self._only or ())

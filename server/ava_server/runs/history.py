@@ -266,7 +266,8 @@ class History:
         thought: The last answer had thinking, which the next prompt may lack: its report then measures no ratio.
         tokens_per_byte: The most prompt tokens per byte that the provider has reported for what was new in a call.
         calls: The tool calls of the last answer; `results` are theirs, `started` those that have begun.
-        outputs: Every tool result, with its `seq`. `inputs`: the arguments of their calls; None where none began.
+        outputs: Every tool result, and what the task brought, with its `seq`. `inputs`: the arguments of their calls;
+            None where none began.
         notices_sent: Topics of the notices that requests had.
         more_asked: What was asked of a person near a cap, until that cap was raised.
         more_declined: A person said no to that; otherwise nobody has answered.
@@ -576,6 +577,11 @@ class History:
         if recipe.notice:
             added.append(_Item(0, UserTurn(recipe.notice)))
         return added
+
+    @property
+    def called_outputs(self) -> list[tuple[int, ToolResult]]:
+        """The results of the run's own calls, with their `seq`; what its task has brought is not among them."""
+        return [(seq, fact) for seq, fact in self.outputs if fact.call_id is not None]
 
     def tool_turns(self) -> list[ToolTurn]:
         """Return the results of all calls."""

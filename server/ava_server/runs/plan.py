@@ -50,6 +50,9 @@ from ava_server.runs.plan_state import ended_well, result_of, reused_rows, step_
 
 INPUT_CHARS, INPUTS_CHARS = 20_000, 100_000
 """Most characters that one reference brings, and all of a step; `read_subagent_result` reads the rest."""
+LEAST_SHARE_CHARS, CUT_NOTE_CHARS, NOT_SHOWN_CHARS = 200, 100, 250
+"""Of one item of many: the least that is shown of its result, room for where its rest is, and for where the rest of
+the items are."""
 ITEM_CHARS = 60
 """Characters of an item by which people and models recognise it."""
 MOST_WAITING = 32
@@ -317,17 +320,42 @@ class PlanLog:
         if other.foreach is None:
             given.add(number, about, _cut(_as_text(self._value(rows[0], source)), room, rows[0].id), rows)
             return
-        parts: list[str] = []
-        share = max(room // max(len(rows), 1), 200)
-        for row in rows:
+        given.add(number, about, self._results_of_items(other, source, rows, room), self._well(source.step))
+
+    def _results_of_items(self, step: StepConfig, source: Source, rows: Sequence[StepRunRow], room: int) -> str:
+        """Return what the runs of a step with `foreach` handed over, each with an equal share of `room` characters.
+
+        Those that do not fit are named by their ids, in the order in which the run's prompt lists them.
+        """
+        heads = [f"{source.step}[{row.item}]{self._item_words(step, row)}" for row in rows]
+        why = self._progress.get(source.step, StepProgress()).why
+        missing = f"[missing: {why}]" if why else ""
+        taken = sum(len(head) + CUT_NOTE_CHARS for head in heads) + len(missing) + NOT_SHOWN_CHARS
+        share = max((room - taken) // len(rows), LEAST_SHARE_CHARS)
+        parts: list[str] = [missing] if missing else []
+        left = room - len(missing) - NOT_SHOWN_CHARS
+        for place, (head, row) in enumerate(zip(heads, rows, strict=True)):
             if self._is_well(row):
-                value = _cut(_as_text(self._value(row, source)), share, row.id)
-                parts.append(f"{source.step}[{row.item}]{self._item_words(other, row)}:\n{value}")
+                part = f"{head}:\n{_cut(_as_text(self._value(row, source)), share, row.id)}"
             else:
-                parts.append(f"{source.step}[{row.item}]{self._item_words(other, row)}: no result ({row.state})")
-        if progress.why:
-            parts.append(f"[missing: {progress.why}]")
-        given.add(number, about, _cut("\n\n".join(parts), room, ""), [row for row in rows if self._is_well(row)])
+                part = f"{head}: no result ({row.state})"
+            left -= len(part) + 2
+            if left < 0:
+                parts.append(self._not_shown(rows[place:]))
+                break
+            parts.append(part)
+        return _cut("\n\n".join(parts), room, "")
+
+    def _not_shown(self, rows: Sequence[StepRunRow]) -> str:
+        """Say which runs do not fit into an input, and how to read what they handed over."""
+        words = f"not shown: {rows[0].step}[{rows[0].item}] to {rows[-1].step}[{rows[-1].item}]"
+        well = [row.id for row in rows if self._is_well(row)]
+        if not well:
+            return f"[{words}, of which none has a result]"
+        return (
+            f"[{words}; read_subagent_result has their results, by the ids from {well[0]} to {well[-1]} in the list of"
+            " earlier subagents, which has them in this order]"
+        )
 
     def _item_words(self, step: StepConfig, row: StepRunRow) -> str:
         items = self._list(step)

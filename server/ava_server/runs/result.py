@@ -202,7 +202,8 @@ def _best_answer(history: History, sources: list[str], hide: Hide) -> SubmitArgs
         return SubmitArgs(summary=cut(words[-1]), output="\n\n".join(words), caveats=caveats)
     if sources:
         return SubmitArgs(summary=f"No result; {len(sources)} sources were read.", output=sources, caveats=caveats)
-    if any(fact.success for _seq, fact in history.outputs):
-        last = [fact.output for _seq, fact in history.outputs if fact.success][-1]
+    outputs = [fact.output for _seq, fact in history.called_outputs if fact.success]
+    if outputs:
+        last = outputs[-1]
         return SubmitArgs(summary="No result; the last tool output is given.", output=last[:4_000], caveats=caveats)
     return SubmitArgs(summary="No result.", output=None, caveats=caveats)

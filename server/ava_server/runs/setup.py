@@ -69,7 +69,7 @@ from ava_server.runs.first_call import started, with_figures
 from ava_server.runs.history import History
 from ava_server.runs.questions import Ask
 from ava_server.runs.reuse import folder_state, run_mark
-from ava_server.runs.run_tools import McpServers, ReadSubagentResult, foreign_tools, run_tools
+from ava_server.runs.run_tools import RESULT_CHARS, McpServers, ReadSubagentResult, foreign_tools, run_tools
 from ava_server.runs.travel import Travel
 from ava_server.runs.workspace import open_workspace
 
@@ -395,7 +395,9 @@ class RunSetup:
     ) -> dict[str, Tool]:
         """Return the tools of a run by their names."""
         resources = self._resources
-        results = ReadSubagentResult(resources.store, user, config.context_from, resources.render_result)
+        step_of_plan = history.task is not None and bool(history.task.inputs)
+        most_chars = None if step_of_plan else RESULT_CHARS
+        results = ReadSubagentResult(resources.store, user, config.context_from, resources.render_result, most_chars)
         tools: dict[str, Tool] = {
             **resources.tools,
             **run_tools(history, scratch, ask, results),
