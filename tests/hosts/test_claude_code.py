@@ -24,6 +24,7 @@ from support.hosts.claude_code import (
     headless,
 )
 from support.hosts.extensions import CAP, works
+from support.hosts.plans import NOTES, PLAN, does_its_step
 from support.hosts.real_hosts import data_root, entries, http_server, needs, written_at
 from support.http_server import token
 from support.model_server import Gate, Say, Step, running_model_server
@@ -110,6 +111,28 @@ def test_several_approved_together_are_one_task_and_wake_the_model_once(tmp_path
         woken = host.until(lambda: orchestrator.having(task_id))
         assert woken.news.count(OUTPUT) == 2
         assert "check_subagent" not in orchestrator.called
+
+
+def test_a_plan_takes_one_question_and_wakes_the_model_once(tmp_path: Path) -> None:
+    gate = Gate(120)
+    orchestrator = Orchestrator(delegates(PLAN))
+    script = does_its_step(gate)
+    with running_model_server(script) as models, at_claude_code(tmp_path, orchestrator, models) as host:
+        task_id = host.delegate('Ava wants to start the plan "Release notes": 3 steps, up to 5 runs.', "at most $0.60")
+        assert task_id.startswith("G-")
+        assert gate.arrived.wait(60), "the last step has begun"
+        before = len(orchestrator.turns)
+        assert len(entries(host.root, "RunEnded")) == 3
+        gate.released.set()
+        woken = host.until(lambda: orchestrator.having(NOTES))
+        assert orchestrator.turns.index(woken) == before, "nothing woke it before"
+        assert task_id in woken.news
+        assert orchestrator.called == STARTS
+        host.until(lambda: "1 MCP task" not in host.screen)
+        assert len(orchestrator.turns) == before + 1, "it is woken once"
+        assert len(entries(host.root, "SpawnDecided")) == 1
+        assert FORM not in host.screen
+    assert_intact(host.root)
 
 
 def test_a_person_raises_a_cap_in_a_form_and_the_run_goes_on(tmp_path: Path) -> None:

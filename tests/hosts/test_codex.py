@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import pytest
 from support.hosts.claude_code import COLUMNS, DELEGATE, ROWS, close_window, tmux
+from support.hosts.plans import PLAN, does_its_step
 from support.hosts.real_hosts import HOSTS, SPAWN, data_root, entries, needs, subagents_use
 from support.model_server import ModelServer, Say, running_model_server
 from support.models.responses_format import events
@@ -35,6 +36,7 @@ OWN, AVAS = "Allow the ava MCP server to run tool", "Ava wants to start"
 class Orchestrator:
     """Codex's model: proposes a subagent when the person asks for it, and confirms it once. Keeps what it called."""
 
+    spawn: Mapping[str, Any] = field(default_factory=lambda: SPAWN)
     called: list[str] = field(default_factory=list[str])
 
     def step(self, request: Mapping[str, Any]) -> Say:
@@ -43,7 +45,7 @@ class Orchestrator:
         if "spawn_subagent" not in str(request.get("tools")) or DELEGATE not in said:
             return Say("ok")
         if not self.called:
-            return self._calls("spawn_subagent", SPAWN)
+            return self._calls("spawn_subagent", self.spawn)
         pending_id = re.search(r'"pending_id": ?"(P-\w+)"', said)
         line = re.search(r'"approval_line": ?"([^"]+)"', said)
         if len(self.called) == 1 and pending_id and line:
@@ -142,7 +144,7 @@ class Codex:
         return asked
 
     def _press(self, key: str) -> None:
-        time.sleep(0.5)
+        time.sleep(1.5)  # a yes within a second of a question decides nothing
         tmux(self.socket, "send-keys", key)
 
     def _wait_until_changed(self, screen: str, deadline: float) -> None:
@@ -153,12 +155,19 @@ class Codex:
 
 
 @contextmanager
-def at_codex(tmp_path: Path, models: ModelServer, *, mode: str = "", options: Sequence[str] = ()) -> Generator[Codex]:
+def at_codex(
+    tmp_path: Path,
+    models: ModelServer,
+    *,
+    mode: str = "",
+    options: Sequence[str] = (),
+    spawn: Mapping[str, Any] = SPAWN,
+) -> Generator[Codex]:
     """Start Codex in an empty home; it is killed at the end. `mode` is the `approval_mode` of `confirm_spawn`."""
     root, home, project = data_root(tmp_path), tmp_path / "home", tmp_path / "project"
     home.mkdir()
     project.mkdir()
-    file, orchestrator = home / ".codex" / "config.toml", Orchestrator()
+    file, orchestrator = home / ".codex" / "config.toml", Orchestrator(spawn)
     env = {"PATH": os.environ["PATH"], "HOME": str(home), "TERM": "xterm-256color", "LANG": "C.UTF-8", "KEY": "sk-x"}
     done = ava(root, "init", "codex", env={**subagents_use(models), "HOME": str(home), "CODEX_HOME": str(file.parent)})
     assert done.returncode == 0, done.stderr
@@ -199,6 +208,20 @@ def test_a_start_costs_one_question_unless_the_person_wants_two(
         assert host.orchestrator.called == ["spawn_subagent", "confirm_spawn"]
         [decided] = entries(host.root, "SpawnDecided")
         assert (decided["content"]["decision"], decided["content"]["channel"]) == ("approved", "elicitation")
+    assert_intact(host.root)
+
+
+def test_a_plan_costs_one_question(tmp_path: Path) -> None:
+    with running_model_server(does_its_step()) as models, at_codex(tmp_path, models, spawn=PLAN) as host:
+        assert host.delegate() == [AVAS]
+        assert host.orchestrator.called == ["spawn_subagent", "confirm_spawn"]
+        [decided] = entries(host.root, "SpawnDecided")
+        assert (decided["content"]["decision"], decided["content"]["channel"]) == ("approved", "elicitation")
+        deadline = time.monotonic() + 60
+        while len(ended := entries(host.root, "RunEnded")) < 5:
+            assert time.monotonic() < deadline, ended
+            time.sleep(0.3)
+        assert {entry["content"]["status"] for entry in ended} == {"success"}, "the plan and its four runs"
     assert_intact(host.root)
 
 

@@ -133,7 +133,7 @@ def delegates(*spawns: Mapping[str, Any]) -> Rule:
 
     def rule(turn: Turn) -> Step | None:
         if DELEGATE in turn.news:
-            wanted = [{**SPAWN, **spawn} for spawn in spawns or ({},)]
+            wanted = [spawn if "steps" in spawn else {**SPAWN, **spawn} for spawn in spawns or ({},)]
             return Say(calls=[(f"{PREFIX}spawn_subagent", spawn) for spawn in wanted])
         if proposals := [answer for answer in turn.answers if "approval_line" in answer]:
             return confirm([each["pending_id"] for each in proposals], [each["approval_line"] for each in proposals])
@@ -219,10 +219,13 @@ class ClaudeCode(Window):
         self.until(lambda: FORM not in self.screen)
         return form
 
-    def delegate(self) -> str:
-        """Have subagents started, with the person's approval; return the task's id, once its model has been told."""
+    def delegate(self, *shows: str) -> str:
+        """Have subagents started, with the person's approval; return the task's id, once its model has been told.
+
+        `shows`: texts that stand in the form.
+        """
         self.type(DELEGATE)
-        self.accept("Ava wants to start")
+        self.accept("Ava wants to start", *shows)
         task_id = self.until(self._started)
         self.until_shown("Noted.", "1 MCP task")
         return task_id
