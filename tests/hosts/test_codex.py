@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from support.hosts.claude_code import COLUMNS, DELEGATE, ROWS, close_window, tmux
+from support.hosts.claude_code import COLUMNS, DELEGATE, ROWS, close_window, keep_screen, tmux
 from support.hosts.plans import PLAN, does_its_step
 from support.hosts.real_hosts import HOSTS, SPAWN, data_root, entries, needs, subagents_use
 from support.model_server import ModelServer, Say, running_model_server
@@ -129,6 +129,7 @@ class Codex:
         while ENDED not in (screen := self.screen):
             assert time.monotonic() < deadline, screen
             if re.search(r"› 1\. \w", screen):
+                keep_screen(screen)
                 last = screen[max(screen.rfind(OWN), screen.rfind(AVAS)) :]
                 asked.append(OWN if last.startswith(OWN) else AVAS if last.startswith(AVAS) else screen)
                 self._press("Enter")

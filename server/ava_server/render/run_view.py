@@ -199,7 +199,7 @@ class Wait:
             same, because it comes from a backup.
         run: The run.
         until_us: When a limit is over.
-        position: The place in the queue, from 1.
+        position: The place in the queue, from 1; None for a plan, which takes no slot.
         blocker: Why the server that tried last could not take it, empty where none has said; or the money that it
             waits for.
         served: An Ava server works on this data root.
@@ -250,7 +250,8 @@ class Wait:
             case "money":
                 return f"waits for {self.blocker}"
             case "queue":
-                return _joined(f"number {self.position} in the queue", self.blocker if self.served else _NO_SERVER)
+                place = "starts at once" if self.position is None else f"number {self.position} in the queue"
+                return _joined(place, self.blocker if self.served else _NO_SERVER)
             case "owner":
                 return _joined(_NO_OWNER, self.blocker or "the next Ava server of this user resumes it")
             case "resume":
@@ -619,7 +620,8 @@ def _wait(
     blocker = clean(blocker)[0] if is_served else ""  # what a server that is gone said is no longer true
     if state == INTERRUPTED:
         return Wait("owner", run, blocker=blocker, served=is_served)
-    return Wait("queue", run, position=1 + view.queued_before(run, now_us), blocker=blocker, served=is_served)
+    position = None if run.is_plan else 1 + view.queued_before(run, now_us)
+    return Wait("queue", run, position=position, blocker=blocker, served=is_served)
 
 
 def activity_of(run: RunRow, processes: Processes, manager: Manager | None = None) -> str:

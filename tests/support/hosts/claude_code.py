@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -213,6 +214,7 @@ class ClaudeCode(Window):
     def accept(self, *shows: str) -> str:
         """Say yes in a form, which must have these texts, and return what the screen showed."""
         form = self.until_shown(FORM, *shows)
+        keep_screen(form)
         while "❯ Accept" not in self.screen:
             self.press("Down")
         self.press("Enter")
@@ -355,7 +357,20 @@ def tmux(socket: Path, *args: str, env: Mapping[str, str] | None = None) -> subp
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=20, check=True)
 
 
+def keep_screen(screen: str) -> None:
+    """Add a screen to the test's transcript, in the folder that AVA_TEST_TRANSCRIPTS names."""
+    folder = os.environ.get("AVA_TEST_TRANSCRIPTS")
+    if folder is None:
+        return
+    test = os.environ["PYTEST_CURRENT_TEST"].partition(" ")[0].rpartition("/")[2]
+    name = re.sub(r"[^A-Za-z0-9_]+", "-", test)
+    lines = [line.rstrip() for line in screen.splitlines()]
+    with (Path(folder) / f"{name}.txt").open("a", encoding="utf-8") as file:
+        file.write("\n".join(lines).strip("\n") + f"\n{'-' * 80}\n")
+
+
 def close_window(socket: Path) -> None:
+    keep_screen(tmux(socket, "capture-pane", "-p", "-S", "-").stdout)
     pid = int(tmux(socket, "display-message", "-p", "#{pane_pid}").stdout)
     tmux(socket, "kill-server")
     deadline = time.monotonic() + 10
