@@ -72,7 +72,8 @@ def install(folder: Path, pinned: Path = PINNED, main: str = SUITE) -> tuple[Pat
     for name in ("package.json", "package-lock.json"):
         shutil.copyfile(pinned / name, folder / name)
     npm = next(packages.glob("**/node_modules/npm/bin/npm-cli.js"))
-    ci = [str(node), str(npm), "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+    # Without --legacy-peer-deps, a lock goes out of date when somebody publishes a newer peer.
+    ci = [str(node), str(npm), "ci", "--legacy-peer-deps", "--ignore-scripts", "--no-audit", "--no-fund"]
     installed("what is pinned from npm", ci, folder)
     stamp.write_text(wanted, "utf-8")
     return node, found
