@@ -25,7 +25,7 @@ from psycopg.sql import SQL, Identifier
 
 USER = "ava"
 UNPRIVILEGED = ("postgres", "nobody")
-START_S = 30
+START_S = 120
 CONFIG = """
 listen_addresses = '127.0.0.1'
 fsync = on

@@ -67,6 +67,8 @@ PAGE_ENTRIES = 500
 _NO_NAMES: Mapping[str, str] = {}
 _ID = re.compile(r"(?<!\()\bS-[0-9a-f]{6}\b")
 """The id of a run without its name; an id in parentheses has its name before it."""
+_PLAIN_NAME = re.compile(r"[a-z]{1,20}(?:_[a-z]{1,20}){0,6}")
+"""A tool's name that nothing takes for a key: words in lower case."""
 _MARKED = re.compile(r"<(?P<tag>tool_output_\w+)[^>]*>\n(?P<body>.*)\n</(?P=tag)>", re.DOTALL)
 
 
@@ -162,11 +164,18 @@ def _what(entry: Entry) -> str:
         case events.AssistantMessage(rejected=str(refused)):
             return refused_words(refused)
         case events.AssistantMessage() as answer:
-            names = ", ".join(str(call.get("name")) for call in answer.calls)
-            calls = key_shapes().redact(names)[0]  # the model wrote these names
+            calls = ", ".join(_tool_name(str(call.get("name"))) for call in answer.calls)
             return f"{answer.text}{f' → {calls}' if calls else ''}"
         case fact:
             return fact.search_text()
+
+
+def _tool_name(name: str) -> str:
+    """Return the name of a tool that a model called, without what looks like a key: the model wrote it.
+
+    Plain words are never hidden, so that most commands need not load what finds keys (20 ms).
+    """
+    return name if _PLAIN_NAME.fullmatch(name) else key_shapes().redact(name)[0]
 
 
 def refused_words(refused: str) -> str:
