@@ -14,6 +14,7 @@ from support.sample import sampled
 
 from ava_audit.events import CostReserved, CostUpdate
 from ava_server.models.prices import Price, look_up
+from ava_server.models.providers import PROVIDERS
 from ava_server.models.selection import default_tiers
 
 BALANCED = """
@@ -115,7 +116,7 @@ async def test_a_cap_that_buys_no_work_is_refused_at_the_proposal_with_the_figur
 async def test_the_advised_budget_of_a_look_up_is_enough_with_every_shipped_tier(tmp_path: Path, role: str) -> None:
     for number, (provider, tiers) in enumerate(default_tiers().items()):
         for tier, name in tiers.items():
-            price = look_up(provider, name, base_url=None)
+            price = look_up(provider, name, base_url=PROVIDERS[provider].base_url)
             assert isinstance(price, Price)
             step = price.steps[0] if price.steps else price
             kinds = ("input", "output", "cache_read", "cache_write")

@@ -70,10 +70,11 @@ async def test_several_approved_together_are_one_task(tmp_path: Path) -> None:
         first, second = await host.propose(name="a"), await host.propose(name="b")
         lines = told(await host.confirm(first, second))[0]["approval_lines"]
         started = await host.confirm(first, second, approving=lines)
-        assert started.task_id.startswith("G-") and "of 2 subagents" in started.status_message
+        assert started.task_id.startswith("G-") and "of 2 steps" in started.status_message
         done = await host.ended(started.task_id)
         assert done["status"] == "completed"
-        assert len(done["result"]["structuredContent"]["runs"]) == 2
+        (plan,) = done["result"]["structuredContent"]["runs"]
+        assert plan["plan"]["steps"] == {"done": 2}
 
 
 async def test_a_refusal_is_answered_as_usual(tmp_path: Path) -> None:

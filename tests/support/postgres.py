@@ -138,9 +138,10 @@ class PostgresServer:
         if root not in self._used:
             if not self._free:
                 self._made += 1
-                self._free.append(f"t_{self._made}")
+                name = f"t_{self._made}"
                 with psycopg.connect(self.url("postgres"), autocommit=True) as conn:
-                    conn.execute(SQL("CREATE DATABASE {}").format(Identifier(self._free[-1])))
+                    conn.execute(SQL("CREATE DATABASE {}").format(Identifier(name)))
+                self._free.append(name)
             self._used[root] = self._free.pop()
         return self.url(self._used[root])
 
